@@ -1,0 +1,62 @@
+# `make` prints the targets. Every target that needs the environment makes it first; a second run starts at once.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PY := .venv/bin/python
+STAMP := .venv/.setup-stamp
+
+# Read by requirements/setup.sh and requirements/lock.sh.
+export PYTHON TORCH_INDEX
+
+.PHONY: help
+help: ## print this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@echo
+	@echo "make demo MODEL=/path/to/hf-folder       the demo on a checkpoint of your own"
+	@echo "make test PYTEST_ARGS='tests/ops -x'     part of the tests"
+	@echo "make setup PYTHON=python3.12             another interpreter than the one found"
+	@echo "make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+	@echo "                                         torch's small CPU build instead of PyPI's CUDA build"
+
+$(STAMP): requirements/lock.txt requirements/setup.sh pyproject.toml
+	@requirements/setup.sh
+	@touch $@
+
+.PHONY: setup
+setup: $(STAMP) ## create .venv and install the locked packages and dlinfer
+
+.PHONY: demo
+demo: $(STAMP) ## LMDeploy generates on this CPU; its tokens are compared with HF transformers
+	@$(PY) examples/demo.py $(if $(MODEL),"$(MODEL)")
+
+.PHONY: doctor
+doctor: $(STAMP) ## versions, vendors and the table vendor x op
+	@$(PY) -m dlinfer doctor
+
+.PHONY: test
+test: $(STAMP) ## every test but the whole matrix
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+.PHONY: test-full
+test-full: $(STAMP) ## the whole matrix; run it again to go on where it stopped
+	$(PY) -m pytest -m full $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(STAMP) ## ruff (rules and format) and pyright
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright
+
+.PHONY: format
+format: $(STAMP) ## let ruff format and repair what it can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+.PHONY: lock
+lock: ## resolve the packages anew into requirements/lock.txt
+	@requirements/lock.sh
+
+.PHONY: clean
+clean: ## remove caches and build products (.venv stays; rm -r .venv to start over)
+	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,29 @@
+"""dlinfer puts any accelerator under LLM serving.
+
+Importing the package loads no vendor SDK and no framework, compiles nothing and patches nothing.
+The public parts are loaded at first use:
+
+- ``dlinfer.ops``: the fused ops, dispatched to the active vendor of the tensors' device.
+- ``dlinfer.vendor``: which vendors there are and which one is active.
+- ``dlinfer.settings``: every ``DLINFER_*`` variable, in one documented place.
+- ``dlinfer.errors``: every error a user can meet.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.4.0"
+
+_PUBLIC_MODULES = ("errors", "ops", "settings", "vendor")
+
+__all__ = ["__version__", *_PUBLIC_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC_MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,69 @@
+"""What torch runs of dlinfer when it is imported: one finder on ``sys.meta_path``, nothing more.
+
+torch loads every entry point of the group ``torch.backends`` at the end of its own import, unless
+``TORCH_DEVICE_BACKEND_AUTOLOAD=0``. An exception here would break everybody's ``import torch``, so this module
+imports only the standard library, never raises, and keeps what failed for ``dlinfer doctor``. Where LMDeploy is
+never imported, nothing else of dlinfer is loaded.
+"""
+
+import sys
+import traceback
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+FRAMEWORK = "lmdeploy"
+
+_failure: str | None = None
+
+
+def failure() -> str | None:
+    """The traceback of what failed in this process while patching the framework, or None."""
+    return _failure
+
+
+def install() -> None:
+    """Entry point of the group ``torch.backends``. Idempotent."""
+    if not any(isinstance(finder, FrameworkFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, FrameworkFinder())
+
+
+class FrameworkFinder(MetaPathFinder):
+    """Notices each import of a framework's module and has the adaptor patch what is there to patch.
+
+    torch may itself be imported in the middle of ``import lmdeploy``, with some of its modules half executed.
+    So each notice covers every module loaded so far, and the module being found once it has been executed.
+    """
+
+    def find_spec(self, fullname: str, path=None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != FRAMEWORK or not _notify(None):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            _call_after_execution(spec.loader)
+        return spec
+
+
+def _call_after_execution(loader) -> None:
+    execute = loader.exec_module
+
+    def execute_and_notify(module: ModuleType) -> None:
+        execute(module)
+        _notify(module)
+
+    loader.exec_module = execute_and_notify
+
+
+def _notify(module: ModuleType | None) -> bool:
+    """Tell the adaptor; False when it cannot be loaded or failed, after which imports go on as without dlinfer."""
+    global _failure
+    if _failure is not None:
+        return False
+    try:
+        from dlinfer.framework.lmdeploy_ext import install as adaptor
+
+        adaptor.on_import(module)
+    except Exception:  # whatever it is, LMDeploy without dlinfer must go on working; doctor shows it
+        _failure = traceback.format_exc()
+        return False
+    return True

@@ -1,0 +1,192 @@
+"""What ``dlinfer doctor`` finds out, as data. The dataclasses are the schema of ``--json`` (docs/doctor.md).
+
+Nothing found here may end the doctor: a broken plugin, a wrong setting or a broken framework is what it is
+asked about. LMDeploy is never imported in this process.
+"""
+
+import json
+import os
+import platform
+import warnings
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Literal
+
+import torch
+
+import dlinfer
+from dlinfer import settings
+from dlinfer.errors import DlinferError
+from dlinfer.framework.lmdeploy_ext import selfcheck
+from dlinfer.ops import registry
+from dlinfer.ops.kernels import native_ops
+from dlinfer.vendor import discovery
+from dlinfer.vendor.base import Vendor
+from dlinfer.vendor.cpu import memory
+
+SCHEMA = 1
+
+Coverage = Literal["native", "reference", "none"]
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Of what is installed; null where it is not. LMDeploy's stands under ``frameworks``."""
+
+    dlinfer: str
+    python: str
+    torch: str
+    transformers: str | None
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """capability: torch's name of the vector instructions it uses. threads: torch's, for one op."""
+
+    capability: str
+    cores: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class MemoryBound:
+    """One limit on this process's memory; the one with the least available counts."""
+
+    available_bytes: int
+    limit_bytes: int
+    source: str
+
+
+@dataclass(frozen=True)
+class VendorState:
+    """state: PASS when its probe says yes and its kernels load and fit. device_type: empty if unknown."""
+
+    name: str
+    state: Literal["PASS", "FAIL"]
+    reason: str
+    next_step: str
+    device_type: str
+    summary: str
+    is_reference: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that doctor says.
+
+    healthy: a vendor other than the reference passes and ``problems`` is empty; the exit status follows it.
+    memory: tightest bound first.
+    ops: op -> vendor -> coverage. native: a kernel of the vendor's. reference: the slow reference answers.
+        none: a call is refused, since the vendor fails or the fallback policy is "error".
+    defaults: device type -> the vendor that answers there unless another is chosen, or null.
+    unknown_variables: ``DLINFER_*`` variables in the environment that are no setting.
+    problems: what makes op calls fail before any vendor is asked.
+    """
+
+    schema: int
+    healthy: bool
+    versions: Versions
+    cpu: Cpu
+    memory: list[MemoryBound]
+    frameworks: list[selfcheck.FrameworkState]
+    vendors: list[VendorState]
+    ops: dict[str, dict[str, Coverage]]
+    defaults: dict[str, str | None]
+    fallback_policy: str
+    settings: list[settings.Origin]
+    unknown_variables: list[str]
+    problems: list[str]
+
+
+def to_json(report: Report) -> str:
+    """The report as one JSON object."""
+    return json.dumps(asdict(report), indent=2)
+
+
+def collect() -> Report:
+    """Look at this process, its machine and what is installed. Takes seconds where a framework is."""
+    origins = settings.origins(os.environ)
+    problems = [origin.problem for origin in origins if origin.problem]
+    policy = "" if problems else settings.current().fallback
+    examined = [_examine(name) for name in discovery.names()]
+    states = [state for state, _ in examined]
+    defaults: dict[str, str | None] = {}
+    if not problems:
+        defaults = _defaults({state.device_type for state in states}, problems)
+    return Report(
+        schema=SCHEMA,
+        healthy=not problems and any(s.state == "PASS" and not s.is_reference for s in states),
+        versions=Versions(
+            dlinfer.__version__, platform.python_version(), str(torch.__version__), _installed("transformers")
+        ),
+        cpu=Cpu(
+            torch.backends.cpu.get_cpu_capability(), len(os.sched_getaffinity(0)), torch.get_num_threads()
+        ),
+        memory=[MemoryBound(*bound) for bound in sorted(memory.bounds())],
+        frameworks=[selfcheck.check()],
+        vendors=states,
+        ops={
+            op: {state.name: _coverage(op, state, native, policy) for state, native in examined}
+            for op in registry()
+        },
+        defaults=defaults,
+        fallback_policy=policy,
+        settings=origins,
+        unknown_variables=settings.unknown(os.environ),
+        problems=problems,
+    )
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _examine(name: str) -> tuple[VendorState, frozenset[str]]:
+    """A vendor's state, and the ops it has kernels for if it passes."""
+    try:
+        vendor = discovery.get(name)
+    except DlinferError as error:
+        return VendorState(name, "FAIL", error.explanation, error.step, "", "", False), frozenset()
+    answer = discovery.probe(vendor)
+    if not answer.available:
+        return _state(vendor, "FAIL", answer.reason, answer.next_step), frozenset()
+    try:
+        native = native_ops(vendor)
+    except DlinferError as error:
+        return _state(vendor, "FAIL", error.explanation, error.step), frozenset()
+    except Exception as error:  # noqa: BLE001 - loading kernels runs a plugin's code; its failure is the finding
+        reason = f"its kernels cannot be loaded: {type(error).__name__}: {error}"
+        return _state(vendor, "FAIL", reason, "reinstall the package that provides it"), frozenset()
+    return _state(vendor, "PASS", answer.reason, ""), native
+
+
+def _state(vendor: Vendor, state: Literal["PASS", "FAIL"], reason: str, next_step: str) -> VendorState:
+    return VendorState(
+        vendor.name, state, reason, next_step, vendor.device_type, vendor.summary, vendor.is_reference
+    )
+
+
+def _coverage(op: str, vendor: VendorState, native: frozenset[str], policy: str) -> Coverage:
+    if vendor.state == "FAIL":
+        return "none"
+    if vendor.is_reference:
+        return "reference"
+    if op in native:
+        return "native"
+    return "none" if policy == "error" else "reference"
+
+
+def _defaults(device_types: set[str], problems: list[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for device_type in sorted(device_types - {"", "any"}):
+        try:
+            with warnings.catch_warnings(action="ignore", category=discovery.VendorWarning):
+                vendor = discovery.default(device_type)  # what it passes over stands in the table of vendors
+        except DlinferError as error:
+            problems.append(str(error))
+            return found
+        found[device_type] = vendor.name if vendor is not None else None
+    return found

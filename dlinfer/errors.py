@@ -1,0 +1,174 @@
+"""Every error a user can meet: one class a mistake, each with its message and the likely fix.
+
+A class declares ``message`` (a format string over the fields it is raised with) and ``next_step``.
+Raise with keywords only: ``raise OpCallError(op="rms_norm", schema=..., detail=...)``.
+The fields stay readable as ``error.fields``, the two parts of the text as ``error.explanation`` and
+``error.step``, and the error survives pickling, since engines raise in workers.
+"""
+
+from typing import Any
+
+
+class DlinferError(Exception):
+    """Base of every error that dlinfer raises on purpose."""
+
+    message = "{detail}"
+    next_step = ""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+        self.explanation = self.message.format(**fields)
+        self.step = self.next_step.format(**fields)
+        super().__init__(f"{self.explanation} Next step: {self.step}" if self.step else self.explanation)
+
+    def __reduce__(self):
+        return _rebuild, (type(self), self.fields)
+
+
+def _rebuild(cls: type[DlinferError], fields: dict[str, Any]) -> DlinferError:
+    return cls(**fields)
+
+
+# --- settings
+
+
+class SettingError(DlinferError, ValueError):
+    """A ``DLINFER_*`` variable has a value that its setting does not take."""
+
+    message = "{variable}={given!r} is not valid: expected {expected}."
+    next_step = "correct the variable or unset it; `dlinfer doctor` lists all settings."
+
+
+# --- ops
+
+
+class OpArgumentError(DlinferError, ValueError):
+    """A fused op was called with an argument it does not take (dtype, shape, device, layout)."""
+
+    message = "dlinfer.ops.{op}: argument {argument}: expected {expected}, given {given}."
+
+
+class OpCallError(DlinferError, TypeError):
+    """torch refused the call itself: a missing argument, a list in place of a tensor, an unknown keyword."""
+
+    message = "dlinfer.ops.{op}: the call does not fit its signature {schema}: {detail}"
+
+
+class KernelFailureError(DlinferError, RuntimeError):
+    """A kernel failed while computing, although its arguments were right: out of memory, or a fault in it."""
+
+    message = "dlinfer.ops.{op} failed while computing: {detail}"
+    next_step = (
+        "if memory ran out, use a smaller batch or KV cache; else report it with `dlinfer doctor --json`."
+    )
+
+
+class UnsupportedFeatureError(DlinferError, NotImplementedError):
+    """Something is asked for that dlinfer does not serve yet, refused by name before any work is lost."""
+
+    message = "{feature} is not supported by {where}."
+    next_step = "{advice}"
+
+
+# --- kernels and vendors
+
+
+class KernelDeclined(DlinferError, NotImplementedError):
+    """Raised by a vendor's kernel, before it writes anything, for a call it cannot serve."""
+
+    message = "{reason}"
+
+
+class KernelSignatureError(DlinferError, TypeError):
+    """A vendor registers a kernel whose parameters differ from the op's."""
+
+    message = "vendor {vendor!r}: the kernel for {op!r} takes {given}, but the op passes {expected}."
+    next_step = "give the kernel the op's parameter names in the op's order."
+
+
+class UnknownOpError(DlinferError, KeyError):
+    """A kernel is registered for an op that does not exist."""
+
+    message = "vendor {vendor!r} registers a kernel for {op!r}, which is no dlinfer op. Known: {known}."
+
+    def __str__(self) -> str:  # KeyError would show the message's repr
+        return str(self.args[0])
+
+
+class FallbackError(DlinferError, RuntimeError):
+    """The fallback policy is ``error`` and a call would have taken the slow reference."""
+
+    message = (
+        "dlinfer.ops.{op} has no native kernel for this call on vendor {vendor!r}: {reason}. "
+        "Call: {call}, from {caller}. The fallback policy is 'error'."
+    )
+    next_step = "set DLINFER_FALLBACK=warn to run the reference instead, or choose another vendor."
+
+
+class UnknownVendorError(DlinferError, ValueError):
+    """A vendor or device type was named that no installed package provides."""
+
+    message = "unknown vendor or device_type {name!r}. Available: {available}."
+    next_step = "run `dlinfer doctor` to see every vendor with its state."
+
+
+class VendorUnavailableError(DlinferError, RuntimeError):
+    """A vendor exists, but its probe says that it cannot run here."""
+
+    message = "vendor {vendor!r} is not available: {reason}."
+    next_step = "{advice}"
+
+
+class VendorClashError(DlinferError, RuntimeError):
+    """Two packages provide a vendor of the same name, or two vendors claim what only one may own."""
+
+    message = "{what} is claimed by both {first} and {second}."
+    next_step = "uninstall one of them, or rename its entry point in the group dlinfer.vendors."
+
+
+class VendorLoadError(DlinferError, RuntimeError):
+    """A vendor's entry point cannot be loaded or does not give a Vendor."""
+
+    message = "vendor {vendor!r} ({source}) cannot be loaded: {detail}."
+    next_step = "reinstall the package that provides it, or report the fault to its authors."
+
+
+# --- frameworks
+
+
+class PatchError(DlinferError, RuntimeError):
+    """A patch does not fit what it is meant to replace, so it was not applied."""
+
+    message = "the patch on {target} does not fit {package} {version}: {detail}."
+    next_step = "install a tested version of {package} (see `dlinfer doctor`)."
+
+
+class MemoryPlanError(DlinferError, RuntimeError):
+    """The KV cache that was asked for does not fit into the memory this process may use."""
+
+    message = (
+        "the KV cache does not fit: {asked} asked for ({blocks} blocks of {block_bytes}), "
+        "{available} available to this process ({limit})."
+    )
+    next_step = "{advice}"
+
+
+class DeviceConflictError(DlinferError, RuntimeError):
+    """One process was asked to run a framework on two device types that it can't run side by side."""
+
+    message = "{framework} already runs on device_type {active!r} in this process; {given!r} was asked for."
+    next_step = "use a second process for the second device_type."
+
+
+class ModelFolderError(DlinferError, ValueError):
+    """A model folder that cannot be served: missing, incomplete or corrupt."""
+
+    message = "the model folder {path!r} cannot be served: {detail}."
+    next_step = "{advice}"
+
+
+class EngineStartError(DlinferError, RuntimeError):
+    """A framework's engine process ended before it could serve."""
+
+    message = "the engine process of {framework} ended while it was starting: {detail}."
+    next_step = "read what the engine process printed above; this is the last it said."

@@ -1,0 +1,1 @@
+"""FOR WHOM: adaptors that put the fused ops under serving frameworks."""

@@ -1,0 +1,100 @@
+"""LMDeploy's layer backend on our devices: which implementation each of its build specs gets."""
+
+from typing import Any
+
+import torch
+from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
+from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
+from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
+from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
+from lmdeploy.pytorch.distributed import get_dist_manager
+
+from dlinfer.framework.lmdeploy_ext import attention, refusals, sampling
+from dlinfer.framework.lmdeploy_ext.devices import SERVED
+from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
+from dlinfer.vendor import KVCacheLayout, activate_default
+
+_OURS = {
+    PagedAttentionBuildSpec: attention.PagedAttention.from_spec,
+    FlashAttentionBuildSpec: attention.VarlenAttention.from_spec,
+    MultinomialSamplingBuildSpec: sampling.SeededMultinomialSampling.from_spec,
+}
+"""Build specs that LMDeploy's own dlinfer backend serves wrongly or not at all."""
+
+# LMDeploy's dlinfer backend has implementations for these that need ops this package does not offer yet.
+_NEEDS_MISSING_OP = {
+    "RMSNormW8A8BuildSpec": "w8a8 quantisation",
+    "LinearW8A8BuildSpec": "w8a8 quantisation",
+    "LinearW4A16BuildSpec": "AWQ (w4a16) quantisation",
+    "FusedMoEW8A8BuildSpec": "w8a8 quantisation",
+    "NSAIndexFP8BuildSpec": "DeepSeek sparse attention",
+}
+
+
+class CpuOpsBackend(DlinferOpsBackend):
+    """Layers on the CPU, through ``dlinfer.ops``."""
+
+    device_type = "cpu"
+
+    @staticmethod
+    def get_name() -> str:
+        """Name of the device type."""
+        return "cpu"
+
+    @classmethod
+    def build_op(cls, spec: Any, *, enable_deterministic: bool = False) -> Any:
+        """The implementation of one layer. Raises UnsupportedFeatureError, before any weight is loaded."""
+        build = _OURS.get(type(spec))
+        if build is not None:
+            return build(spec)
+        name = type(spec).__name__
+        if name in _NEEDS_MISSING_OP:
+            raise refusals.refuse(_NEEDS_MISSING_OP[name], "use the unquantised model in bfloat16 or float32")
+        try:
+            return super().build_op(spec, enable_deterministic=enable_deterministic)
+        except RuntimeError as cause:
+            if "is not supported by" not in str(cause):
+                raise
+            raise refusals.refuse(f"a layer of this model ({name})", "use another model") from cause
+
+    @classmethod
+    def _layout(cls) -> KVCacheLayout:
+        vendor = activate_default(SERVED[cls.device_type].torch_device)
+        return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
+
+    @classmethod
+    def get_k_block_shape(
+        cls, block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
+        """Shape of one block of the key cache, in the active vendor's layout."""
+        return cls._layout().shape(1, block_size, num_heads, head_size)[1:]
+
+    @classmethod
+    def get_v_block_shape(
+        cls, block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
+        """Shape of one block of the value cache, in the active vendor's layout."""
+        return cls.get_k_block_shape(block_size, num_heads, head_size, dtype)
+
+    @classmethod
+    def update_step_context(cls, step_context: Any) -> Any:
+        """Add the step's attention and MoE metadata to the context, and return it."""
+        step_context.attn_metadata = attention.step_metadata(step_context)
+        config = get_dist_manager().current_context().dist_config
+        step_context.moe_metadata = MoeMetadata(
+            dp_size=config.dp, tp_size=config.tp, ep_size=config.ep, moe_comm_type=MoECommType.ALLGATHER
+        )
+        return step_context
+
+    @staticmethod
+    def ccl_backend() -> str:
+        """Collectives between processes on a host."""
+        return "gloo"
+
+    @staticmethod
+    def device_count() -> int:
+        """One: torch sees one CPU."""
+        return 1
+
+
+BACKENDS = {"cpu": CpuOpsBackend}

@@ -1,0 +1,106 @@
+"""The places in LMDeploy's engine that name a device outside the reach of the device view."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext.devices import SERVED
+from dlinfer.framework.patching import Patch
+
+
+def _get_backend(original: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(original)
+    def _get_backend() -> Any:
+        from lmdeploy.pytorch.devices import get_device_manager
+
+        device_type = get_device_manager().current_context().device_type
+        if device_type not in SERVED:
+            return original()
+        install.activate(device_type)
+        from dlinfer.framework.lmdeploy_ext.backend import BACKENDS
+
+        return BACKENDS[device_type]
+
+    return _get_backend
+
+
+def _torch_check(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def check(self: Any) -> None:
+        device_type = install.active()
+        if device_type is not None:
+            self.device = SERVED[device_type].torch_device
+        original(self)
+
+    return check
+
+
+def _agent_init(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        device_type = install.active()
+        if device_type is not None:
+            self.device = SERVED[device_type].torch_device
+
+    return __init__
+
+
+def _to_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _try_to_cuda(val: Any, non_blocking: bool = False) -> Any:
+        device_type = install.active()
+        if device_type is None or val is None:
+            return original(val, non_blocking)
+        device = SERVED[device_type].torch_device
+        if isinstance(val, torch.Tensor):
+            return val.to(device, non_blocking=non_blocking)
+        return val.to_device(device, non_blocking=non_blocking)
+
+    return _try_to_cuda
+
+
+def _flash_mla(original: Callable[[], bool]) -> Callable[[], bool]:
+    @functools.wraps(original)
+    def flash_mla_available() -> bool:
+        return False if install.active() is not None else original()
+
+    return flash_mla_available
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.backends.selector:_get_backend",
+        why="knows four device types; also the first that a spawned worker asks",
+        signature="()",
+        build=_get_backend,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.check_env.torch:TorchChecker.check",
+        why="tries torch on 'cuda', whatever device was chosen",
+        signature="(self)",
+        build=_torch_check,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.__init__",
+        why="sets self.device = 'cuda', from where it reaches every weight of the model",
+        signature="(self, model_path, model_config, cache_config, backend_config, misc_config, dist_ctx, "
+        "device_ctx, adapters=None, specdecode_config=None, trust_remote_code=False)",
+        build=_agent_init,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.model_agent.agent:_try_to_cuda",
+        why="moves each batch of inputs by Tensor.cuda()",
+        signature="(val, non_blocking=False)",
+        build=_to_device,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.configurations.utils:flash_mla_available",
+        why="asks torch.cuda for its properties, which raises where there is no CUDA",
+        signature="()",
+        build=_flash_mla,
+    ),
+)

@@ -1,0 +1,116 @@
+"""Puts the patches in place as LMDeploy's modules appear, and the device view once a device of ours is chosen.
+
+Patches are applied whenever LMDeploy is imported, since modules copy each other's names while they load; each
+one leaves LMDeploy's own devices to the original. The device view is only installed by ``activate``.
+"""
+
+import logging
+from importlib import metadata
+from types import ModuleType
+
+from dlinfer.errors import DeviceConflictError
+from dlinfer.framework.lmdeploy_ext.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.versions import describe
+from dlinfer.framework.patching import Patch, PatchSet
+
+logger = logging.getLogger("dlinfer")
+
+_patches: PatchSet | None = None
+_active: str | None = None
+_misfit_told = False
+
+
+def patches() -> PatchSet:
+    """The patch set of this process."""
+    global _patches
+    if _patches is None:
+        _patches = PatchSet("lmdeploy", _records())
+    return _patches
+
+
+def _records() -> list[Patch]:
+    from dlinfer.framework.lmdeploy_ext import (
+        cli,
+        device_patches,
+        engine_config,
+        generation,
+        kv_memory,
+        model_checks,
+        refusals,
+        serving,
+    )
+
+    modules = (engine_config, refusals, cli, device_patches, kv_memory, generation, model_checks, serving)
+    return [patch for module in modules for patch in module.PATCHES]
+
+
+def on_import(module: ModuleType | None) -> None:
+    """Called at each import of an LMDeploy module, with the module once it has been executed."""
+    patches().apply_loaded()
+    _tell_of_misfits()
+    if _active is not None and module is not None:
+        from dlinfer.framework.lmdeploy_ext import device_view
+
+        device_view.cover(module)
+
+
+def active() -> str | None:
+    """The device_type of ours that LMDeploy runs on in this process, or None."""
+    return _active
+
+
+def serves(device_type: str) -> bool:
+    """Whether a device_type is one of this adaptor's."""
+    return device_type in SERVED
+
+
+def activate(device_type: str) -> None:
+    """Make LMDeploy run on one of our devices in this process. Idempotent.
+
+    Raises PatchError when the installed LMDeploy is not what the patches were written for, and
+    DeviceConflictError when another of our devices is in use.
+    """
+    global _active
+    if _active == device_type:
+        return
+    if _active is not None:
+        raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
+    _show_notices()
+    inside, line = describe(metadata.version("lmdeploy"))
+    if not inside:
+        logger.warning("%s", line)
+    patches().apply_loaded()
+    patches().require_all_fit()
+
+    from dlinfer.framework.lmdeploy_ext import device_view
+    from dlinfer.vendor import activate_default
+
+    activate_default(SERVED[device_type].torch_device)
+    device_view.install(SERVED[device_type].torch_device)
+    _active = device_type
+
+
+def check_device(device_type: str) -> None:
+    """Called before an engine is built. Raises DeviceConflictError for a device that the view would misplace."""
+    if _active is not None and device_type != _active:
+        raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
+
+
+def _tell_of_misfits() -> None:
+    """One line, once, when this LMDeploy is not what the patches were written for; its own devices still work."""
+    global _misfit_told
+    if patches().refused and not _misfit_told:
+        _misfit_told = True
+        _, line = describe(metadata.version("lmdeploy"))
+        first = next(iter(patches().refused.values()))
+        names = ", ".join(SERVED)
+        logger.warning("%s; device_type %s may not work: %s", line, names, first)
+
+
+def _show_notices() -> None:
+    """Notices go to stderr unless the application has configured logging for us."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("dlinfer: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)

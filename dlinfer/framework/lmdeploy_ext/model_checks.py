@@ -1,0 +1,3 @@
+"""Placeholder while it is written."""
+
+PATCHES = ()

@@ -1,0 +1,61 @@
+"""Multinomial sampling that repeats for a seed.
+
+LMDeploy's default draws with bare ``torch.multinomial`` and ignores ``random_seed``. Its CUDA kernel draws one
+uniform number from Philox4x32-10 (Salmon et al., SC 2011, doi:10.1145/2063384.2063405) keyed by the request's
+seed and counted by its tokens, and walks the sorted probabilities up to it. This does the same, with the same
+number, so that a seed means the same tokens on both where the probabilities agree.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingImpl
+from torch import Tensor
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_ROUNDS = 10
+_TO_UNIT = np.float32(4.6566127342e-10)  # just below 2^-31, as triton's uint_to_uniform_float has it
+
+
+def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
+    """One number of [0, 1) for each (seed, counter): the first word of Philox4x32-10, as ``triton.language.rand``.
+
+    seeds: int64 [B], taken as 64 bits. counters: integer [B], taken as 32 bits. Returns float32 [B].
+    """
+    seed = seeds.cpu().numpy().astype(np.int64).view(np.uint64)
+    key0, key1 = seed & _LOW, seed >> _HALF
+    c0 = counters.cpu().numpy().astype(np.int64).view(np.uint64) & _LOW
+    c1 = c2 = c3 = np.zeros_like(c0)
+    for _ in range(_ROUNDS):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # 32 x 32 bits fit into 64
+        c0, c2 = (product1 >> _HALF) ^ c1 ^ key0, (product0 >> _HALF) ^ c3 ^ key1
+        c1, c3 = product1 & _LOW, product0 & _LOW
+        key0, key1 = (key0 + _WEYL[0]) & _LOW, (key1 + _WEYL[1]) & _LOW
+    signed = c0.astype(np.uint32).view(np.int32)
+    return torch.from_numpy(np.where(signed < 0, ~signed, signed).astype(np.float32) * _TO_UNIT)
+
+
+class SeededMultinomialSampling(MultinomialSamplingImpl):
+    """Draws one token a row by inverting the cumulative distribution at a number that the seed gives."""
+
+    @classmethod
+    def from_spec(cls, spec: Any) -> "SeededMultinomialSampling":
+        """From LMDeploy's MultinomialSamplingBuildSpec."""
+        return cls()
+
+    def forward(
+        self, scores: Tensor, seeds: Tensor, offsets: Tensor, indices: Tensor | None = None
+    ) -> Tensor:
+        """scores [B, V]: probabilities, sorted downwards; seeds, offsets [B]; indices [B, V]: token of each score.
+
+        Returns the drawn tokens, int64 [B]. A number beyond the sum (rounding) gives the first token, as CUDA's.
+        """
+        drawn = philox_uniform(seeds, offsets).to(scores.device)
+        sums = scores.float().cumsum(-1)
+        place = torch.searchsorted(sums, drawn[:, None])
+        place = place.masked_fill(place == scores.shape[-1], 0)
+        return place[:, 0] if indices is None else indices.gather(1, place)[:, 0]

@@ -1,0 +1,161 @@
+"""A patch on somebody else's library, as a record: what it replaces, why, and the signature it was written for.
+
+A record is checked against the library it meets before it is applied, can be reverted, and reaches the copies
+that other modules made by ``from module import name``.
+"""
+
+import importlib
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from dlinfer.errors import PatchError
+
+logger = logging.getLogger("dlinfer")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One replacement.
+
+    target: ``"package.module:Class.function"``.
+    why: what is wrong or missing in the original, for the reader and for reports.
+    signature: the original's parameters and defaults without annotations, as the replacement was written for them:
+        ``"(self, path, config=None, **kwargs)"``.
+    build: takes the original, gives the replacement.
+    """
+
+    target: str
+    why: str
+    signature: str
+    build: Callable[[Any], Any]
+
+    @property
+    def module(self) -> str:
+        """Name of the module that holds the target."""
+        return self.target.partition(":")[0]
+
+    @property
+    def path(self) -> list[str]:
+        """Attribute path of the target inside its module."""
+        return self.target.partition(":")[2].split(".")
+
+
+@dataclass
+class _Applied:
+    owner: Any
+    name: str
+    raw: Any
+    aliases: list[tuple[ModuleType, str, Any]]
+
+
+class PatchSet:
+    """The patches on one package; applied as its modules appear, reverted all at once."""
+
+    def __init__(self, package: str, patches: Iterable[Patch]) -> None:
+        self.package = package
+        self.patches = tuple(patches)
+        self.refused: dict[str, PatchError] = {}
+        self._applied: dict[str, _Applied] = {}
+        self._pending: dict[str, list[Patch]] = {}
+        for patch in self.patches:
+            self._pending.setdefault(patch.module, []).append(patch)
+
+    @property
+    def applied(self) -> tuple[str, ...]:
+        """Targets of the patches in force."""
+        return tuple(self._applied)
+
+    def apply_loaded(self) -> None:
+        """Apply every pending patch whose target exists by now. A patch that does not fit is kept in ``refused``."""
+        for name in list(self._pending):
+            module = sys.modules.get(name)
+            if module is None:
+                continue
+            waiting = [patch for patch in self._pending[name] if not self._apply(module, patch)]
+            if waiting:
+                self._pending[name] = waiting
+            else:
+                del self._pending[name]
+
+    def require_all_fit(self) -> None:
+        """Raise the first refusal, if any: what a user meets who asks for the patched behaviour."""
+        for error in self.refused.values():
+            raise error
+
+    def revert(self) -> None:
+        """Put every original back."""
+        for applied in reversed(self._applied.values()):
+            setattr(applied.owner, applied.name, applied.raw)
+            for module, name, original in applied.aliases:
+                setattr(module, name, original)
+        self._applied.clear()
+        self._pending = {}
+        for patch in self.patches:
+            self._pending.setdefault(patch.module, []).append(patch)
+
+    def _apply(self, module: ModuleType, patch: Patch) -> bool:
+        """False when the target does not exist yet in a module that is still being executed."""
+        found = _resolve(module, patch.path)
+        if found is None:
+            if getattr(module.__spec__, "_initializing", False):
+                return False
+            self._refuse(patch, "the target does not exist")
+            return True
+        owner, name, raw = found
+        original = raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
+        given = bare_signature(original)
+        if given != patch.signature:
+            self._refuse(patch, f"its signature is {given}, not {patch.signature}")
+            return True
+        replacement = patch.build(original)
+        setattr(owner, name, type(raw)(replacement) if original is not raw else replacement)
+        aliases = list(self._rebind(module, original, replacement)) if owner is module else []
+        self._applied[patch.target] = _Applied(owner, name, raw, aliases)
+        return True
+
+    def _refuse(self, patch: Patch, detail: str) -> None:
+        version = getattr(sys.modules.get(f"{self.package}.version"), "__version__", "of unknown version")
+        error = PatchError(target=patch.target, package=self.package, version=version, detail=detail)
+        self.refused[patch.target] = error
+        logger.debug("%s", error)
+
+    def _rebind(self, home: ModuleType, original: Any, replacement: Any) -> Iterator[tuple[ModuleType, str, Any]]:
+        for name, module in list(sys.modules.items()):
+            if module is home or not name.startswith(f"{self.package}."):
+                continue
+            for attribute, value in list(vars(module).items()):
+                if value is original:
+                    setattr(module, attribute, replacement)
+                    yield module, attribute, original
+
+
+def _resolve(module: ModuleType, path: list[str]) -> tuple[Any, str, Any] | None:
+    owner: Any = module
+    for part in path[:-1]:
+        owner = getattr(owner, part, None)
+        if owner is None:
+            return None
+    missing = object()
+    raw = inspect.getattr_static(owner, path[-1], missing)
+    return None if raw is missing else (owner, path[-1], raw)
+
+
+def bare_signature(function: Callable[..., Any]) -> str:
+    """Parameters and defaults of a function, without annotations."""
+    signature = inspect.signature(function)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def load(target: str) -> Any:
+    """The object that a target string names, importing its module."""
+    module, _, path = target.partition(":")
+    value: Any = importlib.import_module(module)
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value

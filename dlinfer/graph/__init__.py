@@ -1,0 +1,1 @@
+"""HOW a model becomes a compiled graph: capture, passes, partition, engines."""

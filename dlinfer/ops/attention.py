@@ -1,0 +1,156 @@
+"""What the three attention ops share: their semantics, argument rules and the reference arithmetic.
+
+Scores of one query head against its group's key head::
+
+    s = softmax_scale * (q . k)
+    s = cap * tanh(s / cap)                      where logit_softcapping = cap > 0
+    s = s - alibi_slope * |key position - query position|
+    s = -inf                                     where the key is not visible
+    out = sum(exp(s) v) / (sum(exp(s)) + exp(sink))      the sink only where sinks are given
+
+A sequence's queries are its last tokens: with q_len queries and kv_len keys, query i has position
+kv_len - q_len + i (flash-attention's alignment at the bottom right). A key is visible when
+-window_left <= key position - query position <= window_right, and not after the query if causal; a negative bound
+is none. A query that sees no key gives zeros. Order and signs are those of LMDeploy 0.18's CUDA kernels
+(``pytorch/kernels/cuda/flashattention.py`` and ``pagedattention.py``), sinks those of GPT-OSS.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.ops.checks import Rules
+from dlinfer.ops.spec import Tolerance
+
+_ROUNDING = "scores and sums in float32; probabilities may be rounded to the tensors' dtype before they meet v"
+TOLERANCES = {
+    torch.float32: Tolerance(2e-5, 2e-5, "float32 sums over head size and keys, in any order"),
+    torch.float16: Tolerance(4e-3, 4e-3, _ROUNDING),
+    torch.bfloat16: Tolerance(3e-2, 3e-2, _ROUNDING),
+}
+
+
+# --- the Python calls
+
+
+def window(sliding_window: int | Sequence[int] | None) -> tuple[int, int]:
+    """(left, right) of LMDeploy's ``sliding_window``; -1 is no bound.
+
+    A pair is flash-attention's. An int w means (w, w), as LMDeploy's CUDA backends read it: a causal query sees
+    w tokens before itself, so w + 1 in all, one more than HF transformers' ``sliding_window`` of the same value.
+    None, and an int below 1, mean no window.
+    """
+    if sliding_window is None:
+        return -1, -1
+    if isinstance(sliding_window, int):
+        return (sliding_window, sliding_window) if sliding_window > 0 else (-1, -1)
+    left, right = sliding_window
+    return left, right
+
+
+def refuse_mask(op: str, attn_mask: Sequence[Tensor | None] | None) -> None:
+    """Raise UnsupportedFeatureError when a mask tensor is given."""
+    if attn_mask is not None and any(mask is not None for mask in attn_mask):
+        raise UnsupportedFeatureError(
+            feature="an explicit attn_mask",
+            where=f"dlinfer.ops.{op}",
+            advice="pass attn_mask=[] and say what is visible by causal and sliding_window",
+        )
+
+
+def scale_of(q: Tensor, softmax_scale: float | None) -> float:
+    """The given scale, or 1 / sqrt(head_size)."""
+    return float(q.shape[-1]) ** -0.5 if softmax_scale is None else softmax_scale
+
+
+# --- argument rules
+
+
+def check_queries(
+    rules: Rules, q: Tensor, attn_output: Tensor, num_q_heads: int, num_kv_heads: int
+) -> None:
+    """Rules of q [tokens, q_heads, head_size] and attn_output [tokens, q_heads, head_size_v]."""
+    rules.floating("q", q)
+    rules.rank("q", q, 3)
+    rules.size("q", q, 1, num_q_heads, "num_q_heads")
+    rules.require(
+        num_kv_heads > 0 and num_q_heads % num_kv_heads == 0,
+        "num_kv_heads",
+        f"a divisor of num_q_heads = {num_q_heads}",
+        lambda: num_kv_heads,
+    )
+    rules.like("attn_output", attn_output, "q", q)
+    rules.rank("attn_output", attn_output, 3)
+    rules.size("attn_output", attn_output, 0, q.shape[0], "the tokens of q")
+    rules.size("attn_output", attn_output, 1, num_q_heads, "num_q_heads")
+
+
+def check_extras(rules: Rules, q: Tensor, alibi_slopes: Tensor | None, sinks: Tensor | None) -> None:
+    """Rules of the per-head extras, [q_heads] each."""
+    for name, tensor in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
+        if tensor is not None:
+            rules.floating(name, tensor)
+            rules.same_device(name, tensor, "q", q)
+            rules.rank(name, tensor, 1)
+            rules.size(name, tensor, 0, q.shape[1], "the heads of q")
+
+
+def check_lengths(rules: Rules, name: str, lengths: Tensor, sequences: int | torch.SymInt | None) -> None:
+    """Rules of a tensor with one integer for each sequence, on any device."""
+    rules.integer(name, lengths)
+    rules.rank(name, lengths, 1)
+    if sequences is not None:
+        rules.size(name, lengths, 0, sequences, "the number of sequences")
+
+
+# --- the reference
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention of one sequence, in float32 (float64 for float64), rounded once.
+
+    q: [q_len, q_heads, head_size], k: [kv_len, kv_heads, head_size], v: [kv_len, kv_heads, head_size_v].
+    Returns [q_len, q_heads, head_size_v] of q's dtype.
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    group = q.shape[1] // k.shape[1]
+    keys = k.to(dtype).repeat_interleave(group, dim=1)
+    values = v.to(dtype).repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q.to(dtype), keys) * softmax_scale
+    if logit_softcapping > 0:
+        scores = logit_softcapping * torch.tanh(scores / logit_softcapping)
+    key_position = torch.arange(k.shape[0], device=q.device)
+    query_position = torch.arange(q.shape[0], device=q.device) + (k.shape[0] - q.shape[0])
+    distance = key_position - query_position[:, None]
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes.to(dtype)[:, None, None] * distance.abs()
+    scores = scores.masked_fill(~_visible(distance, causal, window_left, window_right), -torch.inf)
+    if sinks is not None:  # one more key, of that score and of value zero
+        scores = torch.cat([scores, sinks.to(dtype)[:, None, None].expand(-1, q.shape[0], 1)], dim=-1)
+    nothing_seen = (scores == -torch.inf).all(dim=-1, keepdim=True)
+    probabilities = scores.softmax(dim=-1).masked_fill(nothing_seen, 0.0)[..., : k.shape[0]]
+    return torch.einsum("hqk,khd->qhd", probabilities, values).to(q.dtype)
+
+
+def _visible(distance: Tensor, causal: bool, window_left: int, window_right: int) -> Tensor:
+    visible = torch.ones_like(distance, dtype=torch.bool)
+    if causal:
+        visible &= distance <= 0
+    if window_left >= 0:
+        visible &= distance >= -window_left
+    if window_right >= 0:
+        visible &= distance <= window_right
+    return visible

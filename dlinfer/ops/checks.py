@@ -1,0 +1,69 @@
+"""Argument rules shared by ops: each raises OpArgumentError naming op, argument, expected and given.
+
+They run on real tensors in front of every kernel and on fake tensors under compilers, where a size may be
+symbolic; then the rule becomes a guard of the compiled graph.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import OpArgumentError
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Rules:
+    """The argument rules of one op: ``RULES = Rules("rms_norm")``, then ``RULES.dtype(...)`` and so on."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+
+    def require(self, condition: object, argument: str, expected: str, given: Callable[[], object]) -> None:
+        """``condition`` must hold; ``given`` is only called when it does not."""
+        if condition is True:
+            return
+        if condition is False:
+            raise self.error(argument, expected, given())
+        torch._check(condition, lambda: str(self.error(argument, expected, given())))  # a symbolic bool
+
+    def error(self, argument: str, expected: str, given: object) -> OpArgumentError:
+        """The error to raise, for rules that do not fit ``require``."""
+        return OpArgumentError(op=self.op, argument=argument, expected=expected, given=given)
+
+    def floating(self, argument: str, tensor: Tensor) -> None:
+        """One of the dtypes that models compute in (float64 serves as an oracle)."""
+        if tensor.dtype not in FLOATS and tensor.dtype is not torch.float64:
+            raise self.error(argument, "a float32, float16 or bfloat16 tensor", tensor.dtype)
+
+    def integer(self, argument: str, tensor: Tensor) -> None:
+        """int32 or int64."""
+        if tensor.dtype not in (torch.int32, torch.int64):
+            raise self.error(argument, "an int32 or int64 tensor", tensor.dtype)
+
+    def like(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
+        """Same dtype and device as another argument."""
+        if tensor.dtype is not model.dtype:
+            raise self.error(argument, f"{model.dtype} like {model_name}", tensor.dtype)
+        self.same_device(argument, tensor, model_name, model)
+
+    def same_device(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
+        """On the device of another argument."""
+        if tensor.device != model.device:
+            raise self.error(argument, f"a tensor on {model.device} like {model_name}", tensor.device)
+
+    def rank(self, argument: str, tensor: Tensor, *ranks: int) -> None:
+        """Number of dimensions."""
+        if tensor.dim() not in ranks:
+            wanted = " or ".join(str(rank) for rank in ranks)
+            raise self.error(argument, f"{wanted} dimensions", f"{tensor.dim()}: {tuple(tensor.shape)}")
+
+    def size(self, argument: str, tensor: Tensor, dim: int, size: int | torch.SymInt, why: str) -> None:
+        """Size of one dimension; ``why`` names what it must equal."""
+        self.require(
+            tensor.shape[dim] == size,
+            argument,
+            f"size {size} in dimension {dim} ({why})",
+            lambda: tuple(tensor.shape),
+        )

@@ -1,0 +1,102 @@
+"""The kernel table: vendors' kernels, checked and bound to torch's dispatcher.
+
+torch's dispatcher knows device types. Each device type's key holds the kernels of its active vendor and is
+rebound when that changes. A device whose vendor has not been needed yet reaches the generic key, which
+activates the default vendor and dispatches again. From then on a call is one hop.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.library import Library
+
+from dlinfer.errors import KernelDeclined, KernelSignatureError, UnknownOpError
+from dlinfer.ops import fallback
+from dlinfer.ops.spec import NAMESPACE, OpSpec, registry
+from dlinfer.vendor import discovery
+from dlinfer.vendor.base import Kernel, Vendor
+
+_NO_KERNEL = "the vendor has no kernel for this op"
+
+_bound: dict[str, Library] = {}
+_native: dict[str, frozenset[str]] = {}
+
+
+def install() -> None:
+    """Bind every defined op to the dispatcher. Called once, when all ops are defined."""
+    generic = Library(NAMESPACE, "IMPL")
+    for name, spec in registry().items():
+        generic.impl(name, _generic(spec), "CompositeExplicitAutograd")
+    _bound["generic"] = generic  # a Library that dies takes its kernels along
+    discovery.on_activation(bind)
+
+
+def native_ops(vendor: Vendor) -> frozenset[str]:
+    """Names of the ops a vendor has kernels of its own for. Loads its kernels; raises what loading raises."""
+    if vendor.name not in _native:
+        kernels = vendor.load_kernels()
+        _validate(vendor, kernels)
+        _native[vendor.name] = frozenset(kernels)
+    return _native[vendor.name]
+
+
+def bind(device_type: str, vendor: Vendor) -> None:
+    """Put a vendor's kernels behind a device type. Raises KernelSignatureError or UnknownOpError, changing nothing."""
+    kernels = vendor.load_kernels()
+    _validate(vendor, kernels)
+    key = torch._C._dispatch_key_for_device(device_type)
+    previous = _bound.pop(device_type, None)
+    if previous is not None:
+        previous._destroy()
+    library = Library(NAMESPACE, "IMPL")
+    for name, spec in registry().items():
+        library.impl(name, _bound_kernel(spec, vendor, kernels.get(name)), key)
+    _bound[device_type] = library
+
+
+def _validate(vendor: Vendor, kernels: Mapping[str, Kernel]) -> None:
+    for name, kernel in kernels.items():
+        spec = registry().get(name)
+        if spec is None:
+            raise UnknownOpError(vendor=vendor.name, op=name, known=", ".join(registry()))
+        given = tuple(inspect.signature(kernel).parameters)
+        if given != spec.parameters:
+            raise KernelSignatureError(vendor=vendor.name, op=name, given=given, expected=spec.parameters)
+
+
+def _bound_kernel(spec: OpSpec, vendor: Vendor, kernel: Kernel | None) -> Callable[..., Any]:
+    check, reference = spec.validate, spec.reference
+
+    if kernel is None:
+
+        def run(*args: Any) -> Any:
+            check(*args)
+            fallback.take(spec.name, vendor.name, _NO_KERNEL, args)
+            return reference(*args)
+
+        return run
+
+    def run_native(*args: Any) -> Any:
+        check(*args)
+        try:
+            return kernel(*args)
+        except KernelDeclined as declined:
+            fallback.take(spec.name, vendor.name, str(declined), args)
+        return reference(*args)
+
+    return run_native
+
+
+def _generic(spec: OpSpec) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        device = next(arg.device for arg in args if isinstance(arg, torch.Tensor)).type
+        vendor = discovery.activate_default(device)
+        if vendor is not None:
+            return spec.overload(*args)
+        spec.validate(*args)
+        fallback.take(spec.name, "none", f"no installed vendor serves device {device!r}", args)
+        return spec.reference(*args)
+
+    return run

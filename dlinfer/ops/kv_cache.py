@@ -1,0 +1,164 @@
+"""The paged KV cache: how ops see it, and the op that writes it.
+
+A cache holds blocks of ``block_size`` slots; slot ``block * block_size + offset`` keeps one token's keys (or
+values) of all KV heads. The order of the dimensions in memory is the active vendor's choice
+(``Vendor.kv_cache_layout``); ``canonical`` shows any of them as [blocks, block_size, kv_heads, head_size].
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.ops.checks import Rules
+from dlinfer.ops.samples import Sample, SampleMaker
+from dlinfer.ops.spec import Tolerance, fused_op
+from dlinfer.vendor import discovery
+
+_EXACT = Tolerance(0.0, 0.0, "values are copied")
+TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXACT}
+
+
+def canonical(cache: Tensor) -> Tensor:
+    """``cache`` seen as [blocks, block_size, kv_heads, head_size]; shares memory."""
+    device = cache.device.type
+    vendor = discovery.active(device)
+    if vendor is None and device != "meta":  # meta tensors only ever reach shape functions
+        vendor = discovery.activate_default(device)
+    return cache if vendor is None else vendor.kv_cache_layout.canonical(cache)
+
+
+def refuse_quantised(op: str, quant_bits: int | None, *scales: object) -> None:
+    """Raise UnsupportedFeatureError for a quantised KV cache."""
+    if quant_bits or any(scale is not None for scale in scales):
+        raise UnsupportedFeatureError(
+            feature=f"a quantised KV cache (quant_bits={quant_bits})",
+            where=f"dlinfer.ops.{op}",
+            advice="set the engine's quant_policy to 0",
+        )
+
+
+@fused_op(mutates=("k_cache", "v_cache"), tolerances=TOLERANCES)
+def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
+    """Write new tokens' keys and values into their slots of the paged cache.
+
+    k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], any strides.
+    k_cache: [blocks, block_size, kv_heads, head_size], v_cache: likewise with head_size_v, in the vendor's
+    layout, dtype of k; both are mutated. v_cache may be a view of k_cache if v is the same view of k.
+    kv_start_indices: [tokens], int32 or int64, slot = block * block_size + offset; a negative one marks a padding
+    token, which is not written (vLLM's convention; LMDeploy itself never passes one). Slots do not repeat.
+    Returns nothing. Raises OpArgumentError, also for a slot behind the end of the cache, writing nothing.
+    """
+    keys, values = canonical(k_cache), canonical(v_cache)
+    block_size = keys.shape[1]
+    check_slots(kv_start_indices, keys)
+    for token, slot in enumerate(kv_start_indices.tolist()):
+        if slot >= 0:
+            block, offset = divmod(slot, block_size)
+            keys[block, offset] = k[token]
+            values[block, offset] = v[token]
+
+
+@fill_kv_cache.python_call
+def _(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_start_indices: Tensor,
+    k_scales_zeros: Sequence[Tensor | None] = (),
+    v_scales_zeros: Sequence[Tensor | None] = (),
+    quant_bits: int | None = 0,
+) -> tuple[Tensor, Tensor]:
+    """Write new tokens' keys and values into their slots of the paged cache, and return the two caches.
+
+    k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], or both with a leading dimension of 1;
+    any strides. k_cache: [blocks, block_size, kv_heads, head_size], v_cache: likewise with head_size_v, in the
+    vendor's layout, dtype of k; both are mutated. v_cache may be a view of k_cache if v is the same view of k.
+    kv_start_indices: [tokens], int32 or int64, slot = block * block_size + offset; a negative one marks a padding
+    token, which is not written. Slots do not repeat. k_scales_zeros, v_scales_zeros, quant_bits: for quantised
+    caches, which are not served: empty, empty and 0 or None.
+    Raises OpArgumentError, also for a slot behind the end of the cache; UnsupportedFeatureError.
+    """
+    refuse_quantised("fill_kv_cache", quant_bits, *k_scales_zeros, *v_scales_zeros)
+    fill_kv_cache.overload(packed(k), packed(v), k_cache, v_cache, kv_start_indices)
+    return k_cache, v_cache
+
+
+def packed(x: Tensor) -> Tensor:
+    """[1, tokens, heads, size] as [tokens, heads, size], sharing memory; anything else unchanged."""
+    return x[0] if x.dim() == 4 and x.shape[0] == 1 else x
+
+
+RULES = Rules("fill_kv_cache")
+
+
+def check_slots(kv_start_indices: Tensor, keys: Tensor) -> None:
+    """No slot lies behind the end of the canonical cache ``keys``. Reads the values: for kernels, not for fakes."""
+    slots = keys.shape[0] * keys.shape[1]
+    if kv_start_indices.numel():
+        highest = int(kv_start_indices.max())
+        RULES.require(highest < slots, "kv_start_indices", f"slots below {slots}", lambda: highest)
+
+
+def check_cache(rules: Rules, name: str, cache: Tensor, new_name: str, new: Tensor) -> Tensor:
+    """Rules of one cache against the tokens (or queries) it serves; returns its canonical view."""
+    rules.like(name, cache, new_name, new)
+    rules.rank(name, cache, 4)
+    return canonical(cache)
+
+
+@fill_kv_cache.check
+def _(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
+    RULES.floating("k", k)
+    RULES.rank("k", k, 3)
+    RULES.like("v", v, "k", k)
+    RULES.rank("v", v, 3)
+    RULES.size("v", v, 0, k.shape[0], "the tokens of k")
+    keys = check_cache(RULES, "k_cache", k_cache, "k", k)
+    values = check_cache(RULES, "v_cache", v_cache, "k", k)
+    RULES.size("k_cache", keys, 2, k.shape[1], "the kv heads of k")
+    RULES.size("k_cache", keys, 3, k.shape[2], "the head size of k")
+    RULES.size("v_cache", values, 0, keys.shape[0], "the blocks of k_cache")
+    RULES.size("v_cache", values, 1, keys.shape[1], "the block size of k_cache")
+    RULES.size("v_cache", values, 2, v.shape[1], "the kv heads of v")
+    RULES.size("v_cache", values, 3, v.shape[2], "the head size of v")
+    RULES.integer("kv_start_indices", kv_start_indices)
+    RULES.same_device("kv_start_indices", kv_start_indices, "k", k)
+    RULES.rank("kv_start_indices", kv_start_indices, 1)
+    RULES.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
+
+
+@fill_kv_cache.fake
+def _(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
+    return None
+
+
+@fill_kv_cache.samples
+def _(make: SampleMaker) -> Iterator[Sample]:
+    def caches(blocks: int, block_size: int, heads: int, size: int, size_v: int) -> tuple[Tensor, Tensor]:
+        return make.cache(blocks, block_size, heads, size), make.cache(blocks, block_size, heads, size_v)
+
+    slots = make.permutation(32)
+    yield Sample(
+        "scattered", (make.tensor(9, 2, 16), make.tensor(9, 2, 16), *caches(4, 8, 2, 16, 16), slots[:9])
+    )
+    yield Sample(
+        "other value size, int32",
+        (make.tensor(5, 2, 24), make.tensor(5, 2, 8), *caches(8, 4, 2, 24, 8), slots[:5].to(torch.int32)),
+    )
+    yield Sample(
+        "one token, one head", (make.tensor(1, 1, 64), make.tensor(1, 1, 64), *caches(2, 16, 1, 64, 64), slots[:1])
+    )
+    yield Sample(
+        "no tokens", (make.tensor(0, 2, 16), make.tensor(0, 2, 16), *caches(2, 16, 2, 16, 16), slots[:0])
+    )
+    padded = slots[:6].clone()
+    padded[1::2] = -1
+    yield Sample("padding", (make.tensor(6, 2, 16), make.tensor(6, 2, 16), *caches(4, 8, 2, 16, 16), padded))
+    qkv = make.tensor(7, 8, 16)
+    yield Sample("views of a packed qkv", (qkv[:, 4:6], qkv[:, 6:], *caches(4, 8, 2, 16, 16), slots[:7]))
+    latent, cache = make.tensor(5, 1, 24), make.cache(4, 8, 1, 24)
+    shared = (latent, latent[..., :16], cache, cache[..., :16], slots[:5])
+    yield Sample("values are a part of the keys", shared, aliased=True)

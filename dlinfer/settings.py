@@ -1,0 +1,155 @@
+"""The only reader of ``DLINFER_*`` variables: one frozen dataclass, each field documented beside its name.
+
+``current()`` gives the settings of this process; they are read from the environment once, at first use.
+``override(...)`` changes fields for the duration of a ``with`` block, for tests and notebooks.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, Literal
+
+from dlinfer.errors import SettingError
+
+FALLBACK_POLICIES = ("allow", "warn", "error")
+
+
+def _choice(*allowed: str) -> Callable[[str, str], str]:
+    def parse(variable: str, text: str) -> str:
+        if text not in allowed:
+            raise SettingError(variable=variable, given=text, expected="one of " + ", ".join(allowed))
+        return text
+
+    return parse
+
+
+def _flag(variable: str, text: str) -> bool:
+    return _choice("0", "1")(variable, text) == "1"
+
+
+def _text(variable: str, text: str) -> str:
+    return text
+
+
+def _positive(variable: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value < float("inf"):
+        raise SettingError(variable=variable, given=text, expected="a number above 0")
+    return value
+
+
+def _setting(default: Any, variable: str, parse: Callable[[str, str], Any], doc: str) -> Any:
+    return field(default=default, metadata={"variable": variable, "parse": parse, "doc": doc})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting of dlinfer; ``describe()`` lists them with variable, default and meaning."""
+
+    fallback: str = _setting(
+        "warn",
+        "DLINFER_FALLBACK",
+        _choice(*FALLBACK_POLICIES),
+        "what happens when the active vendor has no native kernel for a call: allow runs the reference and "
+        "counts, warn also says so once for each reason, error refuses",
+    )
+    vendor: str = _setting(
+        "",
+        "DLINFER_VENDOR",
+        _text,
+        "vendor to activate for its device type at first use, not the available one of highest priority",
+    )
+    linear_use_nn_layout: bool = _setting(
+        False,
+        "DLINFER_LINEAR_USE_NN_LAYOUT",
+        _flag,
+        "1: weights of linear arrive as [in, out] instead of [out, in]; LMDeploy reads the same variable and "
+        "transposes them",
+    )
+    cpu_kv_cache_gib: float = _setting(
+        4.0,
+        "DLINFER_CPU_KV_CACHE_GIB",
+        _positive,
+        "GiB of KV cache on device cpu where the engine's own option (LMDeploy's cache_max_entry_count) was "
+        "left at its default; at most half of the free memory is taken",
+    )
+
+
+def from_environment(environ: Mapping[str, str]) -> Settings:
+    """Settings from ``environ``; an unset or empty variable keeps its default. Raises SettingError."""
+    return Settings(**{item.name: _read(item, environ) for item in fields(Settings)})
+
+
+def _read(item: Field[Any], environ: Mapping[str, str]) -> Any:
+    variable = item.metadata["variable"]
+    text = environ.get(variable, "")
+    return item.metadata["parse"](variable, text) if text else item.default
+
+
+def describe() -> list[tuple[str, str, str]]:
+    """(variable, default, meaning) of every setting, in order."""
+    return [(f.metadata["variable"], _written(f.default), f.metadata["doc"]) for f in fields(Settings)]
+
+
+def _written(value: Any) -> str:
+    """A value as one writes it into the environment."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One setting as an environment gives it; ``problem`` says why its value is not taken, or is empty."""
+
+    variable: str
+    value: str
+    source: Literal["environment", "default"]
+    problem: str
+
+
+def origins(environ: Mapping[str, str]) -> list[Origin]:
+    """Every setting with its value in ``environ`` and where that comes from, in order. Never raises."""
+    return [_origin(item, environ) for item in fields(Settings)]
+
+
+def _origin(item: Field[Any], environ: Mapping[str, str]) -> Origin:
+    variable = item.metadata["variable"]
+    text = environ.get(variable, "")
+    if not text:
+        return Origin(variable, _written(item.default), "default", "")
+    try:
+        return Origin(variable, _written(_read(item, environ)), "environment", "")
+    except SettingError as error:
+        return Origin(variable, text, "environment", str(error))
+
+
+def unknown(environ: Mapping[str, str]) -> list[str]:
+    """Variables of ``environ`` named like settings that are none: misspelt, or of another release."""
+    known = {item.metadata["variable"] for item in fields(Settings)}
+    return sorted(name for name in environ if name.startswith("DLINFER_") and name not in known)
+
+
+_current: Settings | None = None
+
+
+def current() -> Settings:
+    """The settings of this process."""
+    global _current
+    if _current is None:
+        _current = from_environment(os.environ)
+    return _current
+
+
+@contextmanager
+def override(**changes: Any) -> Iterator[Settings]:
+    """Run a block with some fields changed, e.g. ``with override(fallback="error"):``."""
+    global _current
+    before = current()
+    _current = replace(before, **changes)
+    try:
+        yield _current
+    finally:
+        _current = before

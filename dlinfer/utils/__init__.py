@@ -1,0 +1,1 @@
+"""Small types shared with serving frameworks."""

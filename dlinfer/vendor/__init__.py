@@ -1,0 +1,19 @@
+"""Who answers the fused ops: installed vendors, and the active one of each device type.
+
+``vendor_name`` is the name LMDeploy reads to learn on whose kernels it runs.
+"""
+
+from typing import Any
+
+from dlinfer.vendor.base import KVCacheLayout, Probe, Vendor
+from dlinfer.vendor.discovery import activate_default, active, get, names, use
+
+__all__ = ["KVCacheLayout", "Probe", "Vendor", "activate_default", "active", "get", "names", "use"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "vendor_name":
+        from dlinfer.vendor.discovery import most_recent
+
+        return most_recent()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,72 @@
+"""The noun Vendor: who answers the fused ops on one kind of device.
+
+A vendor is small and cheap to make; what is expensive (an SDK, kernels) is loaded when first asked for.
+This file knows neither ops nor graphs, so that ops may ask it who is active without a circle.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Kernel = Callable[..., object]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a vendor says of itself on this machine; must be cheap and must not raise."""
+
+    available: bool
+    reason: str
+    next_step: str = ""
+
+
+@dataclass(frozen=True)
+class KVCacheLayout:
+    """How a vendor orders the four dimensions of a paged KV cache.
+
+    ``order`` names them from outer to inner: B block, S slot in the block, H kv head, D head size. The op
+    interface speaks of [blocks, block_size, kv_heads, head_size] = "BSHD"; ``canonical`` shows any layout
+    that way without a copy, so writing into the view writes into the cache.
+    """
+
+    order: str = "BSHD"
+
+    def shape(self, blocks: int, block_size: int, kv_heads: int, head_size: int) -> tuple[int, ...]:
+        """Shape of a cache of this layout."""
+        sizes = {"B": blocks, "S": block_size, "H": kv_heads, "D": head_size}
+        return tuple(sizes[dim] for dim in self.order)
+
+    def canonical(self, cache: Tensor) -> Tensor:
+        """View of ``cache`` as [blocks, block_size, kv_heads, head_size]; shares memory."""
+        if self.order == "BSHD":
+            return cache
+        return cache.permute(*(self.order.index(dim) for dim in "BSHD"))
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """Who answers: a name, the torch device type it serves, and how to load the rest.
+
+    name: unique among installed vendors; what users write in ``device_type=`` and ``vendor.use()``.
+    device_type: torch's name of the device whose tensors its kernels take ("cpu", "npu", ...), or "any".
+    summary: one line for people.
+    probe: says whether it can run here, and why not.
+    load_kernels: op name -> kernel; called once, at activation.
+    priority: of several available vendors of one device, the highest is the default.
+    kv_cache_layout: the layout of the paged KV cache that its kernels expect.
+    is_reference: its kernels are the ops' own bodies, so that a "fallback" to them is none.
+    """
+
+    name: str
+    device_type: str
+    summary: str
+    probe: Callable[[], Probe]
+    load_kernels: Callable[[], Mapping[str, Kernel]]
+    priority: int = 0
+    kv_cache_layout: KVCacheLayout = KVCacheLayout()
+    is_reference: bool = False
+
+    def serves(self, device_type: str) -> bool:
+        """Whether tensors on ``device_type`` can be this vendor's."""
+        return self.device_type in (device_type, "any")

@@ -1,0 +1,26 @@
+"""The embedded default: any CPU that torch runs on, with vectorised torch kernels."""
+
+from collections.abc import Mapping
+
+from dlinfer.vendor.base import Kernel, Probe, Vendor
+
+
+def _probe() -> Probe:
+    import torch
+
+    return Probe(True, f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
+
+
+def _kernels() -> Mapping[str, Kernel]:
+    from dlinfer.vendor.cpu.kernels import KERNELS
+
+    return KERNELS
+
+
+VENDOR = Vendor(
+    name="cpu",
+    device_type="cpu",
+    summary="any CPU that torch runs on",
+    probe=_probe,
+    load_kernels=_kernels,
+)

@@ -1,0 +1,182 @@
+"""Which vendors are installed, and which one is active for each device type.
+
+Vendors come from the entry-point group ``dlinfer.vendors``; dlinfer's own are registered there like others.
+Nothing is loaded before it is asked for. torch's dispatcher knows devices, not vendors, so each device type
+has one active vendor at a time; ``ops`` listens here to rebind its kernels when it changes.
+
+A faulty plugin is an error for whoever names it. For everybody else it is a warning: a broken package that
+nobody asked for must not take the CPU away.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+
+from dlinfer import settings
+from dlinfer.errors import (
+    DlinferError,
+    UnknownVendorError,
+    VendorClashError,
+    VendorLoadError,
+    VendorUnavailableError,
+)
+from dlinfer.vendor.base import Probe, Vendor
+
+GROUP = "dlinfer.vendors"
+
+
+class VendorWarning(UserWarning):
+    """An installed vendor was passed over while the default for a device was chosen."""
+
+
+_lock = threading.RLock()
+_loaded: dict[str, Vendor] = {}
+_active: dict[str, Vendor] = {}
+_listeners: list[Callable[[str, Vendor], None]] = []
+
+
+def names() -> list[str]:
+    """Names of all installed vendors, available or not. Loads none."""
+    return sorted({entry.name for entry in entry_points(group=GROUP)})
+
+
+def get(name: str) -> Vendor:
+    """The vendor of that name. Raises UnknownVendorError, VendorLoadError, VendorClashError."""
+    with _lock:
+        if name not in _loaded:
+            _loaded[name] = _load(_entry(name))
+        return _loaded[name]
+
+
+def _entry(name: str) -> EntryPoint:
+    found = {entry.value: entry for entry in entry_points(group=GROUP, name=name)}
+    if not found:
+        raise UnknownVendorError(name=name, available=", ".join(names()) or "none")
+    first, *others = found.values()
+    if others:
+        raise VendorClashError(
+            what=f"the vendor name {name!r}", first=_source(first), second=_source(others[0])
+        )
+    return first
+
+
+def _source(entry: EntryPoint) -> str:
+    owner = entry.dist.name if entry.dist is not None else "an unknown distribution"
+    return f"{entry.value} of {owner}"
+
+
+def _load(entry: EntryPoint) -> Vendor:
+    try:
+        vendor = entry.load()
+    except Exception as cause:  # a plugin may fail in any way; the user needs to know whose fault it is
+        raise _load_error(entry.name, _source(entry), cause) from cause
+    if not isinstance(vendor, Vendor) or vendor.name != entry.name:
+        detail = f"it gives {vendor!r}, not a Vendor named {entry.name!r}"
+        raise VendorLoadError(vendor=entry.name, source=_source(entry), detail=detail)
+    return vendor
+
+
+def _load_error(name: str, source: str, cause: Exception) -> VendorLoadError:
+    return VendorLoadError(vendor=name, source=source, detail=f"{type(cause).__name__}: {cause}")
+
+
+def probe(vendor: Vendor) -> Probe:
+    """What a vendor says of itself here; a probe that raises, which it must not, counts as a no."""
+    try:
+        return vendor.probe()
+    except Exception as cause:  # noqa: BLE001 - a plugin's code; its failure is the answer
+        reason = f"its probe failed with {type(cause).__name__}: {cause}"
+        return Probe(False, reason, "report this to the authors of the package that provides the vendor")
+
+
+def use(name: str, device_type: str | None = None) -> Vendor:
+    """Make a vendor the active one of its device type (give ``device_type`` for one that serves any).
+
+    Takes effect for every later op call in the process. Raises VendorUnavailableError when its probe says no,
+    and VendorLoadError when its kernels cannot be loaded; then the active vendor stays what it was.
+    """
+    vendor = get(name)
+    device = device_type or ("cpu" if vendor.device_type == "any" else vendor.device_type)
+    if not vendor.serves(device):
+        raise VendorUnavailableError(
+            vendor=name,
+            reason=f"it serves {vendor.device_type}, not {device}",
+            advice="leave device_type out",
+        )
+    answer = probe(vendor)
+    if not answer.available:
+        raise VendorUnavailableError(vendor=name, reason=answer.reason, advice=answer.next_step)
+    with _lock:
+        if _active.get(device) is not vendor:
+            _announce(device, vendor)
+            _active.pop(device, None)  # so that the newest stands last
+            _active[device] = vendor
+    return vendor
+
+
+def _announce(device_type: str, vendor: Vendor) -> None:
+    for listener in _listeners:
+        try:
+            listener(device_type, vendor)
+        except DlinferError:
+            raise
+        except Exception as cause:  # loading kernels runs the plugin's code
+            raise _load_error(vendor.name, "its kernels", cause) from cause
+
+
+def most_recent() -> str:
+    """Name of the vendor activated last in this process, or the default one of cpu when none was."""
+    with _lock:
+        if _active:
+            return next(reversed(_active.values())).name
+        vendor = activate_default("cpu")
+        return vendor.name if vendor is not None else ""
+
+
+def active(device_type: str) -> Vendor | None:
+    """The active vendor of a device type, or None when none has been needed or chosen yet."""
+    return _active.get(device_type)
+
+
+def activate_default(device_type: str) -> Vendor | None:
+    """The active vendor of a device type, choosing one if need be; None when no vendor serves that device.
+
+    Raises what ``default`` and ``use`` raise.
+    """
+    with _lock:
+        if device_type in _active:
+            return _active[device_type]
+        vendor = default(device_type)
+        return vendor and use(vendor.name, device_type)
+
+
+def default(device_type: str) -> Vendor | None:
+    """The vendor that the first op call on a device would make active; activates nothing.
+
+    ``DLINFER_VENDOR`` if it serves the device, else the available vendor of highest priority, and of equals
+    the first by name. Raises what ``get`` raises when DLINFER_VENDOR names a vendor that cannot be loaded.
+    """
+    wanted = settings.current().vendor
+    if wanted and get(wanted).serves(device_type):
+        return get(wanted)
+    fitting = [v for v in _loadable() if v.serves(device_type) and probe(v).available]
+    return max(fitting, key=lambda v: v.priority, default=None)
+
+
+def _loadable() -> list[Vendor]:
+    vendors = []
+    for name in names():
+        try:
+            vendors.append(get(name))
+        except (VendorLoadError, VendorClashError) as error:
+            warnings.warn(f"passed over: {error}", VendorWarning, stacklevel=2)
+    return vendors
+
+
+def on_activation(listener: Callable[[str, Vendor], None]) -> None:
+    """Call ``listener(device_type, vendor)`` at each change of the active vendor, before it takes effect."""
+    with _lock:
+        _listeners.append(listener)
+        for device, vendor in _active.items():
+            listener(device, vendor)

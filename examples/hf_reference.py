@@ -1,0 +1,124 @@
+"""What Hugging Face transformers says: greedy tokens, logits and losses, for comparing another engine with.
+
+Run it as a process of its own, without LMDeploy and without dlinfer's autoload, so that nothing under test can reach
+into the reference::
+
+    TORCH_DEVICE_BACKEND_AUTOLOAD=0 python examples/hf_reference.py MODEL_FOLDER JOB.json OUT.npz
+
+The job is a JSON object, every field optional:
+
+``dtype``
+    "auto" (the checkpoint's, the default), "float32", "bfloat16" or "float16".
+``prompts`` and ``max_new_tokens``
+    lists of token ids (or strings, tokenised without special tokens added) and one int. Each prompt runs alone,
+    greedily, for exactly that many tokens: end-of-sequence tokens are never chosen, which is what LMDeploy's
+    ``ignore_eos=True`` means too (``SamplingParam.from_gen_config`` makes them bad words).
+``natural``
+    true: also continue each prompt with end-of-sequence tokens allowed, stopping after one.
+``repetition_penalty``
+    a float: apply transformers' penalty, over the generated tokens only, which is LMDeploy's rule.
+``score``
+    lists of token ids that are fed whole (teacher-forced).
+
+``OUT.npz`` holds, for prompt i: ``prompt_i`` int64[len], ``tokens_i`` int64[new] and ``gap_i`` float32[new], the
+distance between HF's two best scores at each step (a small one means that another order of summation may
+legitimately choose the other token), and ``natural_i`` int64[<= new]; for scored sequence i: ``logits_i`` float32[len, vocab] and ``loss_i``, the
+mean cross-entropy of token t+1 given tokens up to t, which is what LMDeploy's ``Pipeline.get_ppl`` returns.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+
+def end_tokens(model, tokenizer) -> list[int]:
+    """Ids that end a text: those of the checkpoint's generation config and the tokenizer's own."""
+    ids = model.generation_config.eos_token_id
+    ends = set(ids if isinstance(ids, list) else [ids]) | {tokenizer.eos_token_id}
+    return sorted(ends - {None})
+
+
+@torch.inference_mode()
+def greedy(
+    model, prompt: list[int], max_new_tokens: int, ends: list[int], ignore_eos: bool = True, penalty: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Greedy continuation of one prompt: tokens int64[new] and top-2 score gaps float32[new]."""
+    # A fresh config: the checkpoint's own may carry penalties and samplers.
+    plain = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=max_new_tokens if ignore_eos else 0,
+        do_sample=False,
+        eos_token_id=ends or None,
+        pad_token_id=0,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    model.generation_config = plain
+    ids = torch.tensor([prompt])
+    processors = LogitsProcessorList()
+    if penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(penalty, prompt_ignore_length=len(prompt)))
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), generation_config=plain, logits_processor=processors
+    )
+    tokens = out.sequences[0, len(prompt) :]
+    if ignore_eos and len(tokens) != max_new_tokens:
+        raise RuntimeError(f"transformers stopped after {len(tokens)} of {max_new_tokens} tokens")
+    best = torch.cat(out.scores).float().topk(2, dim=-1).values
+    return tokens.numpy(), (best[:, 0] - best[:, 1]).numpy()
+
+
+@torch.inference_mode()
+def score(model, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Teacher-forced logits float32[len, vocab] and the mean cross-entropy loss of ids[1:]."""
+    logits = model(torch.tensor([ids])).logits[0].float()
+    if len(ids) < 2:
+        return logits.numpy(), np.float32("nan")
+    loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]))
+    return logits.numpy(), loss.numpy()
+
+
+def run(model_folder: Path, job: dict) -> dict[str, np.ndarray]:
+    """Answer a job (see the module's docstring) as the arrays of OUT.npz."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=job.get("dtype", "auto")).eval()
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    ends = end_tokens(model, tokenizer)
+    answer: dict[str, np.ndarray] = {}
+    for i, prompt in enumerate(job.get("prompts", [])):
+        ids = tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
+        answer[f"prompt_{i}"] = np.asarray(ids)
+        new, penalty = job["max_new_tokens"], job.get("repetition_penalty", 1.0)
+        answer[f"tokens_{i}"], answer[f"gap_{i}"] = greedy(model, ids, new, ends, penalty=penalty)
+        if job.get("natural"):
+            answer[f"natural_{i}"], _ = greedy(model, ids, new, ends, ignore_eos=False, penalty=penalty)
+    for i, ids in enumerate(job.get("score", [])):
+        answer[f"logits_{i}"], answer[f"loss_{i}"] = score(model, ids)
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("job", type=Path)
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args()
+    answer = run(args.model, json.loads(args.job.read_text()))
+    polluted = [name for name in ("lmdeploy", "dlinfer") if name in sys.modules]
+    if polluted:
+        sys.exit(f"error: {', '.join(polluted)} was loaded into the reference; set TORCH_DEVICE_BACKEND_AUTOLOAD=0")
+    np.savez(args.out, **answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Build one tiny checkpoint: deterministic, atomic, and instant when it is there already."""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from .families import FAMILIES
+
+STAMP = "tiny_model.json"
+REFERENCE = "hf_reference"
+DTYPES = ("float32", "bfloat16")
+
+
+def fingerprint(family: str, seed: int, dtype: str) -> str:
+    """Hash of everything that the checkpoint depends on: this package's source, the arguments, the two libraries."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    libraries = [metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
+    digest.update(json.dumps([family, seed, dtype, libraries]).encode())
+    return digest.hexdigest()[:16]
+
+
+def is_built(out: Path, wanted: str) -> bool:
+    """True when out holds a finished checkpoint with this fingerprint."""
+    stamp = out / STAMP
+    return stamp.is_file() and json.loads(stamp.read_text())["fingerprint"] == wanted
+
+
+def reference_folder(model: Path) -> Path:
+    """The folder that HF transformers can load: the model's own, or the twin it carries (InternLM2's Llama)."""
+    twin = model / REFERENCE
+    return twin if twin.is_dir() else model
+
+
+def build(family: str, out: Path, seed: int = 0, dtype: str = "float32") -> bool:
+    """Make ``out`` a checkpoint of ``family``; False when it already was.
+
+    The folder appears whole or not at all: it is written beside ``out`` and renamed. A folder there that this
+    function did not make is never touched.
+
+    Raises:
+        ValueError: unknown family or dtype.
+        FileExistsError: ``out`` exists and is not a tiny model.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"unknown family {family!r}; available: {', '.join(FAMILIES)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
+    wanted = fingerprint(family, seed, dtype)
+    if is_built(out, wanted):
+        return False
+    if out.exists() and not (out / STAMP).is_file():
+        raise FileExistsError(f"{out} exists and was not built by this script; choose another folder")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temp = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        _write(family, temp, seed, dtype)
+        stamp = {"fingerprint": wanted, "family": family, "seed": seed, "dtype": dtype}
+        (temp / STAMP).write_text(json.dumps(stamp) + "\n")
+        temp.chmod(0o755)  # mkdtemp's 0700 would hide the model from other users
+        if out.exists():
+            shutil.rmtree(out)
+        try:
+            os.rename(temp, out)
+        except OSError:
+            if not is_built(out, wanted):  # else another process was faster, with the same bytes
+                raise
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+    return True
+
+
+def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
+    # Imported late: a folder that is there already costs no import of torch.
+    import torch
+    import transformers
+
+    from . import internlm2, tokenizer
+    from .families import STOP_IDS
+
+    spec = FAMILIES[family]
+    config = getattr(transformers, f"{spec.hf_name}Config")(**spec.config)
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{spec.hf_name}ForCausalLM")(config)
+    _randomise_vectors(model)
+    model.generation_config.eos_token_id = STOP_IDS
+    model = model.to(getattr(torch, dtype)).eval()
+    tokens = tokenizer.train()
+    if family == "internlm2":
+        model.save_pretrained(folder / REFERENCE)
+        tokens.save_pretrained(folder / REFERENCE)
+        internlm2.save(model, folder)
+        model.generation_config.save_pretrained(folder)
+    else:
+        model.save_pretrained(folder)
+    tokens.save_pretrained(folder)
+
+
+def _randomise_vectors(model) -> None:
+    """Norm weights are born as ones and biases as zeros, where forgetting to use them would not show."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                noise = torch.randn_like(parameter) * 0.2
+                parameter.copy_(noise if name.endswith("bias") else 1 + noise)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.tiny_models", description=__doc__)
+    parser.add_argument("family", choices=FAMILIES)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    args = parser.parse_args()
+    try:
+        made = build(args.family, args.out, args.seed, args.dtype)
+    except (ValueError, FileExistsError) as error:
+        parser.exit(2, f"error: {error}\n")
+    print(f"{args.out}: {'built' if made else 'up to date'}")

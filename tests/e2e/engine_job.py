@@ -1,0 +1,161 @@
+"""One LMDeploy engine on the CPU, driven by a JSON job; ``harness.run_engine`` starts it as a process of its own.
+
+    python engine_job.py JOB.json OUT_FOLDER
+
+It is what a user would write: ``PytorchEngineConfig(device_type="cpu")`` and no word of dlinfer. The job names the
+model, the engine's options and a list of steps; a step's ``kind`` is a function below. ``results.json`` maps a step's
+name to what its function returned, or to ``{"raised": traceback}``; logits go to ``logits.npz`` as "name/index".
+"""
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
+
+
+def gen_config(step: dict) -> GenerationConfig | list[GenerationConfig]:
+    """The step's "gen": keywords of one GenerationConfig, or a list with one per prompt."""
+    gen = step["gen"]
+    return [GenerationConfig(**g) for g in gen] if isinstance(gen, list) else GenerationConfig(**gen)
+
+
+class Collector:
+    """Joins the responses of one request: all tokens, the text, and the last word on everything else."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.text = ""
+        self.logprobs: list[dict[int, float]] = []
+        self.logits: list[np.ndarray] = []
+        self.chunks = 0
+        self.last = None
+
+    def add(self, response) -> None:
+        self.tokens += response.token_ids
+        self.text += response.text
+        self.logprobs += response.logprobs or []
+        self.chunks += bool(response.token_ids)
+        if response.logits is not None:
+            self.logits.append(response.logits.float().cpu().numpy())
+        self.last = response
+
+    def as_dict(self) -> dict:
+        last = self.last
+        assert last is not None, "a request ended without any response"
+        keys = "input_token_len generate_token_len finish_reason cached_tokens error_code error_message".split()
+        return {key: getattr(last, key, None) for key in keys} | {
+            "token_ids": self.tokens,
+            "text": self.text,
+            "chunks": self.chunks,
+            # JSON keys are strings; pairs keep the ids whole numbers
+            "logprobs": [list(map(list, step.items())) for step in self.logprobs],
+        }
+
+
+def finish(collectors: list[Collector], step: dict, logits: dict[str, np.ndarray]) -> list[dict]:
+    for i, collector in enumerate(collectors):
+        if collector.logits:
+            logits[f"{step['name']}/{i}"] = np.concatenate(collector.logits)
+    return [collector.as_dict() for collector in collectors]
+
+
+def call(pipe, step: dict, logits: dict) -> list[dict]:
+    """All prompts at once through ``pipe(...)``."""
+    collectors = []
+    for response in pipe(step["prompts"], gen_config=gen_config(step), do_preprocess=False):
+        collectors.append(Collector())
+        collectors[-1].add(response)
+    return finish(collectors, step, logits)
+
+
+def one_by_one(pipe, step: dict, logits: dict) -> list[dict]:
+    """Each prompt only when the one before is finished."""
+    gens = gen_config(step)
+    collectors = []
+    for i, prompt in enumerate(step["prompts"]):
+        gen = gens[i] if isinstance(gens, list) else gens
+        collectors.append(Collector())
+        collectors[-1].add(pipe(prompt, gen_config=gen, do_preprocess=False))
+    return finish(collectors, step, logits)
+
+
+def stream(pipe, step: dict, logits: dict) -> list[dict]:
+    """All prompts at once through ``stream_infer``."""
+    collectors = [Collector() for _ in step["prompts"]]
+    for response in pipe.stream_infer(step["prompts"], gen_config=gen_config(step), do_preprocess=False):
+        collectors[response.index].add(response)
+    return finish(collectors, step, logits)
+
+
+def staggered(pipe, step: dict, logits: dict) -> list[dict]:
+    """Each prompt arrives once every earlier one has ``after`` tokens, so that it meets others decoding."""
+    gen = gen_config(step)
+    running = []
+    for prompt in step["prompts"]:
+        collector = Collector()
+        running.append((collector, pipe.stream_infer([prompt], gen_config=gen, do_preprocess=False)))
+        for earlier, responses in running:
+            target = len(earlier.tokens) + step["after"]
+            while len(earlier.tokens) < target:
+                earlier.add(next(responses))
+    for collector, responses in running:
+        for response in responses:
+            collector.add(response)
+    return finish([collector for collector, _ in running], step, logits)
+
+
+def cancel(pipe, step: dict, logits: dict) -> list[dict]:
+    """All prompts at once; the sessions in ``cancel`` are aborted when they have ``after`` tokens."""
+    sessions = [pipe.session() for _ in step["prompts"]]
+    collectors = [Collector() for _ in sessions]
+    waiting = set(step["cancel"])
+    for response in pipe.stream_infer(
+        step["prompts"], sessions=sessions, gen_config=gen_config(step), do_preprocess=False
+    ):
+        i = response.index
+        collectors[i].add(response)
+        if i in waiting and len(collectors[i].tokens) >= step["after"]:
+            waiting.remove(i)
+            sessions[i].abort()
+    return finish(collectors, step, logits)
+
+
+def perplexity(pipe, step: dict, logits: dict) -> list[float]:
+    """``get_ppl`` of token-id sequences."""
+    return pipe.get_ppl(step["sequences"])
+
+
+def teacher_forced(pipe, step: dict, logits: dict) -> list[list[int]]:
+    """Logits of whole token-id sequences, by the call that ``Pipeline.get_reward_score`` makes."""
+    answer = pipe._run(coro=pipe.async_engine.async_get_logits(input_ids=step["sequences"])).result()
+    for i, rows in enumerate(answer):
+        logits[f"{step['name']}/{i}"] = rows.float().cpu().numpy()
+    return [list(rows.shape) for rows in answer]
+
+
+KINDS = {
+    f.__name__: f for f in (call, one_by_one, stream, staggered, cancel, perplexity, teacher_forced)
+}
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    out = Path(sys.argv[2])
+    config = PytorchEngineConfig(device_type="cpu", **job["engine"])
+    results: dict[str, object] = {}
+    logits: dict[str, np.ndarray] = {}
+    with pipeline(job["model"], backend_config=config, trust_remote_code=job["trust_remote_code"]) as pipe:
+        for step in job["steps"]:
+            try:
+                results[step["name"]] = KINDS[step["kind"]](pipe, step, logits)
+            except Exception:  # the other steps still have an answer to give; the harness raises this one
+                results[step["name"]] = {"raised": traceback.format_exc()}
+    np.savez(out / "logits.npz", **logits)
+    (out / "results.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

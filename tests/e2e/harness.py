@@ -1,0 +1,152 @@
+"""What the end-to-end tests stand on: tiny models, HF's answers and LMDeploy's, each from a process of its own."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from examples.tiny_models.build import STAMP, build, reference_folder
+
+ROOT = Path(__file__).parents[2]
+REFERENCE_SCRIPT = ROOT / "examples" / "hf_reference.py"
+ENGINE_SCRIPT = Path(__file__).with_name("engine_job.py")
+
+PROMPT_LENGTHS = (1, 2, 9, 80)
+NEW_TOKENS = 40
+
+# Small enough to start at once; the cache still holds hundreds of times what the tests need.
+ENGINE_DEFAULTS = {"session_len": 512, "max_batch_size": 16, "cache_max_entry_count": 0.02}
+
+
+def run_process(command: list[str], timeout: float, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a session of its own and leave nothing of it behind.
+
+    Raises:
+        AssertionError: it took longer than ``timeout`` seconds, or a descendant outlived it; either way the whole
+            process group is killed first. The message ends with the command's output.
+    """
+    child = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    trouble = None
+    try:
+        out, err = child.communicate(timeout=timeout)
+        if _group_is_alive(child.pid):
+            trouble = "left processes behind"
+    except subprocess.TimeoutExpired:
+        trouble = f"was still running after {timeout} s"
+        os.killpg(child.pid, signal.SIGKILL)
+        out, err = child.communicate()
+    finally:
+        if _group_is_alive(child.pid):
+            os.killpg(child.pid, signal.SIGKILL)
+    assert trouble is None, f"{' '.join(command)} {trouble}\n{out[-2000:]}\n{err[-6000:]}"
+    return subprocess.CompletedProcess(command, child.returncode, out, err)
+
+
+def _group_is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class EngineRun:
+    """What one engine start answered; indexing by a step's name raises what that step raised."""
+
+    def __init__(self, folder: Path, log: str) -> None:
+        self.results = json.loads((folder / "results.json").read_text())
+        with np.load(folder / "logits.npz") as arrays:
+            self.logits = dict(arrays)
+        self.log = log
+
+    def __getitem__(self, step: str):
+        answer = self.results[step]
+        if isinstance(answer, dict) and "raised" in answer:
+            raise AssertionError(f"step {step!r} raised in the engine's process:\n{answer['raised']}")
+        return answer
+
+    def tokens(self, step: str) -> list[list[int]]:
+        return [response["token_ids"] for response in self[step]]
+
+
+class Lab:
+    """Builds models and asks both sides; models and HF's answers are kept under ``cache`` between test runs."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+
+    def model(self, family: str, seed: int = 0, dtype: str = "float32") -> Path:
+        """Folder of a tiny checkpoint, built on first use."""
+        folder = self.cache / "models" / f"{family}-{seed}-{dtype}"
+        build(family, folder, seed, dtype)
+        return folder
+
+    def tokenizer(self, model: Path) -> Tokenizer:
+        return Tokenizer.from_file(str(model / "tokenizer.json"))
+
+    def prompts(self, model: Path, lengths: tuple[int, ...] = PROMPT_LENGTHS) -> list[str]:
+        """Texts of exactly so many tokens, made of whole words of the vocabulary."""
+        tokenizer = self.tokenizer(model)
+        words = sorted(i for word, i in tokenizer.get_vocab().items() if word[0] == "Ġ" and word[1:].isalpha())
+        rng = random.Random(0)
+        texts = []
+        for length in lengths:
+            ids = rng.choices(words, k=length)
+            texts.append(tokenizer.decode(ids))
+            assert tokenizer.encode(texts[-1]).ids == ids, f"{texts[-1]!r} does not survive the tokenizer"
+        return texts
+
+    def reference(self, model: Path, **job) -> dict[str, np.ndarray]:
+        """HF transformers' answer to a job of ``examples/hf_reference.py``, from its own process, kept on disk."""
+        versions = [metadata.version(name) for name in ("torch", "transformers")]
+        stamp = (model / STAMP).read_text()
+        key = json.dumps([stamp, job, versions, REFERENCE_SCRIPT.read_text()], sort_keys=True)
+        kept = self.cache / "references" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
+        if not kept.is_file():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=kept.parent) as temp:
+                job_file, out = Path(temp, "job.json"), Path(temp, "out.npz")
+                job_file.write_text(json.dumps(job))
+                command = [sys.executable, str(REFERENCE_SCRIPT), str(reference_folder(model)), str(job_file), str(out)]
+                done = run_process(command, timeout=120, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+                assert done.returncode == 0, done.stderr[-4000:]
+                out.rename(kept)
+        with np.load(kept) as arrays:
+            return dict(arrays)
+
+    def engine(self, model: Path, steps: list[dict], timeout: float = 180, **options) -> EngineRun:
+        """Start LMDeploy once with ``options`` of PytorchEngineConfig and let it answer ``steps``."""
+        job = {
+            "model": str(model),
+            "trust_remote_code": (model / "configuration_internlm2.py").is_file(),
+            "engine": ENGINE_DEFAULTS | options,
+            "steps": steps,
+        }
+        with tempfile.TemporaryDirectory(prefix="dlinfer-e2e-") as temp:
+            job_file = Path(temp, "job.json")
+            job_file.write_text(json.dumps(job))
+            # transformers copies remote code beneath HF_HOME; the user's own is none of our business
+            done = run_process(
+                [sys.executable, str(ENGINE_SCRIPT), str(job_file), temp], timeout, HF_HOME=str(self.cache / "hf")
+            )
+            log = done.stdout + done.stderr
+            assert done.returncode == 0, f"LMDeploy ended with {done.returncode}:\n{log[-6000:]}"
+            return EngineRun(Path(temp), log)

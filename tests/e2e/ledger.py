@@ -1,0 +1,47 @@
+"""Memory of the long lane: which cells passed with exactly this code, so that an interrupted run goes on."""
+
+import hashlib
+import json
+from importlib import metadata
+from pathlib import Path
+
+from tests.e2e.harness import ROOT
+
+CODE = ("dlinfer/**/*.py", "dlinfer/**/*.cpp", "dlinfer/**/*.h", "tests/e2e/*.py", "examples/**/*.py")
+
+
+def code_fingerprint() -> str:
+    """Hash of the product's and the checks' source as it is on disk, committed or not, and of the libraries."""
+    digest = hashlib.sha256()
+    for pattern in CODE:
+        for path in sorted(ROOT.glob(pattern)):
+            digest.update(str(path.relative_to(ROOT)).encode())
+            digest.update(path.read_bytes())
+    for library in ("lmdeploy", "torch", "transformers"):
+        digest.update(metadata.version(library).encode())
+    return digest.hexdigest()[:16]
+
+
+class Ledger:
+    """A JSON-lines file, one line a finished cell; only lines of today's code count."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.code = code_fingerprint()
+
+    def entries(self) -> dict[str, dict]:
+        """The latest result of each cell for this code: name -> {"cell", "code", "seconds", "failures"}."""
+        if not self.path.is_file():
+            return {}
+        lines = [json.loads(line) for line in self.path.read_text().splitlines()]
+        return {entry["cell"]: entry for entry in lines if entry["code"] == self.code}
+
+    def passed(self, cell: str) -> bool:
+        entry = self.entries().get(cell)
+        return entry is not None and not entry["failures"]
+
+    def record(self, cell: str, seconds: float, failures: list[str]) -> None:
+        entry = {"cell": cell, "code": self.code, "seconds": round(seconds, 1), "failures": failures}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(entry) + "\n")

@@ -1,0 +1,216 @@
+"""The matrix: which model meets which engine options, and what has to hold in every cell.
+
+A cell is one engine start. All cells get the same requests (a batch, a stream, staggered arrivals, cancelled
+sessions, stop words) and the same oracle, transformers in another process.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from examples.tiny_models.families import FAMILIES
+from tests.e2e.harness import NEW_TOKENS, EngineRun, Lab
+
+SEEDS = (0, 1, 2)
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "block16": {"block_size": 16},
+    "block32": {"block_size": 32},
+    "block128": {"block_size": 128},
+    "chunked": {"max_prefill_token_num": 32},
+    "prefix": {"enable_prefix_caching": True, "block_size": 16},
+    "chunked-prefix": {"max_prefill_token_num": 32, "enable_prefix_caching": True, "block_size": 16},
+}
+
+# The family that meets every configuration in the quick lane.
+THOROUGH = "qwen2"
+
+# Where HF's two best scores are closer than this, the order of a sum may decide between them. In float32 such a
+# pair would make "equal" a matter of luck, so the models' seeds must not produce one; measured errors are 5e-6.
+FP32_DECISIVE = 1e-4
+# The tiny models' logits stay below 8, where neighbouring bfloat16 numbers are 2**-5 apart; hidden states are rounded
+# to 8 bits a dozen times on the way, which moves a logit by a few such steps.
+BF16_TIE = 4 * 2.0**-5
+# Largest difference of teacher-forced logits of magnitude < 8: float32 sums of at most 128 terms in another order;
+# for bfloat16 see BF16_TIE, doubled because this is a maximum over 80,000 logits and not only the two best.
+LOGIT_TOLERANCE = {"float32": 2e-4, "bfloat16": 8 * 2.0**-5}
+LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
+
+
+@dataclass(frozen=True)
+class Cell:
+    family: str
+    seed: int
+    dtype: str
+    config: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-s{self.seed}-{self.dtype}-{self.config}"
+
+    @property
+    def is_quick(self) -> bool:
+        """Part of ``make test``: each family once, one family in every configuration and dtype."""
+        return self.seed == 0 and (self.family == THOROUGH or (self.config == "base" and self.dtype == "float32"))
+
+
+def cells() -> list[Cell]:
+    """Every cell: all in float32, and the dense families in bfloat16 without further options."""
+    fp32 = [Cell(f, s, "float32", c) for f in FAMILIES for s in SEEDS for c in CONFIGS]
+    bf16 = [Cell(f, s, "bfloat16", "base") for f, spec in FAMILIES.items() if spec.dense for s in SEEDS]
+    return fp32 + bf16
+
+
+def check(lab: Lab, cell: Cell) -> list[str]:
+    """Run a cell; the failures as text, empty when all is well."""
+    model = lab.model(cell.family, cell.seed, cell.dtype)
+    prompts = lab.prompts(model)
+    prefix_caching = "prefix" in cell.config
+    # The longest prompt with HF's own continuation, so that decoding positions are scored too.
+    greedy = lab.reference(model, prompts=prompts, max_new_tokens=NEW_TOKENS, natural=True)
+    scored = [[*greedy[f"prompt_{i}"].tolist(), *greedy[f"tokens_{i}"].tolist()] for i in (1, 3)]
+    scores = lab.reference(model, score=scored)
+
+    many = {"prompts": prompts, "gen": {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}}
+    stops = stop_requests(lab, model, greedy)
+    steps = [
+        {"name": "batch", "kind": "call", **many},
+        {"name": "stream", "kind": "stream", **many},
+        {"name": "staggered", "kind": "staggered", "after": 5, **many},
+        {"name": "cancel", "kind": "cancel", "after": 12, "cancel": [0, 3], **many},
+        {"name": "after cancel", "kind": "call", **many},
+        {"name": "stop", "kind": "call", "prompts": [prompts[s.prompt] for s in stops], "gen": [s.gen for s in stops]},
+    ]
+    if not prefix_caching:  # LMDeploy refuses both with prefix caching
+        steps += [
+            {"name": "perplexity", "kind": "perplexity", "sequences": scored},
+            # Last: LMDeploy 0.18 forgets that a request with max_new_tokens=0 still has a row in the model agent's
+            # batch (InputsMaker.update_running_seqs against StepInputs.merge_prefill), and decodes the next
+            # batch's tokens with its neighbours' state, on every device.
+            {"name": "logits", "kind": "teacher_forced", "sequences": scored},
+        ]
+    run = lab.engine(model, steps, **CONFIGS[cell.config])
+
+    failures = []
+    for step in ("batch", "stream", "staggered", "after cancel"):
+        failures += compare_tokens(step, run, greedy, cell.dtype)
+    failures += check_cancelled(run, greedy, cell.dtype)
+    if cell.dtype == "float32":  # a tie before the stop token would move it
+        failures += check_stops(run, greedy, stops)
+    if prefix_caching:
+        failures += check_prefix_hits(run)
+    else:
+        failures += check_scores(run, scores, cell.dtype)
+    return failures
+
+
+def first_difference(tokens: list[int], expected: np.ndarray) -> int | None:
+    """Index of the first differing token, also where one is a prefix of the other; None when equal."""
+    if tokens == expected.tolist():
+        return None
+    pairs = zip(tokens, expected.tolist(), strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(expected)))
+
+
+def compare_tokens(step: str, run: EngineRun, greedy: dict[str, np.ndarray], dtype: str, rows=None) -> list[str]:
+    """All tokens of all (or some) rows against HF's; in bfloat16 a near-tie of HF's own may go either way."""
+    failures = []
+    for i, response in enumerate(run[step]):
+        if rows is not None and i not in rows:
+            continue
+        expected, gaps, length = greedy[f"tokens_{i}"], greedy[f"gap_{i}"], len(greedy[f"prompt_{i}"])
+        if dtype == "float32" and gaps.min() < FP32_DECISIVE:
+            failures.append(f"prompt {i}: HF's two best scores come within {gaps.min():.1e}; choose another seed")
+        if response["input_token_len"] != length:
+            failures.append(f"{step}: prompt {i} became {response['input_token_len']} tokens instead of {length}")
+        tokens = response["token_ids"]
+        at = first_difference(tokens, expected)
+        if at is None or (dtype == "bfloat16" and len(tokens) == len(expected) and gaps[at] < BF16_TIE):
+            continue
+        failures.append(
+            f"{step}: prompt {i} ({length} tokens) differs at {at}: {tokens[at : at + 3]} instead of"
+            f" {expected[at : at + 3].tolist()} (HF's gap {gaps[min(at, len(gaps) - 1)]:.4f}),"
+            f" {response['finish_reason']} {response['error_message'] or ''}"
+        )
+    return failures
+
+
+def check_cancelled(run: EngineRun, greedy: dict[str, np.ndarray], dtype: str) -> list[str]:
+    """Sessions 0 and 3 end early with the tokens they had; the others do not notice."""
+    failures = compare_tokens("cancel", run, greedy, dtype, rows=(1, 2))
+    for i in (0, 3):
+        response = run["cancel"][i]
+        tokens = response["token_ids"]
+        if response["finish_reason"] != "abort" or not 12 <= len(tokens) < NEW_TOKENS:
+            failures.append(f"cancel: session {i} ended with {response['finish_reason']}, {len(tokens)} tokens")
+        if dtype == "float32" and tokens != greedy[f"tokens_{i}"][: len(tokens)].tolist():
+            failures.append(f"cancel: session {i} had other tokens before it was aborted")
+    return failures
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A request that must end right before position ``at`` of HF's natural continuation."""
+
+    prompt: int
+    gen: dict[str, Any]
+    at: int
+    word: str = ""
+
+
+def stop_requests(lab: Lab, model: Path, greedy: dict[str, np.ndarray]) -> list[Stop]:
+    """One stop by token id for the longest prompt, and one by word wherever HF says a word that is one token."""
+    natural = greedy["natural_3"].tolist()
+    at = natural.index(natural[min(7, len(natural) - 1)])
+    stops = [Stop(3, {"max_new_tokens": NEW_TOKENS, "stop_token_ids": [natural[at]]}, at)]
+    tokenizer = lab.tokenizer(model)
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    for prompt in range(4):
+        tokens = greedy[f"natural_{prompt}"].tolist()
+        for token in tokens[3:]:
+            word = (tokenizer.id_to_token(token) or "").removeprefix("Ġ")
+            matching = [i for text, i in vocabulary if word and word in text]
+            # LMDeploy's rule (HuggingFaceTokenizer.indexes_containing_token): the word is one token, and then every
+            # token that contains it ends the text, if there are at most 5.
+            if word.isalpha() and len(tokenizer.encode(word).ids) == 1 and len(matching) <= 5:
+                at = next(i for i, t in enumerate(tokens) if t in matching)
+                gen = {"max_new_tokens": NEW_TOKENS, "stop_words": [word]}
+                return [*stops, Stop(prompt, gen, at, word)]
+    raise AssertionError(f"no word in HF's continuations could be a stop word: {model}")
+
+
+def check_stops(run: EngineRun, greedy: dict[str, np.ndarray], stops: list[Stop]) -> list[str]:
+    failures = []
+    for stop, response in zip(stops, run["stop"], strict=True):
+        expected = greedy[f"natural_{stop.prompt}"][: stop.at].tolist()
+        if response["token_ids"] != expected or response["finish_reason"] != "stop":
+            failures.append(f"{stop}: {response['token_ids']}, {response['finish_reason']}; expected {expected}, stop")
+        if stop.word and stop.word in response["text"]:
+            failures.append(f"{stop}: the text still holds the stop word: {response['text']!r}")
+    return failures
+
+
+def check_prefix_hits(run: EngineRun) -> list[str]:
+    """The second time the 80-token prompt's full blocks come from the cache, save the one that holds its end."""
+    first, again = run["batch"][3]["cached_tokens"], run["stream"][3]["cached_tokens"]
+    return [] if first == 0 and again == 64 else [f"cached tokens: {first}, then {again}; expected 0, then 64"]
+
+
+def check_scores(run: EngineRun, scores: dict[str, np.ndarray], dtype: str) -> list[str]:
+    failures = []
+    for i, loss in enumerate(run["perplexity"]):
+        expected = float(scores[f"loss_{i}"])
+        if not abs(loss - expected) <= LOSS_TOLERANCE[dtype]:
+            failures.append(f"get_ppl of sequence {i}: {loss}, HF says {expected}")
+    for i, shape in enumerate(run["logits"]):
+        expected = scores[f"logits_{i}"]
+        if shape != list(expected.shape):
+            failures.append(f"logits of sequence {i}: shape {shape} instead of {list(expected.shape)}")
+            continue
+        distance = float(np.abs(run.logits[f"logits/{i}"] - expected).max())
+        if not distance <= LOGIT_TOLERANCE[dtype]:
+            failures.append(f"logits of sequence {i} differ from HF's by up to {distance:.2e}")
+    return failures

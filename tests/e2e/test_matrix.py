@@ -1,0 +1,30 @@
+"""Greedy tokens, scores and scheduling of every model family under every engine option equal transformers'."""
+
+import time
+
+import pytest
+
+from tests.e2e.harness import Lab
+from tests.e2e.ledger import Ledger
+from tests.e2e.matrix import Cell, cells, check
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def as_param(cell: Cell):
+    return pytest.param(cell, id=cell.name, marks=() if cell.is_quick else pytest.mark.full)
+
+
+@pytest.mark.parametrize("cell", [as_param(cell) for cell in cells()])
+def test_cell(cell: Cell, lab: Lab, ledger: Ledger) -> None:
+    """S4-50 to S4-52 with device_type cpu: ``PytorchEngineConfig(device_type="cpu")`` and nothing else.
+
+    Cells of the long lane that passed with this very code are not run again.
+    """
+    if not cell.is_quick and ledger.passed(cell.name):
+        print(f"{cell.name} passed earlier with code {ledger.code}")
+        return
+    start = time.monotonic()
+    failures = check(lab, cell)
+    ledger.record(cell.name, time.monotonic() - start, failures)
+    assert not failures, "\n".join(failures)

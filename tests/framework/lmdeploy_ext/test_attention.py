@@ -1,0 +1,192 @@
+"""LMDeploy's attention layers on our ops: every option that a layer is built with has its effect."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
+from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.attention import (
+    PagedAttention,
+    VarlenAttention,
+    cache_slots,
+    step_metadata,
+)
+
+HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 16, 16
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 70)), min_size=1, max_size=5),
+    st.sampled_from([16, 32, 64]),
+)
+def test_cache_slots_are_those_of_each_new_token(lengths, block_size):
+    q = torch.tensor([new for new, _ in lengths])
+    kv = torch.tensor([new + old for new, old in lengths])
+    blocks = -(-int(kv.max()) // block_size)
+    table = torch.randperm(len(lengths) * blocks).view(len(lengths), blocks).int()
+    cu = torch.nn.functional.pad(q.cumsum(0), (1, 0)).int()
+    slots = cache_slots(q, kv, cu, table, block_size, int(q.sum()))
+    expected = [
+        int(table[b, position // block_size]) * block_size + position % block_size
+        for b, (new, old) in enumerate(lengths)
+        for position in range(old, old + new)
+    ]
+    assert slots.tolist() == expected
+
+
+def dense(q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True):
+    """One sequence in float64: q [T, H, D] are the last positions of k, v [S, Hkv, D]."""
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = torch.einsum("thd,shd->hts", q, k) / math.sqrt(q.shape[-1])
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    distance = torch.arange(k.shape[0])[None] - (torch.arange(q.shape[0]) + k.shape[0] - q.shape[0])[:, None]
+    if slopes is not None:
+        scores = scores - slopes.double()[:, None, None] * distance.abs()
+    if causal:
+        scores = scores.masked_fill(distance > 0, -torch.inf)
+    if window is not None:
+        scores = scores.masked_fill((distance < -window) | (distance > window), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, q.shape[0], 1)], -1)
+    weights = scores.softmax(-1)[..., : k.shape[0]]
+    return torch.einsum("hts,shd->thd", weights, v)
+
+
+def paged_spec(**changes):
+    neutral = {
+        "num_heads": HEADS,
+        "head_dim": SIZE,
+        "scale": None,
+        "num_kv_heads": KV_HEADS,
+        "v_head_dim": SIZE,
+        "alibi": False,
+        "sliding_window": None,
+        "logit_softcapping": 0.0,
+        "causal": True,
+        "use_flash_mla": False,
+        "mla_index_topk": None,
+        "learnable_sink": False,
+        "block_sparse_size": 1,
+    }
+    return PagedAttentionBuildSpec(**{**neutral, **changes})
+
+
+class Step:
+    """A step of two sequences over one paged cache, as LMDeploy's engine hands it to the layers."""
+
+    def __init__(self, new: list[int], old: list[int], decoding: bool) -> None:
+        torch.manual_seed(0)
+        self.new, self.old = new, old
+        self.total = [a + b for a, b in zip(new, old, strict=True)]
+        blocks = -(-max(self.total) // BLOCK)
+        self.table = torch.randperm(len(new) * blocks).view(len(new), blocks).int()
+        self.k_cache = torch.zeros(len(new) * blocks, BLOCK, KV_HEADS, SIZE)
+        self.v_cache = torch.zeros_like(self.k_cache)
+        self.keys = [torch.randn(n, KV_HEADS, SIZE) for n in self.total]
+        self.values = [torch.randn(n, KV_HEADS, SIZE) for n in self.total]
+        self.query = torch.randn(sum(new), HEADS, SIZE)
+        for b, length in enumerate(old):
+            for position in range(length):
+                block = int(self.table[b, position // BLOCK])
+                self.k_cache[block, position % BLOCK] = self.keys[b][position]
+                self.v_cache[block, position % BLOCK] = self.values[b][position]
+        self.metadata = step_metadata(
+            SimpleNamespace(
+                is_decoding=decoding,
+                q_seqlens=torch.tensor(new),
+                kv_seqlens=torch.tensor(self.total),
+                block_offsets=self.table,
+                cache_config=SimpleNamespace(kernel_block_size=BLOCK),
+                input_ids=torch.zeros(1, sum(new), dtype=torch.int64),
+                max_q_seqlen=max(new),
+                max_kv_seqlen=max(self.total),
+                sum_kv_seqlen=sum(self.total),
+                kv_quant_policy=0,
+            )
+        )
+
+    def run(self, layer, **options):
+        fresh = [torch.cat([t[-n:] for t, n in zip(ts, self.new, strict=True)]) for ts in (self.keys, self.values)]
+        query = self.query.clone()
+        out = layer.forward(query, *fresh, self.k_cache, self.v_cache, self.metadata, **options)
+        assert out.data_ptr() == query.data_ptr(), "in place by default"
+        return out
+
+    def expected(self, **options):
+        queries = self.query.split(self.new)
+        return torch.cat([dense(*step, **options) for step in zip(queries, self.keys, self.values, strict=True)])
+
+
+STEPS = {
+    "prefill": Step([1, 33], [0, 0], decoding=False),
+    "chunked prefill": Step([5, 17], [20, 16], decoding=False),
+    "decode": Step([1, 1], [31, 4], decoding=True),
+}
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+SINKS = torch.tensor([0.3, -0.2, 1.0, 0.0])
+OPTIONS = {
+    "plain": ({}, {}, {}),
+    "window": ({"sliding_window": (6, 6)}, {}, {"window": 6}),
+    "soft-cap": ({"logit_softcapping": 2.0}, {}, {"cap": 2.0}),
+    "alibi": ({"alibi": True}, {}, {"slopes": SLOPES}),
+    "sinks": ({"learnable_sink": True}, {"learnable_sink": SINKS}, {"sinks": SINKS}),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("step", STEPS)
+def test_paged_attention_passes_its_options_on(step, option):
+    built, given_at_run, oracle = OPTIONS[option]
+    layer = PagedAttention.from_spec(paged_spec(**built))
+    if "alibi" in built:
+        layer.set_alibi_slopes(SLOPES)
+    out = STEPS[step].run(layer, **given_at_run)
+    # float32 against float64 over at most 37 keys
+    torch.testing.assert_close(out.double(), STEPS[step].expected(**oracle), atol=2e-5, rtol=2e-5)
+
+
+def test_the_cache_holds_the_new_tokens_afterwards():
+    step = Step([5, 17], [20, 16], decoding=False)
+    step.run(PagedAttention.from_spec(paged_spec()))
+    for b, length in enumerate(step.total):
+        cached = step.k_cache[step.table[b].long()].flatten(0, 1)[:length]
+        assert torch.equal(cached, step.keys[b])
+
+
+def test_several_tokens_a_sequence_are_not_decoded_by_single_token_attention():
+    with pytest.raises(UnsupportedFeatureError, match="several tokens"):
+        Step([2, 2], [8, 8], decoding=True)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("window", "cap"), [(None, 0.0), ((3, 3), 0.0), (None, 5.0)])
+def test_varlen_attention_passes_its_options_on(causal, window, cap):
+    torch.manual_seed(0)
+    lengths = torch.tensor([7, 1, 12])
+    starts = lengths.cumsum(0) - lengths
+    q, k, v = (torch.randn(20, heads, SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    spec = FlashAttentionBuildSpec(
+        num_heads=HEADS,
+        head_dim=SIZE,
+        scale=None,
+        num_kv_heads=KV_HEADS,
+        v_head_dim=SIZE,
+        causal=causal,
+        sliding_window=window,
+        logit_softcapping=cap,
+    )
+    out = VarlenAttention.from_spec(spec).forward(q, k, v, starts, lengths, starts, lengths)
+    sequences = zip(*(t.split(lengths.tolist()) for t in (q, k, v)), strict=True)
+    expected = torch.cat(
+        [dense(*one, causal=causal, window=None if window is None else window[0], cap=cap) for one in sequences]
+    )
+    torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5)

@@ -1,0 +1,100 @@
+"""What is not served is refused by name, in the user's process, before any weight is read."""
+
+import pytest
+from lmdeploy import PytorchEngineConfig
+from lmdeploy.messages import SpeculativeConfig
+from lmdeploy.pytorch.backends import get_backend
+from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
+from lmdeploy.pytorch.backends.lora import LoRABuildSpec
+from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
+
+from dlinfer.errors import DeviceConflictError, UnknownVendorError, UnsupportedFeatureError
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ({"tp": 2}, "tp=2"),
+        ({"dp": 2, "tp": 1}, "dp=2"),
+        ({"ep": 2}, "ep=2"),
+        ({"quant_policy": 8}, "quant_policy"),
+        ({"adapters": {"a": "path"}}, "adapters"),
+        ({"enable_microbatch": True}, "enable_microbatch"),
+        ({"model_format": "fp8"}, "model_format='fp8'"),
+        ({"dllm_block_length": 4}, "dllm_block_length=4"),
+        ({"distributed_executor_backend": "ray"}, "distributed_executor_backend='ray'"),
+    ],
+)
+def test_options_of_the_engine(option, named):
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        PytorchEngineConfig(device_type="cpu", **option)
+    assert named in str(caught.value)
+    assert "Next step:" in str(caught.value)
+
+
+def test_an_option_set_later_is_refused_when_the_engine_starts():
+    config = PytorchEngineConfig(device_type="cpu")
+    config.tp = 2
+    with pytest.raises(UnsupportedFeatureError, match="tp=2"):
+        ConfigBuilder.update_engine_config(config)
+
+
+def test_speculative_decoding():
+    config = PytorchEngineConfig(device_type="cpu")
+    speculative = SpeculativeConfig(method="eagle3", model="path", num_speculative_tokens=3)
+    with pytest.raises(UnsupportedFeatureError, match="speculative decoding .*eagle3"):
+        ConfigBuilder.build_specdecode_config("path", speculative, config, None, None)
+
+
+def test_an_unknown_device_type_names_the_available_ones():
+    with pytest.raises(UnknownVendorError, match="'tpu'.*cpu, cuda, ascend, maca, camb"):
+        PytorchEngineConfig(device_type="tpu")
+
+
+def test_lmdeploys_own_checks_still_run():
+    with pytest.raises(AssertionError, match="kernel_block_size must be >= 16"):
+        PytorchEngineConfig(device_type="cpu", block_size=8)
+    with pytest.raises(AssertionError):
+        PytorchEngineConfig(device_type="cpu", dtype="int8")
+
+
+def test_a_second_device_in_the_same_process_is_refused():
+    PytorchEngineConfig(device_type="cpu")
+    cuda = PytorchEngineConfig(device_type="cuda", max_batch_size=1)
+    with pytest.raises(DeviceConflictError, match="'cpu'.*'cuda'"):
+        ConfigBuilder.update_engine_config(cuda)
+
+
+def attention_spec(**changes):
+    neutral = {
+        "num_heads": 4,
+        "head_dim": 16,
+        "scale": None,
+        "num_kv_heads": 2,
+        "v_head_dim": 16,
+        "alibi": False,
+        "sliding_window": None,
+        "logit_softcapping": 0.0,
+        "causal": True,
+        "use_flash_mla": False,
+        "mla_index_topk": None,
+        "learnable_sink": False,
+        "block_sparse_size": 1,
+    }
+    return PagedAttentionBuildSpec(**{**neutral, **changes})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"use_flash_mla": True}, {"mla_index_topk": 8}, {"block_sparse_size": 4}, {"causal": False}],
+    ids=str,
+)
+def test_attention_that_no_op_serves(change):
+    with pytest.raises(UnsupportedFeatureError):
+        get_backend("cpu").build_op(attention_spec(**change))
+
+
+def test_a_layer_that_no_op_serves_is_named():
+    spec = LoRABuildSpec.__new__(LoRABuildSpec)
+    with pytest.raises(UnsupportedFeatureError, match="LoRABuildSpec"):
+        get_backend("cpu").build_op(spec)

@@ -1,0 +1,138 @@
+"""``pip install`` of the wheel beside LMDeploy is all it takes: ``device_type="cpu"`` then works (S4-50)."""
+
+import json
+import re
+import sys
+import sysconfig
+import venv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from examples.tiny_models.build import build
+from tests.e2e.harness import ROOT, run_process
+
+SCRIPT = Path(__file__).with_name("user_script.py")
+# The user's script after the one line that takes the place of torch's autoload.
+ONE_LINE_FIRST = """
+import dlinfer.framework.lmdeploy_ext
+import runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A throw-away virtual environment with LMDeploy and the installed wheel."""
+
+    folder: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "bin" / "python")
+
+    @property
+    def packages(self) -> Path:
+        major, minor = sys.version_info[:2]
+        return self.folder / "lib" / f"python{major}.{minor}" / "site-packages"
+
+
+def pip(*arguments: str) -> None:
+    done = run_process([sys.executable, "-m", "pip", *arguments], timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def borrow_packages(source: Path, target: Path) -> None:
+    """Link every installed package into another environment, save dlinfer and what editable installs hook in."""
+    for entry in source.iterdir():
+        unwanted = entry.name.startswith("dlinfer") or entry.suffix == ".pth"
+        if not unwanted and not (target / entry.name).exists():
+            (target / entry.name).symlink_to(entry)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    made = Environment(tmp_path_factory.mktemp("environment"))
+    venv.create(made.folder, symlinks=True)
+    borrow_packages(Path(sysconfig.get_path("purelib")), made.packages)
+    # Without --no-deps: pip itself confirms that torch and the rest satisfy the wheel, and --no-index that it
+    # has nothing to download for it.
+    pip("--python", made.python, "install", "--no-index", str(wheel))
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "qwen2"
+    build("qwen2", folder)
+    return folder
+
+
+def run_user_script(environment: Environment, model: Path, where: str, **env: str):
+    return run_process(
+        [environment.python, str(SCRIPT), str(model), where], timeout=180, PYTHONPATH="", **env
+    )
+
+
+def answer_of(done, environment: Environment) -> list[int]:
+    """The tokens that the script printed, once it is sure that the wheel's dlinfer made them."""
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert Path(answer["dlinfer"]).is_relative_to(environment.packages)
+    assert len(answer["tokens"]) == 8
+    return answer["tokens"]
+
+
+@pytest.fixture(scope="module")
+def tokens(environment: Environment, model: Path) -> list[int]:
+    """What the script prints when all happens in its own process."""
+    return answer_of(run_user_script(environment, model, "here"), environment)
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
+    names = zipfile.ZipFile(wheel).namelist()
+    outside = [name for name in names if not re.match(r"dlinfer/|dlinfer-[\d.]+\.dist-info/", name)]
+    assert not outside
+    assert "dlinfer/_autoload.py" in names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_device_type_cpu_works_in_the_users_process(tokens: list[int]):
+    assert tokens
+
+
+@pytest.mark.parametrize("where", ["spawned", "mp_engine"])
+def test_device_type_cpu_works_in_spawned_workers(
+    where: str, environment: Environment, model: Path, tokens: list[int]
+):
+    assert answer_of(run_user_script(environment, model, where), environment) == tokens
+
+
+def test_without_autoload_lmdeploy_refuses_and_one_line_helps(
+    environment: Environment, model: Path, tokens: list[int]
+):
+    refused = run_user_script(environment, model, "here", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert refused.returncode != 0
+    assert "AssertionError" in refused.stderr
+
+    command = [environment.python, "-c", ONE_LINE_FIRST, str(SCRIPT), str(model), "here"]
+    helped = run_process(command, timeout=180, PYTHONPATH="", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert answer_of(helped, environment) == tokens
+
+
+def test_console_script_is_installed(environment: Environment):
+    done = run_process([str(environment.folder / "bin" / "dlinfer"), "doctor", "--json"], timeout=120)
+    assert json.loads(done.stdout)

@@ -1,0 +1,111 @@
+"""Every error a user can meet is raised with the fields of its template, says what to do, and can be pickled."""
+
+import ast
+import copy
+import inspect
+import pickle
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dlinfer import errors
+from dlinfer.errors import DlinferError
+
+PACKAGE = Path(errors.__file__).parent
+CLASSES = {
+    name: cls
+    for name, cls in vars(errors).items()
+    if inspect.isclass(cls) and issubclass(cls, DlinferError) and cls is not DlinferError
+}
+
+
+def template_fields(cls: type[DlinferError]) -> set[str]:
+    parts = string.Formatter().parse(cls.message + cls.next_step)
+    return {name for _, name, _, _ in parts if name}
+
+
+def example(cls: type[DlinferError]) -> DlinferError:
+    return cls(**{name: f"<the {name}>" for name in template_fields(cls)})
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """(file:line, call) of every place in the package that makes one of the errors."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES:
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", node
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_the_message_shows_every_field(cls):
+    text = str(example(cls))
+    for name in template_fields(cls):
+        assert f"<the {name}>" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_it_survives_pickling_and_copying(cls):
+    error = example(cls)
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is cls
+        assert str(again) == str(error)
+        assert again.fields == error.fields
+
+
+# These say what was expected instead of a separate step. KernelDeclined never reaches a user: the kernel table
+# turns it into a fallback, whose own message has the step.
+SHOWS_WHAT_IS_RIGHT = {"OpArgumentError": "expected", "OpCallError": "schema", "UnknownOpError": "known"}
+INTERNAL = {"KernelDeclined"}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_it_says_what_to_do(name):
+    cls = CLASSES[name]
+    if name in SHOWS_WHAT_IS_RIGHT:
+        assert f"<the {SHOWS_WHAT_IS_RIGHT[name]}>" in str(example(cls))
+    elif name not in INTERNAL:
+        assert f"Next step: {example(cls).step}" in str(example(cls))
+        assert cls.next_step
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_it_can_be_caught_as_the_builtin_of_its_kind(cls):
+    builtins = {base for base in cls.__mro__ if base.__module__ == "builtins"}
+    assert builtins - {BaseException, Exception, object}
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_it_is_documented(cls):
+    assert inspect.getdoc(cls) != inspect.getdoc(DlinferError)
+
+
+def test_a_field_that_is_forgotten_is_noticed_at_once():
+    with pytest.raises(KeyError, match="given"):
+        errors.SettingError(variable="DLINFER_X", expected="y")
+
+
+def test_braces_in_a_field_are_kept_as_they_are():
+    assert "{x}" in str(errors.KernelDeclined(reason="{x}"))
+
+
+def test_every_place_gives_the_fields_of_the_template():
+    wrong = []
+    for place, call in calls():
+        assert isinstance(call.func, ast.Name)
+        given = {keyword.arg for keyword in call.keywords}
+        expected = template_fields(CLASSES[call.func.id])
+        if call.args or (None not in given and given != expected):  # None: **fields
+            wrong.append(f"{place}: {call.func.id} takes {sorted(expected)}")
+    assert wrong == []
+
+
+def test_every_class_is_in_use():
+    used = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "errors.py":
+            names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+            used |= names & set(CLASSES)
+    assert set(CLASSES) - used == set()
