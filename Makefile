@@ -5,8 +5,8 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.setup-stamp
 
-# Read by requirements/setup.sh and requirements/lock.sh.
-export PYTHON TORCH_INDEX
+# Read by requirements/setup.sh and requirements/lock.sh, and by examples/demo.py.
+export PYTHON TORCH_INDEX MODEL
 
 .PHONY: help
 help: ## print this list
@@ -27,7 +27,7 @@ setup: $(STAMP) ## create .venv and install the locked packages and dlinfer
 
 .PHONY: demo
 demo: $(STAMP) ## LMDeploy generates on this CPU; its tokens are compared with HF transformers
-	@$(PY) examples/demo.py $(if $(MODEL),"$(MODEL)")
+	@$(PY) examples/demo.py
 
 .PHONY: doctor
 doctor: $(STAMP) ## versions, vendors and the table vendor x op
@@ -57,6 +57,6 @@ lock: ## resolve the packages anew into requirements/lock.txt
 	@requirements/lock.sh
 
 .PHONY: clean
-clean: ## remove caches and build products (.venv stays; rm -r .venv to start over)
+clean: ## remove caches and build products, and what test-full remembers; .venv stays
 	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -15,12 +15,12 @@ The job is a JSON object, every field optional:
     ``ignore_eos=True`` means too (``SamplingParam.from_gen_config`` makes them bad words).
 ``natural``
     true: also continue each prompt with end-of-sequence tokens allowed, stopping after one.
-``repetition_penalty``
-    a float: apply transformers' penalty, over the generated tokens only, which is LMDeploy's rule.
 ``score``
     lists of token ids that are fed whole (teacher-forced).
+``score_continued``
+    indices of prompts: each with its own greedy continuation is scored too, after the sequences of ``score``.
 
-``OUT.npz`` holds, for prompt i: ``prompt_i`` int64[len], ``tokens_i`` int64[new] and ``gap_i`` float32[new], the
+``OUT.npz`` holds ``dtype``, the model's, as a string; for prompt i: ``prompt_i`` int64[len], ``tokens_i`` int64[new] and ``gap_i`` float32[new], the
 distance between HF's two best scores at each step (a small one means that another order of summation may
 legitimately choose the other token), and ``natural_i`` int64[<= new]; for scored sequence i: ``logits_i`` float32[len, vocab] and ``loss_i``, the
 mean cross-entropy of token t+1 given tokens up to t, which is what LMDeploy's ``Pipeline.get_ppl`` returns.
@@ -33,13 +33,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 
 def end_tokens(model, tokenizer) -> list[int]:
@@ -51,7 +45,7 @@ def end_tokens(model, tokenizer) -> list[int]:
 
 @torch.inference_mode()
 def greedy(
-    model, prompt: list[int], max_new_tokens: int, ends: list[int], ignore_eos: bool = True, penalty: float = 1.0
+    model, prompt: list[int], max_new_tokens: int, ends: list[int], ignore_eos: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Greedy continuation of one prompt: tokens int64[new] and top-2 score gaps float32[new]."""
     # A fresh config: the checkpoint's own may carry penalties and samplers.
@@ -66,12 +60,7 @@ def greedy(
     )
     model.generation_config = plain
     ids = torch.tensor([prompt])
-    processors = LogitsProcessorList()
-    if penalty != 1.0:
-        processors.append(RepetitionPenaltyLogitsProcessor(penalty, prompt_ignore_length=len(prompt)))
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), generation_config=plain, logits_processor=processors
-    )
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=plain)
     tokens = out.sequences[0, len(prompt) :]
     if ignore_eos and len(tokens) != max_new_tokens:
         raise RuntimeError(f"transformers stopped after {len(tokens)} of {max_new_tokens} tokens")
@@ -94,21 +83,24 @@ def run(model_folder: Path, job: dict) -> dict[str, np.ndarray]:
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=job.get("dtype", "auto")).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     ends = end_tokens(model, tokenizer)
-    answer: dict[str, np.ndarray] = {}
+    answer = {"dtype": np.array(str(model.dtype).removeprefix("torch."))}
     for i, prompt in enumerate(job.get("prompts", [])):
         ids = tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
         answer[f"prompt_{i}"] = np.asarray(ids)
-        new, penalty = job["max_new_tokens"], job.get("repetition_penalty", 1.0)
-        answer[f"tokens_{i}"], answer[f"gap_{i}"] = greedy(model, ids, new, ends, penalty=penalty)
+        new = job["max_new_tokens"]
+        answer[f"tokens_{i}"], answer[f"gap_{i}"] = greedy(model, ids, new, ends)
         if job.get("natural"):
-            answer[f"natural_{i}"], _ = greedy(model, ids, new, ends, ignore_eos=False, penalty=penalty)
-    for i, ids in enumerate(job.get("score", [])):
+            answer[f"natural_{i}"], _ = greedy(model, ids, new, ends, ignore_eos=False)
+    continued = [[*answer[f"prompt_{i}"], *answer[f"tokens_{i}"]] for i in job.get("score_continued", [])]
+    for i, ids in enumerate(job.get("score", []) + continued):
         answer[f"logits_{i}"], answer[f"loss_{i}"] = score(model, ids)
     return answer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("job", type=Path)
     parser.add_argument("out", type=Path)
@@ -116,7 +108,9 @@ def main() -> None:
     answer = run(args.model, json.loads(args.job.read_text()))
     polluted = [name for name in ("lmdeploy", "dlinfer") if name in sys.modules]
     if polluted:
-        sys.exit(f"error: {', '.join(polluted)} was loaded into the reference; set TORCH_DEVICE_BACKEND_AUTOLOAD=0")
+        sys.exit(
+            f"error: {', '.join(polluted)} was loaded into the reference; set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        )
     np.savez(args.out, **answer)
 
 

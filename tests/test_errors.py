@@ -1,4 +1,4 @@
-"""Every error a user can meet is raised with the fields of its template, says what to do, and can be pickled."""
+"""Every error that a user can meet has the fields of its template, says what to do, and can be pickled."""
 
 import ast
 import copy
@@ -30,12 +30,17 @@ def example(cls: type[DlinferError]) -> DlinferError:
     return cls(**{name: f"<the {name}>" for name in template_fields(cls)})
 
 
-def calls() -> Iterator[tuple[str, ast.Call]]:
-    """(file:line, call) of every place in the package that makes one of the errors."""
+def named(node: ast.AST) -> str:
+    """The last part of a name: SettingError for ``SettingError`` and for ``errors.SettingError``."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def calls() -> Iterator[tuple[str, type[DlinferError], ast.Call]]:
+    """(file:line, class, call) of every place in the package that makes one of the errors."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES:
-                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", node
+            if isinstance(node, ast.Call) and named(node.func) in CLASSES:
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", CLASSES[named(node.func)], node
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
@@ -55,8 +60,8 @@ def test_it_survives_pickling_and_copying(cls):
         assert again.fields == error.fields
 
 
-# These say what was expected instead of a separate step. KernelDeclined never reaches a user: the kernel table
-# turns it into a fallback, whose own message has the step.
+# These say what was expected instead of a separate step. KernelDeclined never reaches a user: the kernel
+# table turns it into a fallback, whose own message has the step.
 SHOWS_WHAT_IS_RIGHT = {"OpArgumentError": "expected", "OpCallError": "schema", "UnknownOpError": "known"}
 INTERNAL = {"KernelDeclined"}
 
@@ -93,12 +98,11 @@ def test_braces_in_a_field_are_kept_as_they_are():
 
 def test_every_place_gives_the_fields_of_the_template():
     wrong = []
-    for place, call in calls():
-        assert isinstance(call.func, ast.Name)
+    for place, cls, call in calls():
         given = {keyword.arg for keyword in call.keywords}
-        expected = template_fields(CLASSES[call.func.id])
-        if call.args or (None not in given and given != expected):  # None: **fields
-            wrong.append(f"{place}: {call.func.id} takes {sorted(expected)}")
+        expected = template_fields(cls)
+        if call.args or given != expected:
+            wrong.append(f"{place}: {cls.__name__} takes {sorted(expected)}")
     assert wrong == []
 
 
@@ -106,6 +110,5 @@ def test_every_class_is_in_use():
     used = set()
     for path in PACKAGE.rglob("*.py"):
         if path.name != "errors.py":
-            names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
-            used |= names & set(CLASSES)
+            used |= {named(node) for node in ast.walk(ast.parse(path.read_text()))}
     assert set(CLASSES) - used == set()

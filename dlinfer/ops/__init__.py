@@ -6,9 +6,31 @@ the KV cache is the vendor's choice (S4-11).
 """
 
 from dlinfer.ops import kernels
+from dlinfer.ops.activation import silu_and_mul
+from dlinfer.ops.kv_cache import fill_kv_cache
+from dlinfer.ops.linear import linear
+from dlinfer.ops.moe import fused_moe, moe_gating_topk_softmax
 from dlinfer.ops.norm import add_rms_norm, rms_norm
+from dlinfer.ops.paged import paged_decode_attention, paged_prefill_attention
+from dlinfer.ops.prefill import prefill_attention
+from dlinfer.ops.rotary import apply_rotary_pos_emb
 from dlinfer.ops.spec import OpSpec, Tolerance, registry
 
 kernels.install()
 
-__all__ = ["OpSpec", "Tolerance", "add_rms_norm", "registry", "rms_norm"]
+__all__ = [
+    "OpSpec",
+    "Tolerance",
+    "add_rms_norm",
+    "apply_rotary_pos_emb",
+    "fill_kv_cache",
+    "fused_moe",
+    "linear",
+    "moe_gating_topk_softmax",
+    "paged_decode_attention",
+    "paged_prefill_attention",
+    "prefill_attention",
+    "registry",
+    "rms_norm",
+    "silu_and_mul",
+]

@@ -130,11 +130,6 @@ def _(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: 
     RULES.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
 
 
-@fill_kv_cache.fake
-def _(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
-    return None
-
-
 @fill_kv_cache.samples
 def _(make: SampleMaker) -> Iterator[Sample]:
     def caches(blocks: int, block_size: int, heads: int, size: int, size_v: int) -> tuple[Tensor, Tensor]:

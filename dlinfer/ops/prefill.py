@@ -15,6 +15,7 @@ from dlinfer.ops.attention import (
     scale_of,
     window,
 )
+from dlinfer.ops.attention_samples import PREFILL, lengths, new_tokens, per_head, queries
 from dlinfer.ops.checks import Rules
 from dlinfer.ops.kv_cache import packed
 from dlinfer.ops.samples import Sample, SampleMaker
@@ -167,23 +168,23 @@ def _(
     check_extras(_RULES, q, alibi_slopes, sinks)
 
 
-@prefill_attention.fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_ends: Tensor,
-    kv_seqlens: Tensor,
-    max_q_seq_len: int,
-    num_q_heads: int,
-    num_kv_heads: int,
-    attn_output: Tensor,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    logit_softcapping: float,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> None:
-    return None
+@prefill_attention.samples
+def _(make: SampleMaker) -> Iterator[Sample]:
+    for case in PREFILL:
+        q, attn_output = queries(make, case)
+        k, v = new_tokens(make, case)
+        args = (
+            q,
+            k,
+            v,
+            *lengths(case),
+            max(case.q_lens),
+            *case.heads,
+            attn_output,
+            case.softmax_scale,
+            case.causal,
+            *case.window,
+            case.softcap,
+            *per_head(make, case),
+        )
+        yield Sample(case.name, args, aliased=case.aliased)

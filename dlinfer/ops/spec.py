@@ -4,7 +4,7 @@ A function becomes an op by ``@fused_op``: its annotations are the schema, its d
 its body the reference implementation in plain torch. Beside it stand
 
 - ``@op.check``: the argument rules, run by every kernel before it computes and by the fake function;
-- ``@op.fake``: shapes and dtypes of the results, for compilers;
+- ``@op.fake``: shapes and dtypes of the results, for compilers; ops that return nothing need none;
 - ``@op.python_call``, where the framework's call is not the torch op's: unpacks objects, allocates outputs;
 - ``@op.samples``: inputs with their edge cases, for opcheck, kernel tests and the conformance kit.
 
@@ -59,6 +59,8 @@ class OpSpec:
         self._check: Callable[..., None] = _no_check
         self._call: Callable[..., Any] = self.overload
         self._samples: Callable[[SampleMaker], Iterator[Sample]] | None = None
+        if inspect.signature(reference).return_annotation is None:
+            self.fake(_returns_nothing)
 
     # --- what an op's file adds beside the body
 
@@ -127,6 +129,10 @@ class OpSpec:
 
 def _no_check(*args: Any, **kwargs: Any) -> None:
     """For ops without argument rules beyond their schema."""
+
+
+def _returns_nothing(*args: Any, **kwargs: Any) -> None:
+    """The shape function of ops that only write into arguments."""
 
 
 def fused_op(

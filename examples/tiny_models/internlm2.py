@@ -54,7 +54,9 @@ def pack_wqkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, head_dim: int) 
     return torch.cat(parts, dim=1).reshape(-1, hidden).contiguous()
 
 
-def pack_state_dict(llama: dict[str, torch.Tensor], num_layers: int, head_dim: int) -> dict[str, torch.Tensor]:
+def pack_state_dict(
+    llama: dict[str, torch.Tensor], num_layers: int, head_dim: int
+) -> dict[str, torch.Tensor]:
     """Llama's weights under InternLM2's names."""
     packed = {new: llama[old].contiguous() for old, new in RENAMED.items()}
     for i in range(num_layers):

@@ -45,7 +45,9 @@ class Collector:
     def as_dict(self) -> dict:
         last = self.last
         assert last is not None, "a request ended without any response"
-        keys = "input_token_len generate_token_len finish_reason cached_tokens error_code error_message".split()
+        keys = (
+            "input_token_len generate_token_len finish_reason cached_tokens error_code error_message".split()
+        )
         return {key: getattr(last, key, None) for key in keys} | {
             "token_ids": self.tokens,
             "text": self.text,
@@ -136,9 +138,7 @@ def teacher_forced(pipe, step: dict, logits: dict) -> list[list[int]]:
     return [list(rows.shape) for rows in answer]
 
 
-KINDS = {
-    f.__name__: f for f in (call, one_by_one, stream, staggered, cancel, perplexity, teacher_forced)
-}
+KINDS = {f.__name__: f for f in (call, one_by_one, stream, staggered, cancel, perplexity, teacher_forced)}
 
 
 def main() -> None:

@@ -28,6 +28,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 # The family that meets every configuration in the quick lane.
 THOROUGH = "qwen2"
 
+# Prompts that are scored together with HF's continuation of them.
+SCORED = [1, 3]
+
 # Where HF's two best scores are closer than this, the order of a sum may decide between them. In float32 such a
 # pair would make "equal" a matter of luck, so the models' seeds must not produce one; measured errors are 5e-6.
 FP32_DECISIVE = 1e-4
@@ -54,7 +57,9 @@ class Cell:
     @property
     def is_quick(self) -> bool:
         """Part of ``make test``: each family once, one family in every configuration and dtype."""
-        return self.seed == 0 and (self.family == THOROUGH or (self.config == "base" and self.dtype == "float32"))
+        return self.seed == 0 and (
+            self.family == THOROUGH or (self.config == "base" and self.dtype == "float32")
+        )
 
 
 def cells() -> list[Cell]:
@@ -69,20 +74,25 @@ def check(lab: Lab, cell: Cell) -> list[str]:
     model = lab.model(cell.family, cell.seed, cell.dtype)
     prompts = lab.prompts(model)
     prefix_caching = "prefix" in cell.config
-    # The longest prompt with HF's own continuation, so that decoding positions are scored too.
-    greedy = lab.reference(model, prompts=prompts, max_new_tokens=NEW_TOKENS, natural=True)
-    scored = [[*greedy[f"prompt_{i}"].tolist(), *greedy[f"tokens_{i}"].tolist()] for i in (1, 3)]
-    scores = lab.reference(model, score=scored)
+    hf = lab.reference(
+        model, prompts=prompts, max_new_tokens=NEW_TOKENS, natural=True, score_continued=SCORED
+    )
+    scored = [[*hf[f"prompt_{i}"].tolist(), *hf[f"tokens_{i}"].tolist()] for i in SCORED]
 
     many = {"prompts": prompts, "gen": {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}}
-    stops = stop_requests(lab, model, greedy)
+    stops = stop_requests(lab, model, hf)
     steps = [
         {"name": "batch", "kind": "call", **many},
         {"name": "stream", "kind": "stream", **many},
         {"name": "staggered", "kind": "staggered", "after": 5, **many},
         {"name": "cancel", "kind": "cancel", "after": 12, "cancel": [0, 3], **many},
         {"name": "after cancel", "kind": "call", **many},
-        {"name": "stop", "kind": "call", "prompts": [prompts[s.prompt] for s in stops], "gen": [s.gen for s in stops]},
+        {
+            "name": "stop",
+            "kind": "call",
+            "prompts": [prompts[s.prompt] for s in stops],
+            "gen": [s.gen for s in stops],
+        },
     ]
     if not prefix_caching:  # LMDeploy refuses both with prefix caching
         steps += [
@@ -94,17 +104,24 @@ def check(lab: Lab, cell: Cell) -> list[str]:
         ]
     run = lab.engine(model, steps, **CONFIGS[cell.config])
 
-    failures = []
+    failures = check_decisive(hf) if cell.dtype == "float32" else []
     for step in ("batch", "stream", "staggered", "after cancel"):
-        failures += compare_tokens(step, run, greedy, cell.dtype)
-    failures += check_cancelled(run, greedy, cell.dtype)
+        failures += compare_tokens(step, run, hf, cell.dtype)
+    failures += check_cancelled(run, hf, cell.dtype)
     if cell.dtype == "float32":  # a tie before the stop token would move it
-        failures += check_stops(run, greedy, stops)
+        failures += check_stops(run, hf, stops)
     if prefix_caching:
         failures += check_prefix_hits(run)
     else:
-        failures += check_scores(run, scores, cell.dtype)
+        failures += check_scores(run, hf, cell.dtype)
     return failures
+
+
+def check_decisive(hf: dict[str, np.ndarray]) -> list[str]:
+    gap = min(float(hf[name].min()) for name in hf if name.startswith("gap_"))
+    if gap >= FP32_DECISIVE:
+        return []
+    return [f"HF's two best scores come within {gap:.1e}: choose another seed for the prompts"]
 
 
 def first_difference(tokens: list[int], expected: np.ndarray) -> int | None:
@@ -115,17 +132,17 @@ def first_difference(tokens: list[int], expected: np.ndarray) -> int | None:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(expected)))
 
 
-def compare_tokens(step: str, run: EngineRun, greedy: dict[str, np.ndarray], dtype: str, rows=None) -> list[str]:
+def compare_tokens(step: str, run: EngineRun, hf: dict[str, np.ndarray], dtype: str, rows=None) -> list[str]:
     """All tokens of all (or some) rows against HF's; in bfloat16 a near-tie of HF's own may go either way."""
     failures = []
     for i, response in enumerate(run[step]):
         if rows is not None and i not in rows:
             continue
-        expected, gaps, length = greedy[f"tokens_{i}"], greedy[f"gap_{i}"], len(greedy[f"prompt_{i}"])
-        if dtype == "float32" and gaps.min() < FP32_DECISIVE:
-            failures.append(f"prompt {i}: HF's two best scores come within {gaps.min():.1e}; choose another seed")
+        expected, gaps, length = hf[f"tokens_{i}"], hf[f"gap_{i}"], len(hf[f"prompt_{i}"])
         if response["input_token_len"] != length:
-            failures.append(f"{step}: prompt {i} became {response['input_token_len']} tokens instead of {length}")
+            failures.append(
+                f"{step}: prompt {i} became {response['input_token_len']} tokens instead of {length}"
+            )
         tokens = response["token_ids"]
         at = first_difference(tokens, expected)
         if at is None or (dtype == "bfloat16" and len(tokens) == len(expected) and gaps[at] < BF16_TIE):
@@ -138,15 +155,17 @@ def compare_tokens(step: str, run: EngineRun, greedy: dict[str, np.ndarray], dty
     return failures
 
 
-def check_cancelled(run: EngineRun, greedy: dict[str, np.ndarray], dtype: str) -> list[str]:
+def check_cancelled(run: EngineRun, hf: dict[str, np.ndarray], dtype: str) -> list[str]:
     """Sessions 0 and 3 end early with the tokens they had; the others do not notice."""
-    failures = compare_tokens("cancel", run, greedy, dtype, rows=(1, 2))
+    failures = compare_tokens("cancel", run, hf, dtype, rows=(1, 2))
     for i in (0, 3):
         response = run["cancel"][i]
         tokens = response["token_ids"]
         if response["finish_reason"] != "abort" or not 12 <= len(tokens) < NEW_TOKENS:
-            failures.append(f"cancel: session {i} ended with {response['finish_reason']}, {len(tokens)} tokens")
-        if dtype == "float32" and tokens != greedy[f"tokens_{i}"][: len(tokens)].tolist():
+            failures.append(
+                f"cancel: session {i} ended with {response['finish_reason']}, {len(tokens)} tokens"
+            )
+        if dtype == "float32" and tokens != hf[f"tokens_{i}"][: len(tokens)].tolist():
             failures.append(f"cancel: session {i} had other tokens before it was aborted")
     return failures
 
@@ -161,15 +180,15 @@ class Stop:
     word: str = ""
 
 
-def stop_requests(lab: Lab, model: Path, greedy: dict[str, np.ndarray]) -> list[Stop]:
+def stop_requests(lab: Lab, model: Path, hf: dict[str, np.ndarray]) -> list[Stop]:
     """One stop by token id for the longest prompt, and one by word wherever HF says a word that is one token."""
-    natural = greedy["natural_3"].tolist()
+    natural = hf["natural_3"].tolist()
     at = natural.index(natural[min(7, len(natural) - 1)])
     stops = [Stop(3, {"max_new_tokens": NEW_TOKENS, "stop_token_ids": [natural[at]]}, at)]
     tokenizer = lab.tokenizer(model)
     vocabulary = sorted(tokenizer.get_vocab().items())
     for prompt in range(4):
-        tokens = greedy[f"natural_{prompt}"].tolist()
+        tokens = hf[f"natural_{prompt}"].tolist()
         for token in tokens[3:]:
             word = (tokenizer.id_to_token(token) or "").removeprefix("Ġ")
             matching = [i for text, i in vocabulary if word and word in text]
@@ -182,12 +201,14 @@ def stop_requests(lab: Lab, model: Path, greedy: dict[str, np.ndarray]) -> list[
     raise AssertionError(f"no word in HF's continuations could be a stop word: {model}")
 
 
-def check_stops(run: EngineRun, greedy: dict[str, np.ndarray], stops: list[Stop]) -> list[str]:
+def check_stops(run: EngineRun, hf: dict[str, np.ndarray], stops: list[Stop]) -> list[str]:
     failures = []
     for stop, response in zip(stops, run["stop"], strict=True):
-        expected = greedy[f"natural_{stop.prompt}"][: stop.at].tolist()
+        expected = hf[f"natural_{stop.prompt}"][: stop.at].tolist()
         if response["token_ids"] != expected or response["finish_reason"] != "stop":
-            failures.append(f"{stop}: {response['token_ids']}, {response['finish_reason']}; expected {expected}, stop")
+            failures.append(
+                f"{stop}: {response['token_ids']}, {response['finish_reason']}; expected {expected}, stop"
+            )
         if stop.word and stop.word in response["text"]:
             failures.append(f"{stop}: the text still holds the stop word: {response['text']!r}")
     return failures
@@ -196,17 +217,19 @@ def check_stops(run: EngineRun, greedy: dict[str, np.ndarray], stops: list[Stop]
 def check_prefix_hits(run: EngineRun) -> list[str]:
     """The second time the 80-token prompt's full blocks come from the cache, save the one that holds its end."""
     first, again = run["batch"][3]["cached_tokens"], run["stream"][3]["cached_tokens"]
-    return [] if first == 0 and again == 64 else [f"cached tokens: {first}, then {again}; expected 0, then 64"]
+    return (
+        [] if first == 0 and again == 64 else [f"cached tokens: {first}, then {again}; expected 0, then 64"]
+    )
 
 
-def check_scores(run: EngineRun, scores: dict[str, np.ndarray], dtype: str) -> list[str]:
+def check_scores(run: EngineRun, hf: dict[str, np.ndarray], dtype: str) -> list[str]:
     failures = []
     for i, loss in enumerate(run["perplexity"]):
-        expected = float(scores[f"loss_{i}"])
+        expected = float(hf[f"loss_{i}"])
         if not abs(loss - expected) <= LOSS_TOLERANCE[dtype]:
             failures.append(f"get_ppl of sequence {i}: {loss}, HF says {expected}")
     for i, shape in enumerate(run["logits"]):
-        expected = scores[f"logits_{i}"]
+        expected = hf[f"logits_{i}"]
         if shape != list(expected.shape):
             failures.append(f"logits of sequence {i}: shape {shape} instead of {list(expected.shape)}")
             continue

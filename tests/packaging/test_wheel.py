@@ -48,7 +48,7 @@ def pip(*arguments: str) -> None:
 
 
 def borrow_packages(source: Path, target: Path) -> None:
-    """Link every installed package into another environment, save dlinfer and what editable installs hook in."""
+    """Link every installed package into another environment, save dlinfer and editable installs."""
     for entry in source.iterdir():
         unwanted = entry.name.startswith("dlinfer") or entry.suffix == ".pth"
         if not unwanted and not (target / entry.name).exists():

@@ -15,7 +15,10 @@ def load_kernels():
     loads += 1
     return {{}}
 
-VENDOR = Vendor("{name}", "{device_type}", "made for a test", lambda: {probe}, load_kernels, priority={priority})
+def probe():
+    return {probe}
+
+VENDOR = Vendor("{name}", "{device_type}", "made for a test", probe, load_kernels, priority={priority})
 """
 
 

@@ -1,5 +1,33 @@
-"""Kernels of the cpu vendor: vectorised torch, without a Python loop over sequences or experts in decode."""
+"""Kernels of the cpu vendor: vectorised torch, without a Python loop over sequences or experts in decode.
+
+The KV cache is [blocks, block_size, kv_heads, head_size], the vendor's (default) layout, with any strides.
+"""
 
 from dlinfer.vendor.base import Kernel
+from dlinfer.vendor.cpu.attention import paged_decode_attention, paged_prefill_attention, prefill_attention
+from dlinfer.vendor.cpu.elementwise import (
+    add_rms_norm,
+    apply_rotary_pos_emb,
+    linear,
+    rms_norm,
+    silu_and_mul,
+)
+from dlinfer.vendor.cpu.kv_cache import fill_kv_cache
+from dlinfer.vendor.cpu.moe import fused_moe, moe_gating_topk_softmax
 
-KERNELS: dict[str, Kernel] = {}
+KERNELS: dict[str, Kernel] = {
+    kernel.__name__: kernel
+    for kernel in (
+        rms_norm,
+        add_rms_norm,
+        apply_rotary_pos_emb,
+        silu_and_mul,
+        linear,
+        fill_kv_cache,
+        prefill_attention,
+        paged_prefill_attention,
+        paged_decode_attention,
+        moe_gating_topk_softmax,
+        fused_moe,
+    )
+}

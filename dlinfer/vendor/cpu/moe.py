@@ -1,0 +1,62 @@
+"""Mixture of experts on CPU: tokens sorted by expert, then one grouped product a projection.
+
+``grouped_mm`` walks the experts in C++ and reads each chosen expert's weights in place, so neither decode nor
+prefill copies weights or loops in Python. It wants rows of whole 16-byte words; for other sizes (toys) a loop over
+the experts that were chosen does the same.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.ops import moe_gating_topk_softmax as gating
+
+
+def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
+    return gating.reference(router_logits, topk, n_groups)
+
+
+def fused_moe(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    down_weights: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+) -> Tensor:
+    experts = gate_up_weights.shape[0]
+    weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    sorted_ids, order = topk_ids.flatten().sort(stable=True)
+    token = order // topk
+    ends = torch.searchsorted(sorted_ids, torch.arange(experts, dtype=sorted_ids.dtype), right=True)
+    product = _grouped if _groupable(hidden_states, gate_up_weights, down_weights) else _looped
+    gate, up = product(hidden_states[token], gate_up_weights, ends).chunk(2, dim=-1)
+    results = product(functional.silu(gate).mul_(up), down_weights, ends)
+    out = torch.zeros(hidden_states.shape, dtype=weights.dtype)
+    out.index_add_(0, token, results * weights.flatten()[order, None])
+    return out.to(hidden_states.dtype)
+
+
+def _groupable(hidden_states: Tensor, *weights: Tensor) -> bool:
+    if hidden_states.dtype is torch.float64 or not hidden_states.shape[0]:
+        return False
+    word = 16 // hidden_states.element_size()
+    return all(w.stride(2) == 1 and w.stride(1) % word == 0 and w.stride(0) % word == 0 for w in weights)
+
+
+def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Rows of expert e, which end at ``ends[e]``, times its weight [out, in]."""
+    return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends.to(torch.int32))
+
+
+def _looped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    out = rows.new_empty(rows.shape[0], weights.shape[1])
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        if end > start:
+            out[start:end] = functional.linear(rows[start:end], weights[expert])
+        start = end
+    return out

@@ -1,0 +1,93 @@
+"""Scaled dot-product attention over torch's fused CPU kernel, with the extras it lacks.
+
+The formula and its arguments are explained in ``dlinfer.ops.attention``. torch's CPU flash kernel (the one that
+``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32, serves grouped query heads without
+repeating keys, gives zeros for rows that see nothing, and returns the log-sum-exp, from which sinks follow:
+out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink). It wants one head size for q, k and v, and it
+has no soft-cap; then the scores are computed here in float32, a bounded number at a time.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_SCORES_AT_A_TIME = 1 << 24  # 64 MiB of float32
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a call asks for beyond softmax(scale * q k) v.
+
+    slopes: broadcasts with [batch, heads, queries, keys], sinks: with [batch, heads, queries]; either may be None.
+    """
+
+    scale: float
+    softcap: float
+    slopes: Tensor | None
+    sinks: Tensor | None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, hidden: Tensor | None, extras: Extras) -> Tensor:
+    """Attention of q over the keys that are not hidden.
+
+    q: [batch, heads, queries, size], k: [batch, kv_heads, keys, size], v: likewise with its own size.
+    distance: key position - query position, and hidden: bool, or None for nothing; both broadcast with
+    [batch, heads, queries, keys] and have its rank. Returns a new tensor [batch, heads, queries, size of v].
+    """
+    bias = None
+    if extras.slopes is not None:
+        bias = distance.abs() * -extras.slopes.to(_accumulator(q))
+    if hidden is not None:
+        start = torch.zeros((), dtype=_accumulator(q)) if bias is None else bias
+        bias = start.masked_fill(hidden, -torch.inf)
+    if extras.softcap > 0:
+        return _explicit(q, k, v, bias, extras)
+    return flash(q, k, v, bias, False, extras)
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, extras: Extras) -> Tensor:
+    """torch's flash kernel. bias: added to the scores; causal: query i sees keys 0..i. Shapes as in ``attend``."""
+    size, size_v = q.shape[3], v.shape[3]
+    if size_v < size:
+        v = functional.pad(v, (0, size - size_v))
+    elif size_v > size:
+        q, k = functional.pad(q, (0, size_v - size)), functional.pad(k, (0, size_v - size))
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    out, lse = _flash(q, k, v, 0.0, causal, attn_mask=bias, scale=extras.scale)
+    if extras.sinks is not None:
+        out = out * torch.sigmoid(lse - extras.sinks.to(lse.dtype)).to(out.dtype)[..., None]
+    return out[..., :size_v]
+
+
+def _explicit(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, extras: Extras) -> Tensor:
+    batch, heads, queries, _ = q.shape
+    rows = max(1, _SCORES_AT_A_TIME // (batch * heads * k.shape[2]))
+    k, v = k.to(_accumulator(q)), v.to(_accumulator(q))
+    out = q.new_empty(batch, heads, queries, v.shape[3])
+    for first in range(0, queries, rows):
+        some = slice(first, min(first + rows, queries))
+        of_rows = bias if bias is None or bias.shape[2] == 1 else bias[:, :, some]
+        out[:, :, some] = _explicit_rows(q[:, :, some], k, v, of_rows, extras)
+    return out
+
+
+def _explicit_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, extras: Extras) -> Tensor:
+    batch, heads, queries, size = q.shape
+    grouped = q.to(k.dtype).reshape(batch, k.shape[1], -1, size)
+    scores = (grouped @ k.transpose(2, 3)).view(batch, heads, queries, -1)
+    scores = scores.mul_(extras.scale / extras.softcap).tanh_().mul_(extras.softcap)
+    if bias is not None:
+        scores = scores.add_(bias)
+    highest = scores.amax(dim=-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)  # no -inf - -inf
+    total = scores.sub_(highest).exp_().sum(dim=-1, keepdim=True)
+    if extras.sinks is not None:
+        total = total + (extras.sinks.to(scores.dtype)[..., None] - highest).exp()
+    out = (scores.view(batch, k.shape[1], -1, k.shape[2]) @ v).view(batch, heads, queries, -1)
+    return out / total.masked_fill_(total == 0, 1.0)  # nothing seen: zeros
+
+
+def _accumulator(q: Tensor) -> torch.dtype:
+    return torch.promote_types(q.dtype, torch.float32)

@@ -1,0 +1,31 @@
+"""Three prompts through LMDeploy on a CPU: the usual LMDeploy script, with ``device_type="cpu"``.
+
+    python examples/mission.py MODEL_FOLDER
+
+Nothing here imports dlinfer: where dlinfer is installed, LMDeploy knows the device.
+"""
+
+import sys
+
+import lmdeploy
+from lmdeploy import PytorchEngineConfig
+
+
+def main(model: str) -> None:
+    pipe = lmdeploy.pipeline(
+        model,
+        backend_config=PytorchEngineConfig(tp=1, cache_max_entry_count=0.4, device_type="cpu"),
+    )
+    questions = ["Shanghai is", "Please introduce yourself", "How far is it from here?"]
+    responses = pipe(questions, request_output_len=256, do_preprocess=False)
+    for question, response in zip(questions, responses, strict=True):
+        print(f"Q: {question}")
+        print(f"A: {response.text}")
+        print()
+    pipe.close()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/mission.py MODEL_FOLDER")
+    main(sys.argv[1])

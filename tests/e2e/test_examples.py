@@ -1,0 +1,122 @@
+"""The scripts in ``examples/`` do what they say, run as a user runs them."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.tiny_models.build import STAMP, build, fingerprint
+from tests.e2e.harness import ROOT, Lab, run_process
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+QUESTIONS = ["Shanghai is", "Please introduce yourself", "How far is it from here?"]
+
+
+def comparable(text: str) -> str:
+    """Without the replacement characters of half-finished UTF-8, which a stream places differently."""
+    return text.replace("�", "").strip()
+
+
+def test_mission(lab: Lab) -> None:
+    """S4-50 to S4-53: the mission's example as written, tp=1, cache_max_entry_count=0.4, request_output_len=256."""
+    model = lab.model("qwen2")
+    done = run_process([sys.executable, str(ROOT / "examples" / "mission.py"), str(model)], timeout=180)
+    assert done.returncode == 0, done.stderr[-4000:]
+    hf = lab.reference(model, prompts=QUESTIONS, max_new_tokens=256, natural=True)
+    tokenizer = lab.tokenizer(model)
+    rest = done.stdout
+    for i, question in enumerate(QUESTIONS):
+        _, mark, rest = rest.partition(f"Q: {question}\nA: ")
+        assert mark, f"no answer to {question!r}:\n{done.stdout}"
+        answer = rest.partition("\n\nQ: ")[0]
+        assert comparable(answer) == comparable(tokenizer.decode(hf[f"natural_{i}"].tolist()))
+    notices = [line for line in done.stderr.splitlines() if "request_output_len" in line]
+    assert len(notices) == 1, f"expected one line that names max_new_tokens:\n{done.stderr[-4000:]}"
+    assert "max_new_tokens" in notices[0]
+
+
+def run_demo(*options: str, **env: str):
+    return run_process([sys.executable, str(ROOT / "examples" / "demo.py"), *options], timeout=180, **env)
+
+
+def test_demo_builds_a_model_and_says_equal(tmp_path: Path) -> None:
+    done = run_demo("--tokens", "24", XDG_CACHE_HOME=str(tmp_path), MODEL="")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert done.stdout.rstrip().endswith("\nequal")
+    assert "tokens/s" in done.stdout
+    assert (tmp_path / "dlinfer" / "demo-qwen2" / STAMP).is_file()
+
+
+def test_demo_takes_a_folder_from_the_environment(lab: Lab) -> None:
+    done = run_demo("--tokens", "24", MODEL=str(lab.model("llama", dtype="bfloat16")))
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert "bfloat16" in done.stdout
+
+
+@pytest.mark.parametrize("missing", ["folder", "config.json", "model.safetensors", "tokenizer.json"])
+def test_demo_names_what_is_missing_in_one_line(lab: Lab, tmp_path: Path, missing: str) -> None:
+    folder = tmp_path / "model"
+    if missing != "folder":
+        shutil.copytree(lab.model("qwen2"), folder)
+        (folder / missing).unlink()
+    done = run_demo("--model", str(folder))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert str(folder) in done.stderr
+
+
+def test_building_twice_changes_nothing(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert build("internlm2", first, seed=3)
+    assert build("internlm2", second, seed=3)
+    files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
+    assert Path("hf_reference", "model.safetensors") in files
+    for file in files:
+        assert (first / file).read_bytes() == (second / file).read_bytes(), file
+    before = os.stat(first / "model.safetensors")
+    assert not build("internlm2", first, seed=3)
+    assert os.stat(first / "model.safetensors") == before
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == [], (
+        "a temporary folder is left"
+    )
+
+
+def test_building_replaces_an_outdated_model_only(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    build("llama", out, seed=0)
+    assert build("llama", out, seed=1)
+    assert json.loads((out / STAMP).read_text())["fingerprint"] == fingerprint("llama", 1, "float32")
+    (out / STAMP).unlink()
+    with pytest.raises(FileExistsError, match="was not built by this script"):
+        build("llama", out, seed=0)
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("gpt5", "float32"), ("llama", "float8")])
+def test_unknown_family_or_dtype(tmp_path: Path, family: str, dtype: str) -> None:
+    with pytest.raises(ValueError, match="available: "):
+        build(family, tmp_path / "model", dtype=dtype)
+
+
+def test_reference_refuses_a_process_with_lmdeploy(lab: Lab, tmp_path: Path) -> None:
+    """The oracle must not share a process with what is under test."""
+    job = tmp_path / "job.json"
+    job.write_text("{}")
+    script = "import sys, runpy, lmdeploy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(ROOT / "examples" / "hf_reference.py"),
+        str(lab.model("qwen2")),
+    ]
+    done = run_process([*command, str(job), str(tmp_path / "out.npz")], timeout=120)
+    assert done.returncode == 1
+    assert "lmdeploy" in done.stderr
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stderr
+    assert not (tmp_path / "out.npz").exists()

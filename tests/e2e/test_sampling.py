@@ -1,0 +1,218 @@
+"""Sampling, penalties, log-probabilities and guided decoding against LMDeploy's own rules, computed from HF's logits.
+
+All steps share one engine start (module fixture); each test reads its part of the answers.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples.tiny_models.families import STOP_IDS
+from tests.e2e.harness import NEW_TOKENS, EngineRun, Lab
+from tests.e2e.sampling_oracle import chi_square, distribution, log_softmax, penalised
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SAMPLED = {"do_sample": True, "max_new_tokens": 20, "ignore_eos": True}
+
+# What each option is tried with; temperature and min_p also where they matter most, far from their neutral values.
+FILTERS: dict[str, dict[str, Any]] = {
+    "top_k": {"top_k": 5, "temperature": 1.0},
+    "top_p": {"top_k": 0, "top_p": 0.5, "temperature": 1.0},
+    "min_p": {"top_k": 0, "min_p": 0.3, "temperature": 1.0},
+    "all": {"top_k": 30, "top_p": 0.8, "min_p": 0.05, "temperature": 1.5},
+}
+TEMPERATURES = (0.4, 1.6)
+DRAWS = 600
+TOP_K = 8
+# 1 in 10,000 for 7 degrees of freedom; the seeds are fixed, so this cannot flicker.
+CHI_SQUARE_7 = 29.9
+PENALTY = 1.4
+LOGPROBS = 5
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["fox", "dog"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "alive": {"type": "boolean"},
+    },
+    "required": ["kind", "count", "alive"],
+    "additionalProperties": False,
+}
+REGEX = r"call me [a-z]{1,10}!"
+
+
+@dataclass
+class Answers:
+    model: Path
+    prompts: list[str]
+    run: EngineRun
+
+
+@pytest.fixture(scope="module")
+def answers(lab: Lab) -> Answers:
+    model = lab.model("qwen2")
+    prompts = lab.prompts(model)
+    seeds = [{**SAMPLED, "top_k": 50, "temperature": 1.0, "random_seed": seed} for seed in (7, 8, 7)]
+    same = [prompts[2]] * 3
+    schema = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+    guided = {"max_new_tokens": 120, "do_sample": True, "top_k": 0, "temperature": 1.0}
+    steps: list[dict[str, Any]] = [
+        {"name": "seeds", "kind": "call", "prompts": same, "gen": seeds},
+        {"name": "seeds again", "kind": "call", "prompts": same, "gen": seeds},
+        {"name": "seed alone", "kind": "one_by_one", "prompts": same[:1], "gen": seeds[:1]},
+        {
+            "name": "top_k 1",
+            "kind": "call",
+            "prompts": prompts,
+            "gen": {**SAMPLED, "top_k": 1, "max_new_tokens": 40},
+        },
+        {
+            "name": "penalty",
+            "kind": "one_by_one",
+            "prompts": prompts,
+            "gen": {**SAMPLED, "top_k": 1, "repetition_penalty": PENALTY, "max_new_tokens": NEW_TOKENS},
+        },
+        {
+            "name": "logprobs",
+            "kind": "call",
+            "prompts": prompts,
+            "gen": {"max_new_tokens": 10, "ignore_eos": True, "logprobs": LOGPROBS},
+        },
+        {
+            "name": "json",
+            "kind": "call",
+            "prompts": prompts * 2,
+            "gen": [{**guided, "random_seed": i, "response_format": schema} for i in range(8)],
+        },
+        {
+            "name": "regex",
+            "kind": "call",
+            "prompts": prompts,
+            "gen": {"max_new_tokens": 60, "response_format": {"type": "regex_schema", "regex_schema": REGEX}},
+        },
+    ]
+    for name, options in FILTERS.items():
+        gens = [{**SAMPLED, **options, "random_seed": 11 + i} for i in range(4)]
+        steps.append({"name": name, "kind": "call", "prompts": prompts, "gen": gens})
+    for temperature in TEMPERATURES:
+        gens = [
+            {**SAMPLED, "max_new_tokens": 1, "top_k": TOP_K, "temperature": temperature, "random_seed": seed}
+            for seed in range(DRAWS)
+        ]
+        steps.append(
+            {"name": f"draws {temperature}", "kind": "call", "prompts": [prompts[2]] * DRAWS, "gen": gens}
+        )
+    run = lab.engine(model, steps, max_batch_size=64, logprobs_mode="raw_logprobs")
+    return Answers(model, prompts, run)
+
+
+def step_logits(lab: Lab, answers: Answers, step: str) -> list[tuple[list[int], np.ndarray]]:
+    """For each request of a step: its tokens, and HF's logits [tokens, vocab] at the positions that chose them."""
+    tokenizer = lab.tokenizer(answers.model)
+    prompts = [tokenizer.encode(prompt).ids for prompt in answers.prompts]
+    tokens = answers.run.tokens(step)
+    hf = lab.reference(answers.model, score=[[*p, *t] for p, t in zip(prompts, tokens, strict=True)])
+    return [(t, hf[f"logits_{i}"][len(prompts[i]) - 1 : -1]) for i, t in enumerate(tokens)]
+
+
+def test_random_seed_repeats(answers: Answers) -> None:
+    first, other, same = answers.run.tokens("seeds")
+    assert answers.run.tokens("seeds again") == [first, other, same]
+    assert first == same, "one seed gave two answers within a batch"
+    assert first != other, "two seeds gave one answer"
+    assert len(set(first)) > 1
+
+
+def test_random_seed_does_not_depend_on_the_batch(answers: Answers) -> None:
+    assert answers.run.tokens("seed alone") == answers.run.tokens("seeds")[:1]
+
+
+def test_top_k_1_is_greedy(lab: Lab, answers: Answers) -> None:
+    hf = lab.reference(answers.model, prompts=answers.prompts, max_new_tokens=NEW_TOKENS)
+    assert answers.run.tokens("top_k 1") == [hf[f"tokens_{i}"].tolist() for i in range(4)]
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters_admit_only_what_the_rules_admit(lab: Lab, answers: Answers, name: str) -> None:
+    surprises = 0
+    for tokens, logits in step_logits(lab, answers, name):
+        assert len(tokens) == SAMPLED["max_new_tokens"]
+        for at, (token, row) in enumerate(zip(tokens, logits, strict=True)):
+            allowed = distribution(row, STOP_IDS, **FILTERS[name], slack=1e-4)
+            assert allowed[token] > 0, (
+                f"token {token} at {at} is outside the {np.count_nonzero(allowed)} allowed"
+            )
+            surprises += token != int(allowed.argmax())
+    assert surprises > 8, "hardly anything was sampled: the test would pass on greedy decoding"
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_temperature_shapes_the_distribution(lab: Lab, answers: Answers, temperature: float) -> None:
+    hf = lab.reference(answers.model, score=[lab.tokenizer(answers.model).encode(answers.prompts[2]).ids])
+    row = hf["logits_0"][-1]
+    drawn = np.array([tokens[0] for tokens in answers.run.tokens(f"draws {temperature}")])
+    expected = distribution(row, STOP_IDS, temperature=temperature, top_k=TOP_K)
+    counts = np.bincount(drawn, minlength=len(row))
+    inside = expected > 0
+    assert counts[inside].sum() == DRAWS, "a token outside top-k was drawn"
+    assert chi_square(counts[inside], expected[inside]) < CHI_SQUARE_7
+    neutral = distribution(row, STOP_IDS, temperature=1.0, top_k=TOP_K)
+    assert chi_square(counts[inside], neutral[inside]) > CHI_SQUARE_7, "temperature 1 would pass as well"
+
+
+def test_repetition_penalty(lab: Lab, answers: Answers) -> None:
+    """Greedy under a penalty on the generated tokens, not on the prompt's, and not on the newest one.
+
+    LMDeploy makes a step's sampling inputs while the step before is still computing
+    (``EngineLoop._prefetch_next_inputs``), so ``generated_ids`` lacks the token that step will yield.
+    """
+    immediate = []
+    for tokens, logits in step_logits(lab, answers, "penalty"):
+        assert len(tokens) == NEW_TOKENS
+        for at, (token, row) in enumerate(zip(tokens, logits, strict=True)):
+            scores = penalised(row, tokens[: max(at - 1, 0)], PENALTY)
+            scores[STOP_IDS] = -np.inf
+            assert token == int(scores.argmax()), f"token {token} at {at} instead of {int(scores.argmax())}"
+            row[STOP_IDS] = -np.inf
+            immediate.append(token == int(row.argmax()))
+    assert not all(immediate), "the penalty changes nothing here"
+
+
+def test_logprobs(lab: Lab, answers: Answers) -> None:
+    """``raw_logprobs``: the chosen token and the best five, of the unprocessed logits."""
+    responses = answers.run["logprobs"]
+    for response, (tokens, logits) in zip(responses, step_logits(lab, answers, "logprobs"), strict=True):
+        assert len(response["logprobs"]) == len(tokens) == 10
+        for token, pairs, expected in zip(tokens, response["logprobs"], log_softmax(logits), strict=True):
+            got = {int(i): value for i, value in pairs}
+            assert set(got) == set(np.argsort(-expected)[:LOGPROBS].tolist()) | {token}
+            np.testing.assert_allclose(list(got.values()), expected[list(got)], atol=2e-4, rtol=0)
+
+
+def test_json_schema(answers: Answers) -> None:
+    complete = 0
+    for response in answers.run["json"]:
+        if response["finish_reason"] == "length":
+            continue  # whitespace is legal JSON, and a random model may like it for ever
+        assert response["finish_reason"] == "stop", response
+        value = json.loads(response["text"])
+        assert set(value) == {"kind", "count", "alive"}, value
+        assert value["kind"] in ("fox", "dog")
+        assert isinstance(value["alive"], bool)
+        assert type(value["count"]) is int
+        assert 0 <= value["count"] <= 99
+        complete += 1
+    assert complete >= 1, [response["text"] for response in answers.run["json"]]
+
+
+def test_regex(answers: Answers) -> None:
+    for response in answers.run["regex"]:
+        assert response["finish_reason"] == "stop"
+        assert re.fullmatch(REGEX, response["text"]), response["text"]
