@@ -2,10 +2,10 @@
 
     python examples/demo.py [--model MODEL_FOLDER] [--tokens N]
 
-Without a folder (also taken from the environment variable MODEL) a small random-weight Qwen2-style model is built
-first; no network is used. Exit status: 0 when the greedy tokens are equal, or differ first where transformers' own
-two best candidates are closer than rounding (16-bit checkpoints only); 1 when they differ; 2 when there is nothing
-to run.
+Without a folder (also taken from the environment variable MODEL) a small random-weight Qwen2-style model is
+built first; no network is used. Exit status: 0 when the greedy tokens are equal, or differ first where
+transformers' own two best candidates are closer than rounding (16-bit checkpoints only); 1 when they differ;
+2 when there is nothing to run.
 """
 
 import argparse
@@ -30,9 +30,9 @@ PROMPTS = [
     "Large language models serve many users from one cache of keys and values. " * 4,
 ]
 
-# Two of transformers' scores this close may change places when the same 16-bit numbers are summed in another order:
-# logits of real models reach 32, where neighbouring bfloat16 numbers are 2**-3 (float16: 2**-6) apart. float32
-# checkpoints get no such excuse.
+# Two of transformers' scores this close may change places when the same 16-bit numbers are summed in another
+# order: logits of real models reach 32, where neighbouring bfloat16 numbers are 2**-3 (float16: 2**-6) apart.
+# float32 checkpoints get no such excuse.
 TIES = {"bfloat16": 4 * 2.0**-3, "float16": 4 * 2.0**-6}
 
 
@@ -78,7 +78,8 @@ def generate(model: Path, max_new_tokens: int, console: Console) -> list[list[in
         start = time.perf_counter()
         from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
 
-        pipe = pipeline(str(model), backend_config=PytorchEngineConfig(device_type="cpu"))
+        config = PytorchEngineConfig(device_type="cpu")
+        pipe = pipeline(str(model), backend_config=config)  # pyright: ignore[reportCallIssue]
     console.print(f"loaded in {time.perf_counter() - start:.1f} s")
 
     tokens: list[list[int]] = [[] for _ in PROMPTS]

@@ -1,7 +1,7 @@
 """What Hugging Face transformers says: greedy tokens, logits and losses, for comparing another engine with.
 
-Run it as a process of its own, without LMDeploy and without dlinfer's autoload, so that nothing under test can reach
-into the reference::
+Run it as a process of its own, without LMDeploy and without dlinfer's autoload, so that nothing under test
+can reach into the reference::
 
     TORCH_DEVICE_BACKEND_AUTOLOAD=0 python examples/hf_reference.py MODEL_FOLDER JOB.json OUT.npz
 
@@ -10,9 +10,9 @@ The job is a JSON object, every field optional:
 ``dtype``
     "auto" (the checkpoint's, the default), "float32", "bfloat16" or "float16".
 ``prompts`` and ``max_new_tokens``
-    lists of token ids (or strings, tokenised without special tokens added) and one int. Each prompt runs alone,
-    greedily, for exactly that many tokens: end-of-sequence tokens are never chosen, which is what LMDeploy's
-    ``ignore_eos=True`` means too (``SamplingParam.from_gen_config`` makes them bad words).
+    lists of token ids (or strings, tokenised without special tokens added) and one int. Each prompt runs
+    alone, greedily, for exactly that many tokens: end-of-sequence tokens are never chosen, which is what
+    LMDeploy's ``ignore_eos=True`` means too (``SamplingParam.from_gen_config`` makes them bad words).
 ``natural``
     true: also continue each prompt with end-of-sequence tokens allowed, stopping after one.
 ``score``
@@ -20,10 +20,11 @@ The job is a JSON object, every field optional:
 ``score_continued``
     indices of prompts: each with its own greedy continuation is scored too, after the sequences of ``score``.
 
-``OUT.npz`` holds ``dtype``, the model's, as a string; for prompt i: ``prompt_i`` int64[len], ``tokens_i`` int64[new] and ``gap_i`` float32[new], the
-distance between HF's two best scores at each step (a small one means that another order of summation may
-legitimately choose the other token), and ``natural_i`` int64[<= new]; for scored sequence i: ``logits_i`` float32[len, vocab] and ``loss_i``, the
-mean cross-entropy of token t+1 given tokens up to t, which is what LMDeploy's ``Pipeline.get_ppl`` returns.
+``OUT.npz`` holds ``dtype``, the model's, as a string; for prompt i: ``prompt_i`` int64[len], ``tokens_i``
+int64[new] and ``gap_i`` float32[new], the distance between HF's two best scores at each step (a small one
+means that another order of summation may legitimately choose the other token), and ``natural_i`` int64[<=
+new]; for scored sequence i: ``logits_i`` float32[len, vocab] and ``loss_i``, the mean cross-entropy of token
+t+1 given tokens up to t, which is what LMDeploy's ``Pipeline.get_ppl`` returns.
 """
 
 import argparse
@@ -73,9 +74,9 @@ def score(model, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Teacher-forced logits float32[len, vocab] and the mean cross-entropy loss of ids[1:]."""
     logits = model(torch.tensor([ids])).logits[0].float()
     if len(ids) < 2:
-        return logits.numpy(), np.float32("nan")
+        return logits.numpy(), np.asarray(np.nan)
     loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]))
-    return logits.numpy(), loss.numpy()
+    return logits.numpy(), np.asarray(loss)
 
 
 def run(model_folder: Path, job: dict) -> dict[str, np.ndarray]:
@@ -111,7 +112,7 @@ def main() -> None:
         sys.exit(
             f"error: {', '.join(polluted)} was loaded into the reference; set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
         )
-    np.savez(args.out, **answer)
+    np.savez(args.out, **answer)  # pyright: ignore[reportArgumentType]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from lmdeploy import PytorchEngineConfig
 
 
 def main(model: str) -> None:
-    pipe = lmdeploy.pipeline(
+    pipe = lmdeploy.pipeline(  # pyright: ignore[reportCallIssue]
         model,
         backend_config=PytorchEngineConfig(tp=1, cache_max_entry_count=0.4, device_type="cpu"),
     )

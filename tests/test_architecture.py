@@ -1,4 +1,4 @@
-"""The house keeps its shape, as in docs/architecture.md: directions, quiet imports, short documented files."""
+"""The house keeps its shape (docs/architecture.md): directions, quiet imports, short documented files."""
 
 import ast
 import json
@@ -209,10 +209,8 @@ def test_import_of_every_public_module_loads_no_framework_and_no_sdk():
 
 
 def test_import_dlinfer_is_quick():
-    code = (
-        "import torch\nstart = time.perf_counter()\nimport dlinfer\nfound['s'] = time.perf_counter() - start"
-    )
-    assert min(in_a_new_process(code)["s"] for _ in range(3)) < 0.1
+    code = "start = time.perf_counter()\nimport dlinfer\nfound['s'] = time.perf_counter() - start"
+    assert min(in_a_new_process(code)["s"] for _ in range(3)) < 0.1  # beyond torch, which it does not load
 
 
 def test_the_autoload_hook_loads_only_the_standard_library_and_is_quick():

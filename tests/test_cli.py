@@ -147,9 +147,10 @@ def test_unavailable_vendor_fails_with_reason_and_next_step(capsys, environment,
     assert "next step: plug one in" in out
 
 
-NEEDS_SDK = healthy("acme", "cpu").replace("return {}", "import acme_sdk")
-UNKNOWN_OP = healthy("acme", "cpu").replace("return {}", "return {'rms_norn': print}")
-BAD_SIGNATURE = healthy("acme", "cpu").replace("return {}", "return {'rms_norm': lambda x, eps, weight: x}")
+LOADS = healthy("acme", "cpu", priority=-5)
+NEEDS_SDK = LOADS.replace("return {}", "import acme_sdk")
+UNKNOWN_OP = LOADS.replace("return {}", "return {'rms_norn': print}")
+BAD_SIGNATURE = LOADS.replace("return {}", "return {'rms_norm': lambda x, eps, weight: x}")
 
 
 @pytest.mark.parametrize(
@@ -174,6 +175,14 @@ def test_a_broken_plugin_fails_alone(capsys, environment, plugins, source, reaso
     assert reason in row["reason"]
     assert vendor(found, "cpu")["state"] == "PASS"
     assert found["defaults"]["cpu"] == "cpu"
+
+
+def test_a_default_that_fails_is_a_problem(capsys, environment, plugins):
+    plugins("wrecked", healthy("wrecked", "cpu", priority=5).replace("return {}", "import acme_sdk"))
+    assert "'wrecked' is the default for device cpu and fails" in report(capsys, status=1)["problems"][0]
+    environment("DLINFER_VENDOR", "cpu")
+    dlinfer.settings._current = None
+    assert report(capsys)["defaults"] == {"cpu": "cpu"}
 
 
 def test_a_name_clash_names_both(capsys, environment, plugins):

@@ -80,7 +80,7 @@ class Report:
         none: a call is refused, since the vendor fails or the fallback policy is "error".
     defaults: device type -> the vendor that answers there unless another is chosen, or null.
     unknown_variables: ``DLINFER_*`` variables in the environment that are no setting.
-    problems: what makes op calls fail before any vendor is asked.
+    problems: what makes op calls fail: wrong settings, or a default vendor that fails.
     """
 
     schema: int
@@ -112,7 +112,7 @@ def collect() -> Report:
     states = [state for state, _ in examined]
     defaults: dict[str, str | None] = {}
     if not problems:
-        defaults = _defaults({state.device_type for state in states}, problems)
+        defaults = _defaults(states, problems)
     return Report(
         schema=SCHEMA,
         healthy=not problems and any(s.state == "PASS" and not s.is_reference for s in states),
@@ -179,9 +179,11 @@ def _coverage(op: str, vendor: VendorState, native: frozenset[str], policy: str)
     return "none" if policy == "error" else "reference"
 
 
-def _defaults(device_types: set[str], problems: list[str]) -> dict[str, str | None]:
+def _defaults(states: list[VendorState], problems: list[str]) -> dict[str, str | None]:
+    """Device type -> default vendor. Adds to ``problems`` where that cannot be had or fails."""
     found: dict[str, str | None] = {}
-    for device_type in sorted(device_types - {"", "any"}):
+    failing = {state.name for state in states if state.state == "FAIL"}
+    for device_type in sorted({state.device_type for state in states} - {"", "any"}):
         try:
             with warnings.catch_warnings(action="ignore", category=discovery.VendorWarning):
                 vendor = discovery.default(device_type)  # what it passes over stands in the table of vendors
@@ -189,4 +191,9 @@ def _defaults(device_types: set[str], problems: list[str]) -> dict[str, str | No
             problems.append(str(error))
             return found
         found[device_type] = vendor.name if vendor is not None else None
+        if vendor is not None and vendor.name in failing:
+            problems.append(
+                f"vendor {vendor.name!r} is the default for device {device_type} and fails. "
+                "Next step: set DLINFER_VENDOR to one that passes, or uninstall it."
+            )
     return found

@@ -1,8 +1,8 @@
 """WHAT can be asked: the fused-op interface (S4-03, S4-09).
 
-Each op is ``dlinfer.ops.<op>(...)`` for callers and ``torch.ops.dlinfer.<op>`` for graphs. Both dispatch to the
-active vendor of the tensors' device. Parameter names, order and dimensions are LMDeploy's; the data layout of
-the KV cache is the vendor's choice (S4-11).
+Each op is ``dlinfer.ops.<op>(...)`` for callers and ``torch.ops.dlinfer.<op>`` for graphs. Both dispatch to
+the active vendor of the tensors' device. Parameter names, order and dimensions are LMDeploy's; the data
+layout of the KV cache is the vendor's choice (S4-11).
 """
 
 from dlinfer.ops import kernels
@@ -11,7 +11,8 @@ from dlinfer.ops.kv_cache import fill_kv_cache
 from dlinfer.ops.linear import linear
 from dlinfer.ops.moe import fused_moe, moe_gating_topk_softmax
 from dlinfer.ops.norm import add_rms_norm, rms_norm
-from dlinfer.ops.paged import paged_decode_attention, paged_prefill_attention
+from dlinfer.ops.paged_decode import paged_decode_attention
+from dlinfer.ops.paged_prefill import paged_prefill_attention
 from dlinfer.ops.prefill import prefill_attention
 from dlinfer.ops.rotary import apply_rotary_pos_emb
 from dlinfer.ops.spec import OpSpec, Tolerance, registry

@@ -10,8 +10,8 @@ Scores of one query head against its group's key head::
 
 A sequence's queries are its last tokens: with q_len queries and kv_len keys, query i has position
 kv_len - q_len + i (flash-attention's alignment at the bottom right). A key is visible when
--window_left <= key position - query position <= window_right, and not after the query if causal; a negative bound
-is none. A query that sees no key gives zeros. Order and signs are those of LMDeploy 0.18's CUDA kernels
+-window_left <= key position - query position <= window_right, and not after the query if causal; a negative
+bound is none. A query that sees no key gives zeros. Order and signs are those of LMDeploy 0.18's CUDA kernels
 (``pytorch/kernels/cuda/flashattention.py`` and ``pagedattention.py``), sinks those of GPT-OSS.
 """
 
@@ -22,9 +22,12 @@ from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.ops.checks import Rules
+from dlinfer.ops.kv_cache import canonical
 from dlinfer.ops.spec import Tolerance
 
-_ROUNDING = "scores and sums in float32; probabilities may be rounded to the tensors' dtype before they meet v"
+_ROUNDING = (
+    "scores and sums in float32; probabilities may be rounded to the tensors' dtype before they meet v"
+)
 TOLERANCES = {
     torch.float32: Tolerance(2e-5, 2e-5, "float32 sums over head size and keys, in any order"),
     torch.float16: Tolerance(4e-3, 4e-3, _ROUNDING),
@@ -38,9 +41,9 @@ TOLERANCES = {
 def window(sliding_window: int | Sequence[int] | None) -> tuple[int, int]:
     """(left, right) of LMDeploy's ``sliding_window``; -1 is no bound.
 
-    A pair is flash-attention's. An int w means (w, w), as LMDeploy's CUDA backends read it: a causal query sees
-    w tokens before itself, so w + 1 in all, one more than HF transformers' ``sliding_window`` of the same value.
-    None, and an int below 1, mean no window.
+    A pair is flash-attention's. An int w means (w, w), as LMDeploy's CUDA backends read it: a causal query
+    sees w tokens before itself, so w + 1 in all, one more than HF transformers' ``sliding_window`` of the
+    same value. None, and an int below 1, mean no window.
     """
     if sliding_window is None:
         return -1, -1
@@ -68,9 +71,7 @@ def scale_of(q: Tensor, softmax_scale: float | None) -> float:
 # --- argument rules
 
 
-def check_queries(
-    rules: Rules, q: Tensor, attn_output: Tensor, num_q_heads: int, num_kv_heads: int
-) -> None:
+def check_queries(rules: Rules, q: Tensor, attn_output: Tensor, num_q_heads: int, num_kv_heads: int) -> None:
     """Rules of q [tokens, q_heads, head_size] and attn_output [tokens, q_heads, head_size_v]."""
     rules.floating("q", q)
     rules.rank("q", q, 3)
@@ -78,7 +79,7 @@ def check_queries(
     rules.require(
         num_kv_heads > 0 and num_q_heads % num_kv_heads == 0,
         "num_kv_heads",
-        f"a divisor of num_q_heads = {num_q_heads}",
+        lambda: f"a divisor of num_q_heads = {num_q_heads}",
         lambda: num_kv_heads,
     )
     rules.like("attn_output", attn_output, "q", q)
@@ -103,6 +104,37 @@ def check_lengths(rules: Rules, name: str, lengths: Tensor, sequences: int | tor
     rules.rank(name, lengths, 1)
     if sequences is not None:
         rules.size(name, lengths, 0, sequences, "the number of sequences")
+
+
+def check_pages(
+    rules: Rules,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    kv_seqlens: Tensor,
+    num_kv_heads: int,
+    attn_output: Tensor,
+) -> None:
+    """Rules of the paged caches and the tables that say what stands where in them."""
+    for name, cache, size, owner in (
+        ("k_cache", k_cache, q.shape[2], "the head size of q"),
+        ("v_cache", v_cache, attn_output.shape[2], "the head size of attn_output"),
+    ):
+        rules.like(name, cache, "q", q)
+        rules.rank(name, cache, 4)
+        slots = canonical(cache)
+        actual = slots.shape[1]
+        rules.require(
+            block_size == actual, "block_size", f"{actual}, the block size of {name}", lambda: block_size
+        )
+        rules.size(name, slots, 2, num_kv_heads, "num_kv_heads")
+        rules.size(name, slots, 3, size, owner)
+    rules.integer("block_offsets", block_offsets)
+    rules.same_device("block_offsets", block_offsets, "q", q)
+    rules.rank("block_offsets", block_offsets, 2)
+    check_lengths(rules, "kv_seqlens", kv_seqlens, block_offsets.shape[0])
 
 
 # --- the reference

@@ -10,9 +10,9 @@ from dlinfer.ops.samples import SampleMaker
 
 @dataclass(frozen=True)
 class Case:
-    """One batch. q_lens, kv_lens: tokens of each sequence, where kv_lens=None means the same; strided: q, k and v
-    are views of one packed tensor; aliased: attn_output is q's memory; unused_rows: rows of q behind the last
-    sequence; other fields as the ops' arguments."""
+    """One batch. q_lens, kv_lens: tokens of each sequence, where kv_lens=None means the same; strided: q, k
+    and v are views of one packed tensor; aliased: attn_output is q's memory; unused_rows: rows of q behind
+    the last sequence; other fields as the ops' arguments."""
 
     name: str
     q_lens: tuple[int, ...]

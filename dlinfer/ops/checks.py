@@ -20,13 +20,22 @@ class Rules:
     def __init__(self, op: str) -> None:
         self.op = op
 
-    def require(self, condition: object, argument: str, expected: str, given: Callable[[], object]) -> None:
-        """``condition`` must hold; ``given`` is only called when it does not."""
+    def require(
+        self, condition: object, argument: str, expected: str | Callable[[], str], given: Callable[[], object]
+    ) -> None:
+        """``condition`` must hold; ``expected`` and ``given`` are only called when it does not.
+
+        Rules run at every call of an op, so a text that is not constant is better given as a function.
+        """
         if condition is True:
             return
+
+        def error() -> OpArgumentError:
+            return self.error(argument, expected() if callable(expected) else expected, given())
+
         if condition is False:
-            raise self.error(argument, expected, given())
-        torch._check(condition, lambda: str(self.error(argument, expected, given())))  # a symbolic bool
+            raise error()
+        torch._check(condition, lambda: str(error()))  # a symbolic bool
 
     def error(self, argument: str, expected: str, given: object) -> OpArgumentError:
         """The error to raise, for rules that do not fit ``require``."""
@@ -61,9 +70,8 @@ class Rules:
 
     def size(self, argument: str, tensor: Tensor, dim: int, size: int | torch.SymInt, why: str) -> None:
         """Size of one dimension; ``why`` names what it must equal."""
-        self.require(
-            tensor.shape[dim] == size,
-            argument,
-            f"size {size} in dimension {dim} ({why})",
-            lambda: tuple(tensor.shape),
-        )
+        same = tensor.shape[dim] == size
+        if same is not True:
+            self.require(
+                same, argument, f"size {size} in dimension {dim} ({why})", lambda: tuple(tensor.shape)
+            )

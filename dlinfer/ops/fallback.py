@@ -1,7 +1,7 @@
 """The fallback policy: what happens when the active vendor has no native kernel for a call.
 
-allow runs the reference, warn also says so once for each reason, error refuses. Every case is counted, so that
-no slow path is taken in silence; ``counts()`` is what reports and tests read.
+allow runs the reference, warn also says so once for each reason, error refuses. Every case is counted, so
+that no slow path is taken in silence; ``counts()`` is what reports and tests read.
 """
 
 import sys
@@ -46,7 +46,7 @@ def reset() -> None:
 
 
 def take(op: str, vendor: str, reason: str, args: tuple[object, ...]) -> None:
-    """Apply the policy to one call that is about to run on the reference. Raises FallbackError under ``error``."""
+    """Apply the policy to a call that is about to run on the reference. Raises FallbackError."""
     policy = settings.current().fallback
     kind = Fallback(op, vendor, reason)
     if policy == "error":
@@ -56,8 +56,9 @@ def take(op: str, vendor: str, reason: str, args: tuple[object, ...]) -> None:
         first = _counts[kind] == 1
     if first and policy == "warn":
         text = (
-            f"dlinfer.ops.{op} runs on the slow reference: vendor {vendor!r} has no native kernel for this call "
-            f"({reason}). Call: {describe(args)}, from {caller()}. Said once; DLINFER_FALLBACK=error refuses instead."
+            f"dlinfer.ops.{op} runs on the slow reference: vendor {vendor!r} has no native kernel for this "
+            f"call ({reason}). Call: {describe(args)}, from {caller()}. Said once; DLINFER_FALLBACK=error "
+            "refuses instead."
         )
         warnings.warn(text, FallbackWarning, stacklevel=2)
 

@@ -43,7 +43,10 @@ def native_ops(vendor: Vendor) -> frozenset[str]:
 
 
 def bind(device_type: str, vendor: Vendor) -> None:
-    """Put a vendor's kernels behind a device type. Raises KernelSignatureError or UnknownOpError, changing nothing."""
+    """Put a vendor's kernels behind a device type.
+
+    Raises KernelSignatureError or UnknownOpError, changing nothing.
+    """
     kernels = vendor.load_kernels()
     _validate(vendor, kernels)
     key = torch._C._dispatch_key_for_device(device_type)

@@ -41,14 +41,10 @@ def refuse_quantised(op: str, quant_bits: int | None, *scales: object) -> None:
 
 @fused_op(mutates=("k_cache", "v_cache"), tolerances=TOLERANCES)
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
-    """Write new tokens' keys and values into their slots of the paged cache.
+    """The torch op behind ``dlinfer.ops.fill_kv_cache``, which documents the arguments.
 
-    k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], any strides.
-    k_cache: [blocks, block_size, kv_heads, head_size], v_cache: likewise with head_size_v, in the vendor's
-    layout, dtype of k; both are mutated. v_cache may be a view of k_cache if v is the same view of k.
-    kv_start_indices: [tokens], int32 or int64, slot = block * block_size + offset; a negative one marks a padding
-    token, which is not written (vLLM's convention; LMDeploy itself never passes one). Slots do not repeat.
-    Returns nothing. Raises OpArgumentError, also for a slot behind the end of the cache, writing nothing.
+    k_cache and v_cache are mutated. Returns nothing. Raises OpArgumentError, also for a slot behind the end
+    of the cache, before anything is written.
     """
     keys, values = canonical(k_cache), canonical(v_cache)
     block_size = keys.shape[1]
@@ -73,13 +69,13 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     """Write new tokens' keys and values into their slots of the paged cache, and return the two caches.
 
-    k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], or both with a leading dimension of 1;
-    any strides. k_cache: [blocks, block_size, kv_heads, head_size], v_cache: likewise with head_size_v, in the
-    vendor's layout, dtype of k; both are mutated. v_cache may be a view of k_cache if v is the same view of k.
-    kv_start_indices: [tokens], int32 or int64, slot = block * block_size + offset; a negative one marks a padding
-    token, which is not written. Slots do not repeat. k_scales_zeros, v_scales_zeros, quant_bits: for quantised
-    caches, which are not served: empty, empty and 0 or None.
-    Raises OpArgumentError, also for a slot behind the end of the cache; UnsupportedFeatureError.
+    k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], or both with a leading dimension of
+    1; any strides. k_cache: [blocks, block_size, kv_heads, head_size], v_cache: likewise with head_size_v, in
+    the vendor's layout, dtype of k; both are mutated. v_cache may be a view of k_cache if v is the same view
+    of k. kv_start_indices: [tokens], int32 or int64, slot = block * block_size + offset; a negative one marks
+    a padding token, which is not written. Slots do not repeat. k_scales_zeros, v_scales_zeros, quant_bits:
+    for quantised caches, which are not served: empty, empty and 0 or None. Raises OpArgumentError, also for a
+    slot behind the end of the cache; UnsupportedFeatureError.
     """
     refuse_quantised("fill_kv_cache", quant_bits, *k_scales_zeros, *v_scales_zeros)
     fill_kv_cache.overload(packed(k), packed(v), k_cache, v_cache, kv_start_indices)
@@ -91,43 +87,41 @@ def packed(x: Tensor) -> Tensor:
     return x[0] if x.dim() == 4 and x.shape[0] == 1 else x
 
 
-RULES = Rules("fill_kv_cache")
+_RULES = Rules("fill_kv_cache")
 
 
 def check_slots(kv_start_indices: Tensor, keys: Tensor) -> None:
-    """No slot lies behind the end of the canonical cache ``keys``. Reads the values: for kernels, not for fakes."""
+    """No slot lies behind the end of the canonical cache ``keys``. Raises OpArgumentError.
+
+    It reads the slots, so it is for kernels and not for fakes.
+    """
     slots = keys.shape[0] * keys.shape[1]
     if kv_start_indices.numel():
         highest = int(kv_start_indices.max())
-        RULES.require(highest < slots, "kv_start_indices", f"slots below {slots}", lambda: highest)
-
-
-def check_cache(rules: Rules, name: str, cache: Tensor, new_name: str, new: Tensor) -> Tensor:
-    """Rules of one cache against the tokens (or queries) it serves; returns its canonical view."""
-    rules.like(name, cache, new_name, new)
-    rules.rank(name, cache, 4)
-    return canonical(cache)
+        _RULES.require(highest < slots, "kv_start_indices", lambda: f"slots below {slots}", lambda: highest)
 
 
 @fill_kv_cache.check
 def _(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
-    RULES.floating("k", k)
-    RULES.rank("k", k, 3)
-    RULES.like("v", v, "k", k)
-    RULES.rank("v", v, 3)
-    RULES.size("v", v, 0, k.shape[0], "the tokens of k")
-    keys = check_cache(RULES, "k_cache", k_cache, "k", k)
-    values = check_cache(RULES, "v_cache", v_cache, "k", k)
-    RULES.size("k_cache", keys, 2, k.shape[1], "the kv heads of k")
-    RULES.size("k_cache", keys, 3, k.shape[2], "the head size of k")
-    RULES.size("v_cache", values, 0, keys.shape[0], "the blocks of k_cache")
-    RULES.size("v_cache", values, 1, keys.shape[1], "the block size of k_cache")
-    RULES.size("v_cache", values, 2, v.shape[1], "the kv heads of v")
-    RULES.size("v_cache", values, 3, v.shape[2], "the head size of v")
-    RULES.integer("kv_start_indices", kv_start_indices)
-    RULES.same_device("kv_start_indices", kv_start_indices, "k", k)
-    RULES.rank("kv_start_indices", kv_start_indices, 1)
-    RULES.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
+    _RULES.floating("k", k)
+    _RULES.rank("k", k, 3)
+    _RULES.like("v", v, "k", k)
+    _RULES.rank("v", v, 3)
+    _RULES.size("v", v, 0, k.shape[0], "the tokens of k")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        _RULES.like(name, cache, "k", k)
+        _RULES.rank(name, cache, 4)
+    keys, values = canonical(k_cache), canonical(v_cache)
+    _RULES.size("k_cache", keys, 2, k.shape[1], "the kv heads of k")
+    _RULES.size("k_cache", keys, 3, k.shape[2], "the head size of k")
+    _RULES.size("v_cache", values, 0, keys.shape[0], "the blocks of k_cache")
+    _RULES.size("v_cache", values, 1, keys.shape[1], "the block size of k_cache")
+    _RULES.size("v_cache", values, 2, v.shape[1], "the kv heads of v")
+    _RULES.size("v_cache", values, 3, v.shape[2], "the head size of v")
+    _RULES.integer("kv_start_indices", kv_start_indices)
+    _RULES.same_device("kv_start_indices", kv_start_indices, "k", k)
+    _RULES.rank("kv_start_indices", kv_start_indices, 1)
+    _RULES.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
 
 
 @fill_kv_cache.samples
@@ -144,7 +138,8 @@ def _(make: SampleMaker) -> Iterator[Sample]:
         (make.tensor(5, 2, 24), make.tensor(5, 2, 8), *caches(8, 4, 2, 24, 8), slots[:5].to(torch.int32)),
     )
     yield Sample(
-        "one token, one head", (make.tensor(1, 1, 64), make.tensor(1, 1, 64), *caches(2, 16, 1, 64, 64), slots[:1])
+        "one token, one head",
+        (make.tensor(1, 1, 64), make.tensor(1, 1, 64), *caches(2, 16, 1, 64, 64), slots[:1]),
     )
     yield Sample(
         "no tokens", (make.tensor(0, 2, 16), make.tensor(0, 2, 16), *caches(2, 16, 2, 16, 16), slots[:0])

@@ -22,23 +22,25 @@ TOLERANCES = {
 
 @fused_op(tolerances=TOLERANCES)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias.
+    """The torch op behind ``dlinfer.ops.linear``, which documents the arguments.
 
-    x: [..., in_features], weight: [out_features, in_features], bias: [out_features] or None; one floating dtype,
-    any strides. Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. Sums are taken in
-    float32 at least. Raises OpArgumentError.
+    weight: [out_features, in_features], always. Sums are taken in float32 at least. Returns a new tensor
+    [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
     """
     return functional.linear(x, weight, bias)
 
 
 @linear.python_call
-def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, all_reduce: bool = False, group: Any = "") -> Tensor:
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, all_reduce: bool = False, group: Any = ""
+) -> Tensor:
     """x @ weight.T + bias, summed over a process group on demand.
 
-    x: [..., in_features], weight: [out_features, in_features], bias: [out_features] or None; one floating dtype,
-    any strides. With DLINFER_LINEAR_USE_NN_LAYOUT=1 weight arrives as [in_features, out_features] instead.
-    all_reduce: sum the result over ``group``, a torch.distributed.ProcessGroup; "" or None is the default group.
-    Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
+    x: [..., in_features], weight: [out_features, in_features], bias: [out_features] or None; one floating
+    dtype, any strides. With DLINFER_LINEAR_USE_NN_LAYOUT=1 weight arrives as [in_features, out_features]
+    instead. all_reduce: sum the result over ``group``, a torch.distributed.ProcessGroup; "" or None is the
+    default group. Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. Raises
+    OpArgumentError.
     """
     out = linear.overload(x, weight.t() if _nn_layout() else weight, bias)
     if all_reduce:
@@ -82,4 +84,6 @@ def _(make: SampleMaker) -> Iterator[Sample]:
     yield Sample("no tokens", (make.tensor(1, 0, 32), weight(16, 32), make.tensor(16)))
     yield Sample("odd sizes", (make.tensor(5, 37), weight(19, 37), None))
     yield Sample("strided x", (make.tensor(7, 96)[:, :32], weight(24, 32), None))
-    yield Sample("weight stored as [in, out]", (make.tensor(3, 32), weight(24, 32).t().contiguous().t(), None))
+    yield Sample(
+        "weight stored as [in, out]", (make.tensor(3, 32), weight(24, 32).t().contiguous().t(), None)
+    )

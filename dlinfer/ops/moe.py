@@ -20,13 +20,10 @@ ROUTING_TOLERANCES = {
 
 @fused_op(tolerances=ROUTING_TOLERANCES)
 def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
-    """The topk experts of each token by softmax over all experts, and their probabilities.
+    """The torch op behind ``dlinfer.ops.moe_gating_topk_softmax``, which documents the arguments.
 
-    router_logits: [..., experts], any strides. topk: 1..experts. n_groups: below 1 for none; else experts form that
-    many equal groups in order, and each gives its best topk / n_groups experts (Pangu).
-    Returns weights [..., topk], float32 (float64 for float64), not renormalised, and ids [..., topk], int64; both in
-    falling order, with groups falling within each group. Nothing is mutated. The softmax is taken in float32, as in
-    LMDeploy (``pytorch/backends/default/moe.py``) and HF transformers. Raises OpArgumentError.
+    n_groups: ``moe_metadata.router_n_groups``. Returns weights [..., topk], float32 (float64 for float64),
+    and ids [..., topk], int64. Nothing is mutated. Raises OpArgumentError.
     """
     weights = router_logits.to(torch.promote_types(router_logits.dtype, torch.float32)).softmax(dim=-1)
     if n_groups < 1:
@@ -41,10 +38,11 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
 def _(router_logits: Tensor, topk: int, moe_metadata: MoeMetadata | None = None) -> tuple[Tensor, Tensor]:
     """The topk experts of each token by softmax over all experts, and their probabilities.
 
-    router_logits: [..., experts], any strides. topk: 1..experts. moe_metadata: its ``router_n_groups``, below 1 for
-    none, else experts form that many equal groups in order, and each gives its best topk / n_groups experts.
-    Returns weights [..., topk], float32, not renormalised, and ids [..., topk], int64; both in falling order, with
-    groups falling within each group. Nothing is mutated. The softmax is taken in float32. Raises OpArgumentError.
+    router_logits: [..., experts], any strides. topk: 1..experts. moe_metadata: its ``router_n_groups``, below
+    1 for none, else experts form that many equal groups in order, and each gives its best topk / n_groups
+    experts. Returns weights [..., topk], float32, not renormalised, and ids [..., topk], int64; both in
+    falling order, with groups falling within each group. Nothing is mutated. The softmax is taken in float32.
+    Raises OpArgumentError.
     """
     n_groups = -1 if moe_metadata is None else moe_metadata.router_n_groups
     return moe_gating_topk_softmax.overload(router_logits, topk, n_groups)
@@ -59,10 +57,16 @@ def _(router_logits: Tensor, topk: int, n_groups: int) -> None:
     _GATING.require(router_logits.dim() >= 1, "router_logits", "at least one dimension", router_logits.dim)
     experts = router_logits.shape[-1]
     _GATING.require(topk >= 1, "topk", "at least 1", lambda: topk)
-    _GATING.require(topk <= experts, "topk", f"at most {experts}, the number of experts", lambda: topk)
+    _GATING.require(
+        topk <= experts, "topk", lambda: f"at most {experts}, the number of experts", lambda: topk
+    )
     if n_groups >= 1:
-        _GATING.require(topk % n_groups == 0, "n_groups", f"a divisor of topk = {topk}", lambda: n_groups)
-        _GATING.require(experts % n_groups == 0, "n_groups", f"a divisor of {experts} experts", lambda: n_groups)
+        _GATING.require(
+            topk % n_groups == 0, "n_groups", lambda: f"a divisor of topk = {topk}", lambda: n_groups
+        )
+        _GATING.require(
+            experts % n_groups == 0, "n_groups", lambda: f"a divisor of {experts} experts", lambda: n_groups
+        )
 
 
 @moe_gating_topk_softmax.fake
@@ -83,7 +87,7 @@ def _(make: SampleMaker) -> Iterator[Sample]:
     yield Sample("strided", (make.tensor(16, 9).t(), 3, -1))
 
 
-_ROUNDING = "the gated activation and each expert's result may be rounded to the tensors' dtype before they are summed"
+_ROUNDING = "an expert's activation and result may be rounded to the tensors' dtype before the sum"
 TOLERANCES = {
     torch.float32: Tolerance(2e-5, 2e-5, "two float32 sums over hidden and intermediate size, in any order"),
     torch.float16: Tolerance(4e-3, 4e-3, _ROUNDING),
@@ -101,13 +105,10 @@ def fused_moe(
     topk: int,
     renormalize: bool,
 ) -> Tensor:
-    """For each token, the weighted sum of its experts' gated MLPs: down @ (silu(gate @ x) * (up @ x)).
+    """The torch op behind ``dlinfer.ops.fused_moe``, which documents the arguments.
 
-    hidden_states: [tokens, hidden]. gate_up_weights: [experts, 2 * intermediate, hidden], gate above up;
-    down_weights: [experts, hidden, intermediate]; dtype of hidden_states. topk_weights: [tokens, topk], any floating
-    dtype; topk_ids: [tokens, topk], int32 or int64. Any strides. renormalize: divide a token's weights by their sum.
-    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least and
-    rounded once. Raises OpArgumentError.
+    Computed in float32 at least and rounded once. Returns a new tensor of hidden_states' shape and dtype.
+    Nothing is mutated. Raises OpArgumentError.
     """
     dtype = torch.promote_types(hidden_states.dtype, torch.float32)
     weights = topk_weights.to(dtype)
@@ -137,11 +138,11 @@ def _(
     """For each token, the weighted sum of its experts' gated MLPs: down @ (silu(gate @ x) * (up @ x)).
 
     hidden_states: [tokens, hidden]. gate_up_weights: [experts, 2 * intermediate, hidden], gate above up;
-    down_weights: [experts, hidden, intermediate]; dtype of hidden_states. topk_weights: [tokens, topk], any floating
-    dtype; topk_ids: [tokens, topk], int32 or int64. Any strides. renormalize: divide a token's weights by their sum.
-    moe_metadata: read for its ``ep_size``. With tensor parallelism each rank passes its slice of the intermediate
-    size and gets a partial sum, which the framework reduces. chunked_moe_layout: None.
-    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError;
+    down_weights: [experts, hidden, intermediate]; dtype of hidden_states. topk_weights: [tokens, topk], any
+    floating dtype; topk_ids: [tokens, topk], int32 or int64. Any strides. renormalize: divide a token's
+    weights by their sum. moe_metadata: read for its ``ep_size``. With tensor parallelism each rank passes its
+    slice of the intermediate size and gets a partial sum, which the framework reduces. chunked_moe_layout:
+    None. Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError;
     UnsupportedFeatureError for expert parallelism or a chunked layout.
     """
     if moe_metadata is not None and moe_metadata.ep_size > 1:
@@ -209,7 +210,9 @@ def _(
 
 @fused_moe.samples
 def _(make: SampleMaker) -> Iterator[Sample]:
-    def case(tokens: int, experts: int, hidden: int, intermediate: int, topk: int, renormalize: bool) -> tuple:
+    def case(
+        tokens: int, experts: int, hidden: int, intermediate: int, topk: int, renormalize: bool
+    ) -> tuple:
         logits = torch.randn(tokens, experts, generator=make.generator)
         weights, ids = logits.softmax(-1).topk(topk)
         return (

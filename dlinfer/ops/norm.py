@@ -9,7 +9,9 @@ from dlinfer.ops.checks import Rules
 from dlinfer.ops.samples import Sample, SampleMaker
 from dlinfer.ops.spec import Tolerance, fused_op
 
-_ROUNDING = "the statistic is computed in float32 and the result is rounded twice: before and after the weight"
+_ROUNDING = (
+    "the statistic is computed in float32 and the result is rounded twice: before and after the weight"
+)
 TOLERANCES = {
     torch.float32: Tolerance(2e-6, 2e-6, "one float32 reduction over the hidden size"),
     torch.float16: Tolerance(2e-3, 2e-3, _ROUNDING),
@@ -91,7 +93,13 @@ def _(make: SampleMaker) -> Iterator[Sample]:
     yield Sample("strided views of one tensor", (wide[..., :32], wide[..., 32:64], make.tensor(32), 1e-5))
 
 
-_SHAPES = {"one token": (1, 1, 64), "many tokens": (1, 33, 128), "no tokens": (1, 0, 64), "2-d": (5, 48), "heads": (9, 4, 16)}
+_SHAPES = {
+    "one token": (1, 1, 64),
+    "many tokens": (1, 33, 128),
+    "no tokens": (1, 0, 64),
+    "2-d": (5, 48),
+    "heads": (9, 4, 16),
+}
 
 
 def _check_norm(rules: Rules, x: Tensor, weight: Tensor, eps: float) -> None:

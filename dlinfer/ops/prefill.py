@@ -41,14 +41,11 @@ def prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    """Attention of packed sequences, each over its own keys; see ``dlinfer.ops.attention`` for the formula.
+    """The torch op behind ``dlinfer.ops.prefill_attention``, which documents the arguments.
 
-    q: [tokens, q_heads, head_size], k: [kv_tokens, kv_heads, head_size], v: [kv_tokens, kv_heads, head_size_v],
-    any strides. q_ends: [sequences], where each sequence's queries end in q; kv_seqlens: [sequences], the number
-    of its keys; int32 or int64, on any device. max_q_seq_len: an upper bound.
-    attn_output: [tokens, q_heads, head_size_v], mutated; row i may share memory with row i of q. Rows behind the
-    last end are left alone. window_left, window_right: -1 is no bound. logit_softcapping: 0 is none.
-    alibi_slopes, sinks: [q_heads] or None. Returns nothing. Raises OpArgumentError.
+    q_ends: [sequences], where each sequence's queries end in q, on any device. attn_output: mutated; row i
+    may share memory with row i of q; rows behind the last end are left alone. window_left, window_right: -1
+    is no bound. Returns nothing. Raises OpArgumentError.
     """
     rows, q_start, kv_start = [], 0, 0
     for q_end, kv_len in zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True):
@@ -96,17 +93,18 @@ def _(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of packed sequences, each over its own new tokens; see ``dlinfer.ops.attention`` for the formula.
+    """Attention of packed sequences, each over its own new tokens; see ``dlinfer.ops.attention`` for the
+    formula.
 
-    q: [tokens, q_heads, head_size], k: [kv_tokens, kv_heads, head_size], v: [kv_tokens, kv_heads, head_size_v],
-    any strides, or all with a leading dimension of 1. k_cache, v_cache: not read, may be None.
-    q_seqlens, kv_seqlens: [sequences], int32 or int64; they differ only for cross attention.
-    max_q_seq_len: an upper bound or None. attn_mask: empty. softmax_scale: None is 1 / sqrt(head_size).
-    attn_output: [tokens, q_heads, head_size_v], mutated; it may be q or a view ``q[..., :head_size_v]``.
-    actual_seq_lengths_cpu: [sequences], the running sum of q_seqlens, when the caller has it.
-    sliding_window: see ``dlinfer.ops.attention.window``. logit_softcapping: 0 or None is none.
-    alibi_slopes, sinks: [q_heads] or None. Returns attn_output, or a new tensor when none was given.
-    Raises OpArgumentError; UnsupportedFeatureError for a mask.
+    q: [tokens, q_heads, head_size], k: [kv_tokens, kv_heads, head_size], v: [kv_tokens, kv_heads,
+    head_size_v], any strides, or all with a leading dimension of 1. k_cache, v_cache: not read, may be None.
+    q_seqlens, kv_seqlens: [sequences], int32 or int64; they differ only for cross attention. max_q_seq_len:
+    an upper bound or None. attn_mask: empty. softmax_scale: None is 1 / sqrt(head_size). attn_output:
+    [tokens, q_heads, head_size_v], mutated; it may be q or a view ``q[..., :head_size_v]``.
+    actual_seq_lengths_cpu: [sequences], the running sum of q_seqlens, when the caller has it. sliding_window:
+    see ``dlinfer.ops.attention.window``. logit_softcapping: 0 or None is none. alibi_slopes, sinks: [q_heads]
+    or None. Returns attn_output, or a new tensor when none was given. Raises OpArgumentError;
+    UnsupportedFeatureError for a mask.
     """
     refuse_mask("prefill_attention", attn_mask)
     left, right = window(sliding_window)

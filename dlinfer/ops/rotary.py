@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021, arXiv:2104.09864), in the rotate-half form of GPT-NeoX and Llama."""
+"""Rotary position embedding (Su et al., 2021, arXiv:2104.09864), rotate-half form, as in Llama."""
 
 from collections.abc import Iterator
 
@@ -20,13 +20,9 @@ TOLERANCES = {
 
 @fused_op(tolerances=TOLERANCES)
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k rotated by their positions: x * cos + rotate_half(x) * sin, where rotate_half((a, b)) = (-b, a).
+    """The torch op behind ``dlinfer.ops.apply_rotary_pos_emb``, which documents the arguments.
 
-    q: [..., q_heads, head_size], k: [..., kv_heads, head_size], any strides; ... are the tokens, one or two
-    dimensions. cos, sin: [..., head_size], one row for each token of q; both halves of a row are equal in usual
-    models, but need not be. All of one floating dtype. Returns two new contiguous tensors of q's and k's shape.
-    Nothing is mutated. Computed in the tensors' own dtype, so that 16-bit results equal HF transformers'
-    ``apply_rotary_pos_emb`` bit by bit. Raises OpArgumentError.
+    Returns two new contiguous tensors of q's and k's shape. Nothing is mutated. Raises OpArgumentError.
     """
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
@@ -41,15 +37,21 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @apply_rotary_pos_emb.python_call
 def _(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_embed: Tensor | None = None, k_embed: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_embed: Tensor | None = None,
+    k_embed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q and k rotated by their positions: x * cos + rotate_half(x) * sin, where rotate_half((a, b)) = (-b, a).
+    """q and k rotated by position: x * cos + rotate_half(x) * sin, where rotate_half((a, b)) = (-b, a).
 
-    q: [tokens, q_heads, head_size] or [batch, tokens, q_heads, head_size]; k likewise with kv_heads; any strides.
-    cos, sin: [..., head_size], one row for each token of q. All of one floating dtype.
-    q_embed, k_embed: None; the results are always new, contiguous tensors of q's and k's shape.
-    Nothing is mutated. Computed in the tensors' own dtype, so that 16-bit results equal HF transformers' bit by
-    bit. Raises OpArgumentError; UnsupportedFeatureError when an output is given.
+    q: [tokens, q_heads, head_size] or [batch, tokens, q_heads, head_size], k: likewise with kv_heads; any
+    strides. cos, sin: [..., head_size], one row for each token of q. All of one floating dtype.
+    q_embed, k_embed: None, since the results are always new. Returns two contiguous tensors of q's and k's
+    shape. Nothing is mutated. Computed in the tensors' own dtype: products and sum are each rounded, so that
+    16-bit results equal HF transformers' ``apply_rotary_pos_emb`` bit by bit. Raises OpArgumentError;
+    UnsupportedFeatureError when an output is given.
     """
     if q_embed is not None or k_embed is not None:
         raise UnsupportedFeatureError(
@@ -73,7 +75,7 @@ def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
     for dim in range(q.dim() - 2):
         _RULES.size("k", k, dim, q.shape[dim], "the tokens of q")
     _RULES.size("k", k, -1, head_size, "the head size of q")
-    tokens = q.numel() // (q.shape[-2] * head_size) if q.dim() == 4 else q.shape[0]
+    tokens = q.shape[0] if q.dim() == 3 else q.shape[0] * q.shape[1]
     for name, table in (("cos", cos), ("sin", sin)):
         _RULES.like(name, table, "q", q)
         _RULES.require(table.dim() >= 2, name, "at least 2 dimensions", table.dim)
@@ -81,7 +83,7 @@ def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         _RULES.require(
             table.numel() == tokens * head_size,
             name,
-            f"{tokens} rows, one for each token of q",
+            lambda: f"{tokens} rows, one for each token of q",
             lambda table=table: tuple(table.shape),
         )
     _RULES.like("k", k, "q", q)

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.library import Library, infer_schema, register_fake
 
-from dlinfer.errors import DlinferError, KernelFailureError, OpCallError
+from dlinfer.errors import DlinferError, KernelFailureError, OpArgumentError, OpCallError
 from dlinfer.ops.samples import Sample, SampleMaker
 
 NAMESPACE = "dlinfer"
@@ -99,19 +100,26 @@ class OpSpec:
             return self._call(*args, **kwargs)
         except DlinferError:
             raise
-        except (RuntimeError, TypeError) as cause:
-            raise self._explained(cause) from cause
+        except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as cause:
+            raise self._explained(cause, args, kwargs) from cause
 
-    def _explained(self, cause: Exception) -> DlinferError:
+    def _explained(self, cause: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DlinferError:
         detail = str(cause).split("\n", 1)[0]
-        if isinstance(cause, TypeError) or detail.startswith(f"{NAMESPACE}::{self.name}()"):
-            return OpCallError(op=self.name, schema=self.signature(), detail=detail)
-        return KernelFailureError(op=self.name, detail=detail)
+        signature = self.signature()
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as misfit:
+            return OpCallError(op=self.name, schema=signature, detail=misfit)
+        for name, value in given.items():
+            if signature.parameters[name].annotation is Tensor and not isinstance(value, Tensor):
+                return OpArgumentError(op=self.name, argument=name, expected="a tensor", given=repr(value))
+        if detail.startswith(f"{NAMESPACE}::{self.name}()"):  # torch's own check of the schema
+            return OpCallError(op=self.name, schema=signature, detail=detail)
+        return KernelFailureError(op=self.name, detail=f"{type(cause).__name__}: {detail}")
 
-    def signature(self) -> str:
-        """The call's signature, as text."""
-        shown = self.reference if self._call is self.overload else self._call
-        return str(inspect.signature(shown))
+    def signature(self) -> inspect.Signature:
+        """The signature of the call that users make."""
+        return inspect.signature(self.reference if self._call is self.overload else self._call)
 
     def validate(self, *args: Any, **kwargs: Any) -> None:
         """Apply the argument rules. Raises OpArgumentError."""

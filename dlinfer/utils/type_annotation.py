@@ -26,8 +26,9 @@ class MoeMetadata:
     max_tokens_across_dp, pad_size: token counts for exchanges that need equal sizes on all ranks.
     dp_size, tp_size, ep_size, tp_rank, ep_rank, tp_group, ep_group: the parallel layout.
     moe_comm_type, moe_group_name, x_active_mask: how ranks exchange tokens, and which tokens are real.
-    router_n_groups: experts form this many groups, each giving topk / groups experts; below 1 means no groups.
-    expert_ids_per_ep_rank: [num_experts], an expert's index on its rank; None without expert parallelism.
+    router_n_groups: experts form this many groups, each giving topk / groups experts; below 1 means no
+    groups. expert_ids_per_ep_rank: [num_experts], an expert's index on its rank; None without expert
+    parallelism.
     """
 
     max_tokens_across_dp: int = 0

@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 def fingerprint(family: str, seed: int, dtype: str) -> str:
-    """Hash of everything that the checkpoint depends on: this package's source, the arguments, the two libraries."""
+    """Hash of what the checkpoint depends on: this package's source, the arguments, the libraries."""
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
@@ -33,7 +33,7 @@ def is_built(out: Path, wanted: str) -> bool:
 
 
 def reference_folder(model: Path) -> Path:
-    """The folder that HF transformers can load: the model's own, or the twin it carries (InternLM2's Llama)."""
+    """The folder that transformers can load: the model's own, or the twin it carries (InternLM2's Llama)."""
     twin = model / REFERENCE
     return twin if twin.is_dir() else model
 

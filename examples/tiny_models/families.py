@@ -1,7 +1,7 @@
-"""What is built: one row a model family, sizes chosen so that greedy tokens of random weights are worth comparing.
+"""What is built: one row a model family, in sizes that make greedy tokens of random weights worth comparing.
 
-``initializer_range`` 0.2 (ten times the usual) makes attention and experts choose sharply, so that random models
-neither repeat one token for ever nor leave the two best tokens within rounding distance of each other.
+``initializer_range`` 0.2 (ten times the usual) makes attention and experts choose sharply, so that random
+models neither repeat one token for ever nor leave the two best tokens within rounding distance of each other.
 """
 
 from dataclasses import dataclass, field
@@ -33,8 +33,7 @@ MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermed
 
 @dataclass(frozen=True)
 class Family:
-    """``hf_name`` is the prefix of transformers' ``...Config`` and ``...ForCausalLM``; ``exercises`` says why the
-    family is here."""
+    """``hf_name`` begins transformers' ``...Config`` and ``...ForCausalLM``; ``exercises``: what for."""
 
     hf_name: str
     exercises: str

@@ -1,8 +1,9 @@
 """An InternLM2 checkpoint made from a Llama one, which is then its oracle.
 
-InternLM2 has no class in transformers: its checkpoints carry their configuration as code (``trust_remote_code``).
-The network is Llama's, with other weight names and with q, k and v packed into one ``wqkv``: for each key/value
-head its query heads, then the key head, then the value head (layout ``hgd`` in LMDeploy's weight loader).
+InternLM2 has no class in transformers: its checkpoints carry their configuration as code
+(``trust_remote_code``). The network is Llama's, with other weight names and with q, k and v packed into one
+``wqkv``: for each key/value head its query heads, then the key head, then the value head (layout ``hgd`` in
+LMDeploy's weight loader).
 """
 
 import json
@@ -69,7 +70,7 @@ def pack_state_dict(
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write the InternLM2 twin of a ``LlamaForCausalLM`` (weights, config.json, configuration code) into folder."""
+    """Write the InternLM2 twin of a ``LlamaForCausalLM``: weights, config.json and configuration code."""
     llama = model.config
     config = {
         "architectures": ["InternLM2ForCausalLM"],

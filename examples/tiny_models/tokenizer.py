@@ -24,7 +24,7 @@ ENGLISH = [
 
 
 def _corpus() -> list[str]:
-    """English sentences repeated until their words become tokens, then invented words that fill the vocabulary."""
+    """English sentences, often enough to become tokens, and invented words that fill the vocabulary."""
     rng = random.Random(0)
     syllables = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
     words = ["".join(rng.choices(syllables, k=rng.randint(2, 4))) for _ in range(600)]

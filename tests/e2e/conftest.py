@@ -1,4 +1,4 @@
-"""End-to-end tests: unmodified LMDeploy on the CPU against Hugging Face transformers, each in its own process."""
+"""End-to-end: unmodified LMDeploy on the CPU against Hugging Face transformers, each in its own process."""
 
 import pytest
 

@@ -1,10 +1,11 @@
-"""One LMDeploy engine on the CPU, driven by a JSON job; ``harness.run_engine`` starts it as a process of its own.
+"""One LMDeploy engine on the CPU, driven by a JSON job; ``Lab.engine`` starts it as a process of its own.
 
     python engine_job.py JOB.json OUT_FOLDER
 
-It is what a user would write: ``PytorchEngineConfig(device_type="cpu")`` and no word of dlinfer. The job names the
-model, the engine's options and a list of steps; a step's ``kind`` is a function below. ``results.json`` maps a step's
-name to what its function returned, or to ``{"raised": traceback}``; logits go to ``logits.npz`` as "name/index".
+It is what a user would write: ``PytorchEngineConfig(device_type="cpu")`` and no word of dlinfer. The job
+names the model, the engine's options and a list of steps; a step's ``kind`` is a function below.
+``results.json`` maps a step's name to what its function returned, or to ``{"raised": traceback}``; logits go
+to ``logits.npz`` as "name/index".
 """
 
 import json
@@ -147,13 +148,14 @@ def main() -> None:
     config = PytorchEngineConfig(device_type="cpu", **job["engine"])
     results: dict[str, object] = {}
     logits: dict[str, np.ndarray] = {}
-    with pipeline(job["model"], backend_config=config, trust_remote_code=job["trust_remote_code"]) as pipe:
+    trust = job["trust_remote_code"]
+    with pipeline(job["model"], backend_config=config, trust_remote_code=trust) as pipe:  # pyright: ignore[reportCallIssue]
         for step in job["steps"]:
             try:
                 results[step["name"]] = KINDS[step["kind"]](pipe, step, logits)
-            except Exception:  # the other steps still have an answer to give; the harness raises this one
+            except Exception:  # noqa: BLE001 - the other steps still have an answer; the harness raises this one
                 results[step["name"]] = {"raised": traceback.format_exc()}
-    np.savez(out / "logits.npz", **logits)
+    np.savez(out / "logits.npz", **logits)  # pyright: ignore[reportArgumentType]
     (out / "results.json").write_text(json.dumps(results))
 
 

@@ -1,4 +1,4 @@
-"""What the end-to-end tests stand on: tiny models, HF's answers and LMDeploy's, each from a process of its own."""
+"""What the end-to-end tests stand on: tiny models, HF's answers and LMDeploy's, each from its own process."""
 
 import hashlib
 import json
@@ -31,8 +31,8 @@ def run_process(command: list[str], timeout: float, **env: str) -> subprocess.Co
     """Run a command in a session of its own and leave nothing of it behind.
 
     Raises:
-        AssertionError: it took longer than ``timeout`` seconds, or a descendant outlived it; either way the whole
-            process group is killed first. The message ends with the command's output.
+        AssertionError: it took longer than ``timeout`` seconds, or a descendant outlived it; either way the
+            whole process group is killed first. The message ends with the command's output.
     """
     child = subprocess.Popen(
         command,
@@ -88,7 +88,7 @@ class EngineRun:
 
 
 class Lab:
-    """Builds models and asks both sides; models and HF's answers are kept under ``cache`` between test runs."""
+    """Builds models and asks both sides; keeps models and HF's answers under ``cache`` between test runs."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
@@ -119,7 +119,7 @@ class Lab:
         return texts
 
     def reference(self, model: Path, **job) -> dict[str, np.ndarray]:
-        """HF transformers' answer to a job of ``examples/hf_reference.py``, from its own process, kept on disk."""
+        """HF's answer to a job of ``examples/hf_reference.py``, from its own process, kept on disk."""
         versions = [metadata.version(name) for name in ("torch", "transformers")]
         stamp = (model / STAMP).read_text()
         key = json.dumps([stamp, job, versions, REFERENCE_SCRIPT.read_text()], sort_keys=True)

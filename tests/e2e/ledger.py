@@ -11,7 +11,7 @@ CODE = ("dlinfer/**/*.py", "dlinfer/**/*.cpp", "dlinfer/**/*.h", "tests/e2e/*.py
 
 
 def code_fingerprint() -> str:
-    """Hash of the product's and the checks' source as it is on disk, committed or not, and of the libraries."""
+    """Hash of the product's and the checks' source as it lies on disk, and of the libraries' versions."""
     digest = hashlib.sha256()
     for pattern in CODE:
         for path in sorted(ROOT.glob(pattern)):

@@ -31,14 +31,16 @@ THOROUGH = "qwen2"
 # Prompts that are scored together with HF's continuation of them.
 SCORED = [1, 3]
 
-# Where HF's two best scores are closer than this, the order of a sum may decide between them. In float32 such a
-# pair would make "equal" a matter of luck, so the models' seeds must not produce one; measured errors are 5e-6.
+# Where HF's two best scores are closer than this, the order of a sum may decide between them. In float32 such
+# a pair would make "equal" a matter of luck, so the models' seeds must not produce one; measured errors are
+# 5e-6.
 FP32_DECISIVE = 1e-4
-# The tiny models' logits stay below 8, where neighbouring bfloat16 numbers are 2**-5 apart; hidden states are rounded
-# to 8 bits a dozen times on the way, which moves a logit by a few such steps.
+# The tiny models' logits stay below 8, where neighbouring bfloat16 numbers are 2**-5 apart; hidden states are
+# rounded to 8 bits a dozen times on the way, which moves a logit by a few such steps.
 BF16_TIE = 4 * 2.0**-5
-# Largest difference of teacher-forced logits of magnitude < 8: float32 sums of at most 128 terms in another order;
-# for bfloat16 see BF16_TIE, doubled because this is a maximum over 80,000 logits and not only the two best.
+# Largest difference of teacher-forced logits of magnitude < 8: float32 sums of at most 128 terms in another
+# order; for bfloat16 see BF16_TIE, doubled because this is a maximum over 80,000 logits and not only the two
+# best.
 LOGIT_TOLERANCE = {"float32": 2e-4, "bfloat16": 8 * 2.0**-5}
 LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
@@ -97,9 +99,9 @@ def check(lab: Lab, cell: Cell) -> list[str]:
     if not prefix_caching:  # LMDeploy refuses both with prefix caching
         steps += [
             {"name": "perplexity", "kind": "perplexity", "sequences": scored},
-            # Last: LMDeploy 0.18 forgets that a request with max_new_tokens=0 still has a row in the model agent's
-            # batch (InputsMaker.update_running_seqs against StepInputs.merge_prefill), and decodes the next
-            # batch's tokens with its neighbours' state, on every device.
+            # Last: LMDeploy 0.18 forgets that a request with max_new_tokens=0 still has a row in the model
+            # agent's batch (InputsMaker.update_running_seqs against StepInputs.merge_prefill), and decodes
+            # the next batch's tokens with its neighbours' state, on every device.
             {"name": "logits", "kind": "teacher_forced", "sequences": scored},
         ]
     run = lab.engine(model, steps, **CONFIGS[cell.config])
@@ -181,7 +183,7 @@ class Stop:
 
 
 def stop_requests(lab: Lab, model: Path, hf: dict[str, np.ndarray]) -> list[Stop]:
-    """One stop by token id for the longest prompt, and one by word wherever HF says a word that is one token."""
+    """One stop by token id for the longest prompt, one by word where HF says a word that is one token."""
     natural = hf["natural_3"].tolist()
     at = natural.index(natural[min(7, len(natural) - 1)])
     stops = [Stop(3, {"max_new_tokens": NEW_TOKENS, "stop_token_ids": [natural[at]]}, at)]
@@ -192,8 +194,8 @@ def stop_requests(lab: Lab, model: Path, hf: dict[str, np.ndarray]) -> list[Stop
         for token in tokens[3:]:
             word = (tokenizer.id_to_token(token) or "").removeprefix("Ġ")
             matching = [i for text, i in vocabulary if word and word in text]
-            # LMDeploy's rule (HuggingFaceTokenizer.indexes_containing_token): the word is one token, and then every
-            # token that contains it ends the text, if there are at most 5.
+            # LMDeploy's rule (HuggingFaceTokenizer.indexes_containing_token): the word is one token, and then
+            # every token that contains it ends the text, if there are at most 5.
             if word.isalpha() and len(tokenizer.encode(word).ids) == 1 and len(matching) <= 5:
                 at = next(i for i, t in enumerate(tokens) if t in matching)
                 gen = {"max_new_tokens": NEW_TOKENS, "stop_words": [word]}
@@ -215,7 +217,7 @@ def check_stops(run: EngineRun, hf: dict[str, np.ndarray], stops: list[Stop]) ->
 
 
 def check_prefix_hits(run: EngineRun) -> list[str]:
-    """The second time the 80-token prompt's full blocks come from the cache, save the one that holds its end."""
+    """The second time, the 80-token prompt's full blocks come from the cache, save the one with its end."""
     first, again = run["batch"][3]["cached_tokens"], run["stream"][3]["cached_tokens"]
     return (
         [] if first == 0 and again == 64 else [f"cached tokens: {first}, then {again}; expected 0, then 64"]

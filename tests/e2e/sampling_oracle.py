@@ -1,8 +1,9 @@
 """LMDeploy's sampling rules, computed again from HF's logits in float64.
 
-Order and edges follow ``lmdeploy/pytorch/engine/logits_process.py``: stop words are masked when they are ignored,
-then temperature, then on the sorted scores top-k, top-p and min-p, each on the distribution that the one before
-left; top-p keeps a token while the mass before it is at most p, min-p drops what is below p times the best.
+Order and edges follow ``lmdeploy/pytorch/engine/logits_process.py``: stop words are masked when they are
+ignored, then temperature, then on the sorted scores top-k, top-p and min-p, each on the distribution that the
+one before left; top-p keeps a token while the mass before it is at most p, min-p drops what is below p times
+the best.
 """
 
 import numpy as np

@@ -22,7 +22,7 @@ def comparable(text: str) -> str:
 
 
 def test_mission(lab: Lab) -> None:
-    """S4-50 to S4-53: the mission's example as written, tp=1, cache_max_entry_count=0.4, request_output_len=256."""
+    """S4-50 to S4-53: the mission's example as written: tp, cache_max_entry_count, request_output_len."""
     model = lab.model("qwen2")
     done = run_process([sys.executable, str(ROOT / "examples" / "mission.py"), str(model)], timeout=180)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -107,7 +107,11 @@ def test_reference_refuses_a_process_with_lmdeploy(lab: Lab, tmp_path: Path) -> 
     """The oracle must not share a process with what is under test."""
     job = tmp_path / "job.json"
     job.write_text("{}")
-    script = "import sys, runpy, lmdeploy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    script = (
+        "import sys, runpy, lmdeploy\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
     command = [
         sys.executable,
         "-c",

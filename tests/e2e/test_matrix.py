@@ -1,4 +1,4 @@
-"""Greedy tokens, scores and scheduling of every model family under every engine option equal transformers'."""
+"""Tokens, scores and scheduling of every model family under every engine option, against transformers."""
 
 import time
 

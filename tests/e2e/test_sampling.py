@@ -1,4 +1,4 @@
-"""Sampling, penalties, log-probabilities and guided decoding against LMDeploy's own rules, computed from HF's logits.
+"""Sampling, penalties, logprobs and guided decoding against LMDeploy's own rules, computed from HF's logits.
 
 All steps share one engine start (module fixture); each test reads its part of the answers.
 """
@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SAMPLED = {"do_sample": True, "max_new_tokens": 20, "ignore_eos": True}
 
-# What each option is tried with; temperature and min_p also where they matter most, far from their neutral values.
+# What each option is tried with; temperature and min_p also where they matter most, far from their neutral
+# values.
 FILTERS: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 5, "temperature": 1.0},
     "top_p": {"top_k": 0, "top_p": 0.5, "temperature": 1.0},
@@ -114,7 +115,7 @@ def answers(lab: Lab) -> Answers:
 
 
 def step_logits(lab: Lab, answers: Answers, step: str) -> list[tuple[list[int], np.ndarray]]:
-    """For each request of a step: its tokens, and HF's logits [tokens, vocab] at the positions that chose them."""
+    """For each request of a step: its tokens, and HF's logits [tokens, vocab] that chose them."""
     tokenizer = lab.tokenizer(answers.model)
     prompts = [tokenizer.encode(prompt).ids for prompt in answers.prompts]
     tokens = answers.run.tokens(step)

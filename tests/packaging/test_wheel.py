@@ -128,7 +128,7 @@ def test_without_autoload_lmdeploy_refuses_and_one_line_helps(
     assert refused.returncode != 0
     assert "AssertionError" in refused.stderr
 
-    command = [environment.python, "-c", ONE_LINE_FIRST, str(SCRIPT), str(model), "here"]
+    command = [environment.python, "-P", "-c", ONE_LINE_FIRST, str(SCRIPT), str(model), "here"]
     helped = run_process(command, timeout=180, PYTHONPATH="", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert answer_of(helped, environment) == tokens
 

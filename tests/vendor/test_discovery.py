@@ -19,7 +19,6 @@ from dlinfer.errors import (
 from dlinfer.vendor import Vendor, discovery
 from tests.plugins.builder import MINI, healthy
 
-
 # --- finding and loading
 
 

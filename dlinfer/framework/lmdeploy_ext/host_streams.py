@@ -103,5 +103,5 @@ class HostAccelerator:
         """Name, id and memory of the device."""
         from dlinfer.vendor.cpu.memory import usable_memory
 
-        _, limit, _ = usable_memory()
-        return HostProperties(name=str(self._device), uuid=str(self._device), total_memory=limit)
+        name = str(self._device)
+        return HostProperties(name=name, uuid=name, total_memory=usable_memory().limit)

@@ -90,6 +90,16 @@ def activate(device_type: str) -> None:
     _active = device_type
 
 
+def deactivate() -> None:
+    """Undo everything: LMDeploy is as it was installed. No engine may be running."""
+    global _active
+    from dlinfer.framework.lmdeploy_ext import device_view
+
+    device_view.uninstall()
+    patches().revert()
+    _active = None
+
+
 def check_device(device_type: str) -> None:
     """Called before an engine is built. Raises DeviceConflictError for a device that the view would misplace."""
     if _active is not None and device_type != _active:

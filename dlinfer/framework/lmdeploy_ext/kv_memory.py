@@ -60,8 +60,8 @@ def _device_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_gpu_memory(device_id: int | None = None) -> tuple[int, int]:
         if install.active() is None:
             return original(device_id)
-        available, limit, _ = usable_memory()
-        return available, limit
+        memory = usable_memory()
+        return memory.available, memory.limit
 
     return get_gpu_memory
 
@@ -129,27 +129,33 @@ def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]
     return _update_num_gpu_blocks
 
 
-def _update_configs(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _reserve_runtime_mem(original: Callable[..., list[int]]) -> Callable[..., list[int]]:
     @functools.wraps(original)
-    def update_configs(self: Any) -> None:
+    def _reserve_runtime_mem(
+        self: Any, free_mems: list[int], cache_block_sizes: Sequence[Any], spec_cache_config: Any
+    ) -> list[int]:
         try:
-            original(self)
+            return original(self, free_mems, cache_block_sizes, spec_cache_config)
         except RuntimeError as cause:
             if not install.serves(self.device_type) or "No enough gpu memory" not in str(cause):
                 raise
-            free, _, _ = usable_memory()
-            raise _too_large("the smallest cache", _SMALLEST, None, free) from cause
+            block_bytes = self._get_rank_cache_block_sizes(cache_block_sizes)[0]
+            asked = (
+                f"cache_max_entry_count={self.cache_config.cache_max_entry_count} leaves no room for the smallest "
+                f"cache beside the buffers of one prefill; that"
+            )
+            raise _too_large(asked, _SMALLEST, block_bytes, free_mems[0]) from cause
 
-    return update_configs
+    return _reserve_runtime_mem
 
 
-def _too_large(asked: str, blocks: int, block_bytes: int | None, free: int) -> MemoryPlanError:
+def _too_large(asked: str, blocks: int, block_bytes: int, free: int) -> MemoryPlanError:
     return MemoryPlanError(
         asked=asked,
         blocks=blocks,
-        block_bytes="unknown size" if block_bytes is None else gib(block_bytes),
+        block_bytes=gib(block_bytes),
         available=gib(free),
-        limit=usable_memory()[2],
+        limit=usable_memory().source,
         advice=_ADVICE,
     )
 
@@ -174,9 +180,9 @@ PATCHES = (
         build=_update_num_gpu_blocks,
     ),
     Patch(
-        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase.update_configs",
+        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._reserve_runtime_mem",
         why="says 'No enough gpu memory' without a number",
-        signature="(self)",
-        build=_update_configs,
+        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
+        build=_reserve_runtime_mem,
     ),
 )

@@ -83,8 +83,7 @@ def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]
         error, traceback = _try_device(device_type, "" if autoload else IMPORT_LINE)
         if error or traceback:
             detail = f"device_type={device_type!r}: {error or 'the patches failed'}"
-            step = "install a tested version of lmdeploy" if traceback else "mend or reinstall lmdeploy"
-            return "failed", detail, step, traceback
+            return "failed", detail, _advice(error, traceback), traceback
     devices = ", ".join(SERVED)
     if not autoload:
         detail = (
@@ -92,6 +91,12 @@ def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]
         )
         return "manual", detail, f"add `{IMPORT_LINE}` to the script before it uses lmdeploy", ""
     return "ready", f"device_type {devices} works in scripts that never import dlinfer", "", ""
+
+
+def _advice(error: str, traceback: str) -> str:
+    if traceback:
+        return "install a tested version of lmdeploy"
+    return "" if "Next step:" in error else "mend or reinstall lmdeploy"  # our own errors bring theirs
 
 
 def _hook_is_installed() -> bool:

@@ -23,4 +23,5 @@ VENDOR = Vendor(
     summary="any CPU that torch runs on",
     probe=_probe,
     load_kernels=_kernels,
+    priority=10,  # a plugin for the same device is used when it is asked for, or claims more
 )

@@ -155,7 +155,8 @@ def paged_decode_attention(
 def _decode_blocks(
     block_offsets: Tensor, lengths: Tensor, block_size: int, window_left: int
 ) -> tuple[Tensor, Tensor]:
-    """The blocks to read, [sequences * columns], and key position - query position, [sequences, columns * block_size].
+    """The blocks to read, [sequences * columns], and key position - query position, [sequences, columns *
+    block_size].
 
     All sequences read as many blocks as the longest needs; where one has no more, block 0 stands in.
     """

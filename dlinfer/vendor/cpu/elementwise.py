@@ -17,17 +17,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+    per_token = (*q.shape[:-2], 1, q.shape[-1])
+    first, second = sin.reshape(per_token).chunk(2, dim=-1)
+    signed = torch.cat((-first, second), dim=-1)  # moves the sign of rotate_half to the smaller tensor
+    cos = cos.reshape(per_token)
+    return _rotate(q, cos, signed), _rotate(k, cos, signed)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    per_token = (*x.shape[:-2], 1, x.shape[-1])
-    half = x.shape[-1] // 2
-    sin = sin.reshape(per_token)
-    out = x * cos.reshape(per_token)
-    out[..., :half] -= x[..., half:] * sin[..., :half]
-    out[..., half:] += x[..., :half] * sin[..., half:]
-    return out
+def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((second, first), dim=-1).mul_(signed_sin).add_(x * cos)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:

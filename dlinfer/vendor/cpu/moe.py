@@ -1,8 +1,8 @@
 """Mixture of experts on CPU: tokens sorted by expert, then one grouped product a projection.
 
 ``grouped_mm`` walks the experts in C++ and reads each chosen expert's weights in place, so neither decode nor
-prefill copies weights or loops in Python. It wants rows of whole 16-byte words; for other sizes (toys) a loop over
-the experts that were chosen does the same.
+prefill copies weights or loops in Python. It wants rows of whole 16-byte words; for other sizes (toys) a loop
+over the experts that were chosen does the same.
 """
 
 import torch

@@ -1,10 +1,10 @@
 """Scaled dot-product attention over torch's fused CPU kernel, with the extras it lacks.
 
-The formula and its arguments are explained in ``dlinfer.ops.attention``. torch's CPU flash kernel (the one that
-``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32, serves grouped query heads without
-repeating keys, gives zeros for rows that see nothing, and returns the log-sum-exp, from which sinks follow:
-out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink). It wants one head size for q, k and v, and it
-has no soft-cap; then the scores are computed here in float32, a bounded number at a time.
+The formula and its arguments are explained in ``dlinfer.ops.attention``. torch's CPU flash kernel (the one
+that ``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32, serves grouped query heads
+without repeating keys, gives zeros for rows that see nothing, and returns the log-sum-exp, from which sinks
+follow: out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink). It wants one head size for q, k
+and v, and it has no soft-cap; then the scores are computed here in float32, a bounded number at a time.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ _SCORES_AT_A_TIME = 1 << 24  # 64 MiB of float32
 class Extras:
     """What a call asks for beyond softmax(scale * q k) v.
 
-    slopes: broadcasts with [batch, heads, queries, keys], sinks: with [batch, heads, queries]; either may be None.
+    slopes: broadcasts with [batch, heads, queries, keys], sinks: with [batch, heads, queries]; either may be
+    None.
     """
 
     scale: float
@@ -30,7 +31,9 @@ class Extras:
     sinks: Tensor | None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, hidden: Tensor | None, extras: Extras) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, distance: Tensor, hidden: Tensor | None, extras: Extras
+) -> Tensor:
     """Attention of q over the keys that are not hidden.
 
     q: [batch, heads, queries, size], k: [batch, kv_heads, keys, size], v: likewise with its own size.
@@ -49,7 +52,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, hidden: Tensor | N
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, extras: Extras) -> Tensor:
-    """torch's flash kernel. bias: added to the scores; causal: query i sees keys 0..i. Shapes as in ``attend``."""
+    """torch's flash kernel, with sinks; shapes as in ``attend``.
+
+    bias: added to the scores, or None. causal: query i sees keys 0..i.
+    """
     size, size_v = q.shape[3], v.shape[3]
     if size_v < size:
         v = functional.pad(v, (0, size - size_v))

@@ -1,0 +1,182 @@
+"""Attention of one new token a sequence over keys and values in the paged cache."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.attention import (
+    TOLERANCES,
+    check_extras,
+    check_pages,
+    check_queries,
+    refuse_mask,
+    scale_of,
+    window,
+)
+from dlinfer.ops.attention_samples import DECODE, lengths, pages, per_head, queries
+from dlinfer.ops.checks import Rules
+from dlinfer.ops.kv_cache import canonical, packed, refuse_quantised
+from dlinfer.ops.paged_prefill import paged_prefill_attention
+from dlinfer.ops.samples import Sample, SampleMaker
+from dlinfer.ops.spec import fused_op
+
+
+@fused_op(mutates=("attn_output",), tolerances=TOLERANCES)
+def paged_decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    kv_seqlens: Tensor,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    window_left: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    """The torch op behind ``dlinfer.ops.paged_decode_attention``, which documents the arguments.
+
+    attn_output: mutated; row i may share memory with row i of q. window_left: -1 is no bound. Returns
+    nothing. Raises OpArgumentError.
+    """
+    paged_prefill_attention.reference(
+        q,
+        k_cache,
+        v_cache,
+        block_offsets,
+        block_size,
+        torch.arange(1, q.shape[0] + 1),
+        kv_seqlens,
+        1,
+        max_kv_seq_len,
+        num_q_heads,
+        num_kv_heads,
+        attn_output,
+        softmax_scale,
+        True,
+        window_left,
+        -1,
+        logit_softcapping,
+        alibi_slopes,
+        sinks,
+    )
+
+
+@paged_decode_attention.python_call
+def _(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    actual_q_seqlens: Tensor,
+    kv_seqlens: Tensor,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    *,
+    head_size_v: int | None = None,
+    softmax_scale: float | None = None,
+    attn_output: Tensor | None = None,
+    kv_scales: Tensor | None = None,
+    kv_zeros: Tensor | None = None,
+    quant_bits: int | None = 0,
+    attn_mask: Sequence[Tensor | None] = (),
+    causal: bool = True,
+    sliding_window: int | Sequence[int] | None = None,
+    logit_softcapping: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of one new token of each sequence over the paged cache; see ``dlinfer.ops.attention``.
+
+    q: [sequences, q_heads, head_size], any strides, or with a leading dimension of 1; each token's own key
+    and value stand in the cache already. k_cache: [blocks, block_size, kv_heads, head_size], v_cache:
+    likewise with head_size_v, in the vendor's layout. block_offsets: [sequences, max_blocks], int32 or int64:
+    the blocks of each sequence in order; what stands behind a sequence's last block is not read.
+    actual_q_seqlens: not read, since each sequence has one query. kv_seqlens: [sequences], keys of each
+    sequence with the new token, int32 or int64, on any device; 0 marks a padding row, which becomes zeros.
+    max_kv_seq_len: an upper bound. softmax_scale: None is 1 / sqrt(head_size). attn_output: [sequences,
+    q_heads, head_size_v], mutated; it may be q or a view ``q[..., :head_size_v]``. kv_scales, kv_zeros,
+    quant_bits: for quantised caches, which are not served: None, None and 0 or None. attn_mask: empty.
+    causal: without effect, since no key comes after the query. sliding_window: see
+    ``dlinfer.ops.attention.window``. logit_softcapping: 0 or None is none. alibi_slopes, sinks: [q_heads] or
+    None. Returns attn_output, or a new tensor when none was given. Raises OpArgumentError;
+    UnsupportedFeatureError for a mask or a quantised cache.
+    """
+    refuse_mask("paged_decode_attention", attn_mask)
+    refuse_quantised("paged_decode_attention", quant_bits, kv_scales, kv_zeros)
+    if attn_output is None:
+        attn_output = q.new_empty((*q.shape[:-1], head_size_v or canonical(v_cache).shape[3]))
+    paged_decode_attention.overload(
+        packed(q),
+        k_cache,
+        v_cache,
+        block_offsets,
+        block_size,
+        kv_seqlens,
+        max_kv_seq_len,
+        num_q_heads,
+        num_kv_heads,
+        packed(attn_output),
+        scale_of(q, softmax_scale),
+        window(sliding_window)[0],
+        logit_softcapping or 0.0,
+        alibi_slopes,
+        sinks,
+    )
+    return attn_output
+
+
+_RULES = Rules("paged_decode_attention")
+
+
+@paged_decode_attention.check
+def _(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    kv_seqlens: Tensor,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    window_left: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    check_queries(_RULES, q, attn_output, num_q_heads, num_kv_heads)
+    check_pages(_RULES, q, k_cache, v_cache, block_offsets, block_size, kv_seqlens, num_kv_heads, attn_output)
+    _RULES.size("block_offsets", block_offsets, 0, q.shape[0], "one sequence for each token of q")
+    check_extras(_RULES, q, alibi_slopes, sinks)
+
+
+@paged_decode_attention.samples
+def _(make: SampleMaker) -> Iterator[Sample]:
+    for case in DECODE:
+        q, attn_output = queries(make, case)
+        _, kv_seqlens = lengths(case)
+        args = (
+            q,
+            *pages(make, case),
+            case.block_size,
+            kv_seqlens,
+            max(case.keys),
+            *case.heads,
+            attn_output,
+            case.softmax_scale,
+            case.window[0],
+            case.softcap,
+            *per_head(make, case),
+        )
+        yield Sample(case.name, args, aliased=case.aliased)

@@ -1,0 +1,205 @@
+"""Attention of several new tokens a sequence over keys and values in the paged cache."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.attention import (
+    TOLERANCES,
+    attend,
+    check_extras,
+    check_lengths,
+    check_pages,
+    check_queries,
+    refuse_mask,
+    scale_of,
+    window,
+)
+from dlinfer.ops.attention_samples import PAGED_PREFILL, lengths, pages, per_head, queries
+from dlinfer.ops.checks import Rules
+from dlinfer.ops.kv_cache import canonical, packed, refuse_quantised
+from dlinfer.ops.samples import Sample, SampleMaker
+from dlinfer.ops.spec import fused_op
+
+
+@fused_op(mutates=("attn_output",), tolerances=TOLERANCES)
+def paged_prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    """The torch op behind ``dlinfer.ops.paged_prefill_attention``, which documents the arguments.
+
+    q_ends: [sequences], where each sequence's queries end in q, on any device. attn_output: mutated; row i
+    may share memory with row i of q; rows behind the last end are left alone. window_left, window_right: -1
+    is no bound. Returns nothing. Raises OpArgumentError.
+    """
+    rows, start = [], 0
+    for index, (end, kv_len) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):
+        rows.append(
+            attend(
+                q[start:end],
+                _cached(k_cache, block_offsets[index], kv_len),
+                _cached(v_cache, block_offsets[index], kv_len),
+                softmax_scale,
+                causal,
+                window_left,
+                window_right,
+                logit_softcapping,
+                alibi_slopes,
+                sinks,
+            )
+        )
+        start = end
+    if rows:  # written when all of q has been read
+        attn_output[:start] = torch.cat(rows)
+
+
+def _cached(cache: Tensor, blocks: Tensor, kv_len: int) -> Tensor:
+    """A copy of one sequence's keys or values: [kv_len, kv_heads, size]."""
+    slots = canonical(cache)
+    count = -(-kv_len // slots.shape[1])
+    return slots[blocks[:count].long()].flatten(0, 1)[:kv_len]
+
+
+@paged_prefill_attention.python_call
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    actual_q_seqlens: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_mask: Sequence[Tensor | None] = (),
+    *,
+    head_size_v: int | None = None,
+    softmax_scale: float | None = None,
+    attn_output: Tensor | None = None,
+    kv_scales: Tensor | None = None,
+    kv_zeros: Tensor | None = None,
+    quant_bits: int | None = 0,
+    causal: bool = True,
+    sliding_window: int | Sequence[int] | None = None,
+    logit_softcapping: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of packed sequences over the paged cache; see ``dlinfer.ops.attention`` for the formula.
+
+    q: [tokens, q_heads, head_size], any strides, or with a leading dimension of 1. k, v: its tokens' keys and
+    values, not read, since they stand in the cache already.
+    k_cache: [blocks, block_size, kv_heads, head_size], v_cache: likewise with head_size_v, in the vendor's
+    layout. block_offsets: [sequences, max_blocks], int32 or int64: the blocks of each sequence in order; what
+    stands behind a sequence's last block is not read. actual_q_seqlens: [sequences], where each sequence's
+    queries end in q. kv_seqlens: [sequences], keys of each sequence with the new tokens; both int32 or int64,
+    on any device. max_q_seq_len, max_kv_seq_len: upper bounds. attn_mask: empty. softmax_scale: None is 1 /
+    sqrt(head_size). attn_output: [tokens, q_heads, head_size_v], mutated; it may be q or a view ``q[...,
+    :head_size_v]``. kv_scales, kv_zeros, quant_bits: for quantised caches, which are not served: None, None
+    and 0 or None. sliding_window: see ``dlinfer.ops.attention.window``. logit_softcapping: 0 or None is none.
+    alibi_slopes, sinks: [q_heads] or None. Returns attn_output, or a new tensor when none was given. Raises
+    OpArgumentError; UnsupportedFeatureError for a mask or a quantised cache.
+    """
+    refuse_mask("paged_prefill_attention", attn_mask)
+    refuse_quantised("paged_prefill_attention", quant_bits, kv_scales, kv_zeros)
+    left, right = window(sliding_window)
+    if attn_output is None:
+        attn_output = q.new_empty((*q.shape[:-1], head_size_v or canonical(v_cache).shape[3]))
+    paged_prefill_attention.overload(
+        packed(q),
+        k_cache,
+        v_cache,
+        block_offsets,
+        block_size,
+        actual_q_seqlens,
+        kv_seqlens,
+        max_q_seq_len,
+        max_kv_seq_len,
+        num_q_heads,
+        num_kv_heads,
+        packed(attn_output),
+        scale_of(q, softmax_scale),
+        causal,
+        left,
+        right,
+        logit_softcapping or 0.0,
+        alibi_slopes,
+        sinks,
+    )
+    return attn_output
+
+
+_RULES = Rules("paged_prefill_attention")
+
+
+@paged_prefill_attention.check
+def _(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    check_queries(_RULES, q, attn_output, num_q_heads, num_kv_heads)
+    check_pages(_RULES, q, k_cache, v_cache, block_offsets, block_size, kv_seqlens, num_kv_heads, attn_output)
+    check_lengths(_RULES, "q_ends", q_ends, block_offsets.shape[0])
+    check_extras(_RULES, q, alibi_slopes, sinks)
+
+
+@paged_prefill_attention.samples
+def _(make: SampleMaker) -> Iterator[Sample]:
+    for case in PAGED_PREFILL:
+        q, attn_output = queries(make, case)
+        args = (
+            q,
+            *pages(make, case),
+            case.block_size,
+            *lengths(case),
+            max(case.q_lens),
+            max(case.keys),
+            *case.heads,
+            attn_output,
+            case.softmax_scale,
+            case.causal,
+            *case.window,
+            case.softcap,
+            *per_head(make, case),
+        )
+        yield Sample(case.name, args, aliased=case.aliased)
