@@ -3,7 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PY := .venv/bin/python
-STAMP := .venv/.setup-stamp
+# Named after this folder's path: in a moved or copied tree dlinfer must be installed again from its new place.
+STAMP := .venv/.setup-$(shell pwd | cksum | cut -d' ' -f1)
 
 # Read by requirements/setup.sh and requirements/lock.sh, and by examples/demo.py.
 export PYTHON TORCH_INDEX MODEL

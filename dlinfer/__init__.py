@@ -10,17 +10,18 @@ The public parts are loaded at first use:
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dlinfer import errors, ops, settings, vendor
 
 __version__ = "0.4.0"
 
-_PUBLIC_MODULES = ("errors", "ops", "settings", "vendor")
-
-__all__ = ["__version__", *_PUBLIC_MODULES]
+__all__ = ["__version__", "errors", "ops", "settings", "vendor"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC_MODULES:
+    if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

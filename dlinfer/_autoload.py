@@ -63,7 +63,7 @@ def _notify(module: ModuleType | None) -> bool:
         from dlinfer.framework.lmdeploy_ext import install as adaptor
 
         adaptor.on_import(module)
-    except Exception:  # whatever it is, LMDeploy without dlinfer must go on working; doctor shows it
+    except Exception:  # noqa: BLE001 - whatever it is, LMDeploy goes on as without dlinfer; doctor shows it
         _failure = traceback.format_exc()
         return False
     return True

@@ -106,12 +106,12 @@ def main() -> None:
     parser.add_argument("job", type=Path)
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
-    answer = run(args.model, json.loads(args.job.read_text()))
     polluted = [name for name in ("lmdeploy", "dlinfer") if name in sys.modules]
     if polluted:
         sys.exit(
-            f"error: {', '.join(polluted)} was loaded into the reference; set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+            f"error: {', '.join(polluted)} lives in the oracle's process; set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
         )
+    answer = run(args.model, json.loads(args.job.read_text()))
     np.savez(args.out, **answer)  # pyright: ignore[reportArgumentType]
 
 

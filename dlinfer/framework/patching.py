@@ -124,7 +124,9 @@ class PatchSet:
         self.refused[patch.target] = error
         logger.debug("%s", error)
 
-    def _rebind(self, home: ModuleType, original: Any, replacement: Any) -> Iterator[tuple[ModuleType, str, Any]]:
+    def _rebind(
+        self, home: ModuleType, original: Any, replacement: Any
+    ) -> Iterator[tuple[ModuleType, str, Any]]:
         for name, module in list(sys.modules.items()):
             if module is home or not name.startswith(f"{self.package}."):
                 continue

@@ -22,10 +22,7 @@ TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXA
 
 def canonical(cache: Tensor) -> Tensor:
     """``cache`` seen as [blocks, block_size, kv_heads, head_size]; shares memory."""
-    device = cache.device.type
-    vendor = discovery.active(device)
-    if vendor is None and device != "meta":  # meta tensors only ever reach shape functions
-        vendor = discovery.activate_default(device)
+    vendor = discovery.active(cache.device.type) or discovery.default(cache.device.type)
     return cache if vendor is None else vendor.kv_cache_layout.canonical(cache)
 
 

@@ -50,5 +50,6 @@ def train() -> PreTrainedTokenizerFast:
         bos_token=SPECIAL[BOS],
         eos_token=SPECIAL[EOS],
         pad_token=SPECIAL[EOS],
+        additional_special_tokens=SPECIAL[3:],
         chat_template=CHAT_TEMPLATE,
     )

@@ -6,7 +6,6 @@ All steps share one engine start (module fixture); each test reads its part of t
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,11 @@ DRAWS = 600
 TOP_K = 8
 # 1 in 10,000 for 7 degrees of freedom; the seeds are fixed, so this cannot flicker.
 CHI_SQUARE_7 = 29.9
+DRAWN_PROMPT = 2
 PENALTY = 1.4
 LOGPROBS = 5
+
+JUDGED = ["penalty", "logprobs", *FILTERS]
 
 SCHEMA = {
     "type": "object",
@@ -51,9 +53,17 @@ REGEX = r"call me [a-z]{1,10}!"
 
 @dataclass
 class Answers:
-    model: Path
-    prompts: list[str]
+    """LMDeploy's run, and HF's logits for every sequence of the steps in ``JUDGED`` from one other process."""
+
+    prompts: list[list[int]]
     run: EngineRun
+    hf: dict[str, np.ndarray]
+
+    def steps(self, name: str) -> list[tuple[list[int], np.ndarray]]:
+        """For each request of a step: its tokens, and HF's logits [tokens, vocab] that chose them."""
+        first = JUDGED.index(name) * len(self.prompts)
+        logits = [self.hf[f"logits_{first + i}"][len(p) - 1 : -1] for i, p in enumerate(self.prompts)]
+        return list(zip(self.run.tokens(name), logits, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -108,19 +118,18 @@ def answers(lab: Lab) -> Answers:
             for seed in range(DRAWS)
         ]
         steps.append(
-            {"name": f"draws {temperature}", "kind": "call", "prompts": [prompts[2]] * DRAWS, "gen": gens}
+            {
+                "name": f"draws {temperature}",
+                "kind": "call",
+                "prompts": [prompts[DRAWN_PROMPT]] * DRAWS,
+                "gen": gens,
+            }
         )
     run = lab.engine(model, steps, max_batch_size=64, logprobs_mode="raw_logprobs")
-    return Answers(model, prompts, run)
-
-
-def step_logits(lab: Lab, answers: Answers, step: str) -> list[tuple[list[int], np.ndarray]]:
-    """For each request of a step: its tokens, and HF's logits [tokens, vocab] that chose them."""
-    tokenizer = lab.tokenizer(answers.model)
-    prompts = [tokenizer.encode(prompt).ids for prompt in answers.prompts]
-    tokens = answers.run.tokens(step)
-    hf = lab.reference(answers.model, score=[[*p, *t] for p, t in zip(prompts, tokens, strict=True)])
-    return [(t, hf[f"logits_{i}"][len(prompts[i]) - 1 : -1]) for i, t in enumerate(tokens)]
+    ids = [lab.tokenizer(model).encode(prompt).ids for prompt in prompts]
+    sequences = [[*ids[i], *tokens] for step in JUDGED for i, tokens in enumerate(run.tokens(step))]
+    hf = lab.reference(model, score=sequences, prompts=prompts, max_new_tokens=NEW_TOKENS)
+    return Answers(ids, run, hf)
 
 
 def test_random_seed_repeats(answers: Answers) -> None:
@@ -135,15 +144,14 @@ def test_random_seed_does_not_depend_on_the_batch(answers: Answers) -> None:
     assert answers.run.tokens("seed alone") == answers.run.tokens("seeds")[:1]
 
 
-def test_top_k_1_is_greedy(lab: Lab, answers: Answers) -> None:
-    hf = lab.reference(answers.model, prompts=answers.prompts, max_new_tokens=NEW_TOKENS)
-    assert answers.run.tokens("top_k 1") == [hf[f"tokens_{i}"].tolist() for i in range(4)]
+def test_top_k_1_is_greedy(answers: Answers) -> None:
+    assert answers.run.tokens("top_k 1") == [answers.hf[f"tokens_{i}"].tolist() for i in range(4)]
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_filters_admit_only_what_the_rules_admit(lab: Lab, answers: Answers, name: str) -> None:
+def test_filters_admit_only_what_the_rules_admit(answers: Answers, name: str) -> None:
     surprises = 0
-    for tokens, logits in step_logits(lab, answers, name):
+    for tokens, logits in answers.steps(name):
         assert len(tokens) == SAMPLED["max_new_tokens"]
         for at, (token, row) in enumerate(zip(tokens, logits, strict=True)):
             allowed = distribution(row, STOP_IDS, **FILTERS[name], slack=1e-4)
@@ -155,9 +163,9 @@ def test_filters_admit_only_what_the_rules_admit(lab: Lab, answers: Answers, nam
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_temperature_shapes_the_distribution(lab: Lab, answers: Answers, temperature: float) -> None:
-    hf = lab.reference(answers.model, score=[lab.tokenizer(answers.model).encode(answers.prompts[2]).ids])
-    row = hf["logits_0"][-1]
+def test_temperature_shapes_the_distribution(answers: Answers, temperature: float) -> None:
+    # the logits after the prompt alone: any judged sequence of this prompt has them in front
+    row = answers.steps("logprobs")[DRAWN_PROMPT][1][0]
     drawn = np.array([tokens[0] for tokens in answers.run.tokens(f"draws {temperature}")])
     expected = distribution(row, STOP_IDS, temperature=temperature, top_k=TOP_K)
     counts = np.bincount(drawn, minlength=len(row))
@@ -168,14 +176,14 @@ def test_temperature_shapes_the_distribution(lab: Lab, answers: Answers, tempera
     assert chi_square(counts[inside], neutral[inside]) > CHI_SQUARE_7, "temperature 1 would pass as well"
 
 
-def test_repetition_penalty(lab: Lab, answers: Answers) -> None:
+def test_repetition_penalty(answers: Answers) -> None:
     """Greedy under a penalty on the generated tokens, not on the prompt's, and not on the newest one.
 
     LMDeploy makes a step's sampling inputs while the step before is still computing
     (``EngineLoop._prefetch_next_inputs``), so ``generated_ids`` lacks the token that step will yield.
     """
     immediate = []
-    for tokens, logits in step_logits(lab, answers, "penalty"):
+    for tokens, logits in answers.steps("penalty"):
         assert len(tokens) == NEW_TOKENS
         for at, (token, row) in enumerate(zip(tokens, logits, strict=True)):
             scores = penalised(row, tokens[: max(at - 1, 0)], PENALTY)
@@ -186,10 +194,10 @@ def test_repetition_penalty(lab: Lab, answers: Answers) -> None:
     assert not all(immediate), "the penalty changes nothing here"
 
 
-def test_logprobs(lab: Lab, answers: Answers) -> None:
+def test_logprobs(answers: Answers) -> None:
     """``raw_logprobs``: the chosen token and the best five, of the unprocessed logits."""
     responses = answers.run["logprobs"]
-    for response, (tokens, logits) in zip(responses, step_logits(lab, answers, "logprobs"), strict=True):
+    for response, (tokens, logits) in zip(responses, answers.steps("logprobs"), strict=True):
         assert len(response["logprobs"]) == len(tokens) == 10
         for token, pairs, expected in zip(tokens, response["logprobs"], log_softmax(logits), strict=True):
             got = {int(i): value for i, value in pairs}

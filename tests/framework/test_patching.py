@@ -66,7 +66,11 @@ def test_methods_keep_their_kind(victim):
     patches = PatchSet(
         "victim",
         [
-            patch("victim.core:Engine.start", "(self, path, *, retries=3)", lambda self, path, *, retries=3: path),
+            patch(
+                "victim.core:Engine.start",
+                "(self, path, *, retries=3)",
+                lambda self, path, *, retries=3: path,
+            ),
             patch("victim.core:Engine.pick", "(name)", lambda name: name.upper()),
             patch("victim.core:Engine.make", "(cls)", lambda cls: cls.__name__),
         ],

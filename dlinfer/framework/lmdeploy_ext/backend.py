@@ -31,10 +31,13 @@ _NEEDS_MISSING_OP = {
 }
 
 
+def _kv_cache_layout(device_type: str) -> KVCacheLayout:
+    vendor = activate_default(SERVED[device_type].torch_device)
+    return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
+
+
 class CpuOpsBackend(DlinferOpsBackend):
     """Layers on the CPU, through ``dlinfer.ops``."""
-
-    device_type = "cpu"
 
     @staticmethod
     def get_name() -> str:
@@ -57,30 +60,27 @@ class CpuOpsBackend(DlinferOpsBackend):
                 raise
             raise refusals.refuse(f"a layer of this model ({name})", "use another model") from cause
 
-    @classmethod
-    def _layout(cls) -> KVCacheLayout:
-        vendor = activate_default(SERVED[cls.device_type].torch_device)
-        return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
-
-    @classmethod
+    @staticmethod
     def get_k_block_shape(
-        cls, block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
+        block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
     ) -> tuple[int, ...]:
         """Shape of one block of the key cache, in the active vendor's layout."""
-        return cls._layout().shape(1, block_size, num_heads, head_size)[1:]
+        return _kv_cache_layout("cpu").shape(1, block_size, num_heads, head_size)[1:]
 
-    @classmethod
+    @staticmethod
     def get_v_block_shape(
-        cls, block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
+        block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
     ) -> tuple[int, ...]:
         """Shape of one block of the value cache, in the active vendor's layout."""
-        return cls.get_k_block_shape(block_size, num_heads, head_size, dtype)
+        return CpuOpsBackend.get_k_block_shape(block_size, num_heads, head_size, dtype)
 
     @classmethod
     def update_step_context(cls, step_context: Any) -> Any:
         """Add the step's attention and MoE metadata to the context, and return it."""
         step_context.attn_metadata = attention.step_metadata(step_context)
-        config = get_dist_manager().current_context().dist_config
+        distribution = get_dist_manager().current_context()
+        assert distribution is not None, "LMDeploy sets it before it builds a model"
+        config = distribution.dist_config
         step_context.moe_metadata = MoeMetadata(
             dp_size=config.dp, tp_size=config.tp, ep_size=config.ep, moe_comm_type=MoECommType.ALLGATHER
         )
@@ -90,11 +90,6 @@ class CpuOpsBackend(DlinferOpsBackend):
     def ccl_backend() -> str:
         """Collectives between processes on a host."""
         return "gloo"
-
-    @staticmethod
-    def device_count() -> int:
-        """One: torch sees one CPU."""
-        return 1
 
 
 BACKENDS = {"cpu": CpuOpsBackend}

@@ -1,18 +1,17 @@
 """LMDeploy's command line accepts our device types: ``lmdeploy serve api_server PATH --device cpu``."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.devices import OWN, SERVED
 from dlinfer.framework.patching import Patch
 
 
 def _device(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def device(parser: Any, default: str = "cuda", choices: tuple[str, ...] | list[str] | None = None) -> Any:
-        own = list(choices) if choices is not None else list(original.__defaults__[1])
-        return original(parser, default, own + [name for name in SERVED if name not in own])
+    def device(parser: Any, default: str = "cuda", choices: Sequence[str] = OWN) -> Any:
+        return original(parser, default, [*choices, *(name for name in SERVED if name not in choices)])
 
     return device
 

@@ -16,9 +16,10 @@ def _get_backend(original: Callable[[], Any]) -> Callable[[], Any]:
     def _get_backend() -> Any:
         from lmdeploy.pytorch.devices import get_device_manager
 
-        device_type = get_device_manager().current_context().device_type
-        if device_type not in SERVED:
+        context = get_device_manager().current_context()
+        if context is None or context.device_type not in SERVED:
             return original()
+        device_type = context.device_type
         install.activate(device_type)
         from dlinfer.framework.lmdeploy_ext.backend import BACKENDS
 

@@ -38,7 +38,9 @@ class HostStream:
 class HostEvent:
     """An event that has happened."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
         self.enable_timing = enable_timing
 
     def record(self, stream: HostStream | None = None) -> None:

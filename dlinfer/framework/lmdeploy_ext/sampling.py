@@ -47,7 +47,8 @@ class SeededMultinomialSampling(MultinomialSamplingImpl):
         """From LMDeploy's MultinomialSamplingBuildSpec."""
         return cls()
 
-    def forward(
+    # The abstract method of LMDeploy lacks its self.
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, scores: Tensor, seeds: Tensor, offsets: Tensor, indices: Tensor | None = None
     ) -> Tensor:
         """scores [B, V]: probabilities, sorted downwards; seeds, offsets [B]; indices [B, V]: token of each score.

@@ -9,6 +9,7 @@ the port, which also tells each side when the other is gone.
 None of this depends on the device, but LMDeploy's own devices keep LMDeploy's own code.
 """
 
+import asyncio
 import contextlib
 import functools
 import multiprocessing
@@ -144,7 +145,9 @@ def _ending(exitcode: int | None) -> str:
 
 
 def _start_error(reason: DlinferError | str) -> DlinferError:
-    return reason if isinstance(reason, DlinferError) else EngineStartError(framework="LMDeploy", detail=reason)
+    return (
+        reason if isinstance(reason, DlinferError) else EngineStartError(framework="LMDeploy", detail=reason)
+    )
 
 
 def _init(original: Callable[..., None]) -> Callable[..., None]:
@@ -199,6 +202,20 @@ def _close_sockets(original: Callable[..., None]) -> Callable[..., None]:
     return close_sockets
 
 
+def _stop_health_monitor(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def stop(self: Any) -> None:
+        if install.active() is None or self._task is None:
+            await original(self)
+            return
+        while not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=1)
+        self._task = None
+
+    return stop
+
+
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._start_mp_proc",
@@ -220,5 +237,12 @@ PATCHES = (
         why="context.term() waits for ever for a message that a dead engine can no longer take",
         signature="(self)",
         build=_close_sockets,
+    ),
+    Patch(
+        target="lmdeploy.serve.core.health:EngineHealthMonitor.stop",
+        why="cancels its task once; before Python 3.12 asyncio.wait_for swallows a cancellation that meets the "
+        "end of a probe (bpo-37658), and the server then waits for ever for a task that never ends",
+        signature="(self)",
+        build=_stop_health_monitor,
     ),
 )

@@ -115,7 +115,9 @@ class Step:
         )
 
     def run(self, layer, **options):
-        fresh = [torch.cat([t[-n:] for t, n in zip(ts, self.new, strict=True)]) for ts in (self.keys, self.values)]
+        fresh = [
+            torch.cat([t[-n:] for t, n in zip(ts, self.new, strict=True)]) for ts in (self.keys, self.values)
+        ]
         query = self.query.clone()
         out = layer.forward(query, *fresh, self.k_cache, self.v_cache, self.metadata, **options)
         assert out.data_ptr() == query.data_ptr(), "in place by default"
@@ -123,7 +125,9 @@ class Step:
 
     def expected(self, **options):
         queries = self.query.split(self.new)
-        return torch.cat([dense(*step, **options) for step in zip(queries, self.keys, self.values, strict=True)])
+        return torch.cat(
+            [dense(*step, **options) for step in zip(queries, self.keys, self.values, strict=True)]
+        )
 
 
 STEPS = {
@@ -187,6 +191,9 @@ def test_varlen_attention_passes_its_options_on(causal, window, cap):
     out = VarlenAttention.from_spec(spec).forward(q, k, v, starts, lengths, starts, lengths)
     sequences = zip(*(t.split(lengths.tolist()) for t in (q, k, v)), strict=True)
     expected = torch.cat(
-        [dense(*one, causal=causal, window=None if window is None else window[0], cap=cap) for one in sequences]
+        [
+            dense(*one, causal=causal, window=None if window is None else window[0], cap=cap)
+            for one in sequences
+        ]
     )
     torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5)

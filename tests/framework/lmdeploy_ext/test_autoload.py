@@ -41,6 +41,7 @@ def environment(tmp_path):
             capture_output=True,
             text=True,
             timeout=120,
+            check=False,
             env={**os.environ, "PYTHONPATH": path, **variables},
         )
 
@@ -75,9 +76,7 @@ def test_lmdeploy_missing(environment):
 
 
 def test_lmdeploy_broken_shows_its_own_error(environment):
-    done = environment(
-        "import torch, lmdeploy", {"__init__": "raise ImportError('libfoo.so is missing')"}
-    )
+    done = environment("import torch, lmdeploy", {"__init__": "raise ImportError('libfoo.so is missing')"})
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("ImportError: libfoo.so is missing")
 

@@ -38,7 +38,9 @@ def test_other_devices_and_names_pass_through(view):
 def test_streams_and_events_are_always_done(view):
     stream, event = view.cuda.Stream(), view.cuda.Event()
     assert isinstance(stream, HostStream) and isinstance(event, HostEvent)
-    assert stream is not view.cuda.current_stream() and view.cuda.current_stream() is view.cuda.current_stream()
+    assert (
+        stream is not view.cuda.current_stream() and view.cuda.current_stream() is view.cuda.current_stream()
+    )
     with view.cuda.stream(stream):
         event.record(stream)
     stream.wait_event(event)
@@ -77,7 +79,9 @@ def test_only_lmdeploys_own_modules_are_touched():
     import json
 
     script = textwrap.dedent(SCRIPT)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["changed"] == []
     assert seen["agent"] is False

@@ -35,6 +35,7 @@ def run(script, *arguments, **variables):
         capture_output=True,
         text=True,
         timeout=180,
+        check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables},
     )
     assert done.returncode == 0, done.stderr

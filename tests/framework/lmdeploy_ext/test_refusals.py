@@ -6,6 +6,7 @@ from lmdeploy.messages import SpeculativeConfig
 from lmdeploy.pytorch.backends import get_backend
 from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
 from lmdeploy.pytorch.backends.lora import LoRABuildSpec
+from lmdeploy.pytorch.config import DistConfig
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 
 from dlinfer.errors import DeviceConflictError, UnknownVendorError, UnsupportedFeatureError
@@ -40,14 +41,16 @@ def test_an_option_set_later_is_refused_when_the_engine_starts():
 
 
 def test_speculative_decoding():
-    config = PytorchEngineConfig(device_type="cpu")
+    config = PytorchEngineConfig(device_type="cpu", max_batch_size=4)
     speculative = SpeculativeConfig(method="eagle3", model="path", num_speculative_tokens=3)
-    with pytest.raises(UnsupportedFeatureError, match="speculative decoding .*eagle3"):
-        ConfigBuilder.build_specdecode_config("path", speculative, config, None, None)
+    with pytest.raises(UnsupportedFeatureError, match=r"speculative decoding .*eagle3"):
+        ConfigBuilder.build_specdecode_config(
+            "path", speculative, config, ConfigBuilder.build_cache_config(config), DistConfig()
+        )
 
 
 def test_an_unknown_device_type_names_the_available_ones():
-    with pytest.raises(UnknownVendorError, match="'tpu'.*cpu, cuda, ascend, maca, camb"):
+    with pytest.raises(UnknownVendorError, match=r"'tpu'.*cpu, cuda, ascend, maca, camb"):
         PytorchEngineConfig(device_type="tpu")
 
 
@@ -61,7 +64,7 @@ def test_lmdeploys_own_checks_still_run():
 def test_a_second_device_in_the_same_process_is_refused():
     PytorchEngineConfig(device_type="cpu")
     cuda = PytorchEngineConfig(device_type="cuda", max_batch_size=1)
-    with pytest.raises(DeviceConflictError, match="'cpu'.*'cuda'"):
+    with pytest.raises(DeviceConflictError, match=r"'cpu'.*'cuda'"):
         ConfigBuilder.update_engine_config(cuda)
 
 

@@ -1,0 +1,72 @@
+"""The ops' samples as test parameters, and how results are compared."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dlinfer.ops import OpSpec, Tolerance, registry
+from dlinfer.ops.samples import Sample, SampleMaker
+from dlinfer.vendor import discovery
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def samples(op: OpSpec, dtype: torch.dtype, aliased: bool | None = None) -> list[Sample]:
+    """The op's samples in the active vendor's cache layout; ``aliased`` picks some."""
+    vendor = discovery.activate_default("cpu")
+    assert vendor is not None
+    made = op.sample_inputs(SampleMaker(dtype, layout=vendor.kv_cache_layout))
+    return [sample for sample in made if aliased is None or sample.aliased is aliased]
+
+
+def names(aliased: bool | None = None) -> list[Any]:
+    """One pytest parameter (op name, sample name) for each sample."""
+    return [
+        pytest.param(op.name, sample.name, id=f"{op.name}-{sample.name}")
+        for op in registry().values()
+        for sample in samples(op, torch.float32, aliased)
+    ]
+
+
+def sample(op: str, name: str, dtype: torch.dtype) -> Sample:
+    """A fresh copy of one sample."""
+    return next(one for one in samples(registry()[op], dtype) if one.name == name)
+
+
+def widened(args: tuple[Any, ...]) -> list[Any]:
+    """Arguments apart from each other, with floating tensors in float64."""
+    return [
+        (arg.double() if arg.is_floating_point() else arg.clone()) if isinstance(arg, Tensor) else arg
+        for arg in copy.copy(args)
+    ]
+
+
+def results(op: OpSpec, args: list[Any] | tuple[Any, ...], returned: Any) -> list[Tensor]:
+    """What a call has produced: the tensors it returned and those it wrote."""
+    fresh = [] if returned is None else [returned] if isinstance(returned, Tensor) else list(returned)
+    return fresh + [args[op.parameters.index(name)] for name in op.mutates]
+
+
+def expected(op: OpSpec, args: tuple[Any, ...]) -> list[Tensor]:
+    """The oracle's results: the reference in float64."""
+    wide = widened(args)
+    return results(op, wide, op.reference(*wide))
+
+
+def assert_close(got: list[Tensor], want: list[Tensor], tolerance: Tolerance) -> None:
+    """Equal within a stated tolerance; integers exactly, and NaN only where NaN belongs."""
+    assert len(got) == len(want)
+    for one, other in zip(got, want, strict=True):
+        if one.is_floating_point():
+            torch.testing.assert_close(
+                one.double(), other, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True
+            )
+        else:
+            assert torch.equal(one, other)
