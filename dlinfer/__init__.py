@@ -10,14 +10,11 @@ The public parts are loaded at first use:
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from dlinfer import errors, ops, settings, vendor
+from typing import Any
 
 __version__ = "0.4.0"
 
-__all__ = ["__version__", "errors", "ops", "settings", "vendor"]
+__all__ = ["__version__", "errors", "ops", "settings", "vendor"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

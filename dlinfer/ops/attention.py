@@ -29,9 +29,9 @@ _ROUNDING = (
     "scores and sums in float32; probabilities may be rounded to the tensors' dtype before they meet v"
 )
 TOLERANCES = {
-    torch.float32: Tolerance(2e-5, 2e-5, "float32 sums over head size and keys, in any order"),
-    torch.float16: Tolerance(4e-3, 4e-3, _ROUNDING),
-    torch.bfloat16: Tolerance(3e-2, 3e-2, _ROUNDING),
+    torch.float32: Tolerance(1e-5, 1e-5, "float32 sums over head size and keys, in any order"),
+    torch.float16: Tolerance(1.5e-3, 1.5e-3, _ROUNDING),
+    torch.bfloat16: Tolerance(1.2e-2, 1.2e-2, _ROUNDING),
 }
 
 

@@ -1,8 +1,9 @@
 """The kernel table: vendors' kernels, checked and bound to torch's dispatcher.
 
-torch's dispatcher knows device types. Each device type's key holds the kernels of its active vendor and is
-rebound when that changes. A device whose vendor has not been needed yet reaches the generic key, which
-activates the default vendor and dispatches again. From then on a call is one hop.
+torch's dispatcher knows device types. A device whose vendor has not been needed yet reaches the generic key,
+which activates the default vendor and dispatches again. From then on the device's own key leads to the table
+of its active vendor, which is replaced whole when that changes. The key itself is bound once: torch frees a
+kernel that is taken off the dispatcher while another thread may be calling it.
 """
 
 import inspect
@@ -20,7 +21,8 @@ from dlinfer.vendor.base import Kernel, Vendor
 
 _NO_KERNEL = "the vendor has no kernel for this op"
 
-_bound: dict[str, Library] = {}
+_libraries: dict[str, Library] = {}  # a Library that dies takes its kernels along
+_tables: dict[str, dict[str, Callable[..., Any]]] = {}
 _native: dict[str, frozenset[str]] = {}
 
 
@@ -29,7 +31,7 @@ def install() -> None:
     generic = Library(NAMESPACE, "IMPL")
     for name, spec in registry().items():
         generic.impl(name, _generic(spec), "CompositeExplicitAutograd")
-    _bound["generic"] = generic  # a Library that dies takes its kernels along
+    _libraries["generic"] = generic
     discovery.on_activation(bind)
 
 
@@ -49,14 +51,22 @@ def bind(device_type: str, vendor: Vendor) -> None:
     """
     kernels = vendor.load_kernels()
     _validate(vendor, kernels)
-    key = torch._C._dispatch_key_for_device(device_type)
-    previous = _bound.pop(device_type, None)
-    if previous is not None:
-        previous._destroy()
-    library = Library(NAMESPACE, "IMPL")
-    for name, spec in registry().items():
-        library.impl(name, _bound_kernel(spec, vendor, kernels.get(name)), key)
-    _bound[device_type] = library
+    _tables[device_type] = {
+        name: _bound_kernel(spec, vendor, kernels.get(name)) for name, spec in registry().items()
+    }
+    if device_type not in _libraries:
+        key = torch._C._dispatch_key_for_device(device_type)
+        library = Library(NAMESPACE, "IMPL")
+        for name in registry():
+            library.impl(name, _current(device_type, name), key)
+        _libraries[device_type] = library
+
+
+def _current(device_type: str, name: str) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        return _tables[device_type][name](*args)
+
+    return run
 
 
 def _validate(vendor: Vendor, kernels: Mapping[str, Kernel]) -> None:

@@ -64,15 +64,19 @@ def _(
     v_scales_zeros: Sequence[Tensor | None] = (),
     quant_bits: int | None = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Write new tokens' keys and values into their slots of the paged cache, and return the two caches.
+    """Write new tokens' keys and values into their slots of the paged cache.
 
-    k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], or both with a leading dimension of
-    1; any strides. k_cache: [blocks, block_size, kv_heads, head_size], v_cache: likewise with head_size_v, in
-    the vendor's layout, dtype of k; both are mutated. v_cache may be a view of k_cache if v is the same view
-    of k. kv_start_indices: [tokens], int32 or int64, slot = block * block_size + offset; a negative one marks
-    a padding token, which is not written. Slots do not repeat. k_scales_zeros, v_scales_zeros, quant_bits:
-    for quantised caches, which are not served: empty, empty and 0 or None. Raises OpArgumentError, also for a
-    slot behind the end of the cache; UnsupportedFeatureError.
+    k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], any strides; both may have a leading
+        dimension of 1.
+    k_cache: [blocks, block_size, kv_heads, head_size], v_cache: likewise with head_size_v; in the vendor's layout,
+        dtype of k; both are mutated. v_cache may be a view of k_cache where v is the same view of k.
+    kv_start_indices: [tokens], int32 or int64, slot = block * block_size + offset. Slots do not repeat. A negative
+        one marks a padding token, which is not written (vLLM's convention; LMDeploy passes none).
+    k_scales_zeros, v_scales_zeros, quant_bits: of quantised caches, which are not served: empty, empty and 0 or
+        None.
+
+    Returns (k_cache, v_cache). Raises OpArgumentError, also for a slot behind the end of the cache, and
+    UnsupportedFeatureError for a quantised cache.
     """
     refuse_quantised("fill_kv_cache", quant_bits, *k_scales_zeros, *v_scales_zeros)
     fill_kv_cache.overload(packed(k), packed(v), k_cache, v_cache, kv_start_indices)
@@ -147,5 +151,6 @@ def _(make: SampleMaker) -> Iterator[Sample]:
     qkv = make.tensor(7, 8, 16)
     yield Sample("views of a packed qkv", (qkv[:, 4:6], qkv[:, 6:], *caches(4, 8, 2, 16, 16), slots[:7]))
     latent, cache = make.tensor(5, 1, 24), make.cache(4, 8, 1, 24)
-    shared = (latent, latent[..., :16], cache, cache[..., :16], slots[:5])
+    part = cache.narrow(make.layout.order.index("D"), 0, 16)
+    shared = (latent, latent[..., :16], cache, part, slots[:5])
     yield Sample("values are a part of the keys", shared, aliased=True)

@@ -94,21 +94,33 @@ def _(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one new token of each sequence over the paged cache; see ``dlinfer.ops.attention``.
+    """Attention of one new token of each sequence over the paged cache.
 
-    q: [sequences, q_heads, head_size], any strides, or with a leading dimension of 1; each token's own key
-    and value stand in the cache already. k_cache: [blocks, block_size, kv_heads, head_size], v_cache:
-    likewise with head_size_v, in the vendor's layout. block_offsets: [sequences, max_blocks], int32 or int64:
-    the blocks of each sequence in order; what stands behind a sequence's last block is not read.
-    actual_q_seqlens: not read, since each sequence has one query. kv_seqlens: [sequences], keys of each
-    sequence with the new token, int32 or int64, on any device; 0 marks a padding row, which becomes zeros.
-    max_kv_seq_len: an upper bound. softmax_scale: None is 1 / sqrt(head_size). attn_output: [sequences,
-    q_heads, head_size_v], mutated; it may be q or a view ``q[..., :head_size_v]``. kv_scales, kv_zeros,
-    quant_bits: for quantised caches, which are not served: None, None and 0 or None. attn_mask: empty.
-    causal: without effect, since no key comes after the query. sliding_window: see
-    ``dlinfer.ops.attention.window``. logit_softcapping: 0 or None is none. alibi_slopes, sinks: [q_heads] or
-    None. Returns attn_output, or a new tensor when none was given. Raises OpArgumentError;
-    UnsupportedFeatureError for a mask or a quantised cache.
+    The formula stands in ``dlinfer.ops.attention``. q and attn_output may have a leading dimension of 1.
+
+    q: [sequences, q_heads, head_size], any strides; its own keys and values stand in the cache already.
+    k_cache: [blocks, block_size, kv_heads, head_size], in the vendor's layout and q's dtype.
+    v_cache: likewise with head_size_v.
+    block_offsets: [sequences, max_blocks], int32 or int64, the blocks of each sequence in order; what stands
+        behind a sequence's last block is not read.
+    block_size: slots in a block, as in the caches.
+    actual_q_seqlens: not read, since each sequence has one query.
+    kv_seqlens: [sequences], int32 or int64, on any device: keys of each sequence, the new token included; 0 marks
+        a padding row, which becomes zeros.
+    max_kv_seq_len: an upper bound.
+    num_q_heads, num_kv_heads: heads of q and of the cache; the first is a multiple of the second.
+    head_size_v: the size of a new attn_output; None takes v's.
+    softmax_scale: None is 1 / sqrt(head_size).
+    attn_output: [sequences, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
+    kv_scales, kv_zeros, quant_bits: of quantised caches, which are not served: None, None and 0 or None.
+    attn_mask: empty.
+    causal: without effect, since no key comes after the query.
+    sliding_window: see ``dlinfer.ops.attention.window``.
+    logit_softcapping: 0 or None is none.
+    alibi_slopes, sinks: [q_heads] or None.
+
+    Returns attn_output, or a new tensor where none was given. Raises OpArgumentError, and UnsupportedFeatureError
+    for a mask or a quantised cache.
     """
     refuse_mask("paged_decode_attention", attn_mask)
     refuse_quantised("paged_decode_attention", quant_bits, kv_scales, kv_zeros)

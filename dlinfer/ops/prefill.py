@@ -93,18 +93,28 @@ def _(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of packed sequences, each over its own new tokens; see ``dlinfer.ops.attention`` for the
-    formula.
+    """Attention of packed sequences, each over its own new tokens.
 
-    q: [tokens, q_heads, head_size], k: [kv_tokens, kv_heads, head_size], v: [kv_tokens, kv_heads,
-    head_size_v], any strides, or all with a leading dimension of 1. k_cache, v_cache: not read, may be None.
-    q_seqlens, kv_seqlens: [sequences], int32 or int64; they differ only for cross attention. max_q_seq_len:
-    an upper bound or None. attn_mask: empty. softmax_scale: None is 1 / sqrt(head_size). attn_output:
-    [tokens, q_heads, head_size_v], mutated; it may be q or a view ``q[..., :head_size_v]``.
-    actual_seq_lengths_cpu: [sequences], the running sum of q_seqlens, when the caller has it. sliding_window:
-    see ``dlinfer.ops.attention.window``. logit_softcapping: 0 or None is none. alibi_slopes, sinks: [q_heads]
-    or None. Returns attn_output, or a new tensor when none was given. Raises OpArgumentError;
-    UnsupportedFeatureError for a mask.
+    The formula stands in ``dlinfer.ops.attention``. Tensors of tokens may have a leading dimension of 1.
+
+    q: [tokens, q_heads, head_size], any strides.
+    k: [kv_tokens, kv_heads, head_size], v: [kv_tokens, kv_heads, head_size_v], any strides.
+    k_cache, v_cache: not read, may be None.
+    q_seqlens, kv_seqlens: [sequences], int32 or int64; they differ only for cross attention.
+    max_q_seq_len: an upper bound, or None.
+    num_q_heads, num_kv_heads: heads of q and of k; the first is a multiple of the second.
+    attn_mask: empty.
+    head_size_v: the size of a new attn_output; None takes v's.
+    softmax_scale: None is 1 / sqrt(head_size).
+    attn_output: [tokens, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
+    actual_seq_lengths_cpu: [sequences], where each sequence's queries end in q, if the caller has it.
+    causal: a query sees no later key.
+    sliding_window: see ``dlinfer.ops.attention.window``.
+    logit_softcapping: 0 or None is none.
+    alibi_slopes, sinks: [q_heads] or None.
+
+    Returns attn_output, or a new tensor where none was given. Raises OpArgumentError, and UnsupportedFeatureError
+    for a mask.
     """
     refuse_mask("prefill_attention", attn_mask)
     left, right = window(sliding_window)

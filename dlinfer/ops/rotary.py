@@ -13,8 +13,8 @@ from dlinfer.ops.spec import Tolerance, fused_op
 _ROUNDING = "both products and their sum are rounded to the tensor's dtype, as HF transformers does"
 TOLERANCES = {
     torch.float32: Tolerance(2e-6, 2e-6, _ROUNDING),
-    torch.float16: Tolerance(2e-3, 4e-3, _ROUNDING),
-    torch.bfloat16: Tolerance(1.6e-2, 3.2e-2, _ROUNDING),
+    torch.float16: Tolerance(1e-3, 2e-3, _ROUNDING),
+    torch.bfloat16: Tolerance(8e-3, 1.6e-2, _ROUNDING),
 }
 
 
@@ -46,12 +46,13 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     """q and k rotated by position: x * cos + rotate_half(x) * sin, where rotate_half((a, b)) = (-b, a).
 
-    q: [tokens, q_heads, head_size] or [batch, tokens, q_heads, head_size], k: likewise with kv_heads; any
-    strides. cos, sin: [..., head_size], one row for each token of q. All of one floating dtype.
-    q_embed, k_embed: None, since the results are always new. Returns two contiguous tensors of q's and k's
-    shape. Nothing is mutated. Computed in the tensors' own dtype: products and sum are each rounded, so that
-    16-bit results equal HF transformers' ``apply_rotary_pos_emb`` bit by bit. Raises OpArgumentError;
-    UnsupportedFeatureError when an output is given.
+    q: [tokens, q_heads, head_size] or [batch, tokens, q_heads, head_size], k: likewise with kv_heads; any strides.
+    cos, sin: [..., head_size], one row for each token of q; dtype of q and k.
+    q_embed, k_embed: None, since the results are always new.
+
+    Returns two contiguous tensors of q's and k's shape. Nothing is mutated. Computed in the tensors' own dtype:
+    both products and their sum are rounded, so that 16-bit results equal HF transformers'
+    ``apply_rotary_pos_emb`` bit by bit. Raises OpArgumentError; UnsupportedFeatureError for a given output.
     """
     if q_embed is not None or k_embed is not None:
         raise UnsupportedFeatureError(

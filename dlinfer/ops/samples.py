@@ -50,5 +50,8 @@ class SampleMaker:
         return torch.randperm(count, generator=self.generator).to(dtype).to(self.device)
 
     def cache(self, blocks: int, block_size: int, kv_heads: int, head_size: int) -> Tensor:
-        """A filled KV cache in the vendor's layout."""
-        return self.tensor(*self.layout.shape(blocks, block_size, kv_heads, head_size))
+        """A filled KV cache in the vendor's layout; the numbers are the same in every layout."""
+        values = self.tensor(blocks, block_size, kv_heads, head_size)
+        if self.layout.order == "BSHD":
+            return values
+        return values.permute(*("BSHD".index(dim) for dim in self.layout.order)).contiguous()

@@ -66,9 +66,9 @@ def finish(collectors: list[Collector], step: dict, logits: dict[str, np.ndarray
 
 
 def call(pipe, step: dict, logits: dict) -> list[dict]:
-    """All prompts at once through ``pipe(...)``."""
+    """All prompts at once through ``pipe(...)``; with "chat" they are messages for the chat template."""
     collectors = []
-    for response in pipe(step["prompts"], gen_config=gen_config(step), do_preprocess=False):
+    for response in pipe(step["prompts"], gen_config=gen_config(step), do_preprocess=step.get("chat", False)):
         collectors.append(Collector())
         collectors[-1].add(response)
     return finish(collectors, step, logits)

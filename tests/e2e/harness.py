@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -22,6 +24,9 @@ ENGINE_SCRIPT = Path(__file__).with_name("engine_job.py")
 
 PROMPT_LENGTHS = (1, 2, 9, 80)
 NEW_TOKENS = 40
+
+# Seconds for helpers such as multiprocessing's resource tracker to notice that their parent has gone.
+GRACE = 5.0
 
 # Small enough to start at once; the cache still holds hundreds of times what the tests need.
 ENGINE_DEFAULTS = {"session_len": 512, "max_batch_size": 16, "cache_max_entry_count": 0.02}
@@ -47,7 +52,7 @@ def run_process(command: list[str], timeout: float, **env: str) -> subprocess.Co
     trouble = None
     try:
         out, err = child.communicate(timeout=timeout)
-        if _group_is_alive(child.pid):
+        if not _group_ends(child.pid, within=GRACE):
             trouble = "left processes behind"
     except subprocess.TimeoutExpired:
         trouble = f"was still running after {timeout} s"
@@ -58,6 +63,15 @@ def run_process(command: list[str], timeout: float, **env: str) -> subprocess.Co
             os.killpg(child.pid, signal.SIGKILL)
     assert trouble is None, f"{' '.join(command)} {trouble}\n{out[-2000:]}\n{err[-6000:]}"
     return subprocess.CompletedProcess(command, child.returncode, out, err)
+
+
+def _group_ends(group: int, within: float) -> bool:
+    deadline = time.monotonic() + within
+    while _group_is_alive(group):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _group_is_alive(group: int) -> bool:
@@ -72,7 +86,7 @@ class EngineRun:
     """What one engine start answered; indexing by a step's name raises what that step raised."""
 
     def __init__(self, folder: Path, log: str) -> None:
-        self.results = json.loads((folder / "results.json").read_text())
+        self.results: dict[str, Any] = json.loads((folder / "results.json").read_text())
         with np.load(folder / "logits.npz") as arrays:
             self.logits = dict(arrays)
         self.log = log

@@ -23,25 +23,28 @@ def code_fingerprint() -> str:
 
 
 class Ledger:
-    """A JSON-lines file, one line a finished cell; only lines of today's code count."""
+    """A JSON-lines file, one line a finished cell; only lines of the code as it is now count."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.code = code_fingerprint()
 
     def entries(self) -> dict[str, dict]:
         """The latest result of each cell for this code: name -> {"cell", "code", "seconds", "failures"}."""
         if not self.path.is_file():
             return {}
+        code = code_fingerprint()
         lines = [json.loads(line) for line in self.path.read_text().splitlines()]
-        return {entry["cell"]: entry for entry in lines if entry["code"] == self.code}
+        return {entry["cell"]: entry for entry in lines if entry["code"] == code}
 
     def passed(self, cell: str) -> bool:
         entry = self.entries().get(cell)
         return entry is not None and not entry["failures"]
 
-    def record(self, cell: str, seconds: float, failures: list[str]) -> None:
-        entry = {"cell": cell, "code": self.code, "seconds": round(seconds, 1), "failures": failures}
+    def record(self, cell: str, code: str, seconds: float, failures: list[str]) -> None:
+        """Note a result that began with ``code``; dropped when the source was edited meanwhile."""
+        if code_fingerprint() != code:
+            return
+        entry = {"cell": cell, "code": code, "seconds": round(seconds, 1), "failures": failures}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(entry) + "\n")

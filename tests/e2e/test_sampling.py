@@ -225,3 +225,17 @@ def test_regex(answers: Answers) -> None:
     for response in answers.run["regex"]:
         assert response["finish_reason"] == "stop"
         assert re.fullmatch(REGEX, response["text"]), response["text"]
+
+
+@pytest.mark.full
+def test_logprobs_mode_raw_logits(lab: Lab, answers: Answers) -> None:
+    """``raw_logits`` reports the logits themselves."""
+    model = lab.model("qwen2")
+    gen = {"max_new_tokens": 10, "ignore_eos": True, "logprobs": LOGPROBS}
+    step = {"name": "logits", "kind": "call", "prompts": lab.prompts(model), "gen": gen}
+    run = lab.engine(model, [step], logprobs_mode="raw_logits")
+    for response, (tokens, logits) in zip(run["logits"], answers.steps("logprobs"), strict=True):
+        assert response["token_ids"] == tokens
+        for pairs, expected in zip(response["logprobs"], logits, strict=True):
+            got = {int(i): value for i, value in pairs}
+            np.testing.assert_allclose(list(got.values()), expected[list(got)], atol=2e-4, rtol=0)

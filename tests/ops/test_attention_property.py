@@ -14,7 +14,7 @@ from dlinfer import ops, vendor
 from tests.ops import cases, dense_oracle
 
 MANY = settings(
-    max_examples=120,
+    max_examples=200,
     deadline=None,
     derandomize=True,  # the same examples in every run: a failure repeats
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -158,8 +158,14 @@ class Inputs:
             "sinks": self.sinks,
             "causal": batch.causal,
         }
-        heads, pages = (batch.heads, batch.kv_heads), (self.k_cache, self.v_cache, self.table, batch.block_size)
-        longest, q_lens = max(batch.kv_lens), self.q_ends.diff(prepend=torch.zeros(1, dtype=batch.index_dtype))
+        heads, pages = (
+            (batch.heads, batch.kv_heads),
+            (self.k_cache, self.v_cache, self.table, batch.block_size),
+        )
+        longest, q_lens = (
+            max(batch.kv_lens),
+            self.q_ends.diff(prepend=torch.zeros(1, dtype=batch.index_dtype)),
+        )
         if op == "prefill_attention":
             ends = {"actual_seq_lengths_cpu": self.q_ends} if batch.seed % 2 else {}
             return ops.prefill_attention(
@@ -168,7 +174,9 @@ class Inputs:
         if op == "paged_prefill_attention":
             new = (self.q, self.k, self.v, *pages, self.q_ends, self.kv_lens, max(batch.q_lens), longest)
             return ops.paged_prefill_attention(*new, *heads, [], **common)
-        return ops.paged_decode_attention(self.q, *pages, self.q_ends, self.kv_lens, longest, *heads, **common)
+        return ops.paged_decode_attention(
+            self.q, *pages, self.q_ends, self.kv_lens, longest, *heads, **common
+        )
 
 
 @pytest.mark.parametrize("vendor_name", ["cpu", "reference"])

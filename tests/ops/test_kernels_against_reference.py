@@ -29,7 +29,9 @@ def test_results_are_new_tensors_and_inputs_stay(op, name):
     spec, sample = ops.registry()[op], cases.sample(op, name, cases.DTYPES[0])
     before = cases.widened(sample.args)
     returned = spec.overload(*sample.args)
-    fresh = [] if returned is None else cases.results(spec, sample.args, returned)[: -len(spec.mutates) or None]
+    fresh = (
+        [] if returned is None else cases.results(spec, sample.args, returned)[: -len(spec.mutates) or None]
+    )
     inputs = {arg.untyped_storage().data_ptr() for arg in sample.args if isinstance(arg, cases.Tensor)}
     for tensor in fresh:
         assert tensor.numel() == 0 or tensor.untyped_storage().data_ptr() not in inputs

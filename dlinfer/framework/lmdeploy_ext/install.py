@@ -37,10 +37,21 @@ def _records() -> list[Patch]:
         kv_memory,
         model_checks,
         refusals,
+        request_checks,
         serving,
     )
 
-    modules = (engine_config, refusals, cli, device_patches, kv_memory, generation, model_checks, serving)
+    modules = (
+        engine_config,
+        refusals,
+        cli,
+        device_patches,
+        kv_memory,
+        generation,
+        model_checks,
+        request_checks,
+        serving,
+    )
     return [patch for module in modules for patch in module.PATCHES]
 
 

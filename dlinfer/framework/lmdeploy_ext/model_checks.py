@@ -103,9 +103,8 @@ def _check_weight_file(folder: Path, name: str, names: Iterable[str]) -> None:
     except SafetensorError as error:
         raise _unusable(folder, f"{name} is truncated or corrupt ({error})", _COPY_AGAIN) from None
     if missing:
-        raise _unusable(
-            folder, f"{name} lacks {missing[0]} and {len(missing) - 1} other tensors", _COPY_AGAIN
-        )
+        detail = f"{name} lacks {len(missing)} of the tensors that the index names, {missing[0]} first"
+        raise _unusable(folder, detail, _COPY_AGAIN)
 
 
 def in_short(error: BaseException) -> str:

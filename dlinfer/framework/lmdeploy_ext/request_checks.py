@@ -15,10 +15,12 @@ from dlinfer.framework.lmdeploy_ext import install
 from dlinfer.framework.patching import Patch
 
 
-def refusal(token_ids: Sequence[int], vocab_size: int) -> str | None:
-    """Why a prompt cannot be served, or None."""
+def refusal(token_ids: Sequence[int], vocab_size: int | None) -> str | None:
+    """Why a prompt cannot be served, or None. Without a vocab_size only its length is looked at."""
     if len(token_ids) == 0:
         return "The prompt is empty: there is no token to continue from."
+    if vocab_size is None:
+        return None
     lowest, highest = min(token_ids), max(token_ids)
     if lowest < 0 or highest >= vocab_size:
         wrong = lowest if lowest < 0 else highest
@@ -48,7 +50,9 @@ def _determine_gen_config(original: Callable[..., Any]) -> Callable[..., Any]:
         if install.active() is not None:
             from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
 
-            reason = refusal(input_ids, self.hf_cfg.get_text_config().vocab_size)
+            # Some remote-code configurations nest the language model where transformers does not look.
+            vocab_size = getattr(self.hf_cfg.get_text_config(), "vocab_size", None)
+            reason = refusal(input_ids, vocab_size)
             if reason is not None:
                 raise RequestError(ErrorCode.INVALID_REQUEST, reason)
         return original(self, input_ids, gen_config)

@@ -19,10 +19,11 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Self
 
 from dlinfer.errors import DlinferError, EngineStartError
 from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext.model_checks import in_short
 from dlinfer.framework.patching import Patch
 
 _SHUTDOWN_SECONDS = 10
@@ -50,7 +51,7 @@ def run_engine_process(report: Connection, **kwargs: Any) -> None:
         ZMQMPEngine._mp_proc(publisher, publisher, **kwargs)
     except BaseException as error:
         with contextlib.suppress(OSError):  # the parent stops listening once the engine serves
-            report.send(("failed", error if isinstance(error, DlinferError) else _one_line(error)))
+            report.send(("failed", error if isinstance(error, DlinferError) else in_short(error)))
         raise
 
 
@@ -64,7 +65,7 @@ class _PortPublisher:
         if key == "rpc_server_port":
             self._report.send(("port", value))
 
-    def __enter__(self) -> "_PortPublisher":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -83,11 +84,6 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_SHUTDOWN_SECONDS)
     os._exit(1)
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 # --- in the parent
@@ -168,26 +164,27 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
         try:
             original(self, model_path, engine_config, speculative_config, trust_remote_code, **kwargs)
         except RPCServerDeadError:
-            # It is dead, or about to be: the pipe has its last word.
-            raise _start_error(_receive(self)[1]) from None
+            _, reason = _receive(self)  # its last word is still in the pipe
+            _abandon(self)
+            raise _start_error(reason) from None
         except BaseException:
-            _end_engine_process(self)
+            _abandon(self)
             raise
         self.start_report.close()
 
     return __init__
 
 
-def _end_engine_process(engine: Any) -> None:
-    """End the process of an engine that did not get as far as registering its own ``close``."""
-    process = getattr(engine, "proc", None)
-    if process is None:
-        return
-    process.terminate()
-    process.join(_SHUTDOWN_SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
+def _abandon(engine: Any) -> None:
+    """Free what an engine holds that did not get as far as registering its own ``close``."""
+    if hasattr(engine, "rpc_client"):
+        engine.rpc_client.stop()
+    if engine.proc is not None:
+        engine.proc.terminate()
+        engine.proc.join(_SHUTDOWN_SECONDS)
+        if engine.proc.is_alive():
+            engine.proc.kill()
+            engine.proc.join()
 
 
 def _close_sockets(original: Callable[..., None]) -> Callable[..., None]:

@@ -4,7 +4,7 @@ The KV cache is [blocks, block_size, kv_heads, head_size], the vendor's (default
 """
 
 from dlinfer.vendor.base import Kernel
-from dlinfer.vendor.cpu.attention import paged_decode_attention, paged_prefill_attention, prefill_attention
+from dlinfer.vendor.cpu.decode import paged_decode_attention
 from dlinfer.vendor.cpu.elementwise import (
     add_rms_norm,
     apply_rotary_pos_emb,
@@ -14,6 +14,7 @@ from dlinfer.vendor.cpu.elementwise import (
 )
 from dlinfer.vendor.cpu.kv_cache import fill_kv_cache
 from dlinfer.vendor.cpu.moe import fused_moe, moe_gating_topk_softmax
+from dlinfer.vendor.cpu.prefill import paged_prefill_attention, prefill_attention
 
 KERNELS: dict[str, Kernel] = {
     kernel.__name__: kernel

@@ -31,7 +31,8 @@ def fused_moe(
         weights = weights / weights.sum(dim=-1, keepdim=True)
     sorted_ids, order = topk_ids.flatten().sort(stable=True)
     token = order // topk
-    ends = torch.searchsorted(sorted_ids, torch.arange(experts, dtype=sorted_ids.dtype), right=True)
+    every = torch.arange(experts, dtype=sorted_ids.dtype)
+    ends = torch.searchsorted(sorted_ids, every, right=True, out_int32=True)
     product = _grouped if _groupable(hidden_states, gate_up_weights, down_weights) else _looped
     gate, up = product(hidden_states[token], gate_up_weights, ends).chunk(2, dim=-1)
     results = product(functional.silu(gate).mul_(up), down_weights, ends)
@@ -49,7 +50,7 @@ def _groupable(hidden_states: Tensor, *weights: Tensor) -> bool:
 
 def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Rows of expert e, which end at ``ends[e]``, times its weight [out, in]."""
-    return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends.to(torch.int32))
+    return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 
 def _looped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:

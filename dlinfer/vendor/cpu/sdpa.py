@@ -4,7 +4,7 @@ The formula and its arguments are explained in ``dlinfer.ops.attention``. torch'
 that ``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32, serves grouped query heads
 without repeating keys, gives zeros for rows that see nothing, and returns the log-sum-exp, from which sinks
 follow: out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink). It wants one head size for q, k
-and v, and it has no soft-cap; then the scores are computed here in float32, a bounded number at a time.
+and v, and it has no soft-cap; then the scores are computed here, in float32.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_SCORES_AT_A_TIME = 1 << 24  # 64 MiB of float32
 
 
 @dataclass(frozen=True)
@@ -69,19 +68,8 @@ def flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, ex
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, extras: Extras) -> Tensor:
-    batch, heads, queries, _ = q.shape
-    rows = max(1, _SCORES_AT_A_TIME // (batch * heads * k.shape[2]))
-    k, v = k.to(_accumulator(q)), v.to(_accumulator(q))
-    out = q.new_empty(batch, heads, queries, v.shape[3])
-    for first in range(0, queries, rows):
-        some = slice(first, min(first + rows, queries))
-        of_rows = bias if bias is None or bias.shape[2] == 1 else bias[:, :, some]
-        out[:, :, some] = _explicit_rows(q[:, :, some], k, v, of_rows, extras)
-    return out
-
-
-def _explicit_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, extras: Extras) -> Tensor:
     batch, heads, queries, size = q.shape
+    k, v = k.to(_accumulator(q)), v.to(_accumulator(q))
     grouped = q.to(k.dtype).reshape(batch, k.shape[1], -1, size)
     scores = (grouped @ k.transpose(2, 3)).view(batch, heads, queries, -1)
     scores = scores.mul_(extras.scale / extras.softcap).tanh_().mul_(extras.softcap)
@@ -92,7 +80,7 @@ def _explicit_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, extras:
     if extras.sinks is not None:
         total = total + (extras.sinks.to(scores.dtype)[..., None] - highest).exp()
     out = (scores.view(batch, k.shape[1], -1, k.shape[2]) @ v).view(batch, heads, queries, -1)
-    return out / total.masked_fill_(total == 0, 1.0)  # nothing seen: zeros
+    return (out / total.masked_fill_(total == 0, 1.0)).to(q.dtype)  # nothing seen: zeros
 
 
 def _accumulator(q: Tensor) -> torch.dtype:

@@ -1,0 +1,135 @@
+"""Prefill attention on CPU: a sequence at a time, and of a long one a piece of its queries at a time."""
+
+import torch
+from torch import Tensor
+
+from dlinfer.vendor.cpu.sdpa import Extras, attend, flash
+
+_SCORES_AT_A_TIME = 1 << 24  # bounds masks and scores: 64 MiB in float32
+_ROWS_AT_LEAST = 128  # of a window's pieces, which read their rows' windows only
+
+
+def prefill_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    extras = _extras_of_sequence(softmax_scale, logit_softcapping, alibi_slopes, sinks)
+    bounds = _bounds(causal, window_left, window_right)
+    start = kv_start = 0
+    for end, kv_len in zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True):
+        kv_end = kv_start + kv_len
+        keys, values = k[kv_start:kv_end], v[kv_start:kv_end]
+        _attend_sequence(q[start:end], keys, values, bounds, extras, attn_output[start:end])
+        start, kv_start = end, kv_end
+
+
+def paged_prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    extras = _extras_of_sequence(softmax_scale, logit_softcapping, alibi_slopes, sinks)
+    bounds = _bounds(causal, window_left, window_right)
+    start = 0
+    for index, (end, kv_len) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):
+        oldest = max(0, kv_len - (end - start) - window_left) if window_left >= 0 else 0
+        first = oldest // block_size  # blocks before it are out of every query's window
+        blocks = block_offsets[index, first : -(-kv_len // block_size)]
+        keys, values = (
+            cache.index_select(0, blocks).flatten(0, 1)[: kv_len - first * block_size]
+            for cache in (k_cache, v_cache)
+        )
+        _attend_sequence(q[start:end], keys, values, bounds, extras, attn_output[start:end])
+        start = end
+
+
+def _extras_of_sequence(scale: float, softcap: float, slopes: Tensor | None, sinks: Tensor | None) -> Extras:
+    return Extras(
+        scale,
+        softcap,
+        None if slopes is None else slopes[:, None, None],
+        None if sinks is None else sinks[:, None],
+    )
+
+
+def _bounds(causal: bool, window_left: int, window_right: int) -> tuple[int | None, int | None]:
+    """(lowest, highest) visible key position - query position; None is no bound."""
+    highest = 0 if causal else window_right if window_right >= 0 else None
+    return -window_left if window_left >= 0 else None, highest
+
+
+def _attend_sequence(
+    q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int | None, int | None], extras: Extras, out: Tensor
+) -> None:
+    """Write the attention of one sequence into out, a piece of its queries at a time.
+
+    q: [q_len, q_heads, size], k, v: the sequence's last tokens, [kv_len, kv_heads, size]. Rows of out may be
+    the same rows of q.
+    """
+    q_len, kv_len = q.shape[0], k.shape[0]
+    if not kv_len:
+        out.zero_()
+        return
+    lowest, highest = bounds
+    history = kv_len - q_len
+    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
+    plain = extras.slopes is None and not extras.softcap
+    if plain and highest == 0 and lowest is None and not history:
+        out.copy_(flash(queries, keys, values, None, True, extras)[0].transpose(0, 1))
+        return
+    rows = max(1, _SCORES_AT_A_TIME // (kv_len if plain else kv_len * q.shape[1]))
+    if lowest is not None:
+        rows = min(rows, max(_ROWS_AT_LEAST, -lowest))
+    for first in range(0, q_len, rows):
+        last = min(first + rows, q_len)
+        begin = 0 if lowest is None else max(0, history + first + lowest)
+        end = kv_len if highest is None else min(kv_len, history + last + highest)
+        if end <= begin:
+            out[first:last].zero_()
+            continue
+        distance = torch.arange(begin, end) - torch.arange(history + first, history + last)[:, None]
+        hidden = None
+        if highest is not None:
+            hidden = distance > highest
+        if lowest is not None:
+            too_old = distance < lowest
+            hidden = too_old if hidden is None else hidden.logical_or_(too_old)
+        piece = attend(
+            queries[:, :, first:last],
+            keys[:, :, begin:end],
+            values[:, :, begin:end],
+            distance[None, None],
+            None if hidden is None else hidden[None, None],
+            extras,
+        )
+        out[first:last] = piece[0].transpose(0, 1)

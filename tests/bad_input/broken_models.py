@@ -1,0 +1,108 @@
+"""Ways in which a model folder is broken: each changes a good one in place."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Broken:
+    """``apply`` breaks a good folder; the error then says ``words``."""
+
+    apply: Callable[[Path], None]
+    words: str
+
+
+def _remove(pattern: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        found = list(folder.glob(pattern))
+        assert found, f"the good model has no {pattern}"
+        for file in found:
+            file.unlink()
+
+    return apply
+
+
+def _truncate(fraction: float) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        content = (folder / WEIGHTS).read_bytes()
+        (folder / WEIGHTS).write_bytes(content[: int(len(content) * fraction)])
+
+    return apply
+
+
+def _configure(**changes: object) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return apply
+
+
+def _shard(weight_map: dict[str, str]) -> Callable[[Path], None]:
+    """The index of a sharded checkpoint beside the one file that is there, under the first shard's name."""
+
+    def apply(folder: Path) -> None:
+        (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+    return apply
+
+
+def _write(name: str, text: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return apply
+
+
+def _index_alone(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / INDEX).write_text("{}")
+
+
+def _empty(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+BROKEN = {
+    "no config": Broken(_remove("config.json"), "it has no config.json"),
+    "empty folder": Broken(_empty, "it has no config.json"),
+    "config is no JSON": Broken(_write("config.json", '{"model_type": '), "config.json is not valid JSON"),
+    "config is a list": Broken(_write("config.json", "[]"), "config.json does not hold a JSON object"),
+    "unknown architecture": Broken(
+        _configure(architectures=["FrobnicatorForCausalLM"]),
+        "LMDeploy has no model class for its architecture FrobnicatorForCausalLM",
+    ),
+    "unknown model type": Broken(
+        _configure(architectures=["FrobnicatorForCausalLM"], model_type="frobnicator"),
+        "LMDeploy has no model class for its architecture FrobnicatorForCausalLM",
+    ),
+    "remote code of an unknown architecture": Broken(
+        _configure(auto_map={"AutoModelForCausalLM": "modeling_frob.FrobnicatorForCausalLM"}),
+        "LMDeploy has no model class for its architecture FrobnicatorForCausalLM",
+    ),
+    "truncated weights": Broken(_truncate(0.7), "model.safetensors is truncated or corrupt"),
+    "truncated in the header": Broken(_truncate(0.001), "model.safetensors is truncated or corrupt"),
+    "empty weights": Broken(_truncate(0), "model.safetensors is truncated or corrupt"),
+    "no weights": Broken(_remove(WEIGHTS), "it holds no weights"),
+    "missing shard": Broken(
+        _shard({"model.norm.weight": FIRST, "lm_head.weight": SECOND}),
+        f"its index names {SECOND}, which is missing",
+    ),
+    "shard lacks a tensor": Broken(
+        _shard({"model.norm.weight": FIRST, "model.mislaid.weight": FIRST}),
+        f"{FIRST} lacks 1 of the tensors that the index names, model.mislaid.weight first",
+    ),
+    "index without a map": Broken(_index_alone, f"{INDEX} has no weight_map"),
+}
+
+NO_TOKENIZER = Broken(_remove("token*"), "its tokenizer is missing or cannot be loaded")
+"""Found when LMDeploy loads the tokenizer, which needs a process of its own."""

@@ -1,0 +1,20 @@
+"""Bad input: one clear error, a process that ends, nothing left behind, and never the end of an engine."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Lab
+
+
+@pytest.fixture(scope="session")
+def model(pytestconfig: pytest.Config) -> Path:
+    """A tiny checkpoint, kept between runs in pytest's cache folder. Not to be changed: see ``copy``."""
+    return Lab(pytestconfig.cache.mkdir("e2e")).model("llama")
+
+
+@pytest.fixture
+def copy(model: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint that a test may break."""
+    return Path(shutil.copytree(model, tmp_path / "model"))

@@ -1,0 +1,143 @@
+"""Model folders that cannot be served. LMDeploy 0.18's own answer, the same for cuda, is named at each case.
+
+missing: ``HFValidationError: Repo id must be in the form ...`` or a network error (utils.py:283 takes any path that
+    does not exist for a hub id).
+no config: ``RuntimeError: Could not find model architecture from config`` (archs.py:153).
+no tokenizer: transformers' ``ValueError: Couldn't instantiate the backend tokenizer`` (tokenizer.py:50).
+truncated: ``SafetensorError`` out of model_weight_loader.py:93, after earlier shards were loaded; in the server's
+    child process, so that the server itself ends with ``RPCServerDeadError``.
+unknown architecture: ``RuntimeError: Can not found rewrite for architectures`` (models/patch.py:196), after the
+    tokenizer was loaded and the engine's process started.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlinfer.errors import ModelFolderError
+from dlinfer.framework.lmdeploy_ext import model_checks
+from tests.bad_input.broken_models import BROKEN, NO_TOKENIZER, Broken
+from tests.serve.processes import LMDEPLOY, ProcessTree
+
+TRY_PIPELINE = """
+import sys
+from lmdeploy import PytorchEngineConfig, pipeline
+if __name__ == "__main__":
+    pipeline(sys.argv[1], backend_config=PytorchEngineConfig(device_type="cpu", session_len=64))
+    print("loaded")
+"""
+SECONDS = 60
+
+# The five of which every way into LMDeploy is tried; the rest differ in the check alone.
+THROUGH_LMDEPLOY = {
+    "no config": BROKEN["no config"],
+    "no tokenizer": NO_TOKENIZER,
+    "truncated weights": BROKEN["truncated weights"],
+    "unknown architecture": BROKEN["unknown architecture"],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_check_names_what_is_wrong(name: str, copy: Path):
+    BROKEN[name].apply(copy)
+    with pytest.raises(ModelFolderError, match=re.escape(BROKEN[name].words)):
+        model_checks.check_model_folder(copy)
+
+
+def test_check_passes_a_good_model(model: Path):
+    model_checks.check_model_folder(model)
+
+
+def test_check_tells_a_file_from_a_missing_folder(model: Path):
+    with pytest.raises(ModelFolderError, match="it is a file, not a folder"):
+        model_checks.check_model_folder(model / "config.json")
+    with pytest.raises(ModelFolderError, match="there is no such folder"):
+        model_checks.check_model_folder(model / "mislaid")
+
+
+def test_check_does_not_open_pickled_weights(copy: Path):
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    model_checks.check_model_folder(copy)
+
+
+@pytest.mark.parametrize("name", ["/models/llama", "./llama", "../llama", "~/llama", "llama/", "a/b/c", "."])
+def test_looks_like_path(name: str):
+    assert model_checks.looks_like_path(name)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen2.5-7B-Instruct"])
+def test_hub_id_does_not_look_like_a_path(name: str):
+    assert not model_checks.looks_like_path(name)
+
+
+def fails_with(command: list[str], words: str) -> None:
+    """The command ends with status 1, ``words`` stand in its last line, and nothing of it is left."""
+    with ProcessTree(command) as tree:
+        status = tree.wait(SECONDS)
+        assert status == 1, f"{status}\n{tree.output()[-3000:]}"
+        assert words in tree.last_line(), tree.output()[-3000:]
+        assert tree.survivors() == []
+
+
+def pipeline_fails(path: str, words: str) -> None:
+    fails_with([sys.executable, "-c", TRY_PIPELINE, path], f"dlinfer.errors.ModelFolderError: {words}")
+
+
+def command_line_fails(arguments: list[str], path: str, words: str) -> None:
+    """The command line shows no traceback of ours or LMDeploy's, only the error."""
+    command = [LMDEPLOY, *arguments, path, "--backend", "pytorch", "--device", "cpu"]
+    fails_with(command, f"lmdeploy: error: {words}")
+
+
+def message(path: Path | str, broken: Broken) -> str:
+    return f"the model folder {str(path)!r} cannot be served: {broken.words}"
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("name", THROUGH_LMDEPLOY)
+def test_pipeline(name: str, copy: Path):
+    THROUGH_LMDEPLOY[name].apply(copy)
+    pipeline_fails(str(copy), message(copy, THROUGH_LMDEPLOY[name]))
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["/nowhere/llama", "nobody/no-such-model"])
+def test_pipeline_of_a_missing_folder(name: str):
+    pipeline_fails(name, f"the model folder {name!r} cannot be served: there is no such folder")
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "truncated weights",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in THROUGH_LMDEPLOY
+            if name != "truncated weights"
+        ),
+    ],
+)
+def test_server(name: str, copy: Path):
+    THROUGH_LMDEPLOY[name].apply(copy)
+    command_line_fails(["serve", "api_server"], str(copy), message(copy, THROUGH_LMDEPLOY[name]))
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["serve", "api_server"], ["chat"]], ids=" ".join)
+def test_command_line_on_a_missing_folder(arguments: list[str]):
+    words = "the model folder '/nowhere/llama' cannot be served: there is no such folder"
+    command_line_fails(arguments, "/nowhere/llama", words)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", THROUGH_LMDEPLOY)
+def test_chat(name: str, copy: Path):
+    THROUGH_LMDEPLOY[name].apply(copy)
+    command_line_fails(["chat"], str(copy), message(copy, THROUGH_LMDEPLOY[name]))

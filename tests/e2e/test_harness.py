@@ -1,0 +1,81 @@
+"""The harness itself: what it runs ends, and what it compares is compared."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.e2e.harness import EngineRun, run_process
+from tests.e2e.matrix import BF16_TIE, compare_tokens
+
+pytestmark = pytest.mark.e2e
+
+ORPHAN = (
+    "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], {pipes})"
+)
+
+
+def test_a_process_that_does_not_end_is_killed() -> None:
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match=r"still running after 0\.5 s"):
+        run_process([sys.executable, "-c", "import time; print('started'); time.sleep(60)"], timeout=0.5)
+    assert time.monotonic() - start < 30
+
+
+def test_an_orphan_is_reported_and_killed() -> None:
+    closed = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+    with pytest.raises(AssertionError, match="left processes behind"):
+        run_process([sys.executable, "-c", ORPHAN.format(pipes=closed)], timeout=20)
+
+
+class Run(EngineRun):
+    """An engine run with one step, said by the test."""
+
+    def __init__(self, tokens: list[int], length: int = 3) -> None:
+        response = {
+            "token_ids": tokens,
+            "input_token_len": length,
+            "finish_reason": "length",
+            "error_message": None,
+        }
+        self.results = {"batch": [response]}
+
+
+def hf(gap: float) -> dict[str, np.ndarray]:
+    return {
+        "prompt_0": np.array([5, 6, 7]),
+        "tokens_0": np.array([10, 11, 12]),
+        "gap_0": np.array([1.0, gap, 1.0], dtype=np.float32),
+    }
+
+
+def test_equal_tokens_pass() -> None:
+    assert compare_tokens("batch", Run([10, 11, 12]), hf(1.0), "float32") == []
+
+
+@pytest.mark.parametrize(
+    ("run", "gap", "dtype"),
+    [
+        (Run([10, 99, 12]), 1.0, "float32"),
+        (Run([10, 99, 12]), 0.0, "float32"),  # float32 knows no ties
+        (Run([10, 99, 12]), 2 * BF16_TIE, "bfloat16"),
+        (Run([10, 11]), 0.0, "bfloat16"),  # too short is no tie
+        (Run([10, 11, 12, 13]), 1.0, "float32"),
+        (Run([]), 1.0, "float32"),
+        (Run([10, 11, 12], length=4), 1.0, "float32"),
+    ],
+)
+def test_differences_are_reported(run: Run, gap: float, dtype: str) -> None:
+    assert len(compare_tokens("batch", run, hf(gap), dtype)) == 1
+
+
+def test_a_tie_in_bfloat16_is_admitted() -> None:
+    assert compare_tokens("batch", Run([10, 99, 98]), hf(BF16_TIE), "bfloat16") == []
+
+
+def test_a_step_that_raised_raises_here() -> None:
+    run = Run([])
+    run.results = {"batch": {"raised": "Traceback: boom"}}
+    with pytest.raises(AssertionError, match="boom"):
+        compare_tokens("batch", run, hf(1.0), "float32")

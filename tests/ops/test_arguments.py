@@ -1,0 +1,247 @@
+"""Wrong calls are refused by our own classes, naming op, argument, what was expected and what was given."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dlinfer import ops, vendor
+from dlinfer.errors import (
+    KernelFailureError,
+    OpArgumentError,
+    OpCallError,
+    UnsupportedFeatureError,
+)
+from dlinfer.utils.type_annotation import MoeMetadata
+from tests.ops import cases
+
+
+def arguments(op: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """The torch op's arguments of its first sample, by name."""
+    spec = ops.registry()[op]
+    return dict(zip(spec.parameters, cases.samples(spec, dtype)[0].args, strict=True))
+
+
+def tensors(op: str) -> list[str]:
+    return [name for name, value in arguments(op).items() if isinstance(value, Tensor)]
+
+
+ALL_TENSORS = [(op, name) for op in ops.registry() for name in tensors(op)]
+HOST_LENGTHS = {"q_ends", "kv_seqlens"}  # on any device
+ANY_RANK = {"x", "router_logits", "cos", "sin"}
+FREE_SIZES = {  # dimensions that no other argument fixes
+    ("rms_norm", "x"): (0, 1),
+    ("silu_and_mul", "x"): (0, 1),
+    ("linear", "x"): (0, 1),
+    ("linear", "weight"): (0,),
+    ("apply_rotary_pos_emb", "q"): (1,),
+    ("apply_rotary_pos_emb", "k"): (1,),
+    ("moe_gating_topk_softmax", "router_logits"): (0, 1),
+    ("paged_prefill_attention", "k_cache"): (0,),
+    ("paged_prefill_attention", "v_cache"): (0,),
+    ("paged_prefill_attention", "block_offsets"): (1,),
+    ("paged_decode_attention", "k_cache"): (0,),
+    ("paged_decode_attention", "v_cache"): (0,),
+    ("paged_decode_attention", "block_offsets"): (1,),
+}
+
+
+def refused(op: str, **changes: Any) -> OpArgumentError:
+    """The error of the torch op's call with some arguments changed; the same on the kernel and on fakes."""
+    call = ops.registry()[op].overload
+    with pytest.raises(OpArgumentError) as caught:
+        call(**(arguments(op) | changes))
+    assert caught.value.fields["op"] == op
+    assert str(caught.value.fields["expected"]) in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(("op", "name"), ALL_TENSORS)
+def test_wrong_dtype(op, name):
+    given = arguments(op)[name]
+    wrong = torch.complex64 if given.is_floating_point() else torch.float32
+    error = refused(op, **{name: given.to(wrong)})
+    assert error.fields["argument"] in tensors(op)
+    assert str(wrong) in str(error) or "like" in str(error)
+
+
+@pytest.mark.parametrize(("op", "name"), [pair for pair in ALL_TENSORS if pair[1] not in ANY_RANK])
+def test_wrong_rank(op, name):
+    assert "dimension" in str(refused(op, **{name: arguments(op)[name][None, None]}))
+
+
+def floating(op: str) -> list[str]:
+    """Tensors that must share one dtype; the weights of chosen experts may be of another."""
+    return [n for n in tensors(op) if arguments(op)[n].is_floating_point() and n != "topk_weights"]
+
+
+@pytest.mark.parametrize(("op", "name"), [(op, n) for op in ops.registry() for n in floating(op)[1:]])
+def test_mixed_dtypes(op, name):
+    error = refused(op, **{name: arguments(op)[name].half()})
+    assert error.fields["argument"] == name
+    assert (error.fields["expected"].split()[0], str(error.fields["given"])) == (
+        "torch.float32",
+        "torch.float16",
+    )
+
+
+def on_device(op: str) -> list[str]:
+    return [name for name in tensors(op) if name not in HOST_LENGTHS]
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [(op, n) for op in ops.registry() for n in on_device(op) if len(on_device(op)) > 1]
+)
+def test_wrong_device(op, name):
+    error = refused(op, **{name: arguments(op)[name].to("meta")})
+    assert {str(error.fields["given"]), str(error.fields["expected"]).split()[3]} == {"cpu", "meta"}
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "dim"),
+    [
+        (op, name, dim)
+        for op, name in ALL_TENSORS
+        for dim in range(arguments(op)[name].dim())
+        if dim not in FREE_SIZES.get((op, name), ())
+    ],
+)
+def test_a_size_that_does_not_fit(op, name, dim):
+    given = arguments(op)[name]
+    refused(op, **{name: torch.cat([given, given.narrow(dim, 0, 1)], dim)})
+
+
+@pytest.mark.parametrize("op", ["paged_prefill_attention", "paged_decode_attention"])
+def test_wrong_block_size(op):
+    error = refused(op, block_size=32)
+    assert error.fields == {
+        "op": op,
+        "argument": "block_size",
+        "expected": "8, the block size of k_cache",
+        "given": 32,
+    }
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "argument"),
+    [
+        ("rms_norm", {"eps": 0.0}, "eps"),
+        ("silu_and_mul", {"x": torch.randn(2, 5)}, "x"),
+        ("apply_rotary_pos_emb", {"q": torch.randn(9, 4, 15)}, "q"),
+        ("moe_gating_topk_softmax", {"topk": 9}, "topk"),
+        ("moe_gating_topk_softmax", {"topk": 0}, "topk"),
+        ("moe_gating_topk_softmax", {"topk": 3, "n_groups": 2}, "n_groups"),
+        ("moe_gating_topk_softmax", {"topk": 6, "n_groups": 3}, "n_groups"),
+        ("fused_moe", {"topk": 3}, "topk_weights"),
+        ("prefill_attention", {"num_kv_heads": 3}, "num_kv_heads"),
+        ("prefill_attention", {"num_q_heads": 2}, "q"),
+        ("paged_decode_attention", {"num_kv_heads": 4}, "k_cache"),
+        ("paged_decode_attention", {"sinks": torch.randn(5)}, "sinks"),
+        ("paged_prefill_attention", {"alibi_slopes": torch.randn(2, 2)}, "alibi_slopes"),
+        ("fill_kv_cache", {"kv_start_indices": torch.arange(9) + 30}, "kv_start_indices"),
+    ],
+)
+@pytest.mark.parametrize("vendor_name", ["cpu", "reference"])
+def test_wrong_values(vendor_name, op, changes, argument):
+    vendor.use(vendor_name)
+    assert refused(op, **changes).fields["argument"] == argument
+
+
+def test_a_slot_behind_the_cache_writes_nothing():
+    args = arguments("fill_kv_cache")
+    before = args["k_cache"].clone()
+    with pytest.raises(OpArgumentError, match="slots below 32, given 38"):
+        ops.fill_kv_cache(**args | {"kv_start_indices": torch.arange(9) + 30})
+    assert torch.equal(args["k_cache"], before)
+
+
+# --- calls that do not fit
+
+
+@pytest.mark.parametrize("op", ops.registry())
+def test_calls_that_do_not_fit_the_signature(op):
+    for args, kwargs in (((), {}), ((torch.randn(2, 2),) * 30, {}), ((), {"no_such_keyword": 1})):
+        with pytest.raises(OpCallError, match=rf"dlinfer\.ops\.{op}: the call does not fit") as caught:
+            ops.registry()[op](*args, **kwargs)
+        assert str(ops.registry()[op].signature()) in str(caught.value)
+
+
+@pytest.mark.parametrize("op", ops.registry())
+def test_a_list_where_a_tensor_belongs(op):
+    spec = ops.registry()[op]
+    parameters = list(spec.signature().parameters)
+    filler = {
+        name: torch.randn(2, 2)
+        for name in parameters
+        if spec.signature().parameters[name].default is inspect._empty
+    }
+    with pytest.raises(OpArgumentError, match=f"argument {parameters[0]}: expected a tensor, given \\[1.0"):
+        spec(**filler | {parameters[0]: [1.0, 2.0]})
+
+
+def test_wrong_scalar():
+    with pytest.raises(OpCallError, match="rms_norm"):
+        ops.rms_norm(torch.randn(2, 8), torch.randn(8), "tiny")
+
+
+@pytest.mark.parametrize("vendor_name", ["cpu", "reference"])
+def test_a_fault_while_computing_is_not_blamed_on_the_call(vendor_name):
+    vendor.use(vendor_name)
+    args = arguments("paged_decode_attention")
+    nowhere = torch.full_like(args["block_offsets"], 999)
+    pages = (args["k_cache"], args["v_cache"], nowhere, 8)
+    with pytest.raises(KernelFailureError, match="index"):
+        ops.paged_decode_attention(args["q"], *pages, args["kv_seqlens"], args["kv_seqlens"], 40, 4, 2)
+
+
+# --- refused by name
+
+
+def decode(**extra: Any) -> Tensor:
+    args = arguments("paged_decode_attention")
+    pages = (args["k_cache"], args["v_cache"], args["block_offsets"], 8)
+    return ops.paged_decode_attention(
+        args["q"], *pages, args["kv_seqlens"], args["kv_seqlens"], 40, 4, 2, **extra
+    )
+
+
+@pytest.mark.parametrize(
+    ("feature", "call"),
+    [
+        ("a quantised KV cache (quant_bits=8)", lambda: decode(quant_bits=8)),
+        ("a quantised KV cache", lambda: decode(kv_scales=torch.ones(1))),
+        ("an explicit attn_mask", lambda: decode(attn_mask=[torch.ones(2, 2)])),
+        (
+            "a quantised KV cache (quant_bits=4)",
+            lambda: ops.fill_kv_cache(**arguments("fill_kv_cache"), quant_bits=4),
+        ),
+        (
+            "a quantised KV cache",
+            lambda: ops.fill_kv_cache(**arguments("fill_kv_cache"), k_scales_zeros=[torch.ones(1)]),
+        ),
+        (
+            "expert parallelism (ep_size=2)",
+            lambda: ops.fused_moe(*arguments("fused_moe").values(), MoeMetadata(ep_size=2), None),
+        ),
+        (
+            "a chunked weight layout",
+            lambda: ops.fused_moe(*arguments("fused_moe").values(), MoeMetadata(), object()),
+        ),
+        (
+            "writing the rotated q and k into given tensors",
+            lambda: ops.apply_rotary_pos_emb(*arguments("apply_rotary_pos_emb").values(), torch.ones(1)),
+        ),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(feature, call):
+    with pytest.raises(UnsupportedFeatureError, match="Next step") as caught:
+        call()
+    assert feature in caught.value.fields["feature"]
+
+
+def test_neutral_values_of_unserved_arguments_are_taken():
+    expected = decode()
+    assert torch.equal(decode(quant_bits=None, kv_scales=None, kv_zeros=None, attn_mask=[None]), expected)
+    assert torch.equal(decode(logit_softcapping=None, sliding_window=-1, causal=True), expected)

@@ -1,0 +1,101 @@
+"""The fallback policy: allow, warn or error when a vendor has no native kernel for a call; every case is counted."""
+
+import warnings
+
+import pytest
+import torch
+
+from dlinfer import ops, settings
+from dlinfer.errors import FallbackError, KernelDeclined, KernelFailureError
+from dlinfer.ops import fallback
+from dlinfer.ops.fallback import Fallback, FallbackWarning
+from dlinfer.vendor import Probe, Vendor
+
+DECLINED = Fallback("rms_norm", "picky", "rows longer than 8 are not served")
+MISSING = Fallback("silu_and_mul", "picky", "the vendor has no kernel for this op")
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    if x.shape[-1] > 8:
+        raise KernelDeclined(reason="rows longer than 8 are not served")
+    return torch.full_like(x, 7.0)
+
+
+def failing(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("out of scratch memory\nand more lines")
+
+
+PICKY = Vendor("picky", "cpu", "made for a test", lambda: Probe(True, ""), lambda: {"rms_norm": rms_norm})
+
+
+@pytest.fixture(autouse=True)
+def picky(activate):
+    activate(PICKY)
+
+
+def call(size: int = 16) -> torch.Tensor:
+    return ops.rms_norm(torch.ones(2, size), torch.ones(size), 1e-6)
+
+
+def test_a_call_that_the_kernel_takes_is_no_fallback():
+    assert torch.equal(call(8), torch.full((2, 8), 7.0))
+    assert fallback.counts() == {}
+
+
+@pytest.mark.parametrize("policy", ["allow", "warn"])
+def test_allow_and_warn_run_the_reference_and_count(policy):
+    with settings.override(fallback=policy), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            torch.testing.assert_close(call(), torch.ones(2, 16))
+        torch.testing.assert_close(ops.silu_and_mul(torch.ones(2, 8)), torch.full((2, 4), 0.7310586))
+    assert fallback.counts() == {DECLINED: 3, MISSING: 1}
+    fallback.reset()
+    assert fallback.counts() == {}
+
+
+def test_allow_is_quiet():
+    with settings.override(fallback="allow"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call()
+
+
+def test_warn_says_so_once_for_each_reason_with_the_models_line():
+    with settings.override(fallback="warn"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+        call()
+        ops.silu_and_mul(torch.ones(2, 8))
+    texts = [str(warning.message) for warning in caught if warning.category is FallbackWarning]
+    assert len(texts) == 2
+    assert "'picky'" in texts[0]
+    assert DECLINED.reason in texts[0]
+    assert "float32[2, 16], float32[16], 1e-06" in texts[0]
+    assert f"{__file__}:" in texts[0]
+    assert MISSING.reason in texts[1]
+
+
+def test_error_refuses_with_the_way_out_and_counts_nothing():
+    with (
+        settings.override(fallback="error"),
+        pytest.raises(FallbackError, match="DLINFER_FALLBACK=warn") as caught,
+    ):
+        call()
+    assert caught.value.fields["reason"] == DECLINED.reason
+    assert fallback.counts() == {}
+
+
+def test_a_kernel_that_fails_is_not_replaced_in_silence(activate):
+    activate(Vendor("broken", "cpu", "", lambda: Probe(True, ""), lambda: {"silu_and_mul": failing}))
+    with (
+        settings.override(fallback="allow"),
+        pytest.raises(KernelFailureError, match="RuntimeError: out of scratch memory"),
+    ):
+        ops.silu_and_mul(torch.ones(2, 8))
+    assert fallback.counts() == {}
+
+
+def test_argument_rules_go_before_kernels_and_fallback():
+    with pytest.raises(Exception, match="argument weight"):
+        ops.rms_norm(torch.ones(2, 16), torch.ones(17), 1e-6)
+    assert fallback.counts() == {}

@@ -1,0 +1,194 @@
+"""Unmodified LMDeploy's own wrappers, ``lmdeploy.pytorch.kernels.dlinfer``, call the ops as they are (S4-52).
+
+Names, order and keywords of these calls are the interface's contract; each result is compared with the torch op's.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from lmdeploy.pytorch.kernels import dlinfer as lmdeploy
+from lmdeploy.pytorch.kernels.dlinfer.activation import silu_and_mul
+from torch import Tensor
+
+from dlinfer import ops
+from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
+
+BLOCK = 8
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def test_norms():
+    x, residual, weight = torch.randn(1, 5, 16), torch.randn(1, 5, 16), torch.randn(16)
+    assert torch.equal(lmdeploy.rms_norm(x, weight, 1e-5), ops.rms_norm(x, weight, 1e-5))
+    out = torch.empty_like(x)
+    assert lmdeploy.rms_norm(x, weight, 1e-5, out=out) is out
+    normed, total = lmdeploy.rms_norm(x, weight, 1e-5, residual)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, ops.rms_norm(total, weight, 1e-5))
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["3-d", "4-d"])
+def test_rotation(batched):
+    qkv = torch.randn(5, 8, 16)
+    q, k = qkv[:, :4], qkv[:, 4:6]
+    if batched:
+        q, k = q[None], k[None]
+    cos, sin = torch.randn(1, 5, 16), torch.randn(1, 5, 16)
+    want = ops.apply_rotary_pos_emb(q, k, cos[0], sin[0])
+    assert torch.equal(
+        torch.cat(lmdeploy.apply_rotary_pos_emb(q, k, cos, sin, None, None), -2), torch.cat(want, -2)
+    )
+    into = torch.empty(q.shape), torch.empty(k.shape)
+    lmdeploy.apply_rotary_pos_emb(q, k, cos, sin, *into)
+    assert torch.equal(torch.cat(into, -2), torch.cat(want, -2))
+
+
+def test_linear_and_activation():
+    x, weight, bias = torch.randn(1, 5, 16), torch.randn(8, 16), torch.randn(8)
+    torch.testing.assert_close(lmdeploy.linear(x, weight, bias, False), x @ weight.t() + bias)
+    torch.testing.assert_close(lmdeploy.linear(x, weight), x @ weight.t())
+    assert silu_and_mul(x).shape == (1, 5, 8)
+
+
+# --- attention
+
+
+class Step:
+    """Two sequences in pages; q, k, v are views of one packed projection, as LMDeploy's models make them."""
+
+    def __init__(self, q_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> None:
+        self.q_seqlens = torch.tensor(q_lens, dtype=torch.int32)
+        self.kv_seqlens = torch.tensor(kv_lens, dtype=torch.int32)
+        self.ends = torch.nn.functional.pad(self.q_seqlens.cumsum(0, dtype=torch.int32), (1, 0))
+        self.block_offsets = torch.tensor([[3, 1, 4], [2, 5, 0]], dtype=torch.int32)
+        self.k_cache, self.v_cache = torch.randn(6, BLOCK, 2, 16), torch.randn(6, BLOCK, 2, 16)
+        qkv = torch.randn(sum(q_lens), 8, 16)
+        self.q, self.k, self.v = qkv.split((4, 2, 2), dim=1)
+        table = self.block_offsets.long()
+        self.slots = torch.cat(
+            [
+                torch.tensor(
+                    [int(table[row, at // BLOCK]) * BLOCK + at % BLOCK for at in range(end - count, end)]
+                )
+                for row, (count, end) in enumerate(zip(q_lens, kv_lens, strict=True))
+            ]
+        )
+
+    def fill(self) -> None:
+        filled = lmdeploy.fill_kv_cache(
+            self.k,
+            self.v,
+            self.k_cache,
+            self.v_cache,
+            self.slots,
+            k_scales_zeros=[],
+            v_scales_zeros=[],
+            quant_bits=0,
+        )
+        assert filled[0] is self.k_cache
+        assert filled[1] is self.v_cache
+        assert torch.equal(self.k_cache.flatten(0, 1)[self.slots], self.k)
+        assert torch.equal(self.v_cache.flatten(0, 1)[self.slots], self.v)
+
+    def attend(self, **flags: Any) -> Tensor:
+        """As DlinferAttentionImpl calls it: the output is q's own memory."""
+        return lmdeploy.paged_attention_fwd(
+            self.q,
+            self.k,
+            self.v,
+            self.q[..., :16],
+            self.k_cache,
+            self.v_cache,
+            self.block_offsets,
+            q_seqlens=self.q_seqlens,
+            kv_seqlens=self.kv_seqlens,
+            max_q_seq_len=int(self.q_seqlens.max()),
+            max_kv_seq_len=int(self.kv_seqlens.max()),
+            block_size=BLOCK,
+            num_heads=4,
+            num_kv_heads=2,
+            v_head_size=16,
+            attn_mask=(),
+            softmax_scale=0.25,
+            cu_seqlens_q=self.ends,
+            cu_seqlens_q_cpu=self.ends,
+            kv_seqlens_cpu=self.kv_seqlens,
+            **flags,
+        )
+
+    def want(self) -> Tensor:
+        out = torch.empty(self.q.shape)
+        lens = (self.ends[1:], self.kv_seqlens)
+        pages = (self.k_cache, self.v_cache, self.block_offsets, BLOCK)
+        extras = (0.25, True, -1, -1, 0.0, None, None)
+        ops.paged_prefill_attention.reference(self.q, *pages, *lens, 9, 99, 4, 2, out, *extras)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "kv_lens", "flags"),
+    [
+        ((5, 9), (5, 9), {"is_decoding": False, "is_prefill_no_cache": True}),
+        ((5, 9), (5, 9), {"is_decoding": False, "is_prefill_no_cache": False}),
+        ((5, 2), (12, 9), {"is_decoding": False, "is_prefill_no_cache": False, "quant_bits": 0}),
+        ((1, 1), (12, 9), {"is_decoding": True}),
+    ],
+    ids=["prefill", "prefill through the cache", "chunked prefill", "decode"],
+)
+def test_paged_attention(q_lens, kv_lens, flags):
+    step = Step(q_lens, kv_lens)
+    step.fill()
+    want = step.want()
+    got = step.attend(**flags)
+    assert got.data_ptr() == step.q.data_ptr()
+    torch.testing.assert_close(got, want)
+
+
+def test_flash_attention_of_vision_models():
+    q, out = torch.randn(7, 4, 16), torch.empty(7, 4, 16)
+    k, v = torch.randn(7, 4, 16), torch.randn(7, 4, 16)
+    starts, lens = torch.tensor([0, 3]), torch.tensor([3, 4])
+    lmdeploy.flash_attention_fwd(
+        q, k, v, out, starts, lens, starts, lens, 4, 4, max_q_seqlen=4, sm_scale=0.25
+    )
+    torch.testing.assert_close(out, ops.prefill_attention(q, k, v, None, None, lens, lens, 4, 4, 4))
+
+
+# --- mixture of experts
+
+
+def test_mixture_of_experts():
+    logits, x = torch.randn(5, 8), torch.randn(5, 16)
+    gate_up, down = torch.randn(8, 24, 16), torch.randn(8, 16, 12)
+    metadata = MoeMetadata(  # the keywords of LMDeploy's backends
+        max_tokens_across_dp=0,
+        pad_size=0,
+        dp_size=1,
+        tp_size=2,
+        ep_size=1,
+        tp_rank=0,
+        ep_rank=0,
+        tp_group=None,
+        ep_group=None,
+        moe_comm_type=MoECommType.ALLGATHER,
+        x_active_mask=None,
+        moe_group_name=None,
+    )
+    metadata.router_n_groups = -1
+    metadata.expert_ids_per_ep_rank = None
+    weights, ids = lmdeploy.moe_gating_topk_softmax(logits, 2, metadata)
+    torch.testing.assert_close(weights, logits.softmax(-1).topk(2).values)
+    got = lmdeploy.fused_moe(x, gate_up, down, weights, ids, 2, True, metadata, None)
+    want = ops.fused_moe.reference(x, gate_up, down, weights, ids, 2, True)
+    torch.testing.assert_close(got, want)
+
+
+def test_groups_come_from_the_metadata():
+    logits = torch.randn(5, 8)
+    _, ids = lmdeploy.moe_gating_topk_softmax(logits, 4, MoeMetadata(router_n_groups=4))
+    assert torch.equal(ids // 2, torch.arange(4).expand(5, 4))  # one of each group of two

@@ -1,0 +1,95 @@
+"""``lmdeploy serve api_server`` on the CPU, as a user starts it, on a free port."""
+
+import contextlib
+import http.client
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import psutil
+
+from tests.serve.processes import LMDEPLOY, ProcessTree
+
+MODEL_NAME = "tiny"
+START_SECONDS = 120
+STOP_SECONDS = 30
+
+# uvicorn raises the signal again once it has shut down, so that a caller sees what ended the server.
+ENDED_BY_SIGTERM = -signal.SIGTERM
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a server ended: exit status, seconds from signal to end, and what it left running."""
+
+    status: int
+    seconds: float
+    survivors: list[str]
+
+
+class ApiServer(ProcessTree):
+    """A server; ``ready`` waits until it answers."""
+
+    def __init__(self, model: Path, *options: str, session_len: int = 1024, port: int | None = None) -> None:
+        self.port = port or free_port()
+        command = [LMDEPLOY, "serve", "api_server", str(model), "--backend", "pytorch", "--device", "cpu"]
+        command += ["--model-name", MODEL_NAME, "--server-name", "127.0.0.1", "--server-port", str(self.port)]
+        command += ["--session-len", str(session_len), "--max-batch-size", "8"]
+        super().__init__([*command, *options])
+
+    def ready(self) -> float:
+        """Wait until the server answers; seconds since its start. Raises AssertionError when it ends or hangs."""
+        while self.process.poll() is None and time.monotonic() < self.started + START_SECONDS:
+            if self.answers():
+                return time.monotonic() - self.started
+            time.sleep(0.1)
+        raise AssertionError(
+            f"no answer; exit status {self.process.poll()}, output:\n{self.output()[-6000:]}"
+        )
+
+    def engine_process(self) -> psutil.Process:
+        """The process that runs the engine, as soon as it exists: some seconds before the server answers."""
+        while self.process.poll() is None and time.monotonic() < self.started + START_SECONDS:
+            for process in self.alive():
+                with contextlib.suppress(psutil.Error):
+                    if any("spawn_main" in argument for argument in process.cmdline()):
+                        return process
+            time.sleep(0.05)
+        raise AssertionError(f"no engine process; output:\n{self.output()[-6000:]}")
+
+    def answers(self) -> bool:
+        try:
+            return self.request("GET", "/v1/models")[0] == 200
+        except OSError:
+            return False
+
+    def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
+        """Status and body of one plain HTTP request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(
+            api_key="none", base_url=f"http://127.0.0.1:{self.port}/v1", max_retries=0, timeout=60
+        )
+
+    def stop(self, which: signal.Signals = signal.SIGTERM) -> Ending:
+        """Send the signal to the server's process alone, as service managers do, and wait for the end."""
+        sent = time.monotonic()
+        self.send(which)
+        status = self.wait(STOP_SECONDS)
+        return Ending(status, time.monotonic() - sent, self.survivors())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

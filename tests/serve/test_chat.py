@@ -1,0 +1,21 @@
+"""``lmdeploy chat`` answers what it reads from standard input."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.serve.processes import LMDEPLOY, ProcessTree
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+PROMPT = "double enter to end input >>> "
+
+
+def test_answers_a_line_and_exits(model: Path):
+    command = [LMDEPLOY, "chat", str(model), "--backend", "pytorch", "--device", "cpu", "--session-len", "64"]
+    with ProcessTree(command, stdin="hello world\n\nexit\n\n") as chat:
+        assert chat.wait(90) == 0, chat.output()
+        _, answer, farewell = chat.output().split(PROMPT)
+        assert answer.strip()
+        assert farewell.strip() == "exiting..."
+        assert chat.survivors() == []

@@ -1,0 +1,113 @@
+"""How a server starts and ends: no failed start, no hang, no process left behind, whatever ends it and when."""
+
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.serve.api_server import ENDED_BY_SIGTERM, MODEL_NAME, ApiServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+STARTS = 20
+TOKENS = 400
+
+
+def test_sigterm_during_a_request_lets_it_finish_and_ends_clean(model: Path):
+    chunks: list[str] = []
+    reasons: list[str] = []
+
+    def stream() -> None:
+        with server.client() as client:
+            for chunk in client.completions.create(
+                model=MODEL_NAME,
+                prompt="hello world",
+                max_tokens=TOKENS,
+                temperature=0.0,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            ):
+                chunks.append(chunk.choices[0].text)
+                reasons.extend(choice.finish_reason for choice in chunk.choices if choice.finish_reason)
+
+    with ApiServer(model) as server:
+        server.ready()
+        request = threading.Thread(target=stream)
+        request.start()
+        while len(chunks) < 5:
+            assert request.is_alive(), server.output()
+            time.sleep(0.01)
+        assert not reasons, "the request was over before the signal"
+        ending = server.stop()
+        request.join(10)
+        assert ending.status == ENDED_BY_SIGTERM, server.output()
+        assert ending.survivors == []
+        assert reasons == ["length"]
+        assert not server.answers()
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT], ids=lambda which: which.name)
+def test_signal_while_the_engine_loads(which: signal.Signals, model: Path):
+    """LMDeploy 0.18 itself: SIGTERM leaves Manager and engine behind; SIGINT waits for the engine for ever."""
+    with ApiServer(model) as server:
+        server.engine_process()
+        ending = server.stop(which)
+        assert ending.status == -which, server.output()
+        assert ending.survivors == []
+
+
+@pytest.mark.full
+def test_sigkill_of_the_server_ends_its_engine(model: Path):
+    """LMDeploy 0.18 itself leaves the engine running, with the model in memory, for ever."""
+    with ApiServer(model) as server:
+        server.ready()
+        assert server.stop(signal.SIGKILL).survivors == []
+
+
+@pytest.mark.full
+def test_sigint_to_the_whole_group(model: Path):
+    """Ctrl-C in a terminal reaches the engine too."""
+    with ApiServer(model) as server:
+        server.ready()
+        for process in server.alive():
+            process.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0, server.output()
+        assert server.survivors() == []
+
+
+@pytest.mark.full
+def test_port_in_use_ends_the_server(model: Path):
+    """LMDeploy 0.18 itself, on Python 3.11: hangs in EngineHealthMonitor.stop, whose only cancellation is lost."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        with ApiServer(model, port=other.getsockname()[1]) as server:
+            assert server.wait(90) != 0
+            assert "address already in use" in server.output()
+            assert server.survivors() == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(2400)
+def test_twenty_starts_of_twenty(model: Path, capsys: pytest.CaptureFixture[str]):
+    rows = [f"{'start':>5} {'ready s':>8} {'stop s':>7}  outcome"]
+    good = 0
+    for number in range(1, STARTS + 1):
+        with ApiServer(model) as server:
+            try:
+                ready = server.ready()
+                with server.client() as client:
+                    client.completions.create(model=MODEL_NAME, prompt="hello", max_tokens=4)
+                ending = server.stop()
+            except AssertionError as error:
+                rows.append(f"{number:>5} {'-':>8} {'-':>7}  {error}")
+                continue
+        outcome = "ok" if ending.status == ENDED_BY_SIGTERM and not ending.survivors else repr(ending)
+        good += outcome == "ok"
+        rows.append(f"{number:>5} {ready:>8.1f} {ending.seconds:>7.1f}  {outcome}")
+    with capsys.disabled():
+        print("\n" + "\n".join(rows))
+    assert good == STARTS, "\n".join(rows)
