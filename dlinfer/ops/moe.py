@@ -113,6 +113,7 @@ def fused_moe(
     Computed in float32 at least and rounded once. Returns a new tensor of hidden_states' shape and dtype.
     Nothing is mutated. Raises OpArgumentError.
     """
+    check_ids(topk_ids, gate_up_weights.shape[0])
     dtype = torch.promote_types(hidden_states.dtype, torch.float32)
     weights = topk_weights.to(dtype)
     if renormalize:
@@ -144,7 +145,7 @@ def _(
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; dtype of hidden_states.
     down_weights: [experts, hidden, intermediate], likewise.
     topk_weights: [tokens, topk], any floating dtype.
-    topk_ids: [tokens, topk], int32 or int64.
+    topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
     moe_metadata: read for its ``ep_size``. With tensor parallelism each rank passes its slice of the intermediate
         size and gets a partial sum, which the framework reduces.
@@ -171,6 +172,18 @@ def _(
 
 
 _MOE = Rules("fused_moe")
+
+
+def check_ids(topk_ids: Tensor, experts: int) -> None:
+    """Every id names an expert. Raises OpArgumentError. It reads the ids, so it is for kernels, not for fakes."""
+    if topk_ids.numel():
+        lowest, highest = (int(bound) for bound in topk_ids.aminmax())
+        _MOE.require(
+            lowest >= 0 and highest < experts,
+            "topk_ids",
+            lambda: f"ids of 0..{experts - 1}",
+            lambda: f"ids of {lowest}..{highest}",
+        )
 
 
 @fused_moe.check

@@ -135,6 +135,8 @@ def test_wrong_block_size(op):
         ("moe_gating_topk_softmax", {"topk": 3, "n_groups": 2}, "n_groups"),
         ("moe_gating_topk_softmax", {"topk": 6, "n_groups": 3}, "n_groups"),
         ("fused_moe", {"topk": 3}, "topk_weights"),
+        ("fused_moe", {"topk_ids": torch.tensor([[0, 8]])}, "topk_ids"),
+        ("fused_moe", {"topk_ids": torch.tensor([[-1, 7]])}, "topk_ids"),
         ("prefill_attention", {"num_kv_heads": 3}, "num_kv_heads"),
         ("prefill_attention", {"num_q_heads": 2}, "q"),
         ("paged_decode_attention", {"num_kv_heads": 4}, "k_cache"),

@@ -97,8 +97,8 @@ def test_a_probe_that_raises_counts_as_unavailable(plugins):
 
 
 def test_highest_priority_is_the_default(plugins):
-    plugins("acme", healthy("acme", "cpu", priority=5))
-    plugins("beta", healthy("beta", "cpu", priority=9))
+    plugins("acme", healthy("acme", "cpu", priority=15))
+    plugins("beta", healthy("beta", "cpu", priority=19))
     assert discovery.default("cpu") is discovery.get("beta")
     assert discovery.active("cpu") is None  # asking activates nothing
     assert discovery.activate_default("cpu") is discovery.get("beta")
@@ -106,7 +106,7 @@ def test_highest_priority_is_the_default(plugins):
 
 
 def test_an_unavailable_vendor_is_passed_over_whatever_its_priority(plugins):
-    plugins("acme", healthy("acme", "cpu", priority=9, probe="Probe(False, 'no')"))
+    plugins("acme", healthy("acme", "cpu", priority=19, probe="Probe(False, 'no')"))
     assert discovery.activate_default("cpu") is discovery.get("cpu")
 
 
@@ -197,7 +197,7 @@ def test_a_vendor_whose_kernels_fail_to_load_leaves_the_active_one(plugins):
 
 def test_the_first_activation_from_many_threads_happens_once(plugins):
     threads = 16
-    plugins("acme", "import time\ntime.sleep(0.05)\n" + healthy("acme", "cpu", priority=9))
+    plugins("acme", "import time\ntime.sleep(0.05)\n" + healthy("acme", "cpu", priority=19))
     heard, start = [], threading.Barrier(threads)
     discovery.on_activation(lambda device, vendor: heard.append(vendor))
 

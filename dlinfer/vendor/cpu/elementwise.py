@@ -1,6 +1,7 @@
 """Norms, rotation, activation and linear on CPU, rounded where HF transformers rounds.
 
-That is why ``torch.nn.functional.rms_norm`` is not used: it rounds once, after the weight, and is no faster.
+That is why ``torch.nn.functional.rms_norm`` is not used, though it is a little faster: it rounds once, after
+the weight.
 """
 
 import torch

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.ops import moe_gating_topk_softmax as gating
+from dlinfer.ops.moe import check_ids
 
 
 def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
@@ -26,6 +27,7 @@ def fused_moe(
     renormalize: bool,
 ) -> Tensor:
     experts = gate_up_weights.shape[0]
+    check_ids(topk_ids, experts)
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)

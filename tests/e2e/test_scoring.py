@@ -1,0 +1,52 @@
+"""``output_logits="all"`` where LMDeploy 0.18 itself is wrong on every device, unless the adaptor corrects it.
+
+Each test names the function that is to blame. The common case, several sequences in one unchunked prefill with
+nothing after it, belongs to the matrix.
+"""
+
+import numpy as np
+import pytest
+
+from tests.e2e.harness import NEW_TOKENS, Lab
+from tests.e2e.matrix import check_logits
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SEQUENCES = [list(range(10, 52)), list(range(100, 220))]
+
+
+def hf_logits(lab: Lab, dtype: str) -> list[np.ndarray]:
+    hf = lab.reference(lab.model("qwen2", dtype=dtype), score=SEQUENCES)
+    return [hf[f"logits_{i}"] for i in range(len(SEQUENCES))]
+
+
+def test_one_sequence_alone(lab: Lab) -> None:
+    """``ARModelAgentStrategy.slice_outputs`` returns a view for a batch of one; sampling then divides the last row of
+    the logits by the default temperature, in place."""
+    step = {"name": "logits", "kind": "teacher_forced", "sequences": SEQUENCES[:1]}
+    run = lab.engine(lab.model("qwen2"), [step])
+    assert check_logits("logits", run, hf_logits(lab, "float32"), "float32") == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunked_prefill(lab: Lab, dtype: str) -> None:
+    """``HistoryLogits`` collects the chunks as 16-bit numbers and cannot give 32-bit ones back: the engine's loop dies
+    of it. In 16 bits the last row of each chunk is wrong, as in ``test_one_sequence_alone``."""
+    step = {"name": "logits", "kind": "teacher_forced", "sequences": SEQUENCES}
+    run = lab.engine(lab.model("qwen2", dtype=dtype), [step], max_prefill_token_num=32)
+    assert check_logits("logits", run, hf_logits(lab, dtype), dtype) == []
+
+
+def test_the_next_request_is_unharmed(lab: Lab) -> None:
+    """``InputsMaker.update_running_seqs`` skips a request with max_new_tokens=0, ``ARStepInputs.merge_prefill`` does
+    not: the next batch decodes with the rows of its neighbours."""
+    model = lab.model("qwen2")
+    prompts = lab.prompts(model)
+    gen = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    steps = [
+        {"name": "logits", "kind": "teacher_forced", "sequences": SEQUENCES},
+        {"name": "after", "kind": "call", "prompts": prompts, "gen": gen},
+    ]
+    run = lab.engine(model, steps)
+    hf = lab.reference(model, prompts=prompts, max_new_tokens=NEW_TOKENS)
+    assert run.tokens("after") == [hf[f"tokens_{i}"].tolist() for i in range(len(prompts))]
