@@ -89,6 +89,8 @@ BROKEN = {
         _configure(auto_map={"AutoModelForCausalLM": "modeling_frob.FrobnicatorForCausalLM"}),
         "LMDeploy has no model class for its architecture FrobnicatorForCausalLM",
     ),
+    "no tokenizer": Broken(_remove("token*"), "its tokenizer is missing"),
+    "no vocabulary": Broken(_remove("tokenizer.json"), "its tokenizer is missing"),
     "truncated weights": Broken(_truncate(0.7), "model.safetensors is truncated or corrupt"),
     "truncated in the header": Broken(_truncate(0.001), "model.safetensors is truncated or corrupt"),
     "empty weights": Broken(_truncate(0), "model.safetensors is truncated or corrupt"),
@@ -104,5 +106,5 @@ BROKEN = {
     "index without a map": Broken(_index_alone, f"{INDEX} has no weight_map"),
 }
 
-NO_TOKENIZER = Broken(_remove("token*"), "its tokenizer is missing or cannot be loaded")
+CORRUPT_TOKENIZER = Broken(_write("tokenizer.json", "{"), "its tokenizer is missing or cannot be loaded")
 """Found when LMDeploy loads the tokenizer, which needs a process of its own."""

@@ -3,7 +3,8 @@
 missing: ``HFValidationError: Repo id must be in the form ...`` or a network error (utils.py:283 takes any path that
     does not exist for a hub id).
 no config: ``RuntimeError: Could not find model architecture from config`` (archs.py:153).
-no tokenizer: transformers' ``ValueError: Couldn't instantiate the backend tokenizer`` (tokenizer.py:50).
+no tokenizer: transformers' ``ValueError: Couldn't instantiate the backend tokenizer`` (tokenizer.py:50), or none, as
+    transformers 5 makes up an empty tokenizer for some configurations.
 truncated: ``SafetensorError`` out of model_weight_loader.py:93, after earlier shards were loaded; in the server's
     child process, so that the server itself ends with ``RPCServerDeadError``.
 unknown architecture: ``RuntimeError: Can not found rewrite for architectures`` (models/patch.py:196), after the
@@ -18,7 +19,7 @@ import pytest
 
 from dlinfer.errors import ModelFolderError
 from dlinfer.framework.lmdeploy_ext import model_checks
-from tests.bad_input.broken_models import BROKEN, NO_TOKENIZER, Broken
+from tests.bad_input.broken_models import BROKEN, CORRUPT_TOKENIZER, Broken
 from tests.serve.processes import LMDEPLOY, ProcessTree
 
 TRY_PIPELINE = """
@@ -30,10 +31,11 @@ if __name__ == "__main__":
 """
 SECONDS = 60
 
-# The five of which every way into LMDeploy is tried; the rest differ in the check alone.
+# The cases of which every way into LMDeploy is tried; the rest differ in the check alone.
 THROUGH_LMDEPLOY = {
     "no config": BROKEN["no config"],
-    "no tokenizer": NO_TOKENIZER,
+    "no tokenizer": BROKEN["no tokenizer"],
+    "corrupt tokenizer": CORRUPT_TOKENIZER,
     "truncated weights": BROKEN["truncated weights"],
     "unknown architecture": BROKEN["unknown architecture"],
 }

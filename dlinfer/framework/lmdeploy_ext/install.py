@@ -38,6 +38,7 @@ def _records() -> list[Patch]:
         model_checks,
         refusals,
         request_checks,
+        scoring,
         serving,
     )
 
@@ -50,6 +51,7 @@ def _records() -> list[Patch]:
         generation,
         model_checks,
         request_checks,
+        scoring,
         serving,
     )
     return [patch for module in modules for patch in module.PATCHES]

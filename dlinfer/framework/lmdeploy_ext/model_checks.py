@@ -28,17 +28,22 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+# The files that a tokenizer's vocabulary comes in: tokenizers, sentencepiece, BPE, WordPiece, tekken and tiktoken.
+_VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 # --- the folder
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise ModelFolderError unless ``folder`` holds a configuration, a known architecture and whole weights."""
+    """Raise ModelFolderError unless ``folder`` holds a configuration of a known architecture, a vocabulary and whole
+    weights."""
     if not folder.is_dir():
         what = "it is a file, not a folder" if folder.exists() else "there is no such folder"
         raise _unusable(folder, what, "give the folder that holds config.json")
     _check_architecture(folder, _read_json(folder, "config.json"))
+    _check_tokenizer(folder)
     _check_weights(folder)
 
 
@@ -72,6 +77,19 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
     if names and not any(name in MODULE_MAP or name in CUSTOM_MODULE_MAP for name in names):
         detail = f"LMDeploy has no model class for its architecture {', '.join(names)}"
         raise _unusable(folder, detail, "see LMDeploy's list of supported models for the PyTorch engine")
+
+
+def _check_tokenizer(folder: Path) -> None:
+    """transformers 5 makes up an empty tokenizer where there is no vocabulary, and the engine would serve it.
+
+    A tokenizer of remote code may keep its vocabulary under any name.
+    """
+    if any(next(folder.glob(pattern), None) is not None for pattern in _VOCABULARIES):
+        return
+    config = _read_json(folder, _TOKENIZER_CONFIG) if (folder / _TOKENIZER_CONFIG).is_file() else {}
+    if not config.get("auto_map"):
+        detail = "its tokenizer is missing: there is none of " + ", ".join(_VOCABULARIES)
+        raise _unusable(folder, detail, "save the tokenizer beside the model")
 
 
 def _check_weights(folder: Path) -> None:
