@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 
 from dlinfer.errors import UnsupportedFeatureError
@@ -17,8 +16,9 @@ from dlinfer.framework.lmdeploy_ext.attention import (
     cache_slots,
     step_metadata,
 )
+from tests.framework.lmdeploy_ext.attention_specs import HEADS, KV_HEADS, SIZE, paged_spec
 
-HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 16, 16
+BLOCK = 16
 
 
 @settings(deadline=None, max_examples=60)
@@ -59,25 +59,6 @@ def dense(q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True
         scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, q.shape[0], 1)], -1)
     weights = scores.softmax(-1)[..., : k.shape[0]]
     return torch.einsum("hts,shd->thd", weights, v)
-
-
-def paged_spec(**changes):
-    neutral = {
-        "num_heads": HEADS,
-        "head_dim": SIZE,
-        "scale": None,
-        "num_kv_heads": KV_HEADS,
-        "v_head_dim": SIZE,
-        "alibi": False,
-        "sliding_window": None,
-        "logit_softcapping": 0.0,
-        "causal": True,
-        "use_flash_mla": False,
-        "mla_index_topk": None,
-        "learnable_sink": False,
-        "block_sparse_size": 1,
-    }
-    return PagedAttentionBuildSpec(**{**neutral, **changes})
 
 
 class Step:

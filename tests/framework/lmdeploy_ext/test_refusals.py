@@ -4,12 +4,12 @@ import pytest
 from lmdeploy import PytorchEngineConfig
 from lmdeploy.messages import SpeculativeConfig
 from lmdeploy.pytorch.backends import get_backend
-from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
 from lmdeploy.pytorch.backends.lora import LoRABuildSpec
 from lmdeploy.pytorch.config import DistConfig
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 
 from dlinfer.errors import DeviceConflictError, UnknownVendorError, UnsupportedFeatureError
+from tests.framework.lmdeploy_ext.attention_specs import paged_spec
 
 
 @pytest.mark.parametrize(
@@ -68,25 +68,6 @@ def test_a_second_device_in_the_same_process_is_refused():
         ConfigBuilder.update_engine_config(cuda)
 
 
-def attention_spec(**changes):
-    neutral = {
-        "num_heads": 4,
-        "head_dim": 16,
-        "scale": None,
-        "num_kv_heads": 2,
-        "v_head_dim": 16,
-        "alibi": False,
-        "sliding_window": None,
-        "logit_softcapping": 0.0,
-        "causal": True,
-        "use_flash_mla": False,
-        "mla_index_topk": None,
-        "learnable_sink": False,
-        "block_sparse_size": 1,
-    }
-    return PagedAttentionBuildSpec(**{**neutral, **changes})
-
-
 @pytest.mark.parametrize(
     "change",
     [{"use_flash_mla": True}, {"mla_index_topk": 8}, {"block_sparse_size": 4}, {"causal": False}],
@@ -94,7 +75,7 @@ def attention_spec(**changes):
 )
 def test_attention_that_no_op_serves(change):
     with pytest.raises(UnsupportedFeatureError):
-        get_backend("cpu").build_op(attention_spec(**change))
+        get_backend("cpu").build_op(paged_spec(**change))
 
 
 def test_a_layer_that_no_op_serves_is_named():
