@@ -27,6 +27,12 @@ _MARK = "DLINFER_TEST_TREE"
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
+def _hear_interrupts() -> None:
+    """A shell has its background jobs ignore SIGINT, which children inherit, and a server under test then would."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class ProcessTree:
     """A command and all that it starts; leaving the ``with`` block kills what is left of it.
 
@@ -34,6 +40,7 @@ class ProcessTree:
     """
 
     def __init__(self, command: Sequence[str], stdin: str = "", **environment: str) -> None:
+        _hear_interrupts()
         self._mark = uuid.uuid4().hex
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by __exit__)
         self.started = time.monotonic()
