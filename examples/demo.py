@@ -126,13 +126,14 @@ def verdict(tokens: list[list[int]], hf: dict[str, np.ndarray], console: Console
     """Print the comparison; the exit status."""
     tie = TIES.get(str(hf["dtype"]), 0.0)
     table = Table("prompt", "tokens", "verdict", title=f"LMDeploy on CPU against transformers, {hf['dtype']}")
-    status = 0
+    status, ties = 0, False
     for i, ours in enumerate(tokens):
         theirs, gaps = hf[f"tokens_{i}"].tolist(), hf[f"gap_{i}"]
         at = next((n for n, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
         if ours == theirs:
             said = "[green]equal"
         elif at is not None and gaps[at] < tie:
+            ties = True
             said = f"tie at {at}: {ours[at]} | {theirs[at]}, gap {gaps[at]:.3f} < {tie}"
         else:
             status = 1
@@ -142,7 +143,8 @@ def verdict(tokens: list[list[int]], hf: dict[str, np.ndarray], console: Console
             said = f"[red]differs at {at}: LMDeploy {here[0]}, transformers {there[0]} (its top-2 gap {gap})"
         table.add_row(PROMPTS[i][:32], str(len(ours)), said)
     console.print(table)
-    console.print("[bold green]equal" if status == 0 else "[bold red]different")
+    alike = "[bold green]equal but for ties" if ties else "[bold green]equal"
+    console.print(alike if status == 0 else "[bold red]different")
     return status
 
 

@@ -1,4 +1,4 @@
-"""Three prompts through LMDeploy on a CPU: the usual LMDeploy script, with ``device_type="cpu"``.
+"""Three prompts through LMDeploy on a CPU: the mission's own example (S4-50 to S4-53), with ``device_type="cpu"``.
 
     python examples/mission.py MODEL_FOLDER
 
@@ -16,7 +16,7 @@ def main(model: str) -> None:
         model,
         backend_config=PytorchEngineConfig(tp=1, cache_max_entry_count=0.4, device_type="cpu"),
     )
-    questions = ["Shanghai is", "Please introduce yourself", "How far is it from here?"]
+    questions = ["Shanghai is", "Please introduce China", "How are you?"]
     responses = pipe(questions, request_output_len=256, do_preprocess=False)
     for question, response in zip(questions, responses, strict=True):
         print(f"Q: {question}")

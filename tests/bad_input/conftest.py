@@ -9,9 +9,15 @@ from tests.e2e.harness import Lab
 
 
 @pytest.fixture(scope="session")
-def model(pytestconfig: pytest.Config) -> Path:
-    """A tiny checkpoint, kept between runs in pytest's cache folder. Not to be changed: see ``copy``."""
-    return Lab(pytestconfig.cache.mkdir("e2e")).model("llama")
+def lab(pytestconfig: pytest.Config) -> Lab:
+    """Tiny checkpoints, kept between runs in pytest's cache folder."""
+    return Lab(pytestconfig.cache.mkdir("e2e"))
+
+
+@pytest.fixture(scope="session")
+def model(lab: Lab) -> Path:
+    """One of them. Not to be changed: see ``copy``."""
+    return lab.model("llama")
 
 
 @pytest.fixture

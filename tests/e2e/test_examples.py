@@ -13,7 +13,7 @@ from tests.e2e.harness import ROOT, Lab, run_process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-QUESTIONS = ["Shanghai is", "Please introduce yourself", "How far is it from here?"]
+QUESTIONS = ["Shanghai is", "Please introduce China", "How are you?"]
 
 
 def comparable(text: str) -> str:

@@ -40,6 +40,7 @@ def _records() -> list[Patch]:
         request_checks,
         scoring,
         serving,
+        weight_checks,
     )
 
     modules = (
@@ -53,6 +54,7 @@ def _records() -> list[Patch]:
         request_checks,
         scoring,
         serving,
+        weight_checks,
     )
     return [patch for module in modules for patch in module.PATCHES]
 
