@@ -17,8 +17,9 @@ QUESTIONS = ["Shanghai is", "Please introduce China", "How are you?"]
 
 
 def comparable(text: str) -> str:
-    """Without the replacement characters of half-finished UTF-8, which a stream places differently."""
-    return text.replace("�", "").strip()
+    """Without the replacement characters of half-finished UTF-8, which a stream places differently, and control
+    characters, which random weights produce and a pipe in text mode changes ("\\r" becomes "\\n")."""
+    return "".join(char for char in text if char != "�" and char.isprintable())
 
 
 def test_mission(lab: Lab) -> None:
