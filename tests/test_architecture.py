@@ -40,7 +40,7 @@ TORCH = {"torch"}
 THIRD_PARTY = {
     "dlinfer.framework.lmdeploy_ext": TORCH
     | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors"},
-    "dlinfer.framework": TORCH,
+    "dlinfer.framework": TORCH | {"packaging"},
     "dlinfer.cli": TORCH | {"rich"},
     "dlinfer.vendor": TORCH,
     "dlinfer.graph": TORCH,

@@ -1,15 +1,15 @@
-"""A patch on somebody else's library, as a record: what it replaces, why, and the signature it was written for.
+"""A patch on somebody else's library, as a record: what it replaces, why, for which versions and which signature.
 
 A record is checked against the library it meets before it is applied, can be reverted, and reaches the copies
 that other modules made by ``from module import name``.
 """
 
-import importlib
 import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from types import ModuleType
 from typing import Any
 
@@ -27,12 +27,15 @@ class Patch:
     signature: the original's parameters and defaults without annotations, as the replacement was written for them:
         ``"(self, path, config=None, **kwargs)"``.
     build: takes the original, gives the replacement.
+    versions: the range of the package's versions that need it (PEP 440, ``">=1.2,<1.3"``), for patches on a fault that
+        a later release may mend; outside it the original stays. Empty: every version that the signature fits.
     """
 
     target: str
     why: str
     signature: str
     build: Callable[[Any], Any]
+    versions: str = ""
 
     @property
     def module(self) -> str:
@@ -61,9 +64,13 @@ class PatchSet:
         self.patches = tuple(patches)
         self.refused: dict[str, PatchError] = {}
         self._applied: dict[str, _Applied] = {}
-        self._pending: dict[str, list[Patch]] = {}
+        self._pending = self._by_module()
+
+    def _by_module(self) -> dict[str, list[Patch]]:
+        pending: dict[str, list[Patch]] = {}
         for patch in self.patches:
-            self._pending.setdefault(patch.module, []).append(patch)
+            pending.setdefault(patch.module, []).append(patch)
+        return pending
 
     @property
     def applied(self) -> tuple[str, ...]:
@@ -94,12 +101,13 @@ class PatchSet:
             for module, name, original in applied.aliases:
                 setattr(module, name, original)
         self._applied.clear()
-        self._pending = {}
-        for patch in self.patches:
-            self._pending.setdefault(patch.module, []).append(patch)
+        self.refused.clear()
+        self._pending = self._by_module()
 
     def _apply(self, module: ModuleType, patch: Patch) -> bool:
         """False when the target does not exist yet in a module that is still being executed."""
+        if not self._needs(patch):
+            return True
         found = _resolve(module, patch.path)
         if found is None:
             if getattr(module.__spec__, "_initializing", False):
@@ -118,9 +126,21 @@ class PatchSet:
         self._applied[patch.target] = _Applied(owner, name, raw, aliases)
         return True
 
+    def _needs(self, patch: Patch) -> bool:
+        if not patch.versions:
+            return True
+        from packaging.specifiers import SpecifierSet
+
+        return SpecifierSet(patch.versions).contains(self._version(), prereleases=True)
+
+    def _version(self) -> str:
+        try:
+            return metadata.version(self.package)
+        except metadata.PackageNotFoundError:  # on the path, but not installed
+            return getattr(sys.modules.get(f"{self.package}.version"), "__version__", "0")
+
     def _refuse(self, patch: Patch, detail: str) -> None:
-        version = getattr(sys.modules.get(f"{self.package}.version"), "__version__", "of unknown version")
-        error = PatchError(target=patch.target, package=self.package, version=version, detail=detail)
+        error = PatchError(target=patch.target, package=self.package, version=self._version(), detail=detail)
         self.refused[patch.target] = error
         logger.debug("%s", error)
 
@@ -152,12 +172,3 @@ def bare_signature(function: Callable[..., Any]) -> str:
     signature = inspect.signature(function)
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
-
-
-def load(target: str) -> Any:
-    """The object that a target string names, importing its module."""
-    module, _, path = target.partition(":")
-    value: Any = importlib.import_module(module)
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value

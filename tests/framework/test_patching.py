@@ -111,6 +111,18 @@ def test_a_module_that_is_not_loaded_yet_is_patched_when_it_is(victim):
     assert core.size() == 2
 
 
+@pytest.mark.parametrize(("versions", "size"), [(">=1.0,<1.3", 2), (">=1.3", 1), ("", 2)])
+def test_outside_its_versions_a_patch_leaves_the_original_and_is_no_misfit(victim, versions, size):
+    core, _ = victim("core"), victim("version")
+    record = Patch(
+        "victim.core:size", "a fault of 1.2", "(device='cuda')", lambda _: lambda device="cuda": 2, versions
+    )
+    patches = PatchSet("victim", [record])
+    patches.apply_loaded()
+    patches.require_all_fit()
+    assert core.size() == size
+
+
 def test_signatures_are_compared_without_annotations():
     def function(a: int, *rest: str, b: float = 1.0, **others: object) -> None: ...
 

@@ -117,13 +117,14 @@ def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]
         config.num_gpu_blocks = blocks
         logger.info(
             "KV cache: %d blocks of %d tokens = %s of %s that this process may still use. To change it: "
-            "cache_max_entry_count (a fraction, now %s) or num_gpu_blocks in PytorchEngineConfig, or "
-            "DLINFER_CPU_KV_CACHE_GIB.",
+            "cache_max_entry_count (a fraction, now %s; %s counts as not chosen) or num_gpu_blocks in "
+            "PytorchEngineConfig, or DLINFER_CPU_KV_CACHE_GIB.",
             blocks,
             config.block_size,
             gib(blocks * block_bytes),
             gib(free),
             config.cache_max_entry_count,
+            LMDEPLOY_DEFAULT_FRACTION,
         )
 
     return _update_num_gpu_blocks

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 
@@ -61,6 +62,7 @@ PATCHES = (
         "need_broadcast_next, return_logits=False, return_ce_loss=False, seq_length=None, all_routed_experts=None, "
         "extra_inputs=None)",
         build=_step_postprocess,
+        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.update_running_seqs",
@@ -68,11 +70,13 @@ PATCHES = (
         "decodes with its neighbours' rows",
         signature="(self, running, inputs)",
         build=_update_running_seqs,
+        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.messages:HistoryLogits.get_logits",
         why="takes float32 logits for 16-bit ones and fails in the engine's loop, which ends the engine",
         signature="(self)",
         build=_get_logits,
+        versions=FAULTY,
     ),
 )

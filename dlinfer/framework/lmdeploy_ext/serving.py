@@ -24,6 +24,7 @@ from typing import Any, Self
 from dlinfer.errors import DlinferError, EngineStartError
 from dlinfer.framework.lmdeploy_ext import install
 from dlinfer.framework.lmdeploy_ext.model_checks import in_short
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 _SHUTDOWN_SECONDS = 10
@@ -220,6 +221,7 @@ PATCHES = (
         "a parent killed while it starts leaves Manager and engine behind",
         signature="(self, model_path, engine_config=None, speculative_config=None, **kwargs)",
         build=_start_mp_proc,
+        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine.__init__",
@@ -228,12 +230,14 @@ PATCHES = (
         signature="(self, model_path, engine_config=None, speculative_config=None, trust_remote_code=False, "
         "**kwargs)",
         build=_init,
+        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
         why="context.term() waits for ever for a message that a dead engine can no longer take",
         signature="(self)",
         build=_close_sockets,
+        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.serve.core.health:EngineHealthMonitor.stop",
@@ -241,5 +245,6 @@ PATCHES = (
         "end of a probe (bpo-37658), and the server then waits for ever for a task that never ends",
         signature="(self)",
         build=_stop_health_monitor,
+        versions=FAULTY,
     ),
 )

@@ -2,6 +2,9 @@
 
 TESTED = (">=0.18.0", "<0.19")
 
+FAULTY = ",".join(TESTED)
+"""The releases known to have the faults that patches correct; a later one may have mended them in its own way."""
+
 
 def describe(version: str) -> tuple[bool, str]:
     """Whether a version is inside the tested range, and one line that says so."""
