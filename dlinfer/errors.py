@@ -172,3 +172,76 @@ class EngineStartError(DlinferError, RuntimeError):
 
     message = "the engine process of {framework} ended while it was starting: {detail}."
     next_step = "read what the engine process printed above; this is the last it said."
+
+
+# --- graphs
+
+
+class CaptureError(DlinferError, RuntimeError):
+    """A model cannot be captured as a graph; under the fallback policy it runs eagerly instead."""
+
+    message = "the model cannot be captured as a graph: {reason} (at {line})."
+    next_step = "change that line, or run it eagerly: DLINFER_FALLBACK=warn, or without torch.compile."
+
+
+class PassError(DlinferError, RuntimeError):
+    """A graph pass left a graph that is not valid: a fault in dlinfer."""
+
+    message = "the graph is not valid after {stage}: {detail}."
+    next_step = (
+        "report it with `dlinfer doctor --json`; options={{'passes': {{'{stage}': False}}}} leaves it out."
+    )
+
+
+class GraphRunError(DlinferError, RuntimeError):
+    """A compiled graph failed while running; the model stays usable."""
+
+    message = "{region} failed at node {node!r} ({op}), from {line}: {detail}."
+    next_step = "if memory ran out, use a smaller batch; else report it with `dlinfer doctor --json`."
+
+
+class CompileOptionError(DlinferError, ValueError):
+    """An option of torch.compile(backend="dlinfer") or dlinfer.compile that does not exist or has no such value."""
+
+    message = "option {option!r}: {given!r} is not valid. Expected {expected}."
+    next_step = "see `dlinfer.graph.options.CompileOptions` for all options."
+
+
+class EngineUnavailableError(DlinferError, RuntimeError):
+    """A graph engine was asked for that no vendor provides, or that cannot run here."""
+
+    message = "graph engine {engine!r} is not available: {reason}. Available: {available}."
+    next_step = "choose one of these, or install what it needs (`dlinfer doctor` shows it)."
+
+
+class InferenceOnlyError(DlinferError, RuntimeError):
+    """A graph is compiled while gradients are recorded; dlinfer compiles inference only."""
+
+    message = "dlinfer compiles inference only, but gradients are being recorded for {what}."
+    next_step = "call the model under torch.no_grad() or torch.inference_mode()."
+
+
+class ExplanationError(DlinferError, ValueError):
+    """An explanation was asked for something it cannot give: another file format, a call it does not know."""
+
+    message = "the explanation cannot be given: {detail}."
+    next_step = "see docs/explain.md."
+
+
+class GraphFallbackError(DlinferError, RuntimeError):
+    """The fallback policy is ``error`` and a part of a model would have run outside the graph engine."""
+
+    message = (
+        "node {node!r} ({op}, {call}, from {line}) would run outside engine {engine!r}: {reason}. "
+        "The fallback policy is 'error'."
+    )
+    next_step = "use fallback 'warn' or 'allow', or another engine."
+
+
+class ArtifactInputError(DlinferError, ValueError):
+    """A compiled artifact was called with an input that it was not made for."""
+
+    message = "input {name!r} does not fit the artifact: expected {expected}, given {given}."
+    next_step = (
+        "pass what it was compiled for, or compile again with dynamic_shapes for the sizes that change."
+    )

@@ -13,12 +13,23 @@ from typing import Any, Literal
 from dlinfer.errors import SettingError
 
 FALLBACK_POLICIES = ("allow", "warn", "error")
+DEBUG_TOPICS = ("graph", "passes", "placement", "cache")
 
 
 def _choice(*allowed: str) -> Callable[[str, str], str]:
     def parse(variable: str, text: str) -> str:
         if text not in allowed:
             raise SettingError(variable=variable, given=text, expected="one of " + ", ".join(allowed))
+        return text
+
+    return parse
+
+
+def _words(*allowed: str) -> Callable[[str, str], str]:
+    def parse(variable: str, text: str) -> str:
+        if not {word.strip() for word in text.split(",")} <= {*allowed, ""}:
+            expected = "any of " + ", ".join(allowed) + " with commas between"
+            raise SettingError(variable=variable, given=text, expected=expected)
         return text
 
     return parse
@@ -76,6 +87,32 @@ class Settings:
         _positive,
         "GiB of KV cache on device cpu where the engine's own option (LMDeploy's cache_max_entry_count) was "
         "left at its default; at most half of the free memory is taken",
+    )
+    engine: str = _setting(
+        "",
+        "DLINFER_ENGINE",
+        _text,
+        "graph engine where a compilation names none; empty is the default of the device's vendor",
+    )
+    small_regions: str = _setting(
+        "eager",
+        "DLINFER_SMALL_REGIONS",
+        _choice("eager", "engine"),
+        "parts of a graph that cost more to enter or to compile than they save: eager leaves them to single "
+        "kernels, engine compiles them all the same",
+    )
+    cache_dir: str = _setting(
+        "",
+        "DLINFER_CACHE_DIR",
+        _text,
+        "folder of compiled graphs and kernels; empty is dlinfer in the user's cache folder",
+    )
+    debug: str = _setting(
+        "",
+        "DLINFER_DEBUG",
+        _words(*DEBUG_TOPICS, "all"),
+        "what graph mode prints to stderr while it compiles: any of graph, passes, placement, cache, all, with "
+        "commas between",
     )
 
 

@@ -7,14 +7,17 @@ layout of the KV cache is the vendor's choice (S4-11).
 
 from dlinfer.ops import kernels
 from dlinfer.ops.activation import silu_and_mul
+from dlinfer.ops.gated import gelu_mul, silu_mul
 from dlinfer.ops.kv_cache import fill_kv_cache
 from dlinfer.ops.linear import linear
+from dlinfer.ops.linears import linears
 from dlinfer.ops.moe import fused_moe, moe_gating_topk_softmax
 from dlinfer.ops.norm import add_rms_norm, rms_norm
 from dlinfer.ops.paged_decode import paged_decode_attention
 from dlinfer.ops.paged_prefill import paged_prefill_attention
 from dlinfer.ops.prefill import prefill_attention
 from dlinfer.ops.rotary import apply_rotary_pos_emb
+from dlinfer.ops.rotary_interleaved import apply_rotary_pos_emb_interleaved
 from dlinfer.ops.spec import OpSpec, Tolerance, registry
 
 kernels.install()
@@ -24,9 +27,12 @@ __all__ = [
     "Tolerance",
     "add_rms_norm",
     "apply_rotary_pos_emb",
+    "apply_rotary_pos_emb_interleaved",
     "fill_kv_cache",
     "fused_moe",
+    "gelu_mul",
     "linear",
+    "linears",
     "moe_gating_topk_softmax",
     "paged_decode_attention",
     "paged_prefill_attention",
@@ -34,4 +40,5 @@ __all__ = [
     "registry",
     "rms_norm",
     "silu_and_mul",
+    "silu_mul",
 ]

@@ -113,3 +113,26 @@ def _generic(spec: OpSpec) -> Callable[..., Any]:
         return spec.reference(*args)
 
     return run
+
+
+def direct_kernel(name: str, device_type: str) -> Callable[..., Any]:
+    """What computes one op on a device, for compiled graphs.
+
+    It skips the dispatcher and the argument rules, which the graph's fakes have passed. A call that the kernel
+    declines takes the reference under the fallback policy, as everywhere.
+    """
+    vendor = discovery.activate_default(device_type)
+    spec = registry()[name]
+    kernel = vendor.load_kernels().get(name) if vendor is not None else None
+    if vendor is None or kernel is None:
+        return spec.overload
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except KernelDeclined as declined:
+            given = spec.bind(args, kwargs)
+            fallback.take(spec.name, vendor.name, str(declined), given)
+            return spec.reference(*given)
+
+    return run

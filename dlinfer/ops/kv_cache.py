@@ -14,7 +14,7 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.ops.checks import Rules
 from dlinfer.ops.samples import Sample, SampleMaker
 from dlinfer.ops.spec import Tolerance, fused_op
-from dlinfer.vendor import discovery
+from dlinfer.vendor import KVCacheLayout, discovery
 
 _EXACT = Tolerance(0.0, 0.0, "values are copied")
 TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXACT}
@@ -22,8 +22,19 @@ TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXA
 
 def canonical(cache: Tensor) -> Tensor:
     """``cache`` seen as [blocks, block_size, kv_heads, head_size]; shares memory."""
-    vendor = discovery.active(cache.device.type) or discovery.default(cache.device.type)
-    return cache if vendor is None else vendor.kv_cache_layout.canonical(cache)
+    order = _order(cache.device.type)
+    return cache if order == KVCacheLayout.order else KVCacheLayout(order).canonical(cache)
+
+
+def _order(device_type: str) -> str:
+    """How the device's vendor orders the dimensions of a cache."""
+    vendor = discovery.active(device_type) or discovery.default(device_type)
+    return KVCacheLayout.order if vendor is None else vendor.kv_cache_layout.order
+
+
+# Dynamo cannot follow the search for plugins, and a compiled graph has one vendor. This is all that
+# torch.compiler.assume_constant_result does, except that it imports Dynamo, a second for nothing in eager mode.
+_order._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def refuse_quantised(op: str, quant_bits: int | None, *scales: object) -> None:

@@ -125,6 +125,10 @@ class OpSpec:
         """Apply the argument rules. Raises OpArgumentError."""
         self._check(*args, **kwargs)
 
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a call of the torch op, all by position."""
+        return tuple(inspect.signature(self.reference).bind(*args, **kwargs).arguments.values())
+
     def sample_inputs(self, make: SampleMaker) -> Iterator[Sample]:
         """The op's sample inputs for one device, dtype and cache layout."""
         if self._samples is None:

@@ -6,6 +6,7 @@ This file knows neither ops nor graphs, so that ops may ask it who is active wit
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -55,6 +56,8 @@ class Vendor:
     load_kernels: op name -> kernel; called once, at activation.
     priority: of several available vendors of one device, the highest is the default.
     kv_cache_layout: the layout of the paged KV cache that its kernels expect.
+    engines: names of the graph engines it provides, and load_engine: makes one of them by name.
+    default_engine: the engine of graphs on its device where none is named.
     is_reference: its kernels are the ops' own bodies, so that a "fallback" to them is none.
     """
 
@@ -66,6 +69,9 @@ class Vendor:
     priority: int = 0
     kv_cache_layout: KVCacheLayout = KVCacheLayout()
     is_reference: bool = False
+    engines: tuple[str, ...] = ()
+    default_engine: str | None = None
+    load_engine: Callable[[str], Any] | None = None
 
     def serves(self, device_type: str) -> bool:
         """Whether tensors on ``device_type`` can be this vendor's."""

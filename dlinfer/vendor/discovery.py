@@ -160,11 +160,12 @@ def default(device_type: str) -> Vendor | None:
     wanted = settings.current().vendor
     if wanted and get(wanted).serves(device_type):
         return get(wanted)
-    fitting = [v for v in _loadable() if v.serves(device_type) and probe(v).available]
+    fitting = [v for v in loadable() if v.serves(device_type) and probe(v).available]
     return max(fitting, key=lambda v: v.priority, default=None)
 
 
-def _loadable() -> list[Vendor]:
+def loadable() -> list[Vendor]:
+    """Every vendor that can be loaded; the others are warned of."""
     vendors = []
     for name in names():
         try:

@@ -42,10 +42,15 @@ def sample(op: str, name: str, dtype: torch.dtype) -> Sample:
 
 def widened(args: tuple[Any, ...]) -> list[Any]:
     """Arguments apart from each other, with floating tensors in float64."""
-    return [
-        (arg.double() if arg.is_floating_point() else arg.clone()) if isinstance(arg, Tensor) else arg
-        for arg in copy.copy(args)
-    ]
+    return [_widened(arg) for arg in copy.copy(args)]
+
+
+def _widened(arg: Any) -> Any:
+    if isinstance(arg, list):
+        return [_widened(one) for one in arg]
+    if isinstance(arg, Tensor):
+        return arg.double() if arg.is_floating_point() else arg.clone()
+    return arg
 
 
 def results(op: OpSpec, args: list[Any] | tuple[Any, ...], returned: Any) -> list[Tensor]:

@@ -88,6 +88,10 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
         q[ends - 1], k_cache, v_cache, table, 8, ends, lens, 5, 4, 2, softmax_scale=0.25, sliding_window=4
     )
     mixed = (a + b).flatten(1) @ w["out"] + c.sum()
+    tables = (step["cos"][:, None], step["sin"][:, None])
+    turned = ops.apply_rotary_pos_emb_interleaved(mixed.view(-1, 2, 16), *tables, True)
+    first, second = ops.linears(turned.flatten(1), [w["square"], w["square"]], [None, w["norm"]])
+    mixed = mixed + ops.silu_mul(first, second) + ops.gelu_mul(first, second, True)
     gates = ops.silu_and_mul(mixed.repeat(1, 2))
     weights, ids = ops.moe_gating_topk_softmax(mixed @ w["router"], 2, metadata)
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual
@@ -102,6 +106,7 @@ def inputs(lens: tuple[int, ...]):
         "bias": (128,),
         "out": (64, hidden),
         "router": (hidden, 4),
+        "square": (hidden, hidden),
         "gate_up": (4, 32, hidden),
         "down": (4, hidden, 16),
     }

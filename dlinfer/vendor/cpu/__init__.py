@@ -1,6 +1,7 @@
 """The embedded default: any CPU that torch runs on, with vectorised torch kernels."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from dlinfer.vendor.base import Kernel, Probe, Vendor
 
@@ -17,11 +18,20 @@ def _kernels() -> Mapping[str, Kernel]:
     return KERNELS
 
 
+def _engine(name: str) -> Any:
+    from dlinfer.vendor.cpu.inductor.engine import InductorEngine
+
+    return InductorEngine()
+
+
 VENDOR = Vendor(
     name="cpu",
     device_type="cpu",
     summary="any CPU that torch runs on",
     probe=_probe,
     load_kernels=_kernels,
+    engines=("inductor",),
+    default_engine="inductor",
+    load_engine=_engine,
     priority=10,  # a plugin for the same device is used when it is asked for, or claims more
 )

@@ -35,6 +35,19 @@ def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     return torch.cat((second, first), dim=-1).mul_(signed_sin).add_(x * cos)
 
 
+def apply_rotary_pos_emb_interleaved(
+    native_input: Tensor, cos: Tensor, sin: Tensor, return_native_layout: bool
+) -> Tensor:
+    half = native_input.shape[-1] // 2
+    cos, sin = cos[..., :half], sin[..., :half]
+    first, second = native_input[..., 0::2], native_input[..., 1::2]
+    rotated = native_input.new_empty(native_input.shape)
+    halves = rotated.chunk(2, dim=-1) if return_native_layout else (rotated[..., 0::2], rotated[..., 1::2])
+    torch.mul(first, cos, out=halves[0]).sub_(second * sin)
+    torch.mul(second, cos, out=halves[1]).add_(first * sin)
+    return rotated
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)

@@ -8,11 +8,14 @@ from dlinfer.vendor.cpu.decode import paged_decode_attention
 from dlinfer.vendor.cpu.elementwise import (
     add_rms_norm,
     apply_rotary_pos_emb,
+    apply_rotary_pos_emb_interleaved,
     linear,
     rms_norm,
     silu_and_mul,
 )
+from dlinfer.vendor.cpu.gated import gelu_mul, silu_mul
 from dlinfer.vendor.cpu.kv_cache import fill_kv_cache
+from dlinfer.vendor.cpu.linears import linears
 from dlinfer.vendor.cpu.moe import fused_moe, moe_gating_topk_softmax
 from dlinfer.vendor.cpu.prefill import paged_prefill_attention, prefill_attention
 
@@ -22,8 +25,12 @@ KERNELS: dict[str, Kernel] = {
         rms_norm,
         add_rms_norm,
         apply_rotary_pos_emb,
+        apply_rotary_pos_emb_interleaved,
         silu_and_mul,
+        silu_mul,
+        gelu_mul,
         linear,
+        linears,
         fill_kv_cache,
         prefill_attention,
         paged_prefill_attention,

@@ -1,0 +1,152 @@
+// x @ weight.T for few rows of x and a weight as torch stores it, [out_features, in_features], at the speed of memory.
+//
+// A decode step reads each weight once and does little with it, so the time is the time of that reading. Nothing is
+// packed: neighbours along in_features are neighbours in memory in both operands, which is what a dot product wants.
+// The work is cut three times:
+//   block  rows of the weight that one thread handles in a piece; while it computes one, it prefetches the next
+//   chunk  columns of a block, so few that the part of x beside them stays in the first-level cache
+//   tile   a few rows of the weight times a few rows of x, summed in registers
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "lanes.h"
+
+namespace dlinfer {
+
+constexpr int kBlockRows = 16;
+constexpr int64_t kBlockBytes = 192 << 10;  // two blocks fit into the second-level cache
+constexpr int64_t kChunkBytes = 16 << 10;  // half of a first-level cache; the other half is for the weight
+constexpr int kTileInputs = kAccumulators / 2;
+
+// Rows of the weight in a tile: each load of x should serve several.
+constexpr int tile_rows(int inputs) { return 4 * inputs <= kAccumulators ? 4 : 2; }
+
+// Where a tile touches memory ahead of its need: `line`, and `step` bytes on with each operand that it loads.
+struct Ahead {
+  const char* line;
+  int64_t step;
+};
+
+// One tile: sums[c * kBlockRows + r] += dot(weight row r, x row c) over `columns`, for r < kRows and c < kInputs.
+template <class T, int kRows, int kInputs>
+void tile(const T* weight, int64_t weight_stride, const T* x, int64_t x_stride, int64_t columns, Ahead ahead,
+          float* sums) {
+  using Op = Operands<T>;
+  constexpr int kCount = kRows * kInputs;
+  Floats accumulators[kCount]{};
+
+  const auto add = [&](auto load, int64_t at) __attribute__((always_inline)) {
+    typename Op::Operand rows[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) rows[r] = load(weight + r * weight_stride + at);
+#pragma GCC unroll 8
+    for (int c = 0; c < kInputs; ++c) {
+      const auto input = load(x + c * x_stride + at);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        accumulators[c * kRows + r] = Op::dot(accumulators[c * kRows + r], rows[r], input);
+      }
+    }
+  };
+
+  int64_t at = 0;
+  for (; at + Op::kStep <= columns; at += Op::kStep) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) __builtin_prefetch(ahead.line + r * ahead.step, 0, 2);  // not the first level
+    ahead.line += kRows * ahead.step;
+    add([](const T* from) { return Op::load(from); }, at);
+  }
+  if (at < columns) add([rest = columns - at](const T* from) { return Op::load(from, rest); }, at);
+
+#pragma GCC unroll 8
+  for (int first = 0; first < kCount; first += kLanes) {
+    constexpr int kGroup = std::min(kCount, kLanes);
+    Floats group[kGroup];
+#pragma GCC unroll 16
+    for (int i = 0; i < kGroup; ++i) group[i] = first + i < kCount ? accumulators[first + i] : Floats{};
+    sum_lanes<kGroup>(group);
+#pragma GCC unroll 16
+    for (int i = 0; i < kGroup; ++i) {
+      if (first + i < kCount) sums[(first + i) / kRows * kBlockRows + (first + i) % kRows] += group[0][i];
+    }
+  }
+}
+
+template <class T>
+struct Tiles {
+  using Function = void (*)(const T*, int64_t, const T*, int64_t, int64_t, Ahead, float*);
+  int rows;
+  Function full;  // `rows` rows of the weight
+  Function one;   // the rows that are left over, one by one
+};
+
+template <class T, int... I>
+constexpr std::array<Tiles<T>, sizeof...(I)> tiles_by_inputs(std::integer_sequence<int, I...>) {
+  return {{{tile_rows(I + 1), tile<T, tile_rows(I + 1), I + 1>, tile<T, 1, I + 1>}...}};
+}
+
+template <class T>
+constexpr auto kTiles = tiles_by_inputs<T>(std::make_integer_sequence<int, kTileInputs>());
+
+// Rows of T: `data` is the first, the next begins `stride` elements on.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t stride;
+  int64_t count;
+};
+
+template <class T>
+int64_t block_rows(int64_t columns) {
+  int64_t rows = kBlockRows;
+  while (rows > 4 && rows * columns * int64_t(sizeof(T)) > kBlockBytes) rows /= 2;
+  return rows;
+}
+
+// out[c, r] = bias[r] + dot(weight row r, x row c), rounded once, for all rows c of x and weight.count <= kBlockRows
+// rows r. bias may be null. another_follows: the rows behind this block come next, so fetch them meanwhile.
+// Every sum is taken in one order: a row of x gives the same bits whatever rows stand beside it.
+template <class T, int kMaxInputs>
+void block(Rows<const T> weight, Rows<const T> x, int64_t columns, const T* bias, Rows<T> out, bool another_follows) {
+  constexpr int64_t kStep = Operands<T>::kStep;
+  constexpr int64_t kChunk = kChunkBytes / kTileInputs / sizeof(T);
+  static_assert(kChunk % kStep == 0);
+
+  float sums[kMaxInputs * kBlockRows];
+  std::fill_n(sums, x.count * kBlockRows, 0.0f);
+
+  const int64_t passes = (x.count + kTileInputs - 1) / kTileInputs;
+  const int64_t inputs = passes ? (x.count + passes - 1) / passes : 1;  // a pass, all about equally many
+  const Ahead nowhere{reinterpret_cast<const char*>(weight.data), 0};
+  Ahead ahead = nowhere;
+  if (another_follows && weight.stride == columns) {
+    ahead = {reinterpret_cast<const char*>(weight.data + weight.count * columns), kStep * sizeof(T)};
+  }
+
+  for (int64_t column = 0; column < columns; column += kChunk) {
+    const int64_t width = std::min(kChunk, columns - column);
+    for (int64_t c = 0; c < x.count; c += inputs) {
+      const auto& tiles = kTiles<T>[std::min(inputs, x.count - c) - 1];
+      for (int64_t r = 0; r < weight.count;) {
+        const bool full = r + tiles.rows <= weight.count;
+        (full ? tiles.full : tiles.one)(weight.data + r * weight.stride + column, weight.stride,
+                                        x.data + c * x.stride + column, x.stride, width, c == 0 ? ahead : nowhere,
+                                        sums + c * kBlockRows + r);
+        const int64_t done = full ? tiles.rows : 1;
+        if (c == 0) ahead.line += done * (width / kStep) * ahead.step;
+        r += done;
+      }
+    }
+  }
+
+  for (int64_t c = 0; c < x.count; ++c) {
+    for (int64_t r = 0; r < weight.count; ++r) {
+      out.data[c * out.stride + r] = T(sums[c * kBlockRows + r] + (bias ? float(bias[r]) : 0.0f));
+    }
+  }
+}
+
+}  // namespace dlinfer

@@ -1,0 +1,154 @@
+// Registers of float32 lanes, and what a dot product needs of them: loads that widen, multiply-add, sums over lanes.
+//
+// Written with the vector extensions that GCC and Clang share, so that one source serves AVX-512, AVX2, SSE and NEON;
+// intrinsics stand only where a conversion or a dot instruction has no portable spelling. The library is compiled
+// with -march=native on the machine that runs it, so the macros below describe that machine.
+#pragma once
+
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace dlinfer {
+
+using c10::BFloat16;
+using c10::Half;
+
+// kLanes: float32 lanes of a register. kAccumulators: how many a tile may keep beside its operands without spilling.
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kAccumulators = 16;  // of 32 registers
+#elif defined(__AVX__)
+constexpr int kLanes = 8, kAccumulators = 8;  // of 16
+#elif defined(__aarch64__)
+constexpr int kLanes = 4, kAccumulators = 16;  // of 32
+#else
+constexpr int kLanes = 4, kAccumulators = 8;  // of 16
+#endif
+
+using Floats = float __attribute__((vector_size(kLanes * sizeof(float))));
+using Words = uint32_t __attribute__((vector_size(kLanes * sizeof(float))));
+
+template <class Register, class T>
+inline Register load_as(const T* from) {
+  Register loaded;
+  std::memcpy(&loaded, from, sizeof loaded);
+  return loaded;
+}
+
+// The first `count` elements, then zeros: the end of a row, which must not be read beyond.
+template <class Register, class T>
+inline Register load_part(const T* from, int64_t count) {
+  Register loaded{};
+  std::memcpy(&loaded, from, count * sizeof(T));
+  return loaded;
+}
+
+// How elements of type T take part in a dot product: kStep of them make an Operand, and
+// dot(sum, a, b) adds the kStep products to the lanes of sum in float32.
+template <class T>
+struct Operands;
+
+template <>
+struct Operands<float> {
+  static constexpr int kStep = kLanes;
+  using Operand = Floats;
+  static Operand load(const float* from) { return load_as<Floats>(from); }
+  static Operand load(const float* from, int64_t count) { return load_part<Floats>(from, count); }
+  static Floats dot(Floats sum, Operand a, Operand b) { return sum + a * b; }
+};
+
+#if defined(__AVX512BF16__)
+
+// The instruction takes subnormal bfloat16 (below 1.2e-38) for zero.
+template <>
+struct Operands<BFloat16> {
+  static constexpr int kStep = 2 * kLanes;
+  using Operand = __m512bh;
+  static Operand load(const BFloat16* from) { return load_as<Operand>(from); }
+  static Operand load(const BFloat16* from, int64_t count) { return load_part<Operand>(from, count); }
+  static Floats dot(Floats sum, Operand a, Operand b) { return (Floats)_mm512_dpbf16_ps((__m512)sum, a, b); }
+};
+
+#else
+
+// A bfloat16 is the upper half of a float32. A word holds two neighbours: one widens by a shift, one by a mask, and
+// since both operands are split alike, the products pair up without a shuffle.
+template <>
+struct Operands<BFloat16> {
+  static constexpr int kStep = 2 * kLanes;
+  struct Operand {
+    Floats even, odd;
+  };
+  static Operand widen(Words pairs) { return {(Floats)(pairs << 16), (Floats)(pairs & 0xffff0000u)}; }
+  static Operand load(const BFloat16* from) { return widen(load_as<Words>(from)); }
+  static Operand load(const BFloat16* from, int64_t count) { return widen(load_part<Words>(from, count)); }
+  static Floats dot(Floats sum, Operand a, Operand b) {
+    sum = sum + a.even * b.even;
+    return sum + a.odd * b.odd;
+  }
+};
+
+#endif
+
+#if defined(__F16C__)
+#define DLINFER_HAS_HALF 1
+
+template <>
+struct Operands<Half> {
+  static constexpr int kStep = kLanes;
+  using Operand = Floats;
+  using Narrow = uint16_t __attribute__((vector_size(kLanes * sizeof(uint16_t))));
+  static Operand widen(Narrow narrow) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps((__m256i)narrow);
+#else
+    return (Floats)_mm256_cvtph_ps((__m128i)narrow);
+#endif
+  }
+  static Operand load(const Half* from) { return widen(load_as<Narrow>(from)); }
+  static Operand load(const Half* from, int64_t count) { return widen(load_part<Narrow>(from, count)); }
+  static Floats dot(Floats sum, Operand a, Operand b) { return sum + a * b; }
+};
+
+#endif
+
+// Lane j of the result is lane I[j] of a and b laid end to end.
+template <int... I>
+inline Floats pick(Floats a, Floats b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, I...);
+#else
+  return __builtin_shuffle(a, b, Words{I...});  // GCC 11, still common, lacks the other
+#endif
+}
+
+// a and b end to end are groups of 2 * kHalf lanes; each group is added up to its half.
+template <int kHalf, int... J>
+inline Floats halve_groups(Floats a, Floats b, std::integer_sequence<int, J...>) {
+  return pick<(J / kHalf * 2 * kHalf + J % kHalf)...>(a, b) +
+         pick<(J / kHalf * 2 * kHalf + J % kHalf + kHalf)...>(a, b);
+}
+
+// Lane j of v[0] becomes the sum of the lanes of v[j], for j < kCount <= kLanes; the rest of v is scratch.
+// Halving all of them together costs a third of summing one after the other.
+template <int kCount, int kHalf = kLanes / 2>
+inline void sum_lanes(Floats* v) {
+  if constexpr (kHalf > 0) {
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+    constexpr int kPairs = (kCount + 1) / 2;
+#pragma GCC unroll 8
+    for (int i = 0; i < kPairs; ++i) {
+      v[i] = halve_groups<kHalf>(v[2 * i], v[2 * i + 1 < kCount ? 2 * i + 1 : 2 * i], lanes);
+    }
+    sum_lanes<kPairs, kHalf / 2>(v);
+  }
+}
+
+}  // namespace dlinfer

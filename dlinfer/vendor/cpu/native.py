@@ -1,0 +1,207 @@
+"""The cpu vendor's C++ kernels (csrc/): compiled on the user's machine at first use, kept in the cache folder.
+
+Compiling where the kernels run lets the compiler use every instruction of this CPU. The library talks to torch
+through its stable ABI and links no Python and no OpenMP, so one compiler call of a few seconds makes it.
+"""
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SOURCES = Path(__file__).with_name("csrc")
+# torch.utils.cpp_extension knows this folder too, but importing it may need setuptools.
+TORCH = Path(torch.__file__).parent
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-w")
+COMPILERS = ("c++", "g++", "clang++")  # unless CXX names another
+COMPILE_TIMEOUT = 300  # seconds
+_SEAL = hashlib.sha256().digest_size
+
+_lock = threading.Lock()
+_outcome: str | None = None  # "" once loaded, else why not; None before the first try
+
+
+class BuildError(Exception):
+    """The library cannot be made here; the text says why. ``load`` keeps it for ``why_not``."""
+
+
+def why_not(folder: Path | None = None) -> str | None:
+    """None if the kernels are loaded or can be; else the reason, the same for the life of the process.
+
+    The first call loads them, see ``load``. Never raises.
+    """
+    load(folder)
+    return _outcome or None
+
+
+def load(folder: Path | None = None) -> None:
+    """Make ``torch.ops.dlinfer_cpu`` available; where that fails, ``why_not`` says why.
+
+    folder: where compiled libraries are kept; by default ``native`` in dlinfer's cache folder.
+
+    Only the first call does anything. It may compile for some seconds, and says so on stderr. Safe to call from
+    several threads, and from several processes that share the folder.
+    """
+    global _outcome
+    if _outcome is not None:
+        return
+    with _lock:
+        if _outcome is not None:
+            return
+        try:
+            _load_library(build(_default_folder() if folder is None else folder))
+            _register_fakes()
+        except BuildError as error:
+            _outcome = str(error)
+        else:
+            _outcome = ""
+
+
+def _default_folder() -> Path:
+    from dlinfer.graph.cache import default_folder
+
+    try:
+        return default_folder() / "native"
+    except RuntimeError as error:
+        raise BuildError(f"no cache folder: {error}") from error
+
+
+# --- building
+
+
+def build(folder: Path, flags: Sequence[str] = ()) -> Path:
+    """The path of a sound library for this machine: the one in ``folder``, or else compiled into it now.
+
+    flags: more compiler flags, behind FLAGS. Raises BuildError.
+    """
+    compiler = _compiler()
+    command = [*compiler, *FLAGS, *flags]
+    path = folder / f"dlinfer_cpu-{_fingerprint(command)}.so"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _one_process_at_a_time(path.with_suffix(".lock")):
+            if not _is_sound(path):
+                _compile(command, path)
+    except OSError as error:
+        raise BuildError(f"the cache folder {folder} cannot be used: {error.strerror or error}") from error
+    return path
+
+
+def _compiler() -> list[str]:
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    for name in [chosen[0]] if chosen else COMPILERS:
+        if shutil.which(name):
+            return chosen or [name]
+    raise BuildError(
+        f"no C++ compiler ({'CXX=' + chosen[0] if chosen else ', '.join(COMPILERS)}) is installed"
+    )
+
+
+def _fingerprint(command: Sequence[str]) -> str:
+    """Names what the library depends on. The compiler's own macros tell its version and, by -march=native, the CPU."""
+    macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
+    digest = hashlib.sha256("\0".join([torch.__version__, *command, macros]).encode())
+    for source in _sources("*.[ch]*"):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _sources(pattern: str) -> list[Path]:
+    return sorted(SOURCES.glob(pattern))
+
+
+@contextmanager
+def _one_process_at_a_time(path: Path) -> Iterator[None]:
+    """Saves the second process the compiling. A lock of the kernel's, which dies with its owner."""
+    with path.open("w") as file:
+        with suppress(OSError):  # a file system without locks: both compile, and the later rename wins
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(command: Sequence[str], path: Path) -> None:
+    print(
+        f"dlinfer: compiling the CPU kernels for this machine, once, into {path}", file=sys.stderr, flush=True
+    )
+    # One translation unit for all: the headers are read once, and that is most of the time.
+    unit = "".join(f'#include "{source}"\n' for source in _sources("*.cpp"))
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=path.parent) as scratch:
+        made = Path(scratch) / "library.so"
+        torch_parts = [f"-isystem{TORCH / 'include'}", f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
+        _run([*command, "-x", "c++", "-", "-o", str(made), *torch_parts], unit)
+        content = made.read_bytes()
+        made.write_bytes(content + hashlib.sha256(content).digest())
+        made.replace(path)
+
+
+def _run(command: Sequence[str], text: str = "") -> str:
+    environment = os.environ | {"LC_ALL": "C"}  # errors in English, where _first_error looks for the word
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+            timeout=COMPILE_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} failed: {error}") from error
+    if done.returncode:
+        raise BuildError(
+            f"{command[0]} failed: {_first_error(done.stderr) or f'exit status {done.returncode}'}"
+        )
+    return done.stdout
+
+
+def _first_error(output: str) -> str:
+    """The first line that names an error; a compiler's last lines are often only a summary."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether the file is what was compiled: the loader would map a damaged one, and it would crash or compute wrong.
+
+    The checksum stands behind the library's last section, where loaders do not look.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return len(content) > _SEAL and hashlib.sha256(content[:-_SEAL]).digest() == content[-_SEAL:]
+
+
+# --- loading
+
+
+def _load_library(path: Path) -> None:
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:  # torch's; the loader's own words are its cause
+        raise BuildError(f"the compiled library cannot be loaded: {error.__cause__ or error}") from error
+
+
+def _register_fakes() -> None:
+    """Shapes for tracing with fake tensors."""
+
+    @torch.library.register_fake("dlinfer_cpu::linear")
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+    @torch.library.register_fake("dlinfer_cpu::linears")
+    def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+        return [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]

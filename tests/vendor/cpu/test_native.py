@@ -1,0 +1,400 @@
+"""The C++ linear against float64, for every instruction set that this machine can play, and the cache it lives in."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.vendor.cpu import native
+
+REPOSITORY = Path(__file__).parents[3]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FLOAT32_UNIT = 2.0**-24  # the largest relative error of one float32 rounding
+
+
+def without_compiler() -> bool:
+    try:
+        native._compiler()
+    except native.BuildError:
+        return True
+    return False
+
+
+needs_compiler = pytest.mark.skipif(without_compiler(), reason="no C++ compiler is installed")
+
+
+@pytest.fixture(scope="module")
+def library() -> None:
+    """The library of this process; kept between test runs in the user's cache folder."""
+    assert native.why_not() is None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.dlinfer_cpu.linear.default(x, weight, bias)
+
+
+def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    return torch.ops.dlinfer_cpu.linears.default(x, weights, biases)
+
+
+def assert_close(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Within the bound of a float32 sum in any order, and one rounding to the dtype.
+
+    The sum of n products errs by at most about n float32 units of the sum of their magnitudes (Higham, Accuracy and
+    Stability of Numerical Algorithms, section 4.2); the rounding by half the dtype's spacing.
+    """
+    assert out.dtype == x.dtype
+    assert out.shape == (*x.shape[:-1], weight.shape[0])
+    exact = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    magnitudes = functional.linear(
+        x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs()
+    )
+    kind = torch.finfo(x.dtype)
+    allowed = (x.shape[-1] + 2) * FLOAT32_UNIT * magnitudes + kind.eps / 2 * exact.abs()
+    allowed += kind.smallest_normal * kind.eps  # the spacing of subnormals
+    if x.dtype is torch.bfloat16:
+        allowed += magnitudes.shape[-1] * kind.smallest_normal  # taken for zero by the instruction
+    excess = (out.double() - exact).abs() - allowed
+    assert excess.numel() == 0 or excess.max() <= 0, f"beyond the bound by {excess.max():.2e}"
+
+
+def tensor(seed: int, shape: tuple[int, ...], dtype: torch.dtype, gap: int = 0) -> Tensor:
+    """Normal numbers; rows lie ``gap`` elements apart."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.randn(*shape[:-1], shape[-1] + gap, generator=generator).to(dtype)
+    return wide[..., : shape[-1]]
+
+
+def check_sizes() -> None:
+    """Sizes around every boundary of the kernel: lanes, tiles, blocks, chunks, and the limit of rows."""
+    for dtype in DTYPES:
+        for rows in (0, 1, 2, 3, 5, 8, 9, 17, 33, 64, 65):
+            for out_features, in_features in (
+                *((0, 8), (1, 1), (3, 0), (5, 7), (15, 31), (16, 32), (17, 33), (19, 63), (33, 100)),
+                *((4, 511), (35, 1025), (20, 2080)),
+            ):
+                x = tensor(rows, (rows, in_features), dtype)
+                weight = tensor(1, (out_features, in_features), dtype)
+                bias = tensor(2, (out_features,), dtype) if rows % 2 else None
+                assert_close(linear(x, weight, bias), x, weight, bias)
+
+
+# --- the numbers
+
+
+@needs_compiler
+@pytest.mark.usefixtures("library")
+class TestNumbers:
+    @given(
+        dtype=st.sampled_from(DTYPES),
+        rows=st.integers(0, 40),
+        out_features=st.integers(0, 70),
+        in_features=st.integers(0, 1300),
+        gaps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+        with_bias=st.booleans(),
+        seed=st.integers(0, 2**31),
+    )
+    @example(torch.bfloat16, 1, 1152, 896, (0, 0), True, 0)
+    @example(torch.bfloat16, 8, 896, 4864, (0, 0), False, 0)
+    @settings(max_examples=200, deadline=None)
+    def test_against_float64(self, dtype, rows, out_features, in_features, gaps, with_bias, seed):
+        x = tensor(seed, (rows, in_features), dtype, gaps[0])
+        weight = tensor(seed + 1, (out_features, in_features), dtype, gaps[1])
+        bias = tensor(seed + 2, (out_features,), dtype) if with_bias else None
+        assert_close(linear(x, weight, bias), x, weight, bias)
+
+    def test_boundaries(self):
+        check_sizes()
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("rows", [3, 200])
+    def test_several_weights_equal_one_by_one(self, dtype, rows):
+        x = tensor(0, (rows, 200), dtype)
+        weights = [tensor(i, (size, 200), dtype) for i, size in enumerate((64, 1, 17, 0, 300))]
+        biases = [tensor(i, (w.shape[0],), dtype) if i % 2 else None for i, w in enumerate(weights)]
+        for out, weight, bias in zip(linears(x, weights, biases), weights, biases, strict=True):
+            assert torch.equal(out, linear(x, weight, bias))
+            assert_close(out, x, weight, bias)
+
+    @pytest.mark.parametrize(
+        "x",
+        [
+            pytest.param(tensor(0, (96,), torch.bfloat16), id="a vector"),
+            pytest.param(tensor(0, (1, 4, 96), torch.bfloat16), id="three dimensions"),
+            pytest.param(tensor(0, (2, 3, 96), torch.bfloat16, gap=7), id="three dimensions with gaps"),
+            pytest.param(tensor(0, (96, 5), torch.bfloat16).t(), id="transposed"),
+            pytest.param(tensor(0, (6, 192), torch.bfloat16)[::2, ::2], id="every other element"),
+            pytest.param(tensor(0, (1, 96), torch.bfloat16).expand(4, 96), id="rows that overlap"),
+            pytest.param(tensor(0, (5, 97), torch.bfloat16)[:, 1:], id="off the alignment"),
+            pytest.param(tensor(0, (2, 0, 96), torch.bfloat16), id="no rows"),
+        ],
+    )
+    def test_layouts_of_x(self, x):
+        weight, bias = tensor(1, (40, 96), torch.bfloat16), tensor(2, (40,), torch.bfloat16)
+        assert_close(linear(x, weight, bias), x, weight, bias)
+        assert linear(x, weight, bias).is_contiguous()
+
+    @pytest.mark.parametrize(
+        "weight",
+        [
+            pytest.param(tensor(1, (96, 96), torch.bfloat16)[20:60], id="a slice of rows"),
+            pytest.param(tensor(1, (40, 200), torch.bfloat16)[:, 50:146], id="a slice of columns"),
+            pytest.param(tensor(1, (80, 96), torch.bfloat16)[::2], id="every other row"),
+            pytest.param(tensor(1, (96, 40), torch.bfloat16).t(), id="stored as in x out"),
+            pytest.param(tensor(1, (1, 96), torch.bfloat16).expand(40, 96), id="one row 40 times"),
+        ],
+    )
+    def test_layouts_of_the_weight(self, weight):
+        x, bias = tensor(0, (3, 96), torch.bfloat16), tensor(2, (80,), torch.bfloat16)[::2]
+        assert_close(linear(x, weight, bias), x, weight, bias)
+
+    def test_other_dtypes_are_left_to_torch(self):
+        for dtype in (torch.float64, torch.int64, torch.complex64):
+            for rows in (0, 3):
+                x, weight = torch.ones(rows, 8, dtype=dtype), torch.ones(4, 8, dtype=dtype)
+                assert torch.equal(linear(x, weight), functional.linear(x, weight))
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_a_row_gives_the_same_bits_in_any_company(self, dtype):
+        # Greedy tokens must not depend on who else is in the batch.
+        x, weight = tensor(0, (16, 4864), dtype), tensor(1, (50, 4864), dtype)
+        together = linear(x, weight)
+        for rows in (1, 2, 7, 8, 9):
+            assert torch.equal(linear(x[:rows], weight), together[:rows])
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_threads_do_not_change_a_bit(self, dtype):
+        x, weight = tensor(0, (5, 900), dtype), tensor(1, (777, 900), dtype)
+        before = torch.get_num_threads()
+        try:
+            outs = []
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                outs.append(linear(x, weight))
+        finally:
+            torch.set_num_threads(before)
+        assert torch.equal(outs[0], outs[1])
+        assert torch.equal(outs[0], outs[2])
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_nan_and_infinity_stay_in_their_outputs(self, dtype):
+        x, weight = tensor(0, (3, 70), dtype), tensor(1, (40, 70), dtype)
+        x[1, 69], weight[5, 0] = torch.nan, torch.inf
+        out = linear(x, weight)
+        assert out[1].isnan().all()
+        assert out[0, 5].isinf()
+        out = out[[0, 2]]
+        out[:, 5] = 0
+        assert out.isfinite().all()
+
+    def test_overflow_is_infinity(self):
+        x = torch.full((2, 64), 1e4, dtype=torch.float16)
+        assert linear(x, x).isinf().all()
+        assert linear(x, -x).isneginf().all()
+
+    def test_two_callers_at_once(self):
+        x, weight = tensor(0, (4, 896), torch.bfloat16), tensor(1, (500, 896), torch.bfloat16)
+        expected = linear(x, weight)
+        wrong = []
+
+        def call() -> None:
+            wrong.extend(i for i in range(50) if not torch.equal(linear(x, weight), expected))
+
+        callers = [threading.Thread(target=call) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        assert not wrong
+
+
+# --- the op
+
+
+@needs_compiler
+@pytest.mark.usefixtures("library")
+class TestOp:
+    def test_opcheck(self):
+        x, weight, bias = (
+            tensor(i, shape, torch.bfloat16) for i, shape in enumerate([(2, 3, 8), (5, 8), (5,)])
+        )
+        torch.library.opcheck(torch.ops.dlinfer_cpu.linear.default, (x, weight, bias))
+        torch.library.opcheck(torch.ops.dlinfer_cpu.linears.default, (x, [weight, weight], [bias, None]))
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ((torch.ones(()), torch.ones(2, 3), None), "at least one dimension"),
+            ((torch.ones(2, 3), torch.ones(3), None), r"weight is \[out_features, in_features\]"),
+            ((torch.ones(2, 3), torch.ones(2, 4), None), "3 in_features, weight has 4"),
+            ((torch.ones(2, 3), torch.ones(2, 3).double(), None), "x and weight differ in dtype"),
+            ((torch.ones(2, 3), torch.ones(4, 3), torch.ones(3)), r"bias is \[out_features = 4\]"),
+            ((torch.ones(2, 3), torch.ones(4, 3), torch.ones(4).half()), "x and bias differ in dtype"),
+        ],
+    )
+    def test_wrong_arguments(self, arguments, message):
+        with pytest.raises(RuntimeError, match=message):
+            linear(*arguments)
+
+    def test_as_many_biases_as_weights(self):
+        with pytest.raises(RuntimeError, match="2 weights, 1 biases"):
+            linears(torch.ones(1, 3), [torch.ones(2, 3)] * 2, [None])
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["-mno-avx512bf16", "-mno-avx512f", "-mno-avx"])
+def test_lesser_instruction_sets(flag, tmp_path):
+    if os.uname().machine != "x86_64":
+        pytest.skip(f"{flag} is for x86-64, this is {os.uname().machine}")
+    code = f"""
+import torch
+from pathlib import Path
+from dlinfer.vendor.cpu import native
+torch.ops.load_library(str(native.build(Path({str(tmp_path)!r}), [{flag!r}])))
+from tests.vendor.cpu.test_native import check_sizes
+check_sizes()
+"""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, env=environment, timeout=300)
+
+
+# --- building and keeping
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has not tried to load the library yet."""
+    monkeypatch.setattr(native, "_outcome", None)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A source that compiles at once, in place of ours; returns an empty folder for the library."""
+    sources = tmp_path / "csrc"
+    sources.mkdir()
+    (sources / "empty.cpp").write_text("int dlinfer_answer() { return 42; }\n")
+    monkeypatch.setattr(native, "SOURCES", sources)
+    return tmp_path / "kept"
+
+
+@needs_compiler
+class TestCache:
+    def test_second_time_from_the_cache(self, quick, capfd):
+        path = native.build(quick)
+        assert "compiling the CPU kernels" in capfd.readouterr().err
+        written = path.stat().st_mtime_ns
+        assert native.build(quick) == path
+        assert path.stat().st_mtime_ns == written
+        assert capfd.readouterr().err == ""
+
+    @pytest.mark.parametrize("damage", ["emptied", "cut short", "one byte changed"])
+    def test_a_damaged_library_is_made_anew(self, quick, damage):
+        path = native.build(quick)
+        sound = path.read_bytes()
+        middle = len(sound) // 2
+        path.write_bytes(
+            {
+                "emptied": b"",
+                "cut short": sound[:middle],
+                "one byte changed": sound[:middle] + bytes([sound[middle] ^ 1]) + sound[middle + 1 :],
+            }[damage]
+        )
+        assert native.build(quick).read_bytes() == sound
+
+    def test_another_source_another_library(self, quick):
+        before = native.build(quick)
+        (native.SOURCES / "empty.cpp").write_text("int dlinfer_answer() { return 43; }\n")
+        assert native.build(quick) != before
+        (native.SOURCES / "header.h").write_text("// not even included\n")
+        assert len({before, native.build(quick)}) == 2
+
+    def test_flags_and_torch_are_part_of_the_name(self, quick, monkeypatch):
+        names = {native.build(quick), native.build(quick, ["-mtune=generic"])}
+        monkeypatch.setattr(torch, "__version__", "2.99.0")
+        names.add(native.build(quick))
+        assert len(names) == 3
+
+    def test_no_half_made_files_stay(self, quick):
+        path = native.build(quick)
+        assert {item.name for item in quick.iterdir()} == {path.name, path.with_suffix(".lock").name}
+
+    def test_a_lock_left_behind_does_not_matter(self, quick):
+        path = native.build(quick)
+        path.unlink()
+        assert path.with_suffix(".lock").exists()
+        assert native.build(quick).exists()
+
+    @pytest.mark.slow
+    def test_two_processes_race(self, tmp_path):
+        code = f"""
+import re, torch
+from pathlib import Path
+from dlinfer.vendor.cpu import native
+def runtimes():
+    return set(re.findall("/\\\\S*(?:libgomp|libiomp5|libomp)\\\\S*", Path("/proc/self/maps").read_text()))
+before = runtimes()
+assert native.why_not(Path({str(tmp_path)!r})) is None
+x = torch.ones(2, 64)
+assert torch.ops.dlinfer_cpu.linear.default(x, x).eq(64).all()
+assert runtimes() == before, "a second OpenMP runtime"
+"""
+        racers = [
+            subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+            for _ in range(2)
+        ]
+        said = [racer.communicate(timeout=300)[1] for racer in racers]
+        assert [racer.returncode for racer in racers] == [0, 0], said
+        assert sum("compiling the CPU kernels" in text for text in said) == 1
+        assert len(list(tmp_path.glob("*.so"))) == 1
+
+
+@pytest.mark.usefixtures("fresh")
+class TestReasons:
+    def test_no_compiler(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert native.why_not(tmp_path) == "no C++ compiler (c++, g++, clang++) is installed"
+
+    def test_the_named_compiler_is_missing(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("CXX", "no-such-compiler -m64")
+        assert native.why_not(tmp_path) == "no C++ compiler (CXX=no-such-compiler) is installed"
+
+    @needs_compiler
+    def test_a_source_that_does_not_compile(self, quick):
+        (native.SOURCES / "wrong.cpp").write_text('#error "this CPU is too old"\n')
+        reason = native.why_not(quick)
+        assert reason is not None
+        assert "failed" in reason
+        assert "this CPU is too old" in reason
+        assert not list(quick.glob("*.so"))
+
+    @needs_compiler
+    def test_a_library_that_does_not_load(self, quick):
+        (native.SOURCES / "wrong.cpp").write_text("void missing(); void caller() { missing(); }\n")
+        reason = native.why_not(quick)
+        assert reason is not None
+        assert "cannot be loaded" in reason
+        assert "missing" in reason
+
+    @needs_compiler
+    def test_a_folder_that_cannot_be_made(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        reason = native.why_not(tmp_path / "file" / "folder")
+        assert reason == f"the cache folder {tmp_path / 'file' / 'folder'} cannot be used: Not a directory"
+
+    def test_the_reason_is_found_once(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        first = native.why_not(tmp_path)
+        monkeypatch.delenv("CXX")
+        native.load(tmp_path)
+        assert native.why_not(tmp_path) == first
