@@ -7,6 +7,8 @@ The public parts are loaded at first use:
 - ``dlinfer.vendor``: which vendors there are and which one is active.
 - ``dlinfer.settings``: every ``DLINFER_*`` variable, in one documented place.
 - ``dlinfer.errors``: every error a user can meet.
+- ``dlinfer.compile(module, args)``: ahead of time, by the passes that ``torch.compile(backend="dlinfer")`` runs.
+- ``dlinfer.explain(model, *args)``: what graph mode made of a model, as text, JSON or a page.
 """
 
 import importlib
@@ -14,10 +16,16 @@ from typing import Any
 
 __version__ = "0.4.0"
 
-__all__ = ["__version__", "errors", "ops", "settings", "vendor"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["__version__", "compile", "errors", "explain", "ops", "settings", "vendor"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+# Functions that stand here by their own name -> the module they come from; the other names are modules.
+_FUNCTIONS = {"compile": "dlinfer.graph.aot", "explain": "dlinfer.graph.explain"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,8 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from dlinfer import __version__
 
@@ -23,7 +25,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print one JSON object (schema: docs/doctor.md)")
     doctor.set_defaults(run=_doctor)
+    _add_explain(commands)
     return parser
+
+
+def _add_explain(commands: Any) -> None:
+    text = "show what graph mode makes of a model: graphs, fusions, where each node runs, and why"
+    explain = commands.add_parser(
+        "explain",
+        help=text,
+        description=f"{text.capitalize()}. Prefill and one decode step with a static cache.",
+    )
+    explain.add_argument("folder", metavar="MODEL_FOLDER", type=Path, help="a model as Hugging Face saves it")
+    explain.add_argument("--batch", type=_positive, default=2, metavar="N", help="sequences (default 2)")
+    explain.add_argument(
+        "--prompt-length", type=_positive, default=8, metavar="N", help="tokens each (default 8)"
+    )
+    explain.add_argument("--engine", help="graph engine (default: that of the device's vendor)")
+    explain.add_argument("--static", action="store_true", help="take all sizes as constants, not as symbols")
+    for form, what in (("txt", "as text"), ("json", "as JSON"), ("html", "as a page with the graph drawn")):
+        explain.add_argument(
+            f"--{form}", type=Path, metavar="FILE", help=f"write all that is known to FILE {what}"
+        )
+    explain.set_defaults(run=_explain)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
 
 
 _DOCTOR_EXIT = "Exit status: 0 when ops can run on a vendor other than the reference, else 1."
@@ -40,3 +70,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
         doctor_view.show(report)
     return 0 if report.healthy else 1
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from dlinfer.cli import explain
+
+    return explain.run(arguments)

@@ -1,18 +1,121 @@
-"""The Dynamo entry: what ``torch.compile(model, backend="dlinfer")`` finds by its entry point.
+"""The Dynamo backend ``dlinfer``: what torch.compile(model, backend="dlinfer") calls with each graph."""
 
-Graph mode is not part of this release. The name is registered so that asking for it says so, instead of torch's
-"invalid backend"; eager calls of the same ops work, also inside models compiled by other backends.
-"""
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from typing import Any, NoReturn
+import torch
+from torch import fx
 
-from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError
+from dlinfer.graph import observe, torch_seam
+from dlinfer.graph.capture import capture
+from dlinfer.graph.compiled import CompiledGraph
+from dlinfer.graph.dialect import STATIC
+from dlinfer.graph.engine import find_engine
+from dlinfer.graph.lower import lower, timed
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report import GraphReport, record
+from dlinfer.ops.fallback import FallbackWarning
 
 
-def dlinfer_backend(graph_module: Any, example_inputs: list[Any], **options: Any) -> NoReturn:
-    """Raises UnsupportedFeatureError."""
-    raise UnsupportedFeatureError(
-        feature='torch.compile(backend="dlinfer")',
-        where="this release of dlinfer",
-        advice='run the model eagerly, or compile it with backend="inductor"; both call dlinfer\'s ops.',
+def dlinfer_backend(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | CompileOptions | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile one graph of Dynamo's.
+
+    options: see ``dlinfer.graph.options.CompileOptions``. mode: torch.compile's name for a set of inductor's options,
+    which callers such as transformers always pass; it has no effect here.
+
+    Every refusal is raised by the compiled function, where the caller of the model meets it as what it is and not
+    wrapped by Dynamo: CompileOptionError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy
+    ``error``, CaptureError and GraphFallbackError.
+    """
+    try:
+        return _compile(graph_module, example_inputs, CompileOptions.of(options))
+    except DlinferError as error:
+        return _raises(error)
+
+
+def _compile(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions
+) -> Callable[..., Any]:
+    try:
+        return compile_graph(graph_module, example_inputs, options)[0]
+    except CaptureError as error:
+        return _eager(graph_module, error, options)
+
+
+def compile_graph(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions
+) -> tuple[CompiledGraph, GraphReport]:
+    """Compile one graph inside Dynamo's call of a backend: (what runs, its report).
+
+    Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the policy ``error``,
+    GraphFallbackError.
+    """
+    _refuse_gradients(graph_module, example_inputs)
+    engine = find_engine(options.wanted_engine, _device_of(example_inputs))
+    report = record(GraphReport(model="a function", index=-1, engine=engine.name))
+    observe.started(report, graph_module)
+    report.cause = torch_seam.recompilation_cause() or "first call"
+    mode = torch_seam.dynamo_fake_mode()
+    assert mode is not None, "Dynamo calls its backends inside a tracing context"
+    try:
+        with timed(report, "capture"):
+            captured = capture(graph_module, torch_seam.fakes_of_inputs(mode, example_inputs), mode)
+    except CaptureError as error:
+        report.refused = str(error)
+        raise
+    report.variant = _unit_sizes(captured.graph_module)
+    program = lower(captured, engine, options, report)
+    observe.finished(report, captured, program)
+    return program, report
+
+
+def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+    turns_on = (torch._C._set_grad_enabled, (True,))
+    inside = any((node.target, node.args) == turns_on for node in graph_module.graph.nodes)
+    if not torch.is_grad_enabled() and not inside:
+        return
+    for node, value in zip(graph_module.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise InferenceOnlyError(what=node.name)
+
+
+def _device_of(example_inputs: Sequence[Any]) -> str:
+    for value in example_inputs:
+        if isinstance(value, torch.Tensor):
+            return value.device.type
+    return "cpu"
+
+
+def _eager(graph_module: fx.GraphModule, error: CaptureError, options: CompileOptions) -> Callable[..., Any]:
+    """The model as it was, under the fallback policy."""
+    if options.policy == "error":
+        raise error
+    if options.policy == "warn":
+        warnings.warn(f"{error} It runs eagerly.", FallbackWarning, stacklevel=2)
+    return graph_module.forward
+
+
+def _unit_sizes(graph_module: fx.GraphModule) -> tuple[str, ...]:
+    """``input[dim]`` for each size of 1 among the inputs that are no parameters: Dynamo made it a constant."""
+    return tuple(
+        f"{node.name}[{dim}]"
+        for node in graph_module.graph.find_nodes(op="placeholder")
+        if not node.meta.get(STATIC) and isinstance(node.meta.get("val"), torch.Tensor)
+        for dim, size in enumerate(node.meta["val"].shape)
+        if isinstance(size, int) and size == 1
     )
+
+
+def _raises(error: DlinferError) -> Callable[..., Any]:
+    def refused(*inputs: Any) -> Any:
+        raise error
+
+    return refused

@@ -1,0 +1,77 @@
+"""``dlinfer explain``: a Hugging Face model folder through graph mode, prefill and one cached decode step."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlinfer.errors import DlinferError, ExplanationError, ModelFolderError
+from dlinfer.graph.explain import FORMATS, Explanation, explain
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Explain, print the summary, write the files. Gives the exit status: 1 when it could not be done."""
+    files = {suffix: getattr(arguments, suffix.removeprefix(".")) for suffix in FORMATS}
+    try:
+        for suffix, path in files.items():
+            if path is not None and path.suffix != suffix:
+                raise ExplanationError(detail=f"--{suffix[1:]} {path} does not end in {suffix}")
+        explanation = explain_folder(
+            arguments.folder,
+            batch=arguments.batch,
+            length=arguments.prompt_length,
+            engine=arguments.engine,
+            dynamic=not arguments.static,
+        )
+        sys.stdout.write(str(explanation))
+        for path in files.values():
+            if path is not None:
+                sys.stdout.write(f"written: {explanation.save(path)}\n")
+    except (DlinferError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+def explain_folder(
+    folder: Path, *, batch: int, length: int, engine: str | None, dynamic: bool
+) -> Explanation:
+    """Prefill and one decode step with a static cache. Raises ModelFolderError and what ``explain`` raises."""
+    model = _load(folder)
+    from transformers import StaticCache
+
+    cache = StaticCache(config=model.config, max_cache_len=length + 8)
+    prompt = torch.arange(batch * length).reshape(batch, length) % model.config.get_text_config().vocab_size
+    given: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+    with torch.no_grad():
+        model(
+            input_ids=prompt, **given
+        )  # the cache makes its tensors at the first call, which is no part of a step
+    cache.reset()
+    explanation = explain(
+        model, input_ids=prompt, **given, options={"engine": engine}, dynamic=dynamic or None
+    )
+    explanation.run(input_ids=prompt[:, :1].contiguous(), **given)
+    return explanation
+
+
+def _load(folder: Path) -> Any:
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError as cause:
+        advice = "pip install 'dlinfer[lmdeploy]', which has transformers"
+        raise ModelFolderError(
+            path=str(folder), detail="transformers is not installed", advice=advice
+        ) from cause
+    if not (folder / "config.json").is_file():
+        advice = "give the folder that save_pretrained wrote, with config.json and the weights"
+        raise ModelFolderError(path=str(folder), detail="it has no config.json", advice=advice)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto")
+    except Exception as cause:
+        detail = f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}"
+        advice = "repair the checkpoint; the command takes text models that generate (AutoModelForCausalLM)"
+        raise ModelFolderError(path=str(folder), detail=detail, advice=advice) from cause
+    return model.eval()

@@ -1,0 +1,82 @@
+"""An artifact: a compiled graph with its weights and its signature, callable like the module it was made from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dlinfer.errors import ArtifactInputError
+from dlinfer.graph.report import GraphReport
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor that a caller passes. sizes: numbers, or ranges (low, high or None) that the graph takes."""
+
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    sizes: tuple[int | tuple[int, int | None], ...]
+
+    def misfit(self, value: Any) -> str | None:
+        """What is wrong with a value for this input; None when nothing is."""
+        if not isinstance(value, torch.Tensor):
+            return f"a {type(value).__name__}"
+        if value.dtype != self.dtype or value.device != self.device or value.dim() != len(self.sizes):
+            return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+        for size, wanted in zip(value.shape, self.sizes, strict=True):
+            low, high = (wanted, wanted) if isinstance(wanted, int) else wanted
+            if size < low or (high is not None and size > high):
+                return f"sizes {tuple(value.shape)}"
+        return None
+
+    def __str__(self) -> str:
+        sizes = ", ".join(
+            str(size) if isinstance(size, int) else f"{size[0]}..{'' if size[1] is None else size[1]}"
+            for size in self.sizes
+        )
+        return f"{self.dtype} [{sizes}] on {self.device}"
+
+
+@dataclass
+class Artifact:
+    """What ``dlinfer.compile`` gives. Weights are those of the module, shared and not copied.
+
+    inputs: for each leaf of (args, kwargs), its TensorSpec, or the constant that the graph was made with.
+    """
+
+    run: Callable[..., tuple[Any, ...]]
+    weights: Sequence[torch.Tensor]
+    inputs: Sequence[TensorSpec | Any]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    report: GraphReport
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result for these arguments. Raises ArtifactInputError."""
+        leaves = self._leaves(args, kwargs)
+        for index, (wanted, value) in enumerate(zip(self.inputs, leaves, strict=True)):
+            self._check(index, wanted, value)
+        # What the graph took as a constant (a number, None) is no input of it any more, but keeps its place.
+        with torch.no_grad():
+            results = self.run(*self.weights, *leaves)
+        return pytree.tree_unflatten(list(results), self.out_spec)
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        names = list(self.in_spec.child(1).context)
+        if sorted(names) != sorted(kwargs):
+            raise ArtifactInputError(name="keywords", expected=sorted(names), given=sorted(kwargs))
+        leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in names}))
+        if spec != self.in_spec:
+            raise ArtifactInputError(name="arguments", expected=self.in_spec, given=spec)
+        return leaves
+
+    def _check(self, index: int, wanted: TensorSpec | Any, value: Any) -> None:
+        if isinstance(wanted, TensorSpec):
+            wrong = wanted.misfit(value)
+            if wrong is not None:
+                raise ArtifactInputError(name=wanted.name, expected=wanted, given=wrong)
+        elif type(value) is not type(wanted) or value != wanted:
+            raise ArtifactInputError(name=f"argument {index}", expected=repr(wanted), given=repr(value))

@@ -1,0 +1,96 @@
+"""The protocols between graphs and the engines that run them, and how an engine is found by name.
+
+An engine says of each node whether it takes it, and turns a region of taken nodes into a callable. It lives in its
+vendor's folder; the vendor names it in ``Vendor.load_engines``.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import fx
+
+from dlinfer.errors import EngineUnavailableError
+from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report import ClusterReport
+from dlinfer.vendor import discovery
+
+
+@dataclass
+class CompiledRegion:
+    """What an engine made of a region.
+
+    run: takes the region's inputs in order, gives the tuple of its outputs; writes go to its inputs in place.
+        Engines that run steps give a Program; others a callable with a ``source`` to show.
+    placement: how each node of the region runs, by name: ``kernel: ...`` or ``cluster: ...``, for reports.
+    refused: why nodes that the engine took run one by one after all, by name.
+    """
+
+    run: Any
+    placement: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    clusters: list[ClusterReport] = field(default_factory=list)
+
+
+class Engine(Protocol):
+    """A graph engine. One object serves the whole process."""
+
+    name: str
+
+    def refuses(self, node: fx.Node) -> str | None:
+        """Why this engine does not take a node; None when it does."""
+        ...
+
+    def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
+        """Why a region is too small to be worth entering this engine; None when it is worth it."""
+        ...
+
+    def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
+        """Compile a region of nodes that were not refused."""
+        ...
+
+    def resolve(self, callee: str) -> Callable[..., Any]:
+        """The function behind a callee of this engine's programs."""
+        ...
+
+    def restore(self, callees: Collection[str], cache_dir: Path) -> None:
+        """Make callees of a stored program resolvable from the disk cache. Raises KeyError where one is missing."""
+        ...
+
+
+def find_engine(name: str | None, device_type: str) -> Engine:
+    """The engine of this name, or the default one of the device's vendor. Raises EngineUnavailableError."""
+    if name is None:
+        vendor = discovery.activate_default(device_type)
+        if vendor is None or vendor.default_engine is None:
+            reason = f"no vendor with a graph engine serves device {device_type!r}"
+            raise EngineUnavailableError(
+                engine="default", reason=reason, available=", ".join(_names()) or "none"
+            )
+        name = vendor.default_engine
+    for vendor in discovery.loadable():
+        if name in vendor.engines:
+            probe = vendor.probe()
+            if not probe.available:
+                raise EngineUnavailableError(
+                    engine=name, reason=probe.reason, available=", ".join(_names()) or "none"
+                )
+            return _loaded(vendor, name)
+    raise EngineUnavailableError(
+        engine=name, reason="no installed vendor provides it", available=", ".join(_names()) or "none"
+    )
+
+
+_engines: dict[str, Engine] = {}
+
+
+def _loaded(vendor: Any, name: str) -> Engine:
+    if name not in _engines:
+        _engines[name] = vendor.load_engine(name)
+    return _engines[name]
+
+
+def _names() -> list[str]:
+    return sorted(name for vendor in discovery.loadable() for name in vendor.engines)

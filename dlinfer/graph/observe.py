@@ -1,0 +1,103 @@
+"""What a compilation's report is told about its surroundings: name, guards, modules, memory.
+
+``started`` is called when a graph arrives, ``finished`` when it has become a program.
+"""
+
+import re
+import resource
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.graph import debug, torch_seam
+from dlinfer.graph.capture import Captured
+from dlinfer.graph.compiled import CompiledGraph
+from dlinfer.graph.dialect import STATIC, fake, storages, written_arguments
+from dlinfer.graph.program import Program
+from dlinfer.graph.report import GraphReport, InputReport
+
+
+def started(report: GraphReport, dynamo_graph: fx.GraphModule) -> None:
+    """Note whose code is compiled and how much memory the process has needed so far."""
+    report.model = _function_of(dynamo_graph.graph) or report.model
+    report.memory["peak before"] = peak_memory()
+
+
+def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -> None:
+    """Note what is known when all is compiled, and print where everything runs if DLINFER_DEBUG asks for it."""
+    graph = captured.graph_module.graph
+    report.guards = torch_seam.shape_guards(captured.mode)
+    report.symbols = torch_seam.sized_symbols(captured.mode)
+    placeholders = graph.find_nodes(op="placeholder")
+    written = {
+        memory for node in graph.nodes for target in written_arguments(node) for memory in storages(target)
+    }
+    # A static KV cache is the same tensor at each call too, but it is no weight: it is written.
+    weights = [node for node in placeholders if node.meta.get(STATIC) and not storages(node) & written]
+    report.inputs = [
+        InputReport(node.name, debug.shown(fake(node)), node in weights, _sizes(fake(node)))
+        for node in placeholders
+    ]
+    report.outputs = tuple(node.name for node in graph.output_node().all_input_nodes)
+    modules = {node.name: module_of(node) for node in graph.nodes}
+    for node in report.nodes:
+        node.module = modules.get(node.name, "")
+    report.memory["weights"] = _bytes_behind(weights)
+    report.memory["written inputs"] = _bytes_behind(
+        [node for node in placeholders if storages(node) & written]
+    )
+    report.memory["held"] = held_bytes(compiled)
+    report.memory["peak after"] = peak_memory()
+    debug.show_placement(report)
+
+
+def peak_memory() -> int:
+    """The most bytes of memory this process has had resident so far; compilers it starts are not counted."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def module_of(node: fx.Node) -> str:
+    """The path of the innermost module whose code a node came from, ``layers.0.mlp``; empty at the root."""
+    stack: Mapping[str, tuple[str, Any]] | None = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]
+    return re.sub(r"^[LG]\['\w+'\]\.?", "", path)
+
+
+def held_bytes(compiled: CompiledGraph) -> int:
+    """Bytes of the tensors that a compiled graph keeps besides its inputs: lifted constants, and copies of weights."""
+    programs = [run for run in (compiled.program, *compiled.regions.values()) if isinstance(run, Program)]
+    memory = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for program in programs
+        for value in program.constants.values()
+        if isinstance(value, torch.Tensor)  # and no branch of a torch.cond
+    }
+    return sum(memory.values())
+
+
+def _sizes(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value.shape)) if isinstance(value, torch.Tensor) else ()
+
+
+def _bytes_behind(nodes: Sequence[fx.Node]) -> int:
+    sizes: dict[int, int] = {}
+    for node in nodes:
+        for identity in storages(node):
+            sizes[identity] = torch_seam.example_number(fake(node).untyped_storage().nbytes())
+    return sum(sizes.values())
+
+
+def _function_of(graph: fx.Graph) -> str:
+    """``function (file:line)`` at the root of the stack that a graph's first call came from."""
+    for node in graph.nodes:
+        trace = node.meta.get("stack_trace") or ""
+        places = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+        if places:
+            path, _, rest = places[0].removeprefix('File "').partition('", line ')
+            line, _, function = rest.partition(", in ")
+            return f"{function} ({path}:{line})"
+    return ""

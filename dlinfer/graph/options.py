@@ -1,0 +1,96 @@
+"""What ``torch.compile(model, backend="dlinfer", options={...})`` and ``dlinfer.compile`` can be told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from dlinfer import settings
+from dlinfer.errors import CompileOptionError
+
+SMALL_REGIONS = ("eager", "engine")
+PRECISIONS = ("model",)
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Options of one compilation, validated when they are made. Raises CompileOptionError.
+
+    engine: name of the graph engine; None takes DLINFER_ENGINE, else the default of the vendor of the model's device.
+    fallback: what happens to nodes that the engine refuses: ``allow`` runs them with the vendor's eager kernels and
+        counts, ``warn`` also says so once for each reason, ``error`` refuses the model; None takes DLINFER_FALLBACK.
+    passes: pass or fusion rule name -> False to leave it out (True, the default, keeps it).
+    precision: ``model`` computes in the model's own dtypes.
+    small_regions: what happens to regions that cost more to enter than they save: ``eager`` runs them with eager
+        kernels, ``engine`` compiles them all the same; None takes DLINFER_SMALL_REGIONS.
+    cache_dir: folder of compiled artifacts; None takes DLINFER_CACHE_DIR.
+    """
+
+    engine: str | None = None
+    fallback: str | None = None
+    passes: Mapping[str, bool] = field(default_factory=dict)
+    precision: str = "model"
+    small_regions: str | None = None
+    cache_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("fallback", self.fallback, (None, *settings.FALLBACK_POLICIES))
+        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("small_regions", self.small_regions, (None, *SMALL_REGIONS))
+        if self.engine is not None and not isinstance(self.engine, str):
+            raise CompileOptionError(option="engine", given=self.engine, expected="the name of an engine")
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+        self._check_passes()
+
+    def _check_passes(self) -> None:
+        from dlinfer.graph.passes.registry import pass_names
+
+        known = pass_names()
+        if not isinstance(self.passes, Mapping):
+            raise CompileOptionError(option="passes", given=self.passes, expected="a dict of name to bool")
+        for name, wanted in self.passes.items():
+            if name not in known:
+                raise CompileOptionError(option="passes", given=name, expected="one of " + ", ".join(known))
+            if not isinstance(wanted, bool):
+                raise CompileOptionError(option=f"passes[{name!r}]", given=wanted, expected="True or False")
+
+    @property
+    def policy(self) -> str:
+        """The fallback policy in force."""
+        return self.fallback or settings.current().fallback
+
+    @property
+    def wanted_engine(self) -> str | None:
+        """The engine that is asked for; None leaves it to the vendor."""
+        return self.engine or settings.current().engine or None
+
+    @property
+    def keeps_small_regions(self) -> bool:
+        """Whether small regions are compiled too."""
+        return (self.small_regions or settings.current().small_regions) == "engine"
+
+    @property
+    def disabled_passes(self) -> frozenset[str]:
+        """Names of passes and fusion rules that are left out."""
+        return frozenset(name for name, wanted in self.passes.items() if not wanted)
+
+    @classmethod
+    def of(cls, given: "Mapping[str, Any] | CompileOptions | None") -> "CompileOptions":
+        """Options from a dict as torch.compile passes it. Raises CompileOptionError naming the valid ones."""
+        if isinstance(given, CompileOptions):
+            return given
+        known = [item.name for item in fields(cls)]
+        for name in given or {}:
+            if name not in known:
+                raise CompileOptionError(
+                    option=name, given=(given or {})[name], expected="one of the options " + ", ".join(known)
+                )
+        return cls(**dict(given or {}))
+
+
+def _one_of(option: str, given: Any, allowed: tuple[Any, ...]) -> None:
+    if given not in allowed:
+        raise CompileOptionError(
+            option=option, given=given, expected="one of " + ", ".join(repr(item) for item in allowed)
+        )

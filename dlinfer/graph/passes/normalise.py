@@ -1,0 +1,85 @@
+"""Drop the calls that change nothing: casts to the dtype it has, dropout outside training, copies of fresh values.
+
+Assumes nothing. What is dropped gives a value that is equal to its input in dtype, sizes, strides and memory.
+"""
+
+import torch
+from torch import fx
+
+from dlinfer.graph.dialect import arguments, fake, is_pure, overload, reshapes_argument, storages
+from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.passes.rewrite import Edit, Rewriter
+
+_aten = torch.ops.aten
+
+# With the memory and the layout of their input these do nothing but make another tensor object.
+_SAME = frozenset(
+    (
+        _aten.to.dtype,
+        _aten.to.device,
+        _aten.to.dtype_layout,
+        _aten.to.other,
+        _aten._to_copy.default,
+        _aten.contiguous.default,
+        _aten.alias.default,
+        _aten.detach.default,
+        _aten.lift_fresh.default,
+        _aten.lift_fresh_copy.default,
+        _aten.view.default,
+        _aten.reshape.default,
+        _aten.expand.default,
+        _aten.slice.Tensor,
+        _aten.squeeze.dim,
+        _aten.flatten.using_ints,
+        _aten.type_as.default,
+    )
+)
+
+_DROPOUT = frozenset((_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dropout.default))
+
+
+def _run(graph_module: fx.GraphModule) -> list[Edit]:
+    rewriter = Rewriter(graph_module)
+    for node in list(graph_module.graph.nodes):
+        if _changes_nothing(node):
+            source = node.all_input_nodes[0]
+            rewriter.replace(f"drop {overload(node)}", [node], [source])
+    return rewriter.edits
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    if node.op != "call_function" or not node.all_input_nodes or not is_pure(node):
+        return False
+    if any(user.op == "output" for user in node.users):
+        return False  # a caller may tell its own tensor from another object on the same memory
+    if any(reshapes_argument(user) for user in node.users):
+        return False  # its input keeps its sizes
+    source = node.all_input_nodes[0]
+    if node.args and node.args[0] is not source:
+        return False
+    if node.target in _DROPOUT:
+        return not arguments(node)["train"] and _alike(fake(source), fake(node))
+    if node.target not in _SAME or not _alike(fake(source), fake(node)):
+        return False
+    return bool(storages(node)) and storages(node) == storages(source)
+
+
+def _alike(first: object, second: object) -> bool:
+    """Whether two fakes are one in dtype, device, sizes, strides and offset, for every value of the symbols."""
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        return False
+    if first.dtype != second.dtype or first.device != second.device or first.dim() != second.dim():
+        return False
+    mine = [*first.shape, *first.stride(), first.storage_offset()]
+    other = [*second.shape, *second.stride(), second.storage_offset()]
+    return all(_equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+def _equal(first: object, second: object) -> bool:
+    """Equality that adds no guard: symbolic numbers are compared as expressions."""
+    if isinstance(first, torch.SymInt) or isinstance(second, torch.SymInt):
+        return str(first) == str(second)
+    return first == second
+
+
+NORMALISE = Pass("normalise", "calls that give their input back hide patterns and cost a call each", _run)

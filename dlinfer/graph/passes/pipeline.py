@@ -1,0 +1,94 @@
+"""The passes in their order, each verified after it ran and each reported with its edits and its time."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from dlinfer.errors import PassError
+from dlinfer.graph.dialect import gives_something, written_arguments
+from dlinfer.graph.passes.rewrite import Edit
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step: takes a graph in the dialect and changes it in place.
+
+    name: what options turn it on or off by, and what reports call it.
+    why: what it is for, in a sentence.
+    run: gives the edits it made.
+    """
+
+    name: str
+    why: str
+    run: Callable[[fx.GraphModule], list[Edit]]
+
+
+@dataclass
+class PassReport:
+    """What one pass did to one graph."""
+
+    name: str
+    why: str
+    edits: list[Edit] = field(default_factory=list)
+    seconds: float = 0.0
+    nodes: int = 0
+
+
+def run_passes(
+    graph_module: fx.GraphModule,
+    passes: Sequence[Pass],
+    *,
+    disabled: Collection[str] = (),
+    show: Callable[[PassReport, fx.GraphModule], None] | None = None,
+) -> list[PassReport]:
+    """Run the passes that are not disabled, in order. Raises PassError when one leaves a graph that is not valid."""
+    reports = []
+    verify(graph_module, "capture", None)
+    for item in passes:
+        if item.name in disabled:
+            continue
+        before = _interface(graph_module)
+        start = time.perf_counter()
+        edits = item.run(graph_module)
+        report = PassReport(
+            item.name, item.why, edits, time.perf_counter() - start, len(graph_module.graph.nodes)
+        )
+        verify(graph_module, item.name, before)
+        reports.append(report)
+        if show is not None:
+            show(report, graph_module)
+    graph_module.recompile()
+    return reports
+
+
+def _interface(graph_module: fx.GraphModule) -> tuple[list[str], list[str]]:
+    """What no pass may change: the inputs and the order of writes."""
+    nodes = graph_module.graph.nodes
+    return (
+        [node.name for node in nodes if node.op == "placeholder"],
+        [str(node.target) for node in nodes if written_arguments(node)],
+    )
+
+
+def verify(graph_module: fx.GraphModule, stage: str, before: tuple[list[str], list[str]] | None) -> None:
+    """Raise PassError unless the graph is well formed: order, fakes of every node, inputs and writes kept."""
+    try:
+        graph_module.graph.lint()
+    except RuntimeError as cause:
+        raise PassError(stage=stage, detail=str(cause)) from cause
+    for node in graph_module.graph.nodes:
+        if node.op not in ("output", "get_attr") and "val" not in node.meta and gives_something(node):
+            raise PassError(stage=stage, detail=f"node {node.format_node()} has no fake result")
+    if before is not None:
+        inputs, writes = _interface(graph_module)
+        if inputs != before[0]:
+            raise PassError(stage=stage, detail=f"the inputs changed from {before[0]} to {inputs}")
+        if not _is_subsequence(writes, before[1]):
+            raise PassError(stage=stage, detail=f"the writes changed from {before[1]} to {writes}")
+
+
+def _is_subsequence(short: list[str], long: list[str]) -> bool:
+    rest = iter(long)
+    return all(item in rest for item in short)

@@ -1,0 +1,26 @@
+"""All passes in the order in which they run."""
+
+import functools
+
+from dlinfer.graph.fusion.rule import FusionRule, apply_rule
+from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.normalise import NORMALISE
+from dlinfer.graph.passes.pipeline import Pass
+
+
+@functools.cache
+def passes() -> tuple[Pass, ...]:
+    """Clean, fuse, clean again."""
+    from dlinfer.graph.fusion.rules import RULES
+
+    fusion = tuple(item if isinstance(item, Pass) else _as_pass(item) for item in RULES)
+    return (NORMALISE, CLEAN_UP, *fusion, CLEAN_UP)
+
+
+def _as_pass(rule: FusionRule) -> Pass:
+    return Pass(rule.name, rule.why, functools.partial(apply_rule, rule))
+
+
+def pass_names() -> tuple[str, ...]:
+    """The names that the option ``passes`` takes."""
+    return tuple(dict.fromkeys(item.name for item in passes()))

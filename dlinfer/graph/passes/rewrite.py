@@ -1,0 +1,84 @@
+"""What passes edit graphs with: new nodes that carry a fake result and the model's line, and a record of edits."""
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from dlinfer.graph.dialect import fake, model_line
+from dlinfer.graph.torch_seam import FakeTensor, FakeTensorMode
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change that a pass made: what it did, to which nodes, from which line of the model."""
+
+    what: str
+    removed: tuple[str, ...]
+    added: tuple[str, ...]
+    line: str
+
+
+class Rewriter:
+    """Inserts and replaces nodes of one graph. A new node's fake result comes from running its op on fakes."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self.graph_module = graph_module
+        self.graph = graph_module.graph
+        self.mode = _mode_of(self.graph)
+        self.edits: list[Edit] = []
+
+    def call(self, at: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A new node before ``at``, which it takes the model's line from."""
+        with self.graph.inserting_before(at):
+            node = self.graph.call_function(op, args, kwargs)
+        for key in ("stack_trace", "nn_module_stack"):
+            if key in at.meta:
+                node.meta[key] = at.meta[key]
+        node.meta["val"] = self.fake_call(op, *args, **kwargs)
+        return node
+
+    def fake_call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """What ``op`` gives for arguments that may be nodes. Raises what its fake function raises."""
+        values, named = map_arg((args, kwargs), fake)
+        with torch.no_grad(), self._mode():
+            return op(*values, **named)
+
+    @contextmanager
+    def _mode(self):
+        if self.mode is None:
+            yield
+            return
+        with self.mode:
+            yield
+
+    def replace(self, what: str, old: Sequence[fx.Node], new: Sequence[fx.Node], interior=()) -> None:
+        """Let users of each old node use the new one, and record the edit.
+
+        The old nodes are erased, and ``interior`` ones (in any order) when nothing uses them any more.
+        """
+        line = model_line(old[0])
+        for before, after in zip(old, new, strict=True):
+            before.replace_all_uses_with(after)
+        gone = list(dict.fromkeys([*old, *interior]))
+        order = {node: index for index, node in enumerate(self.graph.nodes)}
+        removed = []
+        for node in sorted(gone, key=lambda n: order[n], reverse=True):
+            if not node.users and node.op != "placeholder":
+                removed.append(node.name)
+                self.graph.erase_node(node)
+        self.edits.append(
+            Edit(what, tuple(reversed(removed)), tuple(dict.fromkeys(n.name for n in new)), line)
+        )
+
+
+def _mode_of(graph: fx.Graph) -> FakeTensorMode | None:
+    for node in graph.nodes:
+        value = fake(node)
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return None

@@ -1,0 +1,122 @@
+"""Compiling small functions and comparing them with eager, and engines to do it with that compile nothing.
+
+``StubEngine`` runs nodes one by one and refuses what a test names. ``interpreted_engine`` is the engine inductor
+without its code generator: what schedules, cuts and shares runs for real, in milliseconds.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from dlinfer.graph import callee, report
+from dlinfer.graph.dialect import is_compute, op_name
+from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.program import Program, Step, constants_of, refer
+from dlinfer.vendor.cpu.inductor import clusters
+from dlinfer.vendor.cpu.inductor.engine import InductorEngine
+
+
+class StubEngine:
+    """Runs nodes by torch. ``refused``: names of ops it does not take. ``smallest``: nodes that a region needs."""
+
+    name = "stub"
+
+    def __init__(self, refused: Collection[str] = (), smallest: int = 0) -> None:
+        self.refused = refused
+        self.smallest = smallest
+        self.regions: list[list[str]] = []
+
+    def refuses(self, node: fx.Node) -> str | None:
+        return f"the stub has no {op_name(node)}" if op_name(node) in self.refused else None
+
+    def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
+        count = sum(map(is_compute, nodes))
+        return f"{count} of {self.smallest} nodes" if count < self.smallest else None
+
+    def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
+        graph = region.graph_module.graph
+        calls = [node for node in graph.nodes if node.op == "call_function"]
+        self.regions.append([op_name(node) for node in calls])
+        steps = [Step.of(node, "kernel", callee.reference(node.target)) for node in calls]
+        inputs = [node.name for node in graph.find_nodes(op="placeholder")]
+        output = refer(graph.output_node().args[0])
+        name = region.graph_module._get_name()
+        program = Program(name, inputs, steps, output, self.resolve, constants_of(region.graph_module))
+        return CompiledRegion(program)
+
+    def resolve(self, reference: str) -> Callable[..., Any]:
+        return callee.resolve(reference)
+
+    def restore(self, callees: Collection[str], cache_dir: Path) -> None:
+        for reference in callees:
+            self.resolve(reference)
+
+
+def interpreted_engine(monkeypatch: pytest.MonkeyPatch) -> InductorEngine:
+    """The engine inductor, whose clusters run node by node as decomposed."""
+    monkeypatch.setattr(clusters.torch_seam, "compile_loops", lambda graph, fakes, mode: graph)
+    return InductorEngine()
+
+
+def use_engine(monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
+    """Let every compilation of this test find ``engine``."""
+    monkeypatch.setattr("dlinfer.graph.backend.find_engine", lambda name, device: engine)
+
+
+def compiled(
+    function: Callable[..., Any], *, dynamic: bool | None = None, **options: Any
+) -> Callable[..., Any]:
+    """``torch.compile`` by the backend."""
+    return torch.compile(function, backend="dlinfer", dynamic=dynamic, options=options)
+
+
+def last_report() -> report.GraphReport:
+    """The report of the latest compilation."""
+    return report.reports()[-1]
+
+
+def same_as_eager(function: Callable[..., Any], *args: Any, calls: int = 2, **options: Any) -> None:
+    """Call a function eagerly and compiled, each on a copy of its own, and compare all that a caller can see.
+
+    Each call gives equal results from equal seeds, leaves arguments, buffers and the random generator equal, and
+    writes into a result afterwards reach the same tensors.
+    """
+    ours, theirs = copy.deepcopy((function, args)), copy.deepcopy((function, args))
+    run = compiled(ours[0], **options)
+    for seed in range(calls):
+        with torch.no_grad():
+            torch.manual_seed(seed)
+            expected, want_state = theirs[0](*theirs[1]), torch.get_rng_state()
+            torch.manual_seed(seed)
+            given, state = run(*ours[1]), torch.get_rng_state()
+        seen = [(given, expected), (ours[1], theirs[1])]
+        if isinstance(function, nn.Module):
+            seen.append((_state(ours[0]), _state(theirs[0])))
+        _assert_equal(seen)
+        assert torch.equal(state, want_state)
+        _write_into(given)
+        _write_into(expected)
+        _assert_equal(seen)
+
+
+def _state(module: Any) -> dict[str, torch.Tensor]:
+    return module.state_dict()
+
+
+def _assert_equal(pairs: Sequence[tuple[Any, Any]]) -> None:
+    for given, expected in pairs:
+        torch.testing.assert_close(given, expected, equal_nan=True, check_stride=True)
+
+
+def _write_into(results: Any) -> None:
+    for number, leaf in enumerate(pytree.tree_leaves(results)):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.layout == torch.strided:
+            leaf.add_(number + 1)

@@ -1,0 +1,24 @@
+"""What tests of graph mode share."""
+
+import pytest
+import torch
+
+from dlinfer import settings
+from dlinfer.graph import policy, report
+
+
+@pytest.fixture(scope="session")
+def artifact_folder(tmp_path_factory: pytest.TempPathFactory):
+    """One folder of compiled artifacts for all tests of a session, so that equal clusters compile once."""
+    return tmp_path_factory.mktemp("artifacts")
+
+
+@pytest.fixture
+def graph_mode(artifact_folder):
+    """Nothing compiled before is seen, by Dynamo or in the reports; no warning was given yet."""
+    torch._dynamo.reset()
+    report.reset()
+    policy._warned.clear()
+    with settings.override(cache_dir=str(artifact_folder), fallback="allow"):
+        yield
+    torch._dynamo.reset()

@@ -1,0 +1,87 @@
+"""Options: each bad one is refused with the valid ones, also by torch.compile; none of them is lost on the way."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dlinfer import settings
+from dlinfer.errors import CompileOptionError, EngineUnavailableError
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.passes.registry import pass_names
+from tests.graph.compiling import StubEngine, compiled, use_engine
+
+pytestmark = pytest.mark.usefixtures("graph_mode")
+
+BAD = [
+    ({"unknown": 1}, ["unknown", "engine, fallback, passes, precision, small_regions, cache_dir"]),
+    ({"fallback": "never"}, ["'never'", "'allow'", "'warn'", "'error'"]),
+    ({"precision": "fp8"}, ["'fp8'", "'model'"]),
+    ({"small_regions": True}, ["True", "'eager'", "'engine'"]),
+    ({"engine": 3}, ["3", "the name of an engine"]),
+    ({"passes": ["clean_up"]}, ["passes", "a dict of name to bool"]),
+    ({"passes": {"clean": False}}, ["'clean'", "clean_up", "normalise"]),
+    ({"passes": {"clean_up": 0}}, ["passes['clean_up']", "True or False"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), BAD, ids=lambda value: next(iter(value)) if isinstance(value, dict) else ""
+)
+def test_a_bad_option_is_refused_with_the_valid_ones(given, told):
+    with pytest.raises(CompileOptionError) as direct:
+        CompileOptions.of(given)
+    with torch.no_grad(), pytest.raises(CompileOptionError) as through_torch:
+        compiled(lambda x: x + 1, **given)(torch.ones(2))
+    for error in (direct.value, through_torch.value):
+        for part in told:
+            assert part in str(error)
+
+
+def test_a_refusal_stays_a_refusal_at_the_next_call():
+    run = compiled(lambda x: x + 1, unknown=1)
+    for sizes in (2, 2, 3, 4):
+        with torch.no_grad(), pytest.raises(CompileOptionError):
+            run(torch.ones(sizes))
+
+
+def test_an_unknown_engine_is_refused_with_the_installed_ones():
+    with torch.no_grad(), pytest.raises(EngineUnavailableError, match=r"'tpu9'.*Available: .*inductor"):
+        compiled(lambda x: x + 1, engine="tpu9")(torch.ones(2))
+
+
+def test_an_unknown_engine_of_the_settings_is_refused_likewise():
+    with (
+        settings.override(engine="tpu9"),
+        torch.no_grad(),
+        pytest.raises(EngineUnavailableError, match="'tpu9'"),
+    ):
+        compiled(lambda x: x + 1)(torch.ones(2))
+
+
+def test_defaults_come_from_the_settings():
+    with settings.override(fallback="error", engine="mine", small_regions="engine"):
+        chosen = CompileOptions.of(None)
+        assert (chosen.policy, chosen.wanted_engine, chosen.keeps_small_regions) == ("error", "mine", True)
+        own = CompileOptions.of({"fallback": "allow", "engine": "yours", "small_regions": "eager"})
+        assert (own.policy, own.wanted_engine, own.keeps_small_regions) == ("allow", "yours", False)
+    assert CompileOptions.of(None).wanted_engine is None
+
+
+def test_options_are_taken_as_they_are():
+    chosen = CompileOptions.of({"cache_dir": "/tmp/x", "passes": {"clean_up": False, "normalise": True}})
+    assert chosen.cache_dir == Path("/tmp/x")
+    assert chosen.disabled_passes == {"clean_up"}
+    assert CompileOptions.of(chosen) is chosen
+
+
+@pytest.mark.parametrize("name", pass_names())
+def test_every_pass_can_be_left_out(name, monkeypatch):
+    from dlinfer.graph import report
+
+    use_engine(monkeypatch, StubEngine())
+    with torch.no_grad():
+        compiled(lambda x: x * 2, passes={name: False})(torch.ones(2))
+    ran = [item.name for item in report.reports()[-1].passes]
+    assert name not in ran
+    assert set(ran) == set(pass_names()) - {name}
