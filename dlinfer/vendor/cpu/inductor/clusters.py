@@ -1,0 +1,193 @@
+"""Compiling clusters: each distinct one once, shared by the layers and graphs that repeat it."""
+
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from dlinfer.graph import torch_seam
+from dlinfer.graph.cache import ArtifactCache
+from dlinfer.graph.dialect import fake
+from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.program import attribute
+from dlinfer.graph.report import ClusterReport
+from dlinfer.graph.twins import Twins, twins_of
+from dlinfer.vendor.cpu.inductor.fusible import decompositions
+
+
+@dataclass
+class _Compiled:
+    """A compiled cluster, and what compiling it assumed about its symbols."""
+
+    run: Callable[..., Any]
+    assumptions: list[str]
+    origin: str
+    reason: str = ""
+
+    @property
+    def origin_again(self) -> str:
+        """What to report of a second cluster that uses it: one that runs eagerly does so wherever it is met."""
+        return self.origin if self.origin == "eager" else "shared"
+
+
+class ClusterCompiler:
+    """Compiles subgraphs of loops and keeps what it compiled, in this process and on disk."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[str, _Compiled] = {}
+        self._runs: dict[str, Callable[..., Any]] = {}
+        self._traced: dict[str, tuple[str, int]] = {}
+        self._lock = threading.Lock()
+
+    def run(self, name: str) -> Callable[..., Any]:
+        """The callable of a name that ``compile`` gave: from a cluster's inputs to the sequence of its outputs."""
+        return self._runs[name]
+
+    def load(self, name: str, cache: ArtifactCache) -> bool:
+        """Make ``run(name)`` possible from the disk cache alone; False where it holds no sound artifact."""
+        with self._lock:
+            if name not in self._runs:
+                stored = _load(name, cache)
+                if stored is None or stored.assumptions:
+                    return False
+                self._compiled[name] = stored
+                self._runs[name] = stored.run
+            return True
+
+    def compile(self, subgraph: Subgraph, cache: ArtifactCache) -> tuple[str, ClusterReport]:
+        """Compile a subgraph, or find one like it: (name for ``run``, report)."""
+        start = time.perf_counter()
+        spelling = canonical_text(subgraph.graph_module)
+        with self._lock:
+            if spelling in self._traced:
+                key, nodes = self._traced[spelling]
+                known = self._compiled[key]
+                if not known.assumptions:
+                    seconds = time.perf_counter() - start
+                    return key, ClusterReport(key, nodes, 1, seconds, known.origin_again, known.reason)
+            placeholders = subgraph.graph_module.graph.find_nodes(op="placeholder")
+            twins = twins_of([fake(node) for node in placeholders])
+            graph = torch_seam.trace_decomposed(
+                subgraph.graph_module, twins.values, twins.mode, decompositions()
+            )
+            key = cluster_key(graph, twins)
+            nodes = sum(1 for node in graph.graph.nodes if node.op == "call_function")
+            known = self._compiled.get(key)
+            if known is None:
+                known = self._compiled[key] = _load(key, cache) or _compile(graph, twins, key, cache)
+                origin = known.origin
+            else:
+                origin = known.origin_again
+            self._traced[spelling] = (key, nodes)
+            name, reason = key, known.reason
+            self._runs.setdefault(key, known.run)
+            if not twins.holds(known.assumptions):  # true for the sizes it was compiled for, not for these
+                name, origin = f"{key} eager {len(self._runs)}", "eager"
+                reason = "an equal cluster was compiled for sizes that these are not: " + "; ".join(
+                    known.assumptions
+                )
+                self._runs[name] = graph
+            return name, ClusterReport(key, nodes, 1, time.perf_counter() - start, origin, reason)
+
+
+_SYMBOL = re.compile(r"\b[suz]\d+\b")
+
+
+def canonical_text(graph_module: fx.GraphModule) -> str:
+    """A graph as text that is equal for graphs that differ in names of nodes and symbols only.
+
+    It is a cheap first look: a layer like one before need not be traced again to be recognised.
+    """
+    symbols: dict[str, str] = {}
+    names: dict[fx.Node, str] = {}
+    lines = []
+    for index, node in enumerate(graph_module.graph.nodes):
+        names[node] = f"%{index}"
+        arguments = map_arg((node.args, node.kwargs), lambda parent: _Named(names[parent]))
+        target = "" if node.op == "placeholder" else str(node.target)
+        lines.append(f"{node.op} {target} {arguments}")
+        if node.op == "placeholder":
+            lines.append(_shown(fake(node)))
+        if node.op == "get_attr":
+            lines.append(_constant(attribute(graph_module, target)))
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    ranges = torch_seam.symbol_ranges([fake(node) for node in placeholders])
+
+    def renamed(found: re.Match[str]) -> str:
+        name = found.group()
+        if name not in symbols:
+            symbols[name] = f"{name[0]}_{len(symbols)}:{ranges.get(name)}"
+        return symbols[name]
+
+    return _SYMBOL.sub(renamed, "\n".join(lines))
+
+
+def _load(key: str, cache: ArtifactCache) -> _Compiled | None:
+    return cache.load(key, _read)
+
+
+def _compile(graph: fx.GraphModule, twins: Twins, key: str, cache: ArtifactCache) -> _Compiled:
+    try:
+        artifact = torch_seam.compile_loops(graph, twins.values, twins.mode)
+    # Whatever inductor stumbles over, the nodes still run one by one, and it is reported.
+    except Exception as cause:  # noqa: BLE001
+        reason = (
+            f"inductor: {type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
+        )
+        return _Compiled(graph, [], "eager", reason)
+    compiled = _Compiled(artifact, twins.assumptions(), "compiled")
+    cache.store(key, compiled, _write)
+    return compiled
+
+
+def _write(compiled: _Compiled, path: str) -> None:
+    """The assumptions as a line of JSON, then torch's own bytes."""
+    plain = Path(path + ".artifact")
+    torch_seam.save_loops(compiled.run, str(plain))
+    Path(path).write_bytes(json.dumps(compiled.assumptions).encode() + b"\n" + plain.read_bytes())
+
+
+def _read(path: str) -> _Compiled:
+    assumptions, _, artifact = Path(path).read_bytes().partition(b"\n")
+    plain = Path(path + ".artifact")
+    plain.write_bytes(artifact)
+    return _Compiled(torch_seam.load_loops(str(plain)), json.loads(assumptions), "disk")
+
+
+def cluster_key(graph: fx.GraphModule, twins: Twins) -> str:
+    """A hash of what a cluster computes: its ops, and its inputs' dtypes, sizes, strides and ranges of symbols."""
+    names: dict[fx.Node, str] = {}
+    lines = [_shown(value) for value in twins.values]
+    lines += [f"{name}: {limits}" for name, limits in sorted(torch_seam.symbol_ranges(twins.values).items())]
+    for index, node in enumerate(graph.graph.nodes):
+        names[node] = f"%{index}"
+        arguments = map_arg((node.args, node.kwargs), lambda parent: _Named(names[parent]))
+        target = "" if node.op == "placeholder" else str(node.target)
+        lines.append(f"{node.op} {target} {arguments}")
+        if node.op == "get_attr":
+            lines.append(_constant(attribute(graph, str(node.target))))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
+    return f"{type(value).__name__} {value}"
+
+
+def _constant(value: Any) -> str:
+    return hashlib.sha256(repr((value.dtype, tuple(value.shape), value.tolist())).encode()).hexdigest()
+
+
+class _Named(str):
+    def __repr__(self) -> str:
+        return str(self)

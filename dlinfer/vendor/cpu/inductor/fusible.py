@@ -1,0 +1,133 @@
+"""Which nodes inductor turns into loops of its own, so that neighbours of them fuse.
+
+The answer comes from decomposing a node as inductor would and looking at what is left: an op that inductor has a
+lowering for, or a call into a library (matmul, attention, sort), which gains nothing from being inside.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from dlinfer.graph import torch_seam
+from dlinfer.graph.dialect import fake, is_compute, overload, tensors_of
+from dlinfer.ops.spec import registry
+
+_LIBRARY_CALLS = (
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "_int_mm", "_grouped_mm", "_scaled_grouped_mm",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_fused_attention_overrideable", "sort", "topk", "cumsum", "cumprod", "logcumsumexp",
+    "_embedding_bag", "_fft_c2c", "_fft_r2c", "_fft_c2r", "mkldnn_rnn_layer",
+)  # fmt: skip
+
+# A compiled loop checks indices too, but in a thread of its own, where a wrong one ends the process; ATen raises.
+_INDEXED_BY_DATA = (
+    "index", "embedding", "gather", "index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy",
+    "index_fill", "index_select", "take", "put",
+)  # fmt: skip
+
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = frozenset((*_FLOATS, torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
+
+_answers: dict[str, int] = {}
+
+
+def loops_of(node: fx.Node) -> int:
+    """How many elementary loops inductor makes of this pure node; 0 where it calls a library for it."""
+    op = overload(node)
+    if op is None:
+        return 0
+    reads = [tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)]
+    results = tensors_of(node)
+    if not results or any(tensor.dtype not in _DTYPES for tensor in [*reads, *results]):
+        return 0
+    if any(tensor.device.type != "cpu" for tensor in [*reads, *results]):
+        return 0
+    if any(_is_data(fake(parent)) for parent in node.all_input_nodes):
+        return 0
+    if torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
+        return 0
+    key = _key(node)
+    if key not in _answers:
+        _answers[key] = _count_loops(node)
+    return _answers[key]
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a number that is no integer comes from a tensor's values: loops take sizes only."""
+    return isinstance(value, (torch.SymFloat, torch.SymBool)) and bool(
+        torch_seam.free_unbacked_symbols(value)
+    )
+
+
+def _key(node: fx.Node) -> str:
+    def shown(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"{value.dtype}{tuple(value.shape)}{value.stride()}"
+        return repr(value)
+
+    args, kwargs = map_arg((node.args, node.kwargs), lambda parent: _Shown(shown(fake(parent))))
+    return f"{node.target}{args}{kwargs}"
+
+
+class _Shown(str):
+    """Text that shows itself without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def decompositions() -> dict[Any, Any]:
+    """Inductor's decompositions and, for dlinfer's ops, their own bodies."""
+    ours = {spec.overload: spec.reference for spec in registry().values() if not spec.mutates}
+    return torch_seam.inductor_decompositions() | ours
+
+
+def _count_loops(node: fx.Node) -> int:
+    values: list[Any] = []
+
+    def hole(parent: fx.Node) -> Any:
+        values.append(fake(parent))
+        return _Hole(len(values) - 1)
+
+    places = map_arg((node.args, node.kwargs), hole)
+
+    def call(*given: Any) -> Any:
+        args, kwargs = _filled(places, given)
+        return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+
+    try:
+        graph = torch_seam.trace_decomposed(
+            call, values, torch_seam.mode_of(tensors_of(node)), decompositions()
+        )
+    except Exception:  # noqa: BLE001 - what cannot be decomposed here is called as it is: that is the answer
+        return 0
+    calls = [n for n in graph.graph.nodes if n.op == "call_function"]
+    if not all(_is_loop(n) for n in calls):
+        return 0
+    return max(1, sum(is_compute(n) for n in calls))
+
+
+class _Hole:
+    """Where an argument goes that is another node's result."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def _filled(places: Any, given: Any) -> Any:
+    return pytree.tree_map(lambda leaf: given[leaf.index] if isinstance(leaf, _Hole) else leaf, places)
+
+
+def _is_loop(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True  # arithmetic on sizes
+    if torch_seam.inductor_calls_library(target):
+        return False
+    if node.kwargs.get("rounding_mode") == "trunc" and not fake(node).is_floating_point():
+        return False  # inductor's code for it ends the process where an integer is divided by 0
+    name = target._schema.name.split("::")[1]
+    return target.namespace in ("aten", "prims") and name not in (*_LIBRARY_CALLS, *_INDEXED_BY_DATA)

@@ -1,0 +1,176 @@
+"""The order in which a region runs: kernels where the model calls them, and between them clusters of loops.
+
+Kernels (library calls, dlinfer's heavy ops, writes, random draws) keep their order. Everything that fuses is moved
+as late as its users and the writes to what it reads allow, so that the nodes before one kernel come together in one
+cluster, and the layers of a model, which repeat, give clusters that are equal and are compiled once.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from dlinfer.graph.dialect import is_pure, is_size, is_view, reads_number, reshapes_argument, storages
+from dlinfer.graph.memory import Writes
+from dlinfer.vendor.cpu.inductor.fusible import loops_of
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes that are compiled as one.
+
+    members: those whose values it computes. body: with the views and sizes that come along, in running order.
+    outputs: members that are read outside.
+    """
+
+    members: tuple[fx.Node, ...]
+    body: tuple[fx.Node, ...] = ()
+    outputs: tuple[fx.Node, ...] = ()
+
+
+Item = fx.Node | Cluster
+
+
+def schedule(graph: fx.Graph, *, smallest: int) -> list[Item]:
+    """Nodes and clusters in running order. Fewer than ``smallest`` elementary loops stay single nodes."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    kinds = {node: _kind(node) for node in calls}
+    for node in calls:  # the items of a node's tuple go where it goes
+        if node.target is operator.getitem and kinds.get(node.args[0]) == "loop":
+            kinds[node] = "loop"
+    _keep_in_place(calls, kinds)
+    slots = _latest_slots(graph, calls, kinds)
+    by_slot: dict[float, list[fx.Node]] = {}
+    for node in calls:
+        by_slot.setdefault(slots[node], []).append(node)
+    items: list[Item] = []
+    for slot in sorted(by_slot):
+        items += _slot_items(by_slot[slot], kinds, smallest)
+    return _with_liveness(graph, items, kinds)
+
+
+def _kind(node: fx.Node) -> str:
+    if is_size(node) and is_pure(node) and not reads_number(node):
+        return "size"
+    if node.target is operator.getitem or is_view(node):
+        return "view"
+    if is_pure(node) and loops_of(node):
+        return "loop"
+    return "kernel"
+
+
+def _keep_in_place(calls: Sequence[fx.Node], kinds: dict[fx.Node, str]) -> None:
+    """Views and sizes of a tensor that is given another shape in place keep their order like kernels."""
+    reshaped = {
+        memory
+        for node in calls
+        if reshapes_argument(node)
+        for parent in node.all_input_nodes
+        for memory in storages(parent)
+    }
+    for node in calls:
+        if kinds[node] in ("view", "size") and any(storages(p) & reshaped for p in node.all_input_nodes):
+            kinds[node] = "kernel"
+
+
+def _latest_slots(
+    graph: fx.Graph, calls: Sequence[fx.Node], kinds: dict[fx.Node, str]
+) -> dict[fx.Node, float]:
+    """Kernel number k stands in slot k + 0.5, what is computed before it in slot k."""
+    writes = Writes(graph)
+    kernels = [node for node in calls if kinds[node] == "kernel"]
+    number = {node: index for index, node in enumerate(kernels)}
+    writers = [(index, node) for node, index in number.items() if not is_pure(node)]
+    slots: dict[fx.Node, float] = {}
+    for node in reversed(calls):
+        if kinds[node] == "kernel":
+            slots[node] = number[node] + 0.5
+            continue
+        slot: float = len(kernels)
+        for user in node.users:
+            if user in slots:
+                slot = min(slot, slots[user] if kinds[user] != "kernel" else number[user])
+        if kinds[node] == "loop":
+            for index, writer in writers:
+                later = writes.position[writer] > writes.position[node] and index < slot
+                if later and writes.between(node.all_input_nodes, node, _after(writer, writes)):
+                    slot = index
+                    break
+        slots[node] = slot
+    for node in calls:  # a tuple's items exist as soon as the tuple does
+        if kinds[node] == "loop" and node.target is operator.getitem:
+            slots[node] = slots[node.args[0]]  # pyright: ignore[reportArgumentType]
+    return slots
+
+
+def _after(writer: fx.Node, writes: Writes) -> fx.Node:
+    """The node right after a writer, so that an open interval up to it includes the write."""
+    follower = writer.next
+    return follower if follower in writes.position else writer
+
+
+def _slot_items(nodes: list[fx.Node], kinds: dict[fx.Node, str], smallest: int) -> list[Item]:
+    loops = [node for node in nodes if kinds[node] == "loop"]
+    if sum(loops_of(node) for node in loops) < smallest:
+        return list(nodes)
+    # Views of the cluster's results come after it, views and sizes of earlier results before or after alike.
+    inside = set(loops)
+    late: list[fx.Node] = []
+    early: list[fx.Node] = []
+    depends = set(loops)
+    for node in nodes:
+        if node in inside:
+            continue
+        if any(parent in depends for parent in node.all_input_nodes):
+            depends.add(node)
+            late.append(node)
+        else:
+            early.append(node)
+    return [*early, Cluster(tuple(loops)), *late]
+
+
+def _with_liveness(graph: fx.Graph, items: Sequence[Item], kinds: dict[fx.Node, str]) -> list[Item]:
+    """The items that something needs, and for each cluster its body and outputs.
+
+    A cluster computes the views and sizes that it reads itself, so most of them are needed by nobody else.
+    """
+    needed = set(graph.output_node().all_input_nodes)
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    kept: list[Item] = []
+    for item in reversed(items):
+        if isinstance(item, Cluster):
+            outputs = tuple(node for node in item.members if node in needed)
+            if not outputs:
+                continue
+            body = _body(item.members, order, kinds)
+            inside = set(body)
+            needed.update(parent for node in body for parent in node.all_input_nodes if parent not in inside)
+            kept.append(Cluster(item.members, body, outputs))
+        elif item in needed or not is_pure(item):
+            needed.update(item.all_input_nodes)
+            kept.append(item)
+    kept.reverse()
+    return kept
+
+
+def _body(
+    members: Sequence[fx.Node], order: dict[fx.Node, int], kinds: dict[fx.Node, str]
+) -> tuple[fx.Node, ...]:
+    """The members with the views and sizes that they read, in the graph's order."""
+    found = set(members)
+    waiting = list(members)
+    while waiting:
+        for parent in waiting.pop().all_input_nodes:
+            if parent not in found and kinds.get(parent) in ("view", "size") and _comes_along(parent):
+                found.add(parent)
+                waiting.append(parent)
+    return tuple(sorted(found, key=order.__getitem__))
+
+
+def _comes_along(node: fx.Node) -> bool:
+    """Views and sizes cost nothing inside a cluster, and let it index into what they view."""
+    if node.target is operator.getitem and not is_size(node):
+        source = node.all_input_nodes[0]
+        return source.op == "call_function" and is_view(source)
+    return True

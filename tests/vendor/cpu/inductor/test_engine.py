@@ -1,0 +1,130 @@
+"""The engine inductor with its code generator: the cases that only compiled code can get wrong."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dlinfer.errors import GraphFallbackError, GraphRunError
+from tests.graph.compiling import compiled, last_report, same_as_eager
+
+pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow]
+x = torch.arange(24.0).view(4, 6)
+
+
+def several_results_of_one_value(x):
+    a, b = x * 2 + 1, x * 2 + 1
+    zeros, ones = torch.zeros(4, 6), torch.ones(4, 6)
+    return a, b, a.clone(), x + zeros, x * ones, a + zeros, x.clone()
+
+
+def written_later(x):
+    zeros = torch.zeros(4, 6)
+    y, z = x + zeros, x * 2 + 1
+    y.view(-1)[3:9] = 5
+    w = z + zeros
+    w.index_add_(0, torch.tensor([1, 1]), x[:2])
+    return x * 2, y.sin(), z + 1, w + 1
+
+
+def constants(x):
+    t = torch.tensor([float(n) for n in range(24)]).view(4, 6)
+    u = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    return t + 0, t * 1, u.clone(), t, u, torch.arange(6.0) + 0
+
+
+@pytest.mark.parametrize("function", [several_results_of_one_value, written_later, constants])
+def test_results_never_share_memory_that_eager_keeps_apart(function):
+    same_as_eager(function, x, small_regions="engine", calls=2)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(6), nn.Linear(6, 12)
+        self.cache: torch.Tensor
+        self.register_buffer("cache", torch.zeros(16, 6))
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        gate, up = self.linear(self.norm(x)).chunk(2, -1)
+        self.cache.index_copy_(0, position, F.silu(gate) * up)
+        return (self.cache[: x.shape[0]] * 2 + x).softmax(-1)
+
+
+def test_one_program_serves_all_sizes_and_writes_in_place():
+    torch.manual_seed(0)
+    model = Block()
+    ours = compiled(model, dynamic=True)
+    with torch.no_grad():
+        for rows in (4, 2, 9, 16):
+            given, position = torch.randn(rows, 6), torch.randperm(rows)
+            cache = model.cache.clone()
+            result = ours(given, position)
+            written, model.cache.data = model.cache.clone(), cache
+            torch.testing.assert_close(result, model(given, position))
+            torch.testing.assert_close(written, model.cache)
+            model.cache.data = written
+    assert {node.place for node in last_report().nodes} <= {"engine", "view", "size"}
+
+
+def test_a_wrong_index_is_an_error_and_not_the_end_of_the_process():
+    def looks_up(tokens, table):
+        return F.embedding(tokens, table).sin() * 2 + 1
+
+    run = compiled(looks_up, small_regions="engine", dynamic=True)
+    tokens, table = torch.arange(4000) % 50, torch.randn(50, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(run(tokens, table), looks_up(tokens, table))
+        with pytest.raises(GraphRunError, match=r"embedding.*out of range"):
+            run(tokens + 1, table)
+        torch.testing.assert_close(run(tokens, table), looks_up(tokens, table))
+
+
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+def test_a_division_of_integers_by_zero_is_an_error(mode):
+    def divides(a, b):
+        return torch.div(a, b, rounding_mode=mode) * 2 + 1
+
+    run = compiled(divides, small_regions="engine", dynamic=True)
+    a, b = torch.arange(4000), torch.arange(4000) + 1
+    with torch.no_grad():
+        torch.testing.assert_close(run(a, b), divides(a, b))
+        with pytest.raises(GraphRunError, match="ZeroDivisionError"):
+            run(a, b - 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+def test_dtypes(dtype):
+    same_as_eager(
+        lambda x: (x.abs() + x) * x if x.dtype != torch.bool else (x & ~x) | x,
+        (x - 9).to(dtype),
+        small_regions="engine",
+    )
+
+
+def test_placements_name_kernels_and_clusters():
+    model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.GELU())
+    with torch.no_grad():
+        compiled(model)(x)
+    places = {node.op: node.how for node in last_report().nodes if node.place == "engine"}
+    assert places["aten.linear"].startswith("kernel native linear")
+    assert places["aten.layer_norm"].startswith("cluster ")
+    assert places["aten.layer_norm"] == places["aten.gelu"]
+
+
+def test_a_cluster_that_inductor_cannot_compile_obeys_the_policy_wherever_it_is_met(monkeypatch, tmp_path):
+    def fails(*args):
+        raise RuntimeError("no C++ compiler")
+
+    def model(x):
+        return (x.sin() + 0.12345).cos()
+
+    monkeypatch.setattr("dlinfer.graph.torch_seam.compile_loops", fails)
+    x = torch.randn(3, 7)
+    for _ in range(2):  # the second graph meets a cluster that is known
+        run = compiled(model, fallback="allow", cache_dir=str(tmp_path))
+        torch.testing.assert_close(run(x), model(x))
+        reasons = {node.reason for node in last_report().placed("eager")}
+        assert reasons == {"inductor: RuntimeError: no C++ compiler"}
+    with pytest.raises(GraphFallbackError, match=r"no C\+\+ compiler"):
+        compiled(model, fallback="error", cache_dir=str(tmp_path))(x)
