@@ -41,9 +41,10 @@ THIRD_PARTY = {
     "dlinfer.framework.lmdeploy_ext": TORCH
     | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors"},
     "dlinfer.framework": TORCH | {"packaging"},
+    "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},
     "dlinfer.vendor": TORCH,
-    "dlinfer.graph": TORCH,
+    "dlinfer.graph": TORCH | {"sympy"},  # guards and ranges of symbolic sizes are sympy's
     "dlinfer.ops": TORCH,
     "dlinfer.utils": TORCH,
     "dlinfer": set(),

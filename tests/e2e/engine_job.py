@@ -142,6 +142,42 @@ def teacher_forced(pipe, step: dict, logits: dict) -> list[list[int]]:
 KINDS = {f.__name__: f for f in (call, one_by_one, stream, staggered, cancel, perplexity, teacher_forced)}
 
 
+def phases() -> list[tuple[str, str, str]]:
+    """(phase, what became of it, why) of every graph of this process's engine, by now."""
+    from dlinfer.framework.lmdeploy_ext import graph_runner
+
+    return [(p.phase, p.outcome, p.reason) for runner in graph_runner.counts() for p in runner.phases]
+
+
+def steps() -> int:
+    """How often this process's engine ran its model's forward as a graph."""
+    from dlinfer.framework.lmdeploy_ext import graph_runner
+
+    return sum(runner.steps for runner in graph_runner.counts())
+
+
+def explained() -> list[dict]:
+    """For each graph: its phase, regions, nodes that run eagerly, and the share of computing nodes in the engine."""
+    from dlinfer.framework.lmdeploy_ext import graph_runner
+
+    graphs = []
+    for runner in graph_runner.counts():
+        for phase in runner.phases:
+            assert phase.report is not None, phase
+            eager = [f"{node.op}: {node.reason}" for node in phase.report.placed("eager")]
+            inside = len(phase.report.placed("engine"))
+            graphs.append(
+                {
+                    "phase": phase.phase,
+                    "regions": len(phase.report.regions),
+                    "eager": eager,
+                    "coverage": inside / (inside + len(eager)),
+                    "rules": phase.report.rules(),
+                }
+            )
+    return graphs
+
+
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     out = Path(sys.argv[2])
@@ -150,11 +186,14 @@ def main() -> None:
     logits: dict[str, np.ndarray] = {}
     trust = job["trust_remote_code"]
     with pipeline(job["model"], backend_config=config, trust_remote_code=trust) as pipe:  # pyright: ignore[reportCallIssue]
+        ready = phases()
         for step in job["steps"]:
             try:
                 results[step["name"]] = KINDS[step["kind"]](pipe, step, logits)
             except Exception:  # noqa: BLE001 - the other steps still have an answer; the harness raises this one
                 results[step["name"]] = {"raised": traceback.format_exc()}
+        results["explained"] = explained()
+        results["graphs"] = {"phases": ready, "late": len(phases()) - len(ready), "steps": steps()}
     np.savez(out / "logits.npz", **logits)  # pyright: ignore[reportArgumentType]
     (out / "results.json").write_text(json.dumps(results))
 

@@ -156,8 +156,18 @@ class Lab:
         with np.load(kept) as arrays:
             return dict(arrays)
 
-    def engine(self, model: Path, steps: list[dict], timeout: float = 180, **options) -> EngineRun:
-        """Start LMDeploy once with ``options`` of PytorchEngineConfig and let it answer ``steps``."""
+    def engine(
+        self,
+        model: Path,
+        steps: list[dict],
+        timeout: float = 300,
+        environment: dict[str, str] | None = None,
+        **options,
+    ) -> EngineRun:
+        """Start LMDeploy once with ``options`` of PytorchEngineConfig and let it answer ``steps``.
+
+        A graph that no earlier run has compiled takes most of the time; compiled ones are kept beside the models.
+        """
         job = {
             "model": str(model),
             "trust_remote_code": (model / "configuration_internlm2.py").is_file(),
@@ -172,6 +182,8 @@ class Lab:
                 [sys.executable, str(ENGINE_SCRIPT), str(job_file), temp],
                 timeout,
                 HF_HOME=str(self.cache / "hf"),
+                DLINFER_CACHE_DIR=str(self.cache / "compiled"),
+                **(environment or {}),
             )
             log = done.stdout + done.stderr
             assert done.returncode == 0, f"LMDeploy ended with {done.returncode}:\n{log[-6000:]}"

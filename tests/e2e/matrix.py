@@ -25,6 +25,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "chunked-prefix": {"max_prefill_token_num": 32, "enable_prefix_caching": True, "block_size": 16},
 }
 
+# LMDeploy's default, and ``eager_mode=True``.
+MODES = ("graph", "eager")
+
 # The family that meets every configuration in the quick lane.
 THOROUGH = "qwen2"
 
@@ -50,14 +53,17 @@ class Cell:
     seed: int
     dtype: str
     config: str
+    mode: str = "graph"
 
     @property
     def name(self) -> str:
-        return f"{self.family}-s{self.seed}-{self.dtype}-{self.config}"
+        return f"{self.family}-s{self.seed}-{self.dtype}-{self.config}-{self.mode}"
 
     @property
     def is_quick(self) -> bool:
-        """Part of ``make test``: each family once, one family in every configuration and dtype."""
+        """Part of ``make test``: each family once in either mode, one family in every configuration and dtype."""
+        if self.mode == "eager" and self.config not in ("base", "chunked-prefix"):
+            return False
         return self.seed == 0 and (
             self.family == THOROUGH or (self.config == "base" and self.dtype == "float32")
         )
@@ -65,8 +71,9 @@ class Cell:
 
 def cells() -> list[Cell]:
     """Every cell: all in float32, and the dense families in bfloat16 without further options."""
-    fp32 = [Cell(f, s, "float32", c) for f in FAMILIES for s in SEEDS for c in CONFIGS]
-    bf16 = [Cell(f, s, "bfloat16", "base") for f, spec in FAMILIES.items() if spec.dense for s in SEEDS]
+    fp32 = [Cell(f, s, "float32", c, m) for m in MODES for f in FAMILIES for s in SEEDS for c in CONFIGS]
+    dense = [family for family, spec in FAMILIES.items() if spec.dense]
+    bf16 = [Cell(f, s, "bfloat16", "base", m) for m in MODES for f in dense for s in SEEDS]
     return fp32 + bf16
 
 
@@ -100,9 +107,10 @@ def check(lab: Lab, cell: Cell) -> list[str]:
         steps.append({"name": "perplexity", "kind": "perplexity", "sequences": scored})
     if scores_logits:  # last: see test_scoring.py for what it does to the next request
         steps.append({"name": "logits", "kind": "teacher_forced", "sequences": scored})
-    run = lab.engine(model, steps, **CONFIGS[cell.config])
+    run = lab.engine(model, steps, eager_mode=cell.mode == "eager", **CONFIGS[cell.config])
 
     failures = check_decisive(hf) if cell.dtype == "float32" else []
+    failures += check_graphs(run, cell)
     for step in ("batch", "stream", "staggered", "after cancel"):
         failures += compare_tokens(step, run, hf, cell.dtype)
     failures += check_cancelled(run, hf, cell.dtype)
@@ -114,6 +122,21 @@ def check(lab: Lab, cell: Cell) -> list[str]:
         failures += check_losses(run, hf, cell.dtype)
     if scores_logits:
         failures += check_logits("logits", run, [hf[f"logits_{i}"] for i in range(len(SCORED))], cell.dtype)
+    return failures
+
+
+def check_graphs(run: EngineRun, cell: Cell) -> list[str]:
+    """In graph mode prefill, decoding and logits are one graph each, and requests compile nothing."""
+    graphs = run["graphs"]
+    if cell.mode == "eager":
+        return [f"eager mode compiled {graphs}"] if graphs["phases"] else []
+    failures = []
+    if sorted(phase for phase, _, _ in graphs["phases"]) != ["decoding", "logits", "prefill"]:
+        failures.append(f"phases: {graphs['phases']}")
+    if any(outcome == "eager" for _, outcome, _ in graphs["phases"]):
+        failures.append(f"a phase runs eagerly: {graphs['phases']}")
+    if graphs["late"] != 0:
+        failures.append(f"{graphs['late']} compilations while requests ran")
     return failures
 
 

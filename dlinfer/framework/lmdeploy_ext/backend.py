@@ -6,11 +6,14 @@ import torch
 from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
 from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
+from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
 from lmdeploy.pytorch.distributed import get_dist_manager
 
+from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext import attention, refusals, sampling
 from dlinfer.framework.lmdeploy_ext.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.graph_runner import CompiledRunner
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import KVCacheLayout, activate_default
 
@@ -85,6 +88,23 @@ class CpuOpsBackend(DlinferOpsBackend):
             dp_size=config.dp, tp_size=config.tp, ep_size=config.ep, moe_comm_type=MoECommType.ALLGATHER
         )
         return step_context
+
+    @staticmethod
+    def build_graph_runner(
+        model: torch.nn.Module,
+        model_config: Any,
+        cache_config: Any,
+        backend_config: Any,
+        device: torch.device,
+    ) -> Any:
+        """What runs the model: compiled graphs, or with ``eager_mode=True`` the model itself."""
+        vendor = activate_default(SERVED["cpu"].torch_device)
+        has_engine = settings.current().engine or (vendor is not None and vendor.default_engine)
+        eager = (
+            backend_config.eager_mode or not has_engine
+        )  # a vendor of kernels alone has nothing to compile with
+        runner = GraphRunner if eager else CompiledRunner
+        return runner(model, model_config, cache_config, backend_config, device)
 
     @staticmethod
     def ccl_backend() -> str:

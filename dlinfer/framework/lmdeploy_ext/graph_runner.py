@@ -1,0 +1,198 @@
+"""LMDeploy's forward through the graph backend: one compiled call for prefill, one for decoding, one for logits.
+
+LMDeploy calls the runner with the same keywords at each step; what differs is sizes, and flags that tell the phases
+apart. Sizes are marked as unknown to the compiler before the capture, so that 1 is a size like any other and nothing
+is compiled while requests run: LMDeploy's own warm-up meets each phase once.
+"""
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+from lmdeploy.version import __version__ as lmdeploy_version
+
+from dlinfer import settings
+from dlinfer.errors import CaptureError
+from dlinfer.graph.call_store import compile_call
+from dlinfer.graph.direct import DirectCall
+from dlinfer.graph.report import GraphReport
+from dlinfer.graph.torch_seam import mark_unbacked
+from dlinfer.ops.fallback import FallbackWarning
+
+# Field of the attention metadata -> what each of its sizes counts.
+_METADATA_SIZES = {
+    "kv_start_indices": ("tokens",),
+    "q_start_loc": ("sequences",),
+    "q_seqlens": ("sequences",),
+    "kv_seqlens": ("sequences",),
+    "kv_seqlens_cpu": ("sequences",),
+    "cu_seqlens_q": ("ends",),
+    "cu_seqlens_q_cpu": ("ends",),
+    "block_offsets": ("sequences", "blocks"),
+}
+_STEADY = ("past_key_values",)
+
+
+@dataclass
+class PhaseCounts:
+    """What became of one phase of one engine: ``compiled`` or ``loaded`` from the cache, or ``eager`` and why.
+
+    report: what was compiled, as ``dlinfer.explain`` shows it; None where it runs eagerly.
+    """
+
+    phase: str
+    outcome: str
+    seconds: float
+    reason: str = ""
+    report: GraphReport | None = None
+
+
+@dataclass
+class RunnerCounts:
+    """The compilations of one engine, in order, and how often its model's forward ran."""
+
+    phases: list[PhaseCounts] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def compilations(self) -> int:
+        """How many graphs were compiled or loaded so far; it must not grow while requests run."""
+        return len(self.phases)
+
+
+_runners: list[RunnerCounts] = []
+
+
+def counts() -> list[RunnerCounts]:
+    """The compilations of every engine of this process that runs graphs."""
+    return list(_runners)
+
+
+class CompiledRunner(GraphRunner):
+    """Runs a model's forward and its logits as compiled graphs."""
+
+    def __init__(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__(model, *args, **kwargs)
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        self._identity = model_identity(model, self.model_config, self.cache_config)
+        self.counts = RunnerCounts()
+        _runners.append(self.counts)
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """One forward. kwargs: as LMDeploy's model takes them."""
+        self.counts.steps += 1
+        metadata = kwargs["attn_metadata"]
+        # Prefill through the cache serves prompts with and without a cached beginning: one graph, not two.
+        metadata.is_prefill_no_cache = False
+        key = _phase(kwargs)
+        call = self._calls.get(key)
+        if call is not None:
+            return call(**kwargs)
+        _mark_sizes(kwargs)
+        phase = "decoding" if metadata.is_decoding else "prefill"
+        self._calls[key], result = self._compile(phase, self.model, kwargs)
+        if isinstance(result, torch.Tensor) and result.dim() == 3:
+            self.get_logits(
+                result[:, -1:]
+            )  # LMDeploy's warm-up asks for none, so the first request would compile them
+        return result
+
+    def get_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states [1, rows, hidden] -> logits [1, rows, vocabulary]."""
+        project: Any = getattr(self.model, "get_logits", None)
+        if project is None:
+            return hidden_states
+        call = self._calls.get("logits")
+        if call is not None:
+            return call(hidden_states=hidden_states)
+        hidden_states = hidden_states.clone()
+        mark_unbacked(hidden_states, 1, "rows")
+        kwargs = {"hidden_states": hidden_states}
+        self._calls["logits"], result = self._compile("logits", project, kwargs)
+        return result
+
+    def reset(self) -> None:
+        """Called when LMDeploy sleeps or ends: let go of what the compiled calls hold of the caches."""
+        super().reset()
+        for call in self._calls.values():
+            if isinstance(call, DirectCall):
+                call.unbind()
+
+    def _compile(
+        self, phase: str, function: Callable[..., Any], kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., Any], Any]:
+        """(what runs this phase from now on, the result of its first run)."""
+        start = time.perf_counter()
+        there = sorted(name for name, value in kwargs.items() if value is not None)
+        steady = [name for name in _STEADY if name in kwargs]
+        try:
+            call, result, stored = compile_call(
+                function, kwargs, identity=f"{self._identity}\n{phase} {there}", steady=steady
+            )
+        except CaptureError as error:
+            return self._run_eagerly(phase, function, kwargs, error)
+        seconds = time.perf_counter() - start
+        outcome = "loaded" if stored else "compiled"
+        self.counts.phases.append(PhaseCounts(phase, outcome, seconds, report=call.report))
+        _say(f"{phase} {outcome} in {seconds:.1f} s")
+        return call, result
+
+    def _run_eagerly(
+        self, phase: str, function: Callable[..., Any], kwargs: dict[str, Any], error: CaptureError
+    ) -> tuple[Callable[..., Any], Any]:
+        policy = settings.current().fallback
+        if policy == "error":
+            raise error
+        if policy == "warn":
+            warnings.warn(f"{phase}: {error} It runs eagerly.", FallbackWarning, stacklevel=2)
+        self.counts.phases.append(PhaseCounts(phase, "eager", 0.0, str(error)))
+        return function, function(**kwargs)
+
+
+def _say(text: str) -> None:
+    print(f"dlinfer: graph mode: {text}", file=sys.stderr, flush=True)
+
+
+def model_identity(model: torch.nn.Module, model_config: Any, cache_config: Any) -> str:
+    """Everything of a model that its graphs depend on: its code, its configuration, its weights' dtypes and sizes.
+
+    Values of weights are inputs of the graphs, so another checkpoint of the same shape runs the same graphs.
+    """
+    weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    modules = sorted({f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()})
+    return "\n".join(
+        [
+            f"lmdeploy {lmdeploy_version}",
+            model_config.hf_config.to_json_string(use_diff=False),
+            str(model_config.dtype),
+            f"block {cache_config.block_size} {cache_config.kernel_block_size} {cache_config.quant_policy}",
+            *modules,
+            *(f"{name} {t.dtype} {tuple(t.shape)} {t.stride()}" for name, t in weights),
+        ]
+    )
+
+
+def _phase(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells one graph from another: the phase, and which optional inputs there are."""
+    there = tuple(name for name, value in kwargs.items() if value is not None)
+    return kwargs["attn_metadata"].is_decoding, there
+
+
+def _mark_sizes(kwargs: dict[str, Any]) -> None:
+    """Tell Dynamo which sizes change from step to step, and which of them are the same."""
+    metadata = kwargs["attn_metadata"]
+    # A decoding step has one token of each sequence.
+    tokens = "sequences" if metadata.is_decoding else "tokens"
+    for name in ("input_ids", "position_ids", "inputs_embeds"):
+        if isinstance(kwargs.get(name), torch.Tensor):
+            mark_unbacked(kwargs[name], 1, tokens)
+    for name, dims in _METADATA_SIZES.items():
+        value = getattr(metadata, name)
+        if isinstance(value, torch.Tensor):
+            for dim, counted in enumerate(dims):
+                mark_unbacked(value, dim, tokens if counted == "tokens" else counted)
