@@ -11,7 +11,7 @@ export PYTHON TORCH_INDEX MODEL
 
 .PHONY: help
 help: ## print this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 	@echo
 	@echo "make demo MODEL=/path/to/hf-folder       the demo on a checkpoint of your own"
 	@echo "make test PYTEST_ARGS='tests/ops -x'     part of the tests"
@@ -41,6 +41,19 @@ test: $(STAMP) ## every test but the whole matrix
 .PHONY: test-full
 test-full: $(STAMP) ## the whole matrix; run it again to go on where it stopped
 	$(PY) -m pytest -m full $(PYTEST_ARGS)
+
+.PHONY: graph-models
+graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/graph_models.md
+	$(PY) -m tests.graph.matrix.run_models --write-docs $(GRAPH_ARGS)
+
+.PHONY: graph-ops
+graph-ops: $(STAMP) ## torch's op database in graph mode; goes on where it stopped, writes docs/graph_ops.md
+	$(PY) -m tests.graph.matrix.run_op_db --write-docs $(GRAPH_ARGS)
+
+.PHONY: bench
+bench: $(STAMP) ## LMDeploy in graph mode and torch.compile against their peers; an hour on a quiet machine
+	$(PY) -m benchmarks.serving
+	$(PY) -m benchmarks.graph_backend
 
 .PHONY: lint
 lint: $(STAMP) ## ruff (rules and format) and pyright

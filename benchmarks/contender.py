@@ -1,0 +1,135 @@
+"""One way of running a model, in a process of its own, which waits for orders as JSON lines on its stdin.
+
+    python -m benchmarks.contender KIND MODEL_FOLDER
+
+Kinds are the keys of CONTENDERS. An order is {"work": "decode" | "prefill", "batch": b, "length": n, "tokens": k};
+the answer gives the seconds of the decoding steps alone, or of the prefill, and the peak RSS meanwhile. Answers go
+to a pipe of their own, since libraries print to stdout. The parent gives it as the environment's ANSWERS.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def peak_rss() -> int:
+    """Peak resident bytes since the last ``forget_peak``."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def forget_peak() -> None:
+    """Let the kernel begin a new peak at what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+class LMDeploy:
+    """The serving engine as a user starts it; ``eager`` is its eager_mode."""
+
+    def __init__(self, model: Path, eager: bool) -> None:
+        from lmdeploy import PytorchEngineConfig, pipeline
+
+        config = PytorchEngineConfig(
+            device_type="cpu", eager_mode=eager, max_batch_size=8, session_len=2048, num_gpu_blocks=160
+        )
+        self.pipe: Any = pipeline(str(model), backend_config=config)  # pyright: ignore[reportCallIssue]
+
+    def _prompt(self, length: int) -> str:
+        text = "hello"
+        tokenizer = self.pipe.async_engine.tokenizer
+        while len(tokenizer.encode(text, add_bos=False)) < length:
+            text += " hello"
+        return text
+
+    def run(self, work: str, batch: int, length: int, tokens: int) -> float:
+        from lmdeploy import GenerationConfig
+
+        gen = GenerationConfig(
+            max_new_tokens=1 if work == "prefill" else tokens + 1, ignore_eos=True, do_sample=False
+        )
+        prompts = [self._prompt(length)] * batch
+        seen = [0] * batch
+        start = time.perf_counter()
+        for response in self.pipe.stream_infer(prompts, gen_config=gen, do_preprocess=False):
+            before = min(seen)
+            seen[response.index] += len(response.token_ids)
+            if work == "decode" and before == 0 and min(seen) > 0:
+                start = (
+                    time.perf_counter()
+                )  # every sequence has its first token: from here on it only decodes
+        return time.perf_counter() - start
+
+
+class HuggingFace:
+    """transformers' own model, eager with its default cache, or compiled with a static one."""
+
+    def __init__(self, model: Path, backend: str | None) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(model).eval().requires_grad_(False)
+        self.compiled = backend is not None
+        self.forward: Any = self.model
+        self.caches: dict[int, Any] = {}  # by batch size, made once: a new one would be new to every guard
+        if backend == "dlinfer":
+            self.forward = torch.compile(self.model, backend="dlinfer")
+        elif backend == "inductor-freezing":
+            # The best that inductor has for inference; its weights are packed as constants of the graph.
+            import torch._inductor.config as inductor
+
+            inductor.freezing = True
+            self.forward = torch.compile(self.model, backend="inductor")
+
+    @torch.no_grad()
+    def run(self, work: str, batch: int, length: int, tokens: int) -> float:
+        from transformers import DynamicCache, StaticCache
+
+        ids = torch.arange(length).repeat(batch, 1) % 1000
+        cache: Any = DynamicCache(config=self.model.config)
+        if self.compiled:
+            cache = self.caches.setdefault(batch, StaticCache(self.model.config, max_cache_len=1024))
+            cache.reset()
+        start = time.perf_counter()
+        logits = self.forward(ids, past_key_values=cache, logits_to_keep=1).logits
+        if work == "prefill":
+            return time.perf_counter() - start
+        start = time.perf_counter()
+        for step in range(tokens):
+            ids = logits[:, -1:].argmax(-1)
+            position = torch.full((batch, 1), length + step)
+            logits = self.forward(ids, past_key_values=cache, position_ids=position, logits_to_keep=1).logits
+        return time.perf_counter() - start
+
+
+CONTENDERS = {
+    "lmdeploy-graph": lambda model: LMDeploy(model, eager=False),
+    "lmdeploy-eager": lambda model: LMDeploy(model, eager=True),
+    "hf-eager": lambda model: HuggingFace(model, None),
+    "hf-dlinfer": lambda model: HuggingFace(model, "dlinfer"),
+    "hf-inductor-freezing": lambda model: HuggingFace(model, "inductor-freezing"),
+}
+
+
+def main() -> None:
+    with os.fdopen(int(os.environ["ANSWERS"]), "w") as answers:
+
+        def answer(**fields: Any) -> None:
+            answers.write(json.dumps(fields) + "\n")
+            answers.flush()
+
+        start = time.perf_counter()
+        contender = CONTENDERS[sys.argv[1]](Path(sys.argv[2]))
+        answer(load=time.perf_counter() - start, rss=peak_rss())
+        for line in sys.stdin:
+            forget_peak()
+            seconds = contender.run(**json.loads(line))
+            answer(seconds=seconds, rss=peak_rss())
+    os._exit(0)  # engines keep threads that wait for their own close
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""torch.compile(backend="dlinfer") against inductor with freezing, on transformers' own model with a static cache.
+
+    python -m benchmarks.graph_backend [--pairs 15] [--model FOLDER]
+
+Prints median ratios with their 95 % interval for cached decoding and a prefill of 512 tokens, peak RSS, and the time
+to the first token of each in a process with an empty cache. The last line is JSON.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arena import Child, measure
+from benchmarks.models import qwen2_half_billion
+from benchmarks.serving import rows_of
+from benchmarks.timing import publish, ratio
+
+KINDS = ["hf-dlinfer", "hf-inductor-freezing", "hf-eager"]
+ORDERS: list[dict[str, Any]] = [
+    {"work": "decode", "batch": 1, "length": 8, "tokens": 24},
+    {"work": "decode", "batch": 8, "length": 8, "tokens": 12},
+    {"work": "prefill", "batch": 1, "length": 512, "tokens": 1},
+]
+
+
+def compile_seconds(kind: str, model: Path) -> float:
+    """Seconds of a first prefill and a first decoding step with nothing cached, less those of a second."""
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ |= {
+            "DLINFER_CACHE_DIR": f"{empty}/dlinfer",
+            "TORCHINDUCTOR_CACHE_DIR": f"{empty}/inductor",
+        }
+        try:
+            with Child(kind, model) as child:
+                total = 0.0
+                for work in ("prefill", "decode"):
+                    order = {"work": work, "batch": 1, "length": 512, "tokens": 1}
+                    total += child.run(**order)["seconds"] - child.run(**order)["seconds"]
+                return total
+        finally:
+            del os.environ["DLINFER_CACHE_DIR"], os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--compilations", type=int, default=3)
+    parser.add_argument("--model", type=Path, default=Path.home() / ".cache" / "dlinfer-bench" / "qwen2-0.5b")
+    args = parser.parse_args()
+    model = qwen2_half_billion(args.model)
+    _, results = measure(KINDS, model, ORDERS, args.pairs)
+    publish("torch.compile on transformers' model", rows_of(KINDS, ORDERS, results, "hf-dlinfer"))
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS[:2]}
+    for _ in range(args.compilations):
+        for kind, values in seconds.items():
+            values.append(compile_seconds(kind, model))
+    ours, peer = seconds["hf-dlinfer"], seconds["hf-inductor-freezing"]
+    row = {
+        "ours s": statistics.median(ours),
+        "inductor freezing s": statistics.median(peer),
+        "times faster": ratio(peer, ours),
+    }
+    publish("compiling prefill and decoding, nothing cached", [row])
+
+
+if __name__ == "__main__":
+    main()

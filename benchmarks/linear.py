@@ -1,0 +1,87 @@
+"""Linear layers with few rows: dlinfer's kernel against F.linear and against oneDNN's prepacked weights.
+
+    python -m benchmarks.linear [--rows 1 8] [--dtype bfloat16] [--shapes 896x896 ...] [--pairs 15]
+
+Shapes are OUTxIN, by default those of Qwen2.5-0.5B. Each candidate walks over so many different weights that none is
+still in a cache when its turn comes again, as in a decode step. GB/s counts the bytes of the weights. A ratio above 1
+says how many times faster dlinfer is, with the 95 % interval of the median.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.timing import interleave, publish, ratio
+from dlinfer.vendor.cpu import native
+
+SHAPES = ("1152x896", "896x896", "9728x896", "896x4864", "151936x896")
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+BEYOND_CACHES = 200_000_000  # bytes
+
+
+def over(weights: list[Tensor], linear: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+    """One call of ``linear`` a weight."""
+
+    def walk() -> None:
+        for weight in weights:
+            linear(weight)
+
+    return walk
+
+
+def measure(shape: str, rows: int, dtype: torch.dtype, pairs: int) -> dict[str, object]:
+    """The row of the table for a weight of this shape and an x of so many rows."""
+    out_features, in_features = map(int, shape.split("x"))
+    one = out_features * in_features * dtype.itemsize
+    count = max(1, BEYOND_CACHES // one)
+    weights = [torch.randn(out_features, in_features, dtype=dtype) for _ in range(count)]
+    packed = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
+    x = torch.randn(rows, in_features, dtype=dtype)
+    samples = interleave(
+        {
+            "dlinfer": over(weights, lambda weight: torch.ops.dlinfer_cpu.linear.default(x, weight)),
+            "F.linear": over(weights, lambda weight: functional.linear(x, weight)),
+            "prepacked": over(
+                packed,
+                lambda weight: torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], ""),
+            ),
+        },
+        pairs,
+    )
+    speed = {f"{name} GB/s": one * count / statistics.median(s) / 1e9 for name, s in samples.items()}
+    return {
+        "out x in": shape,
+        "rows": rows,
+        **speed,
+        "vs F.linear": ratio(samples["F.linear"], samples["dlinfer"]),
+        "vs prepacked": ratio(samples["prepacked"], samples["dlinfer"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="OUTxIN")
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--pairs", type=int, default=15, help="rounds that are timed")
+    chosen = parser.parse_args()
+
+    reason = native.why_not()
+    if reason:
+        parser.exit(1, f"dlinfer's kernels are not available: {reason}\n")
+    dtype = getattr(torch, chosen.dtype)
+    with torch.inference_mode():
+        rows = [
+            measure(shape, count, dtype, chosen.pairs) for count in chosen.rows for shape in chosen.shapes
+        ]
+    publish(f"linear {chosen.dtype}", rows)
+
+
+if __name__ == "__main__":
+    main()

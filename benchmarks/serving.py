@@ -1,0 +1,83 @@
+"""LMDeploy in graph mode against its eager mode, and transformers eager, on the shape of Qwen2.5-0.5B.
+
+    python -m benchmarks.serving [--pairs 15] [--model FOLDER]
+
+Prints tokens per second, median ratios with their 95 % interval, peak RSS and start-up; the last line is JSON.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arena import Child, measure
+from benchmarks.models import qwen2_half_billion
+from benchmarks.timing import publish, ratio
+
+KINDS = ["lmdeploy-graph", "lmdeploy-eager", "hf-eager"]
+ORDERS: list[dict[str, Any]] = [
+    {"work": "decode", "batch": 1, "length": 8, "tokens": 24},
+    {"work": "decode", "batch": 8, "length": 8, "tokens": 12},
+    {"work": "prefill", "batch": 1, "length": 512, "tokens": 1},
+]
+
+
+def rows_of(
+    kinds: list[str], orders: list[dict[str, Any]], results: list[Any], ours: str
+) -> list[dict[str, Any]]:
+    """A row for each order and peer: rates, how many times faster ``ours`` is, and peak memory."""
+    rows = []
+    for order, answers in zip(orders, results, strict=True):
+        count = order["batch"] * (order["length"] if order["work"] == "prefill" else order["tokens"])
+        seconds = {kind: [answer["seconds"] for answer in answers[kind]] for kind in kinds}
+        rate = {kind: count / statistics.median(values) for kind, values in seconds.items()}
+        peak = {kind: statistics.median(answer["rss"] for answer in answers[kind]) / 2**30 for kind in kinds}
+        for peer in kinds:
+            if peer == ours:
+                continue
+            rows.append(
+                {
+                    "work": f"{order['work']} batch {order['batch']} x {order['length']}",
+                    "peer": peer,
+                    "ours tok/s": rate[ours],
+                    "peer tok/s": rate[peer],
+                    "times faster": ratio(seconds[peer], seconds[ours]),
+                    "our peak GiB": round(peak[ours], 2),
+                    "peer peak GiB": round(peak[peer], 2),
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--model", type=Path, default=Path.home() / ".cache" / "dlinfer-bench" / "qwen2-0.5b")
+    args = parser.parse_args()
+    model = qwen2_half_billion(args.model)
+    _, results = measure(KINDS, model, ORDERS, args.pairs)
+    publish("LMDeploy in graph mode", rows_of(KINDS, ORDERS, results, "lmdeploy-graph"))
+    starts: dict[str, list[float]] = {kind: [] for kind in KINDS[:2]}
+    for _ in range(args.starts):  # the cache is warm by now
+        for kind, seconds in starts.items():
+            with Child(kind, model) as child:
+                seconds.append(child.load)
+    publish(
+        "start-up with a warm cache",
+        [
+            {
+                "graph s": statistics.median(starts["lmdeploy-graph"]),
+                "eager s": statistics.median(starts["lmdeploy-eager"]),
+                "graph adds s": statistics.median(
+                    g - e for g, e in zip(starts["lmdeploy-graph"], starts["lmdeploy-eager"], strict=True)
+                ),
+            }
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
