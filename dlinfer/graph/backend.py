@@ -1,6 +1,5 @@
 """The Dynamo backend ``dlinfer``: what torch.compile(model, backend="dlinfer") calls with each graph."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,8 @@ from dlinfer.graph.dialect import STATIC
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.lower import lower, timed
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.policy import leave_graph
 from dlinfer.graph.report import GraphReport, record
-from dlinfer.ops.fallback import FallbackWarning
 
 
 def dlinfer_backend(
@@ -47,7 +46,8 @@ def _compile(
     try:
         return compile_graph(graph_module, example_inputs, options)[0]
     except CaptureError as error:
-        return _eager(graph_module, error, options)
+        leave_graph("torch.compile", error, options.policy)
+        return graph_module.forward
 
 
 def compile_graph(
@@ -92,15 +92,6 @@ def _device_of(example_inputs: Sequence[Any]) -> str:
         if isinstance(value, torch.Tensor):
             return value.device.type
     return "cpu"
-
-
-def _eager(graph_module: fx.GraphModule, error: CaptureError, options: CompileOptions) -> Callable[..., Any]:
-    """The model as it was, under the fallback policy."""
-    if options.policy == "error":
-        raise error
-    if options.policy == "warn":
-        warnings.warn(f"{error} It runs eagerly.", FallbackWarning, stacklevel=2)
-    return graph_module.forward
 
 
 def _unit_sizes(graph_module: fx.GraphModule) -> tuple[str, ...]:

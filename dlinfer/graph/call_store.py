@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.cache import ArtifactCache, default_folder
+from dlinfer.graph.call_inputs import Assumption, InputSpec
 from dlinfer.graph.compiled import CompiledGraph
-from dlinfer.graph.direct import DirectCall, InputSpec, capture_call
+from dlinfer.graph.direct import DirectCall, capture_call
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import GraphReport, record
@@ -31,19 +33,27 @@ def compile_call(
     """Compile ``function`` for calls like this one and run it: (compiled, its result, whether it was on disk).
 
     identity: text that tells everything the graph depends on besides torch, dlinfer, the CPU and the options.
-    steady: arguments that are the same objects at each call (KV caches).
+    steady: arguments that are the same objects at each call (KV caches); see ``capture_call``.
     Raises CaptureError where the function is not one graph that gives one tensor.
     """
     chosen = options or CompileOptions()
     store = CallStore(chosen, function, steady, identity)
     call = store.load()
-    if call is not None and call.misfit(kwargs) is None:
+    if call is not None and _fits(call, kwargs):
         record(call.report)
         with torch.no_grad():
             return call, call(**kwargs), True
     call, result = capture_call(function, kwargs, steady=steady, options=chosen)
     store.keep(call)
     return call, result, False
+
+
+def _fits(call: DirectCall, kwargs: Mapping[str, Any]) -> bool:
+    try:
+        call.check(kwargs)
+    except ArtifactInputError:
+        return False
+    return True
 
 
 class CallStore:
@@ -73,15 +83,17 @@ class CallStore:
         inputs = [
             InputSpec(source, dtype, tuple(sizes), folded) for source, dtype, sizes, folded in data["inputs"]
         ]
+        assumptions = [Assumption(text, tuple(sources)) for text, sources in data["assumptions"]]
         program = CompiledGraph.from_dict(data["graph"], self.engine, self.folder)
         report = GraphReport.from_dict(data["report"])
         report.cause = "loaded from the disk cache"
-        return DirectCall(self.function, program, inputs, self.steady, report)
+        return DirectCall(self.function, program, inputs, assumptions, self.steady, report)
 
 
 def _write(call: DirectCall, path: str) -> None:
     data = {
         "inputs": [astuple(spec) for spec in call.inputs],
+        "assumptions": [astuple(assumption) for assumption in call.assumptions],
         "graph": call.program.to_dict(),
         "report": call.report.to_dict(),
     }

@@ -3,11 +3,10 @@
 Dynamo captures the function once; after that the inputs are read by the expressions that Dynamo found them by and the
 program is called directly. Nothing is compiled behind the adaptor's back, and no guard costs time at each step. What
 Dynamo would guard is the adaptor's business: it compiles one call for each combination of flags that it may pass,
-and marks the sizes that change.
+and marks the sizes that change. A capture that assumes something of a size or number that may change is refused.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,62 +14,23 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.errors import CaptureError, DlinferError
+from dlinfer.errors import ArtifactInputError, CaptureError, DlinferError
 from dlinfer.graph import torch_seam
 from dlinfer.graph.backend import compile_graph
+from dlinfer.graph.call_inputs import Assumption, InputSpec, evaluate, is_steady, reader, root
 from dlinfer.graph.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import GraphReport
 
 
-@dataclass(frozen=True)
-class InputSpec:
-    """One input of a graph: the expression over ``L`` that reads it, and what it must be.
-
-    dtype: of a tensor; empty for a number. sizes: of a tensor, None where the graph takes any.
-    folded: the number that the graph took as a constant.
-    """
-
-    source: str
-    dtype: str
-    sizes: tuple[int | None, ...]
-    folded: float | None = None
-
-    @classmethod
-    def of(cls, source: str, example: Any, value: Any) -> "InputSpec":
-        """The spec of a graph input with this fake, that was read as ``value``."""
-        if isinstance(value, float):  # a module's eps: Dynamo passes it as a tensor, the capture folds it
-            return cls(source, "", (), value)
-        if not isinstance(example, torch.Tensor):
-            return cls(source, "", ())
-        return cls(
-            source, str(example.dtype), tuple(n if isinstance(n, int) else None for n in example.shape)
-        )
-
-    def misfit(self, value: Any) -> str | None:
-        """Why a value cannot be this input."""
-        if self.folded is not None:
-            return None if value == self.folded else f"{self.source} is {value}, not {self.folded}"
-        if not self.dtype:
-            return None if isinstance(value, (int, float)) else f"{self.source} is no number"
-        if (
-            not isinstance(value, torch.Tensor)
-            or str(value.dtype) != self.dtype
-            or value.dim() != len(self.sizes)
-        ):
-            return f"{self.source} is no {self.dtype} tensor of {len(self.sizes)} dimensions"
-        if any(want is not None and want != size for want, size in zip(self.sizes, value.shape, strict=True)):
-            return f"{self.source} has sizes {tuple(value.shape)}, not {self.sizes}"
-        return None
-
-
 @dataclass
 class DirectCall:
-    """A compiled function. ``steady`` names the arguments that are the same objects at each call."""
+    """A compiled function. ``steady``: see ``capture_call``."""
 
     function: Callable[..., Any]
     program: CompiledGraph
     inputs: Sequence[InputSpec]
+    assumptions: Sequence[Assumption]
     steady: frozenset[str]
     report: GraphReport
 
@@ -78,9 +38,10 @@ class DirectCall:
         self._read: Callable[[Mapping[str, Any]], tuple[Any, ...]] | None = None
         self._held: tuple[Any, ...] = ()
         self._defaults: dict[str, Any] = {}  # of arguments that the call leaves out and the graph reads
-        self._steady_names = sorted(self.steady)
+        self._steady_names = sorted(name for name in self.steady if "." not in name)
 
     def __call__(self, **kwargs: Any) -> torch.Tensor:
+        """Raises ArtifactInputError where a steady argument is another object and does not fit."""
         held = tuple(kwargs.get(name) for name in self._steady_names)
         if self._read is None or any(old is not new for old, new in zip(self._held, held, strict=True)):
             self._bind(kwargs, held)
@@ -91,56 +52,33 @@ class DirectCall:
         """Let go of what was read once: weights and steady arguments. The next call reads them again."""
         self._read, self._held = None, ()
 
-    def misfit(self, kwargs: Mapping[str, Any]) -> str | None:
-        """Why this compiled function is not one for such arguments; None where it is."""
+    def check(self, kwargs: Mapping[str, Any]) -> None:
+        """Raises ArtifactInputError where this compiled function is not one for such arguments."""
         given = _given(self.function, kwargs)
         for spec in self.inputs:
             try:
-                value = _evaluate(spec.source, given)
+                value = evaluate(spec.source, given)
             except (KeyError, AttributeError, IndexError, TypeError) as cause:
-                return f"{spec.source}: {cause}"
-            reason = spec.misfit(value)
-            if reason is not None:
-                return reason
-        return None
+                name = torch_seam.source_name(spec.source)
+                raise ArtifactInputError(name=name, expected=str(spec), given=f"nothing ({cause})") from cause
+            spec.check(value)
+        for assumption in self.assumptions:
+            assumption.check(given)
 
     def _bind(self, kwargs: Mapping[str, Any], held: tuple[Any, ...]) -> None:
-        """Read what is steady once, and write a function that reads the rest."""
+        """Read what is steady once, and make a function that reads the rest."""
+        self.check(kwargs)
         given = _given(self.function, kwargs)
-        scope: dict[str, Any] = {}
-        parts = []
-        for index, spec in enumerate(self.inputs):
-            if self._is_steady(spec.source):
-                scope[f"c{index}"] = _evaluate(spec.source, given)
-                parts.append(f"c{index}")
-            else:
-                parts.append(spec.source)
-        text = f"def read(L):\n    return ({', '.join(parts)},)\n"
-        exec(
-            compile(text, "<dlinfer inputs>", "exec"), scope
-        )  # expressions of Dynamo's own, as its guards are
-        read = {_root(spec.source) for spec in self.inputs if not self._is_steady(spec.source)}
-        self._defaults = {name: given[name] for name in read - kwargs.keys()}
-        self._read, self._held = scope["read"], held
-
-    def _is_steady(self, source: str) -> bool:
-        root = _root(source)
-        return root == "self" or root in self.steady
-
-
-_EXPRESSION = re.compile(r"L\['(\w+)'\](\.(?:size|stride|storage_offset)\(\)|\.\w+|\['\w+'\]|\[\d+\])*")
-
-
-def _root(source: str) -> str:
-    """The argument that an expression reads from; empty for an expression of another form."""
-    found = _EXPRESSION.fullmatch(source)
-    return found.group(1) if found else ""
-
-
-def _evaluate(source: str, given: Mapping[str, Any]) -> Any:
-    if not _root(source):
-        raise KeyError(source)
-    return eval(source, {"__builtins__": {}}, {"L": given})  # attributes and items only: see _EXPRESSION
+        steady = {
+            index: evaluate(spec.source, given)
+            for index, spec in enumerate(self.inputs)
+            if is_steady(spec.source, self.steady)
+        }
+        changing = [(index, spec.source) for index, spec in enumerate(self.inputs) if index not in steady]
+        self._defaults = {
+            name: given[name] for name in {root(source) for _, source in changing} - kwargs.keys()
+        }
+        self._read, self._held = reader(changing, steady), held
 
 
 def method_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
@@ -162,7 +100,10 @@ def capture_call(
 ) -> tuple[DirectCall, torch.Tensor]:
     """Compile ``function`` for calls like this one, and run it: (compiled, its result).
 
-    function: a module, or a method of one, that gives one tensor. Raises CaptureError where it is not one graph.
+    function: a module, or a method of one, that gives one tensor.
+    steady: arguments that are the same objects call after call; when another object comes, all is read anew. Of an
+    argument that changes, ``argument.field`` or ``argument.size()[2]`` names a number in it that never does.
+    Raises CaptureError where it is not one graph, or one that holds only for some values of what is not steady.
     """
     method, _ = method_of(function)
     collector = _Collector(options)
@@ -187,11 +128,20 @@ def capture_call(
     given = _given(function, kwargs)
     inputs = []
     for source, example in collector.inputs:
-        if not _root(source):
+        if not root(source):
             reason = f"it reads {source!r}, which is no argument of its own"
             raise CaptureError(reason=reason, line=getattr(method, "__qualname__", repr(method)))
-        inputs.append(InputSpec.of(source, example, _evaluate(source, given)))
-    return DirectCall(function, collector.program, inputs, frozenset(steady), collector.report), result
+        inputs.append(InputSpec.of(source, example, evaluate(source, given)))
+    for assumption in collector.assumptions:
+        if changing := assumption.changing(steady):
+            reason = (
+                f"it would hold only while {assumption}, and {', '.join(changing)} may change between calls"
+            )
+            raise CaptureError(reason=reason, line=getattr(method, "__qualname__", repr(method)))
+    call = DirectCall(
+        function, collector.program, inputs, collector.assumptions, frozenset(steady), collector.report
+    )
+    return call, result
 
 
 class _Collector:
@@ -202,6 +152,7 @@ class _Collector:
         self.program: CompiledGraph | None = None
         self.report: GraphReport | None = None
         self.inputs: list[tuple[str, Any]] = []
+        self.assumptions: list[Assumption] = []
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         placeholders = graph_module.graph.find_nodes(op="placeholder")
@@ -210,4 +161,8 @@ class _Collector:
             (s, node.meta.get("example_value")) for s, node in zip(sources, placeholders, strict=True)
         ]
         self.program, self.report = compile_graph(graph_module, example_inputs, self.options)
+        mode = torch_seam.dynamo_fake_mode()
+        assert mode is not None, "Dynamo calls its backends inside a tracing context"
+        conditions = torch_seam.guards_by_source(mode) + torch_seam.equal_sizes(self.inputs)
+        self.assumptions = [Assumption(*condition) for condition in conditions]
         return self.program

@@ -1,23 +1,20 @@
-"""The fallback policy for graphs: what happens to a node that its engine does not run."""
-
-import warnings
+"""The fallback policy for graphs: what happens to a node, or a whole function, that its engine does not run."""
 
 from torch import fx
 
-from dlinfer.errors import GraphFallbackError
+from dlinfer.errors import CaptureError, GraphFallbackError
 from dlinfer.graph.dialect import describe, fake, model_line, op_name
-from dlinfer.ops.fallback import FallbackWarning
-
-_warned: set[tuple[str, str]] = set()
+from dlinfer.ops.fallback import Fallback, settle
 
 
 def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
-    """Let a node run outside ``engine``: silently, with a warning once for each reason, or not at all.
+    """Let a node run outside ``engine``: counted, under ``warn`` said once for each reason.
 
     Raises GraphFallbackError under the policy ``error``.
     """
-    if policy == "error":
-        raise GraphFallbackError(
+
+    def refusal() -> GraphFallbackError:
+        return GraphFallbackError(
             node=node.name,
             op=op_name(node),
             call=", ".join(describe(fake(parent)) for parent in node.all_input_nodes),
@@ -25,10 +22,19 @@ def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
             engine=engine,
             reason=reason,
         )
-    if policy == "warn" and (op_name(node), reason) not in _warned:
-        _warned.add((op_name(node), reason))
-        text = (
+
+    def text() -> str:
+        return (
             f"{op_name(node)} runs outside graph engine {engine!r}: {reason} (from {model_line(node)}). "
             "Said once; dlinfer.explain shows all."
         )
-        warnings.warn(text, FallbackWarning, stacklevel=2)
+
+    settle(Fallback(op_name(node), engine, reason), policy, refusal, text)
+
+
+def leave_graph(what: str, error: CaptureError, policy: str) -> None:
+    """Let a function that could not be captured run eagerly: counted, under ``warn`` said once for each reason.
+
+    what: its name, for the count. Raises ``error`` under the policy ``error``.
+    """
+    settle(Fallback(what, "capture", str(error)), policy, lambda: error, lambda: f"{error} It runs eagerly.")

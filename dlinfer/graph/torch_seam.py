@@ -315,6 +315,58 @@ def shape_guards(mode: FakeTensorMode) -> list[str]:
     return found
 
 
+def guards_by_source(mode: FakeTensorMode) -> list[tuple[str, tuple[str, ...]]]:
+    """Each guard on sizes and integers: a condition as Python text over v0, v1, ..., and what Dynamo reads those from.
+
+    Guards on floats are left out: a float is a constant of the graph.
+    """
+    import sympy
+    from torch.utils._sympy.printers import PythonPrinter
+
+    environment = mode.shape_env
+    assert environment is not None
+    origin: dict[Any, Any] = environment.var_to_sources
+    found = []
+    for guard in environment.guards:
+        symbols = sorted(guard.expr.free_symbols, key=str)
+        if all(symbol.is_integer for symbol in symbols):
+            numbered = {
+                symbol: sympy.Symbol(f"v{index}", integer=True) for index, symbol in enumerate(symbols)
+            }
+            text = PythonPrinter().doprint(guard.expr.xreplace(numbered))
+            found.append((text, tuple(origin[symbol][0].name for symbol in symbols)))
+    return found
+
+
+def equal_sizes(inputs: Sequence[tuple[str, Any]]) -> list[tuple[str, tuple[str, ...]]]:
+    """Which sizes of a graph's inputs were the same when it was captured and share a symbol, as ``guards_by_source``.
+
+    inputs: Dynamo's expression and fake of each. Sizes marked as unknown share symbols only where that was said.
+    """
+    first: dict[Any, str] = {}
+    found = []
+    for source, example in inputs:
+        for dim, size in enumerate(example.shape if isinstance(example, torch.Tensor) else ()):
+            symbol = plain_symbol(size)
+            if symbol is None or not _is_backed(size, symbol):
+                continue
+            name = f"{source}.size()[{dim}]"
+            if first.setdefault(symbol, name) != name:
+                found.append(("v0 == v1", (first[symbol], name)))
+    return found
+
+
+def _is_backed(size: Any, symbol: Any) -> bool:
+    return symbol in size.node.shape_env.backed_var_to_val
+
+
+def fixed_size(size: Any) -> int | None:
+    """A size that is a number, or a symbol that became one; None for one that may vary."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.expr) if size.node.expr.is_number else None
+    return size
+
+
 def sized_symbols(mode: FakeTensorMode) -> dict[str, str]:
     """Each symbolic integer that comes in: the values it may take and where it is read from."""
     from torch.utils._sympy.numbers import int_oo

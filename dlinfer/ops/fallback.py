@@ -1,28 +1,30 @@
-"""The fallback policy: what happens when the active vendor has no native kernel for a call.
+"""The fallback policy: what happens where a vendor's kernel or graph engine does not run what it was asked to.
 
-allow runs the reference, warn also says so once for each reason, error refuses. Every case is counted, so
-that no slow path is taken in silence; ``counts()`` is what reports and tests read.
+allow runs the slower way, warn also says so once for each reason, error refuses. Every case is counted, so
+that no slow path is taken in silence; ``counts()`` is what reports and tests read. Calls of ops are counted as they
+run; what a compiled graph leaves outside its engine, once when it is compiled (``dlinfer/graph/policy.py``).
 """
 
 import sys
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from dlinfer import settings
-from dlinfer.errors import FallbackError
+from dlinfer.errors import DlinferError, FallbackError
 
 
 class FallbackWarning(UserWarning):
-    """A call took the reference instead of a vendor's kernel; the policy is ``warn``."""
+    """Something runs a slower way than its vendor's kernel or graph engine; the policy is ``warn``."""
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """One kind of fallback: which op, on which vendor, and why."""
+    """One kind of fallback: what was to run (an op, or a function of a model), on which vendor or engine, why not."""
 
     op: str
     vendor: str
@@ -31,6 +33,7 @@ class Fallback:
 
 _lock = threading.Lock()
 _counts: Counter[Fallback] = Counter()
+_said: set[Fallback] = set()
 
 
 def counts() -> dict[Fallback, int]:
@@ -43,24 +46,36 @@ def reset() -> None:
     """Forget all counts; each reason is warned of once more."""
     with _lock:
         _counts.clear()
+        _said.clear()
 
 
 def take(op: str, vendor: str, reason: str, args: tuple[object, ...]) -> None:
     """Apply the policy to a call that is about to run on the reference. Raises FallbackError."""
-    policy = settings.current().fallback
-    kind = Fallback(op, vendor, reason)
-    if policy == "error":
-        raise FallbackError(op=op, vendor=vendor, reason=reason, call=describe(args), caller=caller())
-    with _lock:
-        _counts[kind] += 1
-        first = _counts[kind] == 1
-    if first and policy == "warn":
-        text = (
+
+    def refusal() -> DlinferError:
+        return FallbackError(op=op, vendor=vendor, reason=reason, call=describe(args), caller=caller())
+
+    def text() -> str:
+        return (
             f"dlinfer.ops.{op} runs on the slow reference: vendor {vendor!r} has no native kernel for this "
             f"call ({reason}). Call: {describe(args)}, from {caller()}. Said once; DLINFER_FALLBACK=error "
             "refuses instead."
         )
-        warnings.warn(text, FallbackWarning, stacklevel=2)
+
+    settle(Fallback(op, vendor, reason), settings.current().fallback, refusal, text)
+
+
+def settle(kind: Fallback, policy: str, refusal: Callable[[], DlinferError], text: Callable[[], str]) -> None:
+    """Count a fallback that the policy lets pass, and warn of the first of its kind; raise ``refusal()`` if not."""
+    if policy == "error":
+        raise refusal()
+    with _lock:
+        _counts[kind] += 1
+        says = policy == "warn" and kind not in _said
+        if says:
+            _said.add(kind)
+    if says:
+        warnings.warn(text(), FallbackWarning, stacklevel=3)
 
 
 def describe(args: tuple[object, ...]) -> str:

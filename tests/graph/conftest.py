@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from dlinfer import settings
-from dlinfer.graph import policy, report
+from dlinfer.graph import report
+from dlinfer.ops import fallback
 
 
 @pytest.fixture(scope="session")
@@ -15,10 +16,10 @@ def artifact_folder(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def graph_mode(artifact_folder):
-    """Nothing compiled before is seen, by Dynamo or in the reports; no warning was given yet."""
+    """Nothing compiled before is seen, by Dynamo or in the reports; no fallback was counted."""
     torch._dynamo.reset()
     report.reset()
-    policy._warned.clear()
+    fallback.reset()
     with settings.override(cache_dir=str(artifact_folder), fallback="allow"):
         yield
     torch._dynamo.reset()

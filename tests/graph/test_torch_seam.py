@@ -38,6 +38,32 @@ def test_shape_guards_give_condition_and_line():
     assert any("> 3" in guard and "x.shape[0] > 3" in guard for guard in found)
 
 
+def test_guards_name_the_inputs_that_they_read():
+    found = asked_in_backend(lambda: torch_seam.guards_by_source(dynamo_mode()), tall, torch.ones(5, 7))
+    assert ("v0 > 3", ("L['x'].size()[0]",)) in found
+
+
+def test_sizes_that_share_a_symbol_and_fixed_ones():
+    seen = []
+
+    def backend(graph_module, example_inputs):
+        examples = [node.meta["example_value"] for node in graph_module.graph.find_nodes(op="placeholder")]
+        named = zip(torch_seam.input_sources(graph_module.graph), examples, strict=True)
+        seen.append(torch_seam.equal_sizes(list(named)))
+        tensors = [value for value in examples if isinstance(value, torch.Tensor)]
+        seen.append([list(map(torch_seam.fixed_size, value.shape)) for value in tensors])
+        return graph_module.forward
+
+    def function(x, y):
+        return x.view(-1, 7) * 2 + y.sum() if x.shape[1] == 7 else x
+
+    torch_seam.compile_apart(function, backend, True)(torch.ones(5, 7), torch.ones(5))
+    assert seen == [
+        [("v0 == v1", ("L['x'].size()[0]", "L['y'].size()[0]"))],
+        [[None, 7], [None]],
+    ]
+
+
 def test_sized_symbols_give_values_and_source():
     found = asked_in_backend(lambda: torch_seam.sized_symbols(dynamo_mode()), tall, torch.ones(5, 7))
     assert sorted(found.values()) == ["2 and more, x.size()[1]", "4 and more, x.size()[0]"]

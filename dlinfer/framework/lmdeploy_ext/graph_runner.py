@@ -7,7 +7,6 @@ is compiled while requests run: LMDeploy's own warm-up meets each phase once.
 
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +19,9 @@ from dlinfer import settings
 from dlinfer.errors import CaptureError
 from dlinfer.graph.call_store import compile_call
 from dlinfer.graph.direct import DirectCall
+from dlinfer.graph.policy import leave_graph
 from dlinfer.graph.report import GraphReport
 from dlinfer.graph.torch_seam import mark_unbacked
-from dlinfer.ops.fallback import FallbackWarning
 
 # Field of the attention metadata -> what each of its sizes counts.
 _METADATA_SIZES = {
@@ -35,7 +34,13 @@ _METADATA_SIZES = {
     "cu_seqlens_q_cpu": ("ends",),
     "block_offsets": ("sequences", "blocks"),
 }
-_STEADY = ("past_key_values",)
+# What is the same at each step of an engine: a graph may depend on its sizes and numbers.
+_STEADY = (
+    "past_key_values",
+    "attn_metadata.block_size",
+    "hidden_states.size()[2]",
+    "inputs_embeds.size()[2]",
+)
 
 
 @dataclass
@@ -129,7 +134,7 @@ class CompiledRunner(GraphRunner):
         """(what runs this phase from now on, the result of its first run)."""
         start = time.perf_counter()
         there = sorted(name for name, value in kwargs.items() if value is not None)
-        steady = [name for name in _STEADY if name in kwargs]
+        steady = [name for name in _STEADY if name.partition(".")[0] in kwargs]
         try:
             call, result, stored = compile_call(
                 function, kwargs, identity=f"{self._identity}\n{phase} {there}", steady=steady
@@ -145,11 +150,7 @@ class CompiledRunner(GraphRunner):
     def _run_eagerly(
         self, phase: str, function: Callable[..., Any], kwargs: dict[str, Any], error: CaptureError
     ) -> tuple[Callable[..., Any], Any]:
-        policy = settings.current().fallback
-        if policy == "error":
-            raise error
-        if policy == "warn":
-            warnings.warn(f"{phase}: {error} It runs eagerly.", FallbackWarning, stacklevel=2)
+        leave_graph(phase, error, settings.current().fallback)
         self.counts.phases.append(PhaseCounts(phase, "eager", 0.0, str(error)))
         return function, function(**kwargs)
 

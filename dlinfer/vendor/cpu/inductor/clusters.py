@@ -1,6 +1,7 @@
 """Compiling clusters: each distinct one once, shared by the layers and graphs that repeat it."""
 
 import hashlib
+import itertools
 import json
 import re
 import threading
@@ -53,7 +54,10 @@ class ClusterCompiler:
         return self._runs[name]
 
     def load(self, name: str, cache: ArtifactCache) -> bool:
-        """Make ``run(name)`` possible from the disk cache alone; False where it holds no sound artifact."""
+        """Make ``run(name)`` possible from the disk cache alone; False where that holds no sound artifact.
+
+        One that assumes something of its sizes is not for callers without guards, and counts as not there.
+        """
         with self._lock:
             if name not in self._runs:
                 stored = _load(name, cache)
@@ -79,24 +83,31 @@ class ClusterCompiler:
             graph = torch_seam.trace_decomposed(
                 subgraph.graph_module, twins.values, twins.mode, decompositions()
             )
-            key = cluster_key(graph, twins)
+            name, origin = self._fitting(cluster_key(graph, twins), graph, twins, cache)
             nodes = sum(1 for node in graph.graph.nodes if node.op == "call_function")
-            known = self._compiled.get(key)
+            self._traced[spelling] = (name, nodes)
+            report = ClusterReport(
+                name, nodes, 1, time.perf_counter() - start, origin, self._compiled[name].reason
+            )
+            return name, report
+
+    def _fitting(
+        self, key: str, graph: fx.GraphModule, twins: Twins, cache: ArtifactCache
+    ) -> tuple[str, str]:
+        """(name, origin) of what runs this graph: what a compilation assumed must be true of its sizes too."""
+        for variant in itertools.count():
+            name = f"{key}-{variant}" if variant else key
+            known = self._compiled.get(name)
+            new = known is None
             if known is None:
-                known = self._compiled[key] = _load(key, cache) or _compile(graph, twins, key, cache)
-                origin = known.origin
-            else:
-                origin = known.origin_again
-            self._traced[spelling] = (key, nodes)
-            name, reason = key, known.reason
-            self._runs.setdefault(key, known.run)
-            if not twins.holds(known.assumptions):  # true for the sizes it was compiled for, not for these
-                name, origin = f"{key} eager {len(self._runs)}", "eager"
-                reason = "an equal cluster was compiled for sizes that these are not: " + "; ".join(
-                    known.assumptions
-                )
-                self._runs[name] = graph
-            return name, ClusterReport(key, nodes, 1, time.perf_counter() - start, origin, reason)
+                known = _load(name, cache) or _compile(graph, twins, name, cache)
+                self._compiled[name] = known
+                self._runs[name] = known.run
+            if twins.holds(known.assumptions):
+                return name, known.origin if new else known.origin_again
+            if new and known.origin == "compiled":
+                raise AssertionError(f"a compilation does not fit its own sizes: {known.assumptions}")
+        raise AssertionError("unreachable")
 
 
 _SYMBOL = re.compile(r"\b[suz]\d+\b")
