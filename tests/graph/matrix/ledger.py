@@ -11,7 +11,17 @@ ROOT = Path(__file__).parents[3]
 STATE = ROOT / "build" / "graph_matrix"
 """Where the ledgers lie: a folder that git ignores and ``make clean`` removes."""
 
-_CODE = ("dlinfer/**/*.py", "dlinfer/**/*.cpp", "dlinfer/**/*.h", "tests/graph/matrix/*.py")
+_CODE = (
+    "dlinfer/*.py",
+    "dlinfer/graph/**/*.py",
+    "dlinfer/ops/**/*.py",
+    "dlinfer/vendor/**/*.py",
+    "dlinfer/vendor/**/*.cpp",
+    "dlinfer/vendor/**/*.h",
+    "tests/graph/matrix/*.py",
+)
+"""What the matrices run: neither adaptors nor the command line."""
+
 _LIBRARIES = ("torch", "transformers")
 
 
