@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,11 @@ class Child:
         os.close(write)
         self._answers = os.fdopen(read)
         self.kind = kind
-        self.load: float = self._answer()["load"]
+        try:
+            self.load: float = self._answer()["load"]
+        except BaseException:
+            self.close()
+            raise
 
     def _answer(self) -> dict[str, Any]:
         line = self._answers.readline()
@@ -42,8 +46,15 @@ class Child:
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
+        with suppress(BrokenPipeError):  # it ended before
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        finally:
+            self._answers.close()
 
     def __enter__(self) -> "Child":
         return self

@@ -9,13 +9,23 @@ from torch.export import ExportedProgram
 
 from dlinfer.errors import CaptureError
 from dlinfer.graph.artifact import Artifact, TensorSpec
+from dlinfer.graph.call_inputs import Assumption, root
 from dlinfer.graph.capture import Captured
 from dlinfer.graph.dialect import STATIC
 from dlinfer.graph.engine import find_engine
+from dlinfer.graph.fusion.layout import fits
 from dlinfer.graph.lower import lower, timed
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import GraphReport, record
-from dlinfer.graph.torch_seam import export_kinds, mode_of, size_range, symbol_ranges
+from dlinfer.graph.torch_seam import (
+    conditions,
+    export_gives_results_only,
+    export_kinds,
+    fixed_size,
+    mode_of,
+    size_range,
+    symbol_ranges,
+)
 
 
 def compile(
@@ -57,7 +67,8 @@ def compile(
     run = lower(captured, found, chosen, report)
     spec = exported.call_spec
     assert spec.in_spec is not None and spec.out_spec is not None
-    return Artifact(run, weights, inputs, spec.in_spec, spec.out_spec, report)
+    assumptions = _assumptions(captured, inputs)
+    return Artifact(run, weights, inputs, assumptions, spec.in_spec, spec.out_spec, report)
 
 
 def _export(
@@ -78,6 +89,11 @@ def _captured(exported: ExportedProgram) -> tuple[Captured, list[torch.Tensor], 
 
     torch.export's graph is in the dialect already: ATen before dispatch, writes in place, weights as inputs.
     """
+    if not export_gives_results_only(exported):
+        raise CaptureError(
+            reason="its writes are outputs of the graph, as run_decompositions makes them",
+            line="ExportedProgram",
+        )
     graph_module = torch.fx.GraphModule(exported.graph_module, _copied(exported.graph))
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     weights: list[torch.Tensor] = []
@@ -107,4 +123,22 @@ def _spec(node: torch.fx.Node, constant: Any) -> Any:
     if not isinstance(fake, torch.Tensor):
         return constant
     sizes = tuple(size_range(size) for size in fake.shape)
-    return TensorSpec(node.name, fake.dtype, fake.device, sizes)
+    if fits(fake, None):
+        return TensorSpec(node.name, fake.dtype, fake.device, sizes)
+    strides = tuple(number for stride in fake.stride() if (number := fixed_size(stride)) is not None)
+    if len(strides) < fake.dim():
+        reason = f"input {node.name} is neither contiguous nor of fixed strides"
+        raise CaptureError(reason=reason, line="torch.export")
+    return TensorSpec(node.name, fake.dtype, fake.device, sizes, strides)
+
+
+def _assumptions(captured: Captured, inputs: list[Any]) -> list[Assumption]:
+    """What the caller's tensors must satisfy together: torch.export's program itself checks it, ours must too."""
+    names = {spec.name for spec in inputs if isinstance(spec, TensorSpec)}
+    placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
+    sources = [(f"L['{node.name}']", node.meta["val"]) for node in placeholders if node.name in names]
+    found = [Assumption(*one) for one in conditions(captured.mode, sources)]
+    for assumption in found:
+        if not {root(source) for source in assumption.sources} <= names:
+            raise CaptureError(reason=f"it holds only while {assumption}", line="torch.export")
+    return found

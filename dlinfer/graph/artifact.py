@@ -8,17 +8,22 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import ArtifactInputError
+from dlinfer.graph.call_inputs import Assumption
 from dlinfer.graph.report import GraphReport
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor that a caller passes. sizes: numbers, or ranges (low, high or None) that the graph takes."""
+    """One tensor that a caller passes.
+
+    sizes: numbers, or ranges (low, high or None) that the graph takes. strides: None for a contiguous tensor.
+    """
 
     name: str
     dtype: torch.dtype
     device: torch.device
     sizes: tuple[int | tuple[int, int | None], ...]
+    strides: tuple[int, ...] | None = None
 
     def misfit(self, value: Any) -> str | None:
         """What is wrong with a value for this input; None when nothing is."""
@@ -30,6 +35,8 @@ class TensorSpec:
             low, high = (wanted, wanted) if isinstance(wanted, int) else wanted
             if size < low or (high is not None and size > high):
                 return f"sizes {tuple(value.shape)}"
+        if not (value.is_contiguous() if self.strides is None else value.stride() == self.strides):
+            return f"sizes {tuple(value.shape)} with strides {value.stride()}"
         return None
 
     def __str__(self) -> str:
@@ -37,7 +44,8 @@ class TensorSpec:
             str(size) if isinstance(size, int) else f"{size[0]}..{'' if size[1] is None else size[1]}"
             for size in self.sizes
         )
-        return f"{self.dtype} [{sizes}] on {self.device}"
+        layout = "contiguous" if self.strides is None else f"strides {self.strides}"
+        return f"{self.dtype} [{sizes}] {layout} on {self.device}"
 
 
 @dataclass
@@ -45,11 +53,13 @@ class Artifact:
     """What ``dlinfer.compile`` gives. Weights are those of the module, shared and not copied.
 
     inputs: for each leaf of (args, kwargs), its TensorSpec, or the constant that the graph was made with.
+    assumptions: what must be true of the inputs' sizes together.
     """
 
     run: Callable[..., tuple[Any, ...]]
     weights: Sequence[torch.Tensor]
     inputs: Sequence[TensorSpec | Any]
+    assumptions: Sequence[Assumption]
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     report: GraphReport
@@ -59,6 +69,11 @@ class Artifact:
         leaves = self._leaves(args, kwargs)
         for index, (wanted, value) in enumerate(zip(self.inputs, leaves, strict=True)):
             self._check(index, wanted, value)
+        if self.assumptions:
+            named = zip(self.inputs, leaves, strict=True)
+            given = {spec.name: value for spec, value in named if isinstance(spec, TensorSpec)}
+            for assumption in self.assumptions:
+                assumption.check(given)
         # What the graph took as a constant (a number, None) is no input of it any more, but keeps its place.
         with torch.no_grad():
             results = self.run(*self.weights, *leaves)

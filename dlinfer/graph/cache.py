@@ -41,8 +41,12 @@ def default_folder() -> Path:
     """DLINFER_CACHE_DIR, else ``dlinfer`` in the user's cache folder."""
     chosen = settings.current().cache_dir
     if chosen:
-        return Path(chosen)
+        return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlinfer"
+
+
+class MissingEntryError(LookupError):
+    """A sound entry needs another one that is not there."""
 
 
 class ArtifactCache:
@@ -73,6 +77,10 @@ class ArtifactCache:
                     copy = Path(scratch) / "payload"
                     copy.write_bytes(payload)
                     value = read(str(copy))
+            except MissingEntryError:
+                _count("missed")
+                debug.show("cache", "missed a part", f"  {path}")
+                return None
             except Exception:  # noqa: BLE001 - the engine's reader judges its own bytes; any refusal means: make it anew
                 payload = None
             else:

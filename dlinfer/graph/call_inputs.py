@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,22 +17,28 @@ class InputSpec:
     """One input of a graph: the expression over ``L`` that reads it, and what it must be.
 
     dtype: of a tensor; empty for a number. sizes: of a tensor, None where the graph takes any.
+    strides: None for a contiguous tensor; else they must be these. device: of a tensor.
     folded: the number that the graph took as a constant.
     """
 
     source: str
     dtype: str
     sizes: tuple[int | None, ...]
+    strides: tuple[int, ...] | None = None
+    device: str = ""
     folded: float | None = None
 
     @classmethod
     def of(cls, source: str, example: Any, value: Any) -> "InputSpec":
         """The spec of a graph input with this fake, that was read as ``value``."""
         if isinstance(value, float):  # a module's eps: Dynamo passes it as a tensor, the capture folds it
-            return cls(source, "", (), value)
+            return cls(source, "", (), folded=value)
         if not isinstance(example, torch.Tensor):
             return cls(source, "", ())
-        return cls(source, str(example.dtype), tuple(map(fixed_size, example.shape)))
+        strides = None if value.is_contiguous() else value.stride()
+        return cls(
+            source, str(value.dtype), tuple(map(fixed_size, example.shape)), strides, str(value.device)
+        )
 
     def check(self, value: Any) -> None:
         """Raises ArtifactInputError where a value cannot be this input."""
@@ -46,16 +52,20 @@ class InputSpec:
             return isinstance(value, (int, float))
         return (
             isinstance(value, torch.Tensor)
-            and str(value.dtype) == self.dtype
+            and (str(value.dtype), str(value.device)) == (self.dtype, self.device)
             and value.dim() == len(self.sizes)
             and all(want in (None, size) for want, size in zip(self.sizes, value.shape, strict=True))
+            and (value.is_contiguous() if self.strides is None else value.stride() == self.strides)
         )
 
     def __str__(self) -> str:
         if self.folded is not None:
             return str(self.folded)
+        if not self.dtype:
+            return "a number"
         sizes = ", ".join("any" if size is None else str(size) for size in self.sizes)
-        return f"a {self.dtype} tensor of sizes ({sizes})" if self.dtype else "a number"
+        layout = "contiguous" if self.strides is None else f"strides {self.strides}"
+        return f"a {self.dtype} tensor of sizes ({sizes}), {layout}, on {self.device}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class Assumption:
     def check(self, given: Mapping[str, Any]) -> None:
         """Raises ArtifactInputError where it is not true of the arguments."""
         values = {f"v{index}": evaluate(source, given) for index, source in enumerate(self.sources)}
-        if not eval(self.text, {"__builtins__": {}, "math": math, "min": min, "max": max}, values):
+        if not eval(self.text, dict(_PRINTED), values):  # text that torch's printer of sympy made
             numbers = ", ".join(str(number) for number in values.values())
             raise ArtifactInputError(
                 name=", ".join(map(source_name, self.sources)), expected=str(self), given=numbers
@@ -82,9 +92,15 @@ class Assumption:
         return re.sub(r"\bv(\d+)\b", lambda found: source_name(self.sources[int(found.group(1))]), self.text)
 
 
+_PRINTED = {"__builtins__": {}, "math": math, "torch": torch} | {
+    function.__name__: function for function in (min, max, abs, round, int, float)
+}
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"a {value.dtype} tensor of sizes {tuple(value.shape)}"
+        layout = "contiguous" if value.is_contiguous() else f"strides {value.stride()}"
+        return f"a {value.dtype} tensor of sizes {tuple(value.shape)}, {layout}, on {value.device}"
     return repr(value)
 
 
@@ -110,11 +126,19 @@ def is_steady(source: str, steady: Collection[str]) -> bool:
     return any(name == one or name.startswith((f"{one}.", f"{one}[")) for one in ("self", *steady))
 
 
-def reader(changing: list[tuple[int, str]], held: dict[int, Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """A function from the arguments to the tuple of all inputs: some read by their expression, some held."""
-    count = len(changing) + len(held)
-    sources = dict(changing)
-    parts = [sources.get(index, f"c{index}") for index in range(count)]
+def reader(
+    specs: Sequence[InputSpec], held: Mapping[int, Any]
+) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """A function from the arguments to the tuple of all inputs: some held, the others read by their expression.
+
+    A tensor that does not lie as the loops expect is copied: for small inputs that is no more than a step's metadata.
+    """
+    parts = []
+    for index, spec in enumerate(specs):
+        if index in held:
+            parts.append(f"c{index}")
+        else:
+            parts.append(f"{spec.source}.contiguous()" if spec.dtype else spec.source)
     scope: dict[str, Any] = {f"c{index}": value for index, value in held.items()}
     text = f"def read(L):\n    return ({''.join(f'{part}, ' for part in parts)})\n"
     exec(compile(text, "<dlinfer inputs>", "exec"), scope)  # expressions of Dynamo's own, as its guards are

@@ -6,7 +6,7 @@ configuration, the phase, dtypes) finds the compiled call under that identity an
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dlinfer.graph.compiled import CompiledGraph
 from dlinfer.graph.direct import DirectCall, capture_call
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.report import GraphReport, record
+from dlinfer.graph.report import LOADED, GraphReport, record
 
 
 def compile_call(
@@ -67,8 +67,9 @@ class CallStore:
         self.function = function
         self.steady = frozenset(steady)
         self.engine = find_engine(options.wanted_engine, "cpu")
-        chosen = [self.engine.name, options.policy, options.keeps_small_regions, options.precision]
-        self.key = "\n".join([*map(str, chosen), *sorted(options.disabled_passes), *steady, identity])
+        chosen = [self.engine.name, self.engine.identity(self.folder)]
+        chosen += [options.policy, str(options.keeps_small_regions), str(options.precision)]
+        self.key = "\n".join([*chosen, *sorted(options.disabled_passes), *steady, identity])
 
     def load(self) -> DirectCall | None:
         """The stored call; None where there is no sound one."""
@@ -80,19 +81,21 @@ class CallStore:
 
     def _read(self, path: str) -> DirectCall:
         data = json.loads(Path(path).read_text())
-        inputs = [
-            InputSpec(source, dtype, tuple(sizes), folded) for source, dtype, sizes, folded in data["inputs"]
-        ]
+        inputs = [_spec(**item) for item in data["inputs"]]
         assumptions = [Assumption(text, tuple(sources)) for text, sources in data["assumptions"]]
         program = CompiledGraph.from_dict(data["graph"], self.engine, self.folder)
         report = GraphReport.from_dict(data["report"])
-        report.cause = "loaded from the disk cache"
+        report.cause = LOADED
         return DirectCall(self.function, program, inputs, assumptions, self.steady, report)
+
+
+def _spec(sizes: list[int | None], strides: list[int] | None, **fields: Any) -> InputSpec:
+    return InputSpec(sizes=tuple(sizes), strides=None if strides is None else tuple(strides), **fields)
 
 
 def _write(call: DirectCall, path: str) -> None:
     data = {
-        "inputs": [astuple(spec) for spec in call.inputs],
+        "inputs": [asdict(spec) for spec in call.inputs],
         "assumptions": [astuple(assumption) for assumption in call.assumptions],
         "graph": call.program.to_dict(),
         "report": call.report.to_dict(),

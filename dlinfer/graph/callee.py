@@ -1,5 +1,7 @@
 """References to what a step calls, as text that another process understands."""
 
+import builtins
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +11,7 @@ from torch._ops import OpOverload
 
 from dlinfer.graph.torch_seam import HigherOrderOperator
 
-_MODULES: dict[str, Any] = {"operator": operator, "torch": torch}
+_MODULES: dict[str, Any] = {"operator": operator, "torch": torch, "math": math, "builtins": builtins}
 
 
 def reference(target: Any) -> str:
@@ -21,8 +23,6 @@ def reference(target: Any) -> str:
     for name, module in _MODULES.items():
         if getattr(module, target.__name__, None) is target:
             return f"py {name}.{target.__name__}"
-    if target is getattr:
-        return "py builtins.getattr"
     raise TypeError(f"{target} has no reference")
 
 
@@ -34,7 +34,5 @@ def resolve(text: str) -> Callable[..., Any]:
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
     if kind == "higher":
         return getattr(torch.ops.higher_order, path)
-    if path == "builtins.getattr":
-        return getattr
     module, _, name = path.partition(".")
     return getattr(_MODULES[module], name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlinfer.graph import callee
 from dlinfer.graph.program import Program
-from dlinfer.graph.program_json import parts_of, to_json
+from dlinfer.graph.program_json import NotStorableError, parts_of, to_json
 
 
 @dataclass
@@ -26,6 +26,11 @@ class CompiledGraph:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it. Raises NotStorableError or AttributeError where a part cannot be stored."""
+        for name, run in self.regions.items():
+            if not self.engine.keeps({step.callee for step in run.steps}):
+                raise NotStorableError(
+                    f"a part of {name} that engine {self.engine.name!r} does not keep on disk"
+                )
         regions = {name: to_json(run) for name, run in self.regions.items()}
         return {"program": to_json(self.program), "regions": regions}
 

@@ -6,6 +6,7 @@ means something: a node may not move across a write to memory that it reads. Eac
 fake result; fakes whose storage is the same are views of one memory.
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,6 +51,10 @@ _PURE_PYTHON = frozenset(value for name, value in vars(operator).items() if name
     torch.sym_not,
     torch.sym_ite,
     torch.sym_sum,
+    math.ceil,
+    math.floor,
+    math.trunc,
+    round,
     getattr,
 }
 
@@ -180,6 +185,13 @@ def reads_number(node: fx.Node) -> bool:
     """Whether a node's result is a number that lies in a tensor's memory (``item``), and not one of its sizes."""
     op = overload(node)
     return op is not None and is_size(node) and not op._schema.name.startswith("aten::sym_")
+
+
+def brings_symbol(node: fx.Node) -> bool:
+    """Whether its result, or its result's size, is a number that only running it tells: item, nonzero."""
+    op = overload(node)
+    unknown = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    return reads_number(node) or (op is not None and bool(unknown & set(op.tags)))
 
 
 def reshapes_argument(node: fx.Node) -> bool:

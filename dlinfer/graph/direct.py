@@ -37,8 +37,14 @@ class DirectCall:
     def __post_init__(self) -> None:
         self._read: Callable[[Mapping[str, Any]], tuple[Any, ...]] | None = None
         self._held: tuple[Any, ...] = ()
-        self._defaults: dict[str, Any] = {}  # of arguments that the call leaves out and the graph reads
         self._steady_names = sorted(name for name in self.steady if "." not in name)
+        parameters = inspect.signature(method_of(self.function)[0]).parameters
+        read = {root(spec.source) for spec in self.inputs if not is_steady(spec.source, self.steady)}
+        self._defaults = {  # of arguments that the graph reads and a call may leave out
+            name: parameters[name].default
+            for name in read
+            if name in parameters and parameters[name].default is not inspect.Parameter.empty
+        }
 
     def __call__(self, **kwargs: Any) -> torch.Tensor:
         """Raises ArtifactInputError where a steady argument is another object and does not fit."""
@@ -74,11 +80,7 @@ class DirectCall:
             for index, spec in enumerate(self.inputs)
             if is_steady(spec.source, self.steady)
         }
-        changing = [(index, spec.source) for index, spec in enumerate(self.inputs) if index not in steady]
-        self._defaults = {
-            name: given[name] for name in {root(source) for _, source in changing} - kwargs.keys()
-        }
-        self._read, self._held = reader(changing, steady), held
+        self._read, self._held = reader(self.inputs, steady), held
 
 
 def method_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
@@ -100,7 +102,8 @@ def capture_call(
 ) -> tuple[DirectCall, torch.Tensor]:
     """Compile ``function`` for calls like this one, and run it: (compiled, its result).
 
-    function: a module, or a method of one, that gives one tensor.
+    function: a module, or a method of one, that gives one tensor and stores none; what it does besides to Python
+    objects happens in this first run only.
     steady: arguments that are the same objects call after call; when another object comes, all is read anew. Of an
     argument that changes, ``argument.field`` or ``argument.size()[2]`` names a number in it that never does.
     Raises CaptureError where it is not one graph, or one that holds only for some values of what is not steady.
@@ -121,23 +124,19 @@ def capture_call(
         raise CaptureError(reason=reason, line=line) from cause
     finally:
         torch_seam.forget_compiled(method)  # each capture would count against Dynamo's limit for the function
-    if not isinstance(result, torch.Tensor) or collector.program is None or collector.report is None:
-        raise CaptureError(
-            reason="it does not give one tensor", line=getattr(method, "__qualname__", repr(method))
-        )
+    reason = collector.reason_against(result, steady)
+    if reason:
+        raise CaptureError(reason=reason, line=getattr(method, "__qualname__", repr(method)))
+    assert collector.program is not None and collector.report is not None
     given = _given(function, kwargs)
-    inputs = []
-    for source, example in collector.inputs:
-        if not root(source):
-            reason = f"it reads {source!r}, which is no argument of its own"
-            raise CaptureError(reason=reason, line=getattr(method, "__qualname__", repr(method)))
-        inputs.append(InputSpec.of(source, example, evaluate(source, given)))
-    for assumption in collector.assumptions:
-        if changing := assumption.changing(steady):
-            reason = (
-                f"it would hold only while {assumption}, and {', '.join(changing)} may change between calls"
+    inputs = [InputSpec.of(source, example, evaluate(source, given)) for source, example in collector.inputs]
+    for spec in inputs:
+        if not is_steady(spec.source, steady) and (spec.folded is not None or spec.strides is not None):
+            name = torch_seam.source_name(spec.source)
+            raise CaptureError(
+                reason=f"it would hold only while {name} is {spec}, which may change between calls",
+                line=getattr(method, "__qualname__", repr(method)),
             )
-            raise CaptureError(reason=reason, line=getattr(method, "__qualname__", repr(method)))
     call = DirectCall(
         function, collector.program, inputs, collector.assumptions, frozenset(steady), collector.report
     )
@@ -153,6 +152,8 @@ class _Collector:
         self.report: GraphReport | None = None
         self.inputs: list[tuple[str, Any]] = []
         self.assumptions: list[Assumption] = []
+        self._twice: list[tuple[str, str]] = []
+        self._outputs: tuple[Any, ...] = ()
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         placeholders = graph_module.graph.find_nodes(op="placeholder")
@@ -163,6 +164,32 @@ class _Collector:
         self.program, self.report = compile_graph(graph_module, example_inputs, self.options)
         mode = torch_seam.dynamo_fake_mode()
         assert mode is not None, "Dynamo calls its backends inside a tracing context"
-        conditions = torch_seam.guards_by_source(mode) + torch_seam.equal_sizes(self.inputs)
-        self.assumptions = [Assumption(*condition) for condition in conditions]
-        return self.program
+        self.assumptions = [Assumption(*one) for one in torch_seam.conditions(mode, self.inputs)]
+        self._twice = torch_seam.inputs_given_twice()
+        return self._run
+
+    def _run(self, *inputs: Any) -> tuple[Any, ...]:
+        assert self.program is not None
+        self._outputs = self.program(*inputs)
+        return self._outputs
+
+    def reason_against(self, result: Any, steady: Sequence[str]) -> str:
+        """Why the graph cannot stand for the function at later calls; empty where it can."""
+        if self.report is None or not isinstance(result, torch.Tensor):
+            return "it does not give one tensor"
+        if len(self._outputs) != 1 or self._outputs[0] is not result:
+            return "it gives or stores other tensors than the one that it computes"
+        for source, _ in self.inputs:
+            if not root(source):
+                return f"it reads {source!r}, which is no argument of its own"
+        for assumption in self.assumptions:
+            if changing := assumption.changing(steady):
+                return f"it would hold only while {assumption}, and {', '.join(changing)} may change between calls"
+        for pair in self._twice:
+            if all(map(root, pair)) and not all(is_steady(source, steady) for source in pair):
+                one, other = map(torch_seam.source_name, pair)
+                return f"{one} and {other} are one tensor now, and may be two at another call"
+        for (source, _), given in zip(self.inputs, self.report.inputs, strict=True):
+            if given.written and not is_steady(source, steady):
+                return f"it writes into {torch_seam.source_name(source)}, which may be another tensor at each call"
+        return ""

@@ -56,7 +56,18 @@ class Engine(Protocol):
         ...
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Make callees of a stored program resolvable from the disk cache. Raises KeyError where one is missing."""
+        """Make callees of a stored program resolvable from the disk cache.
+
+        Raises MissingEntryError where one is not there.
+        """
+        ...
+
+    def keeps(self, callees: Collection[str]) -> bool:
+        """Whether ``restore`` in another process can do what these callees need."""
+        ...
+
+    def identity(self, cache_dir: Path) -> str:
+        """What this engine's stored programs depend on besides versions and the CPU."""
         ...
 
 

@@ -20,7 +20,7 @@ import dlinfer
 from dlinfer.errors import ExplanationError
 from dlinfer.graph import cache, report, torch_seam
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.report import FIRST_CALL, GraphReport
+from dlinfer.graph.report import FIRST_CALL, LOADED, GraphReport
 
 SCHEMA = 1
 FORMATS = (".txt", ".json", ".html")
@@ -67,9 +67,12 @@ class Explanation:
         return [graph for graph in self.graphs if self.kind_of(graph) == "size-1 variant"]
 
     def kind_of(self, graph: GraphReport) -> str:
-        """Why one of the graphs was compiled, in short: ``first call``, ``recompile`` or ``size-1 variant``."""
-        if graph.cause == FIRST_CALL:
-            return FIRST_CALL
+        """Why one of the graphs was compiled, in short: ``first call``, ``recompile`` or ``size-1 variant``.
+
+        One that was not compiled at all is ``loaded from the disk cache``.
+        """
+        if graph.cause in (FIRST_CALL, LOADED):
+            return graph.cause
         earlier = [other for other in self.graphs if other.index < graph.index]
         return "size-1 variant" if graph.is_size_1_variant(earlier) else "recompile"
 

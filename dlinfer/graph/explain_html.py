@@ -7,7 +7,7 @@ from importlib import resources
 from dlinfer.graph.explain import Explanation
 from dlinfer.graph.explain_svg import svg_of
 from dlinfer.graph.explain_text import amount, duration, headline, short_cause, short_line
-from dlinfer.graph.report import FIRST_CALL, GraphReport
+from dlinfer.graph.report import FIRST_CALL, LOADED, GraphReport
 
 _LEGEND = (
     ("cluster", "loops compiled together"),
@@ -51,7 +51,7 @@ def _graph(number: int, graph: GraphReport, kind: str) -> str:
     stages = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in graph.seconds.items())
     parts = [f"<h2>Graph {number}: {escape(short_line(graph.model))}</h2>"]
     parts.append(f'<div class="soft">engine {escape(graph.engine)} · {escape(stages)}</div>')
-    if graph.cause != FIRST_CALL:
+    if graph.cause not in (FIRST_CALL, LOADED):
         parts.append(_notice(f"<b>{kind.capitalize()}</b>: {escape(short_cause(graph.cause))}", mild=True))
     if graph.refused:
         parts.append(_notice(f"<b>Runs without dlinfer</b>: {escape(graph.refused)}"))

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from dlinfer.graph.explain import Explanation
-from dlinfer.graph.report import FIRST_CALL, GraphReport
+from dlinfer.graph.report import FIRST_CALL, LOADED, GraphReport
 
 
 def summary_of(explanation: Explanation) -> str:
@@ -46,7 +46,7 @@ def _summary(explanation: Explanation) -> list[str]:
         often = f" ({broken.count} times)" if broken.count > 1 else ""
         lines += [f"graph break{often}: {broken.reason}", f"  at {short_line(broken.line)}"]
     for number, graph in enumerate(explanation.graphs):
-        if graph.cause != FIRST_CALL:
+        if graph.cause not in (FIRST_CALL, LOADED):
             lines += [f"{explanation.kind_of(graph)}: graph {number}, {short_cause(graph.cause)}"]
         if graph.refused:
             lines.append(f"graph {number} runs without dlinfer: {graph.refused}")

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from dlinfer.errors import CaptureError
 from dlinfer.graph.dialect import STATIC, fake
 from dlinfer.graph.program import attribute
 from dlinfer.graph.torch_seam import free_symbols, plain_symbol
@@ -19,11 +20,13 @@ class Subgraph:
 
     inputs: nodes outside whose results it takes, one for each of its placeholders.
     outputs: nodes inside whose results are read outside, in the order of its output tuple.
+    made: inputs that the graph around it had no node for: sizes of its placeholders, to be read before all else.
     """
 
     graph_module: fx.GraphModule
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
+    made: tuple[fx.Node, ...] = ()
 
 
 def extract(owner: fx.GraphModule, nodes: Sequence[fx.Node], name: str) -> Subgraph:
@@ -39,7 +42,9 @@ def extract_with_outputs(
     """As ``extract``, with the outputs chosen by the caller."""
     inside = set(nodes)
     parents = dict.fromkeys(p for n in nodes for p in n.all_input_nodes if p not in inside)
+    before = set(owner.graph.nodes)
     parents |= dict.fromkeys(_symbol_inputs(owner, parents, nodes))
+    made = tuple(p for p in parents if p not in before)
     constants = [p for p in parents if p.op == "get_attr"]
     inputs = tuple(p for p in parents if p.op != "get_attr")
     graph = fx.Graph()
@@ -61,7 +66,7 @@ def extract_with_outputs(
             values[str(node.target)] = attribute(owner, str(node.target))
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    return Subgraph(fx.GraphModule(values, graph, name), inputs, tuple(outputs))
+    return Subgraph(fx.GraphModule(values, graph, name), inputs, tuple(outputs), made)
 
 
 def _symbol_inputs(
@@ -97,20 +102,32 @@ def _shown(value: Any) -> set[Any]:
 
 
 def _node_of(owner: fx.GraphModule, symbol: Any) -> fx.Node:
-    """A node of ``owner`` whose value is ``symbol``; made from an input's size where there is none."""
+    """A node of ``owner`` whose value is ``symbol`` and which runs before all that needs it.
+
+    An input that is the symbol, an input's size, or the op inside that brings it into being. A size that the graph
+    itself reads somewhere may come too late. Raises CaptureError where there is none.
+    """
     placeholders = owner.graph.find_nodes(op="placeholder")
     for node in placeholders:
         if plain_symbol(fake(node)) == symbol:
             return node
     for node in owner.graph.nodes:
-        if node.op == "call_function" and plain_symbol(fake(node)) == symbol:
+        if node.meta.get(_READ_FIRST) and plain_symbol(fake(node)) == symbol:
             return node
     for node in placeholders:
-        if isinstance(fake(node), torch.Tensor):
-            for dim, size in enumerate(fake(node).shape):
-                if plain_symbol(size) == symbol:
-                    with owner.graph.inserting_after(placeholders[-1]):
-                        made = owner.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
-                    made.meta["val"] = size
-                    return made
-    raise AssertionError(f"no input shows the symbol {symbol}")
+        for dim, size in enumerate(fake(node).shape if isinstance(fake(node), torch.Tensor) else ()):
+            if plain_symbol(size) == symbol:
+                with owner.graph.inserting_after(placeholders[-1]):
+                    made = owner.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
+                made.meta |= {"val": size, _READ_FIRST: True}
+                return made
+    for node in owner.graph.nodes:
+        if node.op == "call_function" and plain_symbol(fake(node)) == symbol:
+            return node
+    raise CaptureError(
+        reason=f"no input has the size {symbol} itself, only expressions of it", line=owner._get_name()
+    )
+
+
+_READ_FIRST = "read_first"
+"""Key in the meta of a size that a Subgraph made."""

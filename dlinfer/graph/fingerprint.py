@@ -1,4 +1,4 @@
-"""What a compiled artifact depends on besides its graph: versions, the CPU, threads, the compiler."""
+"""What a compiled artifact depends on besides its graph: versions, dlinfer's code, the CPU, threads."""
 
 import functools
 import hashlib
@@ -9,15 +9,18 @@ from pathlib import Path
 import torch
 
 
-@functools.cache
 def environment() -> str:
     """Text that differs wherever a compiled artifact of here would not be right or not be fast."""
+    return f"{_machine()}\nthreads {torch.get_num_threads()}"
+
+
+@functools.cache
+def _machine() -> str:
     parts = [
         f"python {sys.version_info[:3]}",
         f"torch {torch.__version__} {torch.version.git_version}",
         f"dlinfer {_sources()}",
         f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {cpu_flags()}",
-        f"threads {torch.get_num_threads()}",
     ]
     return "\n".join(parts)
 
@@ -41,7 +44,7 @@ def _sources() -> str:
 
     root = Path(dlinfer.__file__).parent
     digest = hashlib.sha256(dlinfer.__version__.encode())
-    for folder in ("graph", "ops", "vendor"):
+    for folder in ("framework", "graph", "ops", "vendor"):
         for path in sorted((root / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -63,6 +63,7 @@ def _assemble(
     options: CompileOptions,
     report: GraphReport,
 ) -> CompiledGraph:
+    first: list[Step] = []
     steps: list[Step] = []
     placement: dict[str, str] = {}
     regions: dict[str, Any] = {}
@@ -72,6 +73,7 @@ def _assemble(
             continue
         name = f"region_{index}"
         region = extract(graph_module, part.nodes, name)
+        first += [Step.of(node, "size", callee.reference(node.target)) for node in region.made]
         compiled = engine.compile(region, options)
         placement |= compiled.placement
         divided.refusals |= {
@@ -87,7 +89,7 @@ def _assemble(
     inputs = [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
     constants = constants_of(graph_module)
     return CompiledGraph(
-        engine, Program("graph", inputs, steps, output, resolver(regions), constants), regions
+        engine, Program("graph", inputs, first + steps, output, resolver(regions), constants), regions
     )
 
 

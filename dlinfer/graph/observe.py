@@ -37,7 +37,13 @@ def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -
     # A static KV cache is the same tensor at each call too, but it is no weight: it is written.
     weights = [node for node in placeholders if node.meta.get(STATIC) and not storages(node) & written]
     report.inputs = [
-        InputReport(node.name, debug.shown(fake(node)), node in weights, _sizes(fake(node)))
+        InputReport(
+            node.name,
+            debug.shown(fake(node)),
+            node in weights,
+            _sizes(fake(node)),
+            bool(storages(node) & written),
+        )
         for node in placeholders
     ]
     report.outputs = tuple(node.name for node in graph.output_node().all_input_nodes)

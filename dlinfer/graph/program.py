@@ -8,6 +8,7 @@ which model's line it was, at no cost while nothing raises.
 
 import itertools
 import linecache
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,6 +113,7 @@ class Program:
         self.filename = f"<dlinfer {self.name} {next(_serial)}>"
         self.source, scope = self._write()
         linecache.cache[self.filename] = (len(self.source), None, self.source.splitlines(True), self.filename)
+        weakref.finalize(self, linecache.cache.pop, self.filename, None)
         exec(compile(self.source, self.filename, "exec"), scope)  # a program written as source is the point
         self._run: Callable[..., tuple[Any, ...]] = scope["run"]
 

@@ -3,8 +3,9 @@
 Plain data that turns into JSON. Who compiles fills it; how it is shown stands elsewhere.
 """
 
+import itertools
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from dlinfer.graph.passes.pipeline import PassReport
 from dlinfer.graph.passes.rewrite import Edit
 
 FIRST_CALL = "first call"
+LOADED = "loaded from the disk cache"
 """The cause of a compilation that no earlier one preceded."""
 
 
@@ -48,12 +50,14 @@ class InputReport:
     """One input of a graph.
 
     weight: a parameter or buffer that is the same tensor at each call and never written. sizes: as numbers or symbols.
+    written: whether the graph writes into it.
     """
 
     name: str
     result: str
     weight: bool
     sizes: tuple[str, ...] = ()
+    written: bool = False
 
 
 @dataclass
@@ -196,24 +200,27 @@ def _counted(words: Iterable[str]) -> dict[str, int]:
 
 
 _lock = threading.Lock()
-_reports: list[GraphReport] = []
+_reports: deque[GraphReport] = deque(maxlen=1000)  # a server that compiles again and again must not grow
+_numbers = itertools.count()
 
 
 def record(report: GraphReport) -> GraphReport:
     """Keep a report of a compilation in this process, and number it."""
     with _lock:
-        report.index = len(_reports)
+        report.index = next(_numbers)
         _reports.append(report)
     return report
 
 
 def reports() -> list[GraphReport]:
-    """Every compilation of this process, in order."""
+    """The latest compilations of this process, 1,000 at most, in order."""
     with _lock:
         return list(_reports)
 
 
 def reset() -> None:
     """Forget all reports."""
+    global _numbers
     with _lock:
+        _numbers = itertools.count()
         _reports.clear()

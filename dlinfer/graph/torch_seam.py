@@ -6,12 +6,14 @@ changes one fails there, by name, before anything else does.
 
 import inspect
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -126,7 +128,8 @@ def trace_decomposed(
     table: dict[Any, Callable[..., Any]],
 ) -> fx.GraphModule:
     """Record ``function`` on fakes as the ops that are left after dispatch and the decompositions in ``table``."""
-    with torch.no_grad(), mode, _admits_real_constants(mode):
+    # As AOTAutograd does: kernels in C++ that take no symbolic sizes (pad) are decomposed in Python instead.
+    with torch.no_grad(), mode, _admits_real_constants(mode), enable_python_dispatcher():
         return make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
 
 
@@ -147,7 +150,11 @@ def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: Fake
         # would share memory; a later write to one would show in the other.
         "joint_graph_constant_folding": False,
     }
-    with tracing(TracingContext(mode)):
+    # Loading an artifact finds its code in inductor's own cache by a key and takes whatever lies there first: a graph
+    # that was compiled for other sizes has the same key but for the tag.
+    settings: Any = torch.compiler.config
+    unique = settings.patch(cache_key_tag=f"dlinfer {uuid.uuid4().hex}")
+    with unique, tracing(TracingContext(mode)):
         return standalone_compile(
             graph_module,
             list(fakes),
@@ -261,12 +268,14 @@ def guard_all(guards: Sequence[str], original: dict[Any, Any], environment: Shap
     assert environment is not None
     by_name = {str(fresh): symbol for fresh, symbol in original.items()}
     names: dict[str, Any] = {name: getattr(functions, name) for name in functions.__all__}
+    mapped = []
     for text in guards:
         expression: Any = sympy.sympify(text, locals=names)  # pyright: ignore[reportCallIssue, reportArgumentType]
-        mapped = expression.xreplace({s: by_name[str(s)] for s in expression.free_symbols})
-        if not environment.evaluate_expr(mapped):
-            return False
-    return True
+        mapped.append(expression.xreplace({s: by_name[str(s)] for s in expression.free_symbols}))
+    # A look first: to evaluate one that is false would guard the graph by its contrary.
+    if any(one.xreplace(environment.backed_var_to_val) != sympy.true for one in mapped):
+        return False
+    return all(environment.evaluate_expr(one) for one in mapped)
 
 
 def dynamo_errors() -> tuple[type[Exception], ...]:
@@ -315,49 +324,64 @@ def shape_guards(mode: FakeTensorMode) -> list[str]:
     return found
 
 
-def guards_by_source(mode: FakeTensorMode) -> list[tuple[str, tuple[str, ...]]]:
-    """Each guard on sizes and integers: a condition as Python text over v0, v1, ..., and what Dynamo reads those from.
+def conditions(mode: FakeTensorMode, inputs: Sequence[tuple[str, Any]]) -> list[tuple[str, tuple[str, ...]]]:
+    """What a compilation assumed about sizes and integers, as (Python text over v0, v1, ..., where to read those).
 
-    Guards on floats are left out: a float is a constant of the graph.
+    inputs: an expression and the fake of each input of the graph. Guards, and sizes that were equal when the graph
+    was captured or are computed from others; sizes marked as unknown are equal only where that was said. Guards on
+    floats are left out: a float is a constant of the graph.
     """
     import sympy
     from torch.utils._sympy.printers import PythonPrinter
 
     environment = mode.shape_env
     assert environment is not None
-    origin: dict[Any, Any] = environment.var_to_sources
+
+    def text(expression: Any, symbols: Sequence[Any], start: int) -> str:
+        numbered = {
+            symbol: sympy.Symbol(f"v{index}", integer=True) for index, symbol in enumerate(symbols, start)
+        }
+        return PythonPrinter().doprint(expression.xreplace(numbered))
+
+    places: dict[Any, str] = {}
+    for source, example in inputs:
+        if (symbol := plain_symbol(example)) is not None:
+            places.setdefault(symbol, source)
+    sizes = [
+        (f"{source}.size()[{dim}]", size.node.expr)
+        for source, example in inputs
+        for dim, size in enumerate(example.shape if isinstance(example, torch.Tensor) else ())
+        if isinstance(size, torch.SymInt)
+    ]
     found = []
+    for place, expression in sizes:
+        is_first = not expression.is_symbol or places.setdefault(expression, place) == place
+        if not is_first and expression in environment.backed_var_to_val:
+            found.append(("v0 == v1", (places[expression], place)))
+    for place, expression in sizes:
+        symbols = sorted(expression.free_symbols, key=str)
+        if not expression.is_symbol and symbols and all(symbol in places for symbol in symbols):
+            found.append(
+                (f"v0 == {text(expression, symbols, 1)}", (place, *map(places.__getitem__, symbols)))
+            )
+    origin: dict[Any, Any] = environment.var_to_sources
     for guard in environment.guards:
         symbols = sorted(guard.expr.free_symbols, key=str)
         if all(symbol.is_integer for symbol in symbols):
-            numbered = {
-                symbol: sympy.Symbol(f"v{index}", integer=True) for index, symbol in enumerate(symbols)
-            }
-            text = PythonPrinter().doprint(guard.expr.xreplace(numbered))
-            found.append((text, tuple(origin[symbol][0].name for symbol in symbols)))
+            read = (places.get(symbol) or origin[symbol][0].name for symbol in symbols)
+            found.append((text(guard.expr, symbols, 0), tuple(read)))
     return found
 
 
-def equal_sizes(inputs: Sequence[tuple[str, Any]]) -> list[tuple[str, tuple[str, ...]]]:
-    """Which sizes of a graph's inputs were the same when it was captured and share a symbol, as ``guards_by_source``.
-
-    inputs: Dynamo's expression and fake of each. Sizes marked as unknown share symbols only where that was said.
-    """
-    first: dict[Any, str] = {}
-    found = []
-    for source, example in inputs:
-        for dim, size in enumerate(example.shape if isinstance(example, torch.Tensor) else ()):
-            symbol = plain_symbol(size)
-            if symbol is None or not _is_backed(size, symbol):
-                continue
-            name = f"{source}.size()[{dim}]"
-            if first.setdefault(symbol, name) != name:
-                found.append(("v0 == v1", (first[symbol], name)))
-    return found
-
-
-def _is_backed(size: Any, symbol: Any) -> bool:
-    return symbol in size.node.shape_env.backed_var_to_val
+def inputs_given_twice() -> list[tuple[str, str]]:
+    """Dynamo's expressions for inputs that are one tensor, of which its graph takes only the first."""
+    context = TracingContext.try_get()
+    assert context is not None, "called outside a Dynamo backend"
+    return [
+        (guard.name, guard.create_fn.keywords["source_b"].name)  # pyright: ignore[reportFunctionMemberAccess]
+        for guard in context.guards_context.dynamo_guards
+        if guard.create_fn_name() == "DUPLICATE_INPUT"
+    ]
 
 
 def fixed_size(size: Any) -> int | None:
@@ -431,6 +455,13 @@ def export_kinds(exported: Any) -> list[tuple[str, str, Any]]:
         constant = spec.arg.value if isinstance(spec.arg, ConstantArgument) else None
         kinds.append(("user" if user else "weight", spec.target or "", constant))
     return kinds
+
+
+def export_gives_results_only(exported: Any) -> bool:
+    """Whether the outputs of an exported graph are what the module returns, and none stands for a write."""
+    from torch.export.graph_signature import OutputKind
+
+    return all(spec.kind == OutputKind.USER_OUTPUT for spec in exported.graph_signature.output_specs)
 
 
 def size_range(size: Any) -> int | tuple[int, int | None]:

@@ -30,7 +30,7 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     their shape and dtype. Nothing is mutated. silu(gate) is rounded to the dtype before it is multiplied, as the
     two operations of HF transformers' gated MLPs do. Raises OpArgumentError.
     """
-    return functional.silu(gate) * up
+    return (functional.silu(gate) * up).contiguous()
 
 
 @fused_op(tolerances=TOLERANCES)
@@ -44,7 +44,7 @@ def gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
     Returns a new tensor of their shape and dtype. Nothing is mutated. gelu(gate) is rounded to the dtype before
     it is multiplied, as the two operations of HF transformers' gated MLPs do. Raises OpArgumentError.
     """
-    return functional.gelu(gate, approximate="tanh" if tanh else "none") * up
+    return (functional.gelu(gate, approximate="tanh" if tanh else "none") * up).contiguous()
 
 
 _SILU_RULES, _GELU_RULES = Rules("silu_mul"), Rules("gelu_mul")
@@ -88,6 +88,9 @@ def _pairs(make: SampleMaker) -> Iterator[tuple[str, Tensor, Tensor]]:
         yield name, make.tensor(*shape), make.tensor(*shape)
     packed = make.tensor(7, 64)
     yield "halves of one tensor", packed[:, :32], packed[:, 32:]
+    lying_otherwise = make.tensor(16, 3, 2).permute(2, 1, 0)
+    yield "gate lies otherwise", lying_otherwise, make.tensor(2, 3, 16)
+    yield "up lies otherwise", make.tensor(2, 3, 16), lying_otherwise
     yield "large values", make.tensor(3, 32, scale=50.0), make.tensor(3, 32)
 
 

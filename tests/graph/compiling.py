@@ -59,6 +59,12 @@ class StubEngine:
         for reference in callees:
             self.resolve(reference)
 
+    def keeps(self, callees: Collection[str]) -> bool:
+        return True
+
+    def identity(self, cache_dir: Path) -> str:
+        return "stub"
+
 
 def interpreted_engine(monkeypatch: pytest.MonkeyPatch) -> InductorEngine:
     """The engine inductor, whose clusters run node by node as decomposed."""

@@ -208,7 +208,8 @@ def test_results_are_the_models(explained):
     x = torch.randn(5, 8)
     model = explained._compiled.function._orig_mod
     with torch.no_grad():
-        torch.testing.assert_close(explained.run(x), model(x))
+        # two layers of float32 sums, in another order
+        torch.testing.assert_close(explained.run(x), model(x), rtol=1e-5, atol=1e-5)
     assert len(explained.graphs) == 1  # another size needs no other graph
 
 

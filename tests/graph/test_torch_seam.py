@@ -38,30 +38,50 @@ def test_shape_guards_give_condition_and_line():
     assert any("> 3" in guard and "x.shape[0] > 3" in guard for guard in found)
 
 
-def test_guards_name_the_inputs_that_they_read():
-    found = asked_in_backend(lambda: torch_seam.guards_by_source(dynamo_mode()), tall, torch.ones(5, 7))
-    assert ("v0 > 3", ("L['x'].size()[0]",)) in found
-
-
-def test_sizes_that_share_a_symbol_and_fixed_ones():
+def test_conditions_say_what_holds_and_where_to_read_it():
     seen = []
 
     def backend(graph_module, example_inputs):
         examples = [node.meta["example_value"] for node in graph_module.graph.find_nodes(op="placeholder")]
-        named = zip(torch_seam.input_sources(graph_module.graph), examples, strict=True)
-        seen.append(torch_seam.equal_sizes(list(named)))
+        named = list(zip(torch_seam.input_sources(graph_module.graph), examples, strict=True))
+        seen.append(torch_seam.conditions(dynamo_mode(), named))
         tensors = [value for value in examples if isinstance(value, torch.Tensor)]
         seen.append([list(map(torch_seam.fixed_size, value.shape)) for value in tensors])
         return graph_module.forward
 
     def function(x, y):
-        return x.view(-1, 7) * 2 + y.sum() if x.shape[1] == 7 else x
+        return x.view(-1, 7) * 2 + y.sum() if x.shape[1] == 7 and x.shape[0] > 3 else x
 
     torch_seam.compile_apart(function, backend, True)(torch.ones(5, 7), torch.ones(5))
-    assert seen == [
-        [("v0 == v1", ("L['x'].size()[0]", "L['y'].size()[0]"))],
-        [[None, 7], [None]],
-    ]
+    found, sizes = seen
+    assert ("v0 == v1", ("L['x'].size()[0]", "L['y'].size()[0]")) in found
+    assert ("v0 > 3", ("L['x'].size()[0]",)) in found
+    assert ("v0 == 7", ("L['x'].size()[1]",)) in found
+    assert sizes == [[None, 7], [None]]
+
+
+def test_inputs_given_twice_are_named():
+    x = torch.ones(3)
+    found = asked_in_backend(torch_seam.inputs_given_twice, lambda a, b: a + b, x, x)
+    assert found == [("L['b']", "L['a']")]
+    assert asked_in_backend(torch_seam.inputs_given_twice, lambda a, b: a + b, x, x + 1) == []
+
+
+def test_an_export_whose_writes_are_outputs_is_told_apart():
+    class Counts(torch.nn.Module):
+        seen: torch.Tensor
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen.add_(1)
+            return x + self.seen
+
+    exported = torch.export.export(Counts(), (torch.ones(2),))
+    assert torch_seam.export_gives_results_only(exported)
+    assert not torch_seam.export_gives_results_only(exported.run_decompositions())
 
 
 def test_sized_symbols_give_values_and_source():

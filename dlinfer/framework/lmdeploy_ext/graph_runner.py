@@ -5,10 +5,12 @@ apart. Sizes are marked as unknown to the compiler before the capture, so that 1
 is compiled while requests run: LMDeploy's own warm-up meets each phase once.
 """
 
+import hashlib
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -165,7 +167,10 @@ def model_identity(model: torch.nn.Module, model_config: Any, cache_config: Any)
     Values of weights are inputs of the graphs, so another checkpoint of the same shape runs the same graphs.
     """
     weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    modules = sorted({f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()})
+    classes = {type(module) for module in model.modules()}
+    modules = sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in classes)
+    files = sorted({sys.modules[cls.__module__].__file__ or "" for cls in classes} - {""})
+    code = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files))
     return "\n".join(
         [
             f"lmdeploy {lmdeploy_version}",
@@ -173,6 +178,7 @@ def model_identity(model: torch.nn.Module, model_config: Any, cache_config: Any)
             str(model_config.dtype),
             f"block {cache_config.block_size} {cache_config.kernel_block_size} {cache_config.quant_policy}",
             *modules,
+            code.hexdigest(),
             *(f"{name} {t.dtype} {tuple(t.shape)} {t.stride()}" for name, t in weights),
         ]
     )

@@ -168,5 +168,11 @@ def _node(value: Any) -> fx.Node | None:
 
 
 def _is_exact(source: torch.dtype, target: torch.dtype) -> bool:
-    both_float = source.is_floating_point and target.is_floating_point
-    return both_float and torch.promote_types(source, target) is target
+    return source.is_floating_point and (source is target or target in _WIDER.get(source, ()))
+
+
+_WIDER = {
+    torch.float16: (torch.float32, torch.float64),
+    torch.bfloat16: (torch.float32, torch.float64),
+    torch.float32: (torch.float64,),
+}

@@ -13,7 +13,7 @@ from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.dialect import arguments, op_name
-from dlinfer.graph.fusion.geometry import shown
+from dlinfer.graph.fusion.geometry import same_sizes, shown
 from dlinfer.graph.fusion.replacement import call_like
 from dlinfer.graph.memory import Writes
 from dlinfer.graph.passes.pipeline import Pass
@@ -106,6 +106,7 @@ def _is_mergeable(node: fx.Node) -> bool:
     return (
         dtype in _FLOATS
         and shown(weight).dim() == 2
+        and all(same_sizes(shown(one).shape, shown(weight).shape[:1]) for one in bias)
         and all(shown(parameter).dtype is dtype for parameter in (weight, *bias))
     )
 

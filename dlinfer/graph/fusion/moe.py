@@ -17,7 +17,7 @@ from torch import fx
 from dlinfer import ops
 from dlinfer.graph.dialect import arguments, op_name, tensors_of
 from dlinfer.graph.fusion.geometry import halves, same_sizes, seen_through, shown, swapped, views_between
-from dlinfer.graph.fusion.match import CASTS, calls, only_user, operands, same_size
+from dlinfer.graph.fusion.match import CASTS, calls, only_user, operands, same_size, widened_from
 from dlinfer.graph.fusion.replacement import call_like, is_packed
 from dlinfer.graph.fusion.rule import FusionRule, Match
 from dlinfer.graph.passes.rewrite import Rewriter
@@ -38,9 +38,10 @@ def _match_gating(topk: fx.Node) -> Match | None:
     if given["dim"] not in (-1, last) or arguments(softmax)["dim"] not in (-1, last):
         return None
     logits, interior = arguments(softmax)["self"], [softmax]
-    if calls(logits, *CASTS) and only_user(logits) is softmax:
-        interior.append(logits)
-        logits = arguments(logits)["self"]
+    if only_user(logits) is softmax:
+        source, casts = widened_from(logits)  # a cast that rounds decides between experts
+        if all(only_user(one) is not None for one in casts):
+            logits, interior = source, [*interior, *casts]
     dtype = shown(logits).dtype
     if dtype not in _FLOATS or shown(softmax).dtype is not torch.promote_types(dtype, torch.float32):
         return None
@@ -149,7 +150,9 @@ def _match_experts(total: fx.Node) -> Match | None:
 def _weighted(found: _Experts, node: Any) -> tuple[Any, Any]:
     """results [pairs, hidden] and scales [pairs] of results * scales[:, None]."""
     given = found.take(node, _aten.mul.Tensor)
-    return given["self"], found.take(given["other"], _aten.unsqueeze.default)["self"]
+    scales = found.take(given["other"], _aten.unsqueeze.default)
+    _need(scales["dim"] in (1, -1))
+    return given["self"], scales["self"]
 
 
 def _read_batched(found: _Experts, pairs: Any) -> None:

@@ -16,6 +16,7 @@ from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.dialect import fake
+from dlinfer.graph.fusion.geometry import same_sizes
 from dlinfer.graph.fusion.layout import Swap, cast, fits, swapped
 from dlinfer.graph.fusion.match import (
     LAST,
@@ -188,8 +189,8 @@ def _rotation_before(key: _Rotation) -> _Rotation | None:
     """The last rotation above ``key`` by the same tables."""
     nearest = max((node for node in _sums_with(key.cos.rows) if node < key.node), default=None)
     query = _rotation(nearest) if nearest is not None else None
-    if query is None or query.node in key.interior:
-        return None
+    if query is None or query.node in key.interior or widened_from(key.x)[0] is query.node:
+        return None  # a rotation of a rotation
     if query.cos.rows is not key.cos.rows or query.sin.rows is not key.sin.rows:
         return None
     if query.swap != key.swap or dtype_of(query.node) is not dtype_of(key.node):
@@ -240,7 +241,8 @@ def _one_row_per_token(rewriter: Rewriter, at: fx.Node, rows: fx.Node, query: fx
     ):
         return rows
     for user in rows.users:  # the query of the layer before was of this size too
-        if calls(user, aten.expand.default) and user < at and same_size(fake(user).shape[0], shape[0]):
+        wanted = (shape[0], *fake(rows).shape[-2:])
+        if calls(user, aten.expand.default) and user < at and same_sizes(fake(user).shape, wanted):
             return user
     batch = shape[0] if isinstance(shape[0], int) else rewriter.call(at, aten.sym_size.int, query, 0)
     return rewriter.call(at, aten.expand.default, rows, [batch, -1, -1])

@@ -73,6 +73,8 @@ def _place(match: Match, writes: Writes) -> fx.Node | None:
     It must be pure, used from outside only by its outputs, and read one state of memory.
     """
     inside = {*match.outputs, *match.interior}
+    if not inside.isdisjoint(match.inputs):
+        return None
     if not all(is_pure(node) for node in (*inside, *match.shared)):
         return None
     read_through = inside.union(match.shared)

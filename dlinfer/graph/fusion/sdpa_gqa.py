@@ -14,7 +14,7 @@ from torch import fx
 from dlinfer.graph.dialect import arguments
 from dlinfer.graph.fusion.geometry import same_sizes, seen_through, shown, swapped, tensor, views_between
 from dlinfer.graph.fusion.match import CASTS, calls, is_last_dim, is_number, only_user, operands, same_size
-from dlinfer.graph.fusion.replacement import call_like
+from dlinfer.graph.fusion.replacement import call_like, is_packed
 from dlinfer.graph.fusion.rule import FusionRule, Match
 from dlinfer.graph.passes.rewrite import Rewriter
 
@@ -119,7 +119,8 @@ def _is_transposed_to_tokens(matmul: fx.Node, result: fx.Node) -> bool:
 
     The op's result has other strides than the product's; a packed copy is the same from either.
     """
-    return swapped(matmul, result, 1, 2) and calls(only_user(result), *_TAKES_ANY_STRIDES)
+    user = only_user(result)
+    return swapped(matmul, result, 1, 2) and calls(user, *_TAKES_ANY_STRIDES) and is_packed(shown(user))
 
 
 def _build_written_out(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
@@ -136,7 +137,13 @@ def _match_repeated(attention: fx.Node) -> Match | None:
     few_v, read_v = _unrepeated(given["value"])
     if given["enable_gqa"] or few_k is None or few_v is None:
         return None
+    query, many = shown(given["query"]), [shown(given["key"]), shown(given["value"])]
+    if query.dim() != 4 or not all(same_sizes(query.shape[:2], one.shape[:2]) for one in many):
+        return None  # torch broadcasts heads too
     if not same_size(shown(few_k).shape[1], shown(few_v).shape[1]):
+        return None
+    # torch's fast kernels want it; another one would give a result of other strides.
+    if not all(same_size(shown(few).stride(-1), 1) for few in (few_k, few_v)):
         return None
     return Match(
         outputs=(attention,),
@@ -192,10 +199,22 @@ def _build_grouped(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence
 
 def _match_one_token(attention: fx.Node) -> Match | None:
     given = arguments(attention)
-    q, k, mask = tensor(given["query"]), tensor(given["key"]), given["attn_mask"]
-    if q is None or k is None or not given["enable_gqa"] or given["is_causal"] or given["dropout_p"] != 0:
+    q, k, v, mask = (*(tensor(given[name]) for name in ("query", "key", "value")), given["attn_mask"])
+    if (
+        q is None
+        or k is None
+        or v is None
+        or not given["enable_gqa"]
+        or given["is_causal"]
+        or given["dropout_p"] != 0
+    ):
         return None
-    if q.dim() != 4 or k.dim() != 4 or not _is_shared_by_heads(mask):
+    if (
+        q.dim() != 4
+        or k.dim() != 4
+        or not same_sizes(k.shape[:2], v.shape[:2])
+        or not _is_shared_by_heads(mask)
+    ):
         return None
     sizes = (*q.shape[1:], k.shape[1])
     if not all(isinstance(size, int) for size in sizes) or q.shape[2] != 1 or q.shape[1] == k.shape[1]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import is_pure, is_view, model_line, reshapes_argument, storages
+from dlinfer.graph.dialect import brings_symbol, is_pure, is_view, model_line, reshapes_argument, storages
 from dlinfer.graph.memory import Writes
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit
@@ -27,7 +27,7 @@ def _merge_equal(graph: fx.Graph) -> list[Edit]:
     seen: dict[Any, fx.Node] = {}
     edits = []
     for node in list(graph.nodes):
-        if node.op != "call_function" or not is_pure(node):
+        if node.op != "call_function" or not is_pure(node) or brings_symbol(node):
             continue
         if node in returned or any(reshapes_argument(user) for user in node.users):
             continue

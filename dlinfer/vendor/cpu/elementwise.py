@@ -8,17 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlinfer.vendor.cpu.gated import gated
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     # vecdot keeps the squares out of memory, which costs square().mean() most of its time on a prefill
     scale = torch.linalg.vecdot(wide, wide).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze_(-1)
     normalised = wide * scale if wide is x else wide.mul_(scale)
-    return normalised.to(x.dtype).mul_(weight)
+    return normalised.to(x.dtype).contiguous().mul_(weight)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    total = x + residual
+    total = (x + residual).contiguous()
     return rms_norm(total, weight, eps), total
 
 
@@ -50,7 +52,7 @@ def apply_rotary_pos_emb_interleaved(
 
 def silu_and_mul(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
+    return gated(functional.silu(gate), up)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

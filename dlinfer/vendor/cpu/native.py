@@ -20,6 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dlinfer.errors import DlinferError
+
 SOURCES = Path(__file__).with_name("csrc")
 # torch.utils.cpp_extension knows this folder too, but importing it may need setuptools.
 TORCH = Path(torch.__file__).parent
@@ -39,7 +41,7 @@ class BuildError(Exception):
 def why_not(folder: Path | None = None) -> str | None:
     """None if the kernels are loaded or can be; else the reason, the same for the life of the process.
 
-    The first call loads them, see ``load``. Never raises.
+    The first call loads them, see ``load``.
     """
     load(folder)
     return _outcome or None
@@ -50,8 +52,8 @@ def load(folder: Path | None = None) -> None:
 
     folder: where compiled libraries are kept; by default ``native`` in dlinfer's cache folder.
 
-    Only the first call does anything. It may compile for some seconds, and says so on stderr. Safe to call from
-    several threads, and from several processes that share the folder.
+    Only the first call does anything, and it raises only where a setting of dlinfer is wrong. It may compile for some
+    seconds, and says so on stderr. Safe to call from several threads, and from several processes that share the folder.
     """
     global _outcome
     if _outcome is not None:
@@ -60,10 +62,14 @@ def load(folder: Path | None = None) -> None:
         if _outcome is not None:
             return
         try:
-            _load_library(build(_default_folder() if folder is None else folder))
+            _build_and_load(_default_folder() if folder is None else folder)
             _register_fakes()
+        except DlinferError:
+            raise
         except BuildError as error:
             _outcome = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever the machine has against it is the answer to why_not
+            _outcome = f"{type(error).__name__}: {error}"
         else:
             _outcome = ""
 
@@ -89,6 +95,8 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Path:
     command = [*compiler, *FLAGS, *flags]
     path = folder / f"dlinfer_cpu-{_fingerprint(command)}.so"
     try:
+        if _is_sound(path):  # in a folder that may be read-only
+            return path
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _one_process_at_a_time(path.with_suffix(".lock")):
             if not _is_sound(path):
@@ -186,6 +194,16 @@ def _is_sound(path: Path) -> bool:
 
 
 # --- loading
+
+
+def _build_and_load(folder: Path) -> None:
+    path = build(folder)
+    try:
+        _load_library(path)
+    except BuildError:
+        # Made on a machine of the same name with other system libraries (a shared home, a container).
+        path.unlink(missing_ok=True)
+        _load_library(build(folder))
 
 
 def _load_library(path: Path) -> None:

@@ -163,7 +163,9 @@ def no_mask(q, k, v, mask):
 
 def no_scale(q, k, v, mask):
     return (
-        torch.matmul((mask + torch.matmul(q, k.permute(0, 1, 3, 2))).softmax(-1), v).transpose(1, 2).clone()
+        torch.matmul((mask + torch.matmul(q, k.permute(0, 1, 3, 2))).softmax(-1), v)
+        .transpose(1, 2)
+        .contiguous()
     )
 
 

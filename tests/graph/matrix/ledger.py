@@ -22,14 +22,22 @@ _CODE = (
 )
 """What the matrices run: neither adaptors nor the command line."""
 
+ENGINE_CODE = ("vendor/cpu/inductor/", "vendor/cpu/csrc/", "vendor/cpu/native.py")
+"""What only runs behind the partition, and so not where capture is tested alone."""
+
 _LIBRARIES = ("torch", "transformers")
 
 
-def code_fingerprint(root: Path = ROOT) -> str:
-    """Hash of dlinfer's and the matrices' source as it lies on disk, and of the libraries' versions."""
+def code_fingerprint(root: Path = ROOT, without: tuple[str, ...] = ()) -> str:
+    """Hash of dlinfer's and the matrices' source as it lies on disk, and of the libraries' versions.
+
+    without: parts of paths of files that do not count.
+    """
     digest = hashlib.sha256()
     for pattern in _CODE:
         for path in sorted(root.glob(pattern)):
+            if any(part in path.as_posix() for part in without):
+                continue
             digest.update(str(path.relative_to(root)).encode())
             digest.update(path.read_bytes())
     for library in _LIBRARIES:
@@ -44,10 +52,10 @@ class Ledger:
     source starts anew.
     """
 
-    def __init__(self, path: Path, lane: str) -> None:
+    def __init__(self, path: Path, lane: str, without: tuple[str, ...] = ()) -> None:
         self.path = path
         self.lane = lane
-        self.code = code_fingerprint()
+        self.code = code_fingerprint(without=without)
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """The latest result of each item of this lane and code."""

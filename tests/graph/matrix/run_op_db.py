@@ -19,7 +19,7 @@ from rich.console import Console
 
 from tests.graph.matrix import op_table
 from tests.graph.matrix.backends import LANES
-from tests.graph.matrix.ledger import ROOT, STATE, Ledger, shard
+from tests.graph.matrix.ledger import ENGINE_CODE, ROOT, STATE, Ledger, shard
 from tests.graph.matrix.processes import Worker
 from tests.graph.matrix.progress import progress
 
@@ -105,7 +105,7 @@ def main() -> int:
     results: dict[str, dict[str, dict[str, Any]]] = {}
     for lane in options.lane:
         items = items_of(lane, options.only, options.shard)
-        ledger = Ledger(options.ledger, lane)
+        ledger = Ledger(options.ledger, lane, ENGINE_CODE if LANES[lane].backend == "capture" else ())
         run_missing(items, ledger, lane, options.timeout, options.workers, console)
         entries = ledger.entries()
         results[lane] = {item: entries[item] for item in items}

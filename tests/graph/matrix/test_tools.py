@@ -106,7 +106,7 @@ def test_ledger_counts_only_its_lane_and_code(tmp_path: Path, monkeypatch: pytes
     path.open("a").write('{"item": "half a li')
     assert Ledger(path, "capture").entries() == {"add float32": {"equal": 1}}
     assert Ledger(path, "engine").entries() == {}
-    monkeypatch.setattr(ledger, "code_fingerprint", lambda: "another")
+    monkeypatch.setattr(ledger, "code_fingerprint", lambda **_: "another")
     assert Ledger(path, "capture").entries() == {}
 
 

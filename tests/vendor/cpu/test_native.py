@@ -392,6 +392,36 @@ class TestReasons:
         reason = native.why_not(tmp_path / "file" / "folder")
         assert reason == f"the cache folder {tmp_path / 'file' / 'folder'} cannot be used: Not a directory"
 
+    def test_a_compiler_that_cannot_be_read(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("CXX", "g++ '")
+        assert native.why_not(tmp_path) == "ValueError: No closing quotation"
+
+    @needs_compiler
+    def test_a_sound_library_needs_no_folder_that_can_be_written(self, quick, monkeypatch):
+        path = native.build(quick)
+
+        def read_only(path):
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.setattr(native, "_one_process_at_a_time", read_only)
+        assert native.build(quick) == path
+
+    @needs_compiler
+    def test_a_library_of_other_system_libraries_is_made_again(self, quick, monkeypatch):
+        built = native.build(quick).stat().st_ino
+        tried = []
+
+        def load(path):
+            tried.append(path.stat().st_ino)
+            if len(tried) == 1:
+                raise native.BuildError("GLIBCXX_3.4.99 not found")
+
+        monkeypatch.setattr(native, "_load_library", load)
+        monkeypatch.setattr(native, "_register_fakes", lambda: None)
+        assert native.why_not(quick) is None
+        assert tried[0] == built
+        assert len(tried) == 2
+
     def test_the_reason_is_found_once(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CXX", "no-such-compiler")
         first = native.why_not(tmp_path)

@@ -33,6 +33,7 @@ class _Compiled:
     assumptions: list[str]
     origin: str
     reason: str = ""
+    stored: bool = False
 
     @property
     def origin_again(self) -> str:
@@ -59,18 +60,22 @@ class ClusterCompiler:
         One that assumes something of its sizes is not for callers without guards, and counts as not there.
         """
         with self._lock:
-            if name not in self._runs:
-                stored = _load(name, cache)
-                if stored is None or stored.assumptions:
-                    return False
-                self._compiled[name] = stored
-                self._runs[name] = stored.run
+            known = self._compiled.get(name) or _load(name, cache)
+            if known is None or known.assumptions or known.origin == "eager":
+                return False
+            self._compiled[name] = known
+            self._runs[name] = known.run
             return True
+
+    def keeps(self, name: str) -> bool:
+        """Whether ``load`` will find this cluster in another process."""
+        known = self._compiled[name]
+        return known.stored and not known.assumptions
 
     def compile(self, subgraph: Subgraph, cache: ArtifactCache) -> tuple[str, ClusterReport]:
         """Compile a subgraph, or find one like it: (name for ``run``, report)."""
         start = time.perf_counter()
-        spelling = canonical_text(subgraph.graph_module)
+        spelling = hashlib.sha256(canonical_text(subgraph.graph_module).encode()).hexdigest()
         with self._lock:
             if spelling in self._traced:
                 key, nodes = self._traced[spelling]
@@ -120,7 +125,7 @@ def canonical_text(graph_module: fx.GraphModule) -> str:
     """
     symbols: dict[str, str] = {}
     names: dict[fx.Node, str] = {}
-    lines = []
+    lines = [f"threads {torch.get_num_threads()}"]
     for index, node in enumerate(graph_module.graph.nodes):
         names[node] = f"%{index}"
         arguments = map_arg((node.args, node.kwargs), lambda parent: _Named(names[parent]))
@@ -156,7 +161,7 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: str, cache: ArtifactCache
         )
         return _Compiled(graph, [], "eager", reason)
     compiled = _Compiled(artifact, twins.assumptions(), "compiled")
-    cache.store(key, compiled, _write)
+    compiled.stored = cache.store(key, compiled, _write)
     return compiled
 
 
@@ -171,13 +176,14 @@ def _read(path: str) -> _Compiled:
     assumptions, _, artifact = Path(path).read_bytes().partition(b"\n")
     plain = Path(path + ".artifact")
     plain.write_bytes(artifact)
-    return _Compiled(torch_seam.load_loops(str(plain)), json.loads(assumptions), "disk")
+    return _Compiled(torch_seam.load_loops(str(plain)), json.loads(assumptions), "disk", stored=True)
 
 
 def cluster_key(graph: fx.GraphModule, twins: Twins) -> str:
     """A hash of what a cluster computes: its ops, and its inputs' dtypes, sizes, strides and ranges of symbols."""
     names: dict[fx.Node, str] = {}
     lines = [_shown(value) for value in twins.values]
+    lines.append(f"threads {torch.get_num_threads()}")  # loops are divided among them when compiled
     lines += [f"{name}: {limits}" for name, limits in sorted(torch_seam.symbol_ranges(twins.values).items())]
     for index, node in enumerate(graph.graph.nodes):
         names[node] = f"%{index}"

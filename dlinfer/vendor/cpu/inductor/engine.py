@@ -12,14 +12,15 @@ from typing import Any
 from torch import fx
 
 from dlinfer.graph import torch_seam
-from dlinfer.graph.cache import ArtifactCache, default_folder
-from dlinfer.graph.dialect import is_compute, is_size, model_line
+from dlinfer.graph.cache import ArtifactCache, MissingEntryError, default_folder
+from dlinfer.graph.dialect import is_compute, is_size, model_line, tensors_of
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.policy import leave_engine
 from dlinfer.graph.program import Program, Step, constants_of, refer
 from dlinfer.graph.report import ClusterReport
+from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
@@ -37,6 +38,10 @@ class InductorEngine:
         """Higher-order ops and other devices are not taken; every other op has a kernel."""
         if node.op == "call_function" and isinstance(node.target, torch_seam.HigherOrderOperator):
             return f"{node.target} is a higher-order op"
+        for one in (node, *node.all_input_nodes):
+            for tensor in tensors_of(one):
+                if tensor.device.type != "cpu":
+                    return f"a tensor on device {tensor.device.type!r}"
         return None
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
@@ -47,23 +52,46 @@ class InductorEngine:
         """The region as a program."""
         owner = region.graph_module
         result = CompiledRegion(run=None)
-        cache = ArtifactCache(options.cache_dir or default_folder(), "inductor")
+        folder = options.cache_dir or default_folder()
+        cache = ArtifactCache(folder, "inductor")
         # One elementary loop gains nothing from being compiled: ATen's kernel for it is as good.
         smallest = 1 if options.keeps_small_regions else 2
+        first: list[Step] = []
         steps: list[Step] = []
         for item in schedule(owner.graph, smallest=smallest):
             if isinstance(item, Cluster):
-                steps.append(self._cluster_step(owner, item, cache, result, options))
+                subgraph = extract_with_outputs(owner, item.body, item.outputs, "cluster")
+                first += [Step.of(node, "size", kernels.callee_of(node)) for node in subgraph.made]
+                steps.append(self._cluster_step(item, subgraph, cache, result, options))
             else:
                 kind = "size" if is_size(item) else "kernel" if is_compute(item) else "view"
-                steps.append(Step.of(item, kind, kernels.callee_of(item)))
-                if kind == "kernel":
+                steps.append(Step.of(item, kind, self._kernel(item, folder, result, options)))
+                if kind == "kernel" and item.name not in result.refused:
                     result.placement[item.name] = f"kernel {steps[-1].callee}"
         nodes = owner.graph.nodes
         inputs = [node.name for node in nodes if node.op == "placeholder"]
         output = refer(owner.graph.output_node().args[0])
-        result.run = Program(owner._get_name(), inputs, steps, output, self.resolve, constants_of(owner))
+        result.run = Program(
+            owner._get_name(), inputs, first + steps, output, self.resolve, constants_of(owner)
+        )
         return result
+
+    def _kernel(self, node: fx.Node, folder: Path, result: CompiledRegion, options: CompileOptions) -> str:
+        """The reference to what runs a node; without a C++ compiler it is torch's kernel, under the policy."""
+        reference = kernels.callee_of(node)
+        if not reference.startswith("native "):
+            return reference
+        missing = native.why_not(folder / "native")
+        if missing is None:
+            return reference
+        reason = f"the C++ kernels cannot be built: {missing}"
+        leave_engine(node, self.name, reason, options.policy)
+        result.refused[node.name] = reason
+        return kernels.callee_of(node, native=False)
+
+    def identity(self, cache_dir: Path) -> str:
+        """Whether stored programs may call the C++ kernels."""
+        return "without C++ kernels" if native.why_not(cache_dir / "native") else "with C++ kernels"
 
     def resolve(self, callee: str) -> Callable[..., Any]:
         """The function that a step of this engine's programs names."""
@@ -71,22 +99,26 @@ class InductorEngine:
         return self._clusters.run(name) if kind == "cluster" else kernels.resolve(callee)
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Load the clusters among ``callees`` from the disk cache. Raises KeyError where one is missing."""
+        """Load the clusters among ``callees`` from the disk cache. Raises MissingEntryError where one is not there."""
         cache = ArtifactCache(cache_dir, "inductor")
         for callee in callees:
             kind, _, name = callee.partition(" ")
             if kind == "cluster" and not self._clusters.load(name, cache):
-                raise KeyError(callee)
+                raise MissingEntryError(callee)
+
+    def keeps(self, callees: Collection[str]) -> bool:
+        """Whether ``restore`` can do without a compiler what these callees need."""
+        kinds = (callee.partition(" ") for callee in callees)
+        return all(self._clusters.keeps(name) for kind, _, name in kinds if kind == "cluster")
 
     def _cluster_step(
         self,
-        owner: fx.GraphModule,
         cluster: Cluster,
+        subgraph: Subgraph,
         cache: ArtifactCache,
         result: CompiledRegion,
         options: CompileOptions,
     ) -> Step:
-        subgraph = extract_with_outputs(owner, cluster.body, cluster.outputs, "cluster")
         run, report = self._clusters.compile(subgraph, cache)
         use = _merge(result.clusters, report)
         for node in cluster.members:

@@ -69,7 +69,9 @@ def _key(node: fx.Node) -> str:
         return repr(value)
 
     args, kwargs = map_arg((node.args, node.kwargs), lambda parent: _Shown(shown(fake(parent))))
-    return f"{node.target}{args}{kwargs}"
+    # The names of symbols mean other sizes in another graph.
+    ranges = torch_seam.symbol_ranges([fake(parent) for parent in node.all_input_nodes])
+    return f"{node.target}{args}{kwargs}{sorted(ranges.items())}"
 
 
 class _Shown(str):

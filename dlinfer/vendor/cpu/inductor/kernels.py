@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from dlinfer.graph import callee
-from dlinfer.graph.dialect import overload
-from dlinfer.ops import fallback
+from dlinfer.graph.dialect import arguments, fake, overload
 from dlinfer.ops.kernels import direct_kernel
 from dlinfer.vendor.cpu import native
 
@@ -16,17 +15,30 @@ from dlinfer.vendor.cpu import native
 _NATIVE = {"aten::linear": "linear", "dlinfer::linear": "linear", "dlinfer::linears": "linears"}
 
 
-def callee_of(node: fx.Node) -> str:
-    """The reference to what runs a node."""
+def callee_of(node: fx.Node, *, native: bool = True) -> str:
+    """The reference to what runs a node; without ``native``, where the kernels in C++ are not to be had."""
     op = overload(node)
     if op is None:
         return callee.reference(node.target)
     name = op._schema.name
-    if name in _NATIVE:
+    if native and name in _NATIVE and (op.namespace == "dlinfer" or _is_plain_linear(node)):
         return f"native {_NATIVE[name]}"
     if op.namespace == "dlinfer":
         return "vendor " + name.removeprefix("dlinfer::")
     return callee.reference(op)
+
+
+def _is_plain_linear(node: fx.Node) -> bool:
+    """Whether an ``aten.linear`` is what the field means by it; torch takes a vector as weight, and any bias that
+    broadcasts."""
+    given = arguments(node)
+    weight, bias = fake(given["weight"]), given.get("bias")
+    tensors = [fake(given["input"]), weight, *([] if bias is None else [fake(bias)])]
+    return (
+        all(tensor.device.type == "cpu" and tensor.layout is torch.strided for tensor in tensors)
+        and weight.dim() == 2
+        and (bias is None or (fake(bias).dim() == 1 and str(fake(bias).shape[0]) == str(weight.shape[0])))
+    )
 
 
 def resolve(reference: str) -> Callable[..., Any]:
@@ -41,11 +53,6 @@ def resolve(reference: str) -> Callable[..., Any]:
 
 def _native(name: str) -> Callable[..., Any]:
     reason = native.why_not()
-    if reason is None:
-        return getattr(torch.ops.dlinfer_cpu, name).default
-    fallback.take(name, "cpu", f"the C++ kernels cannot be built: {reason}", ())
-    return _linear if name == "linear" else direct_kernel(name, "cpu")
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.nn.functional.linear(x, weight, bias)
+    if reason is not None:
+        raise KeyError(f"native {name}: {reason}")
+    return getattr(torch.ops.dlinfer_cpu, name).default

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlinfer.errors import GraphFallbackError, GraphRunError
-from tests.graph.compiling import compiled, last_report, same_as_eager
+from dlinfer.vendor.cpu.inductor.engine import InductorEngine
+from tests.graph.compiling import compiled, last_report, same_as_eager, use_engine
 
 pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow]
 x = torch.arange(24.0).view(4, 6)
@@ -110,6 +111,45 @@ def test_placements_name_kernels_and_clusters():
     assert places["aten.linear"].startswith("kernel native linear")
     assert places["aten.layer_norm"].startswith("cluster ")
     assert places["aten.layer_norm"] == places["aten.gelu"]
+
+
+def test_one_cluster_compiled_for_two_ranges_of_sizes_is_right_from_disk(monkeypatch, tmp_path):
+    def padded_to_chunks(x):
+        return F.pad(x.sin(), (0, 0, 0, -x.shape[0] % 8)).view(-1, 8, 8) * 2 + 1
+
+    for origin in ("compiled", "disk"):
+        use_engine(monkeypatch, InductorEngine())
+        torch._dynamo.reset()
+        run = compiled(padded_to_chunks, dynamic=True, small_regions="engine", cache_dir=str(tmp_path))
+        with torch.no_grad():
+            for rows in (12, 5, 40):  # 5 rows are one chunk, which needs other loops
+                given = torch.randn(rows, 8)
+                torch.testing.assert_close(run(given), padded_to_chunks(given))
+        assert last_report().regions[0].clusters[0].origin == origin
+
+
+def test_without_the_kernels_in_c_plus_plus_torchs_run_by_the_policy(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        "dlinfer.vendor.cpu.native.why_not", lambda folder=None: "no C++ compiler is installed"
+    )
+    reason = "the C++ kernels cannot be built: no C++ compiler is installed"
+    layers, x = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).eval(), torch.randn(3, 6)
+    with torch.no_grad():
+        run = compiled(layers, fallback="allow", cache_dir=str(tmp_path))
+        torch.testing.assert_close(run(x), layers(x))
+        assert {node.reason for node in last_report().placed("eager")} == {reason}
+        with pytest.raises(GraphFallbackError, match=r"aten\.linear.*no C\+\+ compiler is installed"):
+            compiled(layers, fallback="error", cache_dir=str(tmp_path))(x)
+
+
+def test_tensors_on_another_device_are_left_to_torch():
+    def function(x, other):
+        return x.sin() * 2 + 1, F.linear(other, other) * 2
+
+    ours, theirs = compiled(function, small_regions="engine")(x, torch.ones(3, 4, device="meta"))
+    torch.testing.assert_close(ours, x.sin() * 2 + 1)
+    assert (theirs.device.type, theirs.shape) == ("meta", (3, 3))
+    assert {node.reason for node in last_report().placed("eager")} == {"a tensor on device 'meta'"}
 
 
 def test_a_cluster_that_inductor_cannot_compile_obeys_the_policy_wherever_it_is_met(monkeypatch, tmp_path):

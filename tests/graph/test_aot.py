@@ -1,0 +1,176 @@
+"""``dlinfer.compile``: the module's results ahead of time, and no other call than what it was compiled for."""
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import dlinfer
+from dlinfer.errors import ArtifactInputError, CaptureError, CompileOptionError, EngineUnavailableError
+
+pytestmark = pytest.mark.usefixtures("graph_mode")
+
+ROWS = Dim("rows", min=2, max=64)
+
+
+class Block(nn.Module):
+    """A layer with keyword, optional and constant arguments, and a tuple of results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, other=None, *, scale: float = 1.0):
+        y = self.linear(self.norm(x)).relu() * scale
+        return y, {"sum": y.sum(-1) if other is None else (y + other).sum(-1)}
+
+
+class Sum(nn.Module):
+    def forward(self, x, y):
+        return (x + y) * 2 + x.sin()
+
+
+def given(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def same(artifact, module, *args, **kwargs):
+    with torch.no_grad():
+        torch.testing.assert_close(artifact(*args, **kwargs), module(*args, **kwargs), rtol=1e-5, atol=1e-5)
+
+
+def test_it_is_called_like_the_module_for_all_sizes_in_the_range():
+    block = Block().eval()
+    artifact = dlinfer.compile(block, (given(5),), dynamic_shapes={"x": {0: ROWS}})
+    for rows in (2, 5, 64):
+        same(artifact, block, given(rows, seed=rows))
+    assert artifact.report.placed("eager") == []
+    assert artifact.report.cause == "dlinfer.compile"
+
+
+def test_keywords_and_constants_keep_their_place():
+    block = Block().eval()
+    artifact = dlinfer.compile(block, (given(5), given(5, 1)), {"scale": 0.5})
+    same(artifact, block, given(5, 2), given(5, 3), scale=0.5)
+    for wrong, message in [
+        (lambda: artifact(given(5), given(5), scale=0.25), "expected 0.5, given 0.25"),
+        (lambda: artifact(given(5), given(5)), "expected .*scale"),
+        (lambda: artifact(given(5), scale=0.5), "arguments"),
+        (lambda: artifact(given(4), given(5), scale=0.5), r"given sizes \(4, 8\)"),
+        (lambda: artifact(given(5).double(), given(5), scale=0.5), "given torch.float64"),
+        (lambda: artifact([1.0], given(5), scale=0.5), "arguments"),
+    ]:
+        with pytest.raises(ArtifactInputError, match=message):
+            wrong()
+
+
+def test_weights_are_shared_and_not_copied():
+    block = Block().eval()
+    artifact = dlinfer.compile(block, (given(3),))
+    pointers = {weight.data_ptr() for weight in artifact.weights}
+    assert {parameter.data_ptr() for parameter in block.parameters()} <= pointers
+    with torch.no_grad():
+        block.linear.weight.mul_(2)
+    same(artifact, block, given(3, 1))
+
+
+def test_buffers_are_written_in_place():
+    class Keeps(nn.Module):
+        cache: torch.Tensor
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(16, 8))
+
+        def forward(self, x, slot):
+            self.cache.index_copy_(0, slot, x)
+            return self.cache.sum(0) * 2 + 1
+
+    mine, theirs = Keeps(), Keeps()
+    slots = torch.arange(3)
+    artifact = dlinfer.compile(mine, (given(3), slots))
+    where = mine.cache.data_ptr()
+    for start in (0, 3, 6):
+        torch.testing.assert_close(
+            artifact(given(3, start), slots + start), theirs(given(3, start), slots + start)
+        )
+    assert mine.cache.data_ptr() == where
+    torch.testing.assert_close(mine.cache, theirs.cache)
+
+
+def test_sizes_that_must_be_equal_are_checked():
+    artifact = dlinfer.compile(Sum(), (given(5), given(5)), dynamic_shapes={"x": {0: ROWS}, "y": {0: ROWS}})
+    same(artifact, Sum(), given(7), given(7, 1))
+    with pytest.raises(ArtifactInputError, match=r"x\.size\(\)\[0\] == y\.size\(\)\[0\], given 7, 5"):
+        artifact(given(7), given(5))
+
+
+def test_sizes_that_are_computed_from_others_are_checked():
+    class Pairs(nn.Module):
+        def forward(self, x, y):
+            return x.sin() * 2 + 1, torch.cat([x, x]) * y
+
+    artifact = dlinfer.compile(
+        Pairs(), (given(5), given(10)), dynamic_shapes={"x": {0: ROWS}, "y": {0: 2 * ROWS}}
+    )
+    same(artifact, Pairs(), given(4), given(8))
+    with pytest.raises(ArtifactInputError, match=r"y\.size\(\)\[0\] == 2\*x\.size\(\)\[0\]"):
+        artifact(given(4), given(9))
+
+
+def test_memory_that_lies_otherwise_is_refused():
+    artifact = dlinfer.compile(Sum(), (given(8), given(8)))
+    same(artifact, Sum(), given(8), given(8).t().contiguous())
+    with pytest.raises(ArtifactInputError, match=r"given sizes \(8, 8\) with strides \(1, 8\)"):
+        artifact(given(8), given(8).t())
+
+
+def test_memory_that_lay_otherwise_must_again():
+    artifact = dlinfer.compile(Sum(), (given(8).t(), given(8)))
+    same(artifact, Sum(), given(8, 3).t(), given(8))
+    with pytest.raises(ArtifactInputError, match=r"expected .*strides"):
+        artifact(given(8), given(8))
+
+
+def test_an_exported_program_is_left_as_it_was():
+    block = Block().eval()
+    exported = torch.export.export(block, (given(4),))
+    before = exported.graph_module.code
+    artifact = dlinfer.compile(exported)
+    same(artifact, block, given(4, 1))
+    assert exported.graph_module.code == before
+    torch.testing.assert_close(exported.module()(given(4, 2)), block(given(4, 2)))
+
+
+def test_a_functionalised_export_with_writes_is_refused():
+    class Counts(nn.Module):
+        seen: torch.Tensor
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen.add_(1)
+            return x * 2 + self.seen
+
+    exported = torch.export.export(Counts(), (given(2),)).run_decompositions()
+    with pytest.raises(CaptureError, match="its writes are outputs of the graph"):
+        dlinfer.compile(exported)
+
+
+def test_what_cannot_be_exported_is_named():
+    class Branches(nn.Module):
+        def forward(self, x):
+            return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(CaptureError, match=r"torch\.export"):
+        dlinfer.compile(Branches(), (given(2),))
+
+
+def test_engine_and_options_are_checked():
+    with pytest.raises(EngineUnavailableError, match="no_such_engine"):
+        dlinfer.compile(Sum(), (given(2), given(2)), engine="no_such_engine")
+    with pytest.raises(CompileOptionError, match="fallbak"):
+        dlinfer.compile(Sum(), (given(2), given(2)), options={"fallbak": "warn"})
