@@ -1,9 +1,9 @@
-"""Linear layers with few rows: dlinfer's kernel against F.linear and against oneDNN's prepacked weights.
+"""Linear layers: dlinfer's kernels, for few rows and for many, against F.linear and against oneDNN's prepacked weights.
 
     python -m benchmarks.linear [--rows 1 8] [--dtype bfloat16] [--shapes 896x896 ...] [--pairs 15]
 
 Shapes are OUTxIN, by default those of Qwen2.5-0.5B. Each candidate walks over so many different weights that none is
-still in a cache when its turn comes again, as in a decode step. GB/s counts the bytes of the weights. A ratio above 1
+still in a cache when its turn comes again, as when a model runs. GB/s counts the bytes of the weights. A ratio above 1
 says how many times faster dlinfer is, with the 95 % interval of the median.
 """
 
@@ -19,7 +19,7 @@ from benchmarks.timing import interleave, publish, ratio
 from dlinfer.vendor.cpu import native
 
 SHAPES = ("1152x896", "896x896", "9728x896", "896x4864", "151936x896")
-ROWS = (1, 2, 4, 8, 16, 32, 64)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 BEYOND_CACHES = 200_000_000  # bytes
 
 

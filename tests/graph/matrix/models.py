@@ -311,23 +311,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         note=_SCAN,
         most_compilations=4,
     ),
-    Architecture(
-        "mamba2",
-        "state-space",
-        "Mamba2ForCausalLM",
-        "Mamba2Config",
-        _TEXT
-        | {"hidden_size": 64, "state_size": 16, "num_hidden_layers": 2}
-        | {"num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 8},
-        "generator",
-        note=_SCAN,
-        most_compilations=4,
-    ),
 )
 
 LEFT_OUT = {
     "mpt": "reads the cache's length with item(), so Dynamo breaks the graph in every layer with any backend and "
     "compiles the layers' code four times; its results are right",
+    "mamba2": "aot_eager fails on its second batch size (a view of the chunked scan), and simplifying its chunk "
+    "arithmetic takes torch more than the 15 minutes that an architecture has",
 }
 """Architectures that were tried and are not in the matrix, with the reason."""
 

@@ -1,5 +1,7 @@
 """The C++ linear against float64, for every instruction set that this machine can play, and the cache it lives in."""
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -27,6 +29,14 @@ def without_compiler() -> bool:
     except native.BuildError:
         return True
     return False
+
+
+def reason_without_tiles() -> str:
+    """Why this machine does not run the kernel for many rows; empty if it does."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text() if cpuinfo.exists() else ""
+    missing = [flag for flag in ("amx_tile", "amx_bf16", "avx512_bf16") if flag not in flags]
+    return f"this CPU has no {', '.join(missing)}" if missing else ""
 
 
 needs_compiler = pytest.mark.skipif(without_compiler(), reason="no C++ compiler is installed")
@@ -168,7 +178,10 @@ class TestNumbers:
         # Greedy tokens must not depend on who else is in the batch.
         x, weight = tensor(0, (16, 4864), dtype), tensor(1, (50, 4864), dtype)
         together = linear(x, weight)
-        for rows in (1, 2, 7, 8, 9):
+        tiles = (
+            dtype is torch.bfloat16 and not reason_without_tiles()
+        )  # their order is another than that of few rows
+        for rows in (3, 7, 8, 9) if tiles else (1, 2, 7, 8, 9):
             assert torch.equal(linear(x[:rows], weight), together[:rows])
 
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -217,6 +230,143 @@ class TestNumbers:
         assert not wrong
 
 
+@needs_compiler
+@pytest.mark.skipif(bool(reason_without_tiles()), reason=reason_without_tiles())
+@pytest.mark.usefixtures("library")
+class TestManyRows:
+    """The kernel with AMX tiles: bfloat16, from three rows to as many as torch is as fast with."""
+
+    @given(
+        rows=st.integers(3, 400),
+        out_features=st.integers(0, 150),
+        in_features=st.integers(0, 2100),
+        gaps=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+        with_bias=st.booleans(),
+        seed=st.integers(0, 2**31),
+    )
+    @example(384, 896, 896, (0, 0), True, 0)
+    @example(380, 300, 4864, (0, 0), True, 0)
+    @example(300, 40, 20000, (0, 0), True, 0)  # more of x than is packed at once
+    @example(40, 40, 4096, (0, 0), False, 0)
+    @example(380, 5701, 70, (0, 0), True, 0)  # a result too wide to be written at once
+    @settings(max_examples=100, deadline=None)
+    def test_against_float64(self, rows, out_features, in_features, gaps, with_bias, seed):
+        x = tensor(seed, (rows, in_features), torch.bfloat16, gaps[0])
+        weight = tensor(seed + 1, (out_features, in_features), torch.bfloat16, gaps[1])
+        bias = tensor(seed + 2, (out_features,), torch.bfloat16) if with_bias else None
+        assert_close(linear(x, weight, bias), x, weight, bias)
+
+    def test_boundaries(self):
+        for rows in (3, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 127, 129, 257, 384, 385):
+            for out_features, in_features in (
+                *((0, 8), (1, 1), (3, 0), (15, 31), (16, 32), (17, 33), (31, 63), (33, 64), (65, 511)),
+                *((32, 512), (63, 513), (257, 1023), (300, 1025)),
+            ):
+                x = tensor(rows, (rows, in_features), torch.bfloat16)
+                weight = tensor(1, (out_features, in_features), torch.bfloat16)
+                bias = tensor(2, (out_features,), torch.bfloat16) if rows % 2 else None
+                assert_close(linear(x, weight, bias), x, weight, bias)
+
+    @pytest.mark.parametrize("in_features", [100, 896, 4864])
+    def test_one_rounding_from_torch(self, in_features):
+        # Both round a float32 sum with the bias once. The sums differ by their order alone, so the results are equal
+        # or neighbours, except for what the order may change.
+        x, weight = (
+            tensor(0, (100, in_features), torch.bfloat16),
+            tensor(1, (200, in_features), torch.bfloat16),
+        )
+        bias = tensor(2, (200,), torch.bfloat16)
+        ours, theirs = linear(x, weight, bias).double(), functional.linear(x, weight, bias).double()
+        magnitudes = functional.linear(x.double().abs(), weight.double().abs(), bias.double().abs())
+        spacing = torch.finfo(torch.bfloat16).eps * torch.maximum(ours.abs(), theirs.abs())
+        assert ((ours - theirs).abs() <= spacing + 2 * (in_features + 2) * FLOAT32_UNIT * magnitudes).all()
+        assert (ours != theirs).double().mean() < 0.02
+
+    @pytest.mark.parametrize("in_features", [200, 2100])
+    def test_a_row_gives_the_same_bits_in_any_company(self, in_features):
+        x, weight = (
+            tensor(0, (384, in_features), torch.bfloat16),
+            tensor(1, (70, in_features), torch.bfloat16),
+        )
+        together = linear(x, weight)
+        for first, rows in ((0, 3), (5, 16), (0, 65), (0, 100), (7, 300), (100, 284)):
+            assert torch.equal(linear(x[first : first + rows], weight), together[first : first + rows])
+
+    @pytest.mark.parametrize(("out_features", "in_features"), [(777, 900), (40, 4864), (10, 64)])
+    def test_threads_do_not_change_a_bit(self, out_features, in_features):
+        x = tensor(0, (333, in_features), torch.bfloat16)
+        weights = [tensor(i, (out_features + i, in_features), torch.bfloat16) for i in range(3)]
+        before = torch.get_num_threads()
+        try:
+            outs = []
+            for threads in (1, 2, 3, 16):
+                torch.set_num_threads(threads)
+                outs.append(torch.cat(linears(x, weights, [None] * 3), 1))
+        finally:
+            torch.set_num_threads(before)
+        assert all(torch.equal(out, outs[0]) for out in outs)
+
+    def test_what_lies_between_and_behind_the_rows_is_not_used(self):
+        for in_features in (33, 64, 1030):
+            wide_x = torch.full((50, in_features + 40), torch.nan, dtype=torch.bfloat16)
+            wide_weight = torch.full((80, in_features + 40), torch.nan, dtype=torch.bfloat16)
+            x, weight = wide_x[:41, :in_features], wide_weight[:45, :in_features]
+            x.copy_(tensor(0, (41, in_features), torch.bfloat16))
+            weight.copy_(tensor(1, (45, in_features), torch.bfloat16))
+            assert_close(linear(x, weight), x, weight, None)
+
+    @pytest.mark.parametrize(
+        ("rows", "out_features", "in_features"), [(33, 35, 61), (48, 32, 64), (64, 64, 1030)]
+    )
+    def test_nothing_behind_the_end_is_read(self, rows, out_features, in_features):
+        def before_a_wall(like: Tensor) -> Tensor:
+            """A copy whose last byte is the last one that may be read."""
+            length = -(-like.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            memory = mmap.mmap(-1, length + mmap.PAGESIZE)
+            whole = torch.frombuffer(memory, dtype=torch.uint8)
+            libc = ctypes.CDLL(None, use_errno=True)
+            assert libc.mprotect(ctypes.c_void_p(whole.data_ptr() + length), mmap.PAGESIZE, 0) == 0
+            return whole[length - like.nbytes : length].view(torch.bfloat16).view(like.shape).copy_(like)
+
+        x, weight, bias = (
+            before_a_wall(tensor(i, shape, torch.bfloat16))
+            for i, shape in enumerate([(rows, in_features), (out_features, in_features), (out_features,)])
+        )
+        assert_close(linear(x, weight, bias), x, weight, bias)
+
+    def test_weights_may_change_in_place(self):
+        x, weight = tensor(0, (40, 96), torch.bfloat16), tensor(1, (50, 96), torch.bfloat16)
+        before = linear(x, weight)
+        weight.mul_(2)
+        assert torch.equal(linear(x, weight), before * 2)
+
+    def test_nan_and_infinity_stay_in_their_outputs(self):
+        x, weight = tensor(0, (40, 70), torch.bfloat16), tensor(1, (40, 70), torch.bfloat16)
+        x[1, 69], weight[5, 0] = torch.nan, torch.inf
+        out = linear(x, weight)
+        assert out[1].isnan().all()
+        assert out[0, 5].isinf()
+        out = out[[0, *range(2, 40)]]
+        out[:, 5] = 0
+        assert out.isfinite().all()
+
+    def test_callers_at_once_beside_torch_which_uses_tiles_too(self):
+        x, weight = tensor(0, (100, 896), torch.bfloat16), tensor(1, (500, 896), torch.bfloat16)
+        calls = [linear, functional.linear, linear, functional.linear]
+        expected = [call(x, weight) for call in calls]
+        wrong = []
+
+        def work(i: int) -> None:
+            wrong.extend(i for _ in range(50) if not torch.equal(calls[i](x, weight), expected[i]))
+
+        callers = [threading.Thread(target=work, args=(i,)) for i in range(len(calls))]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        assert not wrong
+
+
 # --- the op
 
 
@@ -252,7 +402,7 @@ class TestOp:
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", ["-mno-avx512bf16", "-mno-avx512f", "-mno-avx"])
+@pytest.mark.parametrize("flag", ["-mno-amx-tile", "-mno-avx512bf16", "-mno-avx512f", "-mno-avx"])
 def test_lesser_instruction_sets(flag, tmp_path):
     if os.uname().machine != "x86_64":
         pytest.skip(f"{flag} is for x86-64, this is {os.uname().machine}")

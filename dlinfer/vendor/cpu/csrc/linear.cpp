@@ -1,4 +1,5 @@
-// dlinfer_cpu::linear and dlinfer_cpu::linears: torch's linear, with a kernel of our own for few rows.
+// dlinfer_cpu::linear and dlinfer_cpu::linears: torch's linear, with kernels of our own for few rows and, where the
+// processor has AMX, for many.
 //
 // Only torch's stable ABI is used: its headers compile in a second where ATen's take five, and its parallel_for runs
 // in torch's own thread pool without our linking an OpenMP runtime.
@@ -7,9 +8,11 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "few_rows.h"
+#include "many_rows.h"
 
 namespace dlinfer {
 namespace {
@@ -18,9 +21,10 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-// With more rows of x than this, torch's own linear is as fast, because then computing takes longer than reading.
-// Measured on an AMD EPYC of the Zen 4 kind for each instruction set (benchmarks/linear.py). Where torch may compute
-// faster than that, with AMX tiles or on other processors, the rows for which reading surely takes longer.
+// With more rows of x than this the kernel for few is not taken, because then computing takes longer than reading and
+// torch's own linear is as fast. Measured on an AMD EPYC of the Zen 4 kind for each instruction set
+// (benchmarks/linear.py). Where AMX tiles, ours or torch's, or other processors may compute faster than that, the rows
+// for which reading surely takes longer.
 template <class T>
 constexpr int kMaxInputs = 16;
 #if defined(__x86_64__) && !defined(__AMX_BF16__)
@@ -34,8 +38,23 @@ template <>
 constexpr int kMaxInputs<float> = 32;
 #endif
 
+#if defined(DLINFER_HAS_TILES)
+// Likewise, where our tiles take what is more. Measured on a Xeon of the Emerald Rapids kind: with three rows both are
+// as fast, with four the tiles are ahead, with 16 by a factor of two and more; one row takes them 15 % longer.
+constexpr int kMaxInputsBesideTiles = 2;
+
+// With more rows than this torch's own linear is as fast as our tiles: it packs the weight at each call, which then
+// costs little. Measured there: 256 rows take torch 1.1 to 1.2 times as long, 512 rows 0.9 to 1.0 times.
+constexpr int64_t kMaxTileInputs = 384;
+#endif
+
 // Below this many bytes of weight a thread is done before another one has begun.
 constexpr int64_t kBytesPerThread = 64 << 10;
+
+#if defined(DLINFER_HAS_TILES)
+// Packing x is quick: below this many bytes (20 us) it is not worth waiting for another thread, which may be kept.
+constexpr int64_t kPackedPerThread = 512 << 10;
+#endif
 
 Tensor empty_like_linear(const Tensor& x, const Tensor& weight) {
   const auto leading = x.sizes();
@@ -89,6 +108,9 @@ int64_t max_inputs(ScalarType dtype) {
     case ScalarType::Float:
       return kMaxInputs<float>;
     case ScalarType::BFloat16:
+#if defined(DLINFER_HAS_TILES)
+      if (tiles_granted()) return kMaxInputsBesideTiles;
+#endif
       return kMaxInputs<BFloat16>;
 #if defined(DLINFER_HAS_HALF)
     case ScalarType::Half:
@@ -97,6 +119,15 @@ int64_t max_inputs(ScalarType dtype) {
     default:
       return -1;
   }
+}
+
+// Whether there is a kernel for so many rows, more than those.
+bool takes_many_inputs([[maybe_unused]] ScalarType dtype, [[maybe_unused]] int64_t inputs) {
+#if defined(DLINFER_HAS_TILES)
+  return dtype == ScalarType::BFloat16 && inputs <= kMaxTileInputs && tiles_granted();
+#else
+  return false;
+#endif
 }
 
 bool fits_kernel(const Tensor& weight, const MaybeTensor& bias) {
@@ -135,6 +166,57 @@ void run(Rows<const T> x, int64_t columns, const std::vector<Job<T>>& jobs) {
   });
 }
 
+#if defined(DLINFER_HAS_TILES)
+
+void run_tiles(Rows<const BFloat16> x, int64_t columns, const std::vector<Job<BFloat16>>& jobs) {
+  const auto panels = [](const Job<BFloat16>& job) { return (job.weight.count + kPanel - 1) / kPanel; };
+  int64_t total = 0;
+  for (const auto& job : jobs) total += panels(job);
+  if (total == 0 || x.count == 0) return;
+
+  const int64_t row_bytes = round_up(std::max<int64_t>(columns, 1), kTileWidth) * int64_t(sizeof(BFloat16));
+  const int64_t fit = std::clamp(kMaxPacked / row_bytes / kPanel * kPanel, kFewestInputs, kMostInputs);
+  const int64_t chunks = (x.count + fit - 1) / fit;
+  const int64_t chunk = round_up((x.count + chunks - 1) / chunks, kPanel);
+  const Depths depths(columns, std::min(x.count, chunk));
+  const auto packed = buffer<BFloat16>(std::min(round_up(x.count, kTile), chunk) * depths.tiles * kTileWidth);
+
+  // Where there are few panels for the threads, x is cut as well.
+  const int64_t threads = torch::stable::get_num_threads();
+  const int64_t grain = std::max<int64_t>(kBytesPerThread / (kPanel * row_bytes), 1);
+  for (int64_t first = 0; first < x.count; first += chunk) {
+    const Rows<const BFloat16> rows{x.data + first * x.stride, x.stride, std::min(chunk, x.count - first)};
+    const int64_t pack_grain = std::max<int64_t>(kPackedPerThread / (kTile * row_bytes), 1);
+    torch::stable::parallel_for(0, (rows.count + kTile - 1) / kTile, pack_grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) pack(rows, depths, i * kTile, packed.get());
+    });
+    const int64_t blocks = (rows.count + kPanel - 1) / kPanel;
+    const int64_t cuts = threads == 1 ? 1 : std::clamp<int64_t>(4 * threads / total, 1, (blocks + 1) / 2);
+    const int64_t piece = (blocks + cuts - 1) / cuts * kPanel;
+    torch::stable::parallel_for(0, cuts * total, grain, [&](int64_t begin, int64_t end) {
+      const TileRegisters registers;
+      Scratch scratch;
+      int64_t before = 0;
+      for (int64_t c = 0; c < rows.count; c += piece) {
+        const int64_t inputs = std::min(piece, rows.count - c);
+        for (const auto& job : jobs) {
+          const int64_t last = std::min(end - before, panels(job));
+          for (int64_t i = std::max<int64_t>(begin - before, 0); i < last; i += kGroup) {
+            const int64_t r = i * kPanel, end_row = std::min(last * kPanel, job.weight.count);
+            const int64_t count = std::min(kGroup * kPanel, end_row - r);
+            group({job.weight.data + r * job.weight.stride, job.weight.stride, count}, end_row - r - count,
+                  packed.get(), rows.count, c, depths, job.bias ? job.bias + r : nullptr,
+                  {job.out.data + (first + c) * job.out.stride + r, job.out.stride, inputs}, scratch);
+          }
+          before += panels(job);
+        }
+      }
+    });
+  }
+}
+
+#endif
+
 template <class T>
 void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights, const std::vector<MaybeTensor>& biases,
             const std::vector<Tensor>& outs) {
@@ -149,6 +231,11 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
                     {static_cast<T*>(outs[i].mutable_data_ptr()), count, inputs}});
   }
   const int64_t stride = x.is_contiguous() ? columns : x.stride(0);
+#if defined(DLINFER_HAS_TILES)
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (inputs > max_inputs(ScalarType::BFloat16)) return run_tiles({data(x), stride, inputs}, columns, jobs);
+  }
+#endif
   run<T>({data(x), stride, inputs}, columns, jobs);
 }
 
@@ -163,7 +250,7 @@ std::vector<Tensor> linears(Tensor x, const std::vector<Tensor>& weights, const 
 
   std::vector<Tensor> outs;
   outs.reserve(weights.size());
-  if (!ours || inputs > max_inputs(x.scalar_type())) {
+  if (!ours || (inputs > max_inputs(x.scalar_type()) && !takes_many_inputs(x.scalar_type(), inputs))) {
     for (size_t i = 0; i < weights.size(); ++i) outs.push_back(torch_linear(x, weights[i], biases[i]));
     return outs;
   }
