@@ -16,8 +16,10 @@ from dlinfer.graph.passes.pipeline import PassReport
 from dlinfer.graph.passes.rewrite import Edit
 
 FIRST_CALL = "first call"
-LOADED = "loaded from the disk cache"
 """The cause of a compilation that no earlier one preceded."""
+
+LOADED = "loaded from the disk cache"
+"""The cause of a graph that was not compiled in this process."""
 
 
 @dataclass
