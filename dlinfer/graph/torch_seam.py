@@ -5,6 +5,7 @@ changes one fails there, by name, before anything else does.
 """
 
 import inspect
+import math
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -173,6 +174,28 @@ def load_loops(path: str) -> Callable[..., Any]:
     from torch._inductor.standalone_compile import CompiledArtifact
 
     return CompiledArtifact.load(path=path, format="binary")
+
+
+@contextmanager
+def results_from(large: Callable[..., torch.Tensor], least: int) -> Iterator[None]:
+    """Loops that are compiled or loaded meanwhile take results of ``least`` bytes and more from ``large(size, stride,
+    dtype, bytes of an element)``.
+
+    Code that torch had loaded before is shared, and stays as it is.
+    """
+    from torch._inductor.codecache import PyCodeCache
+
+    def make(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        if math.prod(size) * dtype.itemsize < least:
+            return plain(size, stride, dtype)
+        return large(size, stride, dtype, dtype.itemsize)
+
+    plain = torch._C._dynamo.guards._empty_strided_cpu  # pyright: ignore[reportAttributeAccessIssue]
+    known = {id(module) for module in PyCodeCache.modules}
+    yield
+    for module in PyCodeCache.modules:
+        if id(module) not in known and vars(module).get("empty_strided_cpu") is plain:
+            vars(module)["empty_strided_cpu"] = make
 
 
 def symbol_ranges(fakes: Sequence[Any]) -> dict[str, str]:

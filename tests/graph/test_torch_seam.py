@@ -328,6 +328,35 @@ def test_loops_are_compiled_saved_and_loaded(tmp_path):
         torch_seam.load_loops(str(tmp_path / "loops"))
 
 
+@pytest.mark.slow
+def test_large_results_of_loops_come_from_where_they_are_told(tmp_path):
+    from torch._inductor.codecache import PyCodeCache
+
+    mode = torch_seam.fresh_mode()
+    x = mode.from_tensor(torch.ones(64, 64))
+    made = []
+
+    def large(size, stride, dtype, item_bytes):
+        made.append((size, stride, dtype, item_bytes))
+        return torch.empty_strided(size, stride, dtype=dtype)
+
+    def model(x):
+        return (x * 3 - 1, x.sum(1) + 1)
+
+    graph = torch_seam.trace_decomposed(model, [x], mode, torch_seam.inductor_decompositions())
+    with torch_seam.results_from(large, 64 * 64 * 4):
+        compiled = torch_seam.compile_loops(graph, [x], mode)
+    torch_seam.save_loops(compiled, str(tmp_path / "loops"))
+    PyCodeCache.cache_clear()  # as in another process
+    with torch_seam.results_from(large, 64 * 64 * 4):
+        loaded = torch_seam.load_loops(str(tmp_path / "loops"))
+    given = torch.arange(4096.0).view(64, 64)
+    for run in (compiled, loaded):
+        torch.testing.assert_close(tuple(run(given)), model(given))
+        assert made == [((64, 64), (64, 1), torch.float32, 4)], "the sums are small"
+        made.clear()
+
+
 # --- symbols
 
 

@@ -22,6 +22,7 @@ from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.program import attribute
 from dlinfer.graph.report import ClusterReport
 from dlinfer.graph.twins import Twins, twins_of
+from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.fusible import decompositions
 
 
@@ -153,7 +154,8 @@ def _load(key: str, cache: ArtifactCache) -> _Compiled | None:
 
 def _compile(graph: fx.GraphModule, twins: Twins, key: str, cache: ArtifactCache) -> _Compiled:
     try:
-        artifact = torch_seam.compile_loops(graph, twins.values, twins.mode)
+        with native.memory_for_results():
+            artifact = torch_seam.compile_loops(graph, twins.values, twins.mode)
     # Whatever inductor stumbles over, the nodes still run one by one, and it is reported.
     except Exception as cause:  # noqa: BLE001
         reason = (
@@ -176,7 +178,9 @@ def _read(path: str) -> _Compiled:
     assumptions, _, artifact = Path(path).read_bytes().partition(b"\n")
     plain = Path(path + ".artifact")
     plain.write_bytes(artifact)
-    return _Compiled(torch_seam.load_loops(str(plain)), json.loads(assumptions), "disk", stored=True)
+    with native.memory_for_results():
+        run = torch_seam.load_loops(str(plain))
+    return _Compiled(run, json.loads(assumptions), "disk", stored=True)
 
 
 def cluster_key(graph: fx.GraphModule, twins: Twins) -> str:

@@ -23,6 +23,7 @@ from dlinfer.graph.report import ClusterReport
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler
+from dlinfer.vendor.cpu.inductor.masks import share_additive_masks
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
 
 
@@ -54,6 +55,8 @@ class InductorEngine:
         result = CompiledRegion(run=None)
         folder = options.cache_dir or default_folder()
         cache = ArtifactCache(folder, "inductor")
+        native.load(folder / "native")  # before the clusters, which use its memory
+        share_additive_masks(owner)
         # One elementary loop gains nothing from being compiled: ATen's kernel for it is as good.
         smallest = 1 if options.keeps_small_regions else 2
         first: list[Step] = []
@@ -101,6 +104,7 @@ class InductorEngine:
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
         """Load the clusters among ``callees`` from the disk cache. Raises MissingEntryError where one is not there."""
         cache = ArtifactCache(cache_dir, "inductor")
+        native.load(cache_dir / "native")
         for callee in callees:
             kind, _, name = callee.partition(" ")
             if kind == "cluster" and not self._clusters.load(name, cache):
