@@ -10,6 +10,7 @@ from dlinfer.graph import callee
 from dlinfer.graph.dialect import arguments, fake, overload
 from dlinfer.ops.kernels import direct_kernel
 from dlinfer.vendor.cpu import native
+from dlinfer.vendor.cpu.inductor.layouts import laid_out
 
 # The kernels in C++ take these over; they read weights as they lie in memory, so nothing is packed or copied.
 _NATIVE = {"aten::linear": "linear", "dlinfer::linear": "linear", "dlinfer::linears": "linears"}
@@ -44,6 +45,8 @@ def _is_plain_linear(node: fx.Node) -> bool:
 def resolve(reference: str) -> Callable[..., Any]:
     """The function behind a reference of ``callee_of``."""
     kind, _, name = reference.partition(" ")
+    if kind == "layout":
+        return laid_out
     if kind == "native":
         return _native(name)
     if kind == "vendor":

@@ -7,6 +7,7 @@ from torch import nn
 
 from dlinfer.errors import GraphFallbackError, GraphRunError
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
+from dlinfer.vendor.cpu.inductor.layouts import laid_out
 from tests.graph.compiling import compiled, last_report, same_as_eager, use_engine
 
 pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow]
@@ -168,3 +169,37 @@ def test_a_cluster_that_inductor_cannot_compile_obeys_the_policy_wherever_it_is_
         assert reasons == {"inductor: RuntimeError: no C++ compiler"}
     with pytest.raises(GraphFallbackError, match=r"no C\+\+ compiler"):
         compiled(model, fallback="error", cache_dir=str(tmp_path))(x)
+
+
+IMAGE = torch.arange(2 * 30 * 4.0).view(2, 30, 4).sin()
+KERNEL = torch.arange(6 * 4 * 2 * 2.0).view(6, 4, 2, 2).cos()
+
+
+def convolution(tokens, kernel):
+    # Channels lie last. For a single image torch's kernel gives a contiguous result all the same, its fake does not.
+    image = tokens.permute(0, 2, 1).reshape(tokens.shape[0], 4, 6, 5)
+    y = F.conv2d(image, kernel, stride=2)
+    rows = F.layer_norm(y.reshape(tokens.shape[0], 6, -1).permute(0, 2, 1), (6,))
+    return rows.contiguous(), (y * 2 + 1).contiguous()
+
+
+def pooling(tokens, kernel):
+    image = tokens.permute(0, 2, 1).reshape(tokens.shape[0], 4, 6, 5)
+    y, places = F.max_pool2d(image, 2, return_indices=True)
+    return (y.flatten(2).transpose(1, 2).exp() + 1).contiguous(), (places * 2 + 1).contiguous()
+
+
+@pytest.mark.parametrize("function", [convolution, pooling])
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_loops_read_results_of_kernels_where_they_lie(function, images, dynamic):
+    same_as_eager(function, IMAGE[:images], KERNEL, small_regions="engine", dynamic=dynamic)
+
+
+def test_laid_out_copies_only_what_lies_otherwise():
+    channels_last = torch.arange(48.0).view(2, 3, 4, 2).contiguous(memory_format=torch.channels_last)
+    order = (0, 2, 3, 1)
+    assert laid_out(channels_last, order) is channels_last
+    copy = laid_out(channels_last.contiguous(), order)
+    assert copy.stride() == channels_last.stride()
+    assert torch.equal(copy, channels_last)
