@@ -29,7 +29,7 @@ TORCH = Path(torch.__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-w")
 COMPILERS = ("c++", "g++", "clang++")  # unless CXX names another
 COMPILE_TIMEOUT = 300  # seconds
-LEAST_POOLED = 128 << 10  # bytes; smaller results are the C library's, which keeps what is so small
+LEAST_POOLED = 128 << 10  # bytes, as kLeastPooled there; the C library itself keeps what is smaller
 _SEAL = hashlib.sha256().digest_size
 
 _lock = threading.Lock()
@@ -86,13 +86,13 @@ def _default_folder() -> Path:
 
 
 @contextmanager
-def memory_for_results(folder: Path | None = None) -> Iterator[None]:
+def memory_for_results() -> Iterator[None]:
     """Loops that are compiled or loaded meanwhile take large results from the library's memory, if there is one.
 
     See csrc/result_memory.h: what the C library gives back to the system, and has to ask for again page by page,
-    costs a prefill up to a quarter of its time.
+    costs a prefill up to a fifth of its time.
     """
-    if why_not(folder) is not None:
+    if why_not() is not None:
         yield
         return
     with torch_seam.results_from(torch.ops.dlinfer_cpu.empty_strided.default, LEAST_POOLED):

@@ -259,8 +259,9 @@ class TestResultMemory:
         assert made.untyped_storage().nbytes() == (299 * 512 + 500) * 4
 
     def test_large_results_are_the_next_ones_without_a_page_fault(self):
-        x, weight = tensor(0, (600, 64), torch.bfloat16), tensor(1, (5000, 64), torch.bfloat16)
-        pages = 600 * 5000 * 2 // mmap.PAGESIZE
+        # 16 rows: as many as our own kernel takes with every instruction set.
+        x, weight = tensor(0, (16, 64), torch.float32), tensor(1, (20000, 64), torch.float32)
+        pages = 16 * 20000 * 4 // mmap.PAGESIZE
         for _ in range(3):
             linear(x, weight)
         before = page_faults()
@@ -269,7 +270,7 @@ class TestResultMemory:
         assert page_faults() - before < pages
 
     def test_what_is_in_use_is_not_given_away(self):
-        x, weight = tensor(0, (200, 64), torch.float32), tensor(1, (600, 64), torch.float32)
+        x, weight = tensor(0, (16, 64), torch.float32), tensor(1, (5000, 64), torch.float32)
         expected = linear(x, weight)
         powers = [2.0**i for i in range(8)]  # which change no digit
         kept = [linear(x * power, weight) for power in powers]
@@ -290,7 +291,7 @@ class TestResultMemory:
         assert kept < 160 << 20, "128 MiB, and what the process did besides"
 
     def test_callers_at_once(self):
-        x, weight = tensor(0, (300, 64), torch.float32), tensor(1, (600, 64), torch.float32)
+        x, weight = tensor(0, (16, 64), torch.float32), tensor(1, (5000, 64), torch.float32)
         expected = linear(x, weight)
         wrong = []
 

@@ -5,7 +5,6 @@ steps of their own and stay in place, so no cache is cloned; the pointwise work 
 are one cluster. Weights are inputs: they are neither copied nor frozen, and an artifact on disk holds none.
 """
 
-import operator
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import fx
 
 from dlinfer.graph import torch_seam
 from dlinfer.graph.cache import ArtifactCache, MissingEntryError, default_folder
-from dlinfer.graph.dialect import is_compute, is_size, model_line, tensors_of, written_arguments
+from dlinfer.graph.dialect import is_compute, is_size, model_line, tensors_of
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.options import CompileOptions
@@ -73,7 +72,7 @@ class InductorEngine:
                 steps.append(Step.of(item, kind, self._kernel(item, folder, result, options)))
                 if kind == "kernel" and item.name not in result.refused:
                     result.placement[item.name] = f"kernel {steps[-1].callee}"
-                if (order := _order_to_keep(item)) is not None:
+                if (order := memory_order(item)) is not None:
                     value = Value(item.name)
                     steps.append(Step(item.name, "view", "layout", (value, order), {}, steps[-1].line))
         nodes = owner.graph.nodes
@@ -139,14 +138,6 @@ class InductorEngine:
         names = tuple(node.name for node in subgraph.outputs)
         line = next(filter(None, map(model_line, subgraph.outputs)), "")
         return Step(names, "cluster", f"cluster {run}", refer(subgraph.inputs), {}, line)
-
-
-def _order_to_keep(node: fx.Node) -> tuple[int, ...] | None:
-    """The order of memory that a kernel's result, or an item of its results, is to be brought into; None for none."""
-    maker = node.all_input_nodes[0] if node.target is operator.getitem else node
-    if maker.op != "call_function" or not is_compute(maker) or written_arguments(maker):
-        return None  # a view, or memory that was there before
-    return memory_order(node)
 
 
 def _merge(reports: list[ClusterReport], new: ClusterReport) -> int:

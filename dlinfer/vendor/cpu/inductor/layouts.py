@@ -11,7 +11,7 @@ import operator
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import fake, overload
+from dlinfer.graph.dialect import fake, is_compute, overload, written_arguments
 from dlinfer.graph.torch_seam import example_number
 
 _KEPT = {
@@ -31,9 +31,12 @@ _KEPT = {
 def memory_order(node: fx.Node) -> tuple[int, ...] | None:
     """How the dimensions of a kernel's result, or of one of its results, lie in memory by its fake, outermost first.
 
-    None where that is certain, or where the result has gaps or overlaps, which no copy here would give it.
+    None for views and memory that was there before, where the order is certain, and where the result has gaps or
+    overlaps, which no copy here would give it, or sizes without an example.
     """
     maker = node.all_input_nodes[0] if node.target is operator.getitem else node
+    if maker.op != "call_function" or not is_compute(maker) or written_arguments(maker):
+        return None
     value, op = fake(node), overload(maker)
     if op is not None and (op.namespace == "dlinfer" or op._schema.name in _KEPT):
         return None
