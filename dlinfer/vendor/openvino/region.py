@@ -43,8 +43,9 @@ class Region:
         self.source = f"OpenVINO model {template.model.get_friendly_name()}\n"
         held = set(template.held)
         self._bound = [index for index, name in enumerate(template.inputs) if name and index not in held]
-        self._numbers = set(template.numbers)
-        self._changing = [None if index in held else index for index in range(len(names))]
+        self._numbers = numbers = set(template.numbers)
+        self._changing = [index for index in range(len(names)) if index not in held and index not in numbers]
+        self._apart: list[Any] = []
         self._written = {one.target for one in template.results if one.target is not None}
         limits = template.limits
         self._whole = [index for index in template.whole if index not in held and index not in limits]
@@ -71,15 +72,27 @@ class Region:
 
     def _unfit(self, inputs: Sequence[Any]) -> str | None:
         """Why the model would not be right for these inputs."""
-        if self._written:
-            given = [None if index is None else inputs[index] for index in self._changing]
-            if (conflict := overlapping(given, self._written)) is not None:
-                return conflict
+        if self._written and (conflict := self._conflict(inputs)) is not None:
+            return conflict
         for index in self._whole:
             low, high = _range(inputs[index])
             if low < _LOWEST or high > _HIGHEST:
                 return "integers beyond 32 bits, which OpenVINO does not keep"
         return None
+
+    def _conflict(self, inputs: Sequence[Any]) -> str | None:
+        """Why a written input is not apart from the others; looked up where they lie as at the last call."""
+        tensors = [inputs[index] for index in self._changing]
+        places = [(one.data_ptr(), one.shape, one.stride()) for one in tensors]
+        if places == self._apart:
+            return None
+        given: list[Any] = [None] * len(inputs)
+        for index, one in zip(self._changing, tensors, strict=True):
+            given[index] = one
+        conflict = overlapping(given, self._written)
+        if conflict is None:
+            self._apart = places
+        return conflict
 
     def _lost_index(self, inputs: Sequence[Any]) -> bool:
         """Whether an input has indices outside of what it indexes, for which OpenVINO reads zeros."""

@@ -60,7 +60,11 @@ def _average_pool(dims: int) -> Any:
         strides = spread(stride, dims) if stride else sizes
         pads = spread(padding, dims)
         rounding = "ceil_torch" if ceil else "floor"
-        return op.avg_pool(x, strides, pads, pads, sizes, not count_include_pad, rounding).output(0)
+        # Without dilations the CPU plugin crashes.
+        made = op.avg_pool(
+            x, strides, pads, pads, sizes, not count_include_pad, rounding, dilations=[1] * dims
+        )
+        return made.output(0)
 
     return build
 
