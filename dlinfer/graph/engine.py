@@ -41,10 +41,13 @@ class Engine(Protocol):
     """A graph engine. One object serves the whole process.
 
     passes: what only this engine's graphs go through, after the common passes; named ``engine.pass``.
+    phases_alike: whether a graph of prefill decodes as fast as one of decoding would. Adaptors then compile the model
+        once, and weights that the engine repacks are held once.
     """
 
     name: str
     passes: Sequence[Pass]
+    phases_alike: bool
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise CompileOptionError for an option that this engine does not have, naming those it has, or a value

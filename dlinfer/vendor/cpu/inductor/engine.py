@@ -33,6 +33,7 @@ class InductorEngine:
 
     name = "inductor"
     passes = ()
+    phases_alike = False  # the vendor has a kernel for each
 
     def __init__(self) -> None:
         self._clusters = ClusterCompiler()
