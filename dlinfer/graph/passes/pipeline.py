@@ -11,7 +11,6 @@ from dlinfer.errors import PassError
 from dlinfer.graph.dialect import gives_something, written_arguments
 from dlinfer.graph.passes.rewrite import Edit
 
-
 StandsFor = Callable[[fx.Node], Sequence[Any] | None]
 """The ops that write, in their order, that a node stands for; None where it stands for itself."""
 
