@@ -228,6 +228,13 @@ class ExplanationError(DlinferError, ValueError):
     next_step = "see docs/explain.md."
 
 
+class NotAFunctionError(DlinferError, RuntimeError):
+    """A region's effects on memory cannot be written as values, which engines that take no pointers need."""
+
+    message = "node {node} has no meaning as values: {reason}."
+    next_step = "use engine 'inductor' for this model, or let the fallback policy run the region by torch."
+
+
 class GraphFallbackError(DlinferError, RuntimeError):
     """The fallback policy is ``error`` and a part of a model would have run outside the graph engine."""
 
