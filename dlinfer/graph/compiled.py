@@ -14,7 +14,8 @@ from dlinfer.graph.program_json import NotStorableError, parts_of, to_json
 class CompiledGraph:
     """Callable with the graph's inputs, gives the tuple of its outputs.
 
-    regions: ``region_0`` -> what the engine made of it, a Program for engines that run steps.
+    regions: ``region_0`` -> what the engine made of it, a Program for engines that run steps. One that keeps hold of
+        its inputs between two calls has a method ``unbind``.
     """
 
     engine: Any
@@ -23,6 +24,12 @@ class CompiledGraph:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         return self.program(*inputs)
+
+    def unbind(self) -> None:
+        """Let go of the inputs of the last call, so that a KV cache that its owner frees is free."""
+        for run in self.regions.values():
+            if hasattr(run, "unbind"):
+                run.unbind()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it. Raises NotStorableError or AttributeError where a part cannot be stored."""

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from dlinfer.graph import values
 from dlinfer.graph.own_ops import own_op
 from dlinfer.ops.checks import Rules
 from dlinfer.ops.kv_cache import canonical
@@ -72,3 +73,4 @@ def _check_kinds(
 
 
 CHECK_SLOTS = own_op(check_slots, _check_kinds)
+values.CHECKS.add(CHECK_SLOTS._schema.name)

@@ -11,6 +11,7 @@ from dlinfer.errors import OpArgumentError, PassError
 from dlinfer.graph.cached_attention import CACHED_ATTENTION, cached_attention_pass
 from dlinfer.graph.passes.pipeline import Pass, run_passes
 from dlinfer.graph.slot_check import CHECK_SLOTS
+from tests.graph.compiling import ValueEngine, compiled, use_engine
 from tests.graph.fusion.capturing import captured
 from tests.graph.fusion.fusing import changes, clean, fired, golden
 
@@ -372,6 +373,31 @@ def test_other_slots_are_refused(name):
     changed, complaint = BAD[name]
     with pytest.raises(OpArgumentError, match=complaint):
         PROMPTS.check(**changed)
+
+
+# --- as values
+
+
+def test_a_region_of_values_checks_first_and_binds_the_caches(monkeypatch):
+    """The check runs on the inputs before the engine; both caches may be written where they are (S0-66)."""
+    engine = ValueEngine()
+    engine.passes = (PASS,)
+    use_engine(monkeypatch, engine)
+    step = Step([3, 1, 6], [0, 5, 2])
+    args, expected = step.args, step.args
+    want = prefill(*expected)
+    function = compiled(prefill)
+    with torch.no_grad():
+        assert torch.equal(function(*args), want)
+    assert torch.equal(args[3], expected[3])
+    assert torch.equal(args[4], expected[4])
+    (values,) = engine.functions
+    names = [node.name for node in values.graph_module.graph.find_nodes(op="placeholder")]
+    assert {names[index] for index in values.in_place} == {"l_k_cache_", "l_v_cache_"}
+    before = args[3].clone()
+    with torch.no_grad(), pytest.raises(OpArgumentError, match="kv_start_indices"):
+        function(*args[:5], step.slots.flip(0), *args[6:])
+    assert torch.equal(args[3], before)
 
 
 def test_no_sequences():

@@ -102,7 +102,9 @@ class CompiledRunner(GraphRunner):
         # Prefill through the cache serves prompts with and without a cached beginning: one graph, not two.
         metadata.is_prefill_no_cache = False
         if self._phases_alike:
-            metadata.is_decoding = False  # attention through the cache of one new token, as of any other number
+            metadata.is_decoding = (
+                False  # attention through the cache of one new token, as of any other number
+            )
         key = _phase(kwargs)
         call = self._calls.get(key)
         if call is not None:
