@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arena import Child, measure
+from benchmarks.arena import Child, Entry, measure
 from benchmarks.models import qwen2_half_billion
 from benchmarks.timing import publish, ratio
 
@@ -58,13 +58,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path.home() / ".cache" / "dlinfer-bench" / "qwen2-0.5b")
     args = parser.parse_args()
     model = qwen2_half_billion(args.model)
-    _, results = measure(KINDS, model, ORDERS, args.pairs)
+    entries = [Entry(kind, kind, model) for kind in KINDS]
+    _, results = measure(entries, ORDERS, args.pairs)
     publish("LMDeploy in graph mode", rows_of(KINDS, ORDERS, results, "lmdeploy-graph"))
     starts: dict[str, list[float]] = {kind: [] for kind in KINDS[:2]}
     for _ in range(args.starts):  # the cache is warm by now
-        for kind, seconds in starts.items():
-            with Child(kind, model) as child:
-                seconds.append(child.load)
+        for entry in entries[:2]:
+            with Child(entry) as child:
+                starts[entry.name].append(child.load)
     publish(
         "start-up with a warm cache",
         [
