@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arena import Child, measure
+from benchmarks.arena import Child, Entry, measure
 from benchmarks.models import qwen2_half_billion
 from benchmarks.serving import rows_of
 from benchmarks.timing import publish, ratio
@@ -36,7 +36,7 @@ def compile_seconds(kind: str, model: Path) -> float:
             "TORCHINDUCTOR_CACHE_DIR": f"{empty}/inductor",
         }
         try:
-            with Child(kind, model) as child:
+            with Child(Entry(kind, kind, model)) as child:
                 total = 0.0
                 for work in ("prefill", "decode"):
                     order = {"work": work, "batch": 1, "length": 512, "tokens": 1}
@@ -47,7 +47,7 @@ def compile_seconds(kind: str, model: Path) -> float:
 
 
 def compare_speed(model: Path, pairs: int) -> None:
-    _, results = measure(KINDS, model, ORDERS, pairs)
+    _, results = measure([Entry(kind, kind, model) for kind in KINDS], ORDERS, pairs)
     publish("torch.compile on transformers' model", rows_of(KINDS, ORDERS, results, "hf-dlinfer"))
 
 
