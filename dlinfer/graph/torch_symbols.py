@@ -17,3 +17,59 @@ def number_node(graph: fx.Graph, number: Any, symbols: dict[Any, fx.Node]) -> An
     proxies: dict[Any, Any] = {symbol: fx.Proxy(node, tracer) for symbol, node in symbols.items()}
     made = sympy_interp(PythonReferenceAnalysis, proxies, number.node.expr)
     return made.node if isinstance(made, fx.Proxy) else made
+
+
+def number_tree(number: Any, symbols: dict[Any, Any]) -> Any:
+    """A symbolic number as plain data: ``(operation, operand, operand)`` over whole numbers and over what
+    ``symbols`` has for its symbols.
+
+    Operations are add, mul, floordiv, mod, pow, min and max. Raises KeyError for a symbol that is not given, and
+    AttributeError for another operation.
+    """
+    from torch.utils._sympy.interp import sympy_interp
+
+    return sympy_interp(_Trees, symbols, number.node.expr)  # pyright: ignore[reportArgumentType]
+
+
+class _Trees:
+    """What sympy_interp calls for each operation."""
+
+    @staticmethod
+    def constant(value: Any, dtype: Any) -> int:
+        if int(value) != value:
+            raise AttributeError(f"the number {value}")
+        return int(value)
+
+    @staticmethod
+    def add(one: Any, other: Any) -> Any:
+        return ("add", one, other)
+
+    @staticmethod
+    def mul(one: Any, other: Any) -> Any:
+        return ("mul", one, other)
+
+    @staticmethod
+    def floordiv(one: Any, other: Any) -> Any:
+        return ("floordiv", one, other)
+
+    @staticmethod
+    def mod(one: Any, other: Any) -> Any:
+        return ("mod", one, other)
+
+    python_mod = mod
+
+    @staticmethod
+    def pow_by_natural(one: Any, other: Any) -> Any:
+        return ("pow", one, other)
+
+    @staticmethod
+    def minimum(one: Any, other: Any) -> Any:
+        return ("min", one, other)
+
+    @staticmethod
+    def maximum(one: Any, other: Any) -> Any:
+        return ("max", one, other)
+
+    @staticmethod
+    def identity(one: Any) -> Any:
+        return one

@@ -76,7 +76,7 @@ def refusal(node: fx.Node) -> str | None:
     if written_arguments(node):
         twin = twin_of(node)
         return twin if isinstance(twin, str) else None
-    if node.op == "call_function" and not gives_something(node) and not _is_check(node):
+    if node.op == "call_function" and not gives_something(node) and not is_check(node):
         return "it is called for an effect"
     return None
 
@@ -93,7 +93,8 @@ _METADATA = torch.ops.aten._assert_tensor_metadata.default
 """It asks for the dtype, device and layout of a tensor, which the fakes of a capture have answered."""
 
 
-def _is_check(node: fx.Node) -> bool:
+def is_check(node: fx.Node) -> bool:
+    """Whether a node gives nothing and only raises, so that a function's ``check`` may do it."""
     op = overload(node)
     return op is not None and (op is _METADATA or op._schema.name in CHECKS)
 
@@ -130,7 +131,7 @@ class _Builder:
             raise NotAFunctionError(node=node.name, reason=reason)
         if written_arguments(node):
             self._write(node)
-        elif _is_check(node):
+        elif is_check(node):
             self.checks += [] if overload(node) is _METADATA else [node]
         else:
             self._copy(node)

@@ -1,11 +1,13 @@
 """The private parts of torch about symbolic sizes, each on a small case."""
 
+import operator
+
 import pytest
 import torch
 from torch import fx
 
 from dlinfer.graph import torch_seam
-from dlinfer.graph.torch_symbols import number_node
+from dlinfer.graph.torch_symbols import number_node, number_tree
 
 EXPRESSIONS = {
     "sum": lambda a, b: a + b + 1,
@@ -28,3 +30,28 @@ def test_a_number_is_written_over_its_symbols(name):
     run = fx.GraphModule({}, graph)
     for given in ((7, 3), (12, 5), (2, 9)):
         assert run(*given) == EXPRESSIONS[name](*given)
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_a_number_as_plain_data(name):
+    a, b = torch_seam.fresh_mode().from_tensor(torch.ones(7, 3)).shape
+    tree = number_tree(
+        EXPRESSIONS[name](a, b), {torch_seam.plain_symbol(a): "a", torch_seam.plain_symbol(b): "b"}
+    )
+    for given in ((7, 3), (12, 5), (2, 9)):
+        assert evaluated(tree, dict(zip("ab", given, strict=True))) == EXPRESSIONS[name](*given)
+
+
+def evaluated(tree, given):
+    """What plain data means, by operations of Python."""
+    if isinstance(tree, (int, str)):
+        return given.get(tree, tree)
+    kind, one, other = tree
+    function = {"min": min, "max": max}.get(kind) or getattr(operator, kind)
+    return function(evaluated(one, given), evaluated(other, given))
+
+
+def test_a_symbol_that_is_not_given_has_no_place_in_plain_data():
+    (a,) = torch_seam.fresh_mode().from_tensor(torch.ones(7)).shape
+    with pytest.raises(KeyError):
+        number_tree(a + 1, {})

@@ -1,0 +1,241 @@
+"""From a function of values (``dlinfer.graph.values``) to an OpenVINO model: one lowering after the other.
+
+Every value has OpenVINO's type of its torch dtype and its rank; that is checked behind each lowering, so that a fault
+in one shows as a refused region and not as a wrong number. Sizes are i64 scalars, or Python numbers where known.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+from openvino.op import Constant
+from torch import Tensor, fx
+
+from dlinfer.graph.dialect import fake
+from dlinfer.graph.program import attribute
+from dlinfer.graph.torch_seam import fixed_size, size_range
+from dlinfer.vendor.openvino import dtypes
+from dlinfer.vendor.openvino.registry import Call, lowering
+from dlinfer.vendor.openvino.written import InPlace, Rows
+
+Size = int | Output
+
+
+class LoweringError(Exception):
+    """A node cannot be written in OpenVINO's opset. node: its name."""
+
+    def __init__(self, reason: str, node: str = "") -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+class Builder:
+    """What lowerings write with. ``call`` is the call that is being lowered.
+
+    keep: memory that constants of the model lie in. limits: input -> size that it indexes.
+    """
+
+    call: Call
+
+    def __init__(self) -> None:
+        self.values: dict[fx.Node, Any] = {}
+        self.keep: list[Tensor] = []
+        self.notes: list[str] = []
+        self.limits: dict[str, int] = {}
+
+    # --- walking
+
+    def placeholder(self, node: fx.Node) -> Output:
+        """A parameter for an input, of its dtype and the sizes that are fixed."""
+        value = fake(node)
+        if isinstance(value, Tensor):
+            sizes = [-1 if (size := fixed_size(one)) is None else size for one in value.shape]
+            kind = dtypes.type_of(value.dtype)
+        else:
+            sizes, kind = [], ov.Type.f32 if isinstance(value, (float, torch.SymFloat)) else ov.Type.i64
+        made = op.parameter(ov.PartialShape(sizes), kind, name=node.name)
+        self.values[node] = made.output(0)
+        return self.values[node]
+
+    def lower(self, node: fx.Node) -> None:
+        """Lower one node. Raises LoweringError."""
+        if node.op == "get_attr":
+            owner = node.graph.owning_module
+            assert owner is not None
+            self.values[node] = self.constant(attribute(owner, str(node.target)))
+            return
+        self.call = Call.of(node)
+        found = lowering(node.target)
+        if found is None:
+            raise LoweringError(f"no lowering for {self.call.name}", node.name)
+        resolve = self.whole if found.plain else self.value
+        arguments = [_mapped(argument, resolve) for argument in self.call.given.values()]
+        try:
+            made = found.build(self, *arguments)
+        except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as cause:
+            first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
+            raise LoweringError(f"OpenVINO: {type(cause).__name__}: {first}"[:400], node.name) from cause
+        self.values[node] = self._checked(node, made)
+
+    def value(self, node: fx.Node) -> Any:
+        """What a node became: an output, a Python number, a list of these, or Rows."""
+        return self.values[node]
+
+    def whole(self, node: fx.Node) -> Any:
+        """As ``value``, with Rows put into place."""
+        found = self.values[node]
+        if isinstance(found, InPlace):
+            raise LoweringError("an input that the model writes in place is read after it", node.name)
+        if isinstance(found, Rows):
+            if found.full is None:
+                self.notes.append(
+                    f"{node.name} is copied at each call: other ops than attention read it whole"
+                )
+                found.full = found.put(self)
+            return found.full
+        return found
+
+    def _checked(self, node: fx.Node, made: Any) -> Any:
+        value = fake(node)
+        if isinstance(value, (list, tuple)):
+            return [self._fitting(node, one, part) for one, part in zip(made, value, strict=True)]
+        return self._fitting(node, made, value)
+
+    def _fitting(self, node: fx.Node, made: Any, value: Any) -> Any:
+        if hasattr(made, "output") and not isinstance(made, Output):
+            made = made.output(0)
+        if not isinstance(made, Output) or not isinstance(value, Tensor):  # a size, or a written input
+            return made
+        if made.get_element_type() != dtypes.type_of(value.dtype):
+            raise LoweringError(f"it became {made.get_element_type().get_type_name()}", node.name)
+        rank = made.get_partial_shape().rank
+        if rank.is_static and rank.get_length() != value.dim():
+            raise LoweringError(f"its rank became {rank.get_length()}", node.name)
+        if made.get_node().get_friendly_name().split("_")[0] == made.get_node().get_type_name():
+            made.get_node().set_friendly_name(node.name)
+        return made
+
+    # --- constants
+
+    def constant(self, tensor: Tensor) -> Output:
+        """A tensor of the graph, on its own memory where it is contiguous."""
+        held = tensor.detach().contiguous()
+        self.keep.append(held)
+        return Constant(dtypes.shared(held), True).output(0)
+
+    def scalar(self, value: float, kind: ov.Type) -> Output:
+        """A number as a constant of rank 0."""
+        return Constant(kind, ov.Shape([]), [value]).output(0)
+
+    def axes(self, values: Sequence[int]) -> Output:
+        """A list of fixed whole numbers."""
+        return Constant(ov.Type.i64, ov.Shape([len(values)]), list(values)).output(0)
+
+    # --- tensors and numbers
+
+    @property
+    def result(self) -> Tensor:
+        """The fake of the one tensor that the call gives."""
+        return self.call.result
+
+    @property
+    def kind(self) -> ov.Type:
+        """OpenVINO's type of the one tensor that the call gives."""
+        return dtypes.type_of(self.call.result.dtype)
+
+    def cast(self, value: Any, kind: ov.Type) -> Output:
+        """A tensor or number as a tensor of a type."""
+        if not isinstance(value, Output):
+            return self.scalar(value, kind)
+        given = value.get_element_type()
+        if given == kind:
+            return value
+        if kind == ov.Type.boolean and given.is_real():  # so that NaN is true
+            return op.not_equal(value, self.scalar(0, given)).output(0)
+        return op.convert(value, kind).output(0)
+
+    def bounds(self, index: Output, x: Output, dim: int) -> None:
+        """Note that an index must lie within a dimension of x, which OpenVINO does not check: out of it, it reads 0.
+
+        What is noted is checked at each call where the index is an input of the model and the size is fixed.
+        """
+        node = index.get_node()
+        size = x.get_partial_shape()[dim]
+        if node.get_type_name() == "Parameter" and size.is_static:
+            limit = size.get_length()
+            self.limits[node.get_friendly_name()] = min(
+                limit, self.limits.get(node.get_friendly_name(), limit)
+            )
+
+    def select(self, condition: Output, x: Any, y: Any, kind: ov.Type) -> Output:
+        """x where the condition is true, else y, both as a type."""
+        x, y = self.cast(x, kind), self.cast(y, kind)
+        if kind == ov.Type.boolean:  # the CPU plugin fails to compile a choice of bools by one of them
+            left = op.logical_and(condition, x)
+            return op.logical_or(left, op.logical_and(op.logical_not(condition), y)).output(0)
+        return op.select(condition, x, y).output(0)
+
+    # --- sizes
+
+    def size(self, x: Output, dim: int) -> Size:
+        """The size of one dimension of a tensor."""
+        sizes = x.get_partial_shape()
+        known = sizes[dim % len(sizes)]
+        if known.is_static:
+            return known.get_length()
+        shape = op.shape_of(x, "i64")
+        return op.gather(
+            shape, self.scalar(dim % len(sizes), ov.Type.i64), self.scalar(0, ov.Type.i64)
+        ).output(0)
+
+    def numbers(self, sizes: Sequence[Size]) -> Output:
+        """Sizes as one i64 tensor."""
+        if all(isinstance(size, int) for size in sizes):
+            return self.axes([int(size) for size in sizes])  # pyright: ignore[reportArgumentType]
+        parts = [self.axes([one]) if isinstance(one, int) else self.one(one) for one in sizes]
+        return parts[0] if len(parts) == 1 else op.concat(parts, 0).output(0)
+
+    def one(self, number: Any) -> Output:
+        """A number as an i64 tensor of one element."""
+        if not isinstance(number, Output):
+            return self.axes([int(number)])
+        return op.reshape(self.cast(number, ov.Type.i64), self.axes([1]), False).output(0)
+
+    def shaped(self, x: Output, old: Sequence[Any], new: Sequence[Any], sizes: Sequence[Size]) -> Output:
+        """``x`` reshaped. old, new: its sizes and the wanted ones, as fakes have them; sizes: those as values.
+
+        OpenVINO can copy a size of the same position, and work out one more: then nothing is computed at run time.
+        """
+        written: list[int] = []
+        for index, size in enumerate(new):
+            fixed = fixed_size(size)
+            if fixed is not None:
+                written.append(fixed)
+            elif index < len(old) and str(old[index]) == str(size) and _lowest(size) >= 1:
+                written.append(0)
+            else:
+                written.append(-1)
+        fixed_zero = any(fixed_size(size) == 0 for size in (*new, *old))
+        if (
+            not fixed_zero
+            and written.count(-1) <= 1
+            and (-1 not in written or all(_lowest(size) >= 1 for size in old))
+        ):
+            return op.reshape(x, self.axes(written), True).output(0)
+        return op.reshape(x, self.numbers(sizes), False).output(0)
+
+
+def _lowest(size: Any) -> int:
+    found = size_range(size)
+    return found if isinstance(found, int) else found[0]
+
+
+def _mapped(argument: Any, resolve: Any) -> Any:
+    if isinstance(argument, fx.Node):
+        return resolve(argument)
+    if isinstance(argument, (list, tuple)):
+        return [_mapped(item, resolve) for item in argument]
+    return argument

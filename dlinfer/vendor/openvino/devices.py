@@ -1,0 +1,47 @@
+"""OpenVINO's devices: whether one is there, and how a model is compiled for it."""
+
+import functools
+from typing import Any
+
+import openvino as ov
+import torch
+
+from dlinfer.errors import CompileOptionError
+from dlinfer.vendor.openvino.options import OpenVINOOptions
+
+
+@functools.cache
+def core() -> ov.Core:
+    """The process's one core; it loads a device's plugin when that is first used."""
+    return ov.Core()
+
+
+def check_device(name: str) -> None:
+    """Raise CompileOptionError, which names what is there, for a device that is not."""
+    found = core().available_devices
+    kinds = {one.split(".")[0] for one in found}
+    if name not in found and name not in kinds:
+        expected = "one of the devices that OpenVINO finds here: " + ", ".join(found)
+        raise CompileOptionError(option="engine_options['device']", given=name, expected=expected)
+
+
+def properties(options: OpenVINOOptions, precision: str) -> dict[str, Any]:
+    """How a device is to compile a model whose own floating type is ``precision``.
+
+    Everything that would change numbers is said: what a plugin takes by itself differs between devices and releases,
+    and the CPU's default of 8 bits for KV caches failed.
+    """
+    hint = precision if options.precision == "model" else options.precision
+    said: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": hint,
+        "EXECUTION_MODE_HINT": "ACCURACY",
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    if options.device.split(".")[0] != "CPU":
+        return said
+    return said | {
+        "KV_CACHE_PRECISION": hint,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(options.dynamic_quantization_group_size),
+        "INFERENCE_NUM_THREADS": options.num_threads or torch.get_num_threads(),
+        "ENABLE_CPU_PINNING": False,  # torch's threads want the same cores
+    }

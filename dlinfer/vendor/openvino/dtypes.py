@@ -1,0 +1,54 @@
+"""torch's dtypes and OpenVINO's, and one's tensors as the other's without a copy."""
+
+from typing import Any
+
+import openvino as ov
+import torch
+from torch import Tensor
+
+_TYPES: dict[torch.dtype, ov.Type] = {
+    torch.float32: ov.Type.f32,
+    torch.bfloat16: ov.Type.bf16,
+    torch.float16: ov.Type.f16,
+    torch.int64: ov.Type.i64,
+    torch.int32: ov.Type.i32,
+    torch.int16: ov.Type.i16,
+    torch.int8: ov.Type.i8,
+    torch.uint8: ov.Type.u8,
+    torch.bool: ov.Type.boolean,
+}
+
+# numpy has no bfloat16: its bits travel as integers.
+_BITS = {torch.bfloat16: torch.int16}
+
+
+def refusal(dtype: torch.dtype) -> str | None:
+    """Why tensors of a dtype do not go to OpenVINO; None where they do."""
+    if dtype is torch.float64:
+        return "float64, which OpenVINO's plugins compute in float32"
+    return None if dtype in _TYPES else f"dtype {str(dtype).removeprefix('torch.')}"
+
+
+def type_of(dtype: torch.dtype) -> ov.Type:
+    """OpenVINO's type of the same values. Raises KeyError for one that ``refusal`` refuses."""
+    return _TYPES[dtype]
+
+
+def shared(tensor: Tensor) -> ov.Tensor:
+    """An OpenVINO tensor on a contiguous CPU tensor's memory.
+
+    It does not keep that memory alive: who uses it must hold the torch tensor as long.
+    """
+    bits = tensor.detach()
+    kind = _BITS.get(tensor.dtype)
+    if kind is not None:
+        bits = bits.view(kind)
+    return ov.Tensor(bits.numpy(), list(tensor.shape), _TYPES[tensor.dtype])
+
+
+def copied(tensor: ov.Tensor, dtype: torch.dtype) -> Tensor:
+    """A torch tensor with the values of an OpenVINO tensor."""
+    data: Any = tensor.data
+    if dtype in _BITS:
+        data = data.view("int16")
+    return torch.from_numpy(data.copy()).view(dtype).reshape(list(tensor.shape))

@@ -1,0 +1,124 @@
+"""Activations, softmax among them."""
+
+from typing import Any
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+
+from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.registry import lowers
+
+aten = torch.ops.aten
+F32 = ov.Type.f32
+
+
+@lowers(aten.relu.default)
+def relu(b: Builder, x: Output) -> Output:
+    if b.kind.is_real():
+        return op.relu(x).output(0)
+    return op.maximum(x, b.scalar(0, b.kind)).output(0)
+
+
+@lowers(aten.silu.default)
+def silu(b: Builder, x: Output) -> Output:
+    return swish(b, x)
+
+
+def swish(b: Builder, x: Output) -> Output:
+    """x * sigmoid(x). The factor is written out: without it OpenVINO refuses bfloat16."""
+    return op.swish(x, b.scalar(1.0, x.get_element_type())).output(0)
+
+
+@lowers(aten.gelu.default)
+def gelu(b: Builder, x: Output, approximate: str = "none") -> Output:
+    return op.gelu(x, "tanh" if approximate == "tanh" else "erf").output(0)
+
+
+@lowers(aten.relu6.default)
+def relu6(b: Builder, x: Output) -> Output:
+    return hardtanh(b, x, 0.0, 6.0)
+
+
+@lowers(aten.hardtanh.default)
+def hardtanh(b: Builder, x: Output, low: Any = -1, high: Any = 1) -> Output:
+    return op.minimum(op.maximum(x, b.scalar(low, b.kind)), b.scalar(high, b.kind)).output(0)
+
+
+@lowers(aten.leaky_relu.default)
+def leaky_relu(b: Builder, x: Output, slope: Any = 0.01) -> Output:
+    return op.prelu(x, op.reshape(b.cast(slope, b.kind), b.axes([1]), False)).output(0)
+
+
+@lowers(aten.prelu.default)
+def prelu(b: Builder, x: Output, weight: Output) -> Output:
+    """A slope for each size of dimension 1, or one for all."""
+    if rank(x) > 2 and rank(weight) == 1:
+        weight = op.reshape(weight, b.axes([1, -1, *([1] * (rank(x) - 2))]), False).output(0)
+    negative = op.less(x, b.scalar(0, b.kind))
+    return op.select(negative, op.multiply(x, weight), x).output(0)
+
+
+@lowers(aten.elu.default)
+def elu(b: Builder, x: Output, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Output:
+    wide = b.cast(x, F32)
+    below = op.subtract(op.exp(op.multiply(wide, b.scalar(input_scale, F32))), b.scalar(1.0, F32))
+    low = op.multiply(below, b.scalar(alpha * scale, F32))
+    positive = op.greater(wide, b.scalar(0.0, F32))
+    return b.cast(op.select(positive, op.multiply(wide, b.scalar(scale, F32)), low).output(0), b.kind)
+
+
+@lowers(aten.hardsigmoid.default)
+def hardsigmoid(b: Builder, x: Output) -> Output:
+    return op.hard_sigmoid(x, b.scalar(1 / 6, b.kind), b.scalar(0.5, b.kind)).output(0)
+
+
+@lowers(aten.hardswish.default)
+def hardswish(b: Builder, x: Output) -> Output:
+    return op.hswish(x).output(0)
+
+
+@lowers(aten.mish.default)
+def mish(b: Builder, x: Output) -> Output:
+    return op.mish(x).output(0)
+
+
+@lowers(aten.softplus.default)
+def softplus(b: Builder, x: Output, beta: Any = 1, threshold: Any = 20) -> Output:
+    wide = op.multiply(b.cast(x, F32), b.scalar(beta, F32))
+    high = op.maximum(wide, b.scalar(0.0, F32))
+    rest = op.log(op.add(b.scalar(1.0, F32), op.exp(op.negative(op.abs(wide)))))
+    soft = op.divide(op.add(high, rest), b.scalar(beta, F32))
+    plain = op.greater(wide, b.scalar(threshold, F32))
+    return b.cast(op.select(plain, b.cast(x, F32), soft).output(0), b.kind)
+
+
+@lowers(aten.log_sigmoid.default)
+def log_sigmoid(b: Builder, x: Output) -> Output:
+    wide = b.cast(x, F32)
+    low = op.minimum(wide, b.scalar(0.0, F32))
+    rest = op.log(op.add(b.scalar(1.0, F32), op.exp(op.negative(op.abs(wide)))))
+    return b.cast(op.subtract(low, rest).output(0), b.kind)
+
+
+@lowers(aten.glu.default)
+def glu(b: Builder, x: Output, dim: int = -1) -> Output:
+    halves = op.split(x, b.scalar(dim % rank(x), ov.Type.i64), 2)
+    return op.multiply(halves.output(0), op.sigmoid(halves.output(1))).output(0)
+
+
+@lowers(aten.softmax.int, aten._softmax.default)
+def softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
+    """In float32 whatever the result's dtype is; of a ``dtype`` argument the input is converted first."""
+    if rank(x) == 0:
+        return op.divide(b.cast(x, b.kind), b.cast(x, b.kind)).output(0)
+    return op.softmax(b.cast(x, b.kind), dim % rank(x)).output(0)
+
+
+@lowers(aten.log_softmax.int, aten._log_softmax.default)
+def log_softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
+    if rank(x) == 0:
+        return op.subtract(b.cast(x, b.kind), b.cast(x, b.kind)).output(0)
+    return op.log_softmax(b.cast(x, b.kind), dim % rank(x)).output(0)

@@ -1,0 +1,226 @@
+"""Arithmetic of two or three operands, with torch's promotion of dtypes and its rounding of scalars."""
+
+from typing import Any
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+
+from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings import integers
+from dlinfer.vendor.openvino.registry import Call, lowers
+
+aten = torch.ops.aten
+
+_SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
+
+
+def computed_in(b: Builder, *operands: Any) -> ov.Type:
+    """The type in which a result of ``b.kind`` is computed from operands.
+
+    torch computes 16-bit floats with a number in float32: one that 16 bits do not hold must not be rounded first.
+    """
+    kind = b.kind
+    if kind in _SHORT:
+        for one in operands:
+            if isinstance(one, (int, float)) and float(torch.tensor(one, dtype=_SHORT[kind])) != one:
+                return ov.Type.f32
+        return kind
+    return integers.computed_in(kind)
+
+
+def _is_bool(b: Builder) -> bool:
+    return b.kind == ov.Type.boolean
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Output:
+    return _plus(b, x, y, alpha, 1)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Output:
+    return _plus(b, x, y, alpha, -1)
+
+
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Output:
+    return _plus(b, y, x, alpha, -1)
+
+
+def _plus(b: Builder, x: Any, y: Any, alpha: Any, sign: int) -> Output:
+    """x + sign * alpha * y."""
+    if _is_bool(b):  # torch has no subtraction of bools
+        return op.logical_or(b.cast(x, b.kind), b.cast(y, b.kind)).output(0)
+    kind = computed_in(b, x, y, alpha)
+    x, y = b.cast(x, kind), b.cast(y, kind)
+    if isinstance(alpha, Output) or alpha != 1:
+        y = op.multiply(y, b.cast(alpha, kind)).output(0)
+    return b.cast((op.add if sign > 0 else op.subtract)(x, y).output(0), b.kind)
+
+
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+def mul(b: Builder, x: Any, y: Any) -> Output:
+    if _is_bool(b):
+        return op.logical_and(b.cast(x, b.kind), b.cast(y, b.kind)).output(0)
+    kind = computed_in(b, x, y)
+    return b.cast(op.multiply(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar)
+def div(b: Builder, x: Any, y: Any) -> Output:
+    kind = computed_in(b, x, y)
+    return b.cast(op.divide(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None) -> Output:
+    if rounding_mode is None:
+        return div(b, x, y)
+    if rounding_mode == "floor":
+        return floor_divide(b, x, y)
+    kind = computed_in(b, x, y)
+    if b.kind.is_real():
+        return b.cast(_truncate(b, op.divide(b.cast(x, kind), b.cast(y, kind)).output(0)), b.kind)
+    return b.cast(integers.truncated(b, b.cast(x, kind), y)[0], b.kind)
+
+
+@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(b: Builder, x: Any, y: Any) -> Output:
+    kind = computed_in(b, x, y)
+    if not b.kind.is_real():
+        return b.cast(integers.floor_divide(b, b.cast(x, kind), y), b.kind)
+    # As torch and Python: from the remainder, so that 1 // 0.1 is 9 and not floor(10.0).
+    x, y = b.cast(x, ov.Type.f32), b.cast(y, ov.Type.f32)
+    rest = op.floor_mod(x, y)
+    quotient = op.round(op.divide(op.subtract(x, rest), y), "half_to_even")
+    by_zero = op.equal(y, b.scalar(0.0, ov.Type.f32))
+    return b.cast(op.select(by_zero, op.divide(x, y), quotient).output(0), b.kind)
+
+
+@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(b: Builder, x: Any, y: Any) -> Output:
+    kind = computed_in(b, x, y)
+    if b.kind.is_real():
+        return b.cast(op.floor_mod(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
+    return b.cast(integers.remainder(b, b.cast(x, kind), y), b.kind)
+
+
+@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(b: Builder, x: Any, y: Any) -> Output:
+    kind = computed_in(b, x, y)
+    if b.kind.is_real():
+        return b.cast(op.mod(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
+    return b.cast(integers.truncated(b, b.cast(x, kind), y)[1], b.kind)
+
+
+def _small_power_or_float(call: Call) -> str | None:
+    if call.result.is_floating_point():
+        return None
+    exponent = call.fake("exponent")
+    if isinstance(exponent, int) and 0 <= exponent <= 4:
+        return None
+    return "a power of whole numbers, which OpenVINO computes in float32"
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, refuses=_small_power_or_float)
+def power(b: Builder, x: Any, exponent: Any) -> Output:
+    if isinstance(exponent, (int, float)) and exponent in (0, 1, 2, 3, 4):
+        return _product(b, x, int(exponent))
+    kind = computed_in(b, x, exponent)
+    if exponent == 0.5:
+        return b.cast(op.sqrt(b.cast(x, kind)).output(0), b.kind)
+    return b.cast(op.power(b.cast(x, kind), b.cast(exponent, kind)).output(0), b.kind)
+
+
+def _product(b: Builder, x: Any, times: int) -> Output:
+    kind = integers.computed_in(b.kind)
+    x = b.cast(x, kind)
+    if times == 0:
+        return op.broadcast(b.scalar(1, b.kind), op.shape_of(x)).output(0)
+    made = x if times % 2 else None
+    if times >= 2:
+        square = op.multiply(x, x).output(0)
+        made = op.multiply(square, square if times == 4 else made).output(0) if times > 2 else square
+    assert made is not None
+    return b.cast(made, b.kind)
+
+
+@lowers(aten.square.default)
+def square(b: Builder, x: Output) -> Output:
+    return _product(b, x, 2)
+
+
+def _pair(function: Any) -> Any:
+    def build(b: Builder, x: Any, y: Any) -> Output:
+        if _is_bool(b):
+            both = op.logical_or if function is op.maximum else op.logical_and
+            return both(b.cast(x, b.kind), b.cast(y, b.kind)).output(0)
+        kind = computed_in(b, x, y)
+        return b.cast(function(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
+
+    return build
+
+
+maximum = lowers(aten.maximum.default, aten.max.other)(_pair(op.maximum))
+minimum = lowers(aten.minimum.default, aten.min.other)(_pair(op.minimum))
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor)
+def clamp(b: Builder, x: Any, low: Any = None, high: Any = None) -> Output:
+    kind = computed_in(b, x, low, high)
+    made = b.cast(x, kind)
+    if low is not None:
+        made = op.maximum(made, b.cast(low, kind)).output(0)
+    if high is not None:
+        made = op.minimum(made, b.cast(high, kind)).output(0)
+    return b.cast(made, b.kind)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(b: Builder, x: Any, low: Any) -> Output:
+    return clamp(b, x, low, None)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(b: Builder, x: Any, high: Any) -> Output:
+    return clamp(b, x, None, high)
+
+
+@lowers(aten.addcmul.default)
+def addcmul(b: Builder, x: Any, y: Any, z: Any, value: Any = 1) -> Output:
+    kind = computed_in(b, value)
+    product = op.multiply(b.cast(y, kind), b.cast(z, kind)).output(0)
+    if isinstance(value, Output) or value != 1:
+        product = op.multiply(product, b.cast(value, kind)).output(0)
+    return b.cast(op.add(b.cast(x, kind), product).output(0), b.kind)
+
+
+@lowers(aten.addcdiv.default)
+def addcdiv(b: Builder, x: Any, y: Any, z: Any, value: Any = 1) -> Output:
+    kind = computed_in(b, value)
+    quotient = op.divide(op.multiply(b.cast(y, kind), b.cast(value, kind)), b.cast(z, kind))
+    return b.cast(op.add(b.cast(x, kind), quotient).output(0), b.kind)
+
+
+@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(b: Builder, x: Any, end: Any, weight: Any) -> Output:
+    kind = computed_in(b, weight)
+    x, end = b.cast(x, kind), b.cast(end, kind)
+    return b.cast(op.add(x, op.multiply(b.cast(weight, kind), op.subtract(end, x))).output(0), b.kind)
+
+
+def _truncate(b: Builder, x: Output) -> Output:
+    negative = op.less(x, b.scalar(0.0, x.get_element_type()))
+    return op.select(negative, op.ceiling(x), op.floor(x)).output(0)
+
+
+@lowers(aten.trunc.default, aten.fix.default)
+def trunc(b: Builder, x: Output) -> Output:
+    return _truncate(b, x) if b.kind.is_real() else x
+
+
+@lowers(aten.frac.default)
+def frac(b: Builder, x: Output) -> Output:
+    return op.subtract(x, _truncate(b, x)).output(0)

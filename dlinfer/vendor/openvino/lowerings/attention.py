@@ -1,0 +1,222 @@
+"""Scaled dot-product attention with masks, causality and grouped heads, over keys and values or over a cache.
+
+Grouped heads: the query heads of one key head are rows of one product, so that keys and values are not repeated.
+
+A cache that the graph has just written rows of (``written.Rows``) is not put together: scores with the old content get
+the scores with the new rows in their places, and what the probabilities of these places would take from the old
+values they take from the new rows.
+"""
+
+from typing import Any
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+from torch import Tensor
+
+from dlinfer.graph.torch_seam import fixed_size
+from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.matrix import product
+from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.written import Rows
+
+aten = torch.ops.aten
+I64, F32 = ov.Type.i64, ov.Type.f32
+
+
+def _taken(call: Call) -> str | None:
+    q, k = call.fake("query"), call.fake("key")
+    if q.dim() < 2 or k.dim() != q.dim() or call.fake("value").dim() != q.dim():
+        return "queries, keys and values of different ranks"
+    if call.given.get("dropout_p"):
+        return "dropout"
+    if fixed_size(q.shape[-1]) is None:
+        return "a head size that varies"
+    if not q.is_floating_point():
+        return "attention of whole numbers"
+    return _groups(call)[1]
+
+
+def _groups(call: Call) -> tuple[int, str | None]:
+    """(query heads of one key head, why that is not taken)."""
+    if not call.given.get("enable_gqa") or call.fake("query").dim() < 3:
+        return 1, None
+    heads = [fixed_size(call.fake(name).shape[-3]) for name in ("query", "key", "value")]
+    if None in heads or not heads[1]:
+        return 1, "grouped heads of varying number"
+    if heads[1] != heads[2] or call.fake("query").dim() != 4:
+        return 1, "keys and values of different heads"
+    return int(heads[0] or 0) // heads[1], None
+
+
+@lowers(aten.scaled_dot_product_attention.default, refuses=_taken, plain=False)
+def attention(
+    b: Builder,
+    q: Output,
+    k: Output | Rows,
+    v: Output | Rows,
+    mask: Output | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    scale: float | None = None,
+    gqa: bool = False,
+) -> Output:
+    q = _tensor(b, q)
+    mask = None if mask is None else _tensor(b, mask)
+    size = b.size(q, -1)
+    assert isinstance(size, int)
+    factor = size**-0.5 if scale is None else scale
+    groups, _ = _groups(b.call)
+    keys = k.base if isinstance(k, Rows) else k
+    additive, seen = _additive(b, q, keys, mask, causal)
+    if groups > 1:
+        rows, additive = _grouped(b, q, additive, groups)
+    else:
+        rows = q
+    if isinstance(k, Rows) and isinstance(v, Rows) and _writes_keys(k, v):
+        made = _over_rows(b, rows, k, v, additive, factor)
+    else:
+        k, v = _tensor(b, k), _tensor(b, v)
+        made = _over_tensors(b, rows, k, v, additive, factor)
+    if groups > 1:
+        made = _ungrouped(b, made, q, b.size(_tensor_of(v), -1))
+    if seen is not None:
+        made = op.select(seen, made, b.scalar(0, made.get_element_type())).output(0)
+    return made
+
+
+def _tensor(b: Builder, value: Output | Rows) -> Output:
+    if isinstance(value, Rows):
+        if value.full is None:
+            b.notes.append("a cache is copied at each call: attention reads what was written to it otherwise")
+            value.full = value.put(b)
+        return value.full
+    return value
+
+
+def _tensor_of(value: Output | Rows) -> Output:
+    return value.base if isinstance(value, Rows) else value
+
+
+def _writes_keys(k: Rows, v: Rows) -> bool:
+    """Whether what was written are keys of all heads, in the same places of both caches."""
+    dims = rank(k.base)
+    same = (
+        k.index == v.index or k.index.get_node().get_friendly_name() == v.index.get_node().get_friendly_name()
+    )
+    return k.dim == v.dim == dims - 2 and same
+
+
+# --- masks
+
+
+def _additive(
+    b: Builder, q: Output, k: Output, mask: Output | None, causal: bool
+) -> tuple[Output | None, Output | None]:
+    """(what is added to the scores, whether a query sees a key at all): torch gives 0 where it does not."""
+    kind = q.get_element_type()
+    if causal:
+        mask = _causal(b, q, k)
+    if mask is None:
+        return None, None
+    fake = b.call.fake("attn_mask")
+    if causal or (isinstance(fake, Tensor) and fake.dtype is torch.bool):
+        seen = None if causal else op.reduce_logical_or(mask, b.axes([rank(mask) - 1]), True).output(0)
+        return op.select(mask, b.scalar(0.0, kind), b.scalar(float("-inf"), kind)).output(0), seen
+    mask = b.cast(mask, kind)
+    visible = op.greater(mask, b.scalar(float("-inf"), kind))
+    return mask, op.reduce_logical_or(visible, b.axes([rank(mask) - 1]), True).output(0)
+
+
+def _causal(b: Builder, q: Output, k: Output) -> Output:
+    """[queries, keys]: query i sees keys 0..i, as torch counts them."""
+    queries, keys = (_count(b, b.size(x, -2)) for x in (q, k))
+    return op.greater_equal(op.unsqueeze(queries, b.axes([1])), op.unsqueeze(keys, b.axes([0]))).output(0)
+
+
+def _count(b: Builder, number: Any) -> Output:
+    return op.range(b.scalar(0, I64), b.cast(number, I64), b.scalar(1, I64), "i64").output(0)
+
+
+# --- grouped heads
+
+
+def _grouped(b: Builder, q: Output, mask: Output | None, groups: int) -> tuple[Output, Output | None]:
+    """[batch, heads, queries, size] as [batch, key heads, groups * queries, size], and the mask likewise."""
+    heads, size = b.size(q, 1), b.size(q, 3)
+    assert isinstance(heads, int) and isinstance(size, int)
+    rows = op.reshape(q, b.axes([0, heads // groups, -1, size]), True).output(0)
+    if mask is None or (b.size(q, 2) == 1 and _one_head(b, mask)):
+        return rows, mask
+    if rank(mask) < 4:
+        mask = op.unsqueeze(mask, b.axes(list(range(4 - rank(mask))))).output(0)
+    queries, keys = b.size(mask, 2), b.size(mask, 3)
+    wide = mask
+    if b.size(mask, 1) == 1:
+        wide = op.broadcast(
+            op.unsqueeze(mask, b.axes([2])), b.numbers([1, 1, groups, 1, 1]), broadcast_spec="BIDIRECTIONAL"
+        ).output(0)
+        key_heads = 1
+    else:
+        key_heads = heads // groups
+    if queries == 1 and b.size(q, 2) != 1:  # one row for all queries: it needs no repeating
+        return rows, mask if key_heads == 1 else _each_query(b, mask, q, key_heads, groups)
+    sizes = [b.size(mask, 0), key_heads, _times(b, queries, groups), keys]
+    return rows, op.reshape(wide, b.numbers(sizes), False).output(0)
+
+
+def _one_head(b: Builder, mask: Output) -> bool:
+    return rank(mask) < 3 or b.size(mask, rank(mask) - 3) == 1
+
+
+def _each_query(b: Builder, mask: Output, q: Output, key_heads: int, groups: int) -> Output:
+    queries = b.size(q, 2)
+    wide = op.broadcast(mask, b.numbers([1, 1, queries, 1]), broadcast_spec="BIDIRECTIONAL")
+    sizes = [b.size(mask, 0), key_heads, _times(b, queries, groups), b.size(mask, 3)]
+    return op.reshape(wide, b.numbers(sizes), False).output(0)
+
+
+def _times(b: Builder, number: Any, by: int) -> Any:
+    return number * by if isinstance(number, int) else op.multiply(number, b.scalar(by, I64)).output(0)
+
+
+def _ungrouped(b: Builder, x: Output, q: Output, size: Any) -> Output:
+    sizes = [b.size(q, 0), b.size(q, 1), b.size(q, 2), size]
+    return op.reshape(x, b.numbers(sizes), False).output(0)
+
+
+# --- the products
+
+
+def _over_tensors(b: Builder, q: Output, k: Output, v: Output, mask: Output | None, scale: float) -> Output:
+    kind = q.get_element_type()
+    if rank(q) == 4:
+        given = b.scalar(0.0, kind) if mask is None else _four(b, mask)
+        made = op.scaled_dot_product_attention(q, k, v, given, b.scalar(scale, kind), causal=False)
+        return made.output(0)
+    scores = _scaled(b, product(q, k, False, True), mask, scale)
+    return product(op.softmax(scores, rank(scores) - 1).output(0), v)
+
+
+def _four(b: Builder, mask: Output) -> Output:
+    missing = 4 - rank(mask)
+    return op.unsqueeze(mask, b.axes(list(range(missing)))).output(0) if missing > 0 else mask
+
+
+def _scaled(b: Builder, scores: Output, mask: Output | None, scale: float) -> Output:
+    scores = op.multiply(scores, b.scalar(scale, scores.get_element_type())).output(0)
+    return scores if mask is None else op.add(scores, mask).output(0)
+
+
+def _over_rows(b: Builder, q: Output, k: Rows, v: Rows, mask: Output | None, scale: float) -> Output:
+    last = b.scalar(rank(q) - 1, I64)
+    old = product(q, k.base, False, True)
+    new = product(q, k.source, False, True)
+    scores = op.scatter_update(old, k.index, new, last).output(0)
+    shares = op.softmax(_scaled(b, scores, mask, scale), rank(q) - 1).output(0)
+    fresh = op.gather(shares, k.index, last).output(0)
+    nothing = op.multiply(fresh, b.scalar(0.0, fresh.get_element_type()))
+    stale = op.scatter_update(shares, k.index, nothing, last).output(0)
+    return op.add(product(stale, v.base), product(fresh, v.source)).output(0)

@@ -1,0 +1,49 @@
+"""Conversions, and calls that give their input's values back."""
+
+from typing import Any
+
+import openvino.opset16 as op
+import torch
+from openvino import Output
+
+from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.registry import lowers
+
+aten = torch.ops.aten
+
+
+@lowers(
+    aten.to.dtype,
+    aten.to.device,
+    aten.to.dtype_layout,
+    aten.to.other,
+    aten._to_copy.default,
+    aten.type_as.default,
+)
+def to(b: Builder, x: Output, *_: Any) -> Output:
+    return b.cast(x, b.kind)
+
+
+@lowers(
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    aten.resolve_conj.default,
+    aten.resolve_neg.default,
+)
+def same(b: Builder, x: Output, *_: Any) -> Output:
+    return x
+
+
+@lowers(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
+def dropout(b: Builder, x: Output, p: float, train: bool) -> Output:
+    """Only where it does not train: what draws random numbers is no function of values."""
+    return x
+
+
+@lowers(aten.copy.default)
+def copy(b: Builder, x: Output, source: Output, non_blocking: bool = False) -> Output:
+    return op.broadcast(b.cast(source, b.kind), op.shape_of(x, "i64")).output(0)

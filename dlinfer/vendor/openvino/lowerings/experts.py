@@ -1,0 +1,85 @@
+"""Mixture of experts: every expert computes every token, and its weight of the others' is zero.
+
+OpenVINO has no grouped product. Computing all experts costs experts / topk times the products, but reads the weights
+once, which is what counts for many tokens; docs/engines.md says so.
+"""
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+
+from dlinfer.graph.torch_seam import fixed_size
+from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.activation import swish
+from dlinfer.vendor.openvino.lowerings.matrix import product
+from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.registry import Call, lowers
+
+dlinfer = torch.ops.dlinfer
+I64, F32 = ov.Type.i64, ov.Type.f32
+
+
+def _known_experts(call: Call) -> str | None:
+    return (
+        None if fixed_size(call.fake("router_logits").shape[-1]) is not None else "experts of varying number"
+    )
+
+
+@lowers(dlinfer.moe_gating_topk_softmax.default, refuses=_known_experts)
+def gating(b: Builder, logits: Output, topk: int, groups: int) -> list[Output]:
+    probabilities = op.softmax(b.cast(logits, F32), rank(logits) - 1).output(0)
+    last = rank(logits) - 1
+    if groups < 1:
+        return _best(b, probabilities, topk, last)
+    experts = b.size(logits, -1)
+    assert isinstance(experts, int)
+    size = experts // groups
+    sizes = [b.size(logits, dim) for dim in range(last)]
+    grouped = op.reshape(probabilities, b.numbers([*sizes, groups, size]), False).output(0)
+    weights, ids = _best(b, grouped, topk // groups, last + 1)
+    first = b.constant(torch.arange(0, experts, size).unsqueeze(1))
+    flat = b.numbers([*sizes, topk])
+    return [op.reshape(one, flat, False).output(0) for one in (weights, op.add(ids, first))]
+
+
+def _best(b: Builder, x: Output, number: int, dim: int) -> list[Output]:
+    return list(op.topk(x, b.scalar(number, I64), dim, "max", "value", "i64", stable=True).outputs())
+
+
+def _known_sizes(call: Call) -> str | None:
+    sizes = (*call.fake("gate_up_weights").shape, *call.fake("down_weights").shape)
+    return None if all(fixed_size(size) is not None for size in sizes) else "weights of a size that varies"
+
+
+@lowers(dlinfer.fused_moe.default, refuses=_known_sizes)
+def fused_moe(
+    b: Builder,
+    x: Output,
+    gate_up: Output,
+    down: Output,
+    weights: Output,
+    ids: Output,
+    topk: int,
+    renormalize: bool,
+) -> Output:
+    experts, hidden = (fixed_size(b.call.fake("down_weights").shape[dim]) for dim in (0, 1))
+    assert experts is not None and hidden is not None
+    # The batched product leaves 0 rows if x is to be broadcast by it while the number of tokens varies.
+    every = op.broadcast(op.unsqueeze(x, b.axes([0])), b.numbers([experts, b.size(x, 0), hidden])).output(0)
+    halves = op.split(product(every, gate_up, False, True), b.scalar(2, I64), 2)
+    inner = op.multiply(swish(b, halves.output(0)), halves.output(1)).output(0)
+    results = product(inner, down, False, True)  # [experts, tokens, hidden]
+    shares = _shares(b, weights, ids, experts, renormalize)
+    weighted = op.multiply(b.cast(results, F32), shares)
+    return b.cast(op.reduce_sum(weighted, b.axes([0]), False).output(0), b.kind)
+
+
+def _shares(b: Builder, weights: Output, ids: Output, experts: int, renormalize: bool) -> Output:
+    """[experts, tokens, 1]: how much of each expert's result a token takes."""
+    weights = b.cast(weights, F32)
+    if renormalize:
+        weights = op.divide(weights, op.reduce_sum(weights, b.axes([-1]), True)).output(0)
+    chosen = op.one_hot(ids, b.scalar(experts, I64), b.scalar(1.0, F32), b.scalar(0.0, F32), -1)
+    table = op.reduce_sum(op.multiply(chosen, op.unsqueeze(weights, b.axes([2]))), b.axes([1]), False)
+    return op.unsqueeze(op.transpose(table, b.axes([1, 0])), b.axes([2])).output(0)

@@ -1,0 +1,139 @@
+"""Reading by index. Negative indices count from the end, as in torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+from torch import Tensor
+
+from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.registry import Call, lowers
+
+aten = torch.ops.aten
+I64 = ov.Type.i64
+
+
+@lowers(aten.embedding.default)
+def embedding(b: Builder, weight: Output, indices: Output, *_: Any) -> Output:
+    b.bounds(indices, weight, 0)
+    return op.gather(weight, indices, b.scalar(0, I64)).output(0)
+
+
+@lowers(aten.index_select.default)
+def index_select(b: Builder, x: Output, dim: int, index: Output) -> Output:
+    if rank(x) == 0:
+        return x
+    b.bounds(index, x, dim % rank(x))
+    flat = op.reshape(index, b.axes([-1]), False)
+    return op.gather(x, flat, b.scalar(dim % rank(x), I64)).output(0)
+
+
+@lowers(aten.gather.default)
+def gather(b: Builder, x: Output, dim: int, index: Output, sparse_grad: bool = False) -> Output:
+    """The index may be smaller than x in the other dimensions, which OpenVINO does not take: x is cut first."""
+    if rank(x) == 0:
+        return op.broadcast(x, op.shape_of(index, "i64")).output(0) if rank(index) else x
+    place = dim % rank(x)
+    fakes = b.call.fake("self").shape, b.call.fake("index").shape
+    for axis, (mine, other) in enumerate(zip(*fakes, strict=True)):
+        if axis != place and str(mine) != str(other):
+            x = op.slice(x, b.axes([0]), b.one(b.size(index, axis)), b.axes([1]), b.axes([axis])).output(0)
+    return op.gather_elements(x, index, place).output(0)
+
+
+@lowers(aten.take.default)
+def take(b: Builder, x: Output, index: Output) -> Output:
+    flat = op.reshape(x, b.axes([-1]), False)
+    return op.gather(flat, index, b.scalar(0, I64)).output(0)
+
+
+def no_masks(call: Call) -> str | None:
+    """Why indices are not taken: a mask of bools picks as many elements as the data tells."""
+    for index in call.fake("indices"):
+        if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+            return "a mask as an index"
+    return None
+
+
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor, refuses=no_masks)
+def index(b: Builder, x: Output, indices: Sequence[Output | None]) -> Output:
+    given = [(dim, one) for dim, one in enumerate(indices) if one is not None]
+    if len(given) == 1:
+        dim, one = given[0]
+        b.bounds(one, x, dim)
+        return op.gather(x, one, b.scalar(dim, I64)).output(0)
+    order, flat, places, spread = index_parts(b, x, given)
+    gathered = op.gather(flat, places, b.scalar(0, I64)).output(0)
+    return _in_place(b, gathered, given, order, spread)
+
+
+def index_parts(
+    b: Builder, x: Output, given: Sequence[tuple[int, Output]]
+) -> tuple[list[int], Output, Output, int]:
+    """Several indices as one: (x's dimensions with the indexed ones first, x so that these are one, places in it,
+    dimensions of the places)."""
+    dims = [dim for dim, _ in given]
+    order = [*dims, *(dim for dim in range(rank(x)) if dim not in dims)]
+    moved = op.transpose(x, b.axes(order)).output(0) if order != sorted(order) else x
+    shape = op.shape_of(x, "i64")
+    places: Output | None = None
+    for dim, index in given:
+        size = op.gather(shape, b.scalar(dim, I64), b.scalar(0, I64))
+        one = b.cast(index, I64)
+        counted = op.select(op.less(one, b.scalar(0, I64)), op.add(one, size), one).output(0)
+        places = counted if places is None else op.add(op.multiply(places, size), counted).output(0)
+    assert places is not None
+    rest = op.gather(shape, b.axes(order[len(dims) :]), b.scalar(0, I64)) if len(order) > len(dims) else None
+    first = b.axes([-1]) if rest is None else op.concat([_product(b, shape, dims), rest], 0)
+    return order, op.reshape(moved, first, False).output(0), places, rank(places)
+
+
+def _product(b: Builder, shape: Any, dims: Sequence[int]) -> Output:
+    sizes = op.gather(shape, b.axes(dims), b.scalar(0, I64))
+    return op.reduce_prod(sizes, b.axes([0]), True).output(0)
+
+
+def _in_place(
+    b: Builder, gathered: Output, given: Sequence[tuple[int, Output]], order: Sequence[int], spread: int
+) -> Output:
+    """What was picked stands where the indexed dimensions stood, if they were neighbours; else it comes first."""
+    dims = [dim for dim, _ in given]
+    first = dims[0]
+    if dims != list(range(first, first + len(dims))) or first == 0:
+        return gathered
+    total = rank(gathered)
+    moved = [*range(spread, spread + first), *range(spread), *range(spread + first, total)]
+    return op.transpose(gathered, b.axes(moved)).output(0)
+
+
+def _same_sizes(call: Call) -> str | None:
+    dim = call.fake("dim")
+    if dim is None:
+        return None
+    mine, other = call.fake("self").shape, call.fake("indices").shape
+    same = all(
+        str(one) == str(two)
+        for place, (one, two) in enumerate(zip(mine, other, strict=True))
+        if place != dim % len(mine)
+    )
+    return None if same else "an index that broadcasts"
+
+
+@lowers(aten.take_along_dim.default, refuses=_same_sizes)
+def take_along_dim(b: Builder, x: Output, index: Output, dim: int | None = None) -> Output:
+    if dim is None:
+        return take(b, x, op.reshape(index, b.axes([-1]), False).output(0))
+    return op.gather_elements(x, index, dim % rank(x)).output(0)
+
+
+@lowers(aten.bucketize.Tensor)
+def bucketize(
+    b: Builder, x: Output, boundaries: Output, out_int32: bool = False, right: bool = False
+) -> Output:
+    kind = "i32" if b.kind == ov.Type.i32 else "i64"
+    # torch's ``right`` says on which side the boundary lies; OpenVINO's on which side the interval is open.
+    return op.bucketize(x, boundaries, kind, not right).output(0)

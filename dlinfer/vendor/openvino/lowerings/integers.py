@@ -1,0 +1,83 @@
+"""Exact arithmetic of whole numbers, where OpenVINO's CPU plugin computes in float32.
+
+The plugin keeps i64 as 32 bits (docs/engines.md) and takes division, remainders, comparisons, sums and maxima of whole
+numbers through float32, which is exact to 2**24 only. Addition, products, shifts, bits, minima, maxima of two,
+cumulative sums and sorting are exact; what follows is made of those.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import openvino as ov
+import openvino.opset16 as op
+from openvino import Output
+
+if TYPE_CHECKING:
+    from dlinfer.vendor.openvino.builder import Builder
+
+NARROW = (ov.Type.i8, ov.Type.u8, ov.Type.i16)
+"""Types that saturate where torch wraps around: computed in i32, whose conversion back wraps."""
+
+
+def computed_in(kind: ov.Type) -> ov.Type:
+    """The type to compute in for results of a type."""
+    return ov.Type.i32 if kind in NARROW else kind
+
+
+def floor_divide(b: "Builder", x: Output, y: Any) -> Output:
+    """x // y rounded down, for i32 or i64 x and a tensor or number y."""
+    kind = x.get_element_type()
+    if isinstance(y, int) and y > 0 and y & (y - 1) == 0:
+        return x if y == 1 else op.bitwise_right_shift(x, b.scalar(y.bit_length() - 1, kind)).output(0)
+    y = b.cast(y, kind)
+    # A quotient by float32 is at most 128 / |y| + 1 off; the remainder it leaves is small, and a second is exact.
+    rough = op.divide(x, y).output(0)
+    rest = op.subtract(x, op.multiply(rough, y)).output(0)
+    more = _floored(rest, y, kind)
+    rest = op.subtract(rest, op.multiply(more, y)).output(0)
+    return op.add(op.add(rough, more), _one_less(b, rest, y, kind)).output(0)
+
+
+def _floored(rest: Output, y: Output, kind: ov.Type) -> Output:
+    quotient = op.floor(op.divide(op.convert(rest, "f32"), op.convert(y, "f32")))
+    return op.convert(quotient, kind).output(0)
+
+
+def _one_less(b: "Builder", rest: Output, y: Output, kind: ov.Type) -> Output:
+    """-1 where a remainder has the other sign than y, 1 where it is as large as y, else 0."""
+    zero = b.scalar(0, kind)
+    other_sign = op.less(op.multiply(op.sign(rest), op.sign(y)), zero)
+    too_large = op.greater_equal(op.subtract(op.abs(rest), op.abs(y)), zero)
+    return op.subtract(
+        op.convert(op.logical_and(too_large, op.logical_not(other_sign)), kind), op.convert(other_sign, kind)
+    ).output(0)
+
+
+def remainder(b: "Builder", x: Output, y: Any) -> Output:
+    """x - floor(x / y) * y, of y's sign."""
+    kind = x.get_element_type()
+    if isinstance(y, int) and y > 0 and y & (y - 1) == 0:
+        return op.bitwise_and(x, b.scalar(y - 1, kind)).output(0)
+    quotient = floor_divide(b, x, y)
+    return op.subtract(x, op.multiply(quotient, b.cast(y, kind))).output(0)
+
+
+def truncated(b: "Builder", x: Output, y: Any) -> tuple[Output, Output]:
+    """(quotient rounded towards zero, remainder of x's sign)."""
+    kind = x.get_element_type()
+    y = b.cast(y, kind)
+    signs = op.multiply(op.sign(x), op.sign(y)).output(0)
+    size = floor_divide(b, op.abs(x).output(0), op.abs(y).output(0))
+    quotient = op.multiply(size, signs).output(0)
+    return quotient, op.subtract(x, op.multiply(quotient, y)).output(0)
+
+
+def difference(b: "Builder", x: Any, y: Any, kind: ov.Type) -> tuple[Output, Output]:
+    """Two operands that compare in float32 as x and y compare exactly.
+
+    A number below 2**24 compares exactly with whatever is rounded to float32; two tensors do by their difference,
+    which holds while it fits 32 bits.
+    """
+    small = [not isinstance(one, Output) and abs(one) < 1 << 24 for one in (x, y)]
+    if any(small):
+        return b.cast(x, kind), b.cast(y, kind)
+    return op.subtract(b.cast(x, kind), b.cast(y, kind)).output(0), b.scalar(0, kind)

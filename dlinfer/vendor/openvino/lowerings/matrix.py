@@ -1,0 +1,105 @@
+"""Products of matrices."""
+
+from typing import Any
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+
+from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.registry import Call, lowers
+
+aten, dlinfer = torch.ops.aten, torch.ops.dlinfer
+
+
+def floats(call: Call) -> str | None:
+    """Why a product is not taken: of whole numbers it would be rounded to float32."""
+    result = call.result[0] if isinstance(call.result, (list, tuple)) else call.result
+    return None if result.is_floating_point() else "a product of matrices of whole numbers"
+
+
+def product(x: Output, y: Output, turn_x: bool = False, turn_y: bool = False) -> Output:
+    """x @ y, of the last two dimensions, turned where asked for."""
+    return op.matmul(x, y, turn_x, turn_y).output(0)
+
+
+@lowers(aten.linear.default, dlinfer.linear.default, refuses=floats)
+def linear(b: Builder, x: Output, weight: Output, bias: Output | None = None) -> Output:
+    if rank(weight) == 1:
+        made = product(x, weight)
+    elif rank(x) == 1:  # OpenVINO turns no vector
+        made = op.squeeze(
+            product(op.unsqueeze(x, b.axes([0])).output(0), weight, False, True), b.axes([0])
+        ).output(0)
+    else:
+        made = product(x, weight, False, True)
+    return made if bias is None else op.add(made, bias).output(0)
+
+
+@lowers(dlinfer.linears.default, refuses=floats)
+def linears(b: Builder, x: Output, weights: list[Output], biases: list[Output | None]) -> list[Output]:
+    return [linear(b, x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+@lowers(
+    aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default, refuses=floats
+)
+def matmul(b: Builder, x: Output, y: Output) -> Output:
+    return product(x, y)
+
+
+@lowers(aten.inner.default, refuses=floats)
+def inner(b: Builder, x: Output, y: Output) -> Output:
+    if not rank(x) or not rank(y):
+        return op.multiply(x, y).output(0)
+    return linear(b, x, y) if rank(y) <= 2 else _refused(b)
+
+
+def _refused(b: Builder) -> Output:
+    raise ValueError("an inner product of tensors of three dimensions")
+
+
+@lowers(aten.outer.default, aten.ger.default)
+def outer(b: Builder, x: Output, y: Output) -> Output:
+    return op.multiply(
+        op.unsqueeze(b.cast(x, b.kind), b.axes([1])), op.unsqueeze(b.cast(y, b.kind), b.axes([0]))
+    ).output(0)
+
+
+def _scaled(b: Builder, x: Output, by: Any) -> Output | None:
+    """x times a number; None where that is 0, so that what x holds does not matter."""
+    if not isinstance(by, Output) and by == 0:
+        return None
+    if not isinstance(by, Output) and by == 1:
+        return x
+    return op.multiply(x, b.cast(by, x.get_element_type())).output(0)
+
+
+@lowers(aten.addmm.default, aten.addmv.default, aten.baddbmm.default, refuses=floats)
+def addmm(b: Builder, x: Output, y: Output, z: Output, beta: Any = 1, alpha: Any = 1) -> Output:
+    made = _scaled(b, product(y, z), alpha)
+    given = _scaled(b, x, beta)
+    if made is None:
+        made = op.multiply(product(y, z), b.scalar(0, b.kind)).output(0)
+    return made if given is None else op.add(made, given).output(0)
+
+
+@lowers(aten.vdot.default, refuses=floats)
+def vdot(b: Builder, x: Output, y: Output) -> Output:
+    return product(x, y)
+
+
+def _plain_equation(call: Call) -> str | None:
+    return "an ellipsis in einsum" if "." in str(call.given["equation"]) else floats(call)
+
+
+@lowers(aten.einsum.default, refuses=_plain_equation)
+def einsum(b: Builder, equation: str, tensors: list[Output], path: Any = None) -> Output:
+    kind = ov.Type.f32 if b.kind != ov.Type.f32 else b.kind
+    text = equation.replace(" ", "")
+    if "->" not in text:
+        letters = "".join(sorted({c for c in text if c.isalpha() and text.count(c) == 1}))
+        text = f"{text}->{letters}"
+    return b.cast(op.einsum([b.cast(one, kind) for one in tensors], text).output(0), b.kind)

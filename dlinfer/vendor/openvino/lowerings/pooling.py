@@ -1,0 +1,108 @@
+"""Pooling over windows."""
+
+from typing import Any
+
+import openvino.opset16 as op
+import torch
+from openvino import Output
+
+from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.convolution import spread
+from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.registry import Call, lowers
+
+aten = torch.ops.aten
+
+
+def _batched(dims: int) -> Any:
+    def check(call: Call) -> str | None:
+        x = call.fake("self")
+        if x.dim() != dims + 2:
+            return "an image without a batch"
+        return None if x.is_floating_point() else "pooling of whole numbers"
+
+    return check
+
+
+def _max_pool(dims: int) -> Any:
+    def build(
+        b: Builder,
+        x: Output,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil: bool = False,
+    ) -> Output:
+        sizes = spread(kernel, dims)
+        strides = spread(stride, dims) if stride else sizes
+        pads = spread(padding, dims)
+        # torch drops a window that begins in the padding behind the image.
+        rounding = "ceil_torch" if ceil else "floor"
+        made = op.max_pool(x, strides, spread(dilation, dims), pads, pads, sizes, rounding)
+        return made.output(0)
+
+    return build
+
+
+def _average_pool(dims: int) -> Any:
+    def build(
+        b: Builder,
+        x: Output,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil: bool = False,
+        count_include_pad: bool = True,
+        divisor: Any = None,
+    ) -> Output:
+        sizes = spread(kernel, dims)
+        strides = spread(stride, dims) if stride else sizes
+        pads = spread(padding, dims)
+        rounding = "ceil_torch" if ceil else "floor"
+        return op.avg_pool(x, strides, pads, pads, sizes, not count_include_pad, rounding).output(0)
+
+    return build
+
+
+def _own_divisor(dims: int) -> Any:
+    def check(call: Call) -> str | None:
+        if call.given.get("divisor_override") is not None:
+            return "a divisor of its own"
+        return _batched(dims)(call)
+
+    return check
+
+
+for _dims, _maximum, _average in (
+    (1, aten.max_pool1d.default, aten.avg_pool1d.default),
+    (2, aten.max_pool2d.default, aten.avg_pool2d.default),
+    (3, aten.max_pool3d.default, aten.avg_pool3d.default),
+):
+    lowers(_maximum, refuses=_batched(_dims))(_max_pool(_dims))
+    lowers(_average, refuses=_own_divisor(_dims))(_average_pool(_dims))
+
+
+def _known_output(dims: int) -> Any:
+    def check(call: Call) -> str | None:
+        if not all(isinstance(size, int) for size in call.fake("output_size")):
+            return "an output of a size that varies"
+        return _batched(dims)(call)
+
+    return check
+
+
+@lowers(aten.adaptive_avg_pool1d.default, refuses=_known_output(1))
+def adaptive_avg_pool1d(b: Builder, x: Output, size: list[int]) -> Output:
+    return _adaptive(b, x, size)
+
+
+@lowers(aten.adaptive_avg_pool2d.default, refuses=_known_output(2))
+def adaptive_avg_pool2d(b: Builder, x: Output, size: list[int]) -> Output:
+    return _adaptive(b, x, size)
+
+
+def _adaptive(b: Builder, x: Output, size: list[int]) -> Output:
+    if all(one == 1 for one in size):
+        return op.reduce_mean(x, b.axes(list(range(2, rank(x)))), True).output(0)
+    return op.adaptive_avg_pool(x, b.axes(size)).output(0)

@@ -1,0 +1,206 @@
+"""Writing by index, as values: the whole with some elements replaced.
+
+Where all that is written are rows of an input, they stay apart (``written.Rows``): a cache is never copied.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+
+from dlinfer.vendor.openvino.builder import Builder, Size
+from dlinfer.vendor.openvino.lowerings.gathering import index_parts, no_masks
+from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.lowerings.slicing import FURTHEST
+from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.written import Rows
+
+aten = torch.ops.aten
+I64 = ov.Type.i64
+
+
+def _placed(b: Builder, x: Output, dim: int, index: Output, source: Output, number: Any) -> Output | Rows:
+    """x with rows replaced: as parts where x is an input of the model, else as a whole. number: of rows, as a fake."""
+    sizes = list(b.call.fake("self").shape)
+    sizes[dim] = number
+    rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes))
+    return rows if x.get_node().get_type_name() == "Parameter" else rows.put(b)
+
+
+@lowers(aten.index_copy.default)
+def index_copy(b: Builder, x: Output, dim: int, index: Output, source: Output) -> Output | Rows:
+    if rank(x) == 0:
+        return op.reshape(source, b.axes([]), False).output(0)
+    flat = op.reshape(index, b.axes([-1]), False).output(0) if rank(index) != 1 else index
+    return _placed(b, x, dim % rank(x), flat, source, b.call.fake("index").numel())
+
+
+def _whole_step(call: Call) -> str | None:
+    return None if isinstance(call.fake("step"), int) else "a step that varies"
+
+
+@lowers(aten.slice_scatter.default, refuses=_whole_step)
+def slice_scatter(
+    b: Builder, x: Output, source: Output, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Output | Rows:
+    place = dim % rank(x)
+    size = b.size(x, place)
+    first = _clamped(b, 0 if start is None else start, size)
+    if first == 0 and step == 1 and (end is None or (isinstance(end, int) and end >= FURTHEST)):
+        return source
+    # As many rows as the source has; where they end follows.
+    number = b.cast(b.size(source, place), I64)
+    begin = b.cast(first, I64)
+    behind = op.add(begin, op.multiply(number, b.scalar(step, I64)))
+    index = op.range(begin, behind, b.scalar(step, I64), "i64").output(0)
+    return _placed(b, x, place, index, source, b.call.fake("src").shape[place])
+
+
+def _clamped(b: Builder, bound: Any, size: Size) -> Any:
+    """A start counted from the beginning, within the size."""
+    if isinstance(bound, int) and bound >= 0:
+        if isinstance(size, int):
+            return min(bound, size)
+        return 0 if bound == 0 else op.minimum(b.scalar(bound, I64), size).output(0)
+    if isinstance(bound, int) and isinstance(size, int):
+        return max(bound + size, 0)
+    given, whole = b.cast(bound, I64), b.cast(size, I64)
+    counted = op.select(op.less(given, b.scalar(0, I64)), op.add(given, whole), given)
+    return op.minimum(op.maximum(counted, b.scalar(0, I64)), whole).output(0)
+
+
+@lowers(aten.select_scatter.default)
+def select_scatter(b: Builder, x: Output, source: Output, dim: int, index: Any) -> Output | Rows:
+    place = dim % rank(x)
+    row = op.unsqueeze(source, b.axes([place])).output(0)
+    return _placed(b, x, place, b.one(_clamped(b, index, b.size(x, place))), row, 1)
+
+
+@lowers(aten.index_put.default, refuses=no_masks)
+def index_put(
+    b: Builder, x: Output, indices: Sequence[Output | None], values: Output, accumulate: bool = False
+) -> Output | Rows:
+    given = [(dim, one) for dim, one in enumerate(indices) if one is not None]
+    dims = [dim for dim, _ in given]
+    values = b.cast(values, x.get_element_type())
+    if len(given) == 1 and rank(given[0][1]) == 1 and not accumulate:
+        dim, index = given[0]
+        sizes = [b.size(x, axis) for axis in range(rank(x))]
+        sizes[dim] = b.size(index, 0)
+        source = op.broadcast(values, b.numbers(sizes)).output(0)
+        number = b.call.fake("indices")[dim].shape[0]
+        return _placed(b, x, dim, _counted(b, index, b.size(x, dim)), source, number)
+    order, flat, places, spread = index_parts(b, x, given)
+    rest = [b.size(x, dim) for dim in order[len(dims) :]]
+    wanted = (
+        op.concat([op.shape_of(places, "i64"), b.numbers(rest)], 0) if rest else op.shape_of(places, "i64")
+    )
+    neighbours = dims == list(range(dims[0], dims[0] + len(dims))) and dims[0] > 0
+    if neighbours:  # the values' dimensions before the picked ones come behind them in ``flat``
+        values = _picked_first(b, values, dims[0], spread, len(rest))
+    filled = op.broadcast(values, wanted)
+    index = op.unsqueeze(places, b.axes([-1]))
+    how = "sum" if accumulate else "none"
+    written = op.scatter_nd_update(flat, index, filled, how)
+    moved = op.gather(op.shape_of(x, "i64"), b.axes(order), b.scalar(0, I64))
+    whole = op.reshape(written, moved, False)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return op.transpose(whole, b.axes(back)).output(0)
+
+
+def _counted(b: Builder, index: Output, size: Size) -> Output:
+    """Indices counted from the beginning."""
+    index = b.cast(index, I64)
+    return op.select(op.less(index, b.scalar(0, I64)), op.add(index, b.cast(size, I64)), index).output(0)
+
+
+def _picked_first(b: Builder, values: Output, before: int, spread: int, rest: int) -> Output:
+    missing = spread + rest - rank(values)
+    if missing > 0:
+        values = op.unsqueeze(values, b.axes(list(range(missing)))).output(0)
+    order = [*range(before, before + spread), *range(before), *range(before + spread, spread + rest)]
+    return op.transpose(values, b.axes(order)).output(0)
+
+
+_REDUCTIONS = {
+    "sum": "sum",
+    "add": "sum",
+    "prod": "prod",
+    "multiply": "prod",
+    "amax": "max",
+    "amin": "min",
+    "mean": "mean",
+}
+
+
+def _same_rank(call: Call) -> str | None:
+    if call.fake("self").dtype is torch.bool and call.given.get("reduce"):
+        return "a reduction of bools"
+    return None if call.fake("self").dim() else "a tensor of no dimensions"
+
+
+def _within(b: Builder, source: Output, index: Output) -> Output:
+    """The part of the source that the index has places for."""
+    for axis in range(rank(index)):
+        mine, other = b.call.fake("src").shape[axis], b.call.fake("index").shape[axis]
+        if str(mine) != str(other):
+            source = op.slice(
+                source, b.axes([0]), b.one(b.size(index, axis)), b.axes([1]), b.axes([axis])
+            ).output(0)
+    return source
+
+
+def _scatter(
+    b: Builder, x: Output, dim: int, index: Output, source: Output, how: str, keep: bool = True
+) -> Output:
+    axis = b.scalar(dim % rank(x), I64)
+    return op.scatter_elements_update(x, index, source, axis, how, keep).output(0)
+
+
+@lowers(aten.scatter.src, refuses=_same_rank)
+def scatter_src(b: Builder, x: Output, dim: int, index: Output, src: Output) -> Output:
+    return _scatter(b, x, dim, index, _within(b, src, index), "none")
+
+
+@lowers(aten.scatter.value, refuses=_same_rank)
+def scatter_value(b: Builder, x: Output, dim: int, index: Output, value: Any) -> Output:
+    return _scatter(
+        b, x, dim, index, op.broadcast(b.cast(value, b.kind), op.shape_of(index, "i64")).output(0), "none"
+    )
+
+
+@lowers(aten.scatter_add.default, refuses=_same_rank)
+def scatter_add(b: Builder, x: Output, dim: int, index: Output, src: Output) -> Output:
+    return _scatter(b, x, dim, index, _within(b, src, index), "sum")
+
+
+@lowers(aten.scatter_reduce.two, aten.scatter.reduce, refuses=_same_rank)
+def scatter_reduce(
+    b: Builder, x: Output, dim: int, index: Output, src: Output, reduce: str, include_self: bool = True
+) -> Output:
+    return _scatter(b, x, dim, index, _within(b, src, index), _REDUCTIONS[reduce], include_self)
+
+
+@lowers(aten.index_add.default, refuses=_same_rank)
+def index_add(b: Builder, x: Output, dim: int, index: Output, source: Output, alpha: Any = 1) -> Output:
+    place = dim % rank(x)
+    if isinstance(alpha, Output) or alpha != 1:
+        source = op.multiply(source, b.cast(alpha, b.kind)).output(0)
+    order = [place, *(axis for axis in range(rank(x)) if axis != place)]
+    first, rows = op.transpose(x, b.axes(order)), op.transpose(source, b.axes(order))
+    places = op.reshape(index, b.axes([-1, 1]), False)
+    summed = op.scatter_nd_update(first, places, rows, "sum")
+    return op.transpose(summed, b.axes(sorted(range(rank(x)), key=order.__getitem__))).output(0)
+
+
+@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(b: Builder, x: Output, dim: int, index: Output, value: Any) -> Output:
+    place = dim % rank(x)
+    index = _counted(b, index, b.size(x, place))
+    sizes = [b.size(x, axis) for axis in range(rank(x))]
+    sizes[place] = b.size(index, 0)
+    source = op.broadcast(b.cast(value, b.kind), b.numbers(sizes))
+    return op.scatter_update(x, index, source, b.scalar(place, I64)).output(0)

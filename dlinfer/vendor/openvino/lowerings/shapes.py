@@ -1,0 +1,215 @@
+"""Views and their like: other sizes, another order, repeated or joined."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+
+from dlinfer.graph.torch_seam import fixed_size
+from dlinfer.vendor.openvino.builder import Builder, Size
+from dlinfer.vendor.openvino.registry import lowers
+
+aten = torch.ops.aten
+I64 = ov.Type.i64
+
+
+def rank(x: Output) -> int:
+    """The number of a tensor's dimensions."""
+    return len(x.get_partial_shape())
+
+
+def to_result(b: Builder, x: Output, sizes: Sequence[Size] | None = None) -> Output:
+    """x reshaped to the sizes of the call's result."""
+    old, new = b.call.fake("self").shape, b.result.shape
+    return b.shaped(x, old, new, sizes_of(b, x, old, new) if sizes is None else sizes)
+
+
+def sizes_of(b: Builder, x: Output, old: Sequence[Any], new: Sequence[Any]) -> list[Size]:
+    """New sizes as values: fixed, or one of x's, or at most one that follows from the number of elements."""
+    found: list[Size] = []
+    for size in new:
+        fixed = fixed_size(size)
+        same = [dim for dim, one in enumerate(old) if str(one) == str(size)]
+        found.append(fixed if fixed is not None else b.size(x, same[0]) if same else -1)
+    unknown = [index for index, size in enumerate(found) if isinstance(size, int) and size == -1]
+    if len(unknown) > 1:
+        raise ValueError(f"sizes {list(new)} do not follow from {list(old)}")
+    for index in unknown:  # of a tensor without elements -1 would say nothing
+        whole = op.reduce_prod(op.shape_of(x, "i64"), b.axes([0]), False)
+        others = [size for position, size in enumerate(found) if position != index]
+        rest = op.reduce_prod(b.numbers(others), b.axes([0]), False) if others else b.scalar(1, I64)
+        rest = op.maximum(rest, b.scalar(1, I64))
+        found[index] = op.divide(whole, rest).output(0)
+    return found
+
+
+@lowers(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten._reshape_alias.default)
+def view(b: Builder, x: Output, size: list[Size], *_: Any) -> Output:
+    known = None if any(isinstance(one, int) and one == -1 for one in size) else size
+    return to_result(b, x, known)
+
+
+@lowers(aten.view_as.default, aten.reshape_as.default)
+def view_as(b: Builder, x: Output, other: Output) -> Output:
+    return to_result(b, x, [b.size(other, dim) for dim in range(rank(other))])
+
+
+@lowers(
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.ravel.default,
+)
+def reshaped(b: Builder, x: Output, *_: Any) -> Output:
+    return to_result(b, x)
+
+
+def permuted(b: Builder, x: Output, order: Sequence[int]) -> Output:
+    """x with its dimensions in another order."""
+    if list(order) == list(range(rank(x))):
+        return x
+    return op.transpose(x, b.axes(order)).output(0)
+
+
+@lowers(aten.permute.default)
+def permute(b: Builder, x: Output, dims: list[int]) -> Output:
+    return permuted(b, x, [dim % rank(x) for dim in dims])
+
+
+@lowers(aten.transpose.int, aten.swapaxes.default, aten.swapdims.default)
+def transpose(b: Builder, x: Output, dim0: int, dim1: int) -> Output:
+    if rank(x) == 0:
+        return x
+    order = list(range(rank(x)))
+    one, other = dim0 % rank(x), dim1 % rank(x)
+    order[one], order[other] = other, one
+    return permuted(b, x, order)
+
+
+@lowers(aten.t.default, aten.numpy_T.default, aten.mT.default, aten.adjoint.default)
+def t(b: Builder, x: Output) -> Output:
+    if rank(x) < 2:
+        return x
+    if b.call.target is aten.numpy_T.default:
+        return permuted(b, x, list(range(rank(x)))[::-1])
+    return transpose(b, x, -2, -1)
+
+
+@lowers(aten.movedim.int, aten.moveaxis.int)
+def movedim(b: Builder, x: Output, source: int, destination: int) -> Output:
+    return movedims(b, x, [source], [destination])
+
+
+@lowers(aten.movedim.intlist, aten.moveaxis.intlist)
+def movedims(b: Builder, x: Output, source: list[int], destination: list[int]) -> Output:
+    target = {d % rank(x): s % rank(x) for s, d in zip(source, destination, strict=True)}
+    others = iter([dim for dim in range(rank(x)) if dim not in target.values()])
+    return permuted(b, x, [target[place] if place in target else next(others) for place in range(rank(x))])
+
+
+@lowers(aten.expand.default, aten.broadcast_to.default)
+def expand(b: Builder, x: Output, size: list[Size], *_: Any) -> Output:
+    wanted = _kept(b, x, size)
+    return (
+        x if wanted is None else op.broadcast(x, b.numbers(wanted), broadcast_spec="BIDIRECTIONAL").output(0)
+    )
+
+
+def _kept(b: Builder, x: Output, size: Sequence[Size]) -> list[Size] | None:
+    """Sizes to broadcast to, with 1 where x keeps its own; None where it keeps all."""
+    old, new = b.call.fake("self").shape, b.result.shape
+    more = len(new) - len(old)
+    same = [place >= more and str(old[place - more]) == str(one) for place, one in enumerate(new)]
+    if all(same):
+        return None
+    return [1 if same[place] else size[place] for place in range(len(new))]
+
+
+@lowers(aten.expand_as.default)
+def expand_as(b: Builder, x: Output, other: Output) -> Output:
+    return expand(b, x, [b.size(other, dim) for dim in range(rank(other))])
+
+
+@lowers(aten.cat.default, aten.concat.default, aten.concatenate.default)
+def cat(b: Builder, tensors: list[Output], dim: int = 0) -> Output:
+    fakes = b.call.fake("tensors")
+    # torch leaves out empty tensors of one dimension, whatever the others are.
+    legacy = [one.dim() == 1 and fixed_size(one.shape[0]) == 0 for one in fakes]
+    parts = [
+        b.cast(one, b.kind)
+        for one, empty in zip(tensors, legacy, strict=True)
+        if not (empty and b.result.dim() > 1)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return op.concat(parts, dim % rank(parts[0])).output(0)
+
+
+@lowers(aten.stack.default)
+def stack(b: Builder, tensors: list[Output], dim: int = 0) -> Output:
+    place = dim % b.result.dim()
+    parts = [op.unsqueeze(b.cast(one, b.kind), b.axes([place])) for one in tensors]
+    return (parts[0] if len(parts) == 1 else op.concat(parts, place)).output(0)
+
+
+@lowers(aten.repeat.default, aten.tile.default)
+def repeat(b: Builder, x: Output, repeats: list[Size]) -> Output:
+    more = b.result.dim() - rank(x)
+    if more > 0:
+        x = op.unsqueeze(x, b.axes(list(range(more)))).output(0)
+    times = [1] * (rank(x) - len(repeats)) + list(repeats)
+    if all(isinstance(one, int) and one == 1 for one in times):
+        return x
+    return op.tile(x, b.numbers(times)).output(0)
+
+
+@lowers(aten.repeat_interleave.self_int)
+def repeat_interleave(b: Builder, x: Output, repeats: Size, dim: int | None = None, *_: Any) -> Output:
+    if dim is None:
+        x, dim = op.reshape(x, b.axes([-1]), False).output(0), 0
+    place = dim % rank(x)
+    wide = op.unsqueeze(x, b.axes([place + 1])).output(0)
+    times: list[Size] = [1] * rank(wide)
+    times[place + 1] = repeats
+    spread = op.broadcast(wide, b.numbers(times), broadcast_spec="BIDIRECTIONAL").output(0)
+    sizes = [b.size(x, one) for one in range(rank(x))]
+    joined = sizes[place]
+    if isinstance(joined, int) and isinstance(repeats, int):
+        sizes[place] = joined * repeats
+    else:
+        sizes[place] = op.multiply(b.cast(joined, I64), b.cast(repeats, I64)).output(0)
+    return op.reshape(spread, b.numbers(sizes), False).output(0)
+
+
+@lowers(aten.flip.default)
+def flip(b: Builder, x: Output, dims: list[int]) -> Output:
+    for dim in dims:
+        if rank(x):
+            x = op.slice(x, b.axes([-1]), b.axes([-(2**31)]), b.axes([-1]), b.axes([dim % rank(x)])).output(0)
+    return x
+
+
+@lowers(aten.roll.default)
+def roll(b: Builder, x: Output, shifts: list[Size], dims: Sequence[int] = ()) -> Output:
+    flat = not dims
+    given = x
+    if flat:
+        x, dims = op.reshape(x, b.axes([-1]), False).output(0), [0]
+    x = op.roll(x, b.numbers(shifts), b.axes([dim % rank(x) for dim in dims])).output(0)
+    return op.reshape(x, op.shape_of(given, "i64"), False).output(0) if flat else x
+
+
+@lowers(aten.pixel_shuffle.default)
+def pixel_shuffle(b: Builder, x: Output, factor: int) -> Output:
+    return op.depth_to_space(x, "depth_first", factor).output(0)
+
+
+@lowers(aten.pixel_unshuffle.default)
+def pixel_unshuffle(b: Builder, x: Output, factor: int) -> Output:
+    return op.space_to_depth(x, "depth_first", factor).output(0)

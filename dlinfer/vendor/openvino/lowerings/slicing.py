@@ -1,0 +1,186 @@
+"""Parts of a tensor: slices, splits, windows, triangles, and padding as their inverse."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+
+from dlinfer.graph.torch_seam import fixed_size
+from dlinfer.vendor.openvino.builder import Builder, Size
+from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.registry import Call, lowers
+
+aten = torch.ops.aten
+I64 = ov.Type.i64
+FURTHEST = 2**31 - 1
+"""An end behind every element; the CPU plugin keeps ends as 32 bits."""
+
+
+def bound(b: Builder, value: Any) -> Output:
+    """A start or end as an i64 tensor of one element."""
+    if isinstance(value, int):
+        return b.axes([max(-FURTHEST, min(value, FURTHEST))])
+    return b.one(value)
+
+
+def cut(b: Builder, x: Output, dim: int, start: Any, end: Any, step: Any = 1) -> Output:
+    """x[start:end:step] along one dimension; negative bounds count from the end."""
+    axis = b.axes([dim % rank(x)])
+    return op.slice(x, bound(b, start), bound(b, end), b.one(step), axis).output(0)
+
+
+@lowers(aten.slice.Tensor)
+def slice_(b: Builder, x: Output, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Output:
+    first, last = 0 if start is None else start, FURTHEST if end is None else end
+    if first == 0 and isinstance(last, int) and last >= FURTHEST and step == 1:
+        return x
+    return cut(b, x, dim, first, last, step)
+
+
+@lowers(aten.narrow.default)
+def narrow(b: Builder, x: Output, dim: int, start: Any, length: Any) -> Output:
+    if isinstance(start, int) and start < 0:
+        start = op.add(b.cast(b.size(x, dim), I64), b.scalar(start, I64)).output(0)
+    if isinstance(start, int) and isinstance(length, int):
+        return cut(b, x, dim, start, start + length)
+    end = op.add(b.cast(start, I64), b.cast(length, I64)).output(0)
+    return cut(b, x, dim, start, end)
+
+
+@lowers(aten.select.int)
+def select(b: Builder, x: Output, dim: int, index: Any) -> Output:
+    place = b.cast(index, I64)
+    return op.gather(x, place, b.scalar(dim % rank(x), I64)).output(0)
+
+
+@lowers(aten.unbind.int)
+def unbind(b: Builder, x: Output, dim: int = 0) -> list[Output]:
+    return [select(b, x, dim, index) for index in range(len(b.call.result))]
+
+
+def _parts(b: Builder, x: Output, dim: int, lengths: Sequence[Any]) -> list[Output]:
+    """x cut into parts of these lengths, which fill it."""
+    if len(lengths) == 1:
+        return [x]
+    sizes = b.numbers(lengths)
+    return list(op.variadic_split(x, b.scalar(dim % rank(x), I64), sizes).outputs())
+
+
+def _lengths(b: Builder, dim: int) -> list[Any] | None:
+    """The fixed lengths of the parts that the call gives; None where one of them varies."""
+    found = [fixed_size(part.shape[dim]) for part in b.call.result]
+    return None if None in found else found
+
+
+@lowers(aten.split_with_sizes.default, aten.split.sizes)
+def split_with_sizes(b: Builder, x: Output, sizes: list[Size], dim: int = 0) -> list[Output]:
+    return _parts(b, x, dim, sizes)
+
+
+@lowers(aten.split.Tensor, aten.chunk.default, aten.unsafe_chunk.default, aten.tensor_split.sections)
+def split(b: Builder, x: Output, how: Any, dim: int = 0) -> list[Output]:
+    """The parts' number is fixed by the capture. Where lengths vary all are as long as the first but the last."""
+    lengths = _lengths(b, dim)
+    if lengths is not None:
+        return _parts(b, x, dim, lengths)
+    number = len(b.call.result)
+    if number == 1:
+        return [x]
+    if b.call.target is aten.split.Tensor:
+        long = b.cast(how, I64)
+    elif b.call.target is aten.tensor_split.sections:
+        return list(op.split(x, b.scalar(dim % rank(x), I64), number).outputs())
+    else:
+        whole = op.add(b.cast(b.size(x, dim), I64), b.scalar(number - 1, I64))
+        long = op.divide(whole, b.scalar(number, I64)).output(0)
+    starts = [op.multiply(long, b.scalar(index, I64)).output(0) for index in range(number)]
+    return [
+        cut(b, x, dim, start, starts[index + 1] if index + 1 < number else FURTHEST)
+        for index, start in enumerate(starts)
+    ]
+
+
+def _known_pad(call: Call) -> str | None:
+    mode = call.given.get("mode", "constant")
+    if mode not in ("constant", "reflect", "replicate"):
+        return f"padding of mode {mode}"
+    return None
+
+
+_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
+
+
+@lowers(aten.pad.default, refuses=_known_pad)
+def pad(b: Builder, x: Output, widths: list[Any], mode: str = "constant", value: Any = None) -> Output:
+    dims = len(widths) // 2
+    before: list[Any] = [0] * rank(x)
+    after: list[Any] = [0] * rank(x)
+    for index in range(dims):
+        before[rank(x) - 1 - index], after[rank(x) - 1 - index] = widths[2 * index], widths[2 * index + 1]
+    filler = b.cast(0 if value is None else value, x.get_element_type())
+    return op.pad(x, b.numbers(before), b.numbers(after), _MODES[mode], filler).output(0)
+
+
+@lowers(aten.constant_pad_nd.default)
+def constant_pad_nd(b: Builder, x: Output, widths: list[Any], value: Any = 0) -> Output:
+    return pad(b, x, widths, "constant", value)
+
+
+def _triangle(lower: bool) -> Any:
+    def build(b: Builder, x: Output, diagonal: Any = 0) -> Output:
+        rows = op.range(b.scalar(0, I64), b.cast(b.size(x, -2), I64), b.scalar(1, I64), "i64")
+        columns = op.range(b.scalar(0, I64), b.cast(b.size(x, -1), I64), b.scalar(1, I64), "i64")
+        off = op.subtract(op.unsqueeze(columns, b.axes([0])), op.unsqueeze(rows, b.axes([1])))
+        edge = b.cast(diagonal, I64)
+        kept = (op.less_equal if lower else op.greater_equal)(off, edge)
+        return b.select(kept.output(0), x, 0, x.get_element_type())
+
+    return build
+
+
+tril = lowers(aten.tril.default)(_triangle(True))
+triu = lowers(aten.triu.default)(_triangle(False))
+
+
+def _fixed_window(call: Call) -> str | None:
+    known = all(isinstance(call.fake(name), int) for name in ("size", "step"))
+    return None if known else "windows of a size that varies"
+
+
+@lowers(aten.unfold.default, refuses=_fixed_window)
+def unfold(b: Builder, x: Output, dimension: int, size: int, step: int) -> Output:
+    """Windows along one dimension, their contents in a new last one."""
+    place = dimension % rank(x)
+    length = b.cast(b.size(x, place), I64)
+    last = op.subtract(length, b.scalar(size - 1, I64))
+    starts = op.range(b.scalar(0, I64), last, b.scalar(step, I64), "i64")
+    places = op.add(op.unsqueeze(starts, b.axes([1])), b.axes(list(range(size))))
+    windows = op.gather(x, places, b.scalar(place, I64)).output(0)
+    order = [dim for dim in range(rank(x) + 1) if dim != place + 1] + [place + 1]
+    return op.transpose(windows, b.axes(order)).output(0)
+
+
+@lowers(aten.diagonal.default)
+def diagonal(b: Builder, x: Output, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Output:
+    """Gathered from the two dimensions as one."""
+    one, other = dim1 % rank(x), dim2 % rank(x)
+    order = [dim for dim in range(rank(x)) if dim not in (one, other)] + [one, other]
+    moved = op.transpose(x, b.axes(order)).output(0)
+    rows, columns = b.cast(b.size(x, one), I64), b.cast(b.size(x, other), I64)
+    first = max(-offset, 0), max(offset, 0)
+    left = op.minimum(
+        op.subtract(rows, b.scalar(first[0], I64)), op.subtract(columns, b.scalar(first[1], I64))
+    )
+    number = op.maximum(left, b.scalar(0, I64))
+    places = op.range(b.scalar(0, I64), number, b.scalar(1, I64), "i64")
+    flat = op.add(
+        op.multiply(op.add(places, b.scalar(first[0], I64)), columns),
+        op.add(places, b.scalar(first[1], I64)),
+    )
+    sizes = [b.size(moved, dim) for dim in range(rank(x) - 2)]
+    joined = op.multiply(rows, columns).output(0)
+    lines = op.reshape(moved, b.numbers([*sizes, joined]), False)
+    return op.gather(lines, flat, b.scalar(rank(x) - 2, I64)).output(0)

@@ -1,0 +1,101 @@
+"""Images of another size."""
+
+from typing import Any
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+
+from dlinfer.vendor.openvino.builder import Builder, Size
+from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.registry import Call, lowers
+
+aten = torch.ops.aten
+I64, F32 = ov.Type.i64, ov.Type.f32
+
+
+def _floats(call: Call) -> str | None:
+    return None if call.result.is_floating_point() else "an image of whole numbers"
+
+
+def _resized(
+    b: Builder, x: Output, sizes: list[Size], how: str, corners: bool, factors: list[float] | None
+) -> Output:
+    """x with its dimensions from the second on of other sizes.
+
+    torch takes positions by the factor that a caller gave, and by the sizes where it gave sizes.
+    """
+    axes = b.axes(list(range(2, rank(x))))
+    where = "align_corners" if corners else "asymmetric" if how == "nearest" else "pytorch_half_pixel"
+    named: dict[str, Any] = {"coordinate_transformation_mode": where, "cube_coeff": -0.75}
+    if how == "nearest":
+        named["nearest_mode"] = "floor"
+    wide = b.cast(x, F32)
+    if factors is not None and not corners:
+        scales = b.constant(torch.tensor(factors, dtype=torch.float32))
+        made = op.interpolate(wide, scales, how, "scales", axes=axes, **named)
+    else:
+        made = op.interpolate(wide, b.numbers(sizes), how, "sizes", axes=axes, **named)
+    return b.cast(made.output(0), b.kind)
+
+
+def _wanted(b: Builder, x: Output, sizes: Any, factors: Any) -> tuple[list[Size], list[float] | None]:
+    """(sizes, factors) from a call that gives one of them."""
+    if sizes is not None:
+        return list(sizes), None
+    found: list[Size] = []
+    for dim, factor in enumerate(factors, 2):
+        old = b.size(x, dim)
+        if isinstance(old, int):
+            found.append(int(old * factor))
+        else:
+            grown = op.multiply(b.cast(old, F32), b.cast(float(factor), F32))
+            found.append(b.cast(op.floor(grown).output(0), I64))
+    return found, [float(one) for one in factors]
+
+
+def _known_factors(call: Call) -> str | None:
+    factors = call.fake("scale_factors")
+    if factors is not None and not all(isinstance(one, (int, float)) for one in factors):
+        return "a factor that varies"
+    return _floats(call)
+
+
+def _linear_vec(how: str) -> Any:
+    def build(b: Builder, x: Output, sizes: Any, corners: bool, factors: Any) -> Output:
+        return _resized(b, x, *_in_order(_wanted(b, x, sizes, factors), how, corners))
+
+    return build
+
+
+def _in_order(wanted: tuple[list[Size], list[float] | None], how: str, corners: bool) -> tuple[Any, ...]:
+    return wanted[0], how, corners, wanted[1]
+
+
+def _linear(how: str) -> Any:
+    def build(b: Builder, x: Output, sizes: list[Size], corners: bool, *factors: Any) -> Output:
+        given = None if not factors or None in factors else [float(one) for one in factors]
+        return _resized(b, x, sizes, how, corners, given)
+
+    return build
+
+
+for _op, _how in (
+    (aten.upsample_linear1d, "linear_onnx"),
+    (aten.upsample_bilinear2d, "linear_onnx"),
+    (aten.upsample_bicubic2d, "cubic"),
+):
+    lowers(_op.vec, refuses=_known_factors)(_linear_vec(_how))
+    lowers(_op.default, refuses=_floats)(_linear(_how))
+
+
+@lowers(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, refuses=_known_factors)
+def nearest_vec(b: Builder, x: Output, sizes: Any, factors: Any) -> Output:
+    return _resized(b, x, *_in_order(_wanted(b, x, sizes, factors), "nearest", False))
+
+
+@lowers(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, refuses=_floats)
+def nearest(b: Builder, x: Output, sizes: list[Size], *factors: Any) -> Output:
+    given = None if not factors or None in factors else [float(one) for one in factors]
+    return _resized(b, x, sizes, "nearest", False, given)

@@ -1,0 +1,123 @@
+"""A region as it runs: inputs checked and bound, the model, new contents written back, the region's outputs.
+
+What the model cannot be right for runs eagerly, at this call only and under the fallback policy: 64-bit integers that
+the plugin would cut to 32, indices outside of what they index, and written inputs that share memory with others.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.graph.held_weights import HeldWeights
+from dlinfer.graph.output_sizes import reader
+from dlinfer.graph.value_memory import overlapping
+from dlinfer.graph.values import Function
+from dlinfer.vendor.openvino.requests import Requests
+from dlinfer.vendor.openvino.template import Template
+
+_LOWEST, _HIGHEST = -(2**31), 2**31 - 1
+
+
+class Region:
+    """Callable with a region's inputs, gives the tuple of its outputs. Threads may call it at once.
+
+    build: compiles the template with the held weights. eager: the region by torch. leave: applies the policy to a call
+    that runs so, given the reason.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        function: Function,
+        names: Sequence[str],
+        build: Callable[[tuple[Tensor, ...]], Requests],
+        eager: Callable[..., tuple[Any, ...]],
+        leave: Callable[[str], None],
+    ) -> None:
+        self._template = template
+        self._function = function
+        self._eager = eager
+        self._leave = leave
+        self.source = f"OpenVINO model {template.model.get_friendly_name()}\n"
+        held = set(template.held)
+        self._bound = [index for index, name in enumerate(template.inputs) if name and index not in held]
+        self._numbers = set(template.numbers)
+        self._changing = [None if index in held else index for index in range(len(names))]
+        self._written = {one.target for one in template.results if one.target is not None}
+        limits = template.limits
+        self._whole = [index for index in template.whole if index not in held and index not in limits]
+        self._limits = [(index, limit) for index, limit in limits.items() if index not in held]
+        self._sizes = reader(template.sizes)
+        self._run = HeldWeights(template.held, names, self._built(build), template.notes)
+
+    def _built(self, build: Callable[[tuple[Tensor, ...]], Requests]) -> Callable[..., Callable[..., Any]]:
+        def built(weights: tuple[Tensor, ...]) -> Callable[..., list[Tensor]]:
+            requests = build(weights)
+            return lambda *inputs: requests(self._tensors(inputs), self._sizes(inputs))
+
+        return built
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        reason = self._unfit(inputs)
+        if reason is not None:
+            self._leave(reason)
+            return self._eager(*inputs)
+        if self._lost_index(inputs):
+            return self._eager(*inputs)  # which raises what torch raises
+        self._function.check(inputs)
+        return self._function.finish(inputs, self._contents(inputs, self._run(*inputs)))
+
+    def _unfit(self, inputs: Sequence[Any]) -> str | None:
+        """Why the model would not be right for these inputs."""
+        if self._written:
+            given = [None if index is None else inputs[index] for index in self._changing]
+            if (conflict := overlapping(given, self._written)) is not None:
+                return conflict
+        for index in self._whole:
+            low, high = _range(inputs[index])
+            if low < _LOWEST or high > _HIGHEST:
+                return "integers beyond 32 bits, which OpenVINO does not keep"
+        return None
+
+    def _lost_index(self, inputs: Sequence[Any]) -> bool:
+        """Whether an input has indices outside of what it indexes, for which OpenVINO reads zeros."""
+        for index, limit in self._limits:
+            low, high = _range(inputs[index])
+            if low < -limit or high >= limit:
+                return True
+        return False
+
+    def _tensors(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """The tensors of the model's parameters: numbers as tensors, everything contiguous."""
+        return [
+            torch.tensor(inputs[index]) if index in self._numbers else inputs[index].contiguous()
+            for index in self._bound
+        ]
+
+    def _contents(self, inputs: Sequence[Any], outputs: list[Tensor]) -> list[Tensor]:
+        """The function's values; new contents of inputs are written into their own memory."""
+        values: list[Tensor] = []
+        given = iter(outputs)
+        with torch.no_grad():
+            for result in self._template.results:
+                if result.target is None:
+                    values.append(next(given))
+                    continue
+                target = inputs[result.target]
+                values.append(target)
+                if result.kind == "rows":
+                    source = next(given)
+                    target.index_copy_(result.dim, next(given), source)
+                elif result.kind == "fresh":
+                    target.copy_(next(given))
+        return values
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    """(smallest, largest) of whole numbers; zeros where there are none."""
+    if not tensor.numel():
+        return 0, 0
+    low, high = torch.aminmax(tensor)
+    return int(low), int(high)

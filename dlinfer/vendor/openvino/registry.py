@@ -1,0 +1,115 @@
+"""Which ops OpenVINO is given, how each is written in its opset, and what of it is not taken.
+
+A lowering is a function with its capability check beside it::
+
+    @lowers(aten.flip.default, refuses=_needs_fixed_dims)
+    def flip(b, x, dims): ...
+
+It takes the builder and the op's arguments by position in the schema's order, tensors as OpenVINO outputs, and gives
+the op's results. The check takes the Call, before anything is built.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from dlinfer.graph.dialect import arguments, fake, op_name, overload
+from dlinfer.vendor.openvino import dtypes
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op or of a Python function on sizes.
+
+    target: what is called. given: parameter name, or position, -> argument, in which nodes stand for values.
+    result: its fake result. name: what people call it.
+    """
+
+    target: Any
+    given: Mapping[Any, Any]
+    result: Any
+    name: str
+
+    @classmethod
+    def of(cls, node: fx.Node) -> "Call":
+        """The call that a node is."""
+        given = dict(enumerate(node.args)) if overload(node) is None else arguments(node)
+        return cls(node.target, given, fake(node), op_name(node))
+
+    def fake(self, parameter: Any) -> Any:
+        """The fake value of an argument: of a node, or of each node in a list."""
+        value = self.given[parameter]
+        if isinstance(value, (list, tuple)):
+            return [fake(item) if isinstance(item, fx.Node) else item for item in value]
+        return fake(value) if isinstance(value, fx.Node) else value
+
+    def is_node(self, parameter: Any) -> bool:
+        """Whether an argument is a value that the graph computes."""
+        return isinstance(self.given[parameter], fx.Node)
+
+
+Check = Callable[[Call], str | None]
+Build = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """build: makes the op in OpenVINO. refuses: why a call of it is not taken. plain: whether tensors that it writes
+    row by row (``written.Rows``) are made whole before it gets them."""
+
+    build: Build
+    refuses: Check
+    plain: bool
+
+
+_table: dict[Any, Lowering] = {}
+
+
+def _nothing(call: Call) -> str | None:
+    return None
+
+
+def lowers(*targets: Any, refuses: Check = _nothing, plain: bool = True) -> Callable[[Build], Build]:
+    """Register the decorated function as the lowering of these ops, or Python functions on sizes."""
+
+    def register(build: Build) -> Build:
+        for target in targets:
+            if target in _table:
+                raise ValueError(f"{target} has two lowerings")
+            _table[target] = Lowering(build, refuses, plain)
+        return build
+
+    return register
+
+
+def lowering(target: Any) -> Lowering | None:
+    """The lowering of an op; None where there is none."""
+    return _table.get(target)
+
+
+def lowered_ops() -> list[str]:
+    """Names of all ops that have a lowering."""
+    return sorted(str(target) for target in _table if not callable(target) or hasattr(target, "_schema"))
+
+
+def refusal(call: Call) -> str | None:
+    """Why a call is not taken; None where it is."""
+    found = _table.get(call.target)
+    if found is None:
+        return f"no lowering for {call.name}"
+    for value in pytree.tree_leaves((list(map(call.fake, call.given)), call.result)):
+        if isinstance(value, Tensor) and (reason := _unfit(value)) is not None:
+            return reason
+    return found.refuses(call)
+
+
+def _unfit(value: Tensor) -> str | None:
+    if value.layout != torch.strided:
+        return f"a tensor of layout {value.layout}"
+    if value.device.type != "cpu":
+        return f"a tensor on device {value.device.type!r}"
+    return dtypes.refusal(value.dtype)

@@ -1,0 +1,63 @@
+"""Running a compiled model on torch's memory: one infer request a thread, tensors bound once.
+
+Setting a tensor costs more than a small model, so a request remembers the address and the sizes behind each of its
+inputs and sets only what changed. Nothing keeps a caller's tensor alive: the same address with the same sizes and
+dtype is the same binding, whoever's memory it is by then.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import openvino as ov
+import torch
+from torch import Tensor
+
+from dlinfer.vendor.openvino.dtypes import shared
+
+
+class Requests:
+    """Callable with the tensors of a compiled model's parameters, gives fresh tensors of its outputs.
+
+    Threads may call it at once: each has a request of its own, whose intermediate memory stays until the thread ends.
+    """
+
+    def __init__(self, compiled: ov.CompiledModel, dtypes: Sequence[torch.dtype], keep: Any) -> None:
+        """dtypes: of the outputs. keep: what the model's constants lie in."""
+        self._compiled = compiled
+        self._dtypes = tuple(dtypes)
+        self._keep = keep
+        self._local = threading.local()
+
+    def __call__(self, tensors: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """tensors: contiguous, one for each parameter. sizes: of each output."""
+        try:
+            bound: _Bound = self._local.bound
+        except AttributeError:
+            bound = self._local.bound = _Bound(self._compiled)
+        return bound.run(tensors, sizes, self._dtypes)
+
+
+class _Bound:
+    """One request and what is bound to it."""
+
+    def __init__(self, compiled: ov.CompiledModel) -> None:
+        self._request = compiled.create_infer_request()
+        self._set_input: Callable[[int, ov.Tensor], None] = self._request.set_input_tensor
+        self._places: list[tuple[int, torch.Size] | None] = [None] * len(compiled.inputs)
+
+    def run(
+        self, tensors: Sequence[Tensor], sizes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]
+    ) -> list[Tensor]:
+        places = self._places
+        for index, tensor in enumerate(tensors):
+            place = (tensor.data_ptr(), tensor.shape)
+            if places[index] != place:
+                self._set_input(index, shared(tensor))
+                places[index] = place
+        results = [torch.empty(size, dtype=dtype) for size, dtype in zip(sizes, dtypes, strict=True)]
+        for index, result in enumerate(results):
+            self._request.set_output_tensor(index, shared(result))
+        self._request.start_async()
+        self._request.wait()
+        return results

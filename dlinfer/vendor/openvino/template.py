@@ -1,0 +1,146 @@
+"""A region as an OpenVINO model whose weights are still parameters, with all that is needed to run it.
+
+It is plain data and a model, so that it can be stored without the weights: where each input goes, what each output is
+and how large, what must be true of the inputs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import openvino as ov
+import torch
+from openvino import Output
+from torch import Tensor, fx
+
+from dlinfer.graph.dialect import STATIC, fake, tensors_of
+from dlinfer.graph.output_sizes import Size, sizes_of
+from dlinfer.graph.values import Function
+from dlinfer.vendor.openvino import lowerings, registry
+from dlinfer.vendor.openvino.builder import Builder, LoweringError
+from dlinfer.vendor.openvino.registry import Call
+from dlinfer.vendor.openvino.written import InPlace, Rows
+
+assert lowerings  # imported for what it registers
+
+
+@dataclass(frozen=True)
+class Result:
+    """One output of the function.
+
+    kind: ``fresh``: the model's next output is it; ``rows``: the next two are rows and their places, to be put into
+    the input ``target`` along ``dim``; ``kept``: the model writes the input's own memory.
+    target: the input whose new content it is; None for a fresh tensor.
+    """
+
+    kind: str
+    dtype: str
+    target: int | None = None
+    dim: int = 0
+
+
+@dataclass
+class Template:
+    """A model and how a region's inputs and outputs map to it.
+
+    inputs: for each input of the region, the name of its parameter; empty where the model does not read it.
+    numbers: indices of inputs that are numbers. held: indices of those that become constants.
+    sizes: of the model's outputs, as ``dlinfer.graph.output_sizes`` writes them.
+    whole: indices of 64-bit inputs, of which the plugin keeps 32 bits. limits: input -> size that it indexes.
+    keep: memory that the model's constants lie in. notes: for reports.
+    """
+
+    model: ov.Model
+    inputs: tuple[str, ...]
+    numbers: tuple[int, ...]
+    held: tuple[int, ...]
+    results: tuple[Result, ...]
+    sizes: list[list[Size]]
+    whole: tuple[int, ...]
+    limits: Mapping[int, int]
+    precision: str
+    notes: list[str] = field(default_factory=list)
+    keep: Sequence[Tensor] = ()
+
+
+def template_of(function: Function, name: str) -> Template:
+    """Write a function in OpenVINO's opset. Raises LoweringError, which names a node."""
+    graph = function.graph_module.graph
+    builder = Builder()
+    placeholders = graph.find_nodes(op="placeholder")
+    written = {index for index in function.writes if index is not None}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            builder.placeholder(node)
+        elif node.op != "output":
+            if node.op == "call_function" and (reason := registry.refusal(Call.of(node))) is not None:
+                raise LoweringError(reason, node.name)
+            builder.lower(node)
+    outputs, results, sizes = _results(builder, graph, function.writes)
+    parameters = {node: builder.values[node].get_node() for node in placeholders}
+    given_back = {one.get_node().get_friendly_name() for one in outputs}
+    read = {
+        node: one
+        for node, one in parameters.items()
+        if one.output(0).get_target_inputs() or one.get_friendly_name() in given_back
+    }
+    model = ov.Model(outputs, list(read.values()), name)
+    model.validate_nodes_and_infer_types()
+    held = tuple(
+        index
+        for index, node in enumerate(placeholders)
+        if node in read and node.meta.get(STATIC) and index not in written and isinstance(fake(node), Tensor)
+    )
+    names = {node.name: index for index, node in enumerate(placeholders)}
+    values = [fake(node) for node in placeholders]
+    return Template(
+        model,
+        tuple(parameters[node].get_friendly_name() if node in read else "" for node in placeholders),
+        tuple(index for index, value in enumerate(values) if not isinstance(value, Tensor)),
+        held,
+        results,
+        sizes_of(sizes, values),
+        tuple(
+            index
+            for index, value in enumerate(values)
+            if isinstance(value, Tensor) and value.dtype is torch.int64 and placeholders[index] in read
+        ),
+        {names[node]: limit for node, limit in builder.limits.items() if node in names},
+        _precision(graph),
+        builder.notes,
+        builder.keep,
+    )
+
+
+def _precision(graph: fx.Graph) -> str:
+    """The floating dtype that the model computes in by its own types: a 16-bit one where there is one."""
+    found = {tensor.dtype for node in graph.nodes for tensor in tensors_of(node)}
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "f16")):
+        if dtype in found:
+            return name
+    return "f32"
+
+
+def _results(
+    builder: Builder, graph: fx.Graph, writes: Sequence[int | None]
+) -> tuple[list[Output], tuple[Result, ...], list[Any]]:
+    """(outputs of the model, what each value is, the outputs' sizes as fakes have them)."""
+    inputs = [builder.values[node] for node in graph.find_nodes(op="placeholder")]
+    outputs: list[Output] = []
+    results: list[Result] = []
+    sizes: list[Any] = []
+    values: Any = graph.output_node().args[0]
+    for node, target in zip(values, writes, strict=True):
+        value, shown = builder.values[node], fake(node)
+        dtype = str(shown.dtype).removeprefix("torch.")
+        if isinstance(value, Rows) and target is not None and value.base == inputs[target]:
+            outputs += [value.source, value.index]
+            results.append(Result("rows", dtype, target, value.dim))
+            sizes += [value.sizes, (value.sizes[value.dim],)]
+        elif isinstance(value, InPlace):
+            results.append(Result("kept", dtype, target))
+        else:
+            outputs.append(builder.whole(node))
+            results.append(Result("fresh", dtype, target))
+            sizes.append(tuple(shown.shape))
+    return outputs, tuple(results), sizes

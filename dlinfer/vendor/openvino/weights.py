@@ -1,0 +1,98 @@
+"""Weights as constants of a model: on torch's own memory, or compressed to 8 or 4 bits.
+
+A compressed weight is integers, a conversion and a product with scales in the graph, which the CPU plugin recognises
+in front of a linear layer and keeps as integers. Both are symmetric: a weight is ``integer * scale``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+from openvino.op import Constant
+from torch import Tensor
+
+from dlinfer.vendor.openvino import dtypes
+from dlinfer.vendor.openvino.options import OpenVINOOptions
+
+
+def bound(
+    model: ov.Model, weights: Mapping[str, Tensor], options: OpenVINOOptions, notes: list[str]
+) -> tuple[ov.Model, list[Tensor]]:
+    """(a copy of the model with some parameters as constants, the memory that these lie in).
+
+    weights: parameter name -> tensor. The caller keeps the memory as long as what it compiles from the model.
+    """
+    copy = model.clone()
+    keep: list[Tensor] = []
+    for parameter in list(copy.get_parameters()):
+        weight = weights.get(parameter.get_friendly_name())
+        if weight is None:
+            continue
+        plain: Output | None = None
+        packed: Output | None = None
+        for target in list(parameter.output(0).get_target_inputs()):
+            if options.weights != "model" and _is_linear(target, weight):
+                packed = compressed(weight, options, keep) if packed is None else packed
+                target.replace_source_output(packed)
+            else:
+                plain = _constant(weight, keep, notes, parameter) if plain is None else plain
+                target.replace_source_output(plain)
+        copy.remove_parameter(parameter)
+    return copy, keep
+
+
+def _constant(weight: Tensor, keep: list[Tensor], notes: list[str], parameter: Any) -> Output:
+    held = weight.detach().contiguous()
+    if held.data_ptr() != weight.data_ptr():
+        notes.append(f"{parameter.get_friendly_name()} is copied, {held.nbytes} bytes: it is not contiguous")
+    keep.append(held)
+    made = Constant(dtypes.shared(held), True)
+    made.set_friendly_name(parameter.get_friendly_name())
+    return made.output(0)
+
+
+def _is_linear(target: Any, weight: Tensor) -> bool:
+    """Whether an input is the weight of a linear layer: the second of ``x @ weight.T``."""
+    node = target.get_node()
+    if weight.dim() != 2 or not weight.is_floating_point() or node.get_type_name() != "MatMul":
+        return False
+    return target.get_index() == 1 and node.get_attributes()["transpose_b"]
+
+
+def compressed(weight: Tensor, options: OpenVINOOptions, keep: list[Tensor]) -> Output:
+    """A [out, in] weight as integers and scales, of the weight's sizes and type.
+
+    Rows whose length the group size does not divide keep 8 bits.
+    """
+    kind = dtypes.type_of(weight.dtype)
+    rows, columns = weight.shape
+    if options.weights == "int4" and columns % options.group_size == 0:
+        integers, scales = quantised(weight.reshape(rows, -1, options.group_size), 7)
+        nibbles = _packed(integers)
+        keep += [nibbles, scales]
+        shape = list(integers.shape)
+        made = Constant(ov.Tensor(nibbles.numpy(), shape, ov.Type.i4), True)
+        whole = op.multiply(op.convert(made, "f32"), Constant(dtypes.shared(scales), True))
+        flat = Constant(ov.Type.i64, ov.Shape([2]), [rows, columns])
+        return op.convert(op.reshape(whole, flat, False), kind).output(0)
+    integers, scales = quantised(weight, 127)
+    keep += [integers, scales]
+    made = Constant(dtypes.shared(integers), True)
+    whole = op.multiply(op.convert(made, "f32"), Constant(dtypes.shared(scales), True))
+    return (whole if kind == ov.Type.f32 else op.convert(whole, kind)).output(0)
+
+
+def quantised(weight: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """(int8 values from -largest to largest, float32 scales [..., 1] of the last dimension), rounded to nearest."""
+    wide = weight.detach().float()
+    scales = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / largest
+    return (wide / scales).round().clamp(-largest, largest).to(torch.int8), scales
+
+
+def _packed(integers: Tensor) -> Tensor:
+    """Two values a byte, the first in the lower half, as two's complement of 4 bits."""
+    pairs = integers.reshape(-1, 2).to(torch.uint8) & 15
+    return (pairs[:, 0] | (pairs[:, 1] << 4)).contiguous()

@@ -1,0 +1,43 @@
+"""New contents of an input that are no tensor of the model: rows of it, or what an op of the model wrote in place.
+
+OpenVINO has no op that writes into its input: ``index_copy`` of a few rows would copy the whole cache, at each call
+and in each layer. So such a value is kept as its parts: the old content, the rows, and where they go. Attention reads
+the parts; the rows are results of the model, and torch writes them into the cache's own memory behind it.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import openvino as ov
+import openvino.opset16 as op
+from openvino import Output
+
+if TYPE_CHECKING:
+    from dlinfer.vendor.openvino.builder import Builder
+
+
+@dataclass
+class Rows:
+    """base: the old content. index: i64 [rows], places along ``dim``, which do not repeat. source: the new rows, of
+    base's sizes but for ``dim``. sizes: those of base as fakes, with the number of rows in the place of ``dim``.
+    full: the whole, where it was needed."""
+
+    base: Output
+    dim: int
+    index: Output
+    source: Output
+    sizes: tuple[Any, ...]
+    full: Output | None = None
+
+    def put(self, b: "Builder") -> Output:
+        """The whole new content."""
+        return op.scatter_update(self.base, self.index, self.source, b.scalar(self.dim, ov.Type.i64)).output(
+            0
+        )
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """The memory of an input, whose new content an op of the model writes there itself. parameter: the input."""
+
+    parameter: Output
