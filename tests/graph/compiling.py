@@ -5,7 +5,7 @@ without its code generator: what schedules, cuts and shares runs for real, in mi
 """
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from torch.utils import _pytree as pytree
 
 from dlinfer.graph import callee, report, values
 from dlinfer.graph.dialect import is_compute, op_name
-from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.engine import CompiledRegion, no_options
 from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.program import Program, Step, constants_of, refer
 from dlinfer.vendor.cpu.inductor import clusters
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
@@ -28,11 +29,15 @@ class StubEngine:
     """Runs nodes by torch. ``refused``: names of ops it does not take. ``smallest``: nodes that a region needs."""
 
     name = "stub"
+    passes: Sequence[Pass] = ()
 
     def __init__(self, refused: Collection[str] = (), smallest: int = 0) -> None:
         self.refused = refused
         self.smallest = smallest
         self.regions: list[list[str]] = []
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        no_options(self.name, options)
 
     def refuses(self, node: fx.Node) -> str | None:
         return f"the stub has no {op_name(node)}" if op_name(node) in self.refused else None
