@@ -63,7 +63,7 @@ def twin_of(node: fx.Node) -> Twin | str:
         own = len(op._schema.returns)
         given = arguments(node)
         args = tuple(given[one.name] for one in op._schema.arguments)
-        return Twin(_generic(op), targets, own, own + len(targets) > 1, args, {})
+        return Twin(generic_twin(op), targets, own, own + len(targets) > 1, args, {})
     if declared[0].kwarg_only:
         return _without_out(node, op, targets)
     return _functional(node, op, targets)
@@ -101,7 +101,7 @@ def _kinds(op: OpOverload) -> list[tuple[str, str]]:
     return [(one.name, str(one.type)) for one in op._schema.arguments]
 
 
-def _generic(op: OpOverload) -> OpOverload:
+def generic_twin(op: OpOverload) -> OpOverload:
     """The twin in ``dlinfer_values``, made at first need."""
     if op not in _made:
         _made[op] = _define(op)
