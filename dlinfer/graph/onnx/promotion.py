@@ -73,5 +73,8 @@ def _cast(graph: fx.Graph, node: fx.Node, operand: fx.Node, dtype: torch.dtype) 
         cast = graph.call_function(_aten._to_copy.default, (operand,), {"dtype": dtype})
     with mode_of([fake(node)]):
         value = fake(operand)
-        cast.meta = {"val": torch.empty(value.shape, dtype=dtype, device=value.device)}
+        cast.meta = {
+            "val": torch.empty(value.shape, dtype=dtype, device=value.device),
+            "nn_module_stack": {},
+        }
     node.replace_input_with(operand, cast)
