@@ -235,6 +235,30 @@ class NotAFunctionError(DlinferError, RuntimeError):
     next_step = "use engine 'inductor' for this model, or let the fallback policy run the region by torch."
 
 
+class NotExportableError(DlinferError, RuntimeError):
+    """A node of a graph cannot be written as ONNX."""
+
+    message = "node {node} ({op}) cannot be written as ONNX: {reason}."
+    next_step = "let the fallback policy run it outside the engine (fallback 'warn'), or use another engine."
+
+
+class ProviderUnavailableError(DlinferError, RuntimeError):
+    """An execution provider of ONNX Runtime was asked for that cannot run here."""
+
+    message = "execution provider {provider!r} of ONNX Runtime is not available: {reason}. Available: {available}."
+    next_step = "install the onnxruntime package that has it (onnxruntime-gpu, onnxruntime-qnn, ...), or choose another."
+
+
+class ProviderFallbackError(DlinferError, RuntimeError):
+    """An execution provider leaves nodes to ONNX Runtime's CPU provider, and the fallback policy is ``error``."""
+
+    message = (
+        "execution provider {provider} leaves {count} nodes to ONNX Runtime's CPU provider: {nodes}. "
+        "The fallback policy is 'error'."
+    )
+    next_step = "add CPUExecutionProvider to engine_options['providers'], or use fallback 'warn' or 'allow'."
+
+
 class GraphFallbackError(DlinferError, RuntimeError):
     """The fallback policy is ``error`` and a part of a model would have run outside the graph engine."""
 
