@@ -44,7 +44,7 @@ THIRD_PARTY = {
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},
     "dlinfer.vendor": TORCH,
-    "dlinfer.graph": TORCH | {"sympy"},  # guards and ranges of symbolic sizes are sympy's
+    "dlinfer.graph": TORCH | {"numpy", "sympy"},  # guards and ranges of symbolic sizes are sympy's
     "dlinfer.ops": TORCH,
     "dlinfer.utils": TORCH,
     "dlinfer": set(),
