@@ -228,6 +228,20 @@ class ExplanationError(DlinferError, ValueError):
     next_step = "see docs/explain.md."
 
 
+class NotAFunctionError(DlinferError, RuntimeError):
+    """A region's effects on memory cannot be written as values, which engines that take no pointers need."""
+
+    message = "node {node} has no meaning as values: {reason}."
+    next_step = "use engine 'inductor' for this model, or let the fallback policy run the region by torch."
+
+
+class NotExportableError(DlinferError, RuntimeError):
+    """A node of a graph cannot be written as ONNX."""
+
+    message = "node {node} ({op}) cannot be written as ONNX: {reason}."
+    next_step = "let the fallback policy run it outside the engine (fallback 'warn'), or use another engine."
+
+
 class GraphFallbackError(DlinferError, RuntimeError):
     """The fallback policy is ``error`` and a part of a model would have run outside the graph engine."""
 

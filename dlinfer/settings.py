@@ -35,6 +35,14 @@ def _words(*allowed: str) -> Callable[[str, str], str]:
     return parse
 
 
+def _pairs(variable: str, text: str) -> str:
+    for item in text.split(","):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not (name and equals and value):
+            raise SettingError(variable=variable, given=text, expected="name=value with commas between")
+    return text
+
+
 def _flag(variable: str, text: str) -> bool:
     return _choice("0", "1")(variable, text) == "1"
 
@@ -93,6 +101,13 @@ class Settings:
         "DLINFER_ENGINE",
         _text,
         "graph engine where a compilation names none; empty is the default of the device's vendor",
+    )
+    engine_options: str = _setting(
+        "",
+        "DLINFER_ENGINE_OPTIONS",
+        _pairs,
+        "options of the engine that DLINFER_ENGINE names, as name=value with commas between; docs/engines.md lists "
+        "them",
     )
     small_regions: str = _setting(
         "eager",

@@ -35,6 +35,7 @@ def test_defaults(environ):
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
+        ("engine_options", "device=CPU, num_threads=4", "device=CPU, num_threads=4"),
         ("fallback", "allow", "allow"),
         ("fallback", "error", "error"),
         ("vendor", "reference", "reference"),
@@ -53,6 +54,9 @@ def test_values(name, text, value):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("engine_options", "device"),
+        ("engine_options", "device=CPU,,threads=2"),
+        ("engine_options", "=CPU"),
         ("fallback", "eror"),
         ("fallback", "WARN"),
         ("linear_use_nn_layout", "true"),

@@ -12,7 +12,7 @@ from dlinfer.graph.artifact import Artifact, TensorSpec
 from dlinfer.graph.call_inputs import Assumption, root
 from dlinfer.graph.capture import Captured
 from dlinfer.graph.dialect import STATIC
-from dlinfer.graph.engine import find_engine
+from dlinfer.graph.engine import check_options, find_engine
 from dlinfer.graph.fusion.layout import fits
 from dlinfer.graph.lower import lower, timed
 from dlinfer.graph.options import CompileOptions
@@ -61,6 +61,7 @@ def compile(
     captured, weights, inputs = _captured(exported)
     device = next((spec.device.type for spec in inputs if isinstance(spec, TensorSpec)), "cpu")
     found = find_engine(chosen.wanted_engine, device)
+    check_options(found, chosen)
     report.engine = found.name
     report.symbols = symbol_ranges(captured.fakes)
     record(report)

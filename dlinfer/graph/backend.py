@@ -11,7 +11,7 @@ from dlinfer.graph import observe, torch_seam
 from dlinfer.graph.capture import capture
 from dlinfer.graph.compiled import CompiledGraph
 from dlinfer.graph.dialect import STATIC
-from dlinfer.graph.engine import find_engine
+from dlinfer.graph.engine import check_options, find_engine
 from dlinfer.graph.lower import lower, timed
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.policy import leave_graph
@@ -60,6 +60,7 @@ def compile_graph(
     """
     _refuse_gradients(graph_module, example_inputs)
     engine = find_engine(options.wanted_engine, _device_of(example_inputs))
+    check_options(engine, options)
     report = record(GraphReport(model="a function", index=-1, engine=engine.name))
     observe.started(report, graph_module)
     report.cause = torch_seam.recompilation_cause() or "first call"

@@ -69,6 +69,7 @@ class CallStore:
         self.engine = find_engine(options.wanted_engine, "cpu")
         chosen = [self.engine.name, self.engine.identity(self.folder)]
         chosen += [options.policy, str(options.keeps_small_regions), str(options.precision)]
+        chosen += [f"{name}={value!r}" for name, value in sorted(options.wanted_engine_options.items())]
         self.key = "\n".join([*chosen, *sorted(options.disabled_passes), *steady, identity])
 
     def load(self) -> DirectCall | None:

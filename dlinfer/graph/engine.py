@@ -4,16 +4,17 @@ An engine says of each node whether it takes it, and turns a region of taken nod
 vendor's folder; the vendor names it in ``Vendor.load_engines``.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import fx
 
-from dlinfer.errors import EngineUnavailableError
+from dlinfer.errors import CompileOptionError, EngineUnavailableError
 from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.report import ClusterReport
 from dlinfer.vendor import discovery
 
@@ -26,18 +27,29 @@ class CompiledRegion:
         Engines that run steps give a Program; others a callable with a ``source`` to show.
     placement: how each node of the region runs, by name: ``kernel: ...`` or ``cluster: ...``, for reports.
     refused: why nodes that the engine took run one by one after all, by name.
+    notes: what else is to be known of it, one sentence each; the engine may add to the list while it runs.
     """
 
     run: Any
     placement: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     clusters: list[ClusterReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Engine(Protocol):
-    """A graph engine. One object serves the whole process."""
+    """A graph engine. One object serves the whole process.
+
+    passes: what only this engine's graphs go through, after the common passes; named ``engine.pass``.
+    """
 
     name: str
+    passes: Sequence[Pass]
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise CompileOptionError for an option that this engine does not have, naming those it has, or a value
+        that it does not take."""
+        ...
 
     def refuses(self, node: fx.Node) -> str | None:
         """Why this engine does not take a node; None when it does."""
@@ -69,6 +81,26 @@ class Engine(Protocol):
     def identity(self, cache_dir: Path) -> str:
         """What this engine's stored programs depend on besides versions and the CPU."""
         ...
+
+
+def check_options(engine: Engine, options: CompileOptions) -> None:
+    """Raise CompileOptionError for what ``options`` ask of this engine and it does not have."""
+    engine.check_options(options.wanted_engine_options)
+    own = [item.name for item in engine.passes]
+    for name in options.passes:
+        if "." in name and name not in own:
+            expected = f"one that engine {engine.name!r} has ({', '.join(own) or 'none of its own'})"
+            raise CompileOptionError(option="passes", given=name, expected=expected)
+
+
+def no_options(engine: str, options: Mapping[str, Any]) -> None:
+    """``check_options`` of an engine that has none."""
+    for name, value in options.items():
+        raise CompileOptionError(
+            option=f"engine_options[{name!r}]",
+            given=value,
+            expected=f"none: engine {engine!r} has no options",
+        )
 
 
 def find_engine(name: str | None, device_type: str) -> Engine:

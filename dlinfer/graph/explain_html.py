@@ -83,7 +83,10 @@ def _tables(graph: GraphReport) -> Iterable[str]:
         for region in graph.regions
         for c in region.clusters
     ]
-    regions = [(region.name, region.engine, region.nodes, region.reason) for region in graph.regions]
+    regions = [
+        (region.name, region.engine, region.nodes, region.reason, "; ".join(region.notes))
+        for region in graph.regions
+    ]
     passes = [
         (item.name, item.why, len(item.edits), item.nodes, duration(item.seconds)) for item in graph.passes
     ]
@@ -101,7 +104,7 @@ def _tables(graph: GraphReport) -> Iterable[str]:
     inputs = [(item.name, item.result, "weight" if item.weight else "") for item in graph.inputs]
     yield _table("Passes", ("pass", "why", "edits", "nodes after", "time"), passes)
     yield _table("Edits", ("pass", "what", "removed", "added", "model line"), edits)
-    yield _table("Regions", ("region", "engine", "nodes", "not entered because"), regions)
+    yield _table("Regions", ("region", "engine", "nodes", "not entered because", "notes"), regions)
     yield _table("Clusters", ("cluster", "uses", "elementary nodes", "origin", "time", "reason"), clusters)
     yield _table("Kernels", ("kernel", "how often"), list(graph.kernels().items()))
     yield _table("Symbols", ("symbol", "values", "from"), symbols)

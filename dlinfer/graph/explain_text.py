@@ -105,6 +105,7 @@ def _regions(graph: GraphReport) -> Iterator[str]:
     for region in graph.regions:
         refused = f", not entered: {region.reason}" if region.reason else ""
         yield f"{region.name}: {region.nodes} nodes for {region.engine}{refused}"
+        yield from (f"  {note}" for note in region.notes)
 
 
 def clusters(graph: GraphReport) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ def lower(captured: Captured, engine: Engine, options: CompileOptions, report: G
     debug.show("graph", "captured", report.captured)
     with timed(report, "passes"):
         report.passes = run_passes(
-            graph_module, passes(), disabled=options.disabled_passes, show=debug.show_pass
+            graph_module, (*passes(), *engine.passes), disabled=options.disabled_passes, show=debug.show_pass
         )
     report.lowered = debug.text_of(graph_module)
     with timed(report, "partition"):
@@ -94,7 +94,7 @@ def _assemble(
 
 
 def _region_report(name: str, engine: Engine, nodes: int, compiled: CompiledRegion) -> RegionReport:
-    return RegionReport(name, engine.name, nodes, "", compiled.clusters, compiled.run.source)
+    return RegionReport(name, engine.name, nodes, "", compiled.clusters, compiled.run.source, compiled.notes)
 
 
 def _node_report(node: fx.Node, divided: Partition, placement: dict[str, str]) -> NodeReport:

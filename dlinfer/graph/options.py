@@ -19,11 +19,14 @@ class CompileOptions:
     engine: name of the graph engine; None takes DLINFER_ENGINE, else the default of the vendor of the model's device.
     fallback: what happens to nodes that the engine refuses: ``allow`` runs them with the vendor's eager kernels and
         counts, ``warn`` also says so once for each reason, ``error`` refuses the model; None takes DLINFER_FALLBACK.
-    passes: pass or fusion rule name -> False to leave it out (True, the default, keeps it).
+    passes: pass or fusion rule name -> False to leave it out (True, the default, keeps it); a pass that only one
+        engine has is named ``engine.pass``.
     precision: ``model`` computes in the model's own dtypes.
     small_regions: what happens to regions that cost more to enter than they save: ``eager`` runs them with eager
         kernels, ``engine`` compiles them all the same; None takes DLINFER_SMALL_REGIONS.
     cache_dir: folder of compiled artifacts; None takes DLINFER_CACHE_DIR.
+    engine_options: what only the chosen engine knows (docs/engines.md), name -> value; added to those of
+        DLINFER_ENGINE_OPTIONS where the engine is the one that DLINFER_ENGINE names.
     """
 
     engine: str | None = None
@@ -32,6 +35,7 @@ class CompileOptions:
     precision: str = "model"
     small_regions: str | None = None
     cache_dir: Path | None = None
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _one_of("fallback", self.fallback, (None, *settings.FALLBACK_POLICIES))
@@ -42,6 +46,10 @@ class CompileOptions:
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
         self._check_passes()
+        if not isinstance(self.engine_options, Mapping):
+            raise CompileOptionError(
+                option="engine_options", given=self.engine_options, expected="a dict of name to value"
+            )
 
     def _check_passes(self) -> None:
         from dlinfer.graph.passes.registry import pass_names
@@ -50,7 +58,7 @@ class CompileOptions:
         if not isinstance(self.passes, Mapping):
             raise CompileOptionError(option="passes", given=self.passes, expected="a dict of name to bool")
         for name, wanted in self.passes.items():
-            if name not in known:
+            if name not in known and "." not in str(name):
                 raise CompileOptionError(option="passes", given=name, expected="one of " + ", ".join(known))
             if not isinstance(wanted, bool):
                 raise CompileOptionError(option=f"passes[{name!r}]", given=wanted, expected="True or False")
@@ -64,6 +72,16 @@ class CompileOptions:
     def wanted_engine(self) -> str | None:
         """The engine that is asked for; None leaves it to the vendor."""
         return self.engine or settings.current().engine or None
+
+    @property
+    def wanted_engine_options(self) -> dict[str, Any]:
+        """What the engine is told: the given ones over those of the settings; of the latter as numbers and bools
+        what reads as such."""
+        chosen = settings.current()
+        named_here = self.engine is not None and self.engine != chosen.engine
+        text = "" if named_here else chosen.engine_options
+        pairs = (item.partition("=") for item in text.split(",") if item)
+        return {name.strip(): _value(value.strip()) for name, _, value in pairs} | dict(self.engine_options)
 
     @property
     def keeps_small_regions(self) -> bool:
@@ -87,6 +105,18 @@ class CompileOptions:
                     option=name, given=(given or {})[name], expected="one of the options " + ", ".join(known)
                 )
         return cls(**dict(given or {}))
+
+
+def _value(text: str) -> Any:
+    """A value of DLINFER_ENGINE_OPTIONS: true, false, a number, else text."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _one_of(option: str, given: Any, allowed: tuple[Any, ...]) -> None:

@@ -80,7 +80,10 @@ class ClusterReport:
 
 @dataclass
 class RegionReport:
-    """One part of a graph that an engine took, or refused as too small (``reason``)."""
+    """One part of a graph that an engine took, or refused as too small (``reason``).
+
+    notes: what else the engine says of it, also while it runs: which weights it holds, that they changed.
+    """
 
     name: str
     engine: str
@@ -88,6 +91,7 @@ class RegionReport:
     reason: str = ""
     clusters: list[ClusterReport] = field(default_factory=list)
     source: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass

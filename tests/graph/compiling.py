@@ -5,7 +5,7 @@ without its code generator: what schedules, cuts and shares runs for real, in mi
 """
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph import callee, report
+from dlinfer.graph import callee, report, values
 from dlinfer.graph.dialect import is_compute, op_name
-from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.engine import CompiledRegion, no_options
 from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.program import Program, Step, constants_of, refer
 from dlinfer.vendor.cpu.inductor import clusters
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
@@ -28,11 +29,15 @@ class StubEngine:
     """Runs nodes by torch. ``refused``: names of ops it does not take. ``smallest``: nodes that a region needs."""
 
     name = "stub"
+    passes: Sequence[Pass] = ()
 
     def __init__(self, refused: Collection[str] = (), smallest: int = 0) -> None:
         self.refused = refused
         self.smallest = smallest
         self.regions: list[list[str]] = []
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        no_options(self.name, options)
 
     def refuses(self, node: fx.Node) -> str | None:
         return f"the stub has no {op_name(node)}" if op_name(node) in self.refused else None
@@ -64,6 +69,43 @@ class StubEngine:
 
     def identity(self, cache_dir: Path) -> str:
         return "stub"
+
+
+class ValueEngine(StubEngine):
+    """As an engine without pointers: regions become functions of values, which torch runs."""
+
+    def __init__(self, refused: Collection[str] = ()) -> None:
+        super().__init__(refused)
+        self.functions: list[values.Function] = []
+
+    def refuses(self, node: fx.Node) -> str | None:
+        return super().refuses(node) or values.refusal(node)
+
+    def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
+        function = values.function_of(region)
+        self.functions.append(function)
+        return CompiledRegion(ValueRun(function))
+
+
+class ValueRun:
+    """Runs a function as an engine does: fresh contiguous results, new contents into the inputs' memory."""
+
+    source = "by torch"
+
+    def __init__(self, function: values.Function) -> None:
+        self.function = function
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        self.function.check(inputs)
+        assert self.function.conflict(inputs) is None
+        given = [one.contiguous() if isinstance(one, torch.Tensor) else one for one in inputs]
+        made = [
+            one.clone(memory_format=torch.contiguous_format) for one in self.function.graph_module(*given)
+        ]
+        for index, value in zip(self.function.writes, made, strict=True):
+            if index is not None:
+                inputs[index].copy_(value)
+        return self.function.finish(inputs, made)
 
 
 def interpreted_engine(monkeypatch: pytest.MonkeyPatch) -> InductorEngine:

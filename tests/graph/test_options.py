@@ -8,13 +8,17 @@ import torch
 from dlinfer import settings
 from dlinfer.errors import CompileOptionError, EngineUnavailableError
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.registry import pass_names
 from tests.graph.compiling import StubEngine, compiled, use_engine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 
 BAD = [
-    ({"unknown": 1}, ["unknown", "engine, fallback, passes, precision, small_regions, cache_dir"]),
+    (
+        {"unknown": 1},
+        ["unknown", "engine, fallback, passes, precision, small_regions, cache_dir, engine_options"],
+    ),
     ({"fallback": "never"}, ["'never'", "'allow'", "'warn'", "'error'"]),
     ({"precision": "fp8"}, ["'fp8'", "'model'"]),
     ({"small_regions": True}, ["True", "'eager'", "'engine'"]),
@@ -22,6 +26,7 @@ BAD = [
     ({"passes": ["clean_up"]}, ["passes", "a dict of name to bool"]),
     ({"passes": {"clean": False}}, ["'clean'", "clean_up", "normalise"]),
     ({"passes": {"clean_up": 0}}, ["passes['clean_up']", "True or False"]),
+    ({"engine_options": "device=CPU"}, ["engine_options", "a dict of name to value"]),
 ]
 
 
@@ -85,3 +90,69 @@ def test_every_pass_can_be_left_out(name, monkeypatch):
     ran = [item.name for item in report.reports()[-1].passes]
     assert name not in ran
     assert set(ran) == set(pass_names()) - {name}
+
+
+class OwnOptions(StubEngine):
+    """An engine with an option and a pass of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.given: list[dict] = []
+        self.ran = 0
+        self.passes = (Pass("stub.count", "to see that it runs", self._count),)
+
+    def _count(self, graph_module):
+        self.ran += 1
+        return []
+
+    def check_options(self, options):
+        self.given.append(dict(options))
+        for name, value in options.items():
+            if name != "level":
+                raise CompileOptionError(option=name, given=value, expected="one of level")
+
+
+@pytest.fixture
+def own(monkeypatch):
+    engine = OwnOptions()
+    use_engine(monkeypatch, engine)
+    return engine
+
+
+def test_the_engine_checks_its_own_options(own):
+    with torch.no_grad():
+        compiled(lambda x: x + 1, engine_options={"level": 3})(torch.ones(2))
+        with pytest.raises(CompileOptionError, match=r"'colour'.*one of level"):
+            compiled(lambda x: x + 2, engine_options={"colour": 3})(torch.ones(2))
+    assert own.given == [{"level": 3}, {"colour": 3}]
+
+
+@pytest.mark.parametrize("engine", ["inductor", None])
+def test_an_engine_without_options_takes_none(engine):
+    with torch.no_grad(), pytest.raises(CompileOptionError, match=r"engine_options\['level'\].*no options"):
+        compiled(lambda x: x + 1, engine=engine, engine_options={"level": 3})(torch.ones(2))
+
+
+def test_an_engine_s_own_passes_run_after_the_common_ones_and_can_be_left_out(own):
+    from dlinfer.graph import report
+
+    with torch.no_grad():
+        compiled(lambda x: x + 1)(torch.ones(2))
+        assert own.ran == 1
+        assert report.reports()[-1].passes[-1].name == "stub.count"
+        compiled(lambda x: x + 2, passes={"stub.count": False})(torch.ones(2))
+        assert own.ran == 1
+        with pytest.raises(CompileOptionError, match=r"'stub\.other'.*'stub' has \(stub\.count\)"):
+            compiled(lambda x: x + 3, passes={"stub.other": False})(torch.ones(2))
+
+
+def test_engine_options_of_the_settings_go_to_the_engine_of_the_settings():
+    text = "device=GPU.0, num_threads=4,fast=true,share=0.5"
+    read = {"device": "GPU.0", "num_threads": 4, "fast": True, "share": 0.5}
+    with settings.override(engine="mine", engine_options=text):
+        assert CompileOptions().wanted_engine_options == read
+        assert CompileOptions(engine="mine", engine_options={"device": "CPU"}).wanted_engine_options == (
+            read | {"device": "CPU"}
+        )
+        assert CompileOptions(engine="yours", engine_options={"a": 1}).wanted_engine_options == {"a": 1}
+    assert CompileOptions().wanted_engine_options == {}

@@ -5,7 +5,7 @@ steps of their own and stay in place, so no cache is cloned; the pointwise work 
 are one cluster. Weights are inputs: they are neither copied nor frozen, and an artifact on disk holds none.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import fx
 from dlinfer.graph import torch_seam
 from dlinfer.graph.cache import ArtifactCache, MissingEntryError, default_folder
 from dlinfer.graph.dialect import is_compute, is_size, model_line, tensors_of
-from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.engine import CompiledRegion, no_options
 from dlinfer.graph.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.policy import leave_engine
@@ -32,9 +32,14 @@ class InductorEngine:
     """Graphs on CPU through torch's own code generator."""
 
     name = "inductor"
+    passes = ()
 
     def __init__(self) -> None:
         self._clusters = ClusterCompiler()
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """It has no options of its own."""
+        no_options(self.name, options)
 
     def refuses(self, node: fx.Node) -> str | None:
         """Higher-order ops and other devices are not taken; every other op has a kernel."""

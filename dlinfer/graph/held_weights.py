@@ -1,0 +1,97 @@
+"""Weights that are built into what an engine compiled, and noticed when they change.
+
+Many compilers repack a weight once, when it is a constant of their graph. A PyTorch parameter is no constant: it can
+be trained, loaded again or replaced between two calls. So each call compares what it is given with what was built in
+(some tens of nanoseconds a weight), and what differs is compiled again.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What was compiled with some weights.
+
+    weights: keeps their memory, so that no other tensor gets the same address. marks: (index of the input, address,
+    version) of each.
+    """
+
+    run: Callable[..., Any]
+    weights: tuple[torch.Tensor, ...]
+    marks: tuple[tuple[int, int, int], ...]
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether the inputs still are the weights that it was compiled with."""
+        for index, address, version in self.marks:
+            given = inputs[index]
+            if given.data_ptr() != address or _version(given) != version:
+                return False
+        return True
+
+
+class HeldWeights:
+    """Callable with all inputs of a region; compiled at the first call and again when a held input changed.
+
+    held: indices of the inputs that are built in. names: of all inputs. build: takes the held tensors in the order of
+    ``held`` and gives what runs, which is called with all inputs. notes: gets a sentence for each time that weights
+    had changed.
+
+    A change is another memory or a write in place that torch counts. Torch does not count writes through ``.data``
+    or to tensors made under ``inference_mode``: those are not noticed. Threads may call it at once.
+    """
+
+    def __init__(
+        self,
+        held: Sequence[int],
+        names: Sequence[str],
+        build: Callable[[tuple[torch.Tensor, ...]], Callable[..., Any]],
+        notes: list[str],
+    ) -> None:
+        self.held = tuple(held)
+        self.builds = 0
+        self._names = names
+        self._build = build
+        self._notes = notes
+        self._lock = threading.Lock()
+        self._built: _Built | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        built = self._built
+        if built is None or not built.fits(inputs):
+            built = self._renewed(inputs)
+        return built.run(*inputs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights that are built in now."""
+        return sum(weight.nbytes for weight in self._built.weights) if self._built is not None else 0
+
+    def _renewed(self, inputs: Sequence[Any]) -> _Built:
+        with self._lock:
+            old = self._built
+            if old is not None and old.fits(inputs):  # another thread was first
+                return old
+            marks = tuple((index, inputs[index].data_ptr(), _version(inputs[index])) for index in self.held)
+            # A tensor of our own: ``parameter.data = other`` changes the parameter's memory, not this one's.
+            weights = tuple(inputs[index].detach() for index in self.held)
+            new = _Built(self._build(weights), weights, marks)
+            if old is not None:
+                self._notes.append(self._change(old, marks))
+            self._built = new
+            self.builds += 1
+            return new
+
+    def _change(self, old: _Built, marks: tuple[tuple[int, int, int], ...]) -> str:
+        changed = [self._names[new[0]] for new, before in zip(marks, old.marks, strict=True) if new != before]
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        return f"compiled again, since weights had changed: {', '.join(changed[:3])}{more}"
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often torch saw the tensor's memory written; always the same for tensors without that count."""
+    return 0 if tensor.is_inference() else tensor._version
