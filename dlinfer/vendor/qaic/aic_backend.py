@@ -100,6 +100,7 @@ def _infos(member: Any) -> dict[str, TensorInfo]:
 
 def _shaped(value: Any, info: TensorInfo) -> np.ndarray:
     """An output as an array of its shape; samples read the package's outputs by ``numpy.frombuffer`` too."""
-    array = value if isinstance(value, np.ndarray) else np.frombuffer(value, info.dtype)
+    # A copy of a buffer is the caller's to write to, as an array is.
+    array = value if isinstance(value, np.ndarray) else np.frombuffer(value, info.dtype).copy()
     shape = [size for size in info.shape if isinstance(size, int)]
     return array.reshape(shape) if len(shape) == len(info.shape) else array
