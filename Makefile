@@ -51,7 +51,7 @@ graph-ops: $(STAMP) ## torch's op database in graph mode; goes on where it stopp
 	$(PY) -m tests.graph.matrix.run_op_db --write-docs $(GRAPH_ARGS)
 
 .PHONY: bench
-bench: $(STAMP) ## LMDeploy in graph mode and torch.compile against their peers; an hour on a quiet machine
+bench: $(STAMP) ## LMDeploy in graph mode and torch.compile against their peers; two hours on a quiet machine
 	$(PY) -m benchmarks.serving
 	$(PY) -m benchmarks.graph_backend
 

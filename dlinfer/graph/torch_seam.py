@@ -494,14 +494,3 @@ def size_range(size: Any) -> int | tuple[int, int | None]:
     limits = size.node.shape_env.bound_sympy(size.node.expr)
     high = limits.upper
     return int(limits.lower), int(high) if high.is_Integer else None
-
-
-def number_node(graph: fx.Graph, number: Any, symbols: dict[Any, fx.Node]) -> Any:
-    """A symbolic number written as nodes of a graph over the nodes of its symbols."""
-    from torch.utils._sympy.interp import sympy_interp
-    from torch.utils._sympy.reference import PythonReferenceAnalysis
-
-    tracer = fx.proxy.GraphAppendingTracer(graph)
-    proxies: dict[Any, Any] = {symbol: fx.Proxy(node, tracer) for symbol, node in symbols.items()}
-    made = sympy_interp(PythonReferenceAnalysis, proxies, number.node.expr)
-    return made.node if isinstance(made, fx.Proxy) else made

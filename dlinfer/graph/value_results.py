@@ -15,7 +15,8 @@ from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.dialect import fake, storages
 from dlinfer.graph.fusion.layout import same_size
 from dlinfer.graph.program import attribute
-from dlinfer.graph.torch_seam import free_symbols, number_node, plain_symbol
+from dlinfer.graph.torch_seam import free_symbols, plain_symbol
+from dlinfer.graph.torch_symbols import number_node
 
 Order = tuple[int, ...] | None
 """How a tensor's dimensions lie in memory, outermost first; None where they lie as they are named."""
