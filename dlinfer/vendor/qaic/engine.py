@@ -31,7 +31,9 @@ from dlinfer.vendor.qaic.session import BACKENDS, Session
 OWN = ("onnx_define_symbol", "output_dir", "enable_metrics", "enable_profiling")
 """Options that speak of one model's symbols, files and runs; an engine has many models, and its users no Session."""
 
-CHANGING_SIZES = "its sizes change between calls, and a QPC is compiled for fixed ones (dynamic=False fixes them)"
+CHANGING_SIZES = (
+    "its sizes change between calls, and a QPC is compiled for fixed ones (dynamic=False fixes them)"
+)
 
 TYPES = frozenset(
     {
