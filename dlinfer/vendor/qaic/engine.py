@@ -4,6 +4,7 @@
 those of ``option_table.py`` but for what the engine sets itself.
 """
 
+import functools
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.errors import CompileOptionError, NotExportableError, QaicOptionError, QaicUnavailableError
+from dlinfer.errors import (
+    CompileOptionError,
+    NotExportableError,
+    QaicCompileError,
+    QaicOptionError,
+    QaicUnavailableError,
+)
 from dlinfer.graph import callee, torch_seam, values
 from dlinfer.graph.dialect import STATIC, fake, is_compute, tensors_of, written_arguments
 from dlinfer.graph.eager_region import eager_region
@@ -92,6 +99,8 @@ class QaicEngine:
     def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
         """The region as a Session, made at its first call, when its weights are known.
 
+        A model that the Session's compiler refuses then runs by torch, under the fallback policy.
+
         Raises QaicUnavailableError where a card is asked for and the SDK is not there.
         """
         given = options.wanted_engine_options
@@ -108,7 +117,8 @@ class QaicEngine:
             return eager_region(
                 region, self.name, options, f"{error.fields['node']} has no translation to ONNX", reasons
             )
-        run = RegionRun(function, model, {**given, "backend": backend})
+        give_back = functools.partial(eager_region, region, self.name, options)
+        run = RegionRun(function, model, {**given, "backend": backend}, give_back)
         computing = [node for node in region.graph_module.graph.nodes if is_compute(node)]
         placement = {node.name: f"qaic session, backend {backend}" for node in computing}
         return CompiledRegion(run, placement, notes=run.notes)
@@ -134,9 +144,18 @@ class QaicEngine:
 
 
 class RegionRun:
-    """Callable with a region's inputs; threads may call it at once."""
+    """Callable with a region's inputs; threads may call it at once.
 
-    def __init__(self, function: values.Function, model: OnnxGraph, options: Mapping[str, Any]) -> None:
+    give_back: makes the region a program of torch, for a reason, or raises where the policy wants that.
+    """
+
+    def __init__(
+        self,
+        function: values.Function,
+        model: OnnxGraph,
+        options: Mapping[str, Any],
+        give_back: Callable[[str], CompiledRegion],
+    ) -> None:
         self.notes: list[str] = []
         self.source = f"Session(backend={options['backend']!r}) of {len(list(model.model.graph))} ONNX nodes"
         self._function = function
@@ -150,10 +169,20 @@ class RegionRun:
         self._held = model_writer.hold(model, tuple(model.inputs[index] for index in held))
         self._fed = [(index, model.inputs[index]) for index, one in enumerate(static) if not one]
         self._run = HeldWeights(held, model.inputs, self._build, self.notes)
+        self._give_back = give_back
+        self._by_torch: Callable[..., tuple[Any, ...]] | None = None
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        if self._by_torch is not None:
+            return self._by_torch(*inputs)
         self._function.check(inputs)
-        return self._function.finish(inputs, self._run(*inputs))
+        try:
+            outputs = self._run(*inputs)
+        except QaicCompileError as error:
+            self.notes.append(f"runs by torch: {error.explanation}")
+            self._by_torch = self._give_back(error.explanation).run
+            return self._by_torch(*inputs)
+        return self._function.finish(inputs, outputs)
 
     def _build(self, weights: tuple[torch.Tensor, ...]) -> Callable[..., list[torch.Tensor]]:
         """A Session with these weights; its backend keeps a copy of them, the file goes again."""

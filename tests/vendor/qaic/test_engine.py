@@ -174,6 +174,20 @@ def test_a_written_argument_is_written():
     assert torch.equal(ours, theirs)
 
 
+def test_a_model_that_the_compiler_refuses_runs_by_torch_under_the_policy(compiler, stand_in):
+    """The stand-in compiler knows no -io-crc."""
+    model = perceptron()
+    data = torch.randn(2, 8)
+    options = {"engine": "qaic", "engine_options": {"io_crc": True}, "dynamic": False}
+    with pytest.raises(GraphFallbackError, match=r"cannot be compiled: .*unknown option -io-crc"):
+        compiled(model, fallback="error", **options)(data)
+    run = compiled(copy.deepcopy(model), fallback="allow", **options)
+    for _ in range(2):
+        assert close(run(data), model(data))
+    assert "unknown option -io-crc" in last_report().regions[0].notes[0]
+    assert len(last_report().regions[0].notes) == 1  # tried once
+
+
 # --- a card
 
 
