@@ -43,8 +43,9 @@ THIRD_PARTY = {
     "dlinfer.framework": TORCH | {"packaging"},
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},
+    "dlinfer.vendor.qaic": TORCH | {"numpy", "onnx", "onnxruntime", "qaic", "yaml"},
     "dlinfer.vendor": TORCH,
-    "dlinfer.graph": TORCH | {"sympy"},  # guards and ranges of symbolic sizes are sympy's
+    "dlinfer.graph": TORCH | {"numpy", "sympy"},  # guards and ranges of symbolic sizes are sympy's
     "dlinfer.ops": TORCH,
     "dlinfer.utils": TORCH,
     "dlinfer": set(),
