@@ -1,7 +1,7 @@
 """The signature of an entry: what goes in and what comes out, by name, and how a call is judged by it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -71,12 +71,18 @@ class Signature:
     """What an entry takes and gives, in the order of its graph.
 
     symbols: what each symbol may be. conditions: comparisons that must be true of the symbols at each call.
+    examples: what the symbols were in the call that the graph was compiled with, where that is known.
     """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     symbols: Mapping[str, Bounds]
     conditions: tuple[Size, ...] = ()
+    examples: Mapping[str, int] = field(default_factory=dict)
+
+    def usual(self, symbol: str) -> int:
+        """A value of a symbol that is as good as any: the example's, or the lowest above 0."""
+        return self.examples.get(symbol, max(1, self.symbols[symbol][0]))
 
     @property
     def is_dynamic(self) -> bool:

@@ -44,6 +44,13 @@ def declared_range(
     return max(0, int(limits.lower)), high, None if hint is None else int(hint)
 
 
+def from_on(limits: Any, low: int) -> Any:
+    """A range of torch.export's without what lies below ``low``."""
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    return ValueRanges(low, limits.upper)
+
+
 def new_symbol(
     mode: FakeTensorMode, number: int, low: int, high: int | None, hint: int | None
 ) -> torch.SymInt:

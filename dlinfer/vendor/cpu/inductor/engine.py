@@ -32,6 +32,7 @@ class InductorEngine:
     """Graphs on CPU through torch's own code generator."""
 
     name = "inductor"
+    concurrent = True  # programs, clusters and kernels keep nothing between calls
 
     def __init__(self) -> None:
         self._clusters = ClusterCompiler()
