@@ -38,6 +38,9 @@ class OnnxGraph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return "\n".join(str(node) for node in self.model.graph)
+
     def to_bytes(self) -> bytes:
         """The model as ONNX's protobuf."""
         import onnx_ir

@@ -58,18 +58,19 @@ class _Writer:
         return self.graph, self.constants
 
     def _copy(self, node: fx.Node) -> None:
-        self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+        copy = self.graph.node_copy(node, self.copies.__getitem__)
+        # The exporter writes all that it finds in a node's meta into the model, and misses the stack of modules.
+        copy.meta = {"val": fake(node), "nn_module_stack": {}}
+        self.copies[node] = copy
 
     def _constant(self, node: fx.Node, value: Any) -> None:
         """A placeholder for a constant; it may stand behind other nodes when a decomposition brought it."""
         if not isinstance(value, torch.Tensor):
-            raise NotExportableError(
-                node=node.name, op="get_attr", reason=f"a constant {type(value).__name__}"
-            )
+            raise NotExportableError(node=node.name, op="get_attr", reason=f"a constant {type(value).__name__}")
         first = next((n for n in self.graph.nodes if n.op != "placeholder"), None)
         with self.graph.inserting_before(first):
             copy = self.graph.placeholder(f"constant_{len(self.constants)}")
-        copy.meta = {"val": value}
+        copy.meta = {"val": value, "nn_module_stack": {}}
         self.constants[copy.name] = value
         self.copies[node] = copy
 
@@ -96,7 +97,6 @@ class _Writer:
                 if not self.registry.knows(new.target):
                     reason = f"neither it nor {op_name(new)}, which it is made of, has a translation to ONNX"
                     raise NotExportableError(node=node.name, op=op_name(node), reason=reason)
-                new.meta |= {key: node.meta[key] for key in ("stack_trace",) if key in node.meta}
                 self._copy(new)
         self.copies = outer
         result = traced.graph.output_node().args[0]
@@ -115,9 +115,7 @@ class _Writer:
         tensors = [tensor for one in (node, *parents) for tensor in tensors_of(one)]
         try:
             return trace_decomposed(call, fakes, mode_of(tensors), self.registry.decompositions)
-        except (
-            Exception
-        ) as cause:  # whatever a decomposition raises on fakes, the reason is what the user needs
+        except Exception as cause:  # whatever a decomposition raises on fakes, the reason is what the user needs
             lines = str(cause).strip().splitlines()
             reason = f"it has no translation to ONNX, nor a decomposition: {type(cause).__name__}: {lines[0] if lines else ''}"
             raise NotExportableError(node=node.name, op=op_name(node), reason=reason) from cause

@@ -34,7 +34,7 @@ def plain_scores(query: Any, key: Any, scale: float, dims: int) -> Any:
     """By Transpose and MatMul."""
     op = opset()
     order = [*range(dims - 2), dims - 1, dims - 2]
-    scaled = op.Mul(query, op.CastLike(op.Constant(value_float=scale), query))
+    scaled = op.Mul(query, number(scale, query))
     return op.MatMul(scaled, op.Transpose(key, perm=order))
 
 
@@ -128,6 +128,6 @@ def _softmax(scores: Any, mask: Any, query: Any) -> Any:
     low, zero = number(lowest(query), query), number(0.0, query)
     if mask.dtype is None or is_type(mask, "BOOL"):
         return op.Where(mask, op.Softmax(op.Where(mask, scores, low), axis=-1), zero)
-    total = op.Add(scores, op.CastLike(mask, query))
+    total = op.Add(scores, mask)
     hidden = op.Equal(total, number(-math.inf, query))
     return op.Where(hidden, zero, op.Softmax(op.Max(total, low), axis=-1))

@@ -30,7 +30,7 @@ def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
     grid = shape_of([*leading, (source, axis)])
     places = []
     for position, one in enumerate(leading):
-        count = op.Reshape(shape_of([one]), op.Constant(value_ints=[]))
+        count = op.Squeeze(shape_of([one]), [0])
         line = op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1))
         places.append(_spread(line, position, axis + 1, grid))
     places.append(_spread(rows, axis, axis + 1, grid))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import fixed, opset, rank, shape_of, sizes, wide
+from dlinfer.graph.onnx.translations.writing import fixed, is_type, number, opset, rank, shape_of, sizes, wide
 
 _ops = torch.ops.dlinfer
 
@@ -47,22 +47,22 @@ def fused_moe(
     op = opset()
     x, cast = wide(hidden_states)
     gate_up, down = wide(gate_up_weights)[0], wide(down_weights)[0]
-    weights = dense_weights(x, gate_up_weights, topk_weights, topk_ids, renormalize)
+    weights = dense_weights(hidden_states, gate_up_weights, topk_weights, topk_ids, renormalize)
     inner = op.MatMul(op.Unsqueeze(x, [0]), op.Transpose(gate_up, perm=[0, 2, 1]))
     gate, up = op.Split(inner, axis=-1, num_outputs=2)
     active = op.Mul(op.Mul(gate, op.Sigmoid(gate)), up)
     each = op.MatMul(active, op.Transpose(down, perm=[0, 2, 1]))
     share = op.Unsqueeze(op.Transpose(weights, perm=[1, 0]), [-1])
     total = op.ReduceSum(op.Mul(each, share), [0], keepdims=0)
-    return op.CastLike(total, hidden_states) if cast else total
+    return op.Cast(total, to=int(hidden_states.dtype)) if cast else total
 
 
 def dense_weights(x: Any, gate_up: Any, topk_weights: Any, topk_ids: Any, renormalize: bool) -> Any:
     """Each token's weight for every expert, [tokens, experts], of x's dtype; zero for those not chosen."""
     op = opset()
-    weights = op.CastLike(topk_weights, x)
+    kind = 11 if is_type(x, "DOUBLE") else 1
+    weights = op.Cast(topk_weights, to=kind)
     if renormalize:
         weights = op.Div(weights, op.ReduceSum(weights, [-1], keepdims=1))
-    zero = op.CastLike(op.Constant(value_float=0.0), x)
-    nothing = op.Expand(zero, shape_of([(topk_ids, 0), (gate_up, 0)]))
+    nothing = op.Expand(number(0.0, x, wide=True), shape_of([(topk_ids, 0), (gate_up, 0)]))
     return op.ScatterElements(nothing, op.Cast(topk_ids, to=7), weights, axis=1, reduction="add")

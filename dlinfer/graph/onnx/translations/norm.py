@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import opset, wide
+from dlinfer.graph.onnx.translations.writing import number, opset, wide
 
 _ops = torch.ops.dlinfer
 
@@ -19,9 +19,9 @@ def rms_norm(x: Any, weight: Any, eps: float) -> Any:
     op = opset()
     values, cast = wide(x)
     mean = op.ReduceMean(op.Mul(values, values), [-1], keepdims=1)
-    root = op.Sqrt(op.Add(mean, op.CastLike(op.Constant(value_float=eps), values)))
+    root = op.Sqrt(op.Add(mean, number(eps, x, wide=True)))
     scaled = op.Div(values, root)
-    return op.Mul(op.CastLike(scaled, x) if cast else scaled, weight)
+    return op.Mul(op.Cast(scaled, to=int(x.dtype)) if cast else scaled, weight)
 
 
 def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:

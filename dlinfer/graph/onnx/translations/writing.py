@@ -64,11 +64,13 @@ def sizes(value: Any, first: int = 0, end: int | None = None) -> list[tuple[Any,
     return [(value, dim) for dim in range(rank(value))[first:end]]
 
 
-def number(value: float | int | bool, like: Any) -> Any:
-    """A scalar constant of an argument's dtype."""
+def number(value: float | int | bool, like: Any, *, wide: bool = False) -> Any:
+    """A scalar constant of an argument's dtype, or of what ``wide`` makes of it."""
     import onnx_ir
 
-    return opset().Constant(value=onnx_ir.tensor(value, dtype=like.dtype))
+    narrow = wide and is_type(like, "FLOAT16", "BFLOAT16")
+    dtype = onnx_ir.DataType.FLOAT if narrow else like.dtype
+    return opset().Constant(value=onnx_ir.tensor(value, dtype=dtype))
 
 
 def lowest(like: Any) -> float:
