@@ -43,8 +43,10 @@ THIRD_PARTY = {
     "dlinfer.framework": TORCH | {"packaging"},
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},
-    "dlinfer.vendor.qaic": TORCH | {"numpy", "onnx", "onnxruntime", "qaic", "yaml"},
+    "dlinfer.vendor.qaic": TORCH | {"numpy", "onnx", "onnx_ir", "onnxruntime", "qaic", "yaml"},
     "dlinfer.vendor": TORCH,
+    "dlinfer.graph.onnx": TORCH | {"onnx", "onnx_ir", "onnxscript"},
+    "dlinfer.graph.torch_onnx_seam": TORCH | {"onnx_ir"},
     "dlinfer.graph": TORCH | {"numpy", "sympy"},  # guards and ranges of symbolic sizes are sympy's
     "dlinfer.ops": TORCH,
     "dlinfer.utils": TORCH,

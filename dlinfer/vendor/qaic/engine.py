@@ -63,6 +63,7 @@ class QaicEngine:
 
     name = "qaic"
     passes: Sequence[Pass] = ()
+    concurrent = True  # a Session may run in many threads at once
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """The Session's options, but for ``OWN``. Raises CompileOptionError."""
@@ -180,8 +181,8 @@ class RegionRun:
             outputs = self._run(*inputs)
         except QaicCompileError as error:
             self.notes.append(f"runs by torch: {error.explanation}")
-            self._by_torch = self._give_back(error.explanation).run
-            return self._by_torch(*inputs)
+            by_torch = self._by_torch = self._give_back(error.explanation).run
+            return by_torch(*inputs)
         return self._function.finish(inputs, outputs)
 
     def _build(self, weights: tuple[torch.Tensor, ...]) -> Callable[..., list[torch.Tensor]]:
