@@ -15,7 +15,7 @@ from dlinfer.graph.capture import trace
 from dlinfer.graph.extract import extract
 from dlinfer.graph.values import function_of
 from dlinfer.ops import fill_kv_cache
-from tests.graph.compiling import ValueEngine, ValueRun, last_report, same_as_eager, use_engine
+from tests.graph.compiling import ValueEngine, ValueRun, compiled, last_report, same_as_eager, use_engine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 
@@ -278,6 +278,37 @@ def test_paged_caches(engine):
     assert len(function.in_place) == 2
     targets = [str(n.target) for n in function.graph_module.graph.nodes if n.op == "call_function"]
     assert "dlinfer_values.dlinfer_fill_kv_cache.default" in targets
+
+
+def two_layers(k, first, second, slots):
+    fill_kv_cache(k, k, first[0], first[1], slots)
+    fill_kv_cache(k + first[0].sum(), k, second[0], second[1], slots)
+    return second[0][0].sum()
+
+
+def test_caches_that_are_cut_from_one_memory(engine):
+    """LMDeploy's layers have their caches side by side in one tensor: inputs of one memory that never overlap."""
+
+    def caches():
+        return [list(one) for one in torch.zeros(2, 2, 2, 4, 2, 4)]
+
+    k, slots = torch.randn(3, 2, 4), torch.tensor([1, 5, 2])
+    function = compiled(two_layers)
+    expected, mine = caches(), caches()
+    with torch.no_grad():
+        want, got = two_layers(k, *expected, slots), function(k, *mine, slots)
+    assert torch.equal(got, want)
+    for one, other in zip(mine, expected, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    (made,) = engine.functions
+    assert len(made.in_place) == 4
+    memory = torch.zeros(4, 2, 4, 2, 4).view(-1)
+    halves = [memory[start : start + 64].view(2, 4, 2, 4) for start in (0, 64, 127, 192)]
+    inputs = [torch.zeros(3) for _ in made.graph_module.graph.find_nodes(op="placeholder")]
+    for index, cache in zip(sorted(made.in_place), halves, strict=True):
+        inputs[index] = cache
+    assert "share memory" in (made.conflict(inputs) or "")
 
 
 # --- refusals

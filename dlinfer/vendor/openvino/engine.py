@@ -130,7 +130,9 @@ def _builder(template: Template, options: OpenVINOOptions) -> Callable[[tuple[Te
     def build(weights: tuple[Tensor, ...]) -> Requests:
         given = {template.inputs[index]: weight for index, weight in zip(template.held, weights, strict=True)}
         model, keep = bound(template.model, given, options, template.notes)
-        compiled = core().compile_model(model, options.device, properties(options, template.precision, template.cache))
+        compiled = core().compile_model(
+            model, options.device, properties(options, template.precision, template.cache)
+        )
         return Requests(compiled, dtypes, (keep, template.keep))
 
     return build

@@ -127,7 +127,9 @@ def template_of(function: Function, name: str) -> Template:
 
 
 def _cache(results: Sequence[Result]) -> str:
-    kinds = {dtypes.type_of(getattr(torch, one.dtype)).get_type_name() for one in results if one.kind == "kept"}
+    kinds = {
+        dtypes.type_of(getattr(torch, one.dtype)).get_type_name() for one in results if one.kind == "kept"
+    }
     if len(kinds) > 1:
         raise LoweringError(f"KV caches of several dtypes ({', '.join(sorted(kinds))})")
     return kinds.pop() if kinds else ""
