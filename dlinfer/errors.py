@@ -245,8 +245,10 @@ class NotExportableError(DlinferError, RuntimeError):
 class ProviderUnavailableError(DlinferError, RuntimeError):
     """An execution provider of ONNX Runtime was asked for that cannot run here."""
 
-    message = "execution provider {provider!r} of ONNX Runtime is not available: {reason}. Available: {available}."
-    next_step = "install the onnxruntime package that has it (onnxruntime-gpu, onnxruntime-qnn, ...), or choose another."
+    message = (
+        "execution provider {provider!r} of ONNX Runtime is not available: {reason}. Available: {available}."
+    )
+    next_step = "install the onnxruntime package that has it (onnxruntime-gpu, ...), or choose another."
 
 
 class ProviderFallbackError(DlinferError, RuntimeError):

@@ -1,6 +1,6 @@
 """An artifact: a compiled graph with its weights and its signature, callable like the module it was made from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.call_inputs import Assumption
+from dlinfer.graph.compiled import CompiledGraph
 from dlinfer.graph.report import GraphReport
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Artifact:
     stored: the form in which it is saved, or why it has none.
     """
 
-    run: Callable[..., tuple[Any, ...]]
+    run: CompiledGraph
     weights: Sequence[torch.Tensor]
     inputs: Sequence[TensorSpec | NumberSpec | Any]
     assumptions: Sequence[Assumption]

@@ -229,4 +229,6 @@ def _stage(item: Any, container: Container, tensors: int) -> ReadStage:
     if not all(isinstance(text, str) for text in texts):
         raise GraphTextError("a stage whose names are not texts")
     graph, outputs = container.json(item["graph"]), list(item["outputs"])
-    return ReadStage(*texts, bool(item["small_regions"]), graph, numbers, outputs, payloads)
+    entry, model, engine, version = texts
+    small = bool(item["small_regions"])
+    return ReadStage(entry, model, engine, version, small, graph, numbers, outputs, payloads)

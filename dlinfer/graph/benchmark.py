@@ -44,8 +44,7 @@ def benchmark(
             append(now - last)
             last = now
     seconds = last - start
-    shape = next((value.shape for value in values if isinstance(value, torch.Tensor)), ())
-    batch = shape[0] if len(shape) else 1
+    batch = next((value.shape[0] for value in values if isinstance(value, torch.Tensor) and value.dim()), 1)
     return BenchmarkResult(len(latencies), len(latencies) / seconds, seconds, batch), latencies
 
 

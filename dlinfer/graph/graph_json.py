@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from dlinfer.graph.capture import Captured
 from dlinfer.graph.dialect import STATIC, fake, model_line, written_arguments
@@ -313,7 +314,7 @@ class _Reader:
         node = self.new(
             name, lambda: self.graph.create_node("call_function", function, args, kwargs, name=name)
         )
-        values: tuple[Any, Any] = fx.node.map_arg((args, kwargs), fake)
+        values: tuple[Any, Any] = map_arg((args, kwargs), fake)
         try:
             check_call(function, values[0], values[1])
             with self.mode:

@@ -35,7 +35,7 @@ class Introspection:
     def _entry(self, entry: str | None) -> str:
         if entry is None and len(self._plans) == 1:
             return next(iter(self._plans))
-        if entry not in self._plans:
+        if entry is None or entry not in self._plans:
             given = "" if entry is None else entry
             raise SessionCallError(what="entry", name=given, detail=f"it has {', '.join(self._plans)}")
         return entry

@@ -84,7 +84,7 @@ def _pieces(tensor: torch.Tensor, size: int) -> Iterator[memoryview]:
     elements = size // tensor.dtype.itemsize
     flat = tensor.detach().as_strided((elements,), (1,)).view(torch.uint8)
     for start in range(0, size, _CHUNK):
-        yield memoryview(flat[start : start + _CHUNK].cpu().numpy())
+        yield flat[start : start + _CHUNK].cpu().numpy().data
 
 
 class TensorFile:

@@ -289,14 +289,15 @@ def two_layers(k, first, second, slots):
 def test_caches_that_are_cut_from_one_memory(engine):
     """LMDeploy's layers have their caches side by side in one tensor: inputs of one memory that never overlap."""
 
-    def caches():
+    def caches() -> list[Any]:
         return [list(one) for one in torch.zeros(2, 2, 2, 4, 2, 4)]
 
     k, slots = torch.randn(3, 2, 4), torch.tensor([1, 5, 2])
     function = compiled(two_layers)
     expected, mine = caches(), caches()
     with torch.no_grad():
-        want, got = two_layers(k, *expected, slots), function(k, *mine, slots)
+        want = two_layers(k, expected[0], expected[1], slots)
+        got = function(k, mine[0], mine[1], slots)
     assert torch.equal(got, want)
     for one, other in zip(mine, expected, strict=True):
         assert torch.equal(one[0], other[0])

@@ -66,7 +66,9 @@ class _Writer:
     def _constant(self, node: fx.Node, value: Any) -> None:
         """A placeholder for a constant; it may stand behind other nodes when a decomposition brought it."""
         if not isinstance(value, torch.Tensor):
-            raise NotExportableError(node=node.name, op="get_attr", reason=f"a constant {type(value).__name__}")
+            raise NotExportableError(
+                node=node.name, op="get_attr", reason=f"a constant {type(value).__name__}"
+            )
         first = next((n for n in self.graph.nodes if n.op != "placeholder"), None)
         with self.graph.inserting_before(first):
             copy = self.graph.placeholder(f"constant_{len(self.constants)}")
@@ -115,7 +117,10 @@ class _Writer:
         tensors = [tensor for one in (node, *parents) for tensor in tensors_of(one)]
         try:
             return trace_decomposed(call, fakes, mode_of(tensors), self.registry.decompositions)
-        except Exception as cause:  # whatever a decomposition raises on fakes, the reason is what the user needs
+        except (
+            Exception
+        ) as cause:  # whatever a decomposition raises on fakes, the reason is what the user needs
             lines = str(cause).strip().splitlines()
-            reason = f"it has no translation to ONNX, nor a decomposition: {type(cause).__name__}: {lines[0] if lines else ''}"
+            detail = f"{type(cause).__name__}: {lines[0] if lines else ''}"
+            reason = f"it has no translation to ONNX, nor a decomposition: {detail}"
             raise NotExportableError(node=node.name, op=op_name(node), reason=reason) from cause

@@ -40,9 +40,7 @@ def _operands(node: fx.Node) -> list[fx.Node]:
     assert op is not None
     choosers = _CHOOSERS.get(op._schema.name, ())
     given = [value for name, value in arguments(node).items() if name not in choosers]
-    return [
-        value for value in given if isinstance(value, fx.Node) and isinstance(fake(value), torch.Tensor)
-    ]
+    return [value for value in given if isinstance(value, fx.Node) and isinstance(fake(value), torch.Tensor)]
 
 
 def _dtype(node: fx.Node, operands: list[torch.Tensor]) -> torch.dtype | None:
@@ -57,7 +55,11 @@ def _dtype(node: fx.Node, operands: list[torch.Tensor]) -> torch.dtype | None:
     numbers: list[Any] = [value for value in arguments(node).values() if isinstance(value, (int, float))]
     dtype = operands[0].dtype
     for index, operand in enumerate(operands):
-        dtype = torch.result_type(operands[0], operand) if index < 2 else torch.promote_types(dtype, operand.dtype)
+        dtype = (
+            torch.result_type(operands[0], operand)
+            if index < 2
+            else torch.promote_types(dtype, operand.dtype)
+        )
     if any(isinstance(number, float) for number in numbers) and not dtype.is_floating_point:
         return torch.get_default_dtype()
     return dtype

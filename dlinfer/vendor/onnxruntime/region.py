@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.dialect import STATIC
-from dlinfer.graph.eager_region import eager_region
+from dlinfer.graph.dialect import STATIC, fake
+from dlinfer.graph.eager_region import eager_program, leave_for_a_call
 from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.held_weights import HeldWeights
 from dlinfer.graph.onnx.export import OnnxGraph
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.result_sizes import result_sizes
+from dlinfer.graph.output_sizes import reader, sizes_of
 from dlinfer.graph.values import Function
 from dlinfer.vendor.onnxruntime import sessions
 from dlinfer.vendor.onnxruntime.model import safe_in_place, with_initialisers
@@ -50,7 +50,9 @@ class RegionRun:
             if node.meta.get(STATIC) and index not in function.writes
         )
         self._in_place = function.in_place & safe_in_place(graph, function.writes)
-        self._sizes = result_sizes(function.graph_module)
+        results: Any = function.graph_module.graph.output_node().args[0]
+        shapes = [fake(node).shape for node in results]
+        self._sizes = reader(sizes_of(shapes, [fake(node) for node in placeholders]))
         if chosen.holds_weights:
             refused = sessions.why_refused(graph.to_bytes())
             if refused is not None:
@@ -71,7 +73,8 @@ class RegionRun:
         """A session with these weights in it."""
         held = sorted(self._steady)
         tensors = {
-            self._graph.inputs[index]: tensor.contiguous() for index, tensor in zip(held, weights, strict=True)
+            self._graph.inputs[index]: tensor.contiguous()
+            for index, tensor in zip(held, weights, strict=True)
         }
         model = with_initialisers(self._graph, list(tensors))
         session = sessions.make_session(model, self._chosen, policy=self._options.policy, weights=tensors)
@@ -84,7 +87,8 @@ class RegionRun:
 
     def _by_torch(self, reason: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """A call whose inputs share memory that is written, which values cannot say."""
+        leave_for_a_call(self._region, sessions.ENGINE, reason, self._options.policy)
         if self._eager is None:
-            self._eager = eager_region(self._region, sessions.ENGINE, self._options, reason).run
+            self._eager = eager_program(self._region)
             self._notes.append(f"ran by torch at a call: {reason}")
         return self._eager(*inputs)

@@ -52,7 +52,11 @@ class SessionRun:
     """
 
     def __init__(
-        self, session: Any, function: Function, io: Io, sizes: Callable[..., list[list[int]]]
+        self,
+        session: Any,
+        function: Function,
+        io: Io,
+        sizes: Callable[[Sequence[Any]], Sequence[Sequence[int]]],
     ) -> None:
         self._session = session
         self._function = function
@@ -97,7 +101,7 @@ class SessionRun:
             if index is not None and index in self._io.in_place and inputs[index].is_contiguous()
             else torch.empty(shape, dtype=dtype)
             for index, shape, dtype in zip(
-                self._function.writes, self._sizes(*inputs), self._dtypes, strict=True
+                self._function.writes, self._sizes(inputs), self._dtypes, strict=True
             )
         ]
 

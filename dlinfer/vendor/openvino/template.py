@@ -97,7 +97,8 @@ def template_of(function: Function, name: str) -> Template:
         for node, one in parameters.items()
         if one.output(0).get_target_inputs() or one.get_friendly_name() in given_back
     }
-    model = ov.Model(outputs, list(read.values()), name)
+    # openvino's stubs give its Model two classes
+    model = ov.Model(outputs, list(read.values()), name)  # pyright: ignore[reportGeneralTypeIssues]
     model.validate_nodes_and_infer_types()
     held = tuple(
         index

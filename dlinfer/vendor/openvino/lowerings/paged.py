@@ -13,7 +13,7 @@ import openvino as ov
 import openvino.opset16 as op
 import torch
 from openvino import Output
-from openvino.op import Constant, Parameter, _PagedAttentionExtension
+from openvino.op import Constant, Parameter, _PagedAttentionExtension  # pyright: ignore[reportAttributeAccessIssue]
 from torch import Tensor
 
 from dlinfer.graph.cached_attention import CACHED_ATTENTION
