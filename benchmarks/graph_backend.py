@@ -48,7 +48,9 @@ def compile_seconds(kind: str, model: Path) -> float:
 
 def compare_speed(model: Path, pairs: int) -> None:
     _, results = measure([Entry(kind, kind, model) for kind in KINDS], ORDERS, pairs)
-    publish("torch.compile on transformers' model", rows_of(KINDS, ORDERS, results, "hf-dlinfer"))
+    publish(
+        f"torch.compile on transformers' model, {model.name}", rows_of(KINDS, ORDERS, results, "hf-dlinfer")
+    )
 
 
 def compare_compilation(model: Path, pairs: int) -> None:
@@ -64,7 +66,7 @@ def compare_compilation(model: Path, pairs: int) -> None:
         "inductor freezing s": statistics.median(seconds[peer]),
         "times faster": ratio(seconds[peer], seconds[ours]),
     }
-    publish("compiling prefill and decoding, nothing cached", [row])
+    publish(f"compiling prefill and decoding, nothing cached, {model.name}", [row])
 
 
 def main() -> None:

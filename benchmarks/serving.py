@@ -59,7 +59,7 @@ def main() -> None:
     model = chosen_model(args)
     entries = [Entry(kind, kind, model) for kind in KINDS]
     _, results = measure(entries, ORDERS, args.pairs)
-    publish("LMDeploy in graph mode", rows_of(KINDS, ORDERS, results, "lmdeploy-graph"))
+    publish(f"LMDeploy in graph mode, {model.name}", rows_of(KINDS, ORDERS, results, "lmdeploy-graph"))
     starts: dict[str, list[float]] = {kind: [] for kind in KINDS[:2]}
     for _ in range(args.starts):  # the cache is warm by now
         for entry in entries[:2]:
