@@ -12,7 +12,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dlinfer.errors import NotExportableError
-from dlinfer.graph.dialect import fake
+from dlinfer.graph.dialect import fake, gives_something
 from dlinfer.graph.onnx.export import OPSET, Table, export
 
 _known: dict[Any, str | None] = {}
@@ -63,7 +63,7 @@ def _tried(node: fx.Node, opset: int, translations: Callable[[], Table] | None) 
             part.meta = {"val": one}
         graph.output(tuple(part for part in parts if isinstance(part.meta["val"], torch.Tensor)))
     else:
-        graph.output((copy,))
+        graph.output((copy,) if gives_something(node) else ())  # an assertion is left out of the model
     try:
         model = export(fx.GraphModule(torch.nn.Module(), graph), opset=opset, translations=translations)
     except NotExportableError as error:

@@ -69,6 +69,16 @@ def test_one_result_of_a_node_goes_with_it():
         assert (refusal(part) is None) == taken
 
 
+def test_an_assertion_is_left_out_of_a_model():
+    graph = fx.Graph()
+    condition = graph.placeholder("x")
+    with FakeTensorMode():
+        condition.meta["val"] = torch.empty((), dtype=torch.bool)
+    node = graph.call_function(aten._assert_async.default, (condition,))
+    node.meta["val"] = None
+    assert refusal(node) is None
+
+
 def test_inputs_and_constants_are_no_matter():
     graph = fx.Graph()
     assert refusal(graph.placeholder("x")) is None

@@ -140,6 +140,16 @@ def test_ahead_of_time():
         assert close(artifact(data), model(data))
 
 
+def test_an_artifact_is_compiled_again_where_it_is_loaded(tmp_path):
+    model = perceptron()
+    data = torch.randn(3, 8)
+    dlinfer.compile(model, (data,), options=HERE).save(tmp_path / "model.dlinfer")
+    with settings.override(engine="qaic", engine_options="backend=onnxruntime", fallback="error"):
+        session = dlinfer.load(tmp_path / "model.dlinfer")
+        (output,) = session.run({session.get_input_name(session.get_graph_names()[0], 0): data}).values()
+    assert close(output, model(data))
+
+
 # --- what stays outside
 
 
@@ -177,6 +187,22 @@ def test_a_written_argument_is_written():
     result = compiled(function, **but(HERE, fallback="allow"))(ours, value)
     torch.testing.assert_close(result, function(theirs, value))
     assert torch.equal(ours, theirs)
+
+
+def test_a_region_that_is_no_function_runs_by_torch_under_the_policy():
+    """An assertion on what the region computes would have to interrupt the Session."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        torch._assert_async(doubled.sum() > 0)
+        return doubled + 1
+
+    with pytest.raises(GraphFallbackError, match="an assertion reads what the region computes"):
+        compiled(function, **HERE)(torch.ones(3))
+    run = compiled(function, **but(HERE, fallback="allow"))
+    torch.testing.assert_close(run(torch.ones(3)), torch.full((3,), 3.0))
+    with pytest.raises(Exception, match=r"(?i)assert"):
+        run(-torch.ones(3))
 
 
 def test_a_model_that_the_compiler_refuses_runs_by_torch_under_the_policy(compiler, stand_in):
