@@ -1,4 +1,4 @@
-"""Tests of the engine openvino, which is in the making: they run once its vendor is registered, and say so till then."""
+"""Tests of the engine openvino, which is in the making: they run once its vendor is registered, and say so now."""
 
 from pathlib import Path
 
