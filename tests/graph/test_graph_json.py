@@ -24,6 +24,8 @@ ROWS = Dim("rows", min=2, max=16)
 class Many(nn.Module):
     """Ops with every kind of argument: lists, dtypes, devices, slices, infinities, sizes, several results."""
 
+    seen: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 8)

@@ -24,7 +24,11 @@ def fakes(*shapes, **ranges):
     mode = strict_mode()
     made = {name: new_symbol(mode, number, *limits) for number, (name, limits) in enumerate(ranges.items())}
     with mode:
-        return mode, made, [torch.empty([made.get(one, one) for one in shape]) for shape in shapes]
+        return (
+            mode,
+            made,
+            [torch.empty([made[one] if one in made else one for one in shape]) for shape in shapes],
+        )
 
 
 def test_a_symbol_that_may_be_one_is_unknown_and_others_have_an_example():
