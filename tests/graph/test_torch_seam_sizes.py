@@ -1,5 +1,7 @@
 """The seam's second file: each private name of torch that graphs in files need, on a small case."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -22,12 +24,14 @@ from dlinfer.graph.torch_seam_sizes import (
 
 def fakes(*shapes, **ranges):
     mode = strict_mode()
-    made = {name: new_symbol(mode, number, *limits) for number, (name, limits) in enumerate(ranges.items())}
+    made: dict[Any, Any] = {
+        name: new_symbol(mode, number, *limits) for number, (name, limits) in enumerate(ranges.items())
+    }
     with mode:
         return (
             mode,
             made,
-            [torch.empty([made[one] if one in made else one for one in shape]) for shape in shapes],
+            [torch.empty([made.get(one, one) for one in shape]) for shape in shapes],
         )
 
 
