@@ -22,10 +22,20 @@ _OWN_DTYPE = frozenset(
 """Elementwise ops that are told what dtype to give, or whose operands do not promote."""
 
 
+_ACCUMULATING = frozenset({"aten::cumsum", "aten::sum", "aten::prod"})
+"""Ops that accumulate in the dtype of their result, which is int64 for bools and small integers."""
+
+
 def promote(graph: fx.Graph) -> None:
-    """Insert the casts that torch does inside its elementwise ops. Changes ``graph``."""
+    """Insert the casts that torch does inside its elementwise and accumulating ops. Changes ``graph``."""
     for node in list(graph.nodes):
         op = overload(node)
+        if op is not None and op._schema.name in _ACCUMULATING:
+            for operand in _operands(node):
+                value = fake(operand)
+                if isinstance(value, torch.Tensor) and value.dtype != fake(node).dtype:
+                    _cast(graph, node, operand, fake(node).dtype)
+            continue
         if op is None or torch.Tag.pointwise not in op.tags or op._schema.name in _OWN_DTYPE:
             continue
         operands = _operands(node)
@@ -40,9 +50,7 @@ def _operands(node: fx.Node) -> list[fx.Node]:
     assert op is not None
     choosers = _CHOOSERS.get(op._schema.name, ())
     given = [value for name, value in arguments(node).items() if name not in choosers]
-    return [
-        value for value in given if isinstance(value, fx.Node) and isinstance(fake(value), torch.Tensor)
-    ]
+    return [value for value in given if isinstance(value, fx.Node) and isinstance(fake(value), torch.Tensor)]
 
 
 def _dtype(node: fx.Node, operands: list[torch.Tensor]) -> torch.dtype | None:
@@ -57,7 +65,11 @@ def _dtype(node: fx.Node, operands: list[torch.Tensor]) -> torch.dtype | None:
     numbers: list[Any] = [value for value in arguments(node).values() if isinstance(value, (int, float))]
     dtype = operands[0].dtype
     for index, operand in enumerate(operands):
-        dtype = torch.result_type(operands[0], operand) if index < 2 else torch.promote_types(dtype, operand.dtype)
+        dtype = (
+            torch.result_type(operands[0], operand)
+            if index < 2
+            else torch.promote_types(dtype, operand.dtype)
+        )
     if any(isinstance(number, float) for number in numbers) and not dtype.is_floating_point:
         return torch.get_default_dtype()
     return dtype
