@@ -82,10 +82,12 @@ def resolve_call(text: Any, allowed: Collection[str] = ()) -> Callable[..., Any]
         raise GraphTextError(f"op {text} is not for graphs")
     if namespace == "dlinfer":
         import dlinfer.ops  # noqa: F401 - registers them
-    if not is_dispatched(text):
+    name, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    known = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
+    if (overload or "default") not in known or not is_dispatched(text):
         raise GraphTextError(f"this process has no op {text}")
-    packet, _, overload = rest.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    return getattr(packet, overload or "default")
 
 
 def check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
