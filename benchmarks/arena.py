@@ -4,27 +4,47 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Who takes part, under ``name``.
+
+    kind, options: of ``module``'s command line. python: the interpreter, where it is of another environment.
+    environment: variables for its process.
+    """
+
+    name: str
+    kind: str
+    model: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+    module: str = "benchmarks.contender"
+    python: str = sys.executable
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Child:
     """One contender of ``benchmarks.contender``; ``load`` is how long it took to be ready, in seconds."""
 
-    def __init__(self, kind: str, model: Path) -> None:
+    def __init__(self, entry: Entry) -> None:
         read, write = os.pipe()
+        variables = {"ANSWERS": str(write), "TQDM_DISABLE": "1", "DLINFER_FALLBACK": "error"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.contender", kind, str(model)],
+            [entry.python, "-m", entry.module, entry.kind, str(entry.model), json.dumps(dict(entry.options))],
             stdin=subprocess.PIPE,
             stdout=sys.stderr,
             text=True,
             pass_fds=(write,),
-            env=os.environ | {"ANSWERS": str(write), "TQDM_DISABLE": "1", "DLINFER_FALLBACK": "error"},
+            env=os.environ | variables | dict(entry.environment),
         )
         os.close(write)
         self._answers = os.fdopen(read)
-        self.kind = kind
+        self.name = entry.name
         try:
             self.load: float = self._answer()["load"]
         except BaseException:
@@ -34,7 +54,7 @@ class Child:
     def _answer(self) -> dict[str, Any]:
         line = self._answers.readline()
         if not line:
-            raise RuntimeError(f"contender {self.kind} ended with {self._process.wait()}; see above")
+            raise RuntimeError(f"contender {self.name} ended with {self._process.wait()}; see above")
         return json.loads(line)
 
     def run(self, **order: Any) -> dict[str, Any]:
@@ -64,21 +84,22 @@ class Child:
 
 
 def measure(
-    kinds: list[str], model: Path, orders: list[dict[str, Any]], pairs: int
+    entries: Sequence[Entry], orders: Sequence[dict[str, Any]], pairs: int
 ) -> tuple[dict[str, float], list[dict[str, list[dict[str, Any]]]]]:
-    """(kind -> seconds to load; for each order: kind -> its answers, one a round). The turn goes round."""
+    """(name -> seconds to load; for each order: name -> its answers, one a round). The turn goes round."""
     with ExitStack() as stack:
-        children = {kind: stack.enter_context(Child(kind, model)) for kind in kinds}
-        loads = {kind: child.load for kind, child in children.items()}
+        children = {entry.name: stack.enter_context(Child(entry)) for entry in entries}
+        loads = {name: child.load for name, child in children.items()}
+        names = list(children)
         results = []
         for order in orders:
-            answers: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+            answers: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
             for turn in range(-2, pairs):  # two rounds to compile and to touch all memory
-                shift = turn % len(kinds)
-                for kind in kinds[shift:] + kinds[:shift]:
-                    answer = children[kind].run(**order)
+                shift = turn % len(names)
+                for name in names[shift:] + names[:shift]:
+                    answer = children[name].run(**order)
                     if turn >= 0:
-                        answers[kind].append(answer)
+                        answers[name].append(answer)
                 print(f"{order}: round {turn + 1} of {pairs}", file=sys.stderr, flush=True)
             results.append(answers)
     return loads, results

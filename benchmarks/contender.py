@@ -1,14 +1,11 @@
-"""One way of running a model, in a process of its own, which waits for orders as JSON lines on its stdin.
+"""One way of running a model, in a process of its own, which takes orders as ``benchmarks.orders`` says.
 
-    python -m benchmarks.contender KIND MODEL_FOLDER
+    python -m benchmarks.contender KIND MODEL_FOLDER [JSON]
 
-Kinds are the keys of CONTENDERS. An order is {"work": "decode" | "prefill", "batch": b, "length": n, "tokens": k};
-the answer gives the seconds of the decoding steps alone, or of the prefill, and the peak RSS meanwhile. Answers go
-to a pipe of their own, since libraries print to stdout. The parent gives it as the environment's ANSWERS.
+Kinds are the keys of CONTENDERS; JSON has keywords for the kind's class.
 """
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -16,26 +13,22 @@ from typing import Any
 
 import torch
 
-
-def peak_rss() -> int:
-    """Peak resident bytes since the last ``forget_peak``."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-
-
-def forget_peak() -> None:
-    """Let the kernel begin a new peak at what is resident now."""
-    Path("/proc/self/clear_refs").write_text("5")
+from benchmarks.orders import take_orders
 
 
 class LMDeploy:
-    """The serving engine as a user starts it; ``eager`` is its eager_mode."""
+    """The serving engine as a user starts it; ``eager`` is its eager_mode, ``dtype`` its dtype."""
 
-    def __init__(self, model: Path, eager: bool) -> None:
+    def __init__(self, model: Path, eager: bool, dtype: str = "auto") -> None:
         from lmdeploy import PytorchEngineConfig, pipeline
 
         config = PytorchEngineConfig(
-            device_type="cpu", eager_mode=eager, max_batch_size=8, session_len=2048, num_gpu_blocks=160
+            device_type="cpu",
+            dtype=dtype,
+            eager_mode=eager,
+            max_batch_size=8,
+            session_len=2048,
+            num_gpu_blocks=160,
         )
         self.pipe: Any = pipeline(str(model), backend_config=config)  # pyright: ignore[reportCallIssue]
 
@@ -106,8 +99,8 @@ class HuggingFace:
 
 
 CONTENDERS = {
-    "lmdeploy-graph": lambda model: LMDeploy(model, eager=False),
-    "lmdeploy-eager": lambda model: LMDeploy(model, eager=True),
+    "lmdeploy-graph": lambda model, **options: LMDeploy(model, eager=False, **options),
+    "lmdeploy-eager": lambda model, **options: LMDeploy(model, eager=True, **options),
     "hf-eager": lambda model: HuggingFace(model, None),
     "hf-dlinfer": lambda model: HuggingFace(model, "dlinfer"),
     "hf-inductor-freezing": lambda model: HuggingFace(model, "inductor-freezing"),
@@ -115,20 +108,8 @@ CONTENDERS = {
 
 
 def main() -> None:
-    with os.fdopen(int(os.environ["ANSWERS"]), "w") as answers:
-
-        def answer(**fields: Any) -> None:
-            answers.write(json.dumps(fields) + "\n")
-            answers.flush()
-
-        start = time.perf_counter()
-        contender = CONTENDERS[sys.argv[1]](Path(sys.argv[2]))
-        answer(load=time.perf_counter() - start, rss=peak_rss())
-        for line in sys.stdin:
-            forget_peak()
-            seconds = contender.run(**json.loads(line))
-            answer(seconds=seconds, rss=peak_rss())
-    os._exit(0)  # engines keep threads that wait for their own close
+    kind, model, *options = sys.argv[1:]
+    take_orders(lambda: CONTENDERS[kind](Path(model), **json.loads(options[0] if options else "{}")))
 
 
 if __name__ == "__main__":

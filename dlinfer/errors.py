@@ -235,6 +235,32 @@ class NotAFunctionError(DlinferError, RuntimeError):
     next_step = "use engine 'inductor' for this model, or let the fallback policy run the region by torch."
 
 
+class NotExportableError(DlinferError, RuntimeError):
+    """A node of a graph cannot be written as ONNX."""
+
+    message = "node {node} ({op}) cannot be written as ONNX: {reason}."
+    next_step = "let the fallback policy run it outside the engine (fallback 'warn'), or use another engine."
+
+
+class ProviderUnavailableError(DlinferError, RuntimeError):
+    """An execution provider of ONNX Runtime was asked for that cannot run here."""
+
+    message = (
+        "execution provider {provider!r} of ONNX Runtime is not available: {reason}. Available: {available}."
+    )
+    next_step = "install the onnxruntime package that has it (onnxruntime-gpu, ...), or choose another."
+
+
+class ProviderFallbackError(DlinferError, RuntimeError):
+    """An execution provider leaves nodes to ONNX Runtime's CPU provider, and the fallback policy is ``error``."""
+
+    message = (
+        "execution provider {provider} leaves {count} nodes to ONNX Runtime's CPU provider: {nodes}. "
+        "The fallback policy is 'error'."
+    )
+    next_step = "add CPUExecutionProvider to engine_options['providers'], or use fallback 'warn' or 'allow'."
+
+
 class GraphFallbackError(DlinferError, RuntimeError):
     """The fallback policy is ``error`` and a part of a model would have run outside the graph engine."""
 
@@ -252,3 +278,128 @@ class ArtifactInputError(DlinferError, ValueError):
     next_step = (
         "pass what it was compiled for, or compile again with dynamic_shapes for the sizes that change."
     )
+
+
+# --- Qualcomm's Session
+
+
+class QaicOptionError(DlinferError, ValueError):
+    """An option or argument of a qaic Session that does not exist or has no such value."""
+
+    message = "qaic Session: {option}={given!r} is not valid. Expected {expected}."
+    next_step = "docs/qaic.md lists the options."
+
+
+class QaicModelError(DlinferError, ValueError):
+    """A model file that a qaic Session cannot open on this backend."""
+
+    message = "qaic Session cannot open {path!r}: {detail}."
+    next_step = "{advice}"
+
+
+class QaicUnavailableError(DlinferError, RuntimeError):
+    """Something that a qaic Session needs is not on this machine."""
+
+    message = "qaic Session cannot {what}: {missing}."
+    next_step = "{advice}"
+
+
+class QaicCompileError(DlinferError, RuntimeError):
+    """A compiler refused a model."""
+
+    message = "{path!r} cannot be compiled: {detail}."
+    next_step = "check the model with onnx.checker and the options that the compiler got."
+
+
+class QaicInputError(DlinferError, ValueError):
+    """A run was given inputs that the model does not take."""
+
+    message = "qaic Session: input {name!r}: expected {expected}, given {given}."
+    next_step = "session.model_input_shape_dict() says what the model takes; nothing is converted silently."
+
+
+class QaicRunError(DlinferError, RuntimeError):
+    """A backend failed while it ran or was set up."""
+
+    message = "qaic Session on backend {backend!r} failed: {detail}."
+    next_step = "if memory ran out, use a smaller batch; else check the model and its inputs."
+
+
+class QaicMetricsError(DlinferError, RuntimeError):
+    """Measurements were asked of a Session that takes none."""
+
+    message = "{call} has nothing to show: the Session was made without {needed}."
+    next_step = "make the Session with that option."
+
+
+class ArtifactError(DlinferError, RuntimeError):
+    """Base of what can be wrong with an artifact's file; ``except ArtifactError`` takes them all."""
+
+    message = "the artifact {source} cannot be used: {detail}."
+    next_step = "make it again with `artifact.save()`."
+
+
+class ArtifactNotFoundError(ArtifactError, OSError):
+    """There is no file where an artifact is to be read from, or it cannot be read or written."""
+
+    message = "the artifact {source} cannot be opened: {detail}."
+    next_step = "check the path and its permissions."
+
+
+class ArtifactCorruptError(ArtifactError, ValueError):
+    """An artifact is truncated, altered, or holds something that no artifact holds; nothing of it was used."""
+
+    message = "the artifact {source} is not sound: {detail}."
+    next_step = "copy it again from where it was made, or make it again."
+
+
+class ArtifactVersionError(ArtifactError):
+    """An artifact is of another version of the format, or its payload of another version of the engine."""
+
+    message = "the artifact {source} needs {what} {wanted}, here is {here}."
+    next_step = "install that version, or make the artifact again with this one."
+
+
+class ArtifactEngineError(ArtifactError):
+    """An artifact is asked to run on another engine or device than its payload was made for."""
+
+    message = "the artifact {source} was made for {wanted}, and is asked to run on {given}."
+    next_step = "leave the engine to the artifact, or compile the model for the other one."
+
+
+class ArtifactCpuError(ArtifactError):
+    """A payload needs instructions that this CPU does not have."""
+
+    message = "the artifact {source} needs a CPU with {missing}, which this one lacks."
+    next_step = "run it on such a machine, or make it again on this one."
+
+
+class ArtifactKeyError(ArtifactError, ValueError):
+    """An encrypted artifact is opened without its key, or with another one."""
+
+    message = "the artifact {source} is encrypted, and {detail}."
+    next_step = "pass the key it was saved with: dlinfer.load(path, key=...)."
+
+
+class ArtifactStorageError(ArtifactError, ValueError):
+    """A compiled graph holds something that has no place in a file."""
+
+    message = "{what} cannot be saved: {detail}."
+    next_step = "change that part of the model, or use the artifact in the process that compiled it."
+
+
+# --- sessions
+
+
+class SessionOptionError(DlinferError, ValueError):
+    """An option of dlinfer.load or of a Session that does not exist, has no such value, or comes too late."""
+
+    message = "option {option!r}: {given!r} is not valid. Expected {expected}."
+    next_step = "see `dlinfer.graph.session_options.SessionOptions` for all options."
+
+
+class SessionCallError(DlinferError, ValueError):
+    """A Session is asked for something that it does not have: an entry, an input, a tensor of its own."""
+
+    message = "the session has no {what} {name!r}: {detail}."
+    next_step = "ask `session.get_graph_names()` and `session.signature(entry)` for what there is."

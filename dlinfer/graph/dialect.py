@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph.torch_seam import storage_id
+from dlinfer.graph.torch_seam import free_symbols, storage_id
 
 STATIC = "static_input"
 """Key in a placeholder's meta: the input is a parameter or buffer of a module, the same tensor at each call."""
@@ -190,8 +190,17 @@ def reads_number(node: fx.Node) -> bool:
 def brings_symbol(node: fx.Node) -> bool:
     """Whether its result, or its result's size, is a number that only running it tells: item, nonzero."""
     op = overload(node)
-    unknown = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-    return reads_number(node) or (op is not None and bool(unknown & set(op.tags)))
+    if op is None or reads_number(node):
+        return op is not None
+    if torch.Tag.dynamic_output_shape in op.tags:  # of some calls only: index by a mask, but not by numbers
+        return not _symbols(node) <= {
+            symbol for parent in node.all_input_nodes for symbol in _symbols(parent)
+        }
+    return torch.Tag.data_dependent_output in op.tags
+
+
+def _symbols(node: fx.Node) -> set[Any]:
+    return {symbol for leaf in pytree.tree_leaves(fake(node)) for symbol in free_symbols(leaf)}
 
 
 def reshapes_argument(node: fx.Node) -> bool:

@@ -57,6 +57,7 @@ class DirectCall:
     def unbind(self) -> None:
         """Let go of what was read once: weights and steady arguments. The next call reads them again."""
         self._read, self._held = None, ()
+        self.program.unbind()
 
     def check(self, kwargs: Mapping[str, Any]) -> None:
         """Raises ArtifactInputError where this compiled function is not one for such arguments."""

@@ -5,6 +5,7 @@
 by the new content of each written argument. Engines lower the twin; run by torch it copies and calls the op.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ def twin_of(node: fx.Node) -> Twin | str:
         own = len(op._schema.returns)
         given = arguments(node)
         args = tuple(given[one.name] for one in op._schema.arguments)
-        return Twin(_generic(op), targets, own, own + len(targets) > 1, args, {})
+        return Twin(twin_op(op), targets, own, own + len(targets) > 1, args, {})
     if declared[0].kwarg_only:
         return _without_out(node, op, targets)
     return _functional(node, op, targets)
@@ -101,7 +102,7 @@ def _kinds(op: OpOverload) -> list[tuple[str, str]]:
     return [(one.name, str(one.type)) for one in op._schema.arguments]
 
 
-def _generic(op: OpOverload) -> OpOverload:
+def twin_op(op: OpOverload) -> OpOverload:
     """The twin in ``dlinfer_values``, made at first need."""
     if op not in _made:
         _made[op] = _define(op)
@@ -113,9 +114,8 @@ def _define(op: OpOverload) -> OpOverload:
     name = f"{schema.name.replace('::', '_')}{'_' if op._overloadname != 'default' else ''}"
     name += "" if op._overloadname == "default" else op._overloadname
     written = [index for index, one in enumerate(schema.arguments) if _writes(one)]
-    parameters = ", ".join(_parameter(one) for one in schema.arguments)
     returns = ", ".join([*(str(one.type) for one in schema.returns), *("Tensor" for _ in written)])
-    _library.define(f"{name}({parameters}) -> ({returns})", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.define(f"{name}({_parameters(schema)}) -> ({returns})", tags=(torch.Tag.pt2_compliant_tag,))
 
     def run(*args: Any) -> Any:
         given = [value.clone() if index in written else value for index, value in enumerate(args)]
@@ -134,11 +134,13 @@ def _implement(name: str, run: Callable[..., Any], shapes: Callable[..., Any]) -
     register_fake(f"{NAMESPACE}::{name}", shapes, lib=_library)
 
 
-def _parameter(argument: Any) -> str:
-    """One parameter as a schema writes it; every one by position, so that a call binds like the op's."""
-    default = f"={argument.default_value}" if argument.has_default_value() else ""
-    kind = argument.real_type if hasattr(argument, "real_type") else argument.type
-    return f"{str(kind).split('(')[0] if _writes(argument) else kind} {argument.name}{default}"
+_ALIAS = re.compile(r"\(\w+!?\)")
+
+
+def _parameters(schema: Any) -> str:
+    """The parameters as the schema writes them, but nothing is written; each by position, so that a call binds."""
+    text = str(schema).partition("(")[2].rpartition(") -> ")[0]
+    return _ALIAS.sub("", text).replace("*, ", "")
 
 
 def _joined(results: Any, own: int, contents: list[torch.Tensor]) -> Any:

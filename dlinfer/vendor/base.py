@@ -28,10 +28,12 @@ class KVCacheLayout:
 
     ``order`` names them from outer to inner: B block, S slot in the block, H kv head, D head size. The op
     interface speaks of [blocks, block_size, kv_heads, head_size] = "BSHD"; ``canonical`` shows any layout
-    that way without a copy, so writing into the view writes into the cache.
+    that way without a copy, so writing into the view writes into the cache. ``block_size`` is the number of slots
+    in a block that its graph engine needs, or None where any will do.
     """
 
     order: str = "BSHD"
+    block_size: int | None = None
 
     def shape(self, blocks: int, block_size: int, kv_heads: int, head_size: int) -> tuple[int, ...]:
         """Shape of a cache of this layout."""
@@ -54,7 +56,8 @@ class Vendor:
     summary: one line for people.
     probe: says whether it can run here, and why not.
     load_kernels: op name -> kernel; called once, at activation.
-    priority: of several available vendors of one device, the highest is the default.
+    priority: of several available vendors of one device, the highest is the default, unless DLINFER_VENDOR names
+        another or DLINFER_ENGINE an engine that only another provides.
     kv_cache_layout: the layout of the paged KV cache that its kernels expect.
     engines: names of the graph engines it provides, and load_engine: makes one of them by name.
     default_engine: the engine of graphs on its device where none is named.

@@ -154,14 +154,18 @@ def activate_default(device_type: str) -> Vendor | None:
 def default(device_type: str) -> Vendor | None:
     """The vendor that the first op call on a device would make active; activates nothing.
 
-    ``DLINFER_VENDOR`` if it serves the device, else the available vendor of highest priority, and of equals
-    the first by name. Raises what ``get`` raises when DLINFER_VENDOR names a vendor that cannot be loaded.
+    ``DLINFER_VENDOR`` if it serves the device, else of the available vendors that provide the engine
+    ``DLINFER_ENGINE``, or of all where none does, the one of highest priority, and of equals the first by name: an
+    engine may need the KV cache as its own vendor lays it out. Raises what ``get`` raises when DLINFER_VENDOR names
+    a vendor that cannot be loaded.
     """
     wanted = settings.current().vendor
     if wanted and get(wanted).serves(device_type):
         return get(wanted)
     fitting = [v for v in loadable() if v.serves(device_type) and probe(v).available]
-    return max(fitting, key=lambda v: v.priority, default=None)
+    engine = settings.current().engine
+    providing = [v for v in fitting if engine in v.engines]
+    return max(providing or fitting, key=lambda v: v.priority, default=None)
 
 
 def loadable() -> list[Vendor]:

@@ -29,12 +29,11 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     entries = config.stash[LEDGER].entries()
     if not entries:
         return
-    columns = [*matrix.CONFIGS, "bf16"]
+    columns = [*matrix.CONFIGS, "bf16", *matrix.ENGINES]
     table: dict[tuple[str, str], list[bool]] = {}
     for cell in matrix.cells():
         if cell.name in entries:
-            column = cell.config if cell.dtype == "float32" else "bf16"
-            table.setdefault((cell.family, column), []).append(not entries[cell.name]["failures"])
+            table.setdefault((cell.family, cell.column), []).append(not entries[cell.name]["failures"])
     terminalreporter.section("LMDeploy on CPU equals transformers (seeds passed/run)")
     terminalreporter.write_line(f"{'':12}" + "".join(f"{c:>16}" for c in columns))
     for family in dict.fromkeys(name for name, _ in table):

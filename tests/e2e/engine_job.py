@@ -157,7 +157,8 @@ def steps() -> int:
 
 
 def explained() -> list[dict]:
-    """For each graph: its phase, regions, nodes that run eagerly, and the share of computing nodes in the engine."""
+    """For each graph: its phase, engine, regions, nodes that run eagerly, and the share of computing nodes in the
+    engine."""
     from dlinfer.framework.lmdeploy_ext import graph_runner
 
     graphs = []
@@ -169,6 +170,7 @@ def explained() -> list[dict]:
             graphs.append(
                 {
                     "phase": phase.phase,
+                    "engine": phase.report.engine,
                     "regions": len(phase.report.regions),
                     "eager": eager,
                     "coverage": inside / (inside + len(eager)),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -17,8 +18,11 @@ def code_fingerprint() -> str:
         for path in sorted(ROOT.glob(pattern)):
             digest.update(str(path.relative_to(ROOT)).encode())
             digest.update(path.read_bytes())
-    for library in ("lmdeploy", "torch", "transformers"):
-        digest.update(metadata.version(library).encode())
+    for library in ("lmdeploy", "torch", "transformers", "openvino"):
+        with suppress(
+            metadata.PackageNotFoundError
+        ):  # the cells of engines that are not installed are skipped
+            digest.update(metadata.version(library).encode())
     return digest.hexdigest()[:16]
 
 

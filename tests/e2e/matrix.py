@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dlinfer.vendor import discovery
 from examples.tiny_models.families import FAMILIES
 from tests.e2e.harness import NEW_TOKENS, EngineRun, Lab
 
@@ -27,6 +28,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 # LMDeploy's default, and ``eager_mode=True``.
 MODES = ("graph", "eager")
+
+# Graph engines besides the cpu vendor's own; their cells run where a vendor of the name is registered.
+ENGINES = ("openvino",)
+
+# What a cell of such an engine runs under: nothing may fall back to single kernels in silence.
+STRICT = {"DLINFER_FALLBACK": "error", "DLINFER_SMALL_REGIONS": "engine"}
 
 # The family that meets every configuration in the quick lane.
 THOROUGH = "qwen2"
@@ -54,14 +61,37 @@ class Cell:
     dtype: str
     config: str
     mode: str = "graph"
+    engine: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.family}-s{self.seed}-{self.dtype}-{self.config}-{self.mode}"
+        engine = f"-{self.engine}" if self.engine else ""
+        return f"{self.family}-s{self.seed}-{self.dtype}-{self.config}-{self.mode}{engine}"
+
+    @property
+    def column(self) -> str:
+        """Where the table of results has it."""
+        return self.engine or (self.config if self.dtype == "float32" else "bf16")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the engine's process."""
+        return {"DLINFER_ENGINE": self.engine, **STRICT} if self.engine else {}
+
+    @property
+    def missing(self) -> str:
+        """Why the cell cannot run here; empty where it can."""
+        there = not self.engine or self.engine in discovery.names()
+        return "" if there else f"no vendor is registered for the engine {self.engine}"
 
     @property
     def is_quick(self) -> bool:
-        """Part of ``make test``: each family once in either mode, one family in every configuration and dtype."""
+        """Part of ``make test``: each family once in either mode, one family in every configuration and dtype.
+
+        Of engines besides the cpu vendor's own, that one family.
+        """
+        if self.engine:
+            return self.seed == 0 and self.family == THOROUGH
         if self.mode == "eager" and self.config not in ("base", "chunked-prefix"):
             return False
         return self.seed == 0 and (
@@ -70,11 +100,18 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """Every cell: all in float32, and the dense families in bfloat16 without further options."""
+    """Every cell: all in float32, and the dense families in bfloat16 without further options.
+
+    Of engines besides the cpu vendor's own each family in float32, and one with other blocks and with longer prompts
+    than one prefill takes; their vendors' kernels once more in eager mode.
+    """
     fp32 = [Cell(f, s, "float32", c, m) for m in MODES for f in FAMILIES for s in SEEDS for c in CONFIGS]
     dense = [family for family, spec in FAMILIES.items() if spec.dense]
     bf16 = [Cell(f, s, "bfloat16", "base", m) for m in MODES for f in dense for s in SEEDS]
-    return fp32 + bf16
+    own = [Cell(f, s, "float32", "base", engine=e) for e in ENGINES for f in FAMILIES for s in SEEDS]
+    thorough = [Cell(THOROUGH, 0, "float32", c, engine=e) for e in ENGINES for c in ("block128", "chunked")]
+    eager = [Cell(THOROUGH, 0, "float32", "base", "eager", e) for e in ENGINES]
+    return fp32 + bf16 + own + thorough + eager
 
 
 def check(lab: Lab, cell: Cell) -> list[str]:
@@ -107,7 +144,13 @@ def check(lab: Lab, cell: Cell) -> list[str]:
         steps.append({"name": "perplexity", "kind": "perplexity", "sequences": scored})
     if scores_logits:  # last: see test_scoring.py for what it does to the next request
         steps.append({"name": "logits", "kind": "teacher_forced", "sequences": scored})
-    run = lab.engine(model, steps, eager_mode=cell.mode == "eager", **CONFIGS[cell.config])
+    run = lab.engine(
+        model,
+        steps,
+        environment=cell.environment,
+        eager_mode=cell.mode == "eager",
+        **CONFIGS[cell.config],
+    )
 
     failures = check_decisive(hf) if cell.dtype == "float32" else []
     failures += check_graphs(run, cell)
@@ -126,17 +169,24 @@ def check(lab: Lab, cell: Cell) -> list[str]:
 
 
 def check_graphs(run: EngineRun, cell: Cell) -> list[str]:
-    """In graph mode prefill, decoding and logits are one graph each, and requests compile nothing."""
+    """In graph mode prefill, decoding and logits are one graph each, and requests compile nothing.
+
+    An engine whose attention is one for both phases has one graph for them, all of it in the engine.
+    """
     graphs = run["graphs"]
     if cell.mode == "eager":
         return [f"eager mode compiled {graphs}"] if graphs["phases"] else []
     failures = []
-    if sorted(phase for phase, _, _ in graphs["phases"]) != ["decoding", "logits", "prefill"]:
+    expected = ["forward", "logits"] if cell.engine else ["decoding", "logits", "prefill"]
+    if sorted(phase for phase, _, _ in graphs["phases"]) != expected:
         failures.append(f"phases: {graphs['phases']}")
     if any(outcome == "eager" for _, outcome, _ in graphs["phases"]):
         failures.append(f"a phase runs eagerly: {graphs['phases']}")
     if graphs["late"] != 0:
         failures.append(f"{graphs['late']} compilations while requests ran")
+    for graph in run["explained"] if cell.engine else ():
+        if graph["regions"] != 1 or graph["eager"] or graph["engine"] != cell.engine:
+            failures.append(f"not all of it is in the engine: {graph}")
     return failures
 
 

@@ -30,6 +30,7 @@ class StubEngine:
 
     name = "stub"
     passes: Sequence[Pass] = ()
+    phases_alike = False
 
     def __init__(self, refused: Collection[str] = (), smallest: int = 0) -> None:
         self.refused = refused

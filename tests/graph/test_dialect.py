@@ -3,10 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 from dlinfer.graph.dialect import (
     STATIC,
     arguments,
+    brings_symbol,
     fake,
     is_compute,
     is_pure,
@@ -25,6 +31,7 @@ from tests.graph.fusion.capturing import captured
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 
+aten = torch.ops.aten
 x = torch.arange(24.0).view(4, 6)
 
 
@@ -175,3 +182,30 @@ def test_model_line(trace, line):
     node = torch.fx.Graph().placeholder("x")
     node.meta["stack_trace"] = trace
     assert model_line(node) == line
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "brings"),
+    [
+        (aten.index.Tensor, (torch.ones(4, 3), [torch.tensor([0, 2])]), False),
+        (aten.index.Tensor, (torch.ones(4, 3), [torch.tensor([True, False, True, True])]), True),
+        (aten.nonzero.default, (torch.ones(4),), True),
+        (aten.item.default, (torch.ones(()),), True),
+        (aten.add.Tensor, (torch.ones(4), torch.ones(4)), False),
+    ],
+    ids=["index by numbers", "index by a mask", "nonzero", "item", "add"],
+)
+def test_which_nodes_have_a_result_that_only_running_tells(op, arguments, brings):
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
+    graph = fx.Graph()
+
+    def entered(value):
+        node = graph.placeholder("x")
+        node.meta["val"] = mode.from_tensor(value)
+        return node
+
+    args = pytree.tree_map_only(torch.Tensor, entered, arguments)
+    node = graph.call_function(op, args)
+    with mode:
+        node.meta["val"] = op(*map_arg(args, lambda one: one.meta["val"]))
+    assert brings_symbol(node) == brings

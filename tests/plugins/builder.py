@@ -18,7 +18,9 @@ def load_kernels():
 def probe():
     return {probe}
 
-VENDOR = Vendor("{name}", "{device_type}", "made for a test", probe, load_kernels, priority={priority})
+VENDOR = Vendor(
+    "{name}", "{device_type}", "made for a test", probe, load_kernels, priority={priority}, engines={engines}
+)
 """
 
 
@@ -37,7 +39,11 @@ def write_plugin(folder: Path, name: str, source: str, distribution: str = "") -
 
 
 def healthy(
-    name: str, device_type: str, priority: int = 0, probe: str = "Probe(True, 'made for a test')"
+    name: str,
+    device_type: str,
+    priority: int = 0,
+    probe: str = "Probe(True, 'made for a test')",
+    engines: tuple[str, ...] = (),
 ) -> str:
     """Source of a plugin that loads; ``probe`` is the expression its probe evaluates."""
-    return HEALTHY.format(name=name, device_type=device_type, priority=priority, probe=probe)
+    return HEALTHY.format(name=name, device_type=device_type, priority=priority, probe=probe, engines=engines)

@@ -38,7 +38,7 @@ def test_a_vendor_is_loaded_once(plugins):
 
 
 def test_unknown_vendor_names_the_available_ones(plugins):
-    with pytest.raises(UnknownVendorError, match=r"'cup'.*cpu, reference") as caught:
+    with pytest.raises(UnknownVendorError, match=r"'cup'.*cpu, .*reference") as caught:
         discovery.get("cup")
     assert "dlinfer doctor" in str(caught.value)
 
@@ -120,6 +120,26 @@ def test_the_setting_is_for_its_own_device_only(plugins):
     with settings.override(vendor="acme"):
         assert discovery.activate_default("cpu") is discovery.get("cpu")
         assert discovery.activate_default("npu") is discovery.get("acme")
+
+
+def test_the_vendor_that_provides_the_wanted_engine_goes_before_priority(plugins):
+    """S4-11, U12: an engine lays the KV cache out its own way, so its vendor must be the active one."""
+    plugins("acme", healthy("acme", "cpu", engines=("acme-graphs",)))
+    plugins("beta", healthy("beta", "npu", engines=("acme-graphs",)))
+    with settings.override(engine="acme-graphs"):
+        assert discovery.default("cpu") is discovery.get("acme")
+    with settings.override(engine="acme-graphs", vendor="reference"):
+        assert discovery.default("cpu") is discovery.get("reference")
+    with settings.override(
+        engine="of nobody"
+    ):  # an error for who asks for the engine, not for who needs a kernel
+        assert discovery.default("cpu") is discovery.get("cpu")
+
+
+def test_an_unavailable_vendor_is_not_chosen_for_its_engine(plugins):
+    plugins("acme", healthy("acme", "cpu", engines=("graphs",), probe="Probe(False, 'no SDK')"))
+    with settings.override(engine="graphs"):
+        assert discovery.default("cpu") is discovery.get("cpu")
 
 
 def test_a_misspelt_setting_is_an_error_not_a_default(plugins):

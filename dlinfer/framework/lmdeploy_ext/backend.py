@@ -11,11 +11,11 @@ from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBu
 from lmdeploy.pytorch.distributed import get_dist_manager
 
 from dlinfer import settings
-from dlinfer.framework.lmdeploy_ext import attention, refusals, sampling
+from dlinfer.framework.lmdeploy_ext import attention, cache_blocks, refusals, sampling
 from dlinfer.framework.lmdeploy_ext.devices import SERVED
 from dlinfer.framework.lmdeploy_ext.graph_runner import CompiledRunner
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
-from dlinfer.vendor import KVCacheLayout, activate_default
+from dlinfer.vendor import activate_default
 
 _OURS = {
     PagedAttentionBuildSpec: attention.PagedAttention.from_spec,
@@ -32,11 +32,6 @@ _NEEDS_MISSING_OP = {
     "FusedMoEW8A8BuildSpec": "w8a8 quantisation",
     "NSAIndexFP8BuildSpec": "DeepSeek sparse attention",
 }
-
-
-def _kv_cache_layout(device_type: str) -> KVCacheLayout:
-    vendor = activate_default(SERVED[device_type].torch_device)
-    return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
 
 
 class CpuOpsBackend(DlinferOpsBackend):
@@ -68,7 +63,7 @@ class CpuOpsBackend(DlinferOpsBackend):
         block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
     ) -> tuple[int, ...]:
         """Shape of one block of the key cache, in the active vendor's layout."""
-        return _kv_cache_layout("cpu").shape(1, block_size, num_heads, head_size)[1:]
+        return cache_blocks.layout("cpu").shape(1, block_size, num_heads, head_size)[1:]
 
     @staticmethod
     def get_v_block_shape(

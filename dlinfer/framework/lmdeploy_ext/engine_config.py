@@ -1,4 +1,4 @@
-"""``PytorchEngineConfig`` and what LMDeploy derives from it: device_type, dtype, default batch size."""
+"""``PytorchEngineConfig`` and what LMDeploy derives from it: device_type, dtype, block sizes, default batch size."""
 
 import functools
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import UnknownVendorError
-from dlinfer.framework.lmdeploy_ext import install, refusals
+from dlinfer.framework.lmdeploy_ext import cache_blocks, install, refusals
 from dlinfer.framework.lmdeploy_ext.devices import OWN, SERVED
 from dlinfer.framework.patching import Patch
 
@@ -22,6 +22,7 @@ def _post_init(original: Callable[..., None]) -> Callable[..., None]:
             original(self)
             return
         refusals.check_engine_config(self)
+        cache_blocks.choose(self)
         # The original asserts a closed list of devices and dtypes; it meets values from that list which take
         # no branch of their own there, and all its other checks run as they are.
         self.device_type, self.dtype = "maca", "auto" if dtype == "float32" else dtype

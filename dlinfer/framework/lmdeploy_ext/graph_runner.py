@@ -1,5 +1,7 @@
 """LMDeploy's forward through the graph backend: one compiled call for prefill, one for decoding, one for logits.
 
+Engines that decode as fast with a graph of prefill get one for both, so that they repack the weights once.
+
 LMDeploy calls the runner with the same keywords at each step; what differs is sizes, and flags that tell the phases
 apart. Sizes are marked as unknown to the compiler before the capture, so that 1 is a size like any other and nothing
 is compiled while requests run: LMDeploy's own warm-up meets each phase once.
@@ -21,6 +23,8 @@ from dlinfer import settings
 from dlinfer.errors import CaptureError
 from dlinfer.graph.call_store import compile_call
 from dlinfer.graph.direct import DirectCall
+from dlinfer.graph.engine import find_engine
+from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.policy import leave_graph
 from dlinfer.graph.report import GraphReport
 from dlinfer.graph.torch_seam import mark_unbacked
@@ -86,6 +90,7 @@ class CompiledRunner(GraphRunner):
     def __init__(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(model, *args, **kwargs)
         self._calls: dict[Any, Callable[..., Any]] = {}
+        self._phases_alike = find_engine(CompileOptions().wanted_engine, "cpu").phases_alike
         self._identity = model_identity(model, self.model_config, self.cache_config)
         self.counts = RunnerCounts()
         _runners.append(self.counts)
@@ -96,12 +101,16 @@ class CompiledRunner(GraphRunner):
         metadata = kwargs["attn_metadata"]
         # Prefill through the cache serves prompts with and without a cached beginning: one graph, not two.
         metadata.is_prefill_no_cache = False
+        if self._phases_alike:
+            metadata.is_decoding = (
+                False  # attention through the cache of one new token, as of any other number
+            )
         key = _phase(kwargs)
         call = self._calls.get(key)
         if call is not None:
             return call(**kwargs)
         _mark_sizes(kwargs)
-        phase = "decoding" if metadata.is_decoding else "prefill"
+        phase = "forward" if self._phases_alike else "decoding" if metadata.is_decoding else "prefill"
         self._calls[key], result = self._compile(phase, self.model, kwargs)
         if isinstance(result, torch.Tensor) and result.dim() == 3:
             self.get_logits(

@@ -3,12 +3,20 @@
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
 from dlinfer.errors import PassError
 from dlinfer.graph.dialect import gives_something, written_arguments
 from dlinfer.graph.passes.rewrite import Edit
+
+StandsFor = Callable[[fx.Node], Sequence[Any] | None]
+"""The ops that write, in their order, that a node stands for; None where it stands for itself."""
+
+
+def _itself(node: fx.Node) -> Sequence[Any] | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -18,11 +26,13 @@ class Pass:
     name: what options turn it on or off by, and what reports call it.
     why: what it is for, in a sentence.
     run: gives the edits it made.
+    stands_for: of the nodes that it makes, where one writes what several wrote before.
     """
 
     name: str
     why: str
     run: Callable[[fx.GraphModule], list[Edit]]
+    stands_for: StandsFor = _itself
 
 
 @dataclass
@@ -49,13 +59,13 @@ def run_passes(
     for item in passes:
         if item.name in disabled:
             continue
-        before = _interface(graph_module)
+        before = _interface(graph_module, item.stands_for)
         start = time.perf_counter()
         edits = item.run(graph_module)
         report = PassReport(
             item.name, item.why, edits, time.perf_counter() - start, len(graph_module.graph.nodes)
         )
-        verify(graph_module, item.name, before)
+        verify(graph_module, item.name, before, item.stands_for)
         reports.append(report)
         if show is not None:
             show(report, graph_module)
@@ -63,16 +73,25 @@ def run_passes(
     return reports
 
 
-def _interface(graph_module: fx.GraphModule) -> tuple[list[str], list[str]]:
+_Interface = tuple[list[str], list[str]]
+
+
+def _interface(graph_module: fx.GraphModule, stands_for: StandsFor = _itself) -> _Interface:
     """What no pass may change: the inputs and the order of writes."""
     nodes = graph_module.graph.nodes
+    writing = [stands_for(node) or (node.target,) for node in nodes if written_arguments(node)]
     return (
         [node.name for node in nodes if node.op == "placeholder"],
-        [str(node.target) for node in nodes if written_arguments(node)],
+        [str(target) for targets in writing for target in targets],
     )
 
 
-def verify(graph_module: fx.GraphModule, stage: str, before: tuple[list[str], list[str]] | None) -> None:
+def verify(
+    graph_module: fx.GraphModule,
+    stage: str,
+    before: _Interface | None,
+    stands_for: StandsFor = _itself,
+) -> None:
     """Raise PassError unless the graph is well formed: order, fakes of every node, inputs and writes kept."""
     try:
         graph_module.graph.lint()
@@ -82,7 +101,7 @@ def verify(graph_module: fx.GraphModule, stage: str, before: tuple[list[str], li
         if node.op not in ("output", "get_attr") and "val" not in node.meta and gives_something(node):
             raise PassError(stage=stage, detail=f"node {node.format_node()} has no fake result")
     if before is not None:
-        inputs, writes = _interface(graph_module)
+        inputs, writes = _interface(graph_module, stands_for)
         if inputs != before[0]:
             raise PassError(stage=stage, detail=f"the inputs changed from {before[0]} to {inputs}")
         if not _is_subsequence(writes, before[1]):

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from importlib import metadata, util
 from typing import Any
 
-from dlinfer.vendor import discovery
-from dlinfer.vendor.base import Kernel, Probe, Vendor
+from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
 
 OLDEST = (2026, 1)
 _ADVICE = 'pip install "dlinfer[openvino]"'
@@ -23,7 +22,9 @@ def _probe() -> Probe:
 
 
 def _kernels() -> Mapping[str, Kernel]:
-    return discovery.get("cpu").load_kernels()
+    from dlinfer.vendor.openvino.kernels import kernels
+
+    return kernels()
 
 
 def _engine(name: str) -> Any:
@@ -38,6 +39,8 @@ VENDOR = Vendor(
     summary="graphs in OpenVINO's runtime on a CPU, or on an Intel GPU or NPU that it finds",
     probe=_probe,
     load_kernels=_kernels,
+    # What the attention of the CPU plugin reads and writes.
+    kv_cache_layout=KVCacheLayout("BHSD", block_size=32),
     engines=("openvino",),
     default_engine="openvino",
     load_engine=_engine,

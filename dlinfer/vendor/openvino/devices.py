@@ -25,11 +25,17 @@ def check_device(name: str) -> None:
         raise CompileOptionError(option="engine_options['device']", given=name, expected=expected)
 
 
-def properties(options: OpenVINOOptions, precision: str) -> dict[str, Any]:
-    """How a device is to compile a model whose own floating type is ``precision``.
+def has_bfloat16() -> bool:
+    """Whether the CPU computes in bfloat16; without, its plugin computes in float32."""
+    return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def properties(options: OpenVINOOptions, precision: str, cache: str) -> dict[str, Any]:
+    """How a device is to compile a model whose own floating type is ``precision``, and that of its KV caches ``cache``.
 
     Everything that would change numbers is said: what a plugin takes by itself differs between devices and releases,
-    and the CPU's default of 8 bits for KV caches failed.
+    and the CPU's default of 8 bits for KV caches failed. For keys and values it is said again, since the mode ACCURACY
+    takes float32 whatever is said for both together.
     """
     hint = precision if options.precision == "model" else options.precision
     said: dict[str, Any] = {
@@ -40,7 +46,9 @@ def properties(options: OpenVINOOptions, precision: str) -> dict[str, Any]:
     if options.device.split(".")[0] != "CPU":
         return said
     return said | {
-        "KV_CACHE_PRECISION": hint,
+        "KV_CACHE_PRECISION": cache or hint,
+        "KEY_CACHE_PRECISION": cache or hint,
+        "VALUE_CACHE_PRECISION": cache or hint,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(options.dynamic_quantization_group_size),
         "INFERENCE_NUM_THREADS": options.num_threads or torch.get_num_threads(),
         "ENABLE_CPU_PINNING": False,  # torch's threads want the same cores

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph import callee, torch_seam, values
+from dlinfer.graph.cached_attention import cached_attention_pass
 from dlinfer.graph.dialect import is_compute, op_name, overload, written_arguments
 from dlinfer.graph.eager_region import eager_program, eager_region, leave_for_a_call
 from dlinfer.graph.engine import CompiledRegion
@@ -36,7 +37,8 @@ class OpenVINOEngine:
     """Graphs in OpenVINO's runtime."""
 
     name = "openvino"
-    passes = ()
+    passes = (cached_attention_pass(name),)
+    phases_alike = True  # OpenVINO's attention takes any number of new tokens of each sequence
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raises CompileOptionError."""
@@ -89,6 +91,8 @@ class OpenVINOEngine:
         self, region: Subgraph, options: CompileOptions, function: values.Function, template: Template
     ) -> CompiledRegion:
         chosen = OpenVINOOptions.of(options.wanted_engine_options)
+        if (reason := template.misfit(chosen)) is not None:
+            return eager_region(region, self.name, options, reason)
         names = [node.name for node in region.graph_module.graph.find_nodes(op="placeholder")]
         computing = [n for n in region.graph_module.graph.nodes if n.op == "call_function" and is_compute(n)]
 
@@ -126,7 +130,9 @@ def _builder(template: Template, options: OpenVINOOptions) -> Callable[[tuple[Te
     def build(weights: tuple[Tensor, ...]) -> Requests:
         given = {template.inputs[index]: weight for index, weight in zip(template.held, weights, strict=True)}
         model, keep = bound(template.model, given, options, template.notes)
-        compiled = core().compile_model(model, options.device, properties(options, template.precision))
+        compiled = core().compile_model(
+            model, options.device, properties(options, template.precision, template.cache)
+        )
         return Requests(compiled, dtypes, (keep, template.keep))
 
     return build

@@ -119,14 +119,18 @@ class Region:
                 if result.kind == "rows":
                     source = next(given) if result.source == OUTPUT else inputs[result.source]
                     index = next(given) if result.index == OUTPUT else inputs[result.index]
-                    target.index_copy_(result.dim, index, source)
+                    assert target is not None, "rows go into an input"
+                    values.append(target.index_copy_(result.dim, index, source))
                 elif result.kind == "fresh":
                     value = next(given) if result.source == OUTPUT else inputs[result.source]
                     if target is not None:
-                        target.copy_(value)
+                        value = target.copy_(value)
                     elif result.source != OUTPUT:
                         value = value.clone(memory_format=torch.contiguous_format)
-                values.append(value if target is None else target)
+                    values.append(value)
+                else:
+                    assert target is not None, "what is no result of its own was written into an input"
+                    values.append(target)
         return values
 
 

@@ -16,8 +16,9 @@ from torch import Tensor, fx
 from dlinfer.graph.dialect import STATIC, fake, tensors_of
 from dlinfer.graph.output_sizes import Size, sizes_of
 from dlinfer.graph.values import Function
-from dlinfer.vendor.openvino import lowerings, registry
+from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.builder import Builder, LoweringError
+from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.registry import Call
 from dlinfer.vendor.openvino.written import InPlace, Rows
 
@@ -56,6 +57,7 @@ class Template:
     sizes: of the model's outputs, as ``dlinfer.graph.output_sizes`` writes them.
     whole: indices of 64-bit inputs, of which the plugin keeps 32 bits. limits: input -> size that it indexes.
     keep: memory that the model's constants lie in. notes: for reports.
+    cache: the floating type of inputs that the model itself writes; empty where there are none.
     """
 
     model: ov.Model
@@ -69,6 +71,17 @@ class Template:
     precision: str
     notes: list[str] = field(default_factory=list)
     keep: Sequence[Tensor] = ()
+    cache: str = ""
+
+    def misfit(self, options: OpenVINOOptions) -> str | None:
+        """Why the model cannot be what the options ask for; None where it can."""
+        if not self.cache:
+            return None
+        if options.device.split(".")[0] != "CPU":
+            return f"the KV cache lies as the CPU needs it, and not as device {options.device!r} does"
+        if self.cache == "bf16" and options.precision not in ("model", "bf16"):
+            return f"attention in {options.precision} cannot keep its KV cache in bfloat16"
+        return None
 
 
 def template_of(function: Function, name: str) -> Template:
@@ -86,8 +99,14 @@ def template_of(function: Function, name: str) -> Template:
             builder.lower(node)
     outputs, results, sizes = _results(builder, graph, function.writes)
     parameters = {node: builder.values[node].get_node() for node in placeholders}
-    read = {node: one for node, one in parameters.items() if one.output(0).get_target_inputs()}
-    model = ov.Model(outputs, list(read.values()), name)
+    given_back = {one.get_node().get_friendly_name() for one in outputs}
+    read = {
+        node: one
+        for node, one in parameters.items()
+        if one.output(0).get_target_inputs() or one.get_friendly_name() in given_back
+    }
+    # openvino's stubs give its Model two classes
+    model = ov.Model(outputs, list(read.values()), name)  # pyright: ignore[reportGeneralTypeIssues]
     model.validate_nodes_and_infer_types()
     held = tuple(
         index
@@ -112,7 +131,17 @@ def template_of(function: Function, name: str) -> Template:
         _precision(graph),
         builder.notes,
         builder.keep,
+        _cache(results),
     )
+
+
+def _cache(results: Sequence[Result]) -> str:
+    kinds = {
+        dtypes.type_of(getattr(torch, one.dtype)).get_type_name() for one in results if one.kind == "kept"
+    }
+    if len(kinds) > 1:
+        raise LoweringError(f"KV caches of several dtypes ({', '.join(sorted(kinds))})")
+    return kinds.pop() if kinds else ""
 
 
 def _precision(graph: fx.Graph) -> str:

@@ -1,5 +1,7 @@
 """Lowering small functions for OpenVINO without Dynamo, and comparing them with eager at several sizes."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 

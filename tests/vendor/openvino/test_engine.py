@@ -1,5 +1,7 @@
 """Regions on the engine: what is refused and why, the fallback policies, memory, aliases, threads, wide integers."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+
 import threading
 import warnings
 

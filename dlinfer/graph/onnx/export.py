@@ -1,0 +1,110 @@
+"""A function's graph as an ONNX model.
+
+``export`` takes a graph of values (``dlinfer.graph.values``): ATen ops before dispatch and dlinfer's own, symbolic
+sizes, no writes. Every placeholder is an input of the model, weights too, in the graph's order; symbolic sizes are
+named dimensions. What weights become (initialisers of a file, memory bound to a session) is up to who uses it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from torch import fx
+from torch._ops import OpOverload
+
+from dlinfer.errors import NotExportableError
+from dlinfer.graph.dialect import op_name
+from dlinfer.graph.onnx.known_ops import in_known_ops
+from dlinfer.graph.onnx.promotion import promote
+from dlinfer.graph.onnx.translations import STANDARD
+from dlinfer.graph.torch_onnx_seam import Registry, UntranslatableError
+
+OPSET = 18
+"""The opset of the standard translations, old enough for vendors' compilers."""
+
+Table = Mapping[OpOverload, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class OnnxGraph:
+    """A model with the names by which it is fed.
+
+    model: an ``onnx_ir.Model`` without weights. inputs: a name for each placeholder of the graph, in order.
+    outputs: likewise for its outputs.
+    """
+
+    model: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(str(node) for node in self.model.graph)
+
+    def to_bytes(self) -> bytes:
+        """The model as ONNX's protobuf."""
+        import onnx_ir
+
+        return onnx_ir.serde.serialize_model(self.model).SerializeToString()
+
+
+def export(
+    graph_module: fx.GraphModule, *, opset: int = OPSET, translations: Callable[[], Table] | None = None
+) -> OnnxGraph:
+    """Write a graph as ONNX.
+
+    graph_module: every node carries its fake in ``meta["val"]``. opset: at least ``OPSET``.
+    translations: gives functions of onnxscript's ops for some of torch's ops, taken before the standard ones; asked
+        once.
+
+    Raises NotExportableError, naming the node, where an op has no translation or it refuses the call.
+    """
+    registry = _registry(opset, translations)
+    graph, constants = in_known_ops(graph_module, registry)
+    promote(graph)
+    try:
+        model = registry.translate(graph, graph_module._get_name())
+    except UntranslatableError as error:
+        named = next((node for node in graph_module.graph.nodes if node.name == error.node), None)
+        op = op_name(named) if named is not None else "a part of it"
+        raise NotExportableError(node=error.node, op=op, reason=error.reason) from error
+    return _named(model, graph, constants)
+
+
+@lru_cache(maxsize=8)
+def _registry(opset: int, translations: Callable[[], Table] | None) -> Registry:
+    return Registry(opset, {**STANDARD(), **(translations() if translations is not None else {})})
+
+
+def _named(model: Any, graph: fx.Graph, constants: Mapping[str, Any]) -> OnnxGraph:
+    """Give inputs and outputs names of their own, and move constants to the initialisers."""
+    import onnx_ir
+
+    body = model.graph
+    placeholders = graph.find_nodes(op="placeholder")
+    values = dict(zip((node.name for node in placeholders), list(body.inputs), strict=True))
+    _separate(body)
+    for name, value in values.items():  # a translation that gives its argument back has renamed it
+        value.name = name
+    for name, tensor in constants.items():
+        value = values.pop(name)
+        body.inputs.remove(value)
+        value.const_value = onnx_ir.tensor(tensor.detach().contiguous(), name=name)
+        body.initializers[name] = value
+    for index, value in enumerate(body.outputs):
+        value.name = f"result_{index}"
+    return OnnxGraph(model, tuple(values), tuple(value.name for value in body.outputs))
+
+
+def _separate(body: Any) -> None:
+    """Let no output be an input or another output: ONNX wants each to have a node of its own."""
+    import onnx_ir
+
+    taken = set(body.inputs)
+    for index, value in enumerate(list(body.outputs)):
+        if value in taken:
+            copy = onnx_ir.node("Identity", [value])
+            copy.outputs[0].shape, copy.outputs[0].type = value.shape, value.type
+            body.append(copy)
+            body.outputs[index] = copy.outputs[0]
+        taken.add(value)

@@ -1,0 +1,92 @@
+"""torch's promotion of dtypes made explicit: ONNX's elementwise ops take operands of one type.
+
+An elementwise op of torch computes in the dtype that its operands promote to, and a comparison compares in it.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.graph.dialect import arguments, fake, overload
+from dlinfer.graph.torch_seam import mode_of
+
+_aten = torch.ops.aten
+
+_CHOOSERS = {"aten::where": ("condition",), "aten::masked_fill": ("mask",)}
+"""Operands that choose among the others and are of a dtype of their own."""
+
+_OWN_DTYPE = frozenset(
+    {"aten::_to_copy", "aten::to", "aten::copy", "aten::bitwise_left_shift", "aten::bitwise_right_shift"}
+)
+"""Elementwise ops that are told what dtype to give, or whose operands do not promote."""
+
+
+_ACCUMULATING = frozenset({"aten::cumsum", "aten::sum", "aten::prod"})
+"""Ops that accumulate in the dtype of their result, which is int64 for bools and small integers."""
+
+
+def promote(graph: fx.Graph) -> None:
+    """Insert the casts that torch does inside its elementwise and accumulating ops. Changes ``graph``."""
+    for node in list(graph.nodes):
+        op = overload(node)
+        if op is not None and op._schema.name in _ACCUMULATING:
+            for operand in _operands(node):
+                value = fake(operand)
+                if isinstance(value, torch.Tensor) and value.dtype != fake(node).dtype:
+                    _cast(graph, node, operand, fake(node).dtype)
+            continue
+        if op is None or torch.Tag.pointwise not in op.tags or op._schema.name in _OWN_DTYPE:
+            continue
+        operands = _operands(node)
+        wanted = _dtype(node, [fake(operand) for operand in operands])
+        for operand in operands:
+            if wanted is not None and fake(operand).dtype != wanted:
+                _cast(graph, node, operand, wanted)
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    op = overload(node)
+    assert op is not None
+    choosers = _CHOOSERS.get(op._schema.name, ())
+    given = [value for name, value in arguments(node).items() if name not in choosers]
+    return [value for value in given if isinstance(value, fx.Node) and isinstance(fake(value), torch.Tensor)]
+
+
+def _dtype(node: fx.Node, operands: list[torch.Tensor]) -> torch.dtype | None:
+    """The dtype that a node computes in; None where its operands are to stay as they are."""
+    result = fake(node)
+    if not isinstance(result, torch.Tensor) or not operands:
+        return None
+    if result.dtype != torch.bool:
+        return result.dtype
+    if len({operand.dtype for operand in operands}) == 1 and not _compares_with_float(node, operands[0]):
+        return None
+    numbers: list[Any] = [value for value in arguments(node).values() if isinstance(value, (int, float))]
+    dtype = operands[0].dtype
+    for index, operand in enumerate(operands):
+        dtype = (
+            torch.result_type(operands[0], operand)
+            if index < 2
+            else torch.promote_types(dtype, operand.dtype)
+        )
+    if any(isinstance(number, float) for number in numbers) and not dtype.is_floating_point:
+        return torch.get_default_dtype()
+    return dtype
+
+
+def _compares_with_float(node: fx.Node, operand: torch.Tensor) -> bool:
+    numbers = [value for value in arguments(node).values() if isinstance(value, float)]
+    return bool(numbers) and not operand.dtype.is_floating_point
+
+
+def _cast(graph: fx.Graph, node: fx.Node, operand: fx.Node, dtype: torch.dtype) -> None:
+    with graph.inserting_before(node):
+        cast = graph.call_function(_aten._to_copy.default, (operand,), {"dtype": dtype})
+    with mode_of([fake(node)]):
+        value = fake(operand)
+        cast.meta = {
+            "val": torch.empty(value.shape, dtype=dtype, device=value.device),
+            "nn_module_stack": {},
+        }
+    node.replace_input_with(operand, cast)

@@ -1,0 +1,31 @@
+"""How dlinfer's ops, and ATen ops that torch.onnx has no fitting translation of, are written in ONNX's standard ops.
+
+A translation takes an op's arguments as ``onnx_ir`` values and Python numbers, calls ops of ``opset()`` and gives the
+results. It may raise Untranslated for a call that it cannot serve.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch._ops import OpOverload
+
+Translation = Callable[..., Any]
+
+
+def STANDARD() -> Mapping[OpOverload, Translation]:  # noqa: N802 - a table, made when first asked for
+    """All standard translations by op."""
+    from dlinfer.graph.onnx.translations import (
+        activation,
+        attention,
+        index,
+        kv_cache,
+        linear,
+        moe,
+        norm,
+        rotary,
+    )
+
+    table: dict[OpOverload, Translation] = {}
+    for part in (activation, attention, index, kv_cache, linear, moe, norm, rotary):
+        table |= part.table()
+    return table

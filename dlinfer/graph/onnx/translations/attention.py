@@ -1,0 +1,132 @@
+"""Scaled dot-product attention in matrix products and a softmax."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dlinfer.graph.onnx.translations.writing import (
+    Untranslated,
+    equal_sizes,
+    fixed,
+    is_type,
+    lowest,
+    number,
+    opset,
+    rank,
+    shape_of,
+    size,
+    sizes,
+)
+
+Scores = Callable[[Any, Any, float, int], Any]
+"""From queries [..., L, E], keys [..., S, E], scale and rank to scale * queries @ keys.T."""
+
+
+def table() -> dict[Any, Any]:
+    """Translations by op."""
+    return {torch.ops.aten.scaled_dot_product_attention.default: attention_with(plain_scores)}
+
+
+def plain_scores(query: Any, key: Any, scale: float, dims: int) -> Any:
+    """By Transpose and MatMul."""
+    op = opset()
+    order = [*range(dims - 2), dims - 1, dims - 2]
+    scaled = op.Mul(query, number(scale, query))
+    return op.MatMul(scaled, op.Transpose(key, perm=order))
+
+
+def attention_with(scores: Scores) -> Callable[..., Any]:
+    """The translation of torch's op, with products of queries and keys written by ``scores``."""
+    return functools.partial(_attention, scores)
+
+
+def _attention(
+    scores: Scores,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """torch's meaning: a query that may see no key gives zeros; heads of a group are rows of one product."""
+    if dropout_p:
+        raise Untranslated("attention with dropout")
+    op = opset()
+    dims = rank(query)
+    factor = 1.0 / math.sqrt(fixed(query, dims - 1, "the head size")) if scale is None else scale
+    mask = _causal(query, key) if is_causal else attn_mask
+    grouped = enable_gqa and not equal_sizes([query.shape[-3]], [key.shape[-3]])
+    group = _group(query, key) if grouped else 1
+    rows, shown = query, None
+    if grouped:
+        heads = (key, dims - 3)
+        head_size = (query, dims - 1)
+        shown = shape_of([*sizes(query, 0, -3), heads, group, (query, dims - 2), (key, dims - 2)])
+        # [..., heads, group, L, E] -> [..., heads, group * L, E]: the rows of a group lie side by side.
+        rows = op.Reshape(query, _merged(query, key, group, head_size))
+    weights = scores(rows, key, factor, dims)
+    weights = weights if shown is None else op.Reshape(weights, shown)
+    weights = _softmax(weights, _grouped_mask(mask, query, key, group) if grouped else mask, query)
+    if shown is not None:
+        weights = op.Reshape(weights, _merged(query, key, group, (key, dims - 2)))
+    result = op.MatMul(weights, value)
+    if grouped:
+        result = op.Reshape(result, shape_of([*sizes(query, 0, -1), (value, dims - 1)]))
+    return result
+
+
+def _group(query: Any, key: Any) -> int:
+    heads, shared = fixed(query, -3, "the number of heads"), fixed(key, -3, "the number of KV heads")
+    if heads % shared:
+        raise Untranslated(f"{heads} query heads for {shared} KV heads")
+    return heads // shared
+
+
+def _merged(query: Any, key: Any, group: int, last: tuple[Any, int]) -> Any:
+    """The shape [..., kv heads, group * L, last]."""
+    op = opset()
+    dims = rank(query)
+    length = size(query, dims - 2)
+    head = [*sizes(query, 0, -3), (key, dims - 3)]
+    if length is not None:
+        return shape_of([*head, group * length, last])
+    rows = op.Mul(op.Shape(query, start=dims - 2, end=dims - 1), op.Constant(value_ints=[group]))
+    return op.Concat(shape_of(head), rows, shape_of([last]), axis=0)
+
+
+def _grouped_mask(mask: Any, query: Any, key: Any, group: int) -> Any:
+    """A mask [..., heads or 1, L, S] for scores [..., kv heads, group, L, S]."""
+    if mask is None or mask.shape is None or rank(mask) < 3:
+        return mask
+    op = opset()
+    if size(mask, -3) == 1:
+        return op.Unsqueeze(mask, [-3])
+    parts = [*sizes(mask, 0, -3), (key, rank(key) - 3), group, *sizes(mask, -2)]
+    return op.Reshape(mask, shape_of(parts))
+
+
+def _causal(query: Any, key: Any) -> Any:
+    """True where the key does not come after the query, both counted from the start."""
+    op = opset()
+    dims = rank(query)
+    ones = op.Expand(op.Constant(value_float=1.0), shape_of([(query, dims - 2), (key, dims - 2)]))
+    return op.Cast(op.Trilu(ones, upper=0), to=9)
+
+
+def _softmax(scores: Any, mask: Any, query: Any) -> Any:
+    """Over the last dimension; rows without any visible key become zeros."""
+    op = opset()
+    if mask is None:
+        return op.Softmax(scores, axis=-1)
+    low, zero = number(lowest(query), query), number(0.0, query)
+    if mask.dtype is None or is_type(mask, "BOOL"):
+        return op.Where(mask, op.Softmax(op.Where(mask, scores, low), axis=-1), zero)
+    total = op.Add(scores, mask)
+    hidden = op.Equal(total, number(-math.inf, query))
+    return op.Where(hidden, zero, op.Softmax(op.Max(total, low), axis=-1))

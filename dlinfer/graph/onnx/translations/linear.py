@@ -1,0 +1,33 @@
+"""Products with weights as torch.nn.Linear stores them: [out_features, in_features]."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dlinfer.graph.onnx.translations.writing import opset, rank
+
+
+def table() -> dict[Any, Any]:
+    """Translations by op."""
+    return {
+        torch.ops.aten.linear.default: linear,
+        torch.ops.dlinfer.linear.default: linear,
+        torch.ops.dlinfer.linears.default: linears,
+    }
+
+
+def linear(input: Any = None, weight: Any = None, bias: Any = None, x: Any = None) -> Any:
+    """input @ weight.T + bias; ``x`` is the input of dlinfer's op."""
+    op = opset()
+    values = x if input is None else input
+    if rank(values) == 2:
+        given = (values, weight) if bias is None else (values, weight, bias)
+        return op.Gemm(*given, transB=1)
+    product = op.MatMul(values, op.Transpose(weight, perm=[1, 0]))
+    return product if bias is None else op.Add(product, bias)
+
+
+def linears(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> list[Any]:
+    """One product a weight."""
+    return [linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]

@@ -1,0 +1,68 @@
+"""Mixture of experts: routing, and all experts at once.
+
+ONNX has no op that runs chosen experts only. The standard form computes every expert for every token and adds the
+chosen ones: right, and as much work as a dense layer with all experts' weights.
+"""
+
+from typing import Any
+
+import torch
+
+from dlinfer.graph.onnx.translations.writing import fixed, is_type, number, opset, rank, shape_of, sizes, wide
+
+_ops = torch.ops.dlinfer
+
+
+def table() -> dict[Any, Any]:
+    """Translations by op."""
+    return {_ops.moe_gating_topk_softmax.default: gating, _ops.fused_moe.default: fused_moe}
+
+
+def gating(router_logits: Any, topk: int, n_groups: int) -> tuple[Any, Any]:
+    """The topk experts by softmax, of each group where there are groups."""
+    op = opset()
+    logits, _ = wide(router_logits)
+    weights = op.Softmax(logits, axis=-1)
+    if n_groups < 1:
+        return op.TopK(weights, op.Constant(value_ints=[topk]), axis=-1)
+    leading = sizes(router_logits, 0, -1)
+    group = fixed(router_logits, rank(router_logits) - 1, "the number of experts") // n_groups
+    grouped = op.Reshape(weights, shape_of([*leading, n_groups, group]))
+    chosen, ids = op.TopK(grouped, op.Constant(value_ints=[topk // n_groups]), axis=-1)
+    first = op.Reshape(op.Constant(value_ints=[group * index for index in range(n_groups)]), [n_groups, 1])
+    flat = shape_of([*leading, topk])
+    return op.Reshape(chosen, flat), op.Reshape(op.Add(ids, first), flat)
+
+
+def fused_moe(
+    hidden_states: Any,
+    gate_up_weights: Any,
+    down_weights: Any,
+    topk_weights: Any,
+    topk_ids: Any,
+    topk: int,
+    renormalize: bool,
+) -> Any:
+    """All experts' results, weighted by zero where an expert is not chosen."""
+    op = opset()
+    x, cast = wide(hidden_states)
+    gate_up, down = wide(gate_up_weights)[0], wide(down_weights)[0]
+    weights = dense_weights(hidden_states, gate_up_weights, topk_weights, topk_ids, renormalize)
+    inner = op.MatMul(op.Unsqueeze(x, [0]), op.Transpose(gate_up, perm=[0, 2, 1]))
+    gate, up = op.Split(inner, axis=-1, num_outputs=2)
+    active = op.Mul(op.Mul(gate, op.Sigmoid(gate)), up)
+    each = op.MatMul(active, op.Transpose(down, perm=[0, 2, 1]))
+    share = op.Unsqueeze(op.Transpose(weights, perm=[1, 0]), [-1])
+    total = op.ReduceSum(op.Mul(each, share), [0], keepdims=0)
+    return op.Cast(total, to=int(hidden_states.dtype)) if cast else total
+
+
+def dense_weights(x: Any, gate_up: Any, topk_weights: Any, topk_ids: Any, renormalize: bool) -> Any:
+    """Each token's weight for every expert, [tokens, experts], of x's dtype; zero for those not chosen."""
+    op = opset()
+    kind = 11 if is_type(x, "DOUBLE") else 1
+    weights = op.Cast(topk_weights, to=kind)
+    if renormalize:
+        weights = op.Div(weights, op.ReduceSum(weights, [-1], keepdims=1))
+    nothing = op.Expand(number(0.0, x, wide=True), shape_of([(topk_ids, 0), (gate_up, 0)]))
+    return op.ScatterElements(nothing, op.Cast(topk_ids, to=7), weights, axis=1, reduction="add")

@@ -1,0 +1,31 @@
+"""RMS normalisation."""
+
+from typing import Any
+
+import torch
+
+from dlinfer.graph.onnx.translations.writing import number, opset, wide
+
+_ops = torch.ops.dlinfer
+
+
+def table() -> dict[Any, Any]:
+    """Translations by op."""
+    return {_ops.rms_norm.default: rms_norm, _ops.add_rms_norm.default: add_rms_norm}
+
+
+def rms_norm(x: Any, weight: Any, eps: float) -> Any:
+    """The mean in float32, rounded before the weight, as the op says."""
+    op = opset()
+    values, cast = wide(x)
+    mean = op.ReduceMean(op.Mul(values, values), [-1], keepdims=1)
+    root = op.Sqrt(op.Add(mean, number(eps, x, wide=True)))
+    scaled = op.Div(values, root)
+    return op.Mul(op.Cast(scaled, to=int(x.dtype)) if cast else scaled, weight)
+
+
+def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+    """The sum, and its norm."""
+    total = opset().Add(x, residual)
+    total.dtype = x.dtype
+    return rms_norm(total, weight, eps), total

@@ -1,0 +1,57 @@
+"""Rotary position embedding."""
+
+from typing import Any
+
+import torch
+
+from dlinfer.graph.onnx.translations.writing import equal_sizes, fixed, opset, rank, shape_of, sizes
+
+_ops = torch.ops.dlinfer
+
+
+def table() -> dict[Any, Any]:
+    """Translations by op."""
+    return {
+        _ops.apply_rotary_pos_emb.default: apply_rotary_pos_emb,
+        _ops.apply_rotary_pos_emb_interleaved.default: apply_rotary_pos_emb_interleaved,
+    }
+
+
+def apply_rotary_pos_emb(q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
+    """x * cos + (-second half, first half) * sin, a row of the tables for each token."""
+    cos, sin = _per_token(cos, q), _per_token(sin, q)
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def _per_token(table: Any, q: Any) -> Any:
+    op = opset()
+    if equal_sizes(list(table.shape)[:-1], list(q.shape)[:-2]):
+        return op.Unsqueeze(table, [-2])
+    return op.Reshape(table, shape_of([*sizes(q, 0, -2), 1, (q, rank(q) - 1)]))
+
+
+def _rotated(x: Any, cos: Any, sin: Any) -> Any:
+    op = opset()
+    first, second = op.Split(x, axis=-1, num_outputs=2)
+    turned = op.Concat(op.Neg(second), first, axis=-1)
+    return op.Add(op.Mul(x, cos), op.Mul(turned, sin))
+
+
+def apply_rotary_pos_emb_interleaved(
+    native_input: Any, cos: Any, sin: Any, return_native_layout: bool
+) -> Any:
+    """Adjacent pairs turned: (a cos - b sin, b cos + a sin)."""
+    op = opset()
+    x = native_input
+    last = rank(x) - 1
+    half = fixed(x, last, "the head size") // 2
+    cos, sin = (op.Slice(one, [0], [half], [-1]) for one in (cos, sin))
+    first, second = (op.Slice(x, [start], [2 * half], [last], [2]) for start in (0, 1))
+    turned = (
+        op.Sub(op.Mul(first, cos), op.Mul(second, sin)),
+        op.Add(op.Mul(second, cos), op.Mul(first, sin)),
+    )
+    if return_native_layout:
+        return op.Concat(*turned, axis=-1)
+    pairs = op.Concat(*(op.Unsqueeze(one, [-1]) for one in turned), axis=-1)
+    return op.Reshape(pairs, shape_of(sizes(x)))

@@ -1,0 +1,101 @@
+"""What translations share: the opset they write in, and sizes that may be known only at run time."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class Untranslated(Exception):
+    """A call that a translation cannot write; its text is the reason."""
+
+
+@functools.cache
+def opset(domain: str = "", version: int = 18) -> Any:
+    """The ops of a domain, to be called inside a translation."""
+    from onnxscript import values
+
+    return values.Opset(domain, version)
+
+
+def rank(value: Any) -> int:
+    """Number of dimensions of an argument."""
+    return len(value.shape)
+
+
+def size(value: Any, dim: int) -> int | None:
+    """A size of an argument; None where it is symbolic."""
+    found = value.shape[dim]
+    return found if isinstance(found, int) else None
+
+
+def fixed(value: Any, dim: int, what: str) -> int:
+    """A size of an argument that a translation needs as a number. Raises Untranslated."""
+    found = size(value, dim)
+    if found is None:
+        raise Untranslated(f"{what} is not a number")
+    return found
+
+
+def equal_sizes(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether two shapes are the same for every value of the symbols."""
+    return len(first) == len(second) and all(str(a) == str(b) for a, b in zip(first, second, strict=True))
+
+
+def shape_of(parts: Sequence[int | tuple[Any, int]]) -> Any:
+    """A shape for Reshape and Expand: numbers, or (argument, dimension) for a size of that argument."""
+    op = opset()
+    numbers = [part if isinstance(part, int) else size(*part) for part in parts]
+    if None not in numbers:
+        return op.Constant(value_ints=numbers)
+    pieces = []
+    for part, number in zip(parts, numbers, strict=True):
+        if number is not None:
+            pieces.append(op.Constant(value_ints=[number]))
+        else:
+            value, dim = part  # pyright: ignore[reportGeneralTypeIssues]
+            pieces.append(op.Shape(value, start=dim, end=dim + 1))
+    return op.Concat(*pieces, axis=0)
+
+
+def sizes(value: Any, first: int = 0, end: int | None = None) -> list[tuple[Any, int]]:
+    """(value, dimension) of some dimensions, for ``shape_of``."""
+    return [(value, dim) for dim in range(rank(value))[first:end]]
+
+
+def number(value: float | int | bool, like: Any, *, wide: bool = False) -> Any:
+    """A scalar constant of an argument's dtype, or of what ``wide`` makes of it."""
+    import onnx_ir
+
+    narrow = wide and is_type(like, "FLOAT16", "BFLOAT16")
+    dtype = onnx_ir.DataType.FLOAT if narrow else like.dtype
+    return opset().Constant(value=onnx_ir.tensor(value, dtype=dtype))
+
+
+def lowest(like: Any) -> float:
+    """The lowest finite number of a floating argument's dtype."""
+    return torch.finfo(torch_type(like)).min
+
+
+def torch_type(value: Any) -> torch.dtype:
+    """torch's dtype of an argument."""
+    from onnx_ir import DataType
+
+    names = {DataType.FLOAT: "float32", DataType.DOUBLE: "float64", DataType.FLOAT16: "float16"}
+    names |= {DataType.BFLOAT16: "bfloat16", DataType.INT64: "int64", DataType.INT32: "int32"}
+    if value.dtype not in names:
+        raise Untranslated(f"an argument of type {value.dtype}")
+    return getattr(torch, names[value.dtype])
+
+
+def is_type(value: Any, *names: str) -> bool:
+    """Whether an argument's ONNX type is one of these: FLOAT, DOUBLE, FLOAT16, BOOL, INT64, ..."""
+    return value.dtype is not None and value.dtype.name in names
+
+
+def wide(value: Any) -> tuple[Any, bool]:
+    """(a floating argument as float32 at least, whether it was cast)."""
+    if is_type(value, "FLOAT16", "BFLOAT16"):
+        return opset().Cast(value, to=1), True
+    return value, False

@@ -1,0 +1,117 @@
+"""The seam to the private parts of torch's ONNX exporter, beside ``torch_seam``.
+
+The public ``torch.onnx.export`` takes a program of torch.export's, decomposes and retraces the whole of it, and reads
+its table of translations anew at each call: seconds for a region, and as long for a single node. A region is a graph
+of ATen ops already, so only the exporter's table and its translation of a graph, node by node, are used here.
+``tests/graph/test_torch_onnx_seam.py`` uses each name on a small case.
+"""
+
+import functools
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+_lock = threading.Lock()
+
+
+class UntranslatableError(Exception):
+    """node: name of the node that the exporter could not translate. reason: why."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(f"{node}: {reason}")
+        self.node = node
+        self.reason = reason
+
+
+class Registry:
+    """The exporter's table from torch's ops to functions that write ONNX, with ours before its own."""
+
+    def __init__(self, opset: int, ours: Mapping[OpOverload, Callable[..., Any]]) -> None:
+        from torch.onnx._internal.exporter import _registration
+
+        self.opset = opset
+        table = _torch_table(opset)
+        self._table = _registration.ONNXRegistry()
+        self._table._opset_version = opset
+        self._table.functions = {name: list(functions) for name, functions in table.functions.items()}
+        for op, function in ours.items():
+            meta = _registration.OnnxDecompMeta(
+                onnx_function=function,
+                fx_target=op,
+                signature=None,
+                is_custom=True,
+                skip_signature_inference=True,
+            )
+            self._table._register(op, meta)
+
+    def knows(self, target: Any) -> bool:
+        """Whether calls of ``target`` have a translation."""
+        return any(not entry.is_complex for entry in self._table.get_decomps(target))
+
+    @functools.cached_property
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+        """torch's decompositions of the ops that have no translation."""
+        from torch.onnx._internal.exporter import _decomp
+
+        known = set(_decomp.get_onnx_implemented_overloads(self._table))
+        return dict(_decomp.create_onnx_friendly_decomposition_table(known))
+
+    def translate(self, graph: fx.Graph, name: str) -> Any:
+        """The graph, whose nodes carry fakes, as an ``onnx_ir.Model``. Raises UntranslatableError."""
+        import onnx_ir
+        from torch.onnx._internal.exporter import _constants, _core, _errors, _ir_passes
+
+        model = onnx_ir.Model(
+            onnx_ir.Graph([], [], nodes=[], name=name), ir_version=_constants.ONNX_IR_VERSION
+        )
+        try:
+            with _lock:  # the exporter keeps the tracer of the op being translated in a global
+                _core._translate_fx_graph(
+                    graph,
+                    model,
+                    graph_like=model.graph,
+                    owned_graphs={},
+                    lower="at_conversion",
+                    registry=self._table,
+                )
+        except _errors.ConversionError as error:
+            found = re.search(r"translating node %(\w+)", str(error))
+            raise UntranslatableError(found.group(1) if found else "", _cause(error)) from error
+        model.opset_imports[""] = self.opset
+        _ir_passes.add_opset_imports(model)
+        model.opset_imports[""] = self.opset
+        return model
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"torch.onnx: {type(error).__name__}: {lines[0] if lines else ''}"
+
+
+@functools.lru_cache(maxsize=4)
+def _torch_table(opset: int) -> Any:
+    from torch.onnx._internal.exporter import _registration
+
+    # It says of each op of packages that are not installed (torchvision) that it is skipped.
+    logger = logging.getLogger(_registration.__name__)
+    before, logger.level = logger.level, logging.ERROR
+    try:
+        return _registration.ONNXRegistry.from_torchlib(opset)
+    finally:
+        logger.level = before
+
+
+def onnx_type(dtype: torch.dtype) -> int | None:
+    """ONNX's number of a dtype; None where ONNX has no such type."""
+    from torch.onnx._internal.exporter import _core
+
+    found = _core._TORCH_DTYPE_TO_ONNX.get(dtype)
+    return None if found is None else int(found)

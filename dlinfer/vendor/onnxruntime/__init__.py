@@ -1,0 +1,51 @@
+"""ONNX Runtime: a graph engine for every execution provider that its installed package has."""
+
+from collections.abc import Mapping
+from importlib import util
+from typing import Any
+
+from dlinfer.vendor import discovery
+from dlinfer.vendor.base import Kernel, Probe, Vendor
+
+_NAME = "onnxruntime"
+_NEEDED = ("onnxruntime", "onnx", "onnxscript", "onnx_ir")
+
+
+def _probe() -> Probe:
+    """Whether the packages are there; none is imported."""
+    missing = [name for name in _NEEDED if util.find_spec(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        reason = f"{', '.join(missing)} {verb} not installed"
+        return Probe(False, reason, 'pip install "dlinfer[onnxruntime]"')
+    return Probe(True, "onnxruntime with the exporter's packages")
+
+
+def _kernels() -> Mapping[str, Kernel]:
+    """Those of the vendor that serves the device otherwise: this one adds an engine."""
+    others = [
+        vendor
+        for vendor in discovery.loadable()
+        if vendor.name != _NAME and vendor.device_type == "cpu" and discovery.probe(vendor).available
+    ]
+    best = max(others, key=lambda vendor: vendor.priority, default=None)
+    return best.load_kernels() if best is not None else {}
+
+
+def _engine(name: str) -> Any:
+    from dlinfer.vendor.onnxruntime.engine import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine()
+
+
+VENDOR = Vendor(
+    name=_NAME,
+    device_type="cpu",
+    summary="graphs in ONNX Runtime, on the execution providers that are installed",
+    probe=_probe,
+    load_kernels=_kernels,
+    engines=(_NAME,),
+    default_engine=_NAME,
+    load_engine=_engine,
+    priority=-10,  # used when it is asked for
+)

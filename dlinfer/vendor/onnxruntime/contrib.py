@@ -1,0 +1,77 @@
+"""Translations to ONNX Runtime's own ops, where they say in one node what takes many."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dlinfer.graph.onnx.translations import activation, attention, linear, norm
+from dlinfer.graph.onnx.translations.writing import is_type, opset, rank
+from dlinfer.vendor.onnxruntime import contrib_ops
+
+_ops = torch.ops.dlinfer
+
+
+def table() -> Mapping[Any, Any]:
+    """Translations by op, taken before the standard ones."""
+    return {
+        _ops.rms_norm.default: rms_norm,
+        _ops.add_rms_norm.default: add_rms_norm,
+        _ops.silu_mul.default: silu_mul,
+        _ops.silu_and_mul.default: silu_and_mul,
+        torch.ops.aten.linear.default: linear_of,
+        _ops.linear.default: linear_of,
+        _ops.linears.default: linears,
+        torch.ops.aten.scaled_dot_product_attention.default: attention.attention_with(scores),
+    }
+
+
+def rms_norm(x: Any, weight: Any, eps: float) -> Any:
+    """SimplifiedLayerNormalization; its kernel for float64 takes the mean in float32, so it is for float32 only."""
+    if not is_type(x, "FLOAT"):
+        return norm.rms_norm(x, weight, eps)
+    return contrib_ops.simplified_layer_norm(x, weight, eps)
+
+
+def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+    """SkipSimplifiedLayerNormalization."""
+    if not is_type(x, "FLOAT") or rank(x) not in (2, 3):
+        total = opset().Add(x, residual)
+        total.dtype = x.dtype
+        return rms_norm(total, weight, eps), total
+    return contrib_ops.skip_simplified_layer_norm(x, residual, weight, eps)
+
+
+def silu_mul(gate: Any, up: Any) -> Any:
+    """QuickGelu, which is silu where its alpha is one."""
+    if not is_type(gate, "FLOAT"):
+        return activation.silu_mul(gate, up)
+    return opset().Mul(contrib_ops.quick_gelu(gate, 1.0), up)
+
+
+def silu_and_mul(x: Any) -> Any:
+    """``silu_mul`` of the two halves of the last dimension."""
+    gate, up = opset().Split(x, axis=-1, num_outputs=2)
+    gate.dtype = x.dtype
+    return silu_mul(gate, up)
+
+
+def linear_of(input: Any = None, weight: Any = None, bias: Any = None, x: Any = None) -> Any:
+    """FusedMatMul, which reads a weight as torch stores it."""
+    values = x if input is None else input
+    if rank(values) == 2 or not is_type(values, "FLOAT", "DOUBLE"):
+        return linear.linear(values, weight, bias)
+    product = contrib_ops.fused_mat_mul(values, weight, trans_b=True)
+    return product if bias is None else opset().Add(product, bias)
+
+
+def linears(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> list[Any]:
+    """One product a weight."""
+    return [linear_of(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def scores(query: Any, key: Any, scale: float, dims: int) -> Any:
+    """The products of queries and keys as they lie."""
+    if not is_type(key, "FLOAT", "DOUBLE"):
+        return attention.plain_scores(query, key, scale, dims)
+    return contrib_ops.fused_mat_mul(query, key, trans_b=True, alpha=scale)

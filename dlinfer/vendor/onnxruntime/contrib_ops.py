@@ -1,0 +1,57 @@
+"""ONNX Runtime's own ops as translations call them: the few that are used, with the parameters that are used.
+
+onnxscript knows the ops of ONNX alone; it is told of these by schemas that stand for no type check of their own.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+DOMAIN = "com.microsoft"
+
+
+def fused_mat_mul(a: Any, b: Any, *, trans_b: bool = False, alpha: float = 1.0) -> Any:
+    """alpha * a @ b, where b is transposed in its last two dimensions on demand. float and double."""
+    return _call("FusedMatMul", (a, b), 1, transB=int(trans_b), alpha=alpha)
+
+
+def simplified_layer_norm(x: Any, scale: Any, eps: float) -> Any:
+    """RMS norm over the last dimension; ONNX Runtime keeps it in ONNX's own domain."""
+    return _call("SimplifiedLayerNormalization", (x, scale), 1, domain="", axis=-1, epsilon=eps, stash_type=1)
+
+
+def skip_simplified_layer_norm(x: Any, skip: Any, scale: Any, eps: float) -> tuple[Any, Any]:
+    """(RMS norm of x + skip over the last dimension, that sum), of 2 or 3 dimensions."""
+    results = _call("SkipSimplifiedLayerNormalization", (x, skip, scale), 4, epsilon=eps)
+    return results[0], results[3]
+
+
+def quick_gelu(x: Any, alpha: float) -> Any:
+    """x * sigmoid(alpha * x)."""
+    return _call("QuickGelu", (x,), 1, alpha=alpha)
+
+
+def _call(name: str, inputs: Sequence[Any], outputs: int, *, domain: str = DOMAIN, **attributes: Any) -> Any:
+    from onnxscript import evaluator
+
+    kinds = tuple((key, type(value).__name__) for key, value in attributes.items())
+    schema = _schema(name, domain, len(inputs), outputs, kinds)
+    interpreter: Any = evaluator.default()
+    return interpreter.eval(schema, list(inputs), attributes)
+
+
+@functools.cache
+def _schema(name: str, domain: str, inputs: int, outputs: int, kinds: tuple[tuple[str, str], ...]) -> Any:
+    from onnx.defs import OpSchema
+
+    types = ["tensor(float)", "tensor(double)", "tensor(float16)"]
+    attribute = {"int": OpSchema.AttrType.INT, "float": OpSchema.AttrType.FLOAT}
+    return OpSchema(
+        name,
+        domain,
+        1,
+        inputs=[OpSchema.FormalParameter(f"input_{index}", "T") for index in range(inputs)],
+        outputs=[OpSchema.FormalParameter(f"output_{index}", "T") for index in range(outputs)],
+        type_constraints=[("T", types, "")],
+        attributes=[OpSchema.Attribute(key, attribute[kind], required=True) for key, kind in kinds],
+    )

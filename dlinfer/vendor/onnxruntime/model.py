@@ -1,0 +1,52 @@
+"""Questions and changes to a model before it becomes a session."""
+
+from collections.abc import Sequence
+
+from dlinfer.graph.onnx.export import OnnxGraph
+
+_SCATTERS = frozenset({"ScatterElements", "ScatterND"})
+_ELEMENTWISE = frozenset(
+    "Add Sub Mul Div Pow Neg Abs Sqrt Exp Log Sign Where Min Max Relu Sigmoid Tanh Clip Reciprocal Floor Ceil".split()
+)
+
+
+def safe_in_place(graph: OnnxGraph, writes: Sequence[int | None]) -> frozenset[int]:
+    """Inputs whose new content may be written into their own memory while the session runs.
+
+    The node that makes the new content is the only one that reads the input, and reads each element where it writes
+    it: ONNX Runtime does not know that the two are one memory, and neither reorders nor copies for it.
+    """
+    inputs, outputs = list(graph.model.graph.inputs), list(graph.model.graph.outputs)
+    found = set()
+    for index, content in zip(writes, outputs, strict=True):
+        node = content.producer() if index is not None else None
+        if index is None or node is None:
+            continue
+        uses = list(inputs[index].uses())
+        alone = len(uses) == 1 and uses[0].node is node
+        if not alone:
+            continue
+        first = uses[0].idx == 0
+        if (node.op_type in _SCATTERS and first) or node.op_type in _ELEMENTWISE:
+            found.add(index)
+    return frozenset(found)
+
+
+def with_initialisers(graph: OnnxGraph, names: Sequence[str]) -> bytes:
+    """The model with some of its inputs as initialisers whose content is given to the session apart."""
+    from onnx import ModelProto, TensorProto
+
+    model = ModelProto.FromString(graph.to_bytes())
+    held = set(names)
+    inputs = list(model.graph.input)
+    del model.graph.input[:]
+    for value in inputs:
+        if value.name not in held:
+            model.graph.input.append(value)
+            continue
+        kind = value.type.tensor_type
+        tensor = TensorProto(name=value.name, data_type=kind.elem_type, data_location=TensorProto.EXTERNAL)
+        tensor.dims.extend(dim.dim_value for dim in kind.shape.dim)
+        tensor.external_data.add(key="location", value=value.name)
+        model.graph.initializer.append(tensor)
+    return model.SerializeToString()

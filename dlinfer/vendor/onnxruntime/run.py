@@ -1,0 +1,125 @@
+"""A session at run time: torch's tensors bound where they lie, and results where torch wants them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dlinfer.graph.torch_onnx_seam import onnx_type
+from dlinfer.graph.value_memory import overlapping
+from dlinfer.graph.values import Function
+
+
+@dataclass(frozen=True)
+class Io:
+    """How a function's inputs and results meet a session.
+
+    inputs: (index of the function's input, name in the model) of what is passed at each call.
+    outputs: names of its results. in_place: indices of written inputs whose memory is the result's own.
+    steady: indices of inputs that are the same tensors at each call, and not written.
+    """
+
+    inputs: Sequence[tuple[int, str]]
+    outputs: Sequence[str]
+    in_place: frozenset[int]
+    steady: frozenset[int]
+
+
+class Conflict(Exception):
+    """The inputs of a call share memory that is written, so that the function is not the region; its text says why."""
+
+
+@dataclass
+class _Binding:
+    """An io binding, and the address and sizes that each name is bound to. One call uses it at a time."""
+
+    binding: Any
+    bound: dict[str, tuple[int, torch.Size]] = field(default_factory=dict)
+
+    def bind(self, bind: Callable[..., None], name: str, tensor: torch.Tensor) -> None:
+        """Binding takes microseconds, comparing a fraction of one."""
+        place = (tensor.data_ptr(), tensor.shape)
+        if self.bound.get(name) != place:
+            bind(name, "cpu", 0, onnx_type(tensor.dtype), list(tensor.shape), place[0])
+            self.bound[name] = place
+
+
+class SessionRun:
+    """Callable with a region's inputs, gives the tuple of its outputs. Threads may call it at once.
+
+    sizes: gives the sizes of the function's results from its inputs. Raises Conflict.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        function: Function,
+        io: Io,
+        sizes: Callable[[Sequence[Any]], Sequence[Sequence[int]]],
+    ) -> None:
+        self._session = session
+        self._function = function
+        self._io = io
+        self._sizes = sizes
+        self._free: list[_Binding] = []
+        self._written = frozenset(index for index in function.writes if index is not None)
+        results: Sequence[Any] = function.graph_module.graph.output_node().args[0]  # pyright: ignore[reportAssignmentType]
+        self._dtypes = [node.meta["val"].dtype for node in results]
+        self._moving = [
+            index
+            for index, node in enumerate(function.graph_module.graph.find_nodes(op="placeholder"))
+            if index not in io.steady and isinstance(node.meta["val"], torch.Tensor)
+        ]
+        self._apart: tuple[int, ...] | None = None
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        self._function.check(inputs)
+        if self._written:
+            self._refuse_conflict(inputs)
+        given = [_packed(value) for value in inputs]
+        values = self._results(inputs)
+        try:
+            ours = self._free.pop()
+        except IndexError:
+            ours = _Binding(self._session.io_binding())
+        for index, name in self._io.inputs:
+            ours.bind(ours.binding.bind_input, name, given[index])
+        for name, value in zip(self._io.outputs, values, strict=True):
+            ours.bind(ours.binding.bind_output, name, value)
+        self._session.run_with_iobinding(ours.binding)
+        self._free.append(ours)
+        for index, value in zip(self._function.writes, values, strict=True):
+            if index is not None and value is not inputs[index]:
+                inputs[index].copy_(value)
+        return self._function.finish(inputs, values)
+
+    def _results(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Memory for each result: an input's own where that is safe, else new."""
+        return [
+            inputs[index]
+            if index is not None and index in self._io.in_place and inputs[index].is_contiguous()
+            else torch.empty(shape, dtype=dtype)
+            for index, shape, dtype in zip(
+                self._function.writes, self._sizes(inputs), self._dtypes, strict=True
+            )
+        ]
+
+    def _refuse_conflict(self, inputs: Sequence[Any]) -> None:
+        """Raise Conflict. Weights are looked at again only when one of them, or what is written, has moved."""
+        written = {place for place, index in enumerate(self._moving) if index in self._written}
+        reason = overlapping([inputs[index] for index in self._moving], written)
+        places = tuple(inputs[index].data_ptr() for index in (*self._io.steady, *self._written))
+        if reason is None and places != self._apart:
+            reason = self._function.conflict(inputs)
+            self._apart = places
+        if reason is not None:
+            self._apart = None
+            raise Conflict(reason)
+
+
+def _packed(value: Any) -> torch.Tensor:
+    """An input as ONNX Runtime takes it: a contiguous tensor, a number in one."""
+    if not isinstance(value, torch.Tensor):
+        return torch.tensor(value)
+    return value if value.is_contiguous() else value.contiguous()

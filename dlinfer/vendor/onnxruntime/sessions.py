@@ -1,0 +1,193 @@
+"""Inference sessions of ONNX Runtime: made with explicit providers, and refused when a provider is passed over."""
+
+import functools
+import hashlib
+import importlib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlinfer.errors import CompileOptionError, ProviderFallbackError, ProviderUnavailableError
+from dlinfer.ops.fallback import Fallback, settle
+from dlinfer.vendor.onnxruntime.options import CPU, OrtOptions
+
+ENGINE = "onnxruntime"
+
+
+class SessionRefusedError(Exception):
+    """ONNX Runtime does not take a model; its text is the reason."""
+
+
+def check_providers(options: OrtOptions) -> None:
+    """Raise ProviderUnavailableError for a provider that the installed package does not have."""
+    import onnxruntime
+
+    available = onnxruntime.get_available_providers()
+    for name in options.providers:
+        if name not in available:
+            raise ProviderUnavailableError(
+                provider=name,
+                reason=f"onnxruntime {onnxruntime.__version__} as installed was built without it",
+                available=", ".join(available),
+            )
+
+
+def make_session(
+    model: bytes,
+    options: OrtOptions,
+    *,
+    policy: str,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> Any:
+    """An ``onnxruntime.InferenceSession``.
+
+    weights: initialisers that the model names and does not hold; ONNX Runtime copies them. policy: what happens where
+    a chosen provider leaves nodes to the CPU provider that was not chosen.
+
+    Raises SessionRefusedError, ProviderUnavailableError, ProviderFallbackError and, where no provider wrote the EP
+    context that was asked for, CompileOptionError.
+    """
+    import onnxruntime
+
+    check_providers(options)
+    settings = _settings(options)
+    held = []
+    if weights:
+        held = [onnxruntime.OrtValue.from_dlpack(value.detach()) for value in weights.values()]
+        settings.add_external_initializers(list(weights), held)
+    context = _context_file(model, options, weights or {})
+    source: bytes | str = model
+    if context is not None:
+        if context.exists():
+            source = str(context)
+        else:
+            settings.add_session_config_entry("ep.context_enable", "1")
+            settings.add_session_config_entry("ep.context_file_path", str(context))
+            settings.add_session_config_entry("ep.context_embed_mode", "1")
+    session = _created(source, settings, options)
+    _refuse_dropped(session, options)
+    _settle_fallback(session, options, policy)
+    if context is not None and not context.exists():
+        raise CompileOptionError(
+            option="engine_options['ep_context']",
+            given=str(options.ep_context),
+            expected=f"a provider that writes EP contexts; none of {', '.join(options.providers)} did",
+        )
+    return session
+
+
+def why_refused(model: bytes) -> str | None:
+    """Why the CPU provider does not take a model, by its kernels alone; None when it does."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    settings.intra_op_num_threads = 1
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        _created(model, settings, OrtOptions())
+    except SessionRefusedError as refused:
+        return str(refused)
+    return None
+
+
+@functools.cache
+def ort_errors() -> tuple[type[Exception], ...]:
+    """The classes of what ONNX Runtime raises; they have no base of their own."""
+    state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    found = (value for value in vars(state).values() if isinstance(value, type))
+    return tuple(one for one in found if issubclass(one, Exception))
+
+
+def _settings(options: OrtOptions) -> Any:
+    import onnxruntime
+
+    made = onnxruntime.SessionOptions()
+    made.log_severity_level = 3
+    levels = {
+        "disable": "DISABLE_ALL",
+        "basic": "ENABLE_BASIC",
+        "extended": "ENABLE_EXTENDED",
+        "all": "ENABLE_ALL",
+    }
+    level = f"ORT_{levels[options.graph_optimization]}"
+    made.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    made.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
+    made.inter_op_num_threads = options.inter_op_threads
+    mode = f"ORT_{options.execution_mode.upper()}"
+    made.execution_mode = getattr(onnxruntime.ExecutionMode, mode)
+    made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return made
+
+
+def _created(source: bytes | str, settings: Any, options: OrtOptions) -> Any:
+    import onnxruntime
+
+    providers = [(name, dict(options.provider_options.get(name, {}))) for name in options.providers]
+    try:
+        # Its own fallback prints, and takes the CPU provider for another.
+        return onnxruntime.InferenceSession(source, settings, providers=providers, enable_fallback=0)
+    except (*ort_errors(), RuntimeError, ValueError) as cause:
+        raise SessionRefusedError(_first_line(cause)) from cause
+
+
+def _first_line(cause: Exception) -> str:
+    lines = str(cause).strip().splitlines() or [type(cause).__name__]
+    return lines[0].removeprefix("[ONNXRuntimeError] : ")
+
+
+def _refuse_dropped(session: Any, options: OrtOptions) -> None:
+    running = session.get_providers()
+    for name in options.providers:
+        if name not in running:
+            raise ProviderUnavailableError(
+                provider=name,
+                reason="ONNX Runtime left it out of the session, for a reason that it logs only",
+                available=", ".join(running),
+            )
+
+
+def _settle_fallback(session: Any, options: OrtOptions, policy: str) -> None:
+    """Apply the policy where nodes run on a CPU provider that nobody asked for."""
+    if CPU in options.providers:
+        return
+    nodes = [
+        node
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name == CPU
+        for node in part.get_nodes()
+    ]
+    if not nodes:
+        return
+    kinds = Counter(node.op_type for node in nodes)
+    shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(8))
+    wanted = ", ".join(options.providers)
+
+    def refusal() -> ProviderFallbackError:
+        return ProviderFallbackError(provider=wanted, count=len(nodes), nodes=shown)
+
+    def text() -> str:
+        return (
+            f"ONNX Runtime runs {len(nodes)} nodes ({shown}) on its CPU provider, which {wanted} left to it."
+        )
+
+    settle(Fallback(wanted, ENGINE, f"left to the CPU provider: {shown}"), policy, refusal, text)
+
+
+def _context_file(model: bytes, options: OrtOptions, weights: Mapping[str, torch.Tensor]) -> Path | None:
+    """Where the compiled form of this very model with these weights lies."""
+    if options.ep_context is None:
+        return None
+    import onnxruntime
+
+    digest = hashlib.sha256(model)
+    digest.update(repr((options.providers, sorted(options.provider_options.items()))).encode())
+    digest.update(onnxruntime.__version__.encode())
+    for name, value in weights.items():
+        digest.update(name.encode())
+        digest.update(value.detach().contiguous().view(torch.uint8).flatten().numpy().data)
+    options.ep_context.mkdir(parents=True, exist_ok=True)
+    return options.ep_context / f"{digest.hexdigest()[:32]}.onnx"

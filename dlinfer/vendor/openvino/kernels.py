@@ -1,0 +1,36 @@
+"""Eager kernels: those of the cpu vendor, which see the KV cache as the ops speak of it."""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from dlinfer.vendor import discovery
+from dlinfer.vendor.base import Kernel
+from dlinfer.vendor.openvino import VENDOR
+
+LAYOUT = VENDOR.kv_cache_layout
+
+_CACHES = ("k_cache", "v_cache")
+
+
+def kernels() -> Mapping[str, Kernel]:
+    """Op name -> kernel."""
+    return {name: _on_views(kernel) for name, kernel in discovery.get("cpu").load_kernels().items()}
+
+
+def _on_views(kernel: Kernel) -> Kernel:
+    """The kernel with caches of LAYOUT; it works on views of them, and copies no more than of its own."""
+    names = list(inspect.signature(kernel).parameters)
+    places = [names.index(name) for name in _CACHES if name in names]
+    if not places:
+        return kernel
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
+        for place in places:
+            given[place] = LAYOUT.canonical(given[place])
+        return kernel(*given)
+
+    return run

@@ -1,0 +1,198 @@
+"""Attention over a paged KV cache, which OpenVINO's own op reads and writes in place (dlinfer.graph.cached_attention).
+
+The op takes 28 inputs: the new tokens, the caches, where each sequence begins and where its blocks are, and a dozen
+features that stay off. It writes new keys and values into the memory of the cache parameters themselves. Besides, when
+it has several queries of a sequence, it zeroes the values behind the sequence's end in its last block, where nobody may
+read.
+"""
+
+import weakref
+from typing import Any, NamedTuple
+
+import openvino as ov
+import openvino.opset16 as op
+import torch
+from openvino import Output
+from openvino.op import Constant, Parameter, _PagedAttentionExtension  # pyright: ignore[reportAttributeAccessIssue]
+from torch import Tensor
+
+from dlinfer.graph.cached_attention import CACHED_ATTENTION
+from dlinfer.graph.torch_seam import example_number, fixed_size
+from dlinfer.graph.value_twins import twin_op
+from dlinfer.vendor import discovery
+from dlinfer.vendor.openvino import VENDOR
+from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.devices import has_bfloat16
+from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.written import InPlace
+
+LAYOUT = VENDOR.kv_cache_layout
+I32, F32 = ov.Type.i32, ov.Type.f32
+
+
+class Pages(NamedTuple):
+    """Where sequences begin among the tokens, and their blocks in the table; shared by a model's layers."""
+
+    past: Output
+    begins: Output
+    blocks: Output
+    block_begins: Output
+    longest: Output
+
+
+def _refusal(call: Call) -> str | None:
+    vendor = discovery.activate_default("cpu")
+    if vendor is None or vendor.kv_cache_layout != LAYOUT:
+        name = vendor.name if vendor is not None else "none"
+        return (
+            f"the KV cache is laid out for vendor {name!r}, and this engine needs that of vendor 'openvino'"
+        )
+    if (block_size := example_number(call.fake("k_cache").shape[2])) != LAYOUT.block_size:
+        return f"blocks of {block_size} slots, where OpenVINO's attention takes {LAYOUT.block_size}"
+    if call.fake("k_cache").dtype is torch.bfloat16 and not has_bfloat16():
+        return (
+            "this CPU has no bfloat16: OpenVINO computes in float32, and the KV cache cannot stay in bfloat16"
+        )
+    if any(call.is_node(name) for name in ("softmax_scale", "window_left", "logit_softcapping")):
+        return "scale, window or soft cap are no fixed numbers"
+    if call.given["logit_softcapping"]:
+        return "OpenVINO's attention has no soft cap on scores"
+    return _settle(call.fake("k_cache")) or _settle(call.fake("v_cache"))
+
+
+def _settle(cache: Tensor) -> str | None:
+    """Guard that a cache's sizes, but for the number of blocks, stay what they are: the model is made for them."""
+    for size in cache.shape[1:]:
+        if not example_number(size) or size != example_number(size):
+            return "a size of the KV cache that only running tells"
+    return None
+
+
+@lowers(twin_op(CACHED_ATTENTION), refuses=_refusal, plain=False)
+def cached_attention(
+    b: Builder,
+    q: Output,
+    k: Output,
+    v: Output,
+    k_cache: Output,
+    v_cache: Output,
+    kv_start_indices: Output,
+    block_offsets: Output,
+    block_size: int,
+    q_ends: Output | None,
+    kv_seqlens: Output,
+    max_q_seq_len: Any,
+    max_kv_seq_len: Any,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Output,
+    softmax_scale: float,
+    window_left: int,
+    logit_softcapping: float,
+    alibi_slopes: Output | None,
+    sinks: Output | None,
+) -> list[Any]:
+    sizes = [fixed_size(b.call.fake(name).shape[3]) for name in ("k_cache", "v_cache")]
+    pages = _pages(b, block_offsets, q_ends, kv_seqlens)
+    made = _PagedAttentionExtension(
+        [
+            _flat(b, q, num_q_heads, sizes[0]),
+            _flat(b, k, num_kv_heads, sizes[0]),
+            _flat(b, v, num_kv_heads, sizes[1]),
+            _bound(k_cache),
+            _bound(v_cache),
+            pages.past,
+            pages.begins,
+            pages.blocks,
+            pages.block_begins,
+            b.scalar(softmax_scale, F32),
+            b.scalar(window_left + 1, I32),  # it counts the query's own key; 0 is no window
+            _none(F32) if alibi_slopes is None else b.cast(alibi_slopes, F32),
+            pages.longest,
+            _none(I32),  # score_aggregation_window
+            _none(I32),  # rotated_block_indices
+            _none(I32),  # rotation_deltas
+            _none(F32),  # rotation_trig_lut
+            _none(F32),  # xattention_threshold
+            b.scalar(0, I32),  # xattention_block_size
+            b.scalar(0, I32),  # xattention_stride
+            _none(F32) if sinks is None else _per_head(b, sinks),
+            b.scalar(0, I32),  # adaptive_rkv_start_size
+            _none(I32),  # adaptive_rkv_evictable_sizes
+            _none(I32),  # adaptive_rkv_diversity_block_set_indices
+            _none(I32),  # adaptive_rkv_diversity_block_set_indices_begins
+            _none(I32),  # token_type_ids
+            _none(ov.Type.u8),  # qq_bias
+            _none(I32),  # qq_bias_begins
+        ]
+    )
+    for name, size in zip(("k", "v"), sizes, strict=True):
+        made.get_rt_info()[f"{name}_head_size"] = size
+        made.get_rt_info()[f"num_{name}_heads"] = num_kv_heads
+    out = op.reshape(made.output(0), b.axes([0, num_q_heads, int(sizes[1] or 0)]), True).output(0)
+    return [InPlace(k_cache), InPlace(v_cache), out]
+
+
+def _flat(b: Builder, x: Output, heads: int, size: Any) -> Output:
+    """[tokens, heads, size] as [tokens, heads * size]."""
+    return op.reshape(x, b.axes([0, heads * size]), True).output(0)
+
+
+def _bound(cache: Output) -> Output:
+    """A cache's parameter, of which the plugin is to tell the type: of another type it would write into a copy."""
+    parameter = cache.get_node()
+    assert isinstance(parameter, Parameter), "caches are inputs"
+    parameter.set_element_type(ov.Type.dynamic)
+    parameter.validate_and_infer_types()
+    return cache
+
+
+def _none(kind: ov.Type) -> Output:
+    return Constant(kind, ov.Shape([0]), []).output(0)
+
+
+def _per_head(b: Builder, values: Output) -> Output:
+    return op.reshape(b.cast(values, F32), b.axes([1, -1, 1, 1]), False).output(0)
+
+
+# --- where things are
+
+_made: "weakref.WeakKeyDictionary[Builder, dict[Any, Pages]]" = weakref.WeakKeyDictionary()
+
+
+def _pages(b: Builder, table: Output, ends: Output | None, lengths: Output) -> Pages:
+    """The same for all layers that are given the same."""
+    known = _made.setdefault(b, {})
+    key = tuple(b.call.given[name] for name in ("block_offsets", "q_ends", "kv_seqlens"))
+    if key not in known:
+        known[key] = _new_pages(b, table, ends, lengths)
+    return known[key]
+
+
+def _new_pages(b: Builder, table: Output, ends: Output | None, lengths: Output) -> Pages:
+    table, lengths = b.cast(table, I32), b.cast(lengths, I32)
+    shape = op.shape_of(table, "i32")
+    zero, one = b.scalar(0, I32), b.scalar(1, I32)
+    sequences, width = (op.gather(shape, b.scalar(dim, I32), zero) for dim in (0, 1))
+    order = op.range(zero, op.add(sequences, one), one, "i32")
+    begins = order
+    if ends is not None:
+        begins = op.concat([Constant(I32, ov.Shape([1]), [0]), b.cast(ends, I32)], 0)
+    new = op.subtract(_from(b, begins, 1), _to(b, begins, -1))
+    return Pages(
+        op.subtract(lengths, new).output(0),
+        begins.output(0),
+        op.reshape(table, b.axes([-1]), False).output(0),
+        op.multiply(order, width).output(
+            0
+        ),  # rows of the table as they are: what is behind a sequence is not read
+        op.reduce_max(lengths, b.axes([0]), False).output(0),
+    )
+
+
+def _from(b: Builder, x: Any, start: int) -> Any:
+    return op.slice(x, b.axes([start]), b.axes([2**31 - 1]), b.axes([1]), b.axes([0]))
+
+
+def _to(b: Builder, x: Any, end: int) -> Any:
+    return op.slice(x, b.axes([0]), b.axes([end]), b.axes([1]), b.axes([0]))

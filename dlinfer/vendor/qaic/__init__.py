@@ -1,0 +1,62 @@
+"""Qualcomm Cloud AI: the SDK's Session API, and the graph engine ``qaic`` on it.
+
+``from dlinfer.vendor.qaic import Session``. Without the SDK it runs .onnx models on ONNX Runtime.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlinfer.vendor.base import Kernel, Probe, Vendor
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Session":
+        from dlinfer.vendor.qaic.session import Session
+
+        return Session
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _probe() -> Probe:
+    import importlib.util
+
+    from dlinfer.vendor.qaic import sdk
+
+    lacking = sdk.missing(compiling=True)
+    if not lacking:
+        return Probe(True, "Qualcomm Cloud AI SDK")
+    reason = "no Qualcomm Cloud AI SDK: " + "; ".join(lacking)
+    if importlib.util.find_spec("onnxruntime") is None:
+        return Probe(False, f"{reason}; and no onnxruntime to stand in", "pip install 'dlinfer[qaic]'")
+    # Available all the same: its Session and its engine run on ONNX Runtime, where they are asked to.
+    return Probe(True, f"{reason}; backend 'onnxruntime' only", sdk.ADVICE)
+
+
+def _kernels() -> Mapping[str, Kernel]:
+    """Those of the host's best vendor: a card runs whole graphs, what stays outside runs on the host."""
+    from dlinfer.vendor import discovery
+
+    hosts = [
+        vendor
+        for vendor in discovery.loadable()
+        if vendor.name != "qaic" and vendor.serves("cpu") and discovery.probe(vendor).available
+    ]
+    return max(hosts, key=lambda vendor: vendor.priority).load_kernels()
+
+
+def _engine(name: str) -> Any:
+    from dlinfer.vendor.qaic.engine import QaicEngine
+
+    return QaicEngine()
+
+
+VENDOR = Vendor(
+    name="qaic",
+    device_type="cpu",
+    summary="Qualcomm Cloud AI cards; tensors and what stays outside a graph are the host's",
+    probe=_probe,
+    load_kernels=_kernels,
+    engines=("qaic",),
+    load_engine=_engine,
+    priority=-10,  # never a default: below the CPU's own kernels, above the reference
+)

@@ -1,0 +1,46 @@
+"""What runs a model behind a Session: a card through Qualcomm's package, or the CPU through ONNX Runtime."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from dlinfer.vendor.qaic.tensors import TensorInfo
+
+Arrays = Mapping[str, np.ndarray]
+Benchmark = tuple[int, float, float, int]
+"""Inferences completed, inferences a second, seconds, batch size."""
+
+
+class Backend(Protocol):
+    """A compiled model. Made with its path and Options; threads may call ``run`` at once.
+
+    inputs, outputs: known from creation on, whether the network is loaded or not.
+    """
+
+    inputs: Mapping[str, TensorInfo]
+    outputs: Mapping[str, TensorInfo]
+
+    def settable(self) -> dict[str, Any]:
+        """The options that may change after creation, with their values in force."""
+        ...
+
+    def update(self, changed: Mapping[str, Any]) -> None:
+        """Take changes of those."""
+        ...
+
+    def load(self) -> None:
+        """Load the network where it is not loaded."""
+        ...
+
+    def release(self) -> None:
+        """Give back everything that loading took; the next ``run`` loads again."""
+        ...
+
+    def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """One inference on checked inputs."""
+        ...
+
+    def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
+        """Run for a count or for a time, on checked inputs or random ones, timing the inferences alone."""
+        ...

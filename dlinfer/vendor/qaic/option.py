@@ -1,0 +1,118 @@
+"""One option of a Session: its name, what values it takes, and when it acts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dlinfer.errors import QaicOptionError
+
+Stage = Literal["run", "session", "compile"]
+"""``run``: may change after creation. ``session``: fixed at creation. ``compile``: for the card's compiler."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of value: what it is in words, and a reader that gives the value in our form or None."""
+
+    words: str
+    read: Callable[[Any], Any]
+
+
+def _number(types: tuple[type, ...], low: float | None, high: float | None) -> Callable[[Any], Any]:
+    def read(given: Any) -> Any:
+        # bool is an int in Python; `num_activations: true` is a mistake all the same.
+        if isinstance(given, bool) or not isinstance(given, types):
+            return None
+        fits = (low is None or given >= low) and (high is None or given <= high)
+        return given if fits else None
+
+    return read
+
+
+def _span(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    return "" if low is None else f" of at least {low}"
+
+
+def integer(low: int | None = None, high: int | None = None) -> Kind:
+    """An int within bounds."""
+    return Kind(f"an int{_span(low, high)}", _number((int,), low, high))
+
+
+def number(low: float | None = None, high: float | None = None) -> Kind:
+    """A float or int within bounds."""
+    return Kind(f"a number{_span(low, high)}", _number((int, float), low, high))
+
+
+def choice(*allowed: str) -> Kind:
+    """One of some words."""
+    words = "one of " + ", ".join(repr(item) for item in allowed)
+    return Kind(words, lambda given: given if isinstance(given, str) and given in allowed else None)
+
+
+def list_of(kind: type) -> Kind:
+    """A list or tuple of one type; in our form a tuple."""
+
+    def read(given: Any) -> tuple[Any, ...] | None:
+        right = isinstance(given, (list, tuple)) and all(type(item) is kind for item in given)
+        return tuple(given) if right else None
+
+    return Kind(f"a list of {kind.__name__}", read)
+
+
+def _symbols(given: Any) -> dict[str, int] | None:
+    if not isinstance(given, (Mapping, list, tuple)):
+        return None
+    pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
+    if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+        return None
+    right = all(isinstance(name, str) and type(size) is int and size > 0 for name, size in pairs)
+    symbols = dict(pairs) if right else None
+    return symbols if symbols is not None and len(symbols) == len(pairs) else None
+
+
+TRUTH = Kind("True or False", lambda given: given if isinstance(given, bool) else None)
+ONLY_TRUE = Kind(
+    "True: dlinfer has models compiled and runs them itself", lambda given: given is True or None
+)
+TEXT = Kind("a str", lambda given: given if isinstance(given, str) and given else None)
+PATH = Kind("a path", lambda given: str(given) if isinstance(given, (str, Path)) and str(given) else None)
+SYMBOLS = Kind("a dict, or a list of pairs, of each symbol's name and its size of at least 1", _symbols)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    flag: how the compiler's command line spells it; by default the name with dashes, which is the rule of Qualcomm's
+        own tools (``generate_bin`` of cloud-ai-sdk, QEfficient's ``compile``).
+    spelled: what stands behind the flag for True and False; None leaves the flag out.
+    """
+
+    name: str
+    kind: Kind
+    stage: Stage
+    doc: str
+    flag: str = ""
+    spelled: tuple[str | None, str | None] = ("", None)
+
+    def parse(self, given: Any) -> Any:
+        """The value in our form. Raises QaicOptionError."""
+        value = self.kind.read(given)
+        if value is None:
+            raise QaicOptionError(option=self.name, given=given, expected=self.kind.words)
+        return value
+
+    def arguments(self, value: Any) -> list[str]:
+        """The compiler's arguments for a value in our form."""
+        flag = "-" + (self.flag or self.name.replace("_", "-"))
+        if isinstance(value, bool):
+            ending = self.spelled[0 if value else 1]
+            return [] if ending is None else [flag + ending]
+        if isinstance(value, dict):
+            return [f"{flag}={symbol},{size}" for symbol, size in value.items()]
+        if isinstance(value, tuple):
+            return [f"{flag}={','.join(map(str, value))}"]
+        return [f"{flag}={value}"]

@@ -1,0 +1,56 @@
+"""What a run spends its time on, call by call, as ``print_profile_data`` shows it."""
+
+import cProfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+KEPT_RUNS = 1000
+"""Runs that are profiled; later ones are only timed, so that a long-lived session does not grow."""
+
+HEADER = "|  File-Line-Function  | |  num calls  | |  func time  | |  tot time  |"
+
+
+@dataclass(frozen=True)
+class CallRow:
+    """One function in one run: where, calls, seconds in itself, seconds with what it calls."""
+
+    where: tuple[str, int, str]
+    calls: int
+    own_seconds: float
+    total_seconds: float
+
+
+class Profiler:
+    """Profiles runs one at a time, since Python has one profiler; threads wait for each other."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[CallRow]] = []
+        self._lock = threading.Lock()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The function's result; its calls become the next of ``runs``."""
+        with self._lock:
+            if len(self.runs) >= KEPT_RUNS:
+                return function(*arguments)
+            profile = cProfile.Profile()
+            result = profile.runcall(function, *arguments)
+            profile.create_stats()
+            self.runs.append(_rows(profile))
+            return result
+
+
+def _rows(profile: Any) -> list[CallRow]:
+    rows = [CallRow(where, row[1], row[2], row[3]) for where, row in profile.stats.items()]
+    # The profiler's own last call is no part of the run.
+    return [row for row in rows if "_lsprof.Profiler" not in row.where[2]]
+
+
+def text(runs: Sequence[Sequence[CallRow]]) -> str:
+    """The table of each run, in the form of Qualcomm's sample output: lines with empty ones between."""
+    lines: list[str] = []
+    for rows in runs:
+        lines.append(HEADER)
+        lines += [f"{row.where} {row.calls} {row.own_seconds} {row.total_seconds}" for row in rows]
+    return "\n\n".join(lines)

@@ -1,0 +1,66 @@
+"""What of Qualcomm's Cloud AI SDK this machine has. Nothing of it is imported before a Session needs it."""
+
+import importlib
+import importlib.util
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from dlinfer.errors import QaicUnavailableError
+
+EXEC = Path("/opt/qti-aic/exec")  # where the Apps SDK puts its tools
+COMPILERS = ("qaic-compile", "qaic-exec")  # the tool's name in newer and in older SDKs
+ADVICE = (
+    "install Qualcomm's Cloud AI Platform and Apps SDKs and their wheel of the package qaic "
+    "(/opt/qti-aic/dev/lib/x86_64/qaic-*.whl), or run the model's .onnx here with backend='onnxruntime'"
+)
+
+
+def compiler() -> Path | None:
+    """The SDK's compiler: on PATH, else where the SDK installs it."""
+    for name in COMPILERS:
+        found = shutil.which(name) or shutil.which(name, path=str(EXEC))
+        if found:
+            return Path(found)
+    return None
+
+
+def missing(*, compiling: bool) -> list[str]:
+    """What a card's Session lacks here, in words; cheap, imports nothing."""
+    lacking = []
+    if platform.machine() not in ("x86_64", "AMD64"):
+        lacking.append(f"the SDK runs on x86-64 only, and this machine is {platform.machine()}")
+    if importlib.util.find_spec("qaic") is None:
+        lacking.append("the Python package qaic is not installed")
+    if compiling and compiler() is None:
+        lacking.append(f"the compiler ({' or '.join(COMPILERS)}) is neither on PATH nor in {EXEC}")
+    return lacking
+
+
+def require(what: str, *, compiling: bool) -> None:
+    """Raise QaicUnavailableError that lists everything missing."""
+    lacking = missing(compiling=compiling)
+    if lacking:
+        raise QaicUnavailableError(what=what, missing="; ".join(lacking), advice=ADVICE)
+
+
+def package() -> Any:
+    """The package ``qaic``. Raises QaicUnavailableError where it cannot be imported or is another one."""
+    try:
+        module = importlib.import_module("qaic")
+    except (
+        Exception
+    ) as cause:  # its extension may fail in any way, for one under another Python than it was built for
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise _unusable(f"the package qaic cannot be imported under Python {version} ({cause})") from cause
+    if not callable(getattr(module, "Session", None)):
+        raise _unusable(
+            f"the package qaic at {getattr(module, '__file__', None)} has no Session: it is another one"
+        )
+    return module
+
+
+def _unusable(reason: str) -> QaicUnavailableError:
+    return QaicUnavailableError(what="use backend 'aic'", missing=reason, advice=ADVICE)

@@ -1,0 +1,154 @@
+"""``Session``: Qualcomm's documented inference API, on a card or, without one, on ONNX Runtime.
+
+The calls, keywords and results are those of "class Session" in Qualcomm's Cloud AI SDK user guide; docs/qaic.md says
+for each line where it is served and what was decided where the guide contradicts itself.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dlinfer.errors import QaicMetricsError, QaicOptionError
+from dlinfer.graph.metrics import Metrics
+from dlinfer.vendor.qaic import metrics_text, profile
+from dlinfer.vendor.qaic.aic_backend import AicBackend
+from dlinfer.vendor.qaic.backend import Backend
+from dlinfer.vendor.qaic.model_file import locate
+from dlinfer.vendor.qaic.onnxruntime_backend import OnnxruntimeBackend
+from dlinfer.vendor.qaic.options import Options
+from dlinfer.vendor.qaic.options_file import read_options
+from dlinfer.vendor.qaic.tensors import ShapeDict, check_inputs
+
+BACKENDS = {"aic": AicBackend, "onnxruntime": OnnxruntimeBackend}
+NUM_INFERENCES = 40
+
+
+class Session:
+    """A compiled model, ready to run; threads may call ``run`` at once.
+
+    model_path: an .onnx, which is compiled now, or a compiled QPC (.bin); a pattern that fits one file, or a folder
+        with a programqpc.bin, will do.
+    backend: ``aic`` (the default), a card with Qualcomm's SDK, or ``onnxruntime``, this CPU.
+    options_path: a YAML file of options; keywords go before its keys.
+    options: see ``option_table.py``.
+
+    Raises QaicModelError, QaicOptionError, QaicCompileError, and QaicUnavailableError, which says what of the SDK
+    is missing. An option without effect on a backend is treated by the fallback policy.
+    """
+
+    def __init__(
+        self, model_path: Any, *, backend: str | None = None, options_path: Any = None, **options: Any
+    ) -> None:
+        in_file = {} if options_path is None else read_options(options_path)
+        named = in_file.pop("backend", "aic")
+        backend = named if backend is None else backend
+        if not isinstance(backend, str) or backend not in BACKENDS:
+            expected = " or ".join(map(repr, BACKENDS)) + " (Qualcomm plans 'qnn' and has not published it)"
+            raise QaicOptionError(option="backend", given=backend, expected=expected)
+        self._options = Options.of(in_file, options)
+        self._profiler = profile.Profiler() if self._options.get("enable_profiling") else None
+        self._metrics = Metrics() if self._profiler or self._options.get("enable_metrics") else None
+        self._backend: Backend = BACKENDS[backend](locate(model_path), self._options)
+        self._inputs = self._backend.inputs
+
+    # --- what it is
+
+    @property
+    def model_input_shape_dict(self) -> ShapeDict:
+        """name -> (shape, numpy dtype) of the inputs; a size that no option defines is its symbol's name."""
+        return ShapeDict.of(self._backend.inputs)
+
+    @property
+    def model_output_shape_dict(self) -> ShapeDict:
+        """name -> (shape, numpy dtype) of the outputs."""
+        return ShapeDict.of(self._backend.outputs)
+
+    def backend_options(self) -> dict[str, Any]:
+        """The options that may change after creation, with their values."""
+        return self._backend.settable()
+
+    def update_backend_options(self, **options: Any) -> None:
+        """Change some of those. Raises QaicOptionError, and then changes none."""
+        changed = self._options.changes(options)
+        self._backend.update(changed)
+        self._options.update(changed)
+
+    # --- running
+
+    def setup(self) -> None:
+        """Load the network to the device; otherwise the first ``run`` does."""
+        self._backend.load()
+
+    def reset(self) -> None:
+        """Release all device resources; a later ``setup`` or ``run`` takes them again."""
+        self._backend.release()
+
+    def run(self, input_dict: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Output name -> array, for an input name -> numpy array. Raises QaicInputError, QaicRunError."""
+        check_inputs(input_dict, self._inputs)
+        if self._metrics is None:
+            return self._backend.run(input_dict)
+        start = time.perf_counter()
+        if self._profiler is None:
+            outputs = self._backend.run(input_dict)
+        else:
+            outputs = self._profiler.call(self._backend.run, input_dict)
+        self._metrics.record(time.perf_counter() - start)
+        return outputs
+
+    def run_benchmark(
+        self,
+        num_inferences: int | None = None,
+        inf_time: float | None = None,
+        input_dict: Mapping[str, np.ndarray] | None = None,
+    ) -> tuple[int, float, float, int]:
+        """(inferences completed, inferences a second, seconds, batch size), of the inferences alone.
+
+        num_inferences: how many to run, 40 where nothing is said. inf_time: or for how many seconds.
+        input_dict: as for ``run``; random where it is left out. Nothing of it enters the metrics.
+        Raises QaicOptionError where both are given, QaicInputError, QaicRunError.
+        """
+        if num_inferences is not None and inf_time is not None:
+            both = {"num_inferences": num_inferences, "inf_time": inf_time}
+            raise QaicOptionError(
+                option="run_benchmark", given=both, expected="num_inferences or inf_time, not both"
+            )
+        if num_inferences is not None and (type(num_inferences) is not int or num_inferences < 1):
+            raise QaicOptionError(
+                option="num_inferences", given=num_inferences, expected="an int of at least 1"
+            )
+        if inf_time is not None and (
+            isinstance(inf_time, bool)
+            or not isinstance(inf_time, (int, float))
+            or not 0 < inf_time < float("inf")
+        ):
+            raise QaicOptionError(option="inf_time", given=inf_time, expected="seconds above 0")
+        if input_dict is not None:
+            check_inputs(input_dict, self._inputs)
+        count = None if inf_time is not None else num_inferences or NUM_INFERENCES
+        return self._backend.benchmark(count, inf_time, input_dict)
+
+    # --- what it took
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Count, percentiles, sum and mean of the latencies of ``run`` in seconds, as ``Metrics.summary`` gives them.
+
+        Raises QaicMetricsError unless enable_metrics or enable_profiling is True.
+        """
+        if self._metrics is None:
+            raise QaicMetricsError(call="get_metrics", needed="enable_metrics=True or enable_profiling=True")
+        return self._metrics.summary()
+
+    def print_metrics(self) -> None:
+        """Print them in eleven lines. Raises QaicMetricsError as ``get_metrics`` does."""
+        print(metrics_text.text(self.get_metrics()))
+
+    def print_profile_data(self, n: int) -> None:
+        """Print the functions that each of the first ``n`` runs called. Raises QaicMetricsError, QaicOptionError."""
+        if self._profiler is None:
+            raise QaicMetricsError(call="print_profile_data", needed="enable_profiling=True")
+        if type(n) is not int or n < 1:
+            raise QaicOptionError(option="n", given=n, expected="an int of at least 1")
+        print(profile.text(self._profiler.runs[:n]))

@@ -1,0 +1,88 @@
+"""Inputs and outputs of a model: what they are, whether given arrays fit, and random ones."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dlinfer.errors import QaicInputError
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Shape and type of an input or output. A size without a number is the name of its symbol, or None."""
+
+    shape: tuple[int | str | None, ...]
+    dtype: np.dtype[Any]
+
+
+class ShapeDict(dict[str, tuple[tuple[int | str | None, ...], np.dtype[Any]]]):
+    """name -> (shape, type).
+
+    Qualcomm's user guide calls ``session.model_input_shape_dict()``, its samples read
+    ``session.model_input_shape_dict["data"]``; this is both.
+    """
+
+    def __call__(self) -> "ShapeDict":
+        return self
+
+    @classmethod
+    def of(cls, infos: Mapping[str, TensorInfo]) -> "ShapeDict":
+        """Of all inputs, or all outputs."""
+        return cls({name: (info.shape, info.dtype) for name, info in infos.items()})
+
+
+def check_inputs(given: Any, infos: Mapping[str, TensorInfo]) -> None:
+    """Raise QaicInputError unless ``given`` is a numpy array of the right shape and type for every input.
+
+    Nothing is converted: a wrong type is the caller's mistake, not a reason for a silent copy.
+    """
+    if not isinstance(given, Mapping):
+        raise QaicInputError(
+            name="input_dict", expected="a dict of name to array", given=type(given).__name__
+        )
+    if given.keys() != infos.keys():
+        raise QaicInputError(
+            name="input_dict", expected=f"the inputs {sorted(infos)}", given=sorted(map(str, given))
+        )
+    sizes: dict[str, int] = {}
+    for name, info in infos.items():
+        array = given[name]
+        if not isinstance(array, np.ndarray):
+            raise QaicInputError(name=name, expected="a numpy array", given=f"a {type(array).__name__}")
+        if array.dtype != info.dtype or array.ndim != len(info.shape):
+            raise QaicInputError(name=name, expected=_text(info), given=f"{array.dtype} {array.shape}")
+        for size, wanted in zip(array.shape, info.shape, strict=True):
+            fixed = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
+            if fixed is not None and size != fixed:
+                given_text = f"{array.dtype} {array.shape}"
+                raise QaicInputError(name=name, expected=_text(info, sizes), given=given_text)
+
+
+def _text(info: TensorInfo, sizes: Mapping[str, int] | None = None) -> str:
+    text = f"{info.dtype} [{', '.join(str(size) for size in info.shape)}]"
+    known = {name: size for name, size in (sizes or {}).items() if name in info.shape}
+    return text + (f" with {known}" if known else "")
+
+
+def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
+    """Random arrays for every input, a size without a number being 1.
+
+    Floats are normal. Integers are 0 or 1, which is a row of any embedding and a value of any mask.
+    """
+    generator = np.random.default_rng()
+    arrays: dict[str, np.ndarray] = {}
+    for name, info in infos.items():
+        shape = tuple(size if isinstance(size, int) else 1 for size in info.shape)
+        if np.issubdtype(info.dtype, np.floating):
+            arrays[name] = generator.standard_normal(shape).astype(info.dtype)
+        else:
+            arrays[name] = generator.integers(0, 2, shape).astype(info.dtype)
+    return arrays
+
+
+def batch_size(inputs: Mapping[str, np.ndarray]) -> int:
+    """The first size of the first input; 1 where that is a scalar or there is none."""
+    first = next(iter(inputs.values()), None)
+    return int(first.shape[0]) if first is not None and first.ndim else 1

@@ -1,0 +1,59 @@
+"""Timing loops: inferences one after the other in one thread for each instance, and nothing else in between."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+Run = Callable[[], object]
+
+
+def run_loops(runs: Sequence[Run], count: int | None, seconds: float | None) -> tuple[int, float]:
+    """(inferences completed, seconds from the first start to the last end).
+
+    runs: one call for each instance; it must release the GIL for them to overlap. Each is called once before the
+    clock starts. count: inferences of all instances together. seconds: or the time after which none is started.
+    Raises what a run raises.
+    """
+    if count is not None:
+        runs = runs[:count]
+    for run in runs:
+        run()
+    if len(runs) == 1:
+        start, end, done = _loop(runs[0], count, seconds)
+        return done, end - start
+    shares = _shares(count, len(runs))
+    ready = threading.Barrier(len(runs))
+
+    def work(run: Run, share: int | None) -> tuple[float, float, int]:
+        ready.wait()
+        return _loop(run, share, seconds)
+
+    with ThreadPoolExecutor(len(runs), "qaic-benchmark") as pool:
+        loops = list(pool.map(work, runs, shares))
+    return sum(done for _, _, done in loops), max(end for _, end, _ in loops) - min(
+        start for start, _, _ in loops
+    )
+
+
+def _shares(count: int | None, parts: int) -> list[int | None]:
+    if count is None:
+        return [None] * parts
+    return [count // parts + (index < count % parts) for index in range(parts)]
+
+
+def _loop(run: Run, count: int | None, seconds: float | None) -> tuple[float, float, int]:
+    clock = time.perf_counter
+    start = clock()
+    if count is not None:
+        for _ in itertools.repeat(None, count):
+            run()
+        return start, clock(), count
+    assert seconds is not None
+    stop, done, now = start + seconds, 0, start
+    while now < stop:
+        run()
+        done += 1
+        now = clock()
+    return start, now, done

@@ -1,0 +1,72 @@
+"""The sizes of the KV cache's blocks follow the active vendor: what LMDeploy schedules in, what kernels see (S4-50)."""
+
+import pytest
+from lmdeploy import PytorchEngineConfig
+from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.backend import CpuOpsBackend
+from dlinfer.vendor import discovery
+
+FIXED = """
+from dlinfer.vendor import KVCacheLayout, Probe, Vendor
+
+VENDOR = Vendor(
+    "acme", "cpu", "made for a test", lambda: Probe(True, ""), lambda: {},
+    kv_cache_layout=KVCacheLayout("BHSD", block_size=32),
+)
+"""
+
+
+@pytest.fixture
+def fixed(plugins):
+    """The vendor ``acme``, whose graph engine knows blocks of 32 only, is active."""
+    plugins("acme", FIXED)
+    discovery.use("acme")
+
+
+@pytest.mark.usefixtures("fixed")
+@pytest.mark.parametrize(
+    ("given", "logical"),
+    [
+        ({}, 64),  # LMDeploy's default
+        ({"block_size": 32}, 32),
+        ({"block_size": 96}, 96),
+        ({"block_size": 128, "kernel_block_size": 32}, 128),
+    ],
+)
+def test_kernels_get_the_vendor_s_block_size(given, logical):
+    config = PytorchEngineConfig(device_type="cpu", max_batch_size=4, **given)
+    assert (config.block_size, config.kernel_block_size) == (logical, 32)
+    cache = ConfigBuilder.build_cache_config(config)
+    assert (cache.block_size, cache.kernel_block_size) == (logical, 32)
+
+
+@pytest.mark.usefixtures("fixed")
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"block_size": 16}, r"block_size=16 is not supported by vendor 'acme'.*a multiple of 32"),
+        ({"block_size": 128, "kernel_block_size": 64}, r"kernel_block_size=64.*leave it out, or use 32"),
+    ],
+)
+def test_other_sizes_are_refused_by_name(given, complaint):
+    with pytest.raises(UnsupportedFeatureError, match=complaint):
+        PytorchEngineConfig(device_type="cpu", **given)
+
+
+@pytest.mark.usefixtures("fixed")
+def test_the_cache_is_laid_out_as_the_vendor_says():
+    assert CpuOpsBackend.get_k_block_shape(32, 2, 16, None) == (2, 32, 16)  # pyright: ignore[reportArgumentType]
+    assert CpuOpsBackend.get_v_block_shape(32, 2, 16, None) == (2, 32, 16)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("given", [{}, {"block_size": 16}, {"block_size": 128, "kernel_block_size": 64}])
+def test_a_vendor_that_takes_any_size_changes_nothing(plugins, given):
+    discovery.use("cpu")
+    config = PytorchEngineConfig(device_type="cpu", **given)
+    block_size = given.get("block_size", 64)
+    assert (config.block_size, config.kernel_block_size) == (
+        block_size,
+        given.get("kernel_block_size", block_size),
+    )
