@@ -36,7 +36,7 @@ class Region:
         eager: Callable[..., tuple[Any, ...]],
         leave: Callable[[str], None],
     ) -> None:
-        self._template = template
+        self.template = template
         self._function = function
         self._eager = eager
         self._leave = leave
@@ -46,6 +46,7 @@ class Region:
         self._numbers = set(template.numbers)
         self._changing = [None if index in held else index for index in range(len(names))]
         self._written = {one.target for one in template.results if one.target is not None}
+        self._kept = [one.target for one in template.results if one.kind == "kept" and one.target is not None]
         limits = template.limits
         self._whole = [index for index in template.whole if index not in held and index not in limits]
         self._limits = [(index, limit) for index, limit in limits.items() if index not in held]
@@ -69,12 +70,23 @@ class Region:
         self._function.check(inputs)
         return self._function.finish(inputs, self._contents(inputs, self._run(*inputs)))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights that are built in now, which the compiled model holds once more."""
+        return self._run.nbytes
+
+    def unbind(self) -> None:
+        """Let go of the weights and of the compiled model, which holds them once more; the next call compiles again."""
+        self._run.release()
+
     def _unfit(self, inputs: Sequence[Any]) -> str | None:
         """Why the model would not be right for these inputs."""
         if self._written:
             given = [None if index is None else inputs[index] for index in self._changing]
             if (conflict := overlapping(given, self._written)) is not None:
                 return conflict
+        if not all(inputs[index].is_contiguous() for index in self._kept):
+            return "a KV cache that is not contiguous"
         for index in self._whole:
             low, high = _range(inputs[index])
             if low < _LOWEST or high > _HIGHEST:
@@ -101,7 +113,7 @@ class Region:
         values: list[Tensor] = []
         given = iter(outputs)
         with torch.no_grad():
-            for result in self._template.results:
+            for result in self.template.results:
                 if result.target is None:
                     values.append(next(given))
                     continue
