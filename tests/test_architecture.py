@@ -43,6 +43,7 @@ THIRD_PARTY = {
     "dlinfer.framework": TORCH | {"packaging"},
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},
+    "dlinfer.vendor.openvino": TORCH | {"openvino"},
     "dlinfer.vendor": TORCH,
     "dlinfer.graph": TORCH | {"sympy"},  # guards and ranges of symbolic sizes are sympy's
     "dlinfer.ops": TORCH,

@@ -13,6 +13,7 @@ from dlinfer.graph.compiled import CompiledGraph, resolver
 from dlinfer.graph.dialect import describe, fake, is_compute, is_size, is_view, model_line, op_name
 from dlinfer.graph.engine import CompiledRegion, Engine
 from dlinfer.graph.extract import extract
+from dlinfer.graph.flops import flops_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.partition import Partition, partition
 from dlinfer.graph.passes.pipeline import run_passes
@@ -115,4 +116,5 @@ def _node_report(node: fx.Node, divided: Partition, placement: dict[str, str]) -
         line=model_line(node),
         result=describe(fake(node)),
         reads=tuple(parent.name for parent in node.all_input_nodes),
+        flops=flops_of(node),
     )

@@ -24,7 +24,7 @@ from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.region import Region
 from dlinfer.vendor.openvino.registry import Call
 from dlinfer.vendor.openvino.requests import Requests
-from dlinfer.vendor.openvino.template import Template, template_of
+from dlinfer.vendor.openvino.template import OUTPUT, Result, Template, template_of
 from dlinfer.vendor.openvino.weights import bound
 
 assert lowerings  # imported for what it registers
@@ -138,9 +138,13 @@ def _builder(template: Template, options: OpenVINOOptions) -> Callable[[tuple[Te
     return build
 
 
-def _dtypes(result: Any) -> list[torch.dtype]:
+def _dtypes(result: Result) -> list[torch.dtype]:
     dtype = getattr(torch, result.dtype)
-    return {"fresh": [dtype], "rows": [dtype, torch.int64], "kept": []}[result.kind]
+    origins = {
+        "fresh": [(result.source, dtype)],
+        "rows": [(result.source, dtype), (result.index, torch.int64)],
+    }
+    return [kind for origin, kind in origins.get(result.kind, []) if origin == OUTPUT]
 
 
 def _twin_call(node: fx.Node, twin: Twin) -> Call:
