@@ -138,7 +138,7 @@ def compiled() -> dict[str, Any]:
 LENGTHS = st.lists(st.tuples(st.integers(1, 70), st.integers(0, 130)), min_size=1, max_size=5)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(LENGTHS)
 def test_any_step(compiled, lengths):
     """One model for prompts with and without a cached beginning, for decoding, and for both at once."""
