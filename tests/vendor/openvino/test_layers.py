@@ -79,7 +79,9 @@ POOLING = {
 
 @pytest.mark.parametrize("name", POOLING)
 def test_pooling(name):
-    same(POOLING[name], IMAGE, others=[(LARGER,)])
+    # torch fixes the length when it captures max_pool1d.
+    fixed = name == "one dimension"
+    same(POOLING[name], IMAGE, others=[(LARGER[:, :, :11] if fixed else LARGER,)])
 
 
 UPSAMPLING = {
