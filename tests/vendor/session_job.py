@@ -1,6 +1,6 @@
-"""Another process: loads every artifact of a folder, runs it on the inputs beside it and writes the results.
+"""Another process: ``python -m tests.vendor.session_job FOLDER INPUT`` loads FOLDER/model.dlinfer and runs it.
 
-Inputs are ``<model>.in.npz`` with arrays ``<input's name>.<call>``; results go to ``<model>.out.npz`` by call.
+FOLDER/inputs.npz has an array for each call, which the input named INPUT takes; results.npz gets the results.
 """
 
 import sys
@@ -11,16 +11,14 @@ import numpy as np
 import dlinfer
 
 
-def main(folder: Path) -> None:
-    for path in sorted(folder.glob("*.dlinfer")):
-        session = dlinfer.load(path)
-        results = {}
-        for key, array in np.load(path.with_suffix(".in.npz")).items():
-            name, call = key.rsplit(".", 1)
-            (result,) = session.run({name: array}).values()
-            results[call] = np.asarray(result)
-        np.savez(path.with_suffix(".out.npz"), **results)
+def main(folder: Path, name: str) -> None:
+    session = dlinfer.load(folder / "model.dlinfer")
+    results = {}
+    for call, array in np.load(folder / "inputs.npz").items():
+        (result,) = session.run({name: array}).values()
+        results[call] = np.asarray(result)
+    np.savez(folder / "results.npz", **results)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

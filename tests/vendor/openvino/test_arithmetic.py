@@ -86,7 +86,10 @@ FLOATS = torch.tensor([5.5, -5.5, 5.5, -5.5, 1.0, 0.0, 3e38, -1e-30, inf, nan])
 def test_division_of_floats():
     by = torch.tensor([3.0, 3.0, -3.0, -3.0, 0.1, 2.0, 7.0, 3.0, 2.0, 1.0])
     same(lambda a, b: (a / b, torch.div(a, b, rounding_mode="trunc")), FLOATS, by)
-    same(lambda a: (a // 2, a // -0.5, a % 2, a % -2, torch.fmod(a, 4), torch.frac(a), torch.trunc(a)), FLOATS[:8])
+    same(
+        lambda a: (a // 2, a // -0.5, a % 2, a % -2, torch.fmod(a, 4), torch.frac(a), torch.trunc(a)),
+        FLOATS[:8],
+    )
     same(lambda a: (a // 2, a % 2, torch.fmod(a, 4)), FLOATS)
 
 

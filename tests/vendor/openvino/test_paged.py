@@ -109,9 +109,7 @@ def prefill(q, k, v, k_cache, v_cache, slots, table, ends, lengths, **options):
 def decode(q, k, v, k_cache, v_cache, slots, table, ends, lengths, **options):
     ops.fill_kv_cache(k, v, k_cache, v_cache, slots)
     heads = (q.shape[1], k.shape[1])
-    return ops.paged_decode_attention(
-        q, k_cache, v_cache, table, BLOCK, ends, lengths, 1, *heads, **options
-    )
+    return ops.paged_decode_attention(q, k_cache, v_cache, table, BLOCK, ends, lengths, 1, *heads, **options)
 
 
 def check(run: Any, step: Step, tolerance: float = 2e-5, **options: Any) -> None:

@@ -36,7 +36,9 @@ def _first(b: Builder, x: Output, axis: int, number: Size) -> Output:
     """The first of a dimension. OpenVINO drops a Slice in front of GatherElements, wrongly where sizes vary."""
     ends = [*[0] * axis, number]
     kept = [1] * axis + [0]
-    return op.strided_slice(x, b.axes([0] * len(ends)), b.numbers(ends), b.axes([1] * len(ends)), kept, kept).output(0)
+    return op.strided_slice(
+        x, b.axes([0] * len(ends)), b.numbers(ends), b.axes([1] * len(ends)), kept, kept
+    ).output(0)
 
 
 @lowers(aten.gather.default)
