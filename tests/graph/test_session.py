@@ -10,9 +10,26 @@ from torch import nn
 from torch.export import Dim
 
 import dlinfer
-from dlinfer.errors import ArtifactInputError, GraphRunError, SessionCallError, SessionOptionError
+from dlinfer.errors import (
+    ArtifactInputError,
+    CompileOptionError,
+    GraphRunError,
+    SessionCallError,
+    SessionOptionError,
+)
 from dlinfer.graph.session import Flags
-from tests.graph.artifact_files import ROWS, Head, Keeps, Stub, compiled_head, rows, same, saved, use_stub
+from tests.graph.artifact_files import (
+    ROWS,
+    Head,
+    Keeps,
+    Stub,
+    altered,
+    compiled_head,
+    rows,
+    same,
+    saved,
+    use_stub,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -387,7 +404,7 @@ def test_options_before_and_after_set_up(session):
     session.update_backend_options(enable_metrics=False)
     with pytest.raises(SessionOptionError, match="reset"):
         session.update_backend_options(fallback="error")
-    with pytest.raises(SessionOptionError, match="engine, fallback"):
+    with pytest.raises(SessionOptionError, match="engine, engine_options, fallback"):
         session.update_backend_options(colour="blue")
 
 
@@ -411,6 +428,7 @@ def test_options_of_a_yaml_file(path, tmp_path):
         {"io": "theirs"},
         {"fallback": "maybe"},
         {"engine": 3},
+        {"engine_options": "device=CPU"},
         {"enable_metrics": "yes"},
         {"allow_ops": "aten::add"},
         {"cache_dir": 3},
@@ -419,6 +437,34 @@ def test_options_of_a_yaml_file(path, tmp_path):
 def test_options_that_have_no_such_value(path, options):
     with pytest.raises(SessionOptionError, match=next(iter(options))):
         dlinfer.load(path, options=options)
+
+
+def test_the_engines_own_options_are_kept_where_they_are_meant_to_be(tmp_path, monkeypatch):
+    """The session's go before the file's; of a file's only those count that change results."""
+
+    class Told(Stub):
+        stored_options = ("precision", "group")
+
+        def check_options(self, options):
+            self.told = dict(options)
+            if "colour" in options:
+                raise CompileOptionError(option="colour", given=options["colour"], expected="none")
+
+    engine = use_stub(monkeypatch, Told())
+    given = {"precision": "bf16", "group": 32, "folder": "/tmp/x"}
+    path = saved(compiled_head(options={"engine_options": given})[1], tmp_path / "a.dlinfer")
+    dlinfer.load(path).setup()
+    assert engine.told == {"precision": "bf16", "group": 32}
+    dlinfer.load(path, options={"engine_options": {"group": 64}}).setup()
+    assert engine.told == {"precision": "bf16", "group": 64}
+
+    def change(manifest, graph):
+        manifest["stages"][0]["engine_options"]["folder"] = "/etc"
+
+    dlinfer.load(altered(path.read_bytes(), change)).setup()
+    assert engine.told == {"precision": "bf16", "group": 32}
+    with pytest.raises(CompileOptionError, match="colour"):
+        dlinfer.load(path, options={"engine_options": {"colour": "blue"}}).setup()
 
 
 @pytest.mark.parametrize("devices", [["cpu"], [0], [torch.device("cpu")], ["cpu:0"]])

@@ -114,7 +114,7 @@ def _cells() -> Iterator[Any]:
             )
 
 
-every_cell = pytest.mark.parametrize(("engine", "architecture"), _cells())
+every_cell = pytest.mark.parametrize(("engine", "architecture"), list(_cells()))
 
 
 def needs(engine: str) -> None:

@@ -198,7 +198,7 @@ def test_bfloat16_where_the_cpu_has_it():
     if has_bfloat16():
         check(lowered(prefill, *step.args)[0], step, tolerance=2e-2)
         return
-    with pytest.raises(GraphFallbackError, match="this CPU has no bfloat16.*cannot stay in bfloat16"):
+    with pytest.raises(GraphFallbackError, match=r"this CPU has no bfloat16.*cannot stay in bfloat16"):
         lowered(prefill, *step.args)
 
 
@@ -324,7 +324,7 @@ def test_attention_without_a_write_is_refused():
         heads = (1, 1, HEADS, KV_HEADS)
         return ops.paged_prefill_attention(q, k, v, k_cache, v_cache, table, BLOCK, ends, lengths, *heads)
 
-    with pytest.raises(GraphFallbackError, match="no lowering for dlinfer.paged_prefill_attention"):
+    with pytest.raises(GraphFallbackError, match=r"no lowering for dlinfer\.paged_prefill_attention"):
         lowered(reads, *Step([3], [0]).args)
 
 
