@@ -43,8 +43,11 @@ THIRD_PARTY = {
     "dlinfer.framework": TORCH | {"packaging"},
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},
+    "dlinfer.vendor.onnxruntime": TORCH | {"onnx", "onnxruntime", "onnxscript"},
     "dlinfer.vendor.qaic": TORCH | {"numpy", "onnx", "onnxruntime", "qaic", "yaml"},
     "dlinfer.vendor": TORCH,
+    "dlinfer.graph.onnx": TORCH | {"onnx_ir", "onnxscript"},
+    "dlinfer.graph.torch_onnx_seam": TORCH | {"onnx_ir"},  # the exporter's models are onnx_ir's
     "dlinfer.graph": TORCH | {"numpy", "sympy"},  # guards and ranges of symbolic sizes are sympy's
     "dlinfer.ops": TORCH,
     "dlinfer.utils": TORCH,

@@ -12,14 +12,12 @@ from dlinfer.graph.dialect import is_compute
 from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.extract import Subgraph
-from dlinfer.graph.onnx.export import export
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.values import function_of
+from dlinfer.graph.output_sizes import UnknownSizeError
 from dlinfer.vendor.onnxruntime import sessions
-from dlinfer.vendor.onnxruntime.contrib import table
-from dlinfer.vendor.onnxruntime.judge import OPSET, Judge
+from dlinfer.vendor.onnxruntime.judge import Judge
 from dlinfer.vendor.onnxruntime.options import OrtOptions
-from dlinfer.vendor.onnxruntime.region import RegionRun
+from dlinfer.vendor.onnxruntime.region import Region
 
 SMALLEST = 4
 """Nodes that compute which are worth entering a session: entering one costs as much as some of torch's kernels."""
@@ -30,6 +28,7 @@ class OnnxRuntimeEngine:
 
     name = sessions.ENGINE
     passes = ()
+    phases_alike = False
 
     def __init__(self) -> None:
         self._judge = Judge()
@@ -53,15 +52,14 @@ class OnnxRuntimeEngine:
         Raises GraphFallbackError under the policy ``error``, ProviderUnavailableError and ProviderFallbackError.
         """
         chosen = OrtOptions.of(options.wanted_engine_options)
+        result = CompiledRegion(run=None)
         try:
-            function = function_of(region)
-            graph = export(function.graph_module, opset=OPSET, translations=table)
+            result.run = Region(region, options, chosen, result.notes)
         except (NotAFunctionError, NotExportableError) as error:
             reason = str(error.fields["reason"])
             return eager_region(region, self.name, options, reason, {str(error.fields["node"]): reason})
-        result = CompiledRegion(run=None)
-        try:
-            result.run = RegionRun(region, function, graph, chosen, options, result.notes)
+        except UnknownSizeError as unknown:
+            return eager_region(region, self.name, options, f"a result of unknown size: {unknown}")
         except sessions.SessionRefusedError as refused:
             return eager_region(region, self.name, options, f"ONNX Runtime: {refused}")
         for node in region.graph_module.graph.nodes:
