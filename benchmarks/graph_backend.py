@@ -1,6 +1,6 @@
 """torch.compile(backend="dlinfer") against inductor with freezing, on transformers' own model with a static cache.
 
-    python -m benchmarks.graph_backend [--pairs 15] [--compilations 15] [--model FOLDER]
+    python -m benchmarks.graph_backend [--pairs 15] [--compilations 15] [--dtype bfloat16 | float32] [--model FOLDER]
 
 Prints median ratios with their 95 % interval for cached decoding and a prefill of 512 tokens, peak RSS, and then the
 seconds of compiling both in a process with empty caches, for which each pair takes two minutes. 0 leaves a part out.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arena import Child, Entry, measure
-from benchmarks.models import qwen2_half_billion
+from benchmarks.models import add_model_options, chosen_model
 from benchmarks.serving import rows_of
 from benchmarks.timing import publish, ratio
 
@@ -48,7 +48,9 @@ def compile_seconds(kind: str, model: Path) -> float:
 
 def compare_speed(model: Path, pairs: int) -> None:
     _, results = measure([Entry(kind, kind, model) for kind in KINDS], ORDERS, pairs)
-    publish("torch.compile on transformers' model", rows_of(KINDS, ORDERS, results, "hf-dlinfer"))
+    publish(
+        f"torch.compile on transformers' model, {model.name}", rows_of(KINDS, ORDERS, results, "hf-dlinfer")
+    )
 
 
 def compare_compilation(model: Path, pairs: int) -> None:
@@ -64,7 +66,7 @@ def compare_compilation(model: Path, pairs: int) -> None:
         "inductor freezing s": statistics.median(seconds[peer]),
         "times faster": ratio(seconds[peer], seconds[ours]),
     }
-    publish("compiling prefill and decoding, nothing cached", [row])
+    publish(f"compiling prefill and decoding, nothing cached, {model.name}", [row])
 
 
 def main() -> None:
@@ -73,9 +75,9 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--compilations", type=int, default=15)
-    parser.add_argument("--model", type=Path, default=Path.home() / ".cache" / "dlinfer-bench" / "qwen2-0.5b")
+    add_model_options(parser)
     args = parser.parse_args()
-    model = qwen2_half_billion(args.model)
+    model = chosen_model(args)
     if args.pairs:
         compare_speed(model, args.pairs)
     if args.compilations:

@@ -1,17 +1,16 @@
 """LMDeploy in graph mode against its eager mode, and transformers eager, on the shape of Qwen2.5-0.5B.
 
-    python -m benchmarks.serving [--pairs 15] [--model FOLDER]
+    python -m benchmarks.serving [--pairs 15] [--dtype bfloat16 | float32] [--model FOLDER]
 
 Prints tokens per second, median ratios with their 95 % interval, peak RSS and start-up; the last line is JSON.
 """
 
 import argparse
 import statistics
-from pathlib import Path
 from typing import Any
 
 from benchmarks.arena import Child, Entry, measure
-from benchmarks.models import qwen2_half_billion
+from benchmarks.models import add_model_options, chosen_model
 from benchmarks.timing import publish, ratio
 
 KINDS = ["lmdeploy-graph", "lmdeploy-eager", "hf-eager"]
@@ -55,12 +54,12 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--starts", type=int, default=3)
-    parser.add_argument("--model", type=Path, default=Path.home() / ".cache" / "dlinfer-bench" / "qwen2-0.5b")
+    add_model_options(parser)
     args = parser.parse_args()
-    model = qwen2_half_billion(args.model)
+    model = chosen_model(args)
     entries = [Entry(kind, kind, model) for kind in KINDS]
     _, results = measure(entries, ORDERS, args.pairs)
-    publish("LMDeploy in graph mode", rows_of(KINDS, ORDERS, results, "lmdeploy-graph"))
+    publish(f"LMDeploy in graph mode, {model.name}", rows_of(KINDS, ORDERS, results, "lmdeploy-graph"))
     starts: dict[str, list[float]] = {kind: [] for kind in KINDS[:2]}
     for _ in range(args.starts):  # the cache is warm by now
         for entry in entries[:2]:

@@ -16,11 +16,16 @@ from typing import Any
 
 __version__ = "0.4.0"
 
-__all__ = ["__version__", "compile", "errors", "explain", "ops", "settings", "vendor"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["__version__", "bundle", "compile", "errors", "explain", "load", "ops", "settings", "vendor"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 # Functions that stand here by their own name -> the module they come from; the other names are modules.
-_FUNCTIONS = {"compile": "dlinfer.graph.aot", "explain": "dlinfer.graph.explain"}
+_FUNCTIONS = {
+    "bundle": "dlinfer.graph.bundle",
+    "compile": "dlinfer.graph.aot",
+    "explain": "dlinfer.graph.explain",
+    "load": "dlinfer.graph.session",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -245,8 +245,10 @@ class NotExportableError(DlinferError, RuntimeError):
 class ProviderUnavailableError(DlinferError, RuntimeError):
     """An execution provider of ONNX Runtime was asked for that cannot run here."""
 
-    message = "execution provider {provider!r} of ONNX Runtime is not available: {reason}. Available: {available}."
-    next_step = "install the onnxruntime package that has it (onnxruntime-gpu, onnxruntime-qnn, ...), or choose another."
+    message = (
+        "execution provider {provider!r} of ONNX Runtime is not available: {reason}. Available: {available}."
+    )
+    next_step = "install the onnxruntime package that has it (onnxruntime-gpu, ...), or choose another."
 
 
 class ProviderFallbackError(DlinferError, RuntimeError):
@@ -328,3 +330,76 @@ class QaicMetricsError(DlinferError, RuntimeError):
 
     message = "{call} has nothing to show: the Session was made without {needed}."
     next_step = "make the Session with that option."
+
+
+class ArtifactError(DlinferError, RuntimeError):
+    """Base of what can be wrong with an artifact's file; ``except ArtifactError`` takes them all."""
+
+    message = "the artifact {source} cannot be used: {detail}."
+    next_step = "make it again with `artifact.save()`."
+
+
+class ArtifactNotFoundError(ArtifactError, OSError):
+    """There is no file where an artifact is to be read from, or it cannot be read or written."""
+
+    message = "the artifact {source} cannot be opened: {detail}."
+    next_step = "check the path and its permissions."
+
+
+class ArtifactCorruptError(ArtifactError, ValueError):
+    """An artifact is truncated, altered, or holds something that no artifact holds; nothing of it was used."""
+
+    message = "the artifact {source} is not sound: {detail}."
+    next_step = "copy it again from where it was made, or make it again."
+
+
+class ArtifactVersionError(ArtifactError):
+    """An artifact is of another version of the format, or its payload of another version of the engine."""
+
+    message = "the artifact {source} needs {what} {wanted}, here is {here}."
+    next_step = "install that version, or make the artifact again with this one."
+
+
+class ArtifactEngineError(ArtifactError):
+    """An artifact is asked to run on another engine or device than its payload was made for."""
+
+    message = "the artifact {source} was made for {wanted}, and is asked to run on {given}."
+    next_step = "leave the engine to the artifact, or compile the model for the other one."
+
+
+class ArtifactCpuError(ArtifactError):
+    """A payload needs instructions that this CPU does not have."""
+
+    message = "the artifact {source} needs a CPU with {missing}, which this one lacks."
+    next_step = "run it on such a machine, or make it again on this one."
+
+
+class ArtifactKeyError(ArtifactError, ValueError):
+    """An encrypted artifact is opened without its key, or with another one."""
+
+    message = "the artifact {source} is encrypted, and {detail}."
+    next_step = "pass the key it was saved with: dlinfer.load(path, key=...)."
+
+
+class ArtifactStorageError(ArtifactError, ValueError):
+    """A compiled graph holds something that has no place in a file."""
+
+    message = "{what} cannot be saved: {detail}."
+    next_step = "change that part of the model, or use the artifact in the process that compiled it."
+
+
+# --- sessions
+
+
+class SessionOptionError(DlinferError, ValueError):
+    """An option of dlinfer.load or of a Session that does not exist, has no such value, or comes too late."""
+
+    message = "option {option!r}: {given!r} is not valid. Expected {expected}."
+    next_step = "see `dlinfer.graph.session_options.SessionOptions` for all options."
+
+
+class SessionCallError(DlinferError, ValueError):
+    """A Session is asked for something that it does not have: an entry, an input, a tensor of its own."""
+
+    message = "the session has no {what} {name!r}: {detail}."
+    next_step = "ask `session.get_graph_names()` and `session.signature(entry)` for what there is."

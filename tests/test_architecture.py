@@ -43,11 +43,14 @@ THIRD_PARTY = {
     "dlinfer.framework": TORCH | {"packaging"},
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},
-    "dlinfer.vendor.onnxruntime": TORCH | {"onnx", "onnxruntime", "onnxscript"},
-    "dlinfer.vendor.qaic": TORCH | {"numpy", "onnx", "onnxruntime", "qaic", "yaml"},
+    "dlinfer.vendor.onnxruntime": TORCH | {"numpy", "onnx", "onnxruntime", "onnxscript"},
+    "dlinfer.vendor.openvino": TORCH | {"numpy", "openvino"},
+    "dlinfer.vendor.qaic": TORCH | {"numpy", "onnx", "onnx_ir", "onnxruntime", "qaic", "yaml"},
     "dlinfer.vendor": TORCH,
-    "dlinfer.graph.onnx": TORCH | {"onnx_ir", "onnxscript"},
-    "dlinfer.graph.torch_onnx_seam": TORCH | {"onnx_ir"},  # the exporter's models are onnx_ir's
+    "dlinfer.graph.onnx": TORCH | {"onnx", "onnx_ir", "onnxscript"},
+    "dlinfer.graph.sealing": TORCH | {"cryptography"},
+    "dlinfer.graph.session_options": TORCH | {"yaml"},
+    "dlinfer.graph.torch_onnx_seam": TORCH | {"onnx_ir"},
     "dlinfer.graph": TORCH | {"numpy", "sympy"},  # guards and ranges of symbolic sizes are sympy's
     "dlinfer.ops": TORCH,
     "dlinfer.utils": TORCH,

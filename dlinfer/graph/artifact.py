@@ -1,15 +1,20 @@
 """An artifact: a compiled graph with its weights and its signature, callable like the module it was made from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.call_inputs import Assumption
+from dlinfer.graph.compiled import CompiledGraph
 from dlinfer.graph.report import GraphReport
+
+if TYPE_CHECKING:
+    from dlinfer.graph.stored import Stage
 
 
 @dataclass(frozen=True)
@@ -48,21 +53,51 @@ class TensorSpec:
         return f"{self.dtype} [{sizes}] {layout} on {self.device}"
 
 
+@dataclass(frozen=True)
+class NumberSpec:
+    """One integer that a caller passes and that may change. bounds: what it may be, as a size of TensorSpec."""
+
+    name: str
+    bounds: int | tuple[int, int | None]
+
+    def misfit(self, value: Any) -> str | None:
+        """What is wrong with a value for this input; None when nothing is."""
+        low, high = (self.bounds, self.bounds) if isinstance(self.bounds, int) else self.bounds
+        fits = type(value) is int and value >= low and (high is None or value <= high)
+        return None if fits else repr(value)
+
+    def __str__(self) -> str:
+        return f"an integer of {self.bounds}"
+
+
 @dataclass
 class Artifact:
     """What ``dlinfer.compile`` gives. Weights are those of the module, shared and not copied.
 
-    inputs: for each leaf of (args, kwargs), its TensorSpec, or the constant that the graph was made with.
+    inputs: for each leaf of (args, kwargs), its spec, or the constant that the graph was made with.
     assumptions: what must be true of the inputs' sizes together.
+    stored: the form in which it is saved, or why it has none.
     """
 
-    run: Callable[..., tuple[Any, ...]]
+    run: CompiledGraph
     weights: Sequence[torch.Tensor]
-    inputs: Sequence[TensorSpec | Any]
+    inputs: Sequence[TensorSpec | NumberSpec | Any]
     assumptions: Sequence[Assumption]
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     report: GraphReport
+    stored: "Stage | str" = "it was not made by dlinfer.compile"
+
+    def save(self, path: str | Path, *, key: bytes | None = None) -> None:
+        """Write it to a file that ``dlinfer.load`` opens, anywhere: see docs/artifacts.md.
+
+        The file appears whole or not at all. key: 32 bytes to encrypt it with; ``dlinfer.graph.sealing.new_key()``
+        makes one. Raises ArtifactStorageError where the graph holds something that has no place in a file, and
+        ArtifactNotFoundError where the file cannot be written.
+        """
+        from dlinfer.graph.artifact_io import save
+
+        save({"forward": [self]}, path, key=key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result for these arguments. Raises ArtifactInputError."""
@@ -71,7 +106,7 @@ class Artifact:
             self._check(index, wanted, value)
         if self.assumptions:
             named = zip(self.inputs, leaves, strict=True)
-            given = {spec.name: value for spec, value in named if isinstance(spec, TensorSpec)}
+            given = {spec.name: value for spec, value in named if isinstance(spec, (TensorSpec, NumberSpec))}
             for assumption in self.assumptions:
                 assumption.check(given)
         # What the graph took as a constant (a number, None) is no input of it any more, but keeps its place.
@@ -88,8 +123,8 @@ class Artifact:
             raise ArtifactInputError(name="arguments", expected=self.in_spec, given=spec)
         return leaves
 
-    def _check(self, index: int, wanted: TensorSpec | Any, value: Any) -> None:
-        if isinstance(wanted, TensorSpec):
+    def _check(self, index: int, wanted: Any, value: Any) -> None:
+        if isinstance(wanted, (TensorSpec, NumberSpec)):
             wrong = wanted.misfit(value)
             if wrong is not None:
                 raise ArtifactInputError(name=wanted.name, expected=wanted, given=wrong)

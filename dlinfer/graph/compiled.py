@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer.graph import callee
+from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.program import Program
 from dlinfer.graph.program_json import NotStorableError, parts_of, to_json
 
@@ -16,11 +17,13 @@ class CompiledGraph:
 
     regions: ``region_0`` -> what the engine made of it, a Program for engines that run steps. One that keeps hold of
         its inputs between two calls has a method ``unbind``.
+    parts: the same with what else the engine said; empty for a graph from the disk cache.
     """
 
     engine: Any
     program: Program
     regions: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, CompiledRegion] = field(default_factory=dict)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         return self.program(*inputs)

@@ -7,7 +7,7 @@ vendor's folder; the vendor names it in ``Vendor.load_engines``.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import fx
 
@@ -104,6 +104,47 @@ def no_options(engine: str, options: Mapping[str, Any]) -> None:
             given=value,
             expected=f"none: engine {engine!r} has no options",
         )
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What an engine keeps of a compiled region in an artifact, so that loading need not compile it.
+
+    cpu: flags of the CPU (as Linux lists them) that it cannot do without.
+    """
+
+    data: bytes | bytearray | memoryview
+    cpu: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class PayloadEngine(Protocol):
+    """What an engine offers besides, whose compiled regions have a form that can be kept in an artifact.
+
+    Others lower the stored graph again when an artifact is loaded.
+    """
+
+    def version(self) -> str:
+        """What its payloads depend on: one that was made under another version is refused."""
+        ...
+
+    def payload(self, compiled: CompiledRegion) -> Payload | None:
+        """What to keep of a region that it compiled; None where it is to be compiled again."""
+        ...
+
+    def restore_region(
+        self, region: Subgraph, payload: memoryview, options: CompileOptions
+    ) -> CompiledRegion:
+        """The region that ``payload`` was made of, without compiling.
+
+        Raises any error where the payload is not sound; whoever loads makes it an ArtifactCorruptError.
+        """
+        ...
+
+
+def runs_concurrently(engine: Any) -> bool:
+    """Whether threads may run what an engine compiled at once: it says so by ``concurrent = True``."""
+    return bool(getattr(engine, "concurrent", False))
 
 
 def find_engine(name: str | None, device_type: str) -> Engine:

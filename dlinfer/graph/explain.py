@@ -19,6 +19,7 @@ from torch import fx
 import dlinfer
 from dlinfer.errors import ExplanationError
 from dlinfer.graph import cache, report, torch_seam
+from dlinfer.graph.flops import share
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import FIRST_CALL, LOADED, GraphReport
 
@@ -93,6 +94,13 @@ class Explanation:
             return 0.0 if not self.graphs or any(graph.refused for graph in self.graphs) else 1.0
         return inside / (inside + outside)
 
+    @property
+    def flop_coverage(self) -> float:
+        """Share of the floating-point operations of products which run in the engine; 0 where nothing was captured."""
+        inside = sum(graph.flops("engine") for graph in self.graphs)
+        outside = sum(graph.flops("eager") for graph in self.graphs)
+        return share(inside, outside) if self.coverage or inside + outside else 0.0
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call what was explained once more, under no_grad; what that compiles is added. Gives its result.
 
@@ -106,7 +114,11 @@ class Explanation:
         """As JSON takes it; docs/explain.md describes the keys."""
         plain = asdict(self._without_function())
         del plain["_compiled"]
-        figures: dict[str, Any] = {"fired": self.fired, "coverage": self.coverage}
+        figures: dict[str, Any] = {
+            "fired": self.fired,
+            "coverage": self.coverage,
+            "flop_coverage": self.flop_coverage,
+        }
         for name in ("recompiles", "size_1_variants"):
             figures[name] = [graph.index for graph in getattr(self, name)]
         return {"schema": SCHEMA, **plain, **figures}

@@ -28,6 +28,7 @@ def headline(explanation: Explanation) -> dict[str, str]:
     return {
         "graphs": str(len(explanation.graphs)),
         "in the engine": f"{explanation.coverage:.0%} ({engine} of {engine + eager} nodes that compute)",
+        "of the products": f"{explanation.flop_coverage:.0%} of their floating-point operations",
         "recompiles": str(len(explanation.recompiles)),
         "size-1 variants": str(len(explanation.size_1_variants)),
         "graph breaks": str(sum(item.count for item in explanation.graph_breaks)),

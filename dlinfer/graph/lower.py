@@ -1,9 +1,8 @@
 """From a captured graph to what runs: passes, partition, the engine's regions, and the program that joins them."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from torch import fx
 
@@ -11,8 +10,9 @@ from dlinfer.graph import callee, debug
 from dlinfer.graph.capture import Captured
 from dlinfer.graph.compiled import CompiledGraph, resolver
 from dlinfer.graph.dialect import describe, fake, is_compute, is_size, is_view, model_line, op_name
-from dlinfer.graph.engine import CompiledRegion, Engine
-from dlinfer.graph.extract import extract
+from dlinfer.graph.engine import CompiledRegion, Engine, PayloadEngine
+from dlinfer.graph.extract import Subgraph, extract
+from dlinfer.graph.flops import flops_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.partition import Partition, partition
 from dlinfer.graph.passes.pipeline import run_passes
@@ -24,19 +24,41 @@ from dlinfer.graph.report import GraphReport, NodeReport, RegionReport
 
 def lower(captured: Captured, engine: Engine, options: CompileOptions, report: GraphReport) -> CompiledGraph:
     """Compile a captured graph for ``engine``, filling in ``report``. Raises GraphFallbackError under ``error``."""
-    graph_module = captured.graph_module
+    improve(captured.graph_module, options, report)
+    return place(captured.graph_module, engine, options, report)
+
+
+def improve(graph_module: fx.GraphModule, options: CompileOptions, report: GraphReport) -> None:
+    """Run the common passes that the options leave on; the graph is changed in place."""
     report.captured = debug.text_of(graph_module)
     debug.show("graph", "captured", report.captured)
     with timed(report, "passes"):
         report.passes = run_passes(
-            graph_module, (*passes(), *engine.passes), disabled=options.disabled_passes, show=debug.show_pass
+            graph_module, passes(), disabled=options.disabled_passes, show=debug.show_pass
+        )
+
+
+def place(
+    graph_module: fx.GraphModule,
+    engine: Engine,
+    options: CompileOptions,
+    report: GraphReport,
+    payloads: Mapping[str, memoryview] | None = None,
+) -> CompiledGraph:
+    """Compile an improved graph: the engine's parts by the engine, after its own passes, the rest as single steps.
+
+    payloads: what ``engine`` had kept of regions, by their names; those are restored and not compiled.
+    """
+    with timed(report, "passes"):
+        report.passes += run_passes(
+            graph_module, engine.passes, disabled=options.disabled_passes, show=debug.show_pass
         )
     report.lowered = debug.text_of(graph_module)
     with timed(report, "partition"):
         divided = partition(graph_module.graph, engine, keep_small=options.keeps_small_regions)
     _apply_policy(divided, engine, options)
     with timed(report, "compile"):
-        return _assemble(graph_module, divided, engine, options, report)
+        return _assemble(graph_module, divided, engine, options, report, payloads or {})
 
 
 @contextmanager
@@ -62,11 +84,12 @@ def _assemble(
     engine: Engine,
     options: CompileOptions,
     report: GraphReport,
+    payloads: Mapping[str, memoryview],
 ) -> CompiledGraph:
     first: list[Step] = []
     steps: list[Step] = []
     placement: dict[str, str] = {}
-    regions: dict[str, Any] = {}
+    parts: dict[str, CompiledRegion] = {}
     for index, part in enumerate(divided.parts):
         if not part.in_engine:
             steps += [Step.of(node, "eager", callee.reference(node.target)) for node in part.nodes]
@@ -74,12 +97,11 @@ def _assemble(
         name = f"region_{index}"
         region = extract(graph_module, part.nodes, name)
         first += [Step.of(node, "size", callee.reference(node.target)) for node in region.made]
-        compiled = engine.compile(region, options)
+        compiled = parts[name] = _compiled(engine, region, options, payloads.get(name))
         placement |= compiled.placement
         divided.refusals |= {
             node: compiled.refused[node.name] for node in part.nodes if node.name in compiled.refused
         }
-        regions[name] = compiled.run
         outputs = tuple(node.name for node in region.outputs)
         steps.append(Step(outputs, "region", f"region {name}", refer(region.inputs), {}, ""))
         report.regions.append(_region_report(name, engine, len(part.nodes), compiled))
@@ -88,9 +110,18 @@ def _assemble(
     output = refer(graph_module.graph.output_node().args[0])
     inputs = [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
     constants = constants_of(graph_module)
-    return CompiledGraph(
-        engine, Program("graph", inputs, first + steps, output, resolver(regions), constants), regions
-    )
+    regions = {name: compiled.run for name, compiled in parts.items()}
+    program = Program("graph", inputs, first + steps, output, resolver(regions), constants)
+    return CompiledGraph(engine, program, regions, parts)
+
+
+def _compiled(
+    engine: Engine, region: Subgraph, options: CompileOptions, payload: memoryview | None
+) -> CompiledRegion:
+    if payload is None:
+        return engine.compile(region, options)
+    assert isinstance(engine, PayloadEngine), "whoever hands a payload over has asked"
+    return engine.restore_region(region, payload, options)
 
 
 def _region_report(name: str, engine: Engine, nodes: int, compiled: CompiledRegion) -> RegionReport:
@@ -115,4 +146,5 @@ def _node_report(node: fx.Node, divided: Partition, placement: dict[str, str]) -
         line=model_line(node),
         result=describe(fake(node)),
         reads=tuple(parent.name for parent in node.all_input_nodes),
+        flops=flops_of(node),
     )

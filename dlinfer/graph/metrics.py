@@ -1,5 +1,6 @@
 """Latencies of a session's inferences: recorded one by one, summed up exactly."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -48,3 +49,17 @@ class Metrics:
             "total_inference_time": float(seconds.sum()),
             "avg_latency": mean,
         }
+
+
+def table(summary: Mapping[str, float]) -> str:
+    """The numbers for people, a line each, latencies in milliseconds."""
+    lines = [f"{'Number of inferences':<28}{summary['num_of_inferences']:>14.0f}"]
+    names = {
+        "avg_latency": "Average latency (ms)",
+        "min_latency": "Minimum latency (ms)",
+        **{name: f"{name} latency (ms)" for name in PERCENTILES},
+        "max_latency": "Maximum latency (ms)",
+    }
+    lines += [f"{text:<28}{summary[name] * 1e3:>14.4f}" for name, text in names.items()]
+    lines.append(f"{'Total inference time (ms)':<28}{summary['total_inference_time'] * 1e3:>14.4f}")
+    return "\n".join(lines)

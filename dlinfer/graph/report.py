@@ -28,7 +28,8 @@ class NodeReport:
 
     place: ``engine``, ``eager``, ``view``, ``size`` or ``input``. how: the kernel or cluster that runs it.
     reason: why it is not in the engine; empty when it is. line: the model's. result: dtype and sizes.
-    module: path of the module whose code it came from, ``layers.0.mlp``.
+    module: path of the module whose code it came from, ``layers.0.mlp``. flops: its floating-point operations, if it
+    is a product (``dlinfer.graph.flops``).
     """
 
     name: str
@@ -40,6 +41,7 @@ class NodeReport:
     result: str
     reads: tuple[str, ...]
     module: str = ""
+    flops: int = 0
 
     @property
     def where(self) -> str:
@@ -148,6 +150,10 @@ class GraphReport:
     def placed(self, place: str) -> list[NodeReport]:
         """Its nodes at one place."""
         return [node for node in self.nodes if node.place == place]
+
+    def flops(self, place: str) -> int:
+        """Floating-point operations of products at one place."""
+        return sum(node.flops for node in self.placed(place))
 
     def fired(self) -> dict[str, int]:
         """Fusion rule or edit -> how often."""

@@ -6,6 +6,7 @@
 from typing import Any
 
 from torch import fx
+from torch.fx.proxy import GraphAppendingTracer
 
 
 def number_node(graph: fx.Graph, number: Any, symbols: dict[Any, fx.Node]) -> Any:
@@ -13,7 +14,7 @@ def number_node(graph: fx.Graph, number: Any, symbols: dict[Any, fx.Node]) -> An
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-    tracer = fx.proxy.GraphAppendingTracer(graph)
+    tracer = GraphAppendingTracer(graph)
     proxies: dict[Any, Any] = {symbol: fx.Proxy(node, tracer) for symbol, node in symbols.items()}
     made = sympy_interp(PythonReferenceAnalysis, proxies, number.node.expr)
     return made.node if isinstance(made, fx.Proxy) else made

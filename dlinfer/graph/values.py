@@ -7,6 +7,7 @@ KV cache is never copied; outputs of the region that are views are made by torch
 """
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,7 @@ class _Builder:
     def __init__(self, owner: fx.GraphModule) -> None:
         self.owner = owner
         self.graph = fx.Graph()
+        self.memory: dict[fx.Node, set[int]] = {}  # node -> identities of the memory that it lies in
         self.root: dict[int, fx.Node] = {}  # memory -> the first node that lies in it
         self.content: dict[
             int, tuple[int, fx.Node]
@@ -114,16 +116,33 @@ class _Builder:
         self.line: dict[str, Any] = {}
 
     def build(self) -> Function:
-        for node in self.owner.graph.nodes:
+        placed = Counter(
+            one for node in self.owner.graph.find_nodes(op="placeholder") for one in storages(node)
+        )
+        shared = {memory for memory, times in placed.items() if times > 1}
+        for number, node in enumerate(self.owner.graph.nodes):
             if node.op == "output":
                 continue
-            for memory in storages(node) if isinstance(fake(node), Tensor) else ():
+            self.memory[node] = self._located(node, shared, number)
+            for memory in self.memory[node] if isinstance(fake(node), Tensor) else ():
                 self.root.setdefault(memory, node)
             if node.op == "call_function":
                 self._call(node)
             else:
                 self._copy(node)
         return self._finished()
+
+    def _located(self, node: fx.Node, shared: set[int], number: int) -> set[int]:
+        """The memory that a node lies in. Inputs that are cut from one memory, as the caches of a model's layers often
+        are, count as apart: whether they are is asked at each call (``Function.conflict``).
+        """
+        found = storages(node)
+        if not found & shared:
+            return found
+        if node.op == "placeholder":
+            return {-1 - number}
+        parent = viewed(node)
+        return found - shared | (self.memory[parent] if parent is not None else set())
 
     def _call(self, node: fx.Node) -> None:
         reason = refusal(node)
@@ -150,14 +169,14 @@ class _Builder:
     # --- what memory holds now
 
     def _writes_to(self, node: fx.Node) -> int:
-        return sum(self.content[memory][0] for memory in storages(node) if memory in self.content)
+        return sum(self.content[memory][0] for memory in self.memory[node] if memory in self.content)
 
     def current(self, node: fx.Node) -> Any:
         """The function's node for what an old node's memory holds at this point of the walk."""
         writes, value = self.value[node]
         if writes == self._writes_to(node):
             return value
-        memories = storages(node)
+        memories = self.memory[node]
         if len(memories) == 1 and self.root.get(*memories) is node:
             value = self.content[next(iter(memories))][1]
         else:
@@ -234,16 +253,10 @@ class _Builder:
 
     def _store(self, target: fx.Node, content: Any) -> None:
         """Let the memory that ``target`` lies in hold ``content`` there."""
-        (memory,) = storages(target)
+        (memory,) = self.memory[target]
         root = self.root[memory]
         if root.op == "get_attr":
             raise NotAFunctionError(node=target.name, reason="a constant of the graph is written")
-        shown = [n for n in self.owner.graph.find_nodes(op="placeholder") if memory in storages(n)]
-        if len(shown) > 1:
-            names = ", ".join(node.name for node in shown)
-            raise NotAFunctionError(
-                node=target.name, reason=f"the inputs {names} share the memory that is written"
-            )
         node = target
         while node is not root:
             parent = viewed(node)
@@ -280,7 +293,7 @@ class _Builder:
         writes: list[int | None] = []
         values: list[fx.Node] = []
         for index, node in enumerate(placeholders):
-            memory = next(iter(storages(node)), None)
+            memory = next(iter(self.memory[node]), None)
             if memory in self.content and self.root[memory] is node:
                 values.append(self.current(node))
                 writes.append(index)

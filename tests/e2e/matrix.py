@@ -5,12 +5,12 @@ sessions, stop words) and the same oracle, transformers in another process.
 """
 
 from dataclasses import dataclass
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dlinfer.vendor import discovery
 from examples.tiny_models.families import FAMILIES
 from tests.e2e.harness import NEW_TOKENS, EngineRun, Lab
 
@@ -29,8 +29,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 # LMDeploy's default, and ``eager_mode=True``.
 MODES = ("graph", "eager")
 
-# Graph engines besides the cpu vendor's own, by the package that each needs.
-ENGINES = {"openvino": "openvino"}
+# Graph engines besides the cpu vendor's own; their cells run where a vendor of the name is registered.
+ENGINES = ("openvino",)
 
 # What a cell of such an engine runs under: nothing may fall back to single kernels in silence.
 STRICT = {"DLINFER_FALLBACK": "error", "DLINFER_SMALL_REGIONS": "engine"}
@@ -81,8 +81,8 @@ class Cell:
     @property
     def missing(self) -> str:
         """Why the cell cannot run here; empty where it can."""
-        package = ENGINES.get(self.engine)
-        return "" if package is None or util.find_spec(package) else f"the package {package} is not installed"
+        there = not self.engine or self.engine in discovery.names()
+        return "" if there else f"no vendor is registered for the engine {self.engine}"
 
     @property
     def is_quick(self) -> bool:

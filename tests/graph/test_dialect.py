@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dlinfer.graph.dialect import (
@@ -206,5 +207,5 @@ def test_which_nodes_have_a_result_that_only_running_tells(op, arguments, brings
     args = pytree.tree_map_only(torch.Tensor, entered, arguments)
     node = graph.call_function(op, args)
     with mode:
-        node.meta["val"] = op(*fx.node.map_arg(args, lambda one: one.meta["val"]))
+        node.meta["val"] = op(*map_arg(args, lambda one: one.meta["val"]))
     assert brings_symbol(node) == brings

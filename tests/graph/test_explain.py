@@ -78,6 +78,7 @@ def test_text(explained):
 dlinfer explain: tests.graph.test_explain.Model
   graphs           1
   in the engine    100% (8 of 8 nodes that compute)
+  of the products  100% of their floating-point operations
   recompiles       0
   size-1 variants  0
   graph breaks     0

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from dlinfer.graph.dialect import fake
-from dlinfer.graph.fusion.match import same_size
+from dlinfer.graph.fusion.layout import fits
 from dlinfer.graph.passes.rewrite import Rewriter
 
 
@@ -30,9 +30,4 @@ def call_like(
 
 def is_packed(value: torch.Tensor) -> bool:
     """Whether a fake tensor is certainly contiguous, as the ops' results are. Adds no guard."""
-    expected: Any = 1
-    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        if not (same_size(size, 1) or same_size(stride, expected)):
-            return False
-        expected = expected * size
-    return True
+    return fits(value, None)

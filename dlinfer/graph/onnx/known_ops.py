@@ -121,5 +121,6 @@ class _Writer:
             return trace_decomposed(made(call), fakes, mode_of(tensors), self.registry.decompositions)
         except Exception as cause:  # whatever it raises on fakes, the reason is what the user needs
             lines = str(cause).strip().splitlines()
-            reason = f"it has no translation to ONNX, nor a decomposition: {type(cause).__name__}: {lines[0] if lines else ''}"
+            detail = f"{type(cause).__name__}: {lines[0] if lines else ''}"
+            reason = f"it has no translation to ONNX, nor a decomposition: {detail}"
             raise NotExportableError(node=node.name, op=op_name(node), reason=reason) from cause

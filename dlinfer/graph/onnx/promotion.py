@@ -22,10 +22,20 @@ _OWN_DTYPE = frozenset(
 """Elementwise ops that are told what dtype to give, or whose operands do not promote."""
 
 
+_ACCUMULATING = frozenset({"aten::cumsum", "aten::sum", "aten::prod"})
+"""Ops that accumulate in the dtype of their result, which is int64 for bools and small integers."""
+
+
 def promote(graph: fx.Graph) -> None:
-    """Insert the casts that torch does inside its elementwise ops. Changes ``graph``."""
+    """Insert the casts that torch does inside its elementwise and accumulating ops. Changes ``graph``."""
     for node in list(graph.nodes):
         op = overload(node)
+        if op is not None and op._schema.name in _ACCUMULATING:
+            for operand in _operands(node):
+                value = fake(operand)
+                if isinstance(value, torch.Tensor) and value.dtype != fake(node).dtype:
+                    _cast(graph, node, operand, fake(node).dtype)
+            continue
         if op is None or torch.Tag.pointwise not in op.tags or op._schema.name in _OWN_DTYPE:
             continue
         operands = _operands(node)

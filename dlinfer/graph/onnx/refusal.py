@@ -1,4 +1,7 @@
-"""Whether a node has a place in an ONNX model, asked before a graph is divided."""
+"""Whether a node has a place in an ONNX model, asked before a graph is divided.
+
+What a certain runtime lacks beyond the standard is its engine's to know.
+"""
 
 from collections.abc import Callable
 from operator import getitem
@@ -9,7 +12,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dlinfer.errors import NotExportableError
-from dlinfer.graph.dialect import fake
+from dlinfer.graph.dialect import fake, gives_something
 from dlinfer.graph.onnx.export import OPSET, Table, export
 
 _known: dict[Any, str | None] = {}
@@ -18,7 +21,7 @@ _known: dict[Any, str | None] = {}
 def refusal(
     node: fx.Node, *, opset: int = OPSET, translations: Callable[[], Table] | None = None
 ) -> str | None:
-    """Why ``export`` would not take a node; None when it would.
+    """Why ``export`` would not take a node, or not make valid ONNX of it; None when it would.
 
     The node is exported alone, once for each way it is called: the op, its fixed arguments, and the dtypes and sizes
     of its inputs.
@@ -60,9 +63,20 @@ def _tried(node: fx.Node, opset: int, translations: Callable[[], Table] | None) 
             part.meta = {"val": one}
         graph.output(tuple(part for part in parts if isinstance(part.meta["val"], torch.Tensor)))
     else:
-        graph.output((copy,))
+        graph.output((copy,) if gives_something(node) else ())  # an assertion is left out of the model
     try:
-        export(fx.GraphModule(torch.nn.Module(), graph), opset=opset, translations=translations)
+        model = export(fx.GraphModule(torch.nn.Module(), graph), opset=opset, translations=translations)
     except NotExportableError as error:
         return str(error.fields["reason"])
+    return _fault(model.to_bytes())
+
+
+def _fault(model: bytes) -> str | None:
+    """What ONNX's own checker has against a model: a type that an op of the standard does not take."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return f"its translation is no valid ONNX: {' '.join(str(error).split())[:300]}"
     return None

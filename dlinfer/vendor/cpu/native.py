@@ -239,3 +239,12 @@ def _register_fakes() -> None:
     @torch.library.register_fake("dlinfer_cpu::linears")
     def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
         return [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]
+
+    @torch.library.register_fake("dlinfer_cpu::rms_norm")
+    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    @torch.library.register_fake("dlinfer_cpu::add_rms_norm")
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        contiguous = torch.contiguous_format
+        return torch.empty_like(x, memory_format=contiguous), torch.empty_like(x, memory_format=contiguous)

@@ -17,9 +17,7 @@ def fused_mat_mul(a: Any, b: Any, *, trans_b: bool = False, alpha: float = 1.0) 
 
 def simplified_layer_norm(x: Any, scale: Any, eps: float) -> Any:
     """RMS norm over the last dimension; ONNX Runtime keeps it in ONNX's own domain."""
-    return _call(
-        "SimplifiedLayerNormalization", (x, scale), 1, domain="", axis=-1, epsilon=eps, stash_type=1
-    )
+    return _call("SimplifiedLayerNormalization", (x, scale), 1, domain="", axis=-1, epsilon=eps, stash_type=1)
 
 
 def skip_simplified_layer_norm(x: Any, skip: Any, scale: Any, eps: float) -> tuple[Any, Any]:
@@ -38,7 +36,8 @@ def _call(name: str, inputs: Sequence[Any], outputs: int, *, domain: str = DOMAI
 
     kinds = tuple((key, type(value).__name__) for key, value in attributes.items())
     schema = _schema(name, domain, len(inputs), outputs, kinds)
-    return evaluator.default().eval(schema, list(inputs), attributes)
+    interpreter: Any = evaluator.default()
+    return interpreter.eval(schema, list(inputs), attributes)
 
 
 @functools.cache

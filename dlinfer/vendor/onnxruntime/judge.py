@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
 from dlinfer.graph import values
-from dlinfer.graph.dialect import STATIC, arguments, fake, is_size, overload, tensors_of, written_arguments
+from dlinfer.graph.dialect import STATIC, fake, is_size, overload, tensors_of, written_arguments
 from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.onnx.export import export
 from dlinfer.graph.torch_onnx_seam import onnx_type

@@ -88,7 +88,9 @@ def _count(name: str, given: Any) -> int:
 
 def _providers(name: str, given: Any) -> tuple[str, ...]:
     names = re.split(r"[,;]", given) if isinstance(given, str) else given
-    if not isinstance(names, (list, tuple)) or not all(isinstance(item, str) and item.strip() for item in names):
+    if not isinstance(names, (list, tuple)) or not all(
+        isinstance(item, str) and item.strip() for item in names
+    ):
         _refuse(name, given, "names of execution providers, as a list or with commas between")
     found = tuple(item.strip() for item in names)
     if not found or len(set(found)) < len(found):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from dlinfer.graph.dialect import STATIC, fake
-from dlinfer.graph.eager_region import eager_region
+from dlinfer.graph.eager_region import eager_program, leave_for_a_call
 from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.held_weights import HeldWeights
 from dlinfer.graph.onnx.export import export
@@ -89,8 +89,9 @@ class Region:
 
     def _by_torch(self, reason: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """A call whose inputs share memory that is written, which values cannot say."""
+        leave_for_a_call(self._region, sessions.ENGINE, reason, self._options.policy)
         if self._eager is None:
-            self._eager = eager_region(self._region, sessions.ENGINE, self._options, reason).run
+            self._eager = eager_program(self._region)
             self._notes.append(f"ran by torch at a call: {reason}")
         return self._eager(*inputs)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dlinfer.graph.dialect import fake
 from dlinfer.graph.torch_onnx_seam import onnx_type
 from dlinfer.graph.value_memory import overlapping
 from dlinfer.graph.values import Function
@@ -65,7 +66,11 @@ class SessionRun:
         self._free: list[_Binding] = []
         self._written = frozenset(index for index in function.writes if index is not None)
         placeholders = function.graph_module.graph.find_nodes(op="placeholder")
-        self._moving = [index for index in range(len(placeholders)) if index not in io.steady]
+        self._moving = [
+            index
+            for index, node in enumerate(placeholders)
+            if index not in io.steady and isinstance(fake(node), torch.Tensor)
+        ]
         self._apart: tuple[int, ...] | None = None
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,8 +97,7 @@ def why_refused(model: bytes) -> str | None:
 @functools.cache
 def ort_errors() -> tuple[type[Exception], ...]:
     """The classes of what ONNX Runtime raises; they have no base of their own."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
+    state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     found = (value for value in vars(state).values() if isinstance(value, type))
     return tuple(one for one in found if issubclass(one, Exception))
 
@@ -107,7 +107,12 @@ def _settings(options: OrtOptions) -> Any:
 
     made = onnxruntime.SessionOptions()
     made.log_severity_level = 3
-    levels = {"disable": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
+    levels = {
+        "disable": "DISABLE_ALL",
+        "basic": "ENABLE_BASIC",
+        "extended": "ENABLE_EXTENDED",
+        "all": "ENABLE_ALL",
+    }
     level = f"ORT_{levels[options.graph_optimization]}"
     made.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     made.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
@@ -165,7 +170,9 @@ def _settle_fallback(session: Any, options: OrtOptions, policy: str) -> None:
         return ProviderFallbackError(provider=wanted, count=len(nodes), nodes=shown)
 
     def text() -> str:
-        return f"ONNX Runtime runs {len(nodes)} nodes ({shown}) on its CPU provider, which {wanted} left to it."
+        return (
+            f"ONNX Runtime runs {len(nodes)} nodes ({shown}) on its CPU provider, which {wanted} left to it."
+        )
 
     settle(Fallback(wanted, ENGINE, f"left to the CPU provider: {shown}"), policy, refusal, text)
 
@@ -181,6 +188,6 @@ def _context_file(model: bytes, options: OrtOptions, weights: Mapping[str, torch
     digest.update(onnxruntime.__version__.encode())
     for name, value in weights.items():
         digest.update(name.encode())
-        digest.update(memoryview(value.detach().contiguous().view(torch.uint8).flatten().numpy()))
+        digest.update(value.detach().contiguous().view(torch.uint8).flatten().numpy().data)
     options.ep_context.mkdir(parents=True, exist_ok=True)
     return options.ep_context / f"{digest.hexdigest()[:32]}.onnx"

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from importlib import metadata, util
 from typing import Any
 
-from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
 
 OLDEST = (2026, 1)

@@ -22,6 +22,7 @@ from dlinfer.vendor.openvino.registry import Call, lowering
 from dlinfer.vendor.openvino.written import InPlace, Rows
 
 Size = int | Output
+_SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
 
 
 class LoweringError(Exception):
@@ -128,6 +129,8 @@ class Builder:
 
     def scalar(self, value: float, kind: ov.Type) -> Output:
         """A number as a constant of rank 0."""
+        if kind in _SHORT:  # OpenVINO takes no infinity for them, and rounds in its own way
+            return self.constant(torch.tensor(value, dtype=_SHORT[kind]))
         return Constant(kind, ov.Shape([]), [value]).output(0)
 
     def axes(self, values: Sequence[int]) -> Output:

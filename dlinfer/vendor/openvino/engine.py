@@ -24,7 +24,7 @@ from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.region import Region
 from dlinfer.vendor.openvino.registry import Call
 from dlinfer.vendor.openvino.requests import Requests
-from dlinfer.vendor.openvino.template import Template, template_of
+from dlinfer.vendor.openvino.template import OUTPUT, Result, Template, template_of
 from dlinfer.vendor.openvino.weights import bound
 
 assert lowerings  # imported for what it registers
@@ -130,15 +130,21 @@ def _builder(template: Template, options: OpenVINOOptions) -> Callable[[tuple[Te
     def build(weights: tuple[Tensor, ...]) -> Requests:
         given = {template.inputs[index]: weight for index, weight in zip(template.held, weights, strict=True)}
         model, keep = bound(template.model, given, options, template.notes)
-        compiled = core().compile_model(model, options.device, properties(options, template.precision, template.cache))
+        compiled = core().compile_model(
+            model, options.device, properties(options, template.precision, template.cache)
+        )
         return Requests(compiled, dtypes, (keep, template.keep))
 
     return build
 
 
-def _dtypes(result: Any) -> list[torch.dtype]:
+def _dtypes(result: Result) -> list[torch.dtype]:
     dtype = getattr(torch, result.dtype)
-    return {"fresh": [dtype], "rows": [dtype, torch.int64], "kept": []}[result.kind]
+    origins = {
+        "fresh": [(result.source, dtype)],
+        "rows": [(result.source, dtype), (result.index, torch.int64)],
+    }
+    return [kind for origin, kind in origins.get(result.kind, []) if origin == OUTPUT]
 
 
 def _twin_call(node: fx.Node, twin: Twin) -> Call:

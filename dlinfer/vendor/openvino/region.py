@@ -15,7 +15,7 @@ from dlinfer.graph.output_sizes import reader
 from dlinfer.graph.value_memory import overlapping
 from dlinfer.graph.values import Function
 from dlinfer.vendor.openvino.requests import Requests
-from dlinfer.vendor.openvino.template import Template
+from dlinfer.vendor.openvino.template import OUTPUT, Template
 
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 
@@ -98,20 +98,26 @@ class Region:
 
     def _contents(self, inputs: Sequence[Any], outputs: list[Tensor]) -> list[Tensor]:
         """The function's values; new contents of inputs are written into their own memory."""
-        values: list[Tensor] = []
         given = iter(outputs)
+        values: list[Tensor] = []
         with torch.no_grad():
             for result in self._template.results:
-                if result.target is None:
-                    values.append(next(given))
-                    continue
-                target = inputs[result.target]
-                values.append(target)
+                target = None if result.target is None else inputs[result.target]
                 if result.kind == "rows":
-                    source = next(given)
-                    target.index_copy_(result.dim, next(given), source)
+                    source = next(given) if result.source == OUTPUT else inputs[result.source]
+                    index = next(given) if result.index == OUTPUT else inputs[result.index]
+                    assert target is not None, "rows go into an input"
+                    values.append(target.index_copy_(result.dim, index, source))
                 elif result.kind == "fresh":
-                    target.copy_(next(given))
+                    value = next(given) if result.source == OUTPUT else inputs[result.source]
+                    if target is not None:
+                        value = target.copy_(value)
+                    elif result.source != OUTPUT:
+                        value = value.clone(memory_format=torch.contiguous_format)
+                    values.append(value)
+                else:
+                    assert target is not None, "what is no result of its own was written into an input"
+                    values.append(target)
         return values
 
 

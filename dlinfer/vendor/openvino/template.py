@@ -25,19 +25,27 @@ from dlinfer.vendor.openvino.written import InPlace, Rows
 assert lowerings  # imported for what it registers
 
 
+OUTPUT = -1
+"""Where a value comes from that is an output of the model, and not an input as it is."""
+
+
 @dataclass(frozen=True)
 class Result:
     """One output of the function.
 
-    kind: ``fresh``: the model's next output is it; ``rows``: the next two are rows and their places, to be put into
-    the input ``target`` along ``dim``; ``kept``: the model writes the input's own memory.
+    kind: ``fresh``: it is ``source``; ``rows``: ``source`` are rows that go to the places ``index`` of the input
+    ``target`` along ``dim``; ``kept``: the model writes the input's own memory.
     target: the input whose new content it is; None for a fresh tensor.
+    source, index: an input, by its number, or OUTPUT for the model's next output. The CPU plugin leaves an output that
+    is nothing but an input unwritten.
     """
 
     kind: str
     dtype: str
     target: int | None = None
     dim: int = 0
+    source: int = OUTPUT
+    index: int = OUTPUT
 
 
 @dataclass
@@ -97,7 +105,8 @@ def template_of(function: Function, name: str) -> Template:
         for node, one in parameters.items()
         if one.output(0).get_target_inputs() or one.get_friendly_name() in given_back
     }
-    model = ov.Model(outputs, list(read.values()), name)
+    # openvino's stubs give its Model two classes
+    model = ov.Model(outputs, list(read.values()), name)  # pyright: ignore[reportGeneralTypeIssues]
     model.validate_nodes_and_infer_types()
     held = tuple(
         index
@@ -127,7 +136,9 @@ def template_of(function: Function, name: str) -> Template:
 
 
 def _cache(results: Sequence[Result]) -> str:
-    kinds = {dtypes.type_of(getattr(torch, one.dtype)).get_type_name() for one in results if one.kind == "kept"}
+    kinds = {
+        dtypes.type_of(getattr(torch, one.dtype)).get_type_name() for one in results if one.kind == "kept"
+    }
     if len(kinds) > 1:
         raise LoweringError(f"KV caches of several dtypes ({', '.join(sorted(kinds))})")
     return kinds.pop() if kinds else ""
@@ -148,20 +159,26 @@ def _results(
     """(outputs of the model, what each value is, the outputs' sizes as fakes have them)."""
     inputs = [builder.values[node] for node in graph.find_nodes(op="placeholder")]
     outputs: list[Output] = []
-    results: list[Result] = []
     sizes: list[Any] = []
+
+    def origin(value: Output, shape: Any) -> int:
+        if value in inputs:
+            return inputs.index(value)
+        outputs.append(value)
+        sizes.append(tuple(shape))
+        return OUTPUT
+
+    results: list[Result] = []
     values: Any = graph.output_node().args[0]
     for node, target in zip(values, writes, strict=True):
         value, shown = builder.values[node], fake(node)
         dtype = str(shown.dtype).removeprefix("torch.")
         if isinstance(value, Rows) and target is not None and value.base == inputs[target]:
-            outputs += [value.source, value.index]
-            results.append(Result("rows", dtype, target, value.dim))
-            sizes += [value.sizes, (value.sizes[value.dim],)]
+            source = origin(value.source, value.sizes)
+            index = origin(value.index, (value.sizes[value.dim],))
+            results.append(Result("rows", dtype, target, value.dim, source, index))
         elif isinstance(value, InPlace):
             results.append(Result("kept", dtype, target))
         else:
-            outputs.append(builder.whole(node))
-            results.append(Result("fresh", dtype, target))
-            sizes.append(tuple(shown.shape))
+            results.append(Result("fresh", dtype, target, source=origin(builder.whole(node), shown.shape)))
     return outputs, tuple(results), sizes

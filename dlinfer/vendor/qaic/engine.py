@@ -15,6 +15,7 @@ from torch import fx
 
 from dlinfer.errors import (
     CompileOptionError,
+    NotAFunctionError,
     NotExportableError,
     QaicCompileError,
     QaicOptionError,
@@ -63,6 +64,8 @@ class QaicEngine:
 
     name = "qaic"
     passes: Sequence[Pass] = ()
+    phases_alike = False
+    concurrent = True  # a Session may run in many threads at once
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """The Session's options, but for ``OWN``. Raises CompileOptionError."""
@@ -109,14 +112,12 @@ class QaicEngine:
             _require_sdk()
             if _has_symbols(region.graph_module):
                 return eager_region(region, self.name, options, CHANGING_SIZES)
-        function = values.function_of(region)
         try:
+            function = values.function_of(region)
             model = export(function.graph_module)
-        except NotExportableError as error:
-            reasons = {str(error.fields["node"]): str(error.fields["reason"])}
-            return eager_region(
-                region, self.name, options, f"{error.fields['node']} has no translation to ONNX", reasons
-            )
+        except (NotAFunctionError, NotExportableError) as error:
+            node, reason = str(error.fields["node"]), str(error.fields["reason"])
+            return eager_region(region, self.name, options, f"node {node}: {reason}", {node: reason})
         give_back = functools.partial(eager_region, region, self.name, options)
         run = RegionRun(function, model, {**given, "backend": backend}, give_back)
         computing = [node for node in region.graph_module.graph.nodes if is_compute(node)]
@@ -180,8 +181,8 @@ class RegionRun:
             outputs = self._run(*inputs)
         except QaicCompileError as error:
             self.notes.append(f"runs by torch: {error.explanation}")
-            self._by_torch = self._give_back(error.explanation).run
-            return self._by_torch(*inputs)
+            by_torch = self._by_torch = self._give_back(error.explanation).run
+            return by_torch(*inputs)
         return self._function.finish(inputs, outputs)
 
     def _build(self, weights: tuple[torch.Tensor, ...]) -> Callable[..., list[torch.Tensor]]:

@@ -49,12 +49,34 @@ def test_an_op_without_either_is_refused_with_the_reason():
     assert "translation to ONNX" in str(refusal(node_of(aten.linalg_svd.default, (3, 3))))
 
 
+def test_a_translation_that_the_standard_does_not_allow_is_refused(monkeypatch):
+    from onnxscript import opset18
+
+    def bitwise_of_floats(x, y):
+        return opset18.BitwiseAnd(x, y)
+
+    reason = refusal(
+        node_of(aten.add.Tensor, (2,), (2,)), translations=lambda: {aten.add.Tensor: bitwise_of_floats}
+    )
+    assert "no valid ONNX" in str(reason)
+
+
 def test_one_result_of_a_node_goes_with_it():
     for op, taken in ((aten.topk.default, True), (aten._linalg_svd.default, False)):
         whole = node_of(op, (3, 3), extra=(2,) if taken else ())
         part = whole.graph.call_function(operator.getitem, (whole, 0))
         part.meta["val"] = whole.meta["val"][0]
         assert (refusal(part) is None) == taken
+
+
+def test_an_assertion_is_left_out_of_a_model():
+    graph = fx.Graph()
+    condition = graph.placeholder("x")
+    with FakeTensorMode():
+        condition.meta["val"] = torch.empty((), dtype=torch.bool)
+    node = graph.call_function(aten._assert_async.default, (condition,))
+    node.meta["val"] = None
+    assert refusal(node) is None
 
 
 def test_inputs_and_constants_are_no_matter():

@@ -478,7 +478,9 @@ class TestOp:
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", ["-mno-amx-tile", "-mno-avx512bf16", "-mno-avx512f", "-mno-avx"])
+@pytest.mark.parametrize(
+    "flag", ["-mno-amx-tile", "-mno-avx512bf16", "-mno-avx512f", "-mno-avx2", "-mno-avx"]
+)
 def test_lesser_instruction_sets(flag, tmp_path):
     if os.uname().machine != "x86_64":
         pytest.skip(f"{flag} is for x86-64, this is {os.uname().machine}")
@@ -487,8 +489,9 @@ import torch
 from pathlib import Path
 from dlinfer.vendor.cpu import native
 torch.ops.load_library(str(native.build(Path({str(tmp_path)!r}), [{flag!r}])))
-from tests.vendor.cpu.test_native import check_sizes
-check_sizes()
+from tests.vendor.cpu import test_native, test_native_norm
+test_native.check_sizes()
+test_native_norm.check_sizes()
 """
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, env=environment, timeout=300)

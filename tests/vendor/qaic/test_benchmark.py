@@ -99,11 +99,11 @@ def test_s3_32_checks_dicts_and_conversions_are_outside_the_time(linear, monkeyp
     bound = session._backend._bound  # pyright: ignore[reportAttributeAccessIssue]
 
     def slowly(*arguments):
-        time.sleep(0.2)
+        time.sleep(0.6)
         return bound(*arguments)
 
     monkeypatch.setattr(session._backend, "_bound", slowly)
-    assert session.run_benchmark(num_inferences=10)[2] < 0.2
+    assert session.run_benchmark(num_inferences=10)[2] < 0.6
 
 
 def test_s3_32_the_loop_adds_under_ten_microseconds_to_an_inference():

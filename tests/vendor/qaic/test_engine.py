@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,12 @@ from tests.graph.compiling import compiled, last_report
 
 pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript: pip install 'dlinfer[qaic]'")
 
-HERE = {"engine": "qaic", "engine_options": {"backend": "onnxruntime"}, "fallback": "error"}
-CARD = {"engine": "qaic", "fallback": "error"}
+HERE: dict[str, Any] = {"engine": "qaic", "engine_options": {"backend": "onnxruntime"}, "fallback": "error"}
+CARD: dict[str, Any] = {"engine": "qaic", "fallback": "error"}
+
+
+def but(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return options | changes
 
 
 def perceptron() -> nn.Module:
@@ -54,7 +59,7 @@ def test_options_of_the_session_reach_it():
     model = perceptron()
     data = torch.randn(4, 8)
     options = {"backend": "onnxruntime", "convert_to_fp16": True}
-    half = compiled(model, **(HERE | {"engine_options": options}))(data)
+    half = compiled(model, **but(HERE, engine_options=options))(data)
     assert half.dtype == torch.float32
     assert not torch.equal(half, model(data))
     # Weights and values rounded to 11 bits, through two layers and a norm.
@@ -135,6 +140,16 @@ def test_ahead_of_time():
         assert close(artifact(data), model(data))
 
 
+def test_an_artifact_is_compiled_again_where_it_is_loaded(tmp_path):
+    model = perceptron()
+    data = torch.randn(3, 8)
+    dlinfer.compile(model, (data,), options=HERE).save(tmp_path / "model.dlinfer")
+    with settings.override(engine="qaic", engine_options="backend=onnxruntime", fallback="error"):
+        session = dlinfer.load(tmp_path / "model.dlinfer")
+        (output,) = session.run({session.get_input_name(session.get_graph_names()[0], 0): data}).values()
+    assert close(output, model(data))
+
+
 # --- what stays outside
 
 
@@ -154,7 +169,7 @@ def test_ahead_of_time():
 def test_what_it_does_not_take_is_refused_by_node_with_the_reason(function, reason):
     with pytest.raises(GraphFallbackError, match=reason):
         compiled(function, **HERE)(torch.ones(3, 4))
-    options = HERE | {"fallback": "allow"}
+    options = but(HERE, fallback="allow")
     torch.manual_seed(0)
     expected = function(torch.ones(3, 4))
     torch.manual_seed(0)
@@ -169,16 +184,32 @@ def test_a_written_argument_is_written():
 
     ours, theirs = torch.zeros(4), torch.zeros(4)
     value = torch.randn(4)
-    result = compiled(function, **(HERE | {"fallback": "allow"}))(ours, value)
+    result = compiled(function, **but(HERE, fallback="allow"))(ours, value)
     torch.testing.assert_close(result, function(theirs, value))
     assert torch.equal(ours, theirs)
+
+
+def test_a_region_that_is_no_function_runs_by_torch_under_the_policy():
+    """An assertion on what the region computes would have to interrupt the Session."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        torch._assert_async(doubled.sum() > 0)
+        return doubled + 1
+
+    with pytest.raises(GraphFallbackError, match="an assertion reads what the region computes"):
+        compiled(function, **HERE)(torch.ones(3))
+    run = compiled(function, **but(HERE, fallback="allow"))
+    torch.testing.assert_close(run(torch.ones(3)), torch.full((3,), 3.0))
+    with pytest.raises(Exception, match=r"(?i)assert"):
+        run(-torch.ones(3))
 
 
 def test_a_model_that_the_compiler_refuses_runs_by_torch_under_the_policy(compiler, stand_in):
     """The stand-in compiler knows no -io-crc."""
     model = perceptron()
     data = torch.randn(2, 8)
-    options = {"engine": "qaic", "engine_options": {"io_crc": True}, "dynamic": False}
+    options: dict[str, Any] = {"engine": "qaic", "engine_options": {"io_crc": True}, "dynamic": False}
     with pytest.raises(GraphFallbackError, match=r"cannot be compiled: .*unknown option -io-crc"):
         compiled(model, fallback="error", **options)(data)
     run = compiled(copy.deepcopy(model), fallback="allow", **options)
@@ -202,7 +233,7 @@ def test_without_sdk_a_card_is_refused_with_what_is_missing(without_sdk):
 def test_a_model_of_fixed_sizes_is_compiled_for_the_card(stand_in):
     model = perceptron()
     data = torch.randn(2, 8)
-    options = CARD | {"engine_options": {"aic_num_cores": 2, "num_activations": 2}}
+    options = but(CARD, engine_options={"aic_num_cores": 2, "num_activations": 2})
     assert close(compiled(model, dynamic=False, **options)(data), model(data))
     assert stand_in.CALLS[-1][0] == "run"
     opened = [asked for name, asked in stand_in.CALLS if name == "Session"]
@@ -214,7 +245,7 @@ def test_sizes_that_change_are_no_qpcs(stand_in):
     with pytest.raises(GraphFallbackError, match="a QPC is compiled for fixed ones"):
         compiled(model, dynamic=True, **CARD)(torch.randn(2, 8))
     data = torch.randn(2, 8)
-    run = compiled(copy.deepcopy(model), dynamic=True, **(CARD | {"fallback": "allow"}))
+    run = compiled(copy.deepcopy(model), dynamic=True, **but(CARD, fallback="allow"))
     assert close(run(data), model(data))
 
 

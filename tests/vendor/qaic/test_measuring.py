@@ -2,6 +2,7 @@
 
 import re
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ LINES = [
 NUMBER = r"(\d+\.\d+(?:e-\d+)?|\d+e-\d+)"
 
 
-def session_of(linear, backend: str = "onnxruntime", **options) -> Session:
+def session_of(linear, backend: str = "onnxruntime", **options: Any) -> Session:
     return Session(linear, backend=backend, onnx_define_symbol={"batch": 2}, **options)
 
 
@@ -81,7 +82,7 @@ def test_s3_27_before_any_run_there_is_a_count(linear):
 
 @pytest.mark.parametrize("option", ["enable_metrics", "enable_profiling"])
 def test_s3_28_the_eleven_lines(linear, capsys, option):
-    session = session_of(linear, **{option: True})
+    session = session_of(linear, "onnxruntime", **{option: True})
     for _ in range(20):
         session.run(DATA)
     assert session.print_metrics() is None
@@ -131,9 +132,9 @@ def test_s3_29_more_than_there_were_is_all_there_were(linear, capsys):
 
 
 @pytest.mark.parametrize("options", [{}, {"enable_metrics": True}])
-def test_s3_29_without_the_option_there_is_none(linear, options):
+def test_s3_29_without_the_option_there_is_none(linear, options: dict[str, Any]):
     with pytest.raises(QaicMetricsError, match="without enable_profiling=True"):
-        session_of(linear, **options).print_profile_data(1)
+        session_of(linear, "onnxruntime", **options).print_profile_data(1)
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, "1", None, True])

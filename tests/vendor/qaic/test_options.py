@@ -3,6 +3,7 @@
 import warnings
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -329,9 +330,12 @@ def test_flags_are_spelled_as_published(name, value, arguments):
     assert option.arguments(option.parse(value)) == arguments
 
 
+# Machines that do much else besides draw slowly.
+slowly = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 ANY_VALUE = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
 
 
+@slowly
 @given(st.dictionaries(st.sampled_from(sorted(OPTIONS)), ANY_VALUE, max_size=4))
 def test_any_values_are_taken_or_refused_by_our_error(values):
     try:

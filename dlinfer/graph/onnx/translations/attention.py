@@ -116,8 +116,7 @@ def _causal(query: Any, key: Any) -> Any:
     op = opset()
     dims = rank(query)
     ones = op.Expand(op.Constant(value_float=1.0), shape_of([(query, dims - 2), (key, dims - 2)]))
-    mask = op.Cast(op.Trilu(ones, upper=0), to=9)
-    return mask
+    return op.Cast(op.Trilu(ones, upper=0), to=9)
 
 
 def _softmax(scores: Any, mask: Any, query: Any) -> Any:

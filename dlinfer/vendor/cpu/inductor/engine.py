@@ -34,6 +34,7 @@ class InductorEngine:
     name = "inductor"
     passes = ()
     phases_alike = False  # the vendor has a kernel for each
+    concurrent = True  # programs, clusters and kernels keep nothing between calls
 
     def __init__(self) -> None:
         self._clusters = ClusterCompiler()

@@ -10,10 +10,18 @@ from dlinfer.graph import callee
 from dlinfer.graph.dialect import arguments, fake, overload
 from dlinfer.ops.kernels import direct_kernel
 from dlinfer.vendor.cpu import native
+from dlinfer.vendor.cpu.inductor.fusible import ROUNDED_NORMS, is_rounded_norm
 from dlinfer.vendor.cpu.inductor.layouts import laid_out
 
-# The kernels in C++ take these over; they read weights as they lie in memory, so nothing is packed or copied.
-_NATIVE = {"aten::linear": "linear", "dlinfer::linear": "linear", "dlinfer::linears": "linears"}
+# The kernels in C++ take these over, norms in 16 bits only. They read weights as they lie in memory, so nothing is
+# packed or copied.
+_NATIVE = {
+    "aten::linear": "linear",
+    "dlinfer::linear": "linear",
+    "dlinfer::linears": "linears",
+    "dlinfer::rms_norm": "rms_norm",
+    "dlinfer::add_rms_norm": "add_rms_norm",
+}
 
 
 def callee_of(node: fx.Node, *, native: bool = True) -> str:
@@ -22,11 +30,18 @@ def callee_of(node: fx.Node, *, native: bool = True) -> str:
     if op is None:
         return callee.reference(node.target)
     name = op._schema.name
-    if native and name in _NATIVE and (op.namespace == "dlinfer" or _is_plain_linear(node)):
+    if native and name in _NATIVE and _is_native(node):
         return f"native {_NATIVE[name]}"
     if op.namespace == "dlinfer":
         return "vendor " + name.removeprefix("dlinfer::")
     return callee.reference(op)
+
+
+def _is_native(node: fx.Node) -> bool:
+    op = overload(node)
+    if op in ROUNDED_NORMS:
+        return is_rounded_norm(node)
+    return op is not torch.ops.aten.linear.default or _is_plain_linear(node)
 
 
 def _is_plain_linear(node: fx.Node) -> bool:

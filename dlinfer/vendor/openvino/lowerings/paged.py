@@ -13,10 +13,11 @@ import openvino as ov
 import openvino.opset16 as op
 import torch
 from openvino import Output
-from openvino.op import Constant, Parameter, _PagedAttentionExtension
+from openvino.op import Constant, Parameter, _PagedAttentionExtension  # pyright: ignore[reportAttributeAccessIssue]
+from torch import Tensor
 
 from dlinfer.graph.cached_attention import CACHED_ATTENTION
-from dlinfer.graph.torch_seam import fixed_size
+from dlinfer.graph.torch_seam import example_number, fixed_size
 from dlinfer.graph.value_twins import twin_op
 from dlinfer.vendor import discovery
 from dlinfer.vendor.openvino import VENDOR
@@ -43,18 +44,27 @@ def _refusal(call: Call) -> str | None:
     vendor = discovery.activate_default("cpu")
     if vendor is None or vendor.kv_cache_layout != LAYOUT:
         name = vendor.name if vendor is not None else "none"
-        return f"the KV cache is laid out for vendor {name!r}, and this engine needs that of vendor 'openvino'"
-    _, heads, block_size, size = map(fixed_size, call.fake("k_cache").shape)
-    if block_size != LAYOUT.block_size:
+        return (
+            f"the KV cache is laid out for vendor {name!r}, and this engine needs that of vendor 'openvino'"
+        )
+    if (block_size := example_number(call.fake("k_cache").shape[2])) != LAYOUT.block_size:
         return f"blocks of {block_size} slots, where OpenVINO's attention takes {LAYOUT.block_size}"
-    if heads is None or size is None or fixed_size(call.fake("v_cache").shape[3]) is None:
-        return "heads or head size of the KV cache are not fixed"
     if call.fake("k_cache").dtype is torch.bfloat16 and not has_bfloat16():
-        return "this CPU has no bfloat16: OpenVINO computes in float32, and the KV cache cannot stay in bfloat16"
+        return (
+            "this CPU has no bfloat16: OpenVINO computes in float32, and the KV cache cannot stay in bfloat16"
+        )
     if any(call.is_node(name) for name in ("softmax_scale", "window_left", "logit_softcapping")):
         return "scale, window or soft cap are no fixed numbers"
     if call.given["logit_softcapping"]:
         return "OpenVINO's attention has no soft cap on scores"
+    return _settle(call.fake("k_cache")) or _settle(call.fake("v_cache"))
+
+
+def _settle(cache: Tensor) -> str | None:
+    """Guard that a cache's sizes, but for the number of blocks, stay what they are: the model is made for them."""
+    for size in cache.shape[1:]:
+        if not example_number(size) or size != example_number(size):
+            return "a size of the KV cache that only running tells"
     return None
 
 
@@ -173,7 +183,9 @@ def _new_pages(b: Builder, table: Output, ends: Output | None, lengths: Output) 
         op.subtract(lengths, new).output(0),
         begins.output(0),
         op.reshape(table, b.axes([-1]), False).output(0),
-        op.multiply(order, width).output(0),  # rows of the table as they are: what is behind a sequence is not read
+        op.multiply(order, width).output(
+            0
+        ),  # rows of the table as they are: what is behind a sequence is not read
         op.reduce_max(lengths, b.axes([0]), False).output(0),
     )
 

@@ -24,7 +24,7 @@ def axes_of(b: Builder, x: Output, dim: Any) -> list[int]:
     rank = len(x.get_partial_shape())
     if dim is None or dim == []:
         return list(range(rank))
-    return [int(one) % max(rank, 1) for one in (dim if isinstance(dim, Sequence) else [dim])][: rank or None]
+    return [int(one) % rank for one in (dim if isinstance(dim, Sequence) else [dim])] if rank else []
 
 
 def _sum(b: Builder, x: Output, axes: Sequence[int], keep: bool) -> Output:
@@ -204,14 +204,39 @@ for _op, _root in ((aten.var, False), (aten.std, True)):
     lowers(_op.default)(_variance_of_all(_root))
 
 
-@lowers(aten.var_mean.correction)
-def var_mean(
-    b: Builder, x: Output, dim: Any = None, correction: Any = None, keepdim: bool = False
-) -> list[Output]:
-    axes = axes_of(b, x, dim)
-    made = moments(b, x, axes, 1 if correction is None else correction)
-    kind = dtypes.type_of(b.call.result[0].dtype)
-    return [_finished(b, one, axes, keepdim, kind) for one in made]
+def _both(root: bool) -> Any:
+    """Variance, or its root, and mean."""
+
+    def build(b: Builder, x: Output, dim: Any, correction: Any, keepdim: bool) -> list[Output]:
+        axes = axes_of(b, x, dim)
+        spread, mean = moments(b, x, axes, 1 if correction is None else correction)
+        kind = dtypes.type_of(b.call.result[0].dtype)
+        made = op.sqrt(spread).output(0) if root else spread
+        return [_finished(b, one, axes, keepdim, kind) for one in (made, mean)]
+
+    return build
+
+
+def _register_both(packet: Any, root: bool) -> None:
+    build = _both(root)
+
+    @lowers(packet.correction)
+    def by_correction(
+        b: Builder, x: Output, dim: Any = None, correction: Any = None, keepdim: bool = False
+    ) -> Any:
+        return build(b, x, dim, correction, keepdim)
+
+    @lowers(packet.dim)
+    def by_flag(b: Builder, x: Output, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+        return build(b, x, dim, int(unbiased), keepdim)
+
+    @lowers(packet.default)
+    def of_all(b: Builder, x: Output, unbiased: bool = True) -> Any:
+        return build(b, x, None, int(unbiased), False)
+
+
+_register_both(aten.var_mean, False)
+_register_both(aten.std_mean, True)
 
 
 @lowers(aten.cumsum.default)

@@ -29,6 +29,14 @@ def loops(function, *args) -> dict[str, int]:
         (lambda x: torch.cat([x, x]), [x], "aten.cat", True),
         (lambda x: torch.ops.dlinfer.rms_norm(x, x[0], 1e-6), [x], "dlinfer.rms_norm", True),
         (lambda x: x.to(torch.bfloat16), [x], "aten.to.dtype", True),
+        # where the order of a sum would show
+        (lambda x: torch.ops.dlinfer.rms_norm(x, x[0], 1e-6), [x.bfloat16()], "dlinfer.rms_norm", False),
+        (
+            lambda x: torch.ops.dlinfer.add_rms_norm(x, x, x[0], 1e-6)[0],
+            [x.half()],
+            "dlinfer.add_rms_norm",
+            False,
+        ),
         # libraries
         (F.linear, [x, w], "aten.linear", False),
         (torch.matmul, [x, w], "aten.matmul", False),

@@ -10,6 +10,7 @@ A "QPC" is the JSON that the stand-in compiler of this folder writes beside a co
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ CALLS: list[tuple[str, object]] = []  # every call, for tests to look at
 _TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
 
 
-def Session(model_path: str, **kwargs: object) -> "_Session":  # noqa: N802 - the published name of a factory
+def Session(model_path: str, **kwargs: Any) -> "_Session":  # noqa: N802 - the published name of a factory
     return _Session(model_path, **kwargs)
 
 
@@ -50,7 +51,7 @@ class _Session:
         self._options = given
         self._loaded = False
 
-    def _described(self, ones: list) -> object:
+    def _described(self, ones: Any) -> object:
         shapes = {one.name: (list(one.shape), np.dtype(_TYPES[one.type])) for one in ones}
         return (lambda: shapes) if AS_IN_THE_GUIDE else shapes
 
@@ -85,7 +86,7 @@ class _Session:
             raise ValueError("a buffer is not contiguous")
         self._loaded = True
         names = [one.name for one in self._network.get_outputs()]
-        values = self._network.run(names, input_dict)
+        values: Any = self._network.run(names, input_dict)
         # Flat: the samples reshape what they get by model_output_shape_dict.
         return {name: value.ravel() for name, value in zip(names, values, strict=True)}
 

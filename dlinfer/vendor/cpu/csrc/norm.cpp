@@ -1,0 +1,178 @@
+// dlinfer_cpu::rms_norm and dlinfer_cpu::add_rms_norm for 16-bit numbers, to the bit what torch's kernels give one
+// after the other: the sum of squares in torch's order, rounded to 16 bits where one of them would write its result.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cmath>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "result_memory.h"
+#include "sum_of_squares.h"
+
+namespace dlinfer::norms {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Below this many elements a thread is done before another one has begun.
+constexpr int64_t kElementsPerThread = 32 << 10;
+
+template <class T>
+void add_row(const T* x, const T* residual, int64_t count, T* total) {
+  int64_t i = 0;
+  for (; i + kSumLanes <= count; i += kSumLanes) narrow(total + i, rounded<T>(widened(x + i) + widened(residual + i)));
+  for (; i < count; ++i) total[i] = T(float(x[i]) + float(residual[i]));
+}
+
+template <class T>
+void norm_row(const T* x, const T* weight, int64_t count, float eps, T* out) {
+  const float scale = 1.0f / std::sqrt(sum_of_squares(x, count) / float(count) + eps);
+  int64_t i = 0;
+  for (; i + kSumLanes <= count; i += kSumLanes) {
+    narrow(out + i, rounded<T>(rounded<T>(widened(x + i) * scale) * widened(weight + i)));
+  }
+  for (; i < count; ++i) out[i] = T(float(T(float(x[i]) * scale)) * float(weight[i]));
+}
+
+// The rows of a tensor: number i * inner + j begins at i * outer_stride + j * inner_stride.
+class RowStarts {
+ public:
+  // Nothing where the elements of a row are no neighbours, or two strides do not tell where rows begin.
+  static std::optional<RowStarts> of(const Tensor& t) {
+    RowStarts starts;
+    const int64_t last = t.dim() - 1;
+    if (t.size(last) > 1 && t.stride(last) != 1) return std::nullopt;
+    int64_t outer = 1;
+    for (int64_t d = last - 1; d >= 0; --d) {
+      const int64_t size = t.size(d), stride = t.stride(d);
+      if (size == 1) continue;
+      if (starts.inner_ == 1) {
+        starts.inner_ = size;
+        starts.inner_stride_ = stride;
+      } else if (outer == 1 && stride == starts.inner_ * starts.inner_stride_) {
+        starts.inner_ *= size;
+      } else if (outer == 1) {
+        outer = size;
+        starts.outer_stride_ = stride;
+      } else if (stride == outer * starts.outer_stride_) {
+        outer *= size;
+      } else {
+        return std::nullopt;
+      }
+    }
+    return starts;
+  }
+
+  int64_t operator[](int64_t row) const { return row / inner_ * outer_stride_ + row % inner_ * inner_stride_; }
+
+ private:
+  int64_t inner_ = 1, inner_stride_ = 0, outer_stride_ = 0;
+};
+
+// A tensor's rows where they lie, or where they do not lie in that way, a copy's.
+template <class T>
+class Rows {
+ public:
+  explicit Rows(Tensor t) : tensor_(std::move(t)) {
+    auto starts = RowStarts::of(tensor_);
+    if (!starts) {
+      tensor_ = torch::stable::contiguous(tensor_);
+      starts = RowStarts::of(tensor_);
+    }
+    starts_ = *starts;
+    data_ = static_cast<const T*>(tensor_.const_data_ptr());
+  }
+
+  const T* operator[](int64_t row) const { return data_ + starts_[row]; }
+
+ private:
+  Tensor tensor_;
+  RowStarts starts_;
+  const T* data_;
+};
+
+Tensor packed_like(const Tensor& x) {
+  const auto shape = x.sizes();
+  std::vector<int64_t> sizes(shape.begin(), shape.end()), strides(sizes.size(), 1);
+  for (size_t d = sizes.size() - 1; d > 0; --d) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
+  return empty_strided(sizes, strides, x.scalar_type(), x.element_size());
+}
+
+void check(const Tensor& x, const Tensor& weight) {
+  STD_TORCH_CHECK(x.dim() >= 1, "rms_norm: x needs at least one dimension");
+  STD_TORCH_CHECK(weight.dim() == 1 && weight.size(0) == x.size(x.dim() - 1), "rms_norm: weight is [hidden = ",
+                  x.size(x.dim() - 1), "]");
+  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "rms_norm: x and weight differ in dtype");
+}
+
+void check_residual(const Tensor& x, const Tensor& residual) {
+  bool same = x.scalar_type() == residual.scalar_type() && x.dim() == residual.dim();
+  for (int64_t d = 0; same && d < x.dim(); ++d) same = x.size(d) == residual.size(d);
+  STD_TORCH_CHECK(same, "add_rms_norm: x and residual differ in shape or dtype");
+}
+
+// total: where the sums go, null where there is no residual.
+template <class T>
+void run(const Tensor& x, const Tensor* residual, const Tensor& weight, double eps, T* total, T* out) {
+  const int64_t count = x.size(x.dim() - 1), rows = count == 0 ? 0 : x.numel() / count;
+  const Rows<T> from(x), by(weight);
+  const auto added = residual ? std::optional<Rows<T>>(*residual) : std::nullopt;
+  const int64_t grain = std::max<int64_t>(kElementsPerThread / std::max<int64_t>(count, 1), 1);
+  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* given = from[row];
+      if (added) {
+        add_row(given, (*added)[row], count, total + row * count);
+        given = total + row * count;
+      }
+      norm_row(given, by[0], count, float(eps), out + row * count);
+    }
+  });
+}
+
+void run(const Tensor& x, const Tensor* residual, const Tensor& weight, double eps, Tensor* total, Tensor& out) {
+  const auto run_as = [&]<class T>(T) {
+    run<T>(x, residual, weight, eps, total ? static_cast<T*>(total->mutable_data_ptr()) : nullptr,
+           static_cast<T*>(out.mutable_data_ptr()));
+  };
+  switch (x.scalar_type()) {
+    case ScalarType::BFloat16:
+      return run_as(BFloat16());
+    case ScalarType::Half:
+      return run_as(Half());
+    default:
+      STD_TORCH_CHECK(false, "rms_norm: no kernel for this dtype");
+  }
+}
+
+Tensor rms_norm(Tensor x, Tensor weight, double eps) {
+  check(x, weight);
+  Tensor out = packed_like(x);
+  run(x, nullptr, weight, eps, nullptr, out);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> add_rms_norm(Tensor x, Tensor residual, Tensor weight, double eps) {
+  check(x, weight);
+  check_residual(x, residual);
+  Tensor out = packed_like(x), total = packed_like(x);
+  run(x, &residual, weight, eps, &total, out);
+  return {out, total};
+}
+
+}  // namespace
+}  // namespace dlinfer::norms
+
+STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  library.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
+  library.impl("rms_norm", TORCH_BOX(&dlinfer::norms::rms_norm));
+  library.impl("add_rms_norm", TORCH_BOX(&dlinfer::norms::add_rms_norm));
+}

@@ -1,0 +1,63 @@
+"""dlinfer's own ops: every sample of every op that the engine takes, as their reference computes it."""
+
+import pytest
+import torch
+
+from dlinfer import ops
+from dlinfer.ops.samples import SampleMaker
+from tests.vendor.openvino.lowering import lowered, same
+
+TAKEN = """rms_norm add_rms_norm apply_rotary_pos_emb apply_rotary_pos_emb_interleaved silu_and_mul silu_mul gelu_mul
+linear linears moe_gating_topk_softmax fused_moe""".split()
+
+
+def samples(name, dtype):
+    return list(ops.registry()[name].sample_inputs(SampleMaker(dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", TAKEN)
+def test_samples(name, dtype):
+    op = ops.registry()[name]
+    allowed = op.tolerances[dtype]
+    for sample in samples(name, dtype):
+        tensors = [one for one in sample.args if isinstance(one, torch.Tensor)]
+        if any(one.numel() == 0 for one in tensors):
+            continue  # a size of 0 is a constant: it is tested where sizes vary, below
+
+        def call(*given, sample=sample):
+            left = iter(given)
+            return op.overload(*_replaced(sample.args, left))
+
+        flat = [one for argument in sample.args for one in _tensors(argument)]
+        # The reference rounds where its docstring says; the engine may keep more digits, never fewer.
+        same(call, *flat, rtol=2 * allowed.rtol, atol=2 * allowed.atol)
+
+
+def _tensors(argument):
+    if isinstance(argument, torch.Tensor):
+        return [argument]
+    return [one for item in argument for one in _tensors(item)] if isinstance(argument, list) else []
+
+
+def _replaced(argument, left):
+    if isinstance(argument, torch.Tensor):
+        return next(left)
+    if isinstance(argument, (list, tuple)):
+        return [_replaced(item, left) for item in argument]
+    return argument
+
+
+def test_no_tokens():
+    experts, table = torch.randn(4, 12, 8), torch.randn(4, 8, 6)
+
+    def layer(x, gate_up, down, ids, weights):
+        normal = ops.rms_norm(x, gate_up[0, 0], 1e-6)
+        return ops.fused_moe(normal, gate_up, down, weights, ids, 2, True), ops.silu_and_mul(x)
+
+    ids, weights = torch.randint(4, (5, 2)), torch.rand(5, 2)
+    compiled, _ = lowered(layer, torch.randn(5, 8), experts, table, ids, weights)
+    for rows in (0, 1, 3):
+        given = torch.randn(rows, 8), experts, table, ids[:rows], weights[:rows]
+        for one, other in zip(compiled(*given), layer(*given), strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)

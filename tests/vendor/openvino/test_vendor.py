@@ -1,0 +1,61 @@
+"""The vendor openvino: a probe that imports nothing and says what to do, behind cpu, with cpu's kernels."""
+
+import subprocess
+import sys
+from importlib import metadata, util
+
+import pytest
+
+from dlinfer.vendor import discovery, openvino
+from dlinfer.vendor.openvino import VENDOR
+
+ADVICE = 'pip install "dlinfer[openvino]"'
+
+
+def found(monkeypatch, version):
+    monkeypatch.setattr(util, "find_spec", lambda name: object() if version else None)
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    return VENDOR.probe()
+
+
+@pytest.mark.parametrize(
+    ("version", "available", "reason"),
+    [
+        (None, False, "the package openvino is not installed"),
+        ("2025.4.1", False, "openvino 2025.4.1 is older than 2026.1"),
+        ("2026.1.0", True, "openvino 2026.1.0"),
+        ("2026.4.1-18000-abc", True, "openvino 2026.4.1-18000-abc"),
+        ("2027.0.0.dev0", True, "openvino 2027.0.0.dev0"),
+    ],
+)
+def test_the_probe_tells_version_and_next_step(monkeypatch, version, available, reason):
+    probe = found(monkeypatch, version)
+    assert (probe.available, probe.reason, probe.next_step) == (
+        available,
+        reason,
+        "" if available else ADVICE,
+    )
+
+
+def test_probing_and_loading_kernels_import_no_openvino():
+    code = (
+        "import sys; from dlinfer.vendor.openvino import VENDOR; VENDOR.probe(); VENDOR.load_kernels(); "
+        "print([name for name in sys.modules if name.partition('.')[0] == 'openvino'])"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert child.stdout.strip() == "[]"
+
+
+def test_cpu_stays_the_default():
+    assert "openvino" in discovery.names()
+    default = discovery.default("cpu")
+    assert default is not None
+    assert default.name == "cpu"
+    assert discovery.get("cpu").priority > VENDOR.priority
+
+
+def test_its_kernels_are_those_of_the_cpu():
+    assert dict(VENDOR.load_kernels()) == dict(discovery.get("cpu").load_kernels())
+    assert openvino.OLDEST == (2026, 1)

@@ -1,0 +1,128 @@
+"""Weights: built in on torch's own memory, built in again when they change, compressed on demand."""
+
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dlinfer.vendor.openvino.options import OpenVINOOptions
+from dlinfer.vendor.openvino.weights import quantised
+from tests.graph.compiling import compiled, last_report
+
+pytestmark = pytest.mark.usefixtures("graph_mode")
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 256)
+        self.up = nn.Linear(256, 384)
+        self.down = nn.Linear(384, 256, bias=False)
+        self.register_buffer("scale", torch.rand(256) + 0.5)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids) * self.scale
+        x = x + self.down(F.gelu(self.up(x)))
+        return F.linear(x, self.embedding.weight)  # tied
+
+
+def run_of(model, **engine_options):
+    return compiled(
+        model, engine="openvino", fallback="error", small_regions="engine", engine_options=engine_options
+    )
+
+
+IDS = torch.arange(10).view(2, 5)
+
+
+def notes():
+    return [note for region in last_report().regions for note in region.notes]
+
+
+def test_changed_weights_are_noticed_and_told():
+    model = Model().eval()
+    run = run_of(model)
+    with torch.no_grad():
+        torch.testing.assert_close(run(IDS), model(IDS), rtol=1e-4, atol=1e-4)
+        assert notes() == []
+        model.up.weight.mul_(2)
+        torch.testing.assert_close(run(IDS), model(IDS), rtol=1e-4, atol=1e-4)
+        model.load_state_dict(Model().state_dict())
+        torch.testing.assert_close(run(IDS), model(IDS), rtol=1e-4, atol=1e-4)
+        model.down.weight.data = torch.randn(256, 384)
+        torch.testing.assert_close(run(IDS), model(IDS), rtol=1e-4, atol=1e-4)
+    assert len(notes()) == 3
+    assert all(note.startswith("compiled again, since weights had changed") for note in notes())
+
+
+def test_memory_stays_alive_while_it_is_used():
+    """OpenVINO's constants do not keep shared memory alive."""
+    model = Model().eval()
+    run = run_of(model)
+    with torch.no_grad():
+        expected = model(IDS)
+        run(IDS)
+        for _ in range(3):
+            gc.collect()
+            torch.randn(1 << 20)
+            torch.testing.assert_close(run(IDS), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_weight_that_is_not_contiguous_is_copied_and_said_so():
+    model = nn.Linear(64, 48).eval()
+    model.weight = nn.Parameter(torch.randn(64, 48).t())
+    run = run_of(model)
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
+    assert any("is copied" in note for note in notes())
+
+
+@pytest.mark.parametrize(("kind", "largest"), [("int8", 127), ("int4", 7)])
+def test_quantised_weights(kind, largest):
+    weight = torch.randn(6, 64)
+    integers, scales = quantised(weight if kind == "int8" else weight.view(6, 2, 32), largest)
+    assert int(integers.abs().max()) == largest
+    off = (integers * scales).view(6, 64) - weight
+    assert float(off.abs().max()) <= float(scales.max()) / 2 + 1e-6
+    assert torch.equal(quantised(torch.zeros(3, 4), largest)[0], torch.zeros(3, 4, dtype=torch.int8))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_compressed_weights(kind):
+    model = Model().eval()
+    run = run_of(model, weights=kind, group_size=64)
+    lossy = Model().eval()
+    lossy.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for linear in (lossy.up, lossy.down):
+            linear.weight.copy_(_rounded(linear.weight, kind))
+        rounded = _rounded(model.embedding.weight, kind)
+        hidden = lossy.embedding(IDS) * lossy.scale
+        hidden = hidden + lossy.down(F.gelu(lossy.up(hidden)))
+        expected = F.linear(
+            hidden, rounded
+        )  # the tied table is read whole, but compressed where it is a weight
+        # Sums of float32 and of what was rounded, in another order.
+        torch.testing.assert_close(run(IDS), expected, rtol=1e-3, atol=1e-3)
+        off = (run(IDS) - model(IDS)).norm() / model(IDS).norm()
+        assert 0 < off < {"int8": 0.02, "int4": 0.2}[kind]
+
+
+def _rounded(weight, kind):
+    shape = (weight.shape[0], -1, 64) if kind == "int4" else weight.shape
+    integers, scales = quantised(weight.reshape(shape), 7 if kind == "int4" else 127)
+    return (integers * scales).reshape(weight.shape)
+
+
+def test_rows_that_the_group_size_does_not_divide_keep_8_bits():
+    model = nn.Linear(100, 40).eval()
+    run = run_of(model, weights="int4", group_size=64)
+    x = torch.randn(3, 100)
+    integers, scales = quantised(model.weight, 127)
+    with torch.no_grad():
+        expected = F.linear(x, integers * scales, model.bias)
+        torch.testing.assert_close(run(x), expected, rtol=1e-3, atol=1e-3)
+    assert OpenVINOOptions().weights == "model"
