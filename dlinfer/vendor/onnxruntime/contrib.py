@@ -12,6 +12,9 @@ from dlinfer.vendor.onnxruntime.experts import experts
 
 _ops = torch.ops.dlinfer
 
+OPSET = 20
+"""The opset of this engine's models."""
+
 
 def table() -> Mapping[Any, Any]:
     """Translations by op, taken before the standard ones."""

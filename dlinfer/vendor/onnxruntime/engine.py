@@ -4,18 +4,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
-from dlinfer.graph.cache import MissingEntryError
+from dlinfer.graph import callee
 from dlinfer.graph.dialect import is_compute
 from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import UnknownSizeError
-from dlinfer.vendor.onnxruntime import sessions
-from dlinfer.vendor.onnxruntime.judge import Judge
+from dlinfer.vendor.onnxruntime import contrib, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.region import Region
 
@@ -29,9 +30,15 @@ class OnnxRuntimeEngine:
     name = sessions.ENGINE
     passes = ()
     phases_alike = False
+    concurrent = True  # a session may run in many threads at once, each with a binding of its own
 
     def __init__(self) -> None:
-        self._judge = Judge()
+        self._refusals = Refusals(
+            opset=contrib.OPSET,
+            translations=contrib.table,
+            wrong_type=_wrong_type,
+            fault=sessions.why_refused,
+        )
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise CompileOptionError, or ProviderUnavailableError for a provider that is not installed."""
@@ -39,7 +46,7 @@ class OnnxRuntimeEngine:
 
     def refuses(self, node: fx.Node) -> str | None:
         """What ONNX cannot say, and what ONNX Runtime's CPU provider, to which all others fall back, has not."""
-        return self._judge.refuses(node)
+        return self._refusals.of(node)
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
         """A few nodes run as fast one by one."""
@@ -67,21 +74,29 @@ class OnnxRuntimeEngine:
                 result.placement[node.name] = "session"
         return result
 
-    def resolve(self, callee: str) -> Callable[..., Any]:
-        """Its regions are no programs."""
-        raise KeyError(callee)
+    # --- what runs is a session, and no stored program
+
+    def resolve(self, reference: str) -> Callable[..., Any]:
+        """The function behind a step of a region that was given back to torch."""
+        return callee.resolve(reference)
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Raises MissingEntryError: sessions are not stored."""
-        if callees:
-            raise MissingEntryError(next(iter(callees)))
+        """Only steps of torch are stored; they need nothing from the cache."""
+        for reference in callees:
+            self.resolve(reference)
 
     def keeps(self, callees: Collection[str]) -> bool:
-        """Sessions are not stored."""
-        return not callees
+        """Steps of torch are always there."""
+        return True
 
     def identity(self, cache_dir: Path) -> str:
         """The version of ONNX Runtime."""
         import onnxruntime
 
         return f"onnxruntime {onnxruntime.__version__}"
+
+
+def _wrong_type(dtype: torch.dtype) -> str | None:
+    if dtype == torch.bfloat16:
+        return "bfloat16: ONNX Runtime's CPU provider has kernels for a few ops only"
+    return no_type_of_onnx(dtype)

@@ -4,17 +4,18 @@ ONNX knows contiguous tensors only. A weight that torch keeps transposed, or one
 some view; that view is fed, and nothing of it is copied or computed at a call.
 """
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import STATIC, fake, is_view
+from dlinfer.graph.dialect import STATIC, fake, is_view, tensors_of
 from dlinfer.vendor.onnxruntime.experts import split_experts
 
-View = Callable[[torch.Tensor], torch.Tensor]
+View = Callable[[torch.Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,11 @@ def _feed_views(graph: fx.Graph, weight: fx.Node, feeds: dict[fx.Node, Feed]) ->
     index = feeds[weight].index
     if not _is_fixed(fake(weight)):
         return
-    for user in list(weight.users):
-        if _is_fixed_view(user) and fake(user).is_contiguous():
-            place = _placeholder(graph, weight, f"{weight.name}_{user.name}", fake(user))
-            feeds[place] = Feed(index, _call(user))
-            user.replace_all_uses_with(place)
-            graph.erase_node(user)
+    for node, view in list(_contiguous_views(weight)):
+        place = _placeholder(graph, weight, f"{weight.name}_{node.name}", fake(node))
+        feeds[place] = Feed(index, view)
+        node.replace_all_uses_with(place)
+        _erase_unused(graph, node)
     if not weight.users or fake(weight).is_contiguous():
         return
     order = _order(fake(weight))
@@ -83,6 +83,35 @@ def _feed_views(graph: fx.Graph, weight: fx.Node, feeds: dict[fx.Node, Feed]) ->
         shown = graph.call_function(torch.ops.aten.permute.default, (place, back))
     shown.meta = {"val": fake(weight)}
     weight.replace_all_uses_with(shown)
+
+
+def _contiguous_views(source: fx.Node, before: View | None = None) -> Iterator[tuple[fx.Node, View]]:
+    """(a node that is a contiguous view of a weight, the view), the first on each way from the weight.
+
+    before: from the weight to ``source``, which is the weight itself where it is None.
+    """
+    for user in source.users:
+        if not _is_fixed_view(user):
+            continue
+        step = _call(user)
+        view = step if before is None else _after(before, step)
+        value = fake(user)
+        if isinstance(value, torch.Tensor) and value.is_contiguous():
+            yield user, view
+        else:
+            yield from _contiguous_views(user, view)
+
+
+def _after(first: View, second: View) -> View:
+    return lambda value: second(first(value))
+
+
+def _erase_unused(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase a view that nothing reads, and the views before it that nothing reads any more."""
+    while not node.users and node.op == "call_function":
+        (source,) = node.all_input_nodes
+        graph.erase_node(node)
+        node = source
 
 
 def _placeholder(graph: fx.Graph, weight: fx.Node, name: str, value: torch.Tensor) -> fx.Node:
@@ -100,19 +129,22 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _is_fixed_view(node: fx.Node) -> bool:
-    return len(node.all_input_nodes) == 1 and is_view(node) and _is_fixed(fake(node))
+    """A view of one node, or several such views in a list (``split``)."""
+    if len(node.all_input_nodes) != 1 or not all(map(_is_fixed, tensors_of(node))):
+        return False
+    return node.target is operator.getitem or is_view(node)
 
 
-def _call(node: fx.Node) -> View:
-    """The view that a node makes of its one argument."""
+def _call(node: fx.Node) -> Callable[[Any], Any]:
+    """What a node makes of its one argument."""
     target: Any = node.target
     args, kwargs = node.args, dict(node.kwargs)
     (source,) = node.all_input_nodes
 
-    def view(value: torch.Tensor) -> torch.Tensor:
+    def call(value: Any) -> Any:
         return target(*(value if one is source else one for one in args), **kwargs)
 
-    return view
+    return call
 
 
 def _order(value: torch.Tensor) -> list[int] | None:

@@ -14,9 +14,8 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import reader, sizes_of
 from dlinfer.graph.values import Function, function_of
 from dlinfer.vendor.onnxruntime import sessions
-from dlinfer.vendor.onnxruntime.contrib import table
+from dlinfer.vendor.onnxruntime.contrib import OPSET, table
 from dlinfer.vendor.onnxruntime.feeds import fed
-from dlinfer.vendor.onnxruntime.judge import OPSET
 from dlinfer.vendor.onnxruntime.model import safe_in_place, with_initialisers
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.run import Conflict, Io, SessionRun
