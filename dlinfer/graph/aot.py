@@ -11,7 +11,7 @@ from dlinfer.errors import CaptureError
 from dlinfer.graph.artifact import Artifact, NumberSpec, TensorSpec
 from dlinfer.graph.call_inputs import Assumption, root
 from dlinfer.graph.engine import check_options, find_engine
-from dlinfer.graph.exporting import Exported, from_one_on, read_export
+from dlinfer.graph.exporting import Exported, from_one_on, input_names, read_export
 from dlinfer.graph.lower import improve, place, timed
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import GraphReport, record
@@ -54,7 +54,7 @@ def compile(
     check_options(found, chosen)
     report.engine = found.name
     record(report)
-    assumptions = _assumptions(exported)
+    assumptions = _assumptions(exported, program)
     with timed(report, "capture"):
         exported = from_one_on(exported)
     captured = exported.captured
@@ -84,11 +84,12 @@ def _export(
         ) from cause
 
 
-def _assumptions(exported: Exported) -> list[Assumption]:
+def _assumptions(exported: Exported, program: ExportedProgram) -> list[Assumption]:
     """What the caller's tensors must satisfy together: torch.export's program itself checks it, ours must too."""
     names = {spec.name for spec in exported.inputs if isinstance(spec, (TensorSpec, NumberSpec))}
     placeholders = exported.captured.graph_module.graph.find_nodes(op="placeholder")
-    sources = [(f"L['{node.name}']", node.meta["val"]) for node in placeholders if node.name in names]
+    called = input_names(placeholders, program)
+    sources = [(f"L['{called[node]}']", node.meta["val"]) for node in placeholders if called[node] in names]
     found = [Assumption(*one) for one in conditions(exported.captured.mode, sources)]
     for assumption in found:
         if not {root(source) for source in assumption.sources} <= names:

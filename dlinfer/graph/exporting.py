@@ -1,6 +1,6 @@
 """torch.export's program as a captured graph with its weights, and what sizes it really serves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,12 +60,13 @@ def read_export(
         )
     graph_module = torch.fx.GraphModule(program.graph_module, _copied(program.graph))
     placeholders = graph_module.graph.find_nodes(op="placeholder")
+    called = input_names(placeholders, program)
     weights: list[torch.Tensor] = []
     targets: list[str] = []
     inputs: list[Any] = []
     for node, (kind, target, constant) in zip(placeholders, export_kinds(program), strict=True):
         if kind == "user":
-            inputs.append(_spec(node, constant))
+            inputs.append(_spec(node, constant, called[node]))
         else:
             node.meta[STATIC] = True
             held: Any = program.state_dict if target in program.state_dict else program.constants
@@ -99,20 +100,31 @@ def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
     return copy
 
 
-def _spec(node: torch.fx.Node, constant: Any) -> Any:
+def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram) -> dict[torch.fx.Node, str]:
+    """What the module calls its inputs. fx puts a number behind a word of Python's: ``input`` is node ``input_1``."""
+    signature = program.module_call_graph[0].signature
+    parameters = set((signature.forward_arg_names if signature is not None else None) or ())
+    names = {}
+    for node in placeholders:
+        word = node.name.removesuffix("_1")
+        names[node] = word if word in parameters and node.name not in parameters else node.name
+    return names
+
+
+def _spec(node: torch.fx.Node, constant: Any, name: str) -> Any:
     fake = node.meta["val"]
     if isinstance(fake, torch.SymInt):
-        return NumberSpec(node.name, size_range(fake))
+        return NumberSpec(name, size_range(fake))
     if not isinstance(fake, torch.Tensor):
         return constant
     sizes = tuple(size_range(size) for size in fake.shape)
     if fits(fake, None):
-        return TensorSpec(node.name, fake.dtype, fake.device, sizes)
+        return TensorSpec(name, fake.dtype, fake.device, sizes)
     strides = tuple(number for stride in fake.stride() if (number := fixed_size(stride)) is not None)
     if len(strides) < fake.dim():
         reason = f"input {node.name} is neither contiguous nor of fixed strides"
         raise CaptureError(reason=reason, line="torch.export")
-    return TensorSpec(node.name, fake.dtype, fake.device, sizes, strides)
+    return TensorSpec(name, fake.dtype, fake.device, sizes, strides)
 
 
 def _output_names(program: ExportedProgram) -> list[str]:
@@ -185,7 +197,7 @@ def from_one_on(exported: Exported) -> Exported:
     nodes = read.captured.graph_module.graph.find_nodes(op="placeholder")
     user = [node for node in nodes if not node.meta.get(STATIC)]
     inputs = [
-        _spec(node, spec) if isinstance(spec, (TensorSpec, NumberSpec)) else spec
+        _spec(node, spec, spec.name) if isinstance(spec, (TensorSpec, NumberSpec)) else spec
         for node, spec in zip(user, exported.inputs, strict=True)
     ]
     return replace(exported, captured=read.captured, inputs=inputs, ranges={})

@@ -115,15 +115,14 @@ def _range(item: Any) -> Bounds:
 
 def _input(item: Any, symbols: Mapping[str, Bounds]) -> Port:
     device = device_of(item.get("device", "cpu"))
+    name = name_of(item.get("called", item["name"]))
     if "number" in item:
         value = parse_size(item["number"])
-        return Port(
-            name_of(item["name"]), torch.int64, (value,), _bounds([value], symbols), device, number=True
-        )
+        return Port(name, torch.int64, (value,), _bounds([value], symbols), device, number=True)
     sizes = [parse_size(text) for text in item["sizes"]]
     strides = item.get("strides")
     return Port(
-        name_of(item["name"]),
+        name,
         dtype_of(item["dtype"]),
         tuple(sizes),
         _bounds(sizes, symbols),
@@ -206,20 +205,22 @@ def read_stage(artifact: ReadArtifact, stage: ReadStage, options: SessionOptions
     }
     try:
         read = read_graph(stage.graph, artifact.layouts(stage), constants, allowed=options.allow_ops)
-        _check_weights(read, weights)
+        _check(read, weights, len(stage.outputs))
     except GraphTextError as cause:
         detail = f"the graph of entry {stage.entry!r}: {cause}"
         raise ArtifactCorruptError(source=artifact.source, detail=detail) from cause
     return read
 
 
-def _check_weights(read: ReadGraph, weights: int) -> None:
-    """A graph is called with its weights in order, before all else."""
+def _check(read: ReadGraph, weights: int, outputs: int) -> None:
+    """A graph is called with its weights in order, before all else, and gives what the stage says."""
     order = [item.get("weight") for item in read.inputs]
     if order != [*range(weights), *[None] * (len(order) - weights)]:
         raise GraphTextError("its weights are not in their order")
     if any(number >= weights for number in read.writes):
         raise GraphTextError("it writes a constant")
+    if len(read.captured.graph_module.graph.output_node().args[0]) != outputs:  # pyright: ignore[reportArgumentType]
+        raise GraphTextError(f"it does not give {outputs} results")
 
 
 def _told(plan: Plan, read: ReadGraph) -> Plan:
@@ -227,9 +228,11 @@ def _told(plan: Plan, read: ReadGraph) -> Plan:
     graph = read.captured.graph_module.graph
     targets = [target for node in graph.nodes for target in written_arguments(node)]
     memory = {one for target in targets for one in storages(target)}
-    nodes = {node.name: node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)}
+    nodes = [node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)]
+    taken = [node for node, leaf in zip(nodes, plan.leaves, strict=True) if leaf.port is not None]
     inputs = tuple(
-        replace(port, written=bool(storages(nodes[port.name]) & memory)) for port in plan.signature.inputs
+        replace(port, written=bool(storages(node) & memory))
+        for node, port in zip(taken, plan.signature.inputs, strict=True)
     )
     signature = replace(plan.signature, inputs=inputs, conditions=tuple(read.conditions))
     return replace(plan, signature=signature)

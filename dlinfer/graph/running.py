@@ -73,6 +73,7 @@ class Values:
 
     def __init__(self, running: RunningStage, given: Mapping[str, Any]) -> None:
         """Raises SessionCallError and ArtifactInputError."""
+        self.signature = running.signature
         names = [port.name for port in running.signature.inputs]
         if set(given) != set(names):
             missing = sorted(set(names) - set(given))

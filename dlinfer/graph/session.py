@@ -6,6 +6,7 @@ runtime memory is shared, they happen one after the other. Changing a session (`
 ``update_backend_options``, callbacks, sharing) is for one thread while none runs.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -225,25 +226,21 @@ class Session(Introspection):
         """
         running, number, name = self._chosen(entry, inputs)
         values = Values(running, inputs)
+        names = [port.name for port in running.signature.outputs]
+        for unknown in set(outputs or ()) - set(names):
+            raise SessionCallError(what="output", name=unknown, detail=f"it gives {', '.join(names)}")
         if self._start is not None:
             self._start(dict(inputs))
-        with self._profiles.of_run(self.options.enable_profiling):
-            start = time.perf_counter()
-            results = self._placed(name, number, running, values.tensors)
-            seconds = time.perf_counter() - start
+        owned = self.options.io == "owned"
+        # Results in the session's own tensors hold until the next run: it waits until they are handed out.
+        with self._memory.lock if owned else contextlib.nullcontext():
+            with self._profiles.of_run(self.options.enable_profiling):
+                start = time.perf_counter()
+                results = self._placed(name, number, running, values.tensors)
+                seconds = time.perf_counter() - start
+            found = _handed_out(values, results, outputs or {})
         if self.options.enable_metrics:
             self.metrics.record(seconds)
-        found = {}
-        for port, result in zip(running.signature.outputs, results, strict=True):
-            if outputs is not None and port.name in outputs:
-                write_into(port, outputs[port.name], result)
-                found[port.name] = outputs[port.name]
-            else:
-                found[port.name] = values.result(port, result)
-        unknown = set(outputs or ()) - set(found)
-        if unknown:
-            detail = f"it gives {', '.join(found)}"
-            raise SessionCallError(what="output", name=min(unknown), detail=detail)
         self._dumps.write(name, inputs, found)
         if self._finish is not None:
             self._finish(found)
@@ -395,6 +392,18 @@ class Session(Introspection):
                 read = read_stage(self._artifact, stage, self.options)
                 found.append(stage_plan(read, plan.signature, self._artifact.layouts(stage)))
         return write_plan(plans, Path(log_dir))
+
+
+def _handed_out(values: Values, results: Sequence[torch.Tensor], outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Each result by its name: in the caller's memory where that was given, else as it is."""
+    found = {}
+    for port, result in zip(values.signature.outputs, results, strict=True):
+        if port.name in outputs:
+            write_into(port, outputs[port.name], result)
+            found[port.name] = outputs[port.name]
+        else:
+            found[port.name] = values.result(port, result)
+    return found
 
 
 def _of(ports: Sequence[Any], index: int, what: str) -> str:

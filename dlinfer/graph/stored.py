@@ -1,11 +1,12 @@
 """What of a compiled graph is kept in an artifact: plain data and the tensors that it reads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from dlinfer.graph.artifact import NumberSpec, TensorSpec
 from dlinfer.graph.capture import Captured
 from dlinfer.graph.compiled import CompiledGraph
 from dlinfer.graph.dialect import STATIC, fake, storages, written_arguments
@@ -44,10 +45,19 @@ def keep(exported: Exported, engine: Engine, options: CompileOptions, model: str
     except GraphTextError as cause:
         return str(cause)
     outputs = _outputs(exported.captured, exported.names)
+    _name_inputs(file.data["inputs"], exported.inputs)
     tensors = [*exported.weights, *file.constants]
     if _writes_shared_memory(graph_module, exported.weights):
         return "it writes a weight whose memory belongs to another weight too"
     return Stage(model, engine.name, options.keeps_small_regions, file.data, tensors, outputs)
+
+
+def _name_inputs(written: Iterable[dict[str, Any]], specs: Iterable[Any]) -> None:
+    """Say what the module calls an input, where its node has another name."""
+    given = [item for item in written if "weight" not in item]
+    for item, spec in zip(given, specs, strict=True):
+        if isinstance(spec, (TensorSpec, NumberSpec)) and spec.name != item["name"]:
+            item["called"] = spec.name
 
 
 def _writes_shared_memory(graph_module: torch.fx.GraphModule, weights: Sequence[torch.Tensor]) -> bool:

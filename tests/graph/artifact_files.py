@@ -71,7 +71,7 @@ def rows(count: int, seed: int = 0) -> torch.Tensor:
 def compiled_head(**options: Any) -> tuple[Head, Artifact]:
     """A Head and its artifact for 1 to 16 rows."""
     head = Head().eval()
-    return head, dlinfer.compile(head, (rows(5),), dynamic_shapes={"x": {0: ROWS}, "scale": None}, **options)
+    return head, dlinfer.compile(head, (rows(5),), dynamic_shapes={"x": {0: ROWS}}, **options)
 
 
 def saved(artifact: Any, path: Path, **options: Any) -> Path:

@@ -1,0 +1,127 @@
+"""What a session measures: metrics, benchmarks, profiles."""
+
+import json
+import statistics
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import dlinfer
+from dlinfer.errors import SessionCallError
+from tests.graph.artifact_files import compiled_head, rows, saved, use_stub
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    use_stub(monkeypatch)
+    return saved(compiled_head()[1], tmp_path / "a.dlinfer")
+
+
+def test_metrics_are_numpys_percentiles_of_the_runs(path):
+    """S3-27, S3-28."""
+    session = dlinfer.load(path)
+    for _ in range(50):
+        session.run({"x": rows(3)})
+    found = session.get_metrics()
+    seconds = np.array(session.metrics._seconds)
+    assert found["num_of_inferences"] == len(seconds) == 50
+    for name, rank in {"P25": 25, "P50": 50, "P75": 75, "P90": 90, "P99": 99, "P999": 99.9}.items():
+        assert found[name] == np.percentile(seconds, rank)
+    assert (found["min_latency"], found["max_latency"]) == (seconds.min(), seconds.max())
+    assert found["avg_latency"] == pytest.approx(seconds.mean())
+
+
+def test_metrics_may_be_off(path, capsys):
+    session = dlinfer.load(path, options={"enable_metrics": False})
+    session.run({"x": rows(3)})
+    assert session.get_metrics()["num_of_inferences"] == 0
+    with pytest.raises(SessionCallError, match="enable_metrics"):
+        session.print_metrics()
+    session.update_backend_options(enable_metrics=True)
+    session.run({"x": rows(3)})
+    session.print_metrics()
+    assert "P999 latency (ms)" in capsys.readouterr().out
+
+
+def test_a_benchmark_of_so_many_runs(path):
+    """S3-30, S3-32."""
+    session = dlinfer.load(path)
+    found = session.run_benchmark(num_inferences=25, input_dict={"x": rows(7)})
+    assert (found.inf_completed, found.batch_size) == (25, 7)
+    assert found.inf_rate == pytest.approx(25 / found.inf_time)
+    assert session.get_metrics()["num_of_inferences"] == 25
+    assert session.run_benchmark().inf_completed == 40
+
+
+def test_a_benchmark_of_so_many_seconds(path):
+    """S3-31."""
+    found = dlinfer.load(path).run_benchmark(inf_time=0.05)
+    assert found.inf_completed > 0
+    assert found.inf_time >= 0.05
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"num_inferences": 0},
+        {"num_inferences": -1},
+        {"num_inferences": 1.5},
+        {"num_inferences": True},
+        {"inf_time": 0},
+        {"inf_time": float("nan")},
+        {"inf_time": float("inf")},
+        {"inf_time": "1"},
+        {"num_inferences": 3, "inf_time": 1.0},
+    ],
+)
+def test_limits_that_are_none(path, limits):
+    with pytest.raises(SessionCallError, match="benchmark"):
+        dlinfer.load(path).run_benchmark(**limits)
+
+
+def test_a_benchmark_adds_less_than_10_microseconds_to_the_engines_own_loop(path):
+    """Medians of rounds that take turns, so that a busy machine slows both."""
+    session = dlinfer.load(path)
+    session.setup()
+    [[running]] = session._running.values()
+    call, arguments = running.bound([rows(3)])
+    ours, own = [], []
+    for _ in range(15):
+        ours.append(session.run_benchmark(num_inferences=100, input_dict={"x": rows(3)}).inf_time / 100)
+        with torch.no_grad():
+            start = time.perf_counter()
+            for _ in range(100):
+                call(*arguments)
+            own.append((time.perf_counter() - start) / 100)
+    differences = [one - other for one, other in zip(ours, own, strict=True)]
+    assert statistics.median(differences) < 10e-6
+
+
+def test_every_op_is_timed(path, tmp_path):
+    """S1-95, U8: the regions' own steps and what runs between them."""
+    rows_ = dlinfer.load(path).profile_ops({"x": rows(3)}, path=tmp_path / "ops.json")
+    assert [row.name for row in rows_] == ["layer_norm", "linear", "argmax"]
+    assert all(row.seconds > 0 for row in rows_)
+    assert rows_[1].line.endswith("linear.py:134, in forward")
+    assert [row["name"] for row in json.loads((tmp_path / "ops.json").read_text())] == [
+        row.name for row in rows_
+    ]
+
+
+def test_pythons_profile_of_the_first_runs(path, capsys):
+    """S3-29."""
+    session = dlinfer.load(path, options={"enable_profiling": True})
+    with pytest.raises(SessionCallError, match="run it first"):
+        session.print_profile_data()
+    for _ in range(12):
+        session.run({"x": rows(3)})
+    session.print_profile_data(n=2)
+    text = capsys.readouterr().out
+    assert "iteration 0" in text
+    assert "iteration 1" in text
+    assert "iteration 2" not in text
+    assert "file-line-function" in text
+    with pytest.raises(SessionCallError, match="enable_profiling"):
+        dlinfer.load(path).print_profile_data()
