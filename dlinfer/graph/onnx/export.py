@@ -15,9 +15,9 @@ from torch._ops import OpOverload
 
 from dlinfer.errors import NotExportableError
 from dlinfer.graph.dialect import op_name
+from dlinfer.graph.onnx.guards import guards
 from dlinfer.graph.onnx.known_ops import in_known_ops
 from dlinfer.graph.onnx.promotion import promote
-from dlinfer.graph.onnx.guards import guards
 from dlinfer.graph.onnx.translations import STANDARD
 from dlinfer.graph.torch_onnx_seam import Registry, UntranslatableError
 

@@ -12,7 +12,15 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dlinfer.errors import NotExportableError
-from dlinfer.graph.dialect import fake, gives_something, is_size, op_name, overload, tensors_of, written_arguments
+from dlinfer.graph.dialect import (
+    fake,
+    gives_something,
+    is_size,
+    op_name,
+    overload,
+    tensors_of,
+    written_arguments,
+)
 from dlinfer.graph.program import attribute
 from dlinfer.graph.torch_onnx_seam import Registry
 from dlinfer.graph.torch_seam import mode_of, trace_decomposed
@@ -89,7 +97,9 @@ class _Writer:
 
     def _decomposed(self, node: fx.Node) -> None:
         traced = self._traced(node, lambda call: call)
-        if any(written_arguments(new) for new in traced.graph.nodes):  # decompositions may write into what they made
+        if any(
+            written_arguments(new) for new in traced.graph.nodes
+        ):  # decompositions may write into what they made
             traced = self._traced(node, lambda call: torch.func.functionalize(call, remove="mutations"))
         inner = dict(zip(traced.graph.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
         copies: dict[fx.Node, Any] = {new: self.copies[old] for new, old in inner.items()}

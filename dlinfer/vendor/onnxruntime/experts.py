@@ -29,7 +29,9 @@ def split_experts(graph: fx.Graph, weights: Collection[fx.Node]) -> None:
         if fake(node).dtype not in (torch.float32, torch.float64):
             continue  # 16-bit products are rounded once, after the sum in float32
         with graph.inserting_before(node):
-            matrices = [[_matrix(graph, stack, index) for index in range(len(fake(stack)))] for stack in stacks]
+            matrices = [
+                [_matrix(graph, stack, index) for index in range(len(fake(stack)))] for stack in stacks
+            ]
             args = (given["hidden_states"], *matrices, given["topk_weights"], given["topk_ids"])
             new = graph.call_function(experts, (*args, given["renormalize"]))
         new.meta = dict(node.meta)

@@ -11,9 +11,7 @@ _ELEMENTWISE = frozenset(
 )
 
 
-def safe_in_place(
-    graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int | None]
-) -> frozenset[int]:
+def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int | None]) -> frozenset[int]:
     """Inputs whose new content may be written into their own memory while the session runs.
 
     The node that makes the new content is the only one that reads the input, and reads each element where it writes

@@ -31,7 +31,9 @@ class Region:
     or changed.
     """
 
-    def __init__(self, region: Subgraph, options: CompileOptions, chosen: OrtOptions, notes: list[str]) -> None:
+    def __init__(
+        self, region: Subgraph, options: CompileOptions, chosen: OrtOptions, notes: list[str]
+    ) -> None:
         self._region = region
         self._options = options
         self._chosen = chosen

@@ -39,10 +39,14 @@ def run(graph: OnnxGraph, *values: torch.Tensor) -> list[torch.Tensor]:
     return [torch.as_tensor(value) for value in ReferenceEvaluator(model).run(list(graph.outputs), feeds)]
 
 
-def same(function: Callable[..., Any], *values: torch.Tensor, others: tuple[torch.Tensor, ...] = ()) -> OnnxGraph:
+def same(
+    function: Callable[..., Any], *values: torch.Tensor, others: tuple[torch.Tensor, ...] = ()
+) -> OnnxGraph:
     graph = export(graph_of(function, *values))
     for given in (values, others or values):
-        torch.testing.assert_close(run(graph, *given), pytree.tree_leaves(function(*given)), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            run(graph, *given), pytree.tree_leaves(function(*given)), rtol=1e-4, atol=1e-5
+        )
     return graph
 
 
@@ -58,7 +62,11 @@ def test_standard_translations_of_our_ops_use_onnxs_own_ops_only():
 
     def function(x, w, q, k, cos, sin):
         normed, total = ops.add_rms_norm(x, x, w, 1e-6)
-        return ops.silu_mul(normed, total), *ops.apply_rotary_pos_emb(q, k, cos, sin), ops.gelu_mul(x, x, True)
+        return (
+            ops.silu_mul(normed, total),
+            *ops.apply_rotary_pos_emb(q, k, cos, sin),
+            ops.gelu_mul(x, x, True),
+        )
 
     cos = X(5, 8)
     graph = same(function, X(5, 16), X(16), X(5, 2, 8), X(5, 1, 8), cos, cos.flip(0))

@@ -121,7 +121,13 @@ def test_dtypes_go_in_and_out(dtype):
 
 def test_casts_between_dtypes():
     def function(a):
-        return a.to(torch.int32), a.to(torch.float64), a.to(torch.bool), (a > 0).to(torch.float32), a.half().float()
+        return (
+            a.to(torch.int32),
+            a.to(torch.float64),
+            a.to(torch.bool),
+            (a > 0).to(torch.float32),
+            a.half().float(),
+        )
 
     as_in_eager(compiled(function, x(5, 4) * 3).run, function, x(6, 4) * 3)
 
@@ -138,7 +144,12 @@ def test_scalars_in_and_out():
     def function(a, b):
         return a + b, a * 2
 
-    as_in_eager(compiled(function, torch.tensor(3), torch.tensor(1.5)).run, function, torch.tensor(4), torch.tensor(0.5))
+    as_in_eager(
+        compiled(function, torch.tensor(3), torch.tensor(1.5)).run,
+        function,
+        torch.tensor(4),
+        torch.tensor(0.5),
+    )
 
 
 def test_results_that_are_inputs_views_or_one_memory():
@@ -231,7 +242,10 @@ def test_an_op_of_dlinfer_with_its_own_samples(name, dtype):
             assert "Could not find an implementation" in str(reasons)
             continue
         given = compiled(call, *tensors, fixed=True).run(*tensors)
-        wide = [leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf for leaf in leaves]
+        wide = [
+            leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+            for leaf in leaves
+        ]
         expected = pytree.tree_leaves(op.reference(*pytree.tree_unflatten(wide, spec)))
         tolerance = op.tolerances.get(dtype) or op.tolerances[torch.float32]
         for value, want in zip(given, expected, strict=True):

@@ -23,7 +23,10 @@ CPU, AZURE = "CPUExecutionProvider", "AzureExecutionProvider"
             OrtOptions(provider_options={CPU: {"arena": "1"}}),
         ),
         ({"graph_optimization": "basic"}, OrtOptions(graph_optimization="basic")),
-        ({"execution_mode": "parallel", "inter_op_threads": 2}, OrtOptions(execution_mode="parallel", inter_op_threads=2)),
+        (
+            {"execution_mode": "parallel", "inter_op_threads": 2},
+            OrtOptions(execution_mode="parallel", inter_op_threads=2),
+        ),
         ({"intra_op_threads": 3}, OrtOptions(intra_op_threads=3)),
         ({"weights": "constant"}, OrtOptions(weights="constant")),
         ({"ep_context": "there"}, OrtOptions(ep_context=Path("there"))),

@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlinfer.errors import CompileOptionError, GraphFallbackError, ProviderFallbackError, ProviderUnavailableError
+from dlinfer.errors import (
+    CompileOptionError,
+    GraphFallbackError,
+    ProviderFallbackError,
+    ProviderUnavailableError,
+)
+from dlinfer.graph.options import CompileOptions
 from dlinfer.ops import fallback
 from dlinfer.vendor.onnxruntime import sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from tests.vendor.onnxruntime.regions import ENGINE, as_in_eager, compiled, subgraph
-from dlinfer.graph.options import CompileOptions
 
 CPU, AZURE = "CPUExecutionProvider", "AzureExecutionProvider"
 

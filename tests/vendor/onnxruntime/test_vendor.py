@@ -19,7 +19,9 @@ def without(monkeypatch):
     find = util.find_spec
 
     def hide(*hidden: str) -> None:
-        monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name in hidden else find(name, *rest))
+        monkeypatch.setattr(
+            util, "find_spec", lambda name, *rest: None if name in hidden else find(name, *rest)
+        )
 
     return hide
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from dlinfer.graph import values
+from dlinfer.graph.onnx.export import export
 from dlinfer.ops import fill_kv_cache
-from tests.vendor.onnxruntime.regions import as_in_eager, compiled, subgraph
 from dlinfer.vendor.onnxruntime.feeds import Feed
 from dlinfer.vendor.onnxruntime.model import safe_in_place
-from dlinfer.graph.onnx.export import export
+from tests.vendor.onnxruntime.regions import as_in_eager, compiled, subgraph
 
 
 def cached_step(cache, new, at):
