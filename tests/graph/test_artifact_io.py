@@ -270,7 +270,9 @@ def test_any_value_in_any_place_of_the_manifest_or_graph(good, junk, data):
 
 def test_another_artifacts_manifest(good, tmp_path):
     """Swapped manifests: the digests of one file do not cover the members of another."""
-    other = saved(dlinfer.compile(nn.Linear(8, 2).eval(), (rows(3),)), tmp_path / "b.dlinfer").read_bytes()
+    other = saved(
+        dlinfer.compile(nn.Linear(8, 2).eval(), (rows(3),)), tmp_path / "b.dlinfer"
+    ).read_bytes()
     with zipfile.ZipFile(BytesIO(good)) as ours, zipfile.ZipFile(BytesIO(other)) as theirs:
         names = [name for name in ours.namelist() if name != "manifest.json"]
         mixed = [(name, ours.read(name)) for name in names]

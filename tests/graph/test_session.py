@@ -152,9 +152,7 @@ def test_a_parameter_called_like_a_word_of_python(tmp_path):
     artifact = dlinfer.compile(Words().eval(), (rows(2), rows(2), rows(2)))
     session = dlinfer.load(saved(artifact, tmp_path / "a.dlinfer"))
     assert list(session.model_input_shape_dict()) == ["input", "id", "input_id"]
-    same(
-        session.run({"input": rows(2), "id": rows(2), "input_id": rows(2)})["output"], rows(2) + rows(2) ** 2
-    )
+    same(session.run({"input": rows(2), "id": rows(2), "input_id": rows(2)})["output"], rows(2) + rows(2) ** 2)
     with pytest.raises(ArtifactInputError, match="'id'"):
         artifact(rows(2), rows(3), rows(2))
 
@@ -350,9 +348,7 @@ def test_two_sessions_share_runtime_memory(path):
     second.share_runtime_memory_with(first)
     both = [dlinfer.load(path, options=options, flags=Flags.SHARE_MEM) for _ in range(2)]
     for one, other in ((first, second), both):
-        assert (
-            one.get_input_tensor("forward", 0).data_ptr() == other.get_input_tensor("forward", 0).data_ptr()
-        )
+        assert one.get_input_tensor("forward", 0).data_ptr() == other.get_input_tensor("forward", 0).data_ptr()
         same(one.run({"x": rows(3)}), wanted(3))
         same(other.run({"x": rows(4)}), wanted(4))
     with pytest.raises(SessionCallError, match="reset"):

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
-from dlinfer.graph import callee
+from dlinfer.graph.callee import resolve as resolve_step
 from dlinfer.graph.dialect import is_compute
 from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
@@ -16,6 +16,7 @@ from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import UnknownSizeError
+from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.vendor.onnxruntime import contrib, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.region import Region
@@ -28,7 +29,7 @@ class OnnxRuntimeEngine:
     """Graphs through ONNX in ONNX Runtime."""
 
     name = sessions.ENGINE
-    passes = ()
+    passes: Sequence[Pass] = ()
     phases_alike = False
     concurrent = True  # a session may run in many threads at once, each with a binding of its own
 
@@ -76,9 +77,9 @@ class OnnxRuntimeEngine:
 
     # --- what runs is a session, and no stored program
 
-    def resolve(self, reference: str) -> Callable[..., Any]:
+    def resolve(self, callee: str) -> Callable[..., Any]:
         """The function behind a step of a region that was given back to torch."""
-        return callee.resolve(reference)
+        return resolve_step(callee)
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
         """Only steps of torch are stored; they need nothing from the cache."""

@@ -22,7 +22,7 @@ from tests.graph.matrix.models import ARCHITECTURES, VOCAB, Architecture, build
 
 pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow]
 
-OPTIONS = {"engine": "onnxruntime", "fallback": "error"}
+OPTIONS: dict[str, Any] = {"engine": "onnxruntime", "fallback": "error"}
 SHARE = 0.95
 """What the conditions ask for of the products' operations of Llama, Qwen2 and ViT."""
 

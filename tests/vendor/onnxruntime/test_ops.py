@@ -1,5 +1,7 @@
 """Ops of every topic through a session, with symbolic sizes, against eager; one session for all sizes."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -182,7 +184,9 @@ def test_a_region_of_views_alone_needs_no_session():
 @pytest.mark.parametrize("mask", ["none", "causal", "bool", "float", "per head"])
 def test_attention(heads, mask):
     def function(q, k, v, m):
-        given = {} if mask == "none" else {"is_causal": True} if mask == "causal" else {"attn_mask": m}
+        given: dict[str, Any] = (
+            {} if mask == "none" else {"is_causal": True} if mask == "causal" else {"attn_mask": m}
+        )
         return F.scaled_dot_product_attention(q, k, v, enable_gqa=heads < 4, **given)
 
     def inputs(batch, length):
@@ -222,8 +226,8 @@ NO_KERNEL = {("gelu_mul", torch.float64)}
 @pytest.mark.parametrize("name", SERVED)
 def test_an_op_of_dlinfer_with_its_own_samples(name, dtype):
     """S4-06: every sample of the op, within twice its tolerance of the reference in float64, relative to the
-    largest value: the tolerance is that of one kernel, here several follow each other, and ONNX Runtime's sigmoid ends at
-    1.5e-8."""
+    largest value: the tolerance is that of one kernel, here several follow each other, and ONNX Runtime's sigmoid
+    ends at 1.5e-8."""
     op = ops.registry()[name]
     for sample in op.sample_inputs(SampleMaker(dtype=dtype)):
         leaves, spec = pytree.tree_flatten(sample.args)
