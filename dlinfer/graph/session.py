@@ -394,7 +394,9 @@ class Session(Introspection):
         return write_plan(plans, Path(log_dir))
 
 
-def _handed_out(values: Values, results: Sequence[torch.Tensor], outputs: Mapping[str, Any]) -> dict[str, Any]:
+def _handed_out(
+    values: Values, results: Sequence[torch.Tensor], outputs: Mapping[str, Any]
+) -> dict[str, Any]:
     """Each result by its name: in the caller's memory where that was given, else as it is."""
     found = {}
     for port, result in zip(values.signature.outputs, results, strict=True):

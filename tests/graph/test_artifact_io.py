@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,7 +88,11 @@ def test_weights_of_a_file_lie_in_its_mapping(tmp_path):
     session = dlinfer.load(path)
     session.setup()
     [[running]] = session._running.values()
-    maps = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith(str(path))]
+    maps = [
+        line.split()
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.rstrip().endswith(str(path))
+    ]
     spans = [tuple(int(end, 16) for end in parts[0].split("-")) for parts in maps]
     assert spans
     assert all(any(low <= one.data_ptr() < high for low, high in spans) for one in running.weights)
@@ -163,7 +168,7 @@ def test_a_process_that_knows_nothing_of_the_module_runs_the_file(tmp_path, monk
         "assert not [name for name in sys.modules if name.startswith('tests')]\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", script, str(path)], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", script, str(path)], check=False, cwd=tmp_path, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
     wanted = head(rows(7))
@@ -197,7 +202,7 @@ def test_a_plain_artifact_with_a_key_is_not_taken_for_an_encrypted_one(good):
 # --- what is not sound
 
 
-def refused(data, error=ArtifactCorruptError, match=None):
+def refused(data, error: type[ArtifactError] = ArtifactCorruptError, match=None):
     """Refused when it is loaded, or when it is set up; never run."""
     with pytest.raises(error, match=match):
         dlinfer.load(data).setup()
@@ -270,9 +275,7 @@ def test_any_value_in_any_place_of_the_manifest_or_graph(good, junk, data):
 
 def test_another_artifacts_manifest(good, tmp_path):
     """Swapped manifests: the digests of one file do not cover the members of another."""
-    other = saved(
-        dlinfer.compile(nn.Linear(8, 2).eval(), (rows(3),)), tmp_path / "b.dlinfer"
-    ).read_bytes()
+    other = saved(dlinfer.compile(nn.Linear(8, 2).eval(), (rows(3),)), tmp_path / "b.dlinfer").read_bytes()
     with zipfile.ZipFile(BytesIO(good)) as ours, zipfile.ZipFile(BytesIO(other)) as theirs:
         names = [name for name in ours.namelist() if name != "manifest.json"]
         mixed = [(name, ours.read(name)) for name in names]

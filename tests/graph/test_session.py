@@ -10,9 +10,26 @@ from torch import nn
 from torch.export import Dim
 
 import dlinfer
-from dlinfer.errors import ArtifactInputError, GraphRunError, SessionCallError, SessionOptionError
+from dlinfer.errors import (
+    ArtifactInputError,
+    CompileOptionError,
+    GraphRunError,
+    SessionCallError,
+    SessionOptionError,
+)
 from dlinfer.graph.session import Flags
-from tests.graph.artifact_files import ROWS, Head, Keeps, Stub, compiled_head, rows, same, saved, use_stub
+from tests.graph.artifact_files import (
+    ROWS,
+    Head,
+    Keeps,
+    Stub,
+    altered,
+    compiled_head,
+    rows,
+    same,
+    saved,
+    use_stub,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +169,9 @@ def test_a_parameter_called_like_a_word_of_python(tmp_path):
     artifact = dlinfer.compile(Words().eval(), (rows(2), rows(2), rows(2)))
     session = dlinfer.load(saved(artifact, tmp_path / "a.dlinfer"))
     assert list(session.model_input_shape_dict()) == ["input", "id", "input_id"]
-    same(session.run({"input": rows(2), "id": rows(2), "input_id": rows(2)})["output"], rows(2) + rows(2) ** 2)
+    same(
+        session.run({"input": rows(2), "id": rows(2), "input_id": rows(2)})["output"], rows(2) + rows(2) ** 2
+    )
     with pytest.raises(ArtifactInputError, match="'id'"):
         artifact(rows(2), rows(3), rows(2))
 
@@ -348,7 +367,9 @@ def test_two_sessions_share_runtime_memory(path):
     second.share_runtime_memory_with(first)
     both = [dlinfer.load(path, options=options, flags=Flags.SHARE_MEM) for _ in range(2)]
     for one, other in ((first, second), both):
-        assert one.get_input_tensor("forward", 0).data_ptr() == other.get_input_tensor("forward", 0).data_ptr()
+        assert (
+            one.get_input_tensor("forward", 0).data_ptr() == other.get_input_tensor("forward", 0).data_ptr()
+        )
         same(one.run({"x": rows(3)}), wanted(3))
         same(other.run({"x": rows(4)}), wanted(4))
     with pytest.raises(SessionCallError, match="reset"):
@@ -383,7 +404,7 @@ def test_options_before_and_after_set_up(session):
     session.update_backend_options(enable_metrics=False)
     with pytest.raises(SessionOptionError, match="reset"):
         session.update_backend_options(fallback="error")
-    with pytest.raises(SessionOptionError, match="engine, fallback"):
+    with pytest.raises(SessionOptionError, match="engine, engine_options, fallback"):
         session.update_backend_options(colour="blue")
 
 
@@ -407,6 +428,7 @@ def test_options_of_a_yaml_file(path, tmp_path):
         {"io": "theirs"},
         {"fallback": "maybe"},
         {"engine": 3},
+        {"engine_options": "device=CPU"},
         {"enable_metrics": "yes"},
         {"allow_ops": "aten::add"},
         {"cache_dir": 3},
@@ -415,6 +437,34 @@ def test_options_of_a_yaml_file(path, tmp_path):
 def test_options_that_have_no_such_value(path, options):
     with pytest.raises(SessionOptionError, match=next(iter(options))):
         dlinfer.load(path, options=options)
+
+
+def test_the_engines_own_options_are_kept_where_they_are_meant_to_be(tmp_path, monkeypatch):
+    """The session's go before the file's; of a file's only those count that change results."""
+
+    class Told(Stub):
+        stored_options = ("precision", "group")
+
+        def check_options(self, options):
+            self.told = dict(options)
+            if "colour" in options:
+                raise CompileOptionError(option="colour", given=options["colour"], expected="none")
+
+    engine = use_stub(monkeypatch, Told())
+    given = {"precision": "bf16", "group": 32, "folder": "/tmp/x"}
+    path = saved(compiled_head(options={"engine_options": given})[1], tmp_path / "a.dlinfer")
+    dlinfer.load(path).setup()
+    assert engine.told == {"precision": "bf16", "group": 32}
+    dlinfer.load(path, options={"engine_options": {"group": 64}}).setup()
+    assert engine.told == {"precision": "bf16", "group": 64}
+
+    def change(manifest, graph):
+        manifest["stages"][0]["engine_options"]["folder"] = "/etc"
+
+    dlinfer.load(altered(path.read_bytes(), change)).setup()
+    assert engine.told == {"precision": "bf16", "group": 32}
+    with pytest.raises(CompileOptionError, match="colour"):
+        dlinfer.load(path, options={"engine_options": {"colour": "blue"}}).setup()
 
 
 @pytest.mark.parametrize("devices", [["cpu"], [0], [torch.device("cpu")], ["cpu:0"]])

@@ -103,7 +103,9 @@ def test_asynchronous_runs_end_in_the_order_in_which_they_were_asked_for(tmp_pat
     session.set_start_callback(lambda inputs: said.append(("start", len(inputs["x"]))))
     session.set_finish_callback(lambda outputs: said.append(("finish", len(outputs["best"]))))
     futures = [
-        session.run_async({"x": rows(count)}, callback=lambda found: said.append(("done", len(found["best"]))))
+        session.run_async(
+            {"x": rows(count)}, callback=lambda found: said.append(("done", len(found["best"])))
+        )
         for count in range(1, 9)
     ]
     session.wait()

@@ -65,6 +65,7 @@ class QaicEngine:
     name = "qaic"
     passes: Sequence[Pass] = ()
     phases_alike = False
+    stored_options = ("convert_to_fp16",)
     concurrent = True  # a Session may run in many threads at once
 
     def __init__(self) -> None:
