@@ -191,7 +191,9 @@ def from_one_on(exported: Exported) -> Exported:
         file = write_graph(captured.graph_module, len(exported.weights), ranges)
         layouts = [Layout.of(tensor) for tensor in (*exported.weights, *file.constants)]
         held = dict(enumerate(file.constants, len(exported.weights)))
-        read = read_graph(file.data, layouts, held, like=captured.graph_module)
+        # The ops are the module's own, which the caller runs anyway.
+        own = {item["call"] for item in file.data["nodes"] if "call" in item}
+        read = read_graph(file.data, layouts, held, allowed=own, like=captured.graph_module)
     except GraphTextError:
         return exported
     nodes = read.captured.graph_module.graph.find_nodes(op="placeholder")
