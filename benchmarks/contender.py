@@ -77,14 +77,27 @@ class HuggingFace:
             inductor.freezing = True
             self.forward = torch.compile(self.model, backend="inductor")
 
+    def _static_cache(self, batch: int) -> Any:
+        """The cache of a batch size, with its memory: one that gets it in the first call is compiled for twice."""
+        from transformers import StaticCache
+
+        if batch not in self.caches:
+            config = self.model.config
+            cache = self.caches[batch] = StaticCache(config, max_cache_len=1024)
+            width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            cache.early_initialization(
+                batch, config.num_key_value_heads, width, self.model.dtype, self.model.device
+            )
+        return self.caches[batch]
+
     @torch.no_grad()
     def run(self, work: str, batch: int, length: int, tokens: int) -> float:
-        from transformers import DynamicCache, StaticCache
+        from transformers import DynamicCache
 
         ids = torch.arange(length).repeat(batch, 1) % 1000
         cache: Any = DynamicCache(config=self.model.config)
         if self.compiled:
-            cache = self.caches.setdefault(batch, StaticCache(self.model.config, max_cache_len=1024))
+            cache = self._static_cache(batch)
             cache.reset()
         start = time.perf_counter()
         logits = self.forward(ids, past_key_values=cache, logits_to_keep=1).logits

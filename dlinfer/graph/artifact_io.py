@@ -91,6 +91,7 @@ def _described(
         "model": stage.model,
         "engine": stage.engine,
         "engine_version": engine.version() if isinstance(engine, PayloadEngine) else "",
+        "engine_options": stage.engine_options,
         "small_regions": stage.small_regions,
         "graph": f"{place}/graph.json",
         "tensors": [table.add(tensor) for tensor in stage.tensors],
@@ -124,6 +125,7 @@ class ReadStage:
     model: str
     engine: str
     engine_version: str
+    engine_options: dict[str, Any]
     small_regions: bool
     graph: Any
     tensors: tuple[int, ...]
@@ -230,5 +232,5 @@ def _stage(item: Any, container: Container, tensors: int) -> ReadStage:
         raise GraphTextError("a stage whose names are not texts")
     graph, outputs = container.json(item["graph"]), list(item["outputs"])
     entry, model, engine, version = texts
-    small = bool(item["small_regions"])
-    return ReadStage(entry, model, engine, version, small, graph, numbers, outputs, payloads)
+    told, small = dict(item["engine_options"]), bool(item["small_regions"])
+    return ReadStage(entry, model, engine, version, told, small, graph, numbers, outputs, payloads)

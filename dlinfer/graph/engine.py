@@ -43,11 +43,14 @@ class Engine(Protocol):
     passes: what only this engine's graphs go through, after the common passes; named ``engine.pass``.
     phases_alike: whether a graph of prefill decodes as fast as one of decoding would. Adaptors then compile the model
         once, and weights that the engine repacks are held once.
+    stored_options: names of the engine's options that an artifact keeps for whoever loads it: those that change
+        results. Never one that leads to a file, since the artifact may come from anybody.
     """
 
     name: str
     passes: Sequence[Pass]
     phases_alike: bool
+    stored_options: Collection[str]
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise CompileOptionError for an option that this engine does not have, naming those it has, or a value

@@ -15,7 +15,7 @@ from dlinfer.errors import (
 from dlinfer.graph.artifact_io import ReadArtifact, ReadStage
 from dlinfer.graph.compiled import CompiledGraph
 from dlinfer.graph.dialect import STATIC, storages, written_arguments
-from dlinfer.graph.engine import Engine, PayloadEngine, find_engine, runs_concurrently
+from dlinfer.graph.engine import Engine, PayloadEngine, check_options, find_engine, runs_concurrently
 from dlinfer.graph.graph_json import ReadGraph, read_graph
 from dlinfer.graph.lower import place
 from dlinfer.graph.node_json import GraphTextError, decode, device_of, dtype_of, name_of
@@ -150,8 +150,9 @@ def _bounds(sizes: Sequence[Size | None], symbols: Mapping[str, Bounds]) -> tupl
 def load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: SessionOptions) -> LoadedStage:
     """Lower the stored graph through its engine, or restore what the engine kept of it.
 
-    Raises ArtifactCorruptError, ArtifactEngineError, ArtifactVersionError, EngineUnavailableError and, under the
-    fallback policy ``error``, GraphFallbackError.
+    Raises ArtifactCorruptError, ArtifactEngineError, ArtifactVersionError, EngineUnavailableError,
+    CompileOptionError for options that the engine does not have and, under the fallback policy ``error``,
+    GraphFallbackError.
     """
     read = read_stage(artifact, stage, options)
     plan = _told(plan, read)
@@ -168,13 +169,22 @@ def load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: Se
         fallback=options.fallback,
         small_regions="engine" if stage.small_regions else "eager",
         cache_dir=options.cache_dir,
+        engine_options=_engine_options(stage, engine, options),
     )
+    check_options(engine, compile_options)
     graph_module = read.captured.graph_module
     run = _placed(artifact, stage, engine, compile_options, report, graph_module)
     written = frozenset(stage.tensors[number] for number in read.writes)
     concurrent = runs_concurrently(engine) and not written
     weights = sum("weight" in item for item in stage.graph["inputs"])
     return LoadedStage(plan, engine, run, stage.tensors[:weights], written, report, concurrent)
+
+
+def _engine_options(stage: ReadStage, engine: Engine, options: SessionOptions) -> dict[str, Any]:
+    """The session's over the artifact's, of which only those count that are meant to be kept in a file."""
+    of_its_own = stage.engine_options if engine.name == stage.engine else {}
+    kept = {name: value for name, value in of_its_own.items() if name in engine.stored_options}
+    return kept | dict(options.engine_options)
 
 
 def _placed(

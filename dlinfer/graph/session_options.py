@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class SessionOptions:
     """Options of one session, validated when they are made. Raises SessionOptionError.
 
     engine: name of the graph engine; None takes the one that the artifact was compiled for.
+    engine_options: what only that engine knows, name -> value, over what the artifact was compiled with.
     fallback: what happens to nodes that the engine refuses, as in CompileOptions; None takes DLINFER_FALLBACK.
     cache_dir: folder of what the engine compiles; None takes DLINFER_CACHE_DIR.
     io: ``caller``: inputs and outputs are tensors of each call; ``owned``: the session has tensors of its own for
@@ -33,6 +34,7 @@ class SessionOptions:
     """
 
     engine: str | None = None
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
     fallback: str | None = None
     cache_dir: Path | None = None
     io: str = "caller"
@@ -50,6 +52,9 @@ class SessionOptions:
             _one_of(name, getattr(self, name), (True, False))
         if self.engine is not None and not isinstance(self.engine, str):
             raise SessionOptionError(option="engine", given=self.engine, expected="the name of an engine")
+        if not isinstance(self.engine_options, Mapping):
+            expected = "a dict of name to value"
+            raise SessionOptionError(option="engine_options", given=self.engine_options, expected=expected)
         if self.cache_dir is not None and not isinstance(self.cache_dir, (str, Path)):
             raise SessionOptionError(option="cache_dir", given=self.cache_dir, expected="a path")
         if isinstance(self.allow_ops, str) or not all(isinstance(name, str) for name in self.allow_ops):

@@ -24,6 +24,7 @@ class Stage:
     """One graph of an entry: a shape profile of it.
 
     graph: its written form. tensors: its weights and constants, by the numbers that the graph calls them.
+    engine_options: what the engine was told, as far as it is to be told so again.
     outputs: name, dtype, sizes and device of each tensor that it gives; those that are None or numbers are left out.
     """
 
@@ -32,6 +33,7 @@ class Stage:
     small_regions: bool
     graph: dict[str, Any]
     tensors: Sequence[torch.Tensor]
+    engine_options: dict[str, Any] = field(default_factory=dict)
     outputs: list[dict[str, Any] | None] = field(default_factory=list)
 
 
@@ -49,7 +51,10 @@ def keep(exported: Exported, engine: Engine, options: CompileOptions, model: str
     tensors = [*exported.weights, *file.constants]
     if _writes_shared_memory(graph_module, exported.weights):
         return "it writes a weight whose memory belongs to another weight too"
-    return Stage(model, engine.name, options.keeps_small_regions, file.data, tensors, outputs)
+    told = {
+        name: value for name, value in options.wanted_engine_options.items() if name in engine.stored_options
+    }
+    return Stage(model, engine.name, options.keeps_small_regions, file.data, tensors, told, outputs)
 
 
 def _name_inputs(written: Iterable[dict[str, Any]], specs: Iterable[Any]) -> None:

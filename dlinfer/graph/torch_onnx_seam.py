@@ -30,9 +30,17 @@ class UntranslatableError(Exception):
 
 
 class Registry:
-    """The exporter's table from torch's ops to functions that write ONNX, with ours before its own."""
+    """The exporter's table from torch's ops to functions that write ONNX, with ours before its own.
 
-    def __init__(self, opset: int, ours: Mapping[OpOverload, Callable[..., Any]]) -> None:
+    guards: functions that take the arguments of a call and raise where the exporter's own function is wrong for it.
+    """
+
+    def __init__(
+        self,
+        opset: int,
+        ours: Mapping[Any, Callable[..., Any]],
+        guards: Mapping[OpOverload, Callable[..., None]] | None = None,
+    ) -> None:
         from torch.onnx._internal.exporter import _registration
 
         self.opset = opset
@@ -40,15 +48,23 @@ class Registry:
         self._table = _registration.ONNXRegistry()
         self._table._opset_version = opset
         self._table.functions = {name: list(functions) for name, functions in table.functions.items()}
+        for op, guard in (guards or {}).items():
+            for entry in self._table.get_decomps(op)[:1]:
+                self._register(op, _guarded(guard, entry.onnx_function))
         for op, function in ours.items():
-            meta = _registration.OnnxDecompMeta(
-                onnx_function=function,
-                fx_target=op,
-                signature=None,
-                is_custom=True,
-                skip_signature_inference=True,
-            )
-            self._table._register(op, meta)
+            self._register(op, function)
+
+    def _register(self, op: Any, function: Callable[..., Any]) -> None:
+        from torch.onnx._internal.exporter import _registration
+
+        meta = _registration.OnnxDecompMeta(
+            onnx_function=function,
+            fx_target=op,
+            signature=None,
+            is_custom=True,
+            skip_signature_inference=True,
+        )
+        self._table._register(op, meta)
 
     def knows(self, target: Any) -> bool:
         """Whether calls of ``target`` have a translation."""
@@ -87,6 +103,14 @@ class Registry:
         _ir_passes.add_opset_imports(model)
         model.opset_imports[""] = self.opset
         return model
+
+
+def _guarded(guard: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        guard(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return called
 
 
 def _cause(error: BaseException) -> str:

@@ -31,6 +31,7 @@ class StubEngine:
     name = "stub"
     passes: Sequence[Pass] = ()
     phases_alike = False
+    stored_options: Collection[str] = ()
 
     def __init__(self, refused: Collection[str] = (), smallest: int = 0) -> None:
         self.refused = refused

@@ -149,6 +149,7 @@ def test_dropping_keeps_effects():
         (lambda x: x.type_as(x) * 2, 1),
         (lambda x: x.squeeze(0) * 2, 1),
         (lambda x: x.contiguous(), 0),
+        (lambda x: (x * 2).detach_() * 2, 1),
         (lambda x: x.view(4, 6).t_() * 2, 0),
     ],
 )

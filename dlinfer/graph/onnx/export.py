@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from dlinfer.errors import NotExportableError
 from dlinfer.graph.dialect import op_name
+from dlinfer.graph.onnx.guards import guards
 from dlinfer.graph.onnx.known_ops import in_known_ops
 from dlinfer.graph.onnx.promotion import promote
 from dlinfer.graph.onnx.translations import STANDARD
@@ -73,7 +74,8 @@ def export(
 
 @lru_cache(maxsize=8)
 def _registry(opset: int, translations: Callable[[], Table] | None) -> Registry:
-    return Registry(opset, {**STANDARD(), **(translations() if translations is not None else {})})
+    ours = {**STANDARD(), **(translations() if translations is not None else {})}
+    return Registry(opset, ours, guards())
 
 
 def _named(model: Any, graph: fx.Graph, constants: Mapping[str, Any]) -> OnnxGraph:

@@ -4,7 +4,7 @@ Only what has no translation is traced anew. To retrace the whole graph, as torc
 sizes are symbolic, and splits ops that stand for one kernel.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,15 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dlinfer.errors import NotExportableError
-from dlinfer.graph.dialect import fake, gives_something, is_size, op_name, overload, tensors_of
+from dlinfer.graph.dialect import (
+    fake,
+    gives_something,
+    is_size,
+    op_name,
+    overload,
+    tensors_of,
+    written_arguments,
+)
 from dlinfer.graph.program import attribute
 from dlinfer.graph.torch_onnx_seam import Registry
 from dlinfer.graph.torch_seam import mode_of, trace_decomposed
@@ -88,7 +96,11 @@ class _Writer:
             self._decomposed(node)
 
     def _decomposed(self, node: fx.Node) -> None:
-        traced = self._traced(node)
+        traced = self._traced(node, lambda call: call)
+        if any(
+            written_arguments(new) for new in traced.graph.nodes
+        ):  # decompositions may write into what they made
+            traced = self._traced(node, lambda call: torch.func.functionalize(call, remove="mutations"))
         inner = dict(zip(traced.graph.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
         copies: dict[fx.Node, Any] = {new: self.copies[old] for new, old in inner.items()}
         outer, self.copies = self.copies, copies
@@ -104,7 +116,7 @@ class _Writer:
         result = traced.graph.output_node().args[0]
         self.copies[node] = map_arg(result, copies.__getitem__)
 
-    def _traced(self, node: fx.Node) -> fx.GraphModule:
+    def _traced(self, node: fx.Node, made: Callable[[Any], Any]) -> fx.GraphModule:
         """What torch makes of one node below dispatch and by its decompositions."""
         parents = node.all_input_nodes
 
@@ -116,10 +128,8 @@ class _Writer:
         fakes = [fake(parent) for parent in parents]
         tensors = [tensor for one in (node, *parents) for tensor in tensors_of(one)]
         try:
-            return trace_decomposed(call, fakes, mode_of(tensors), self.registry.decompositions)
-        except (
-            Exception
-        ) as cause:  # whatever a decomposition raises on fakes, the reason is what the user needs
+            return trace_decomposed(made(call), fakes, mode_of(tensors), self.registry.decompositions)
+        except Exception as cause:  # whatever it raises on fakes, the reason is what the user needs
             lines = str(cause).strip().splitlines()
             detail = f"{type(cause).__name__}: {lines[0] if lines else ''}"
             reason = f"it has no translation to ONNX, nor a decomposition: {detail}"

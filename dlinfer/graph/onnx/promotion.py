@@ -39,18 +39,23 @@ def promote(graph: fx.Graph) -> None:
         if op is None or torch.Tag.pointwise not in op.tags or op._schema.name in _OWN_DTYPE:
             continue
         operands = _operands(node)
-        wanted = _dtype(node, [fake(operand) for operand in operands])
+        tensors = [value for value in map(fake, operands) if isinstance(value, torch.Tensor)]
+        wanted = _dtype(node, tensors)
+        if wanted is None and 0 < len(tensors) < len(operands):
+            wanted = tensors[0].dtype
         for operand in operands:
-            if wanted is not None and fake(operand).dtype != wanted:
+            if wanted is not None and getattr(fake(operand), "dtype", None) != wanted:
                 _cast(graph, node, operand, wanted)
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a node computes with, and sizes that it takes as numbers."""
     op = overload(node)
     assert op is not None
     choosers = _CHOOSERS.get(op._schema.name, ())
     given = [value for name, value in arguments(node).items() if name not in choosers]
-    return [value for value in given if isinstance(value, fx.Node) and isinstance(fake(value), torch.Tensor)]
+    kinds = (torch.Tensor, torch.SymInt, torch.SymFloat)
+    return [value for value in given if isinstance(value, fx.Node) and isinstance(fake(value), kinds)]
 
 
 def _dtype(node: fx.Node, operands: list[torch.Tensor]) -> torch.dtype | None:
@@ -85,8 +90,9 @@ def _cast(graph: fx.Graph, node: fx.Node, operand: fx.Node, dtype: torch.dtype) 
         cast = graph.call_function(_aten._to_copy.default, (operand,), {"dtype": dtype})
     with mode_of([fake(node)]):
         value = fake(operand)
+        shape = value.shape if isinstance(value, torch.Tensor) else ()
         cast.meta = {
-            "val": torch.empty(value.shape, dtype=dtype, device=value.device),
+            "val": torch.empty(shape, dtype=dtype),
             "nn_module_stack": {},
         }
     node.replace_input_with(operand, cast)

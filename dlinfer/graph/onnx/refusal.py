@@ -1,77 +1,37 @@
-"""Whether a node has a place in an ONNX model, asked before a graph is divided.
+"""Which nodes have a place in an ONNX model that a runtime takes: each kind is written as a model of its own, once.
 
-What a certain runtime lacks beyond the standard is its engine's to know.
+The exporter and the runtime know best what they serve, so they are asked; what they answer is the reason. Kinds are
+told apart by op, arguments, and the dtypes, sizes and strides of tensors, so that a model's layers ask once.
 """
 
+import operator
+import re
+import threading
 from collections.abc import Callable
-from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
-from dlinfer.errors import NotExportableError
-from dlinfer.graph.dialect import fake, gives_something
+from dlinfer.errors import NotAFunctionError, NotExportableError
+from dlinfer.graph import values
+from dlinfer.graph.dialect import STATIC, fake, is_size, tensors_of, written_arguments
+from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.onnx.export import OPSET, Table, export
-
-_known: dict[Any, str | None] = {}
-
-
-def refusal(
-    node: fx.Node, *, opset: int = OPSET, translations: Callable[[], Table] | None = None
-) -> str | None:
-    """Why ``export`` would not take a node, or not make valid ONNX of it; None when it would.
-
-    The node is exported alone, once for each way it is called: the op, its fixed arguments, and the dtypes and sizes
-    of its inputs.
-    """
-    if node.op != "call_function":
-        return None
-    if node.target is getitem:  # one result of a node, which stays with it
-        return refusal(node.all_input_nodes[0], opset=opset, translations=translations)
-    key = (node.target, opset, translations, _text((node.args, dict(node.kwargs))))
-    if key not in _known:
-        _known[key] = _tried(node, opset, translations)
-    return _known[key]
+from dlinfer.graph.torch_onnx_seam import onnx_type
+from dlinfer.graph.torch_seam import HigherOrderOperator
 
 
-def _text(arguments: Any) -> str:
-    return str(map_arg(arguments, lambda node: f"<{_described(fake(node))}>"))
+def no_type_of_onnx(dtype: torch.dtype) -> str | None:
+    """Why ONNX has no tensors of a dtype; None where it has."""
+    if dtype.is_complex or onnx_type(dtype) is None:
+        return f"{_name(dtype)} is no type of ONNX's tensors"
+    return None
 
 
-def _described(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {[str(size) for size in value.shape]}"
-    if isinstance(value, (tuple, list)):
-        return str([_described(item) for item in value])
-    return type(value).__name__
-
-
-def _tried(node: fx.Node, opset: int, translations: Callable[[], Table] | None) -> str | None:
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for parent in node.all_input_nodes:
-        copies[parent] = graph.placeholder(parent.name)
-        copies[parent].meta = {"val": fake(parent)}
-    copy = graph.node_copy(node, copies.__getitem__)
-    value = fake(node)
-    results = list(value) if isinstance(value, (tuple, list)) else None
-    if results is not None:
-        parts = [graph.call_function(getitem, (copy, index)) for index in range(len(results))]
-        for part, one in zip(parts, results, strict=True):
-            part.meta = {"val": one}
-        graph.output(tuple(part for part in parts if isinstance(part.meta["val"], torch.Tensor)))
-    else:
-        graph.output((copy,) if gives_something(node) else ())  # an assertion is left out of the model
-    try:
-        model = export(fx.GraphModule(torch.nn.Module(), graph), opset=opset, translations=translations)
-    except NotExportableError as error:
-        return str(error.fields["reason"])
-    return _fault(model.to_bytes())
-
-
-def _fault(model: bytes) -> str | None:
+def fault_by_onnx(model: bytes) -> str | None:
     """What ONNX's own checker has against a model: a type that an op of the standard does not take."""
     import onnx
 
@@ -80,3 +40,131 @@ def _fault(model: bytes) -> str | None:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         return f"its translation is no valid ONNX: {' '.join(str(error).split())[:300]}"
     return None
+
+
+class Refusals:
+    """The exporter's and a runtime's answers about nodes, kept. Threads may ask at once.
+
+    opset, translations: as for ``export``. wrong_type: why the runtime has no tensors of a dtype, None where it has.
+    fault: what the runtime has against a model, given as bytes; None where it takes it.
+    """
+
+    def __init__(
+        self,
+        *,
+        opset: int = OPSET,
+        translations: Callable[[], Table] | None = None,
+        wrong_type: Callable[[torch.dtype], str | None] = no_type_of_onnx,
+        fault: Callable[[bytes], str | None] = fault_by_onnx,
+    ) -> None:
+        self._opset = opset
+        self._translations = translations
+        self._wrong_type = wrong_type
+        self._fault = fault
+        self._answers: dict[str, str | None] = {}
+        self._lock = threading.Lock()
+
+    def of(self, node: fx.Node) -> str | None:
+        """Why a node is not taken; None where it is. For ``Engine.refuses``."""
+        if node.op != "call_function":
+            return None
+        if isinstance(node.target, HigherOrderOperator):
+            return f"{node.target} is a higher-order op"
+        reason = self._unfit_tensor(node)
+        if reason is not None:
+            return reason
+        if node.target is operator.getitem:  # one result of a node, which stays with it
+            return self.of(node.all_input_nodes[0])
+        reason = values.refusal(node)
+        if reason is not None:
+            return reason
+        # A node without a result that writes nothing is a check, which torch runs before the model.
+        asked = tensors_of(node) or is_size(node) or written_arguments(node)
+        return self._asked(node) if asked else None
+
+    def _unfit_tensor(self, node: fx.Node) -> str | None:
+        for one in (node, *node.all_input_nodes):
+            for tensor in tensors_of(one):
+                if tensor.device.type != "cpu":
+                    return f"a tensor on device {tensor.device.type!r}"
+                if tensor.layout != torch.strided:
+                    return f"a tensor of layout {tensor.layout}"
+                reason = self._wrong_type(tensor.dtype)
+                if reason is not None:
+                    return reason
+        return None
+
+    def _asked(self, node: fx.Node) -> str | None:
+        key = kind(node)
+        with self._lock:
+            if key not in self._answers:
+                self._answers[key] = self._tried(node)
+            return self._answers[key]
+
+    def _tried(self, node: fx.Node) -> str | None:
+        try:
+            alone = _alone(node)
+            # A view is asked for too, though ``function_of`` leaves it to torch where nothing is computed.
+            written = bool(written_arguments(node))
+            graph_module = values.function_of(alone).graph_module if written else alone.graph_module
+            model = export(graph_module, opset=self._opset, translations=self._translations)
+        except (NotAFunctionError, NotExportableError) as error:
+            return str(error.fields["reason"])
+        return self._fault(model.to_bytes())
+
+
+_SYMBOL = re.compile(r"\b[suz]\d+\b")
+
+
+def kind(node: fx.Node) -> str:
+    """A node as text that is equal for nodes that differ in names of nodes and symbols only."""
+    names: dict[fx.Node, str] = {}
+
+    def shown(parent: fx.Node) -> Any:
+        names.setdefault(parent, f"%{len(names)}:{_shown(fake(parent))}")
+        return _Bare(names[parent])
+
+    text = f"{node.target} {map_arg((node.args, dict(node.kwargs)), shown)} {_shown(fake(node))}"
+    symbols: dict[str, str] = {}
+    return _SYMBOL.sub(lambda found: symbols.setdefault(found.group(), f"s_{len(symbols)}"), text)
+
+
+class _Bare(str):
+    """Text that is shown without quotation marks inside of others."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _shown(value: Any) -> str:
+    leaves = pytree.tree_leaves(value)
+    return ", ".join(
+        f"{leaf.dtype}{tuple(leaf.shape)}{leaf.stride()}" if isinstance(leaf, torch.Tensor) else str(leaf)
+        for leaf in leaves
+    )
+
+
+def _alone(node: fx.Node) -> Subgraph:
+    """A region of one node, and of the results that are taken from it."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for parent in node.all_input_nodes:
+        copies[parent] = graph.placeholder(parent.name)
+        copies[parent].meta = {"val": fake(parent), STATIC: False}
+    copy = graph.node_copy(node, copies.__getitem__)
+    outputs = [copy]
+    if isinstance(fake(node), (list, tuple)):
+        outputs = []
+        for index, value in enumerate(fake(node)):
+            if isinstance(value, torch.Tensor):
+                item = graph.call_function(operator.getitem, (copy, index))
+                item.meta = {"val": value}
+                outputs.append(item)
+    elif not tensors_of(node) and not is_size(node):
+        outputs = []  # it writes, and gives nothing
+    graph.output(tuple(outputs))
+    return Subgraph(fx.GraphModule({}, graph, "alone"), tuple(node.all_input_nodes), tuple(outputs))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -48,6 +48,8 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _changes_nothing(node: fx.Node) -> bool:
+    if node.target is _aten.detach_.default:  # how ``torch.tensor`` ends; it gives its argument itself
+        return node.all_input_nodes[0].op != "placeholder"
     if node.op != "call_function" or not node.all_input_nodes or not is_pure(node):
         return False
     if any(user.op == "output" for user in node.users):

@@ -22,14 +22,8 @@ def _probe() -> Probe:
 
 
 def _kernels() -> Mapping[str, Kernel]:
-    """Those of the vendor that serves the device otherwise: this one adds an engine."""
-    others = [
-        vendor
-        for vendor in discovery.loadable()
-        if vendor.name != _NAME and vendor.device_type == "cpu" and discovery.probe(vendor).available
-    ]
-    best = max(others, key=lambda vendor: vendor.priority, default=None)
-    return best.load_kernels() if best is not None else {}
+    """Those of the cpu vendor: this one adds an engine."""
+    return discovery.get("cpu").load_kernels()
 
 
 def _engine(name: str) -> Any:

@@ -6,15 +6,20 @@ from typing import Any
 import torch
 
 from dlinfer.graph.onnx.translations import activation, attention, linear, norm
-from dlinfer.graph.onnx.translations.writing import is_type, opset, rank
+from dlinfer.graph.onnx.translations.writing import is_type, opset, rank, size
 from dlinfer.vendor.onnxruntime import contrib_ops
+from dlinfer.vendor.onnxruntime.experts import experts
 
 _ops = torch.ops.dlinfer
+
+OPSET = 20
+"""The opset of this engine's models."""
 
 
 def table() -> Mapping[Any, Any]:
     """Translations by op, taken before the standard ones."""
     return {
+        experts: experts,
         _ops.rms_norm.default: rms_norm,
         _ops.add_rms_norm.default: add_rms_norm,
         _ops.silu_mul.default: silu_mul,
@@ -59,7 +64,8 @@ def silu_and_mul(x: Any) -> Any:
 def linear_of(input: Any = None, weight: Any = None, bias: Any = None, x: Any = None) -> Any:
     """FusedMatMul, which reads a weight as torch stores it."""
     values = x if input is None else input
-    if rank(values) == 2 or not is_type(values, "FLOAT", "DOUBLE"):
+    empty = any(size(values, dim) == 0 for dim in range(rank(values)))
+    if empty or rank(values) == 2 or not is_type(values, "FLOAT", "DOUBLE"):
         return linear.linear(values, weight, bias)
     product = contrib_ops.fused_mat_mul(values, weight, trans_b=True)
     return product if bias is None else opset().Add(product, bias)

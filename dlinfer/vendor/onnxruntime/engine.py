@@ -4,22 +4,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
-from dlinfer.graph.cache import MissingEntryError
+from dlinfer.graph.callee import resolve as resolve_step
 from dlinfer.graph.dialect import is_compute
 from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.extract import Subgraph
-from dlinfer.graph.onnx.export import export
+from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.values import function_of
-from dlinfer.vendor.onnxruntime import sessions
-from dlinfer.vendor.onnxruntime.contrib import table
-from dlinfer.vendor.onnxruntime.judge import OPSET, Judge
+from dlinfer.graph.output_sizes import UnknownSizeError
+from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.vendor.onnxruntime import contrib, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
-from dlinfer.vendor.onnxruntime.region import RegionRun
+from dlinfer.vendor.onnxruntime.region import Region
 
 SMALLEST = 4
 """Nodes that compute which are worth entering a session: entering one costs as much as some of torch's kernels."""
@@ -29,10 +29,18 @@ class OnnxRuntimeEngine:
     """Graphs through ONNX in ONNX Runtime."""
 
     name = sessions.ENGINE
-    passes = ()
+    passes: Sequence[Pass] = ()
+    stored_options = ("graph_optimization",)
+    phases_alike = False
+    concurrent = True  # a session may run in many threads at once, each with a binding of its own
 
     def __init__(self) -> None:
-        self._judge = Judge()
+        self._refusals = Refusals(
+            opset=contrib.OPSET,
+            translations=contrib.table,
+            wrong_type=_wrong_type,
+            fault=sessions.why_refused,
+        )
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise CompileOptionError, or ProviderUnavailableError for a provider that is not installed."""
@@ -40,7 +48,7 @@ class OnnxRuntimeEngine:
 
     def refuses(self, node: fx.Node) -> str | None:
         """What ONNX cannot say, and what ONNX Runtime's CPU provider, to which all others fall back, has not."""
-        return self._judge.refuses(node)
+        return self._refusals.of(node)
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
         """A few nodes run as fast one by one."""
@@ -53,15 +61,14 @@ class OnnxRuntimeEngine:
         Raises GraphFallbackError under the policy ``error``, ProviderUnavailableError and ProviderFallbackError.
         """
         chosen = OrtOptions.of(options.wanted_engine_options)
+        result = CompiledRegion(run=None)
         try:
-            function = function_of(region)
-            graph = export(function.graph_module, opset=OPSET, translations=table)
+            result.run = Region(region, options, chosen, result.notes)
         except (NotAFunctionError, NotExportableError) as error:
             reason = str(error.fields["reason"])
             return eager_region(region, self.name, options, reason, {str(error.fields["node"]): reason})
-        result = CompiledRegion(run=None)
-        try:
-            result.run = RegionRun(region, function, graph, chosen, options, result.notes)
+        except UnknownSizeError as unknown:
+            return eager_region(region, self.name, options, f"a result of unknown size: {unknown}")
         except sessions.SessionRefusedError as refused:
             return eager_region(region, self.name, options, f"ONNX Runtime: {refused}")
         for node in region.graph_module.graph.nodes:
@@ -69,21 +76,29 @@ class OnnxRuntimeEngine:
                 result.placement[node.name] = "session"
         return result
 
+    # --- what runs is a session, and no stored program
+
     def resolve(self, callee: str) -> Callable[..., Any]:
-        """Its regions are no programs."""
-        raise KeyError(callee)
+        """The function behind a step of a region that was given back to torch."""
+        return resolve_step(callee)
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Raises MissingEntryError: sessions are not stored."""
-        if callees:
-            raise MissingEntryError(next(iter(callees)))
+        """Only steps of torch are stored; they need nothing from the cache."""
+        for reference in callees:
+            self.resolve(reference)
 
     def keeps(self, callees: Collection[str]) -> bool:
-        """Sessions are not stored."""
-        return not callees
+        """Steps of torch are always there."""
+        return True
 
     def identity(self, cache_dir: Path) -> str:
         """The version of ONNX Runtime."""
         import onnxruntime
 
         return f"onnxruntime {onnxruntime.__version__}"
+
+
+def _wrong_type(dtype: torch.dtype) -> str | None:
+    if dtype == torch.bfloat16:
+        return "bfloat16: ONNX Runtime's CPU provider has kernels for a few ops only"
+    return no_type_of_onnx(dtype)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dlinfer.graph.onnx.export import OnnxGraph
+from dlinfer.vendor.onnxruntime.feeds import Feed
 
 _SCATTERS = frozenset({"ScatterElements", "ScatterND"})
 _ELEMENTWISE = frozenset(
@@ -10,19 +11,19 @@ _ELEMENTWISE = frozenset(
 )
 
 
-def safe_in_place(graph: OnnxGraph, writes: Sequence[int | None]) -> frozenset[int]:
+def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int | None]) -> frozenset[int]:
     """Inputs whose new content may be written into their own memory while the session runs.
 
     The node that makes the new content is the only one that reads the input, and reads each element where it writes
     it: ONNX Runtime does not know that the two are one memory, and neither reorders nor copies for it.
     """
-    inputs, outputs = list(graph.model.graph.inputs), list(graph.model.graph.outputs)
+    inputs = {feed.index: value for feed, value in zip(feeds, graph.model.graph.inputs, strict=True)}
     found = set()
-    for index, content in zip(writes, outputs, strict=True):
-        node = content.producer() if index is not None else None
+    for index, content in zip(writes, graph.model.graph.outputs, strict=True):
+        node = content.producer() if index in inputs else None
         if index is None or node is None:
             continue
-        uses = list(inputs[index].uses())
+        uses = [use for use in inputs[index].uses() if use.node.op_type != "Shape"]  # which reads no element
         alone = len(uses) == 1 and uses[0].node is node
         if not alone:
             continue

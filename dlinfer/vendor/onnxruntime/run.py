@@ -6,24 +6,35 @@ from typing import Any
 
 import torch
 
+from dlinfer.graph.dialect import fake
 from dlinfer.graph.torch_onnx_seam import onnx_type
 from dlinfer.graph.value_memory import overlapping
 from dlinfer.graph.values import Function
+from dlinfer.vendor.onnxruntime.feeds import Feed
+
+Sizes = Callable[[Sequence[Any]], Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True)
 class Io:
     """How a function's inputs and results meet a session.
 
-    inputs: (index of the function's input, name in the model) of what is passed at each call.
-    outputs: names of its results. in_place: indices of written inputs whose memory is the result's own.
+    feeds: (name in the model, what is fed) of what is passed at each call. outputs: names of the function's results.
+    dtypes, sizes: of the results; the sizes from the inputs of a call.
+    in_place: indices of written inputs whose memory may be the result's own while the session runs.
     steady: indices of inputs that are the same tensors at each call, and not written.
     """
 
-    inputs: Sequence[tuple[int, str]]
+    feeds: Sequence[tuple[str, Feed]]
     outputs: Sequence[str]
+    dtypes: Sequence[torch.dtype]
+    sizes: Sizes
     in_place: frozenset[int]
     steady: frozenset[int]
+
+
+_NOWHERE = torch.empty(1)
+"""Where a tensor without elements is said to lie: torch gives it no address, and ONNX Runtime wants one."""
 
 
 class Conflict(Exception):
@@ -39,37 +50,26 @@ class _Binding:
 
     def bind(self, bind: Callable[..., None], name: str, tensor: torch.Tensor) -> None:
         """Binding takes microseconds, comparing a fraction of one."""
-        place = (tensor.data_ptr(), tensor.shape)
+        place = (tensor.data_ptr() or _NOWHERE.data_ptr(), tensor.shape)
         if self.bound.get(name) != place:
             bind(name, "cpu", 0, onnx_type(tensor.dtype), list(tensor.shape), place[0])
             self.bound[name] = place
 
 
 class SessionRun:
-    """Callable with a region's inputs, gives the tuple of its outputs. Threads may call it at once.
+    """Callable with a region's inputs, gives the tuple of its outputs. Threads may call it at once. Raises Conflict."""
 
-    sizes: gives the sizes of the function's results from its inputs. Raises Conflict.
-    """
-
-    def __init__(
-        self,
-        session: Any,
-        function: Function,
-        io: Io,
-        sizes: Callable[[Sequence[Any]], Sequence[Sequence[int]]],
-    ) -> None:
+    def __init__(self, session: Any, function: Function, io: Io) -> None:
         self._session = session
         self._function = function
         self._io = io
-        self._sizes = sizes
         self._free: list[_Binding] = []
         self._written = frozenset(index for index in function.writes if index is not None)
-        results: Sequence[Any] = function.graph_module.graph.output_node().args[0]  # pyright: ignore[reportAssignmentType]
-        self._dtypes = [node.meta["val"].dtype for node in results]
+        placeholders = function.graph_module.graph.find_nodes(op="placeholder")
         self._moving = [
             index
-            for index, node in enumerate(function.graph_module.graph.find_nodes(op="placeholder"))
-            if index not in io.steady and isinstance(node.meta["val"], torch.Tensor)
+            for index, node in enumerate(placeholders)
+            if index not in io.steady and isinstance(fake(node), torch.Tensor)
         ]
         self._apart: tuple[int, ...] | None = None
 
@@ -77,14 +77,14 @@ class SessionRun:
         self._function.check(inputs)
         if self._written:
             self._refuse_conflict(inputs)
-        given = [_packed(value) for value in inputs]
+        given = [(name, _packed(feed.of(inputs))) for name, feed in self._io.feeds]
         values = self._results(inputs)
         try:
             ours = self._free.pop()
         except IndexError:
             ours = _Binding(self._session.io_binding())
-        for index, name in self._io.inputs:
-            ours.bind(ours.binding.bind_input, name, given[index])
+        for name, value in given:
+            ours.bind(ours.binding.bind_input, name, value)
         for name, value in zip(self._io.outputs, values, strict=True):
             ours.bind(ours.binding.bind_output, name, value)
         self._session.run_with_iobinding(ours.binding)
@@ -101,7 +101,7 @@ class SessionRun:
             if index is not None and index in self._io.in_place and inputs[index].is_contiguous()
             else torch.empty(shape, dtype=dtype)
             for index, shape, dtype in zip(
-                self._function.writes, self._sizes(inputs), self._dtypes, strict=True
+                self._function.writes, self._io.sizes(inputs), self._io.dtypes, strict=True
             )
         ]
 
@@ -119,7 +119,7 @@ class SessionRun:
 
 
 def _packed(value: Any) -> torch.Tensor:
-    """An input as ONNX Runtime takes it: a contiguous tensor, a number in one."""
+    """What ONNX Runtime takes: a contiguous tensor, a number in one."""
     if not isinstance(value, torch.Tensor):
         return torch.tensor(value)
     return value if value.is_contiguous() else value.contiguous()

@@ -38,6 +38,7 @@ class OpenVINOEngine:
 
     name = "openvino"
     passes = (cached_attention_pass(name),)
+    stored_options = ("precision", "weights", "group_size", "dynamic_quantization_group_size")
     phases_alike = True  # OpenVINO's attention takes any number of new tokens of each sequence
 
     def check_options(self, options: Mapping[str, Any]) -> None:

@@ -21,14 +21,14 @@ from dlinfer.errors import (
     QaicOptionError,
     QaicUnavailableError,
 )
-from dlinfer.graph import callee, torch_seam, values
-from dlinfer.graph.dialect import STATIC, fake, is_compute, tensors_of, written_arguments
+from dlinfer.graph import callee, values
+from dlinfer.graph.dialect import STATIC, fake, is_compute, written_arguments
 from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.held_weights import HeldWeights
 from dlinfer.graph.onnx.export import OnnxGraph, export
-from dlinfer.graph.onnx.refusal import refusal
+from dlinfer.graph.onnx.refusal import Refusals
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.vendor.qaic import model_writer, sdk
@@ -65,7 +65,11 @@ class QaicEngine:
     name = "qaic"
     passes: Sequence[Pass] = ()
     phases_alike = False
+    stored_options = ("convert_to_fp16",)
     concurrent = True  # a Session may run in many threads at once
+
+    def __init__(self) -> None:
+        self._refusals = Refusals(wrong_type=_wrong_type)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """The Session's options, but for ``OWN``. Raises CompileOptionError."""
@@ -83,17 +87,9 @@ class QaicEngine:
 
     def refuses(self, node: fx.Node) -> str | None:
         """Writes, types without a numpy type, other devices, and what has no translation to ONNX."""
-        if node.op == "call_function" and isinstance(node.target, torch_seam.HigherOrderOperator):
-            return f"{node.target} is a higher-order op"
-        for one in (node, *node.all_input_nodes):
-            for tensor in tensors_of(one):
-                if tensor.device.type != "cpu":
-                    return f"a tensor on device {tensor.device.type!r}"
-                if tensor.dtype not in TYPES:
-                    return f"a tensor of {tensor.dtype}, which a Session's numpy arrays cannot be"
         if written_arguments(node):
             return "it writes, and a Session gives new arrays: a KV cache would be copied at every call"
-        return values.refusal(node) or refusal(node)
+        return self._refusals.of(node)
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
         """A region of views and sizes only has nothing for a card to do."""
@@ -211,6 +207,10 @@ def _array(value: Any, dtype: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().contiguous().numpy()
     return np.array(value, dtype)
+
+
+def _wrong_type(dtype: torch.dtype) -> str | None:
+    return None if dtype in TYPES else f"a tensor of {dtype}, which a Session's numpy arrays cannot be"
 
 
 def _has_symbols(graph_module: fx.GraphModule) -> bool:

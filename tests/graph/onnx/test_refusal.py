@@ -10,8 +10,9 @@ pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 
 from torch import fx
 
-from dlinfer.graph.onnx import refusal as module
-from dlinfer.graph.onnx.refusal import refusal
+from dlinfer.graph.onnx.refusal import Refusals, kind
+
+refusal = Refusals().of
 
 aten = torch.ops.aten
 
@@ -49,15 +50,14 @@ def test_an_op_without_either_is_refused_with_the_reason():
     assert "translation to ONNX" in str(refusal(node_of(aten.linalg_svd.default, (3, 3))))
 
 
-def test_a_translation_that_the_standard_does_not_allow_is_refused(monkeypatch):
+def test_a_translation_that_the_standard_does_not_allow_is_refused():
     from onnxscript import opset18
 
     def bitwise_of_floats(x, y):
         return opset18.BitwiseAnd(x, y)
 
-    reason = refusal(
-        node_of(aten.add.Tensor, (2,), (2,)), translations=lambda: {aten.add.Tensor: bitwise_of_floats}
-    )
+    refusals = Refusals(translations=lambda: {aten.add.Tensor: bitwise_of_floats})
+    reason = refusals.of(node_of(aten.add.Tensor, (2,), (2,)))
     assert "no valid ONNX" in str(reason)
 
 
@@ -85,13 +85,65 @@ def test_inputs_and_constants_are_no_matter():
     assert refusal(graph.get_attr("weight")) is None
 
 
-def test_equal_calls_are_tried_once(monkeypatch):
+def test_equal_calls_are_tried_once():
     tried = []
-    monkeypatch.setattr(module, "_known", {})
-    monkeypatch.setattr(module, "_tried", lambda node, *rest: tried.append(node.name))
+    refusals = Refusals(fault=tried.append)
     for _ in range(2):
-        refusal(node_of(aten.add.Tensor, (2, 3), (3,)))
-    refusal(node_of(aten.add.Tensor, (2, 3), (1,)))
-    refusal(node_of(aten.add.Tensor, (2, 3), (3,), dtype=torch.int64))
-    refusal(node_of(aten.sub.Tensor, (2, 3), (3,)))
+        refusals.of(node_of(aten.add.Tensor, (2, 3), (3,)))
+    refusals.of(node_of(aten.add.Tensor, (2, 3), (1,)))
+    refusals.of(node_of(aten.add.Tensor, (2, 3), (3,), dtype=torch.int64))
+    refusals.of(node_of(aten.sub.Tensor, (2, 3), (3,)))
     assert len(tried) == 4
+
+
+def test_kinds_differ_in_sizes_dtypes_and_arguments():
+    one = kind(node_of(aten.add.Tensor, (2, 3), (3,)))
+    assert one == kind(node_of(aten.add.Tensor, (2, 3), (3,)))
+    others = [
+        node_of(aten.add.Tensor, (2, 3), (1,)),
+        node_of(aten.add.Tensor, (2, 3), (3,), dtype=torch.float64),
+        node_of(aten.add.Scalar, (2, 3), extra=(1,)),
+        node_of(aten.add.Scalar, (2, 3), extra=(2,)),
+        node_of(aten.sub.Tensor, (2, 3), (3,)),
+    ]
+    assert len({one, *map(kind, others)}) == 6
+
+
+def test_what_a_runtime_has_against_a_model_is_the_reason():
+    node = node_of(aten.add.Tensor, (2, 3), (3,))
+    assert Refusals(fault=lambda model: "no such kernel").of(node) == "no such kernel"
+    refused = Refusals(wrong_type=lambda dtype: f"no {dtype} here")
+    assert refused.of(node) == "no torch.float32 here"
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.quint8])
+def test_a_type_that_onnx_does_not_have_is_refused(dtype):
+    graph = fx.Graph()
+    given, result = graph.placeholder("x"), None
+    with FakeTensorMode():
+        given.meta["val"] = torch.empty(2, dtype=torch.complex64)
+        result = graph.call_function(aten.real.default, (given,))
+        result.meta["val"] = torch.empty(2)
+    assert "complex64 is no type of ONNX's tensors" in str(refusal(result))
+    from dlinfer.graph.onnx.refusal import no_type_of_onnx
+
+    assert no_type_of_onnx(dtype) is not None
+    assert no_type_of_onnx(torch.float32) is None
+
+
+def test_a_node_that_writes_is_asked_though_it_gives_nothing():
+    """``fill_kv_cache`` gives nothing; its functional twin is what is written as ONNX."""
+    import dlinfer.ops  # noqa: F401 - registers the op
+
+    with FakeTensorMode():
+        fakes = [torch.empty(5, 2, 8), torch.empty(5, 2, 8), torch.empty(4, 8, 2, 8), torch.empty(4, 8, 2, 8)]
+        fakes.append(torch.empty(5, dtype=torch.int64))
+    graph = fx.Graph()
+    inputs = [graph.placeholder(f"x{index}") for index in range(len(fakes))]
+    for node, fake in zip(inputs, fakes, strict=True):
+        node.meta["val"] = fake
+    op = torch.ops.dlinfer.fill_kv_cache.default
+    node = graph.call_function(op, tuple(inputs[: len(op._schema.arguments)]))
+    node.meta["val"] = None
+    assert Refusals(fault=lambda model: None).of(node) is None
+    assert Refusals(fault=lambda model: "no scatter").of(node) == "no scatter"

@@ -17,7 +17,9 @@ def STANDARD() -> Mapping[OpOverload, Translation]:  # noqa: N802 - a table, mad
     from dlinfer.graph.onnx.translations import (
         activation,
         attention,
+        extremes,
         index,
+        integers,
         kv_cache,
         linear,
         moe,
@@ -26,6 +28,6 @@ def STANDARD() -> Mapping[OpOverload, Translation]:  # noqa: N802 - a table, mad
     )
 
     table: dict[OpOverload, Translation] = {}
-    for part in (activation, attention, index, kv_cache, linear, moe, norm, rotary):
+    for part in (activation, attention, extremes, index, integers, kv_cache, linear, moe, norm, rotary):
         table |= part.table()
     return table

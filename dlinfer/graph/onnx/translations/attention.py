@@ -106,17 +106,24 @@ def _grouped_mask(mask: Any, query: Any, key: Any, group: int) -> Any:
         return mask
     op = opset()
     if size(mask, -3) == 1:
-        return op.Unsqueeze(mask, [-3])
-    parts = [*sizes(mask, 0, -3), (key, rank(key) - 3), group, *sizes(mask, -2)]
-    return op.Reshape(mask, shape_of(parts))
+        grouped = op.Unsqueeze(mask, [-3])
+    else:
+        parts = [*sizes(mask, 0, -3), (key, rank(key) - 3), group, *sizes(mask, -2)]
+        grouped = op.Reshape(mask, shape_of(parts))
+    grouped.dtype = mask.dtype
+    return grouped
 
 
 def _causal(query: Any, key: Any) -> Any:
     """True where the key does not come after the query, both counted from the start."""
+    from onnx_ir import DataType
+
     op = opset()
     dims = rank(query)
     ones = op.Expand(op.Constant(value_float=1.0), shape_of([(query, dims - 2), (key, dims - 2)]))
-    return op.Cast(op.Trilu(ones, upper=0), to=9)
+    seen = op.Cast(op.Trilu(ones, upper=0), to=9)
+    seen.dtype = DataType.BOOL
+    return seen
 
 
 def _softmax(scores: Any, mask: Any, query: Any) -> Any:
@@ -125,7 +132,7 @@ def _softmax(scores: Any, mask: Any, query: Any) -> Any:
     if mask is None:
         return op.Softmax(scores, axis=-1)
     low, zero = number(lowest(query), query), number(0.0, query)
-    if mask.dtype is None or is_type(mask, "BOOL"):
+    if is_type(mask, "BOOL"):
         return op.Where(mask, op.Softmax(op.Where(mask, scores, low), axis=-1), zero)
     total = op.Add(scores, mask)
     hidden = op.Equal(total, number(-math.inf, query))

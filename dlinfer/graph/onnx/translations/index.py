@@ -1,17 +1,18 @@
-"""Writes by index as values."""
+"""Writes by index as values, and shapes without the sizes that are one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import Untranslated, opset, rank, shape_of, sizes
+from dlinfer.graph.onnx.translations.writing import Untranslated, opset, rank, shape_of, size, sizes
 
 _aten = torch.ops.aten
 
 
 def table() -> dict[Any, Any]:
     """Translations by op."""
-    return {_aten.index_copy.default: index_copy}
+    return {_aten.index_copy.default: index_copy, _aten.squeeze.dims: squeeze_dims}
 
 
 def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
@@ -35,6 +36,13 @@ def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
         places.append(_spread(line, position, axis + 1, grid))
     places.append(_spread(rows, axis, axis + 1, grid))
     return op.ScatterND(self, op.Concat(*places, axis=-1), source)
+
+
+def squeeze_dims(self: Any, dim: Sequence[int]) -> Any:
+    """Drop those of the dimensions that have size one."""
+    op = opset()
+    sizes_of_one = [one for one in dim if rank(self) and size(self, one) == 1]
+    return op.Squeeze(self, op.Constant(value_ints=sizes_of_one)) if sizes_of_one else op.Identity(self)
 
 
 def _spread(line: Any, position: int, dims: int, grid: Any) -> Any:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import fixed, opset
+from dlinfer.graph.onnx.translations.writing import opset, shape_of
 
 
 def table() -> dict[Any, Any]:
@@ -20,7 +20,7 @@ def fill_kv_cache(k: Any, v: Any, k_cache: Any, v_cache: Any, kv_start_indices: 
     slots = op.Cast(kv_start_indices, to=7)
     used = op.Reshape(op.NonZero(op.GreaterOrEqual(slots, op.Constant(value_int=0))), [-1])
     taken = op.Gather(slots, used)
-    block_size = op.Constant(value_int=fixed(k_cache, 1, "the block size"))
+    block_size = shape_of([(k_cache, 1)])
     block, offset = op.Div(taken, block_size), op.Mod(taken, block_size)
     places = op.Concat(op.Unsqueeze(block, [-1]), op.Unsqueeze(offset, [-1]), axis=-1)
     return (

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import opset, rank
+from dlinfer.graph.onnx.translations.writing import number, opset, rank, shape_of, size, sizes
 
 
 def table() -> dict[Any, Any]:
@@ -21,11 +21,19 @@ def linear(input: Any = None, weight: Any = None, bias: Any = None, x: Any = Non
     """input @ weight.T + bias; ``x`` is the input of dlinfer's op."""
     op = opset()
     values = x if input is None else input
+    if any(size(values, dim) == 0 for dim in range(rank(values))):
+        return nothing(values, weight, bias)
     if rank(values) == 2:
         given = (values, weight) if bias is None else (values, weight, bias)
         return op.Gemm(*given, transB=1)
     product = op.MatMul(values, op.Transpose(weight, perm=[1, 0]))
     return product if bias is None else op.Add(product, bias)
+
+
+def nothing(x: Any, weight: Any, bias: Any) -> Any:
+    """The result for an input without elements; ONNX Runtime's rewrites of a product take its 0 for "as before"."""
+    start = number(0.0, x) if bias is None else bias
+    return opset().Expand(start, shape_of([*sizes(x, 0, -1), (weight, 0)]))
 
 
 def linears(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> list[Any]:

@@ -58,11 +58,17 @@ def fused_moe(
 
 
 def dense_weights(x: Any, gate_up: Any, topk_weights: Any, topk_ids: Any, renormalize: bool) -> Any:
-    """Each token's weight for every expert, [tokens, experts], of x's dtype; zero for those not chosen."""
+    """Each token's weight for every expert, [tokens, experts]; zero for those not chosen."""
     op = opset()
-    kind = 11 if is_type(x, "DOUBLE") else 1
-    weights = op.Cast(topk_weights, to=kind)
-    if renormalize:
-        weights = op.Div(weights, op.ReduceSum(weights, [-1], keepdims=1))
+    weights = token_weights(x, topk_weights, renormalize)
     nothing = op.Expand(number(0.0, x, wide=True), shape_of([(topk_ids, 0), (gate_up, 0)]))
     return op.ScatterElements(nothing, op.Cast(topk_ids, to=7), weights, axis=1, reduction="add")
+
+
+def token_weights(x: Any, topk_weights: Any, renormalize: bool) -> Any:
+    """The weights of each token's experts, [tokens, topk], in the dtype that the layer computes in."""
+    op = opset()
+    weights = op.Cast(topk_weights, to=11 if is_type(x, "DOUBLE") else 1)
+    if renormalize:
+        weights = op.Div(weights, op.ReduceSum(weights, [-1], keepdims=1))
+    return weights

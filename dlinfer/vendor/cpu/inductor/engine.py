@@ -33,6 +33,7 @@ class InductorEngine:
 
     name = "inductor"
     passes = ()
+    stored_options = ()
     phases_alike = False  # the vendor has a kernel for each
     concurrent = True  # programs, clusters and kernels keep nothing between calls
 

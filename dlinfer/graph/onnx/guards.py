@@ -1,0 +1,63 @@
+"""Calls for which torch.onnx's own translation is wrong, found by running torch's op database through it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from dlinfer.graph.onnx.translations.writing import Untranslated
+
+_aten = torch.ops.aten
+
+
+def guards() -> Mapping[OpOverload, Callable[..., None]]:
+    """Functions that take an op's arguments and raise Untranslated where the translation would be wrong."""
+    return {
+        _aten.avg_pool1d.default: _pooling,
+        _aten.avg_pool2d.default: _pooling,
+        _aten.avg_pool3d.default: _pooling,
+        _aten.as_strided.default: _strided,
+        _aten.pad.default: _padding,
+        _aten.scatter_reduce.two: _reducing,
+        _aten.special_log_ndtr.default: _imprecise,
+        _aten.special_erfcx.default: _imprecise,
+    }
+
+
+def _pooling(
+    self: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> None:
+    """ONNX has no divisor of the caller's, and counts what lies behind the padding where torch does not."""
+    if divisor_override is not None:
+        raise Untranslated("an average with a divisor of its own")
+    if ceil_mode and count_include_pad:
+        raise Untranslated("an average with ceil_mode that counts its padding")
+
+
+def _strided(self: Any, *args: Any, **kwargs: Any) -> None:
+    """It reads the memory behind a tensor, and values have none."""
+    raise Untranslated("it reads memory by strides")
+
+
+def _padding(self: Any, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> None:
+    """ONNX pads first and cuts then; torch the other way round, which matters where nothing is left to repeat."""
+    if mode != "constant" and any(isinstance(size, int) and size < 0 for size in pad):
+        raise Untranslated(f"padding by {mode} that cuts at another side")
+
+
+def _reducing(self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> None:
+    """ONNX has no mean, and always counts what is there."""
+    if reduce == "mean" or not include_self:
+        raise Untranslated(f"scatter_reduce by {reduce}, include_self={include_self}")
+
+
+def _imprecise(self: Any) -> None:
+    """Written out, it over- or underflows where torch's does not."""
+    raise Untranslated("its translation overflows")

@@ -1,0 +1,67 @@
+"""The largest and the smallest: of some dimensions, of all, and of two tensors with NaN passed over."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dlinfer.graph.onnx.translations.writing import is_type, opset, rank
+
+_aten = torch.ops.aten
+
+
+def table() -> dict[Any, Any]:
+    """Translations by op."""
+    return {
+        _aten.amax.default: amax,
+        _aten.amin.default: amin,
+        _aten.max.default: amax,
+        _aten.min.default: amin,
+        _aten.fmax.default: fmax,
+        _aten.fmin.default: fmin,
+        _aten.aminmax.default: aminmax,
+    }
+
+
+def amax(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """Over ``dim``, or over all where it is empty."""
+    return _reduced("ReduceMax", self, dim, keepdim)
+
+
+def amin(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """Over ``dim``, or over all where it is empty."""
+    return _reduced("ReduceMin", self, dim, keepdim)
+
+
+def aminmax(self: Any, dim: int | None = None, keepdim: bool = False) -> tuple[Any, Any]:
+    """(smallest, largest)."""
+    dims = () if dim is None else (dim,)
+    return amin(self, dims, keepdim), amax(self, dims, keepdim)
+
+
+def _reduced(name: str, x: Any, dim: Sequence[int], keepdim: bool) -> Any:
+    op = opset()
+    if rank(x) == 0:
+        return op.Identity(x)
+    axes = list(dim) or list(range(rank(x)))
+    number = op.Cast(x, to=6) if is_type(x, "BOOL") else x  # ReduceMax of bool is younger than the opset
+    result = getattr(op, name)(number, op.Constant(value_ints=axes), keepdims=int(keepdim))
+    return op.Cast(result, to=9) if is_type(x, "BOOL") else result
+
+
+def fmax(self: Any, other: Any) -> Any:
+    """The larger; of a number and NaN the number."""
+    return _of_numbers("Max", self, other)
+
+
+def fmin(self: Any, other: Any) -> Any:
+    """The smaller; of a number and NaN the number."""
+    return _of_numbers("Min", self, other)
+
+
+def _of_numbers(name: str, first: Any, second: Any) -> Any:
+    op = opset()
+    chosen = getattr(op, name)(first, second)
+    if not is_type(first, "FLOAT", "DOUBLE", "FLOAT16"):
+        return chosen
+    return op.Where(op.IsNaN(first), second, op.Where(op.IsNaN(second), first, chosen))

@@ -1,0 +1,67 @@
+"""Mixture of experts with each expert's weights apart: only chosen experts run, and no weight is copied.
+
+torch's layer keeps the weights of all experts as one stack. ONNX Runtime would have to copy an expert out of it at
+each call, but a session may be fed each expert's matrix as a view of the stack. Its own op MoE wants the rows of gate
+and up interleaved, which would be a second copy of all experts.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.graph.dialect import arguments, fake
+from dlinfer.graph.onnx.translations.activation import silu_mul
+from dlinfer.graph.onnx.translations.moe import token_weights
+from dlinfer.graph.onnx.translations.writing import is_type, number, opset, shape_of, sizes
+
+_aten = torch.ops.aten
+
+
+def split_experts(graph: fx.Graph, weights: Collection[fx.Node]) -> None:
+    """Let layers whose stacks are among ``weights`` take each expert's matrices apart. Changes the graph."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.dlinfer.fused_moe.default):
+        given = arguments(node)
+        stacks = (given["gate_up_weights"], given["down_weights"])
+        if not all(stack in weights and fake(stack).is_contiguous() for stack in stacks):
+            continue
+        if fake(node).dtype not in (torch.float32, torch.float64):
+            continue  # 16-bit products are rounded once, after the sum in float32
+        with graph.inserting_before(node):
+            matrices = [
+                [_matrix(graph, stack, index) for index in range(len(fake(stack)))] for stack in stacks
+            ]
+            args = (given["hidden_states"], *matrices, given["topk_weights"], given["topk_ids"])
+            new = graph.call_function(experts, (*args, given["renormalize"]))
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+
+
+def _matrix(graph: fx.Graph, stack: fx.Node, index: int) -> fx.Node:
+    node = graph.call_function(_aten.select.int, (stack, 0, index))
+    node.meta = {"val": fake(stack)[index]}
+    return node
+
+
+def experts(
+    x: Any, gate_ups: Sequence[Any], downs: Sequence[Any], topk_weights: Any, topk_ids: Any, renormalize: bool
+) -> Any:
+    """The layer in ONNX: for each expert the tokens that chose it, its two products, and its share added to theirs."""
+    op = opset()
+    weights = token_weights(x, topk_weights, renormalize)
+    ids = topk_ids if is_type(topk_ids, "INT64") else op.Cast(topk_ids, to=7)
+    zero = number(0.0, x)
+    total = op.Expand(zero, shape_of(sizes(x)))
+    for index, (gate_up, down) in enumerate(zip(gate_ups, downs, strict=True)):
+        chosen = op.Equal(ids, op.Constant(value_int=index))
+        share = op.ReduceSum(op.Where(chosen, weights, zero), [-1], keepdims=0)
+        any_of = op.ReduceMax(op.Cast(chosen, to=6), [-1], keepdims=0)
+        rows = op.Reshape(op.NonZero(any_of), [-1])
+        gate, up = op.Split(op.Gemm(op.Gather(x, rows), gate_up, transB=1), axis=-1, num_outputs=2)
+        gate.dtype = x.dtype
+        result = op.Gemm(silu_mul(gate, up), down, transB=1)
+        scaled = op.Mul(result, op.Unsqueeze(op.Gather(share, rows), [-1]))
+        total = op.ScatterND(total, op.Unsqueeze(rows, [-1]), scaled, reduction="add")
+    return total

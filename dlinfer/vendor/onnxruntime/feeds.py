@@ -1,0 +1,153 @@
+"""What a session is fed: a function's inputs, or views of its weights that lie in memory as ONNX wants them.
+
+ONNX knows contiguous tensors only. A weight that torch keeps transposed, or one matrix of a stack, is contiguous as
+some view; that view is fed, and nothing of it is copied or computed at a call.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.graph.dialect import STATIC, fake, is_view, tensors_of
+from dlinfer.vendor.onnxruntime.experts import split_experts
+
+View = Callable[[torch.Tensor], Any]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """One input of the model: the function's input of this index, or a view of it."""
+
+    index: int
+    view: View | None = None
+
+    def of(self, inputs: Sequence[Any]) -> Any:
+        """What to feed, from the function's inputs."""
+        value = inputs[self.index]
+        return value if self.view is None else self.view(value)
+
+
+def fed(graph_module: fx.GraphModule, steady: frozenset[int]) -> tuple[fx.GraphModule, list[Feed]]:
+    """(a copy of the graph that takes what is fed, the feeds of its placeholders in order).
+
+    steady: indices of the inputs that are the same tensors at each call and not written; only they are fed as views.
+    An input that nothing reads is not fed.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(graph_module.graph, copies)  # pyright: ignore[reportArgumentType]
+    for old, new in copies.items():
+        new.meta = dict(old.meta)
+    graph.output(result)
+    constants = {
+        str(node.target): getattr(graph_module, str(node.target))
+        for node in graph_module.graph.find_nodes(op="get_attr")
+    }
+    inputs = graph.find_nodes(op="placeholder")
+    feeds = {node: Feed(index) for index, node in enumerate(inputs)}
+    split_experts(graph, {inputs[index] for index in steady})
+    for index in sorted(steady):
+        _feed_views(graph, inputs[index], feeds)
+    for node in list(feeds):
+        if not node.users:
+            graph.erase_node(node)
+            del feeds[node]
+    order = graph.find_nodes(op="placeholder")
+    return fx.GraphModule(constants, graph, graph_module._get_name()), [feeds[node] for node in order]
+
+
+def _feed_views(graph: fx.Graph, weight: fx.Node, feeds: dict[fx.Node, Feed]) -> None:
+    """Feed the views of a weight that are contiguous; and where it is not so itself, it as it lies."""
+    index = feeds[weight].index
+    if not _is_fixed(fake(weight)):
+        return
+    for node, view in list(_contiguous_views(weight)):
+        place = _placeholder(graph, weight, f"{weight.name}_{node.name}", fake(node))
+        feeds[place] = Feed(index, view)
+        node.replace_all_uses_with(place)
+        _erase_unused(graph, node)
+    if not weight.users or fake(weight).is_contiguous():
+        return
+    order = _order(fake(weight))
+    if order is None:
+        return
+    place = _placeholder(graph, weight, f"{weight.name}_as_it_lies", fake(weight).permute(order))
+    feeds[place] = Feed(index, lambda value: value.permute(order))
+    back = [order.index(dim) for dim in range(len(order))]
+    last = graph.find_nodes(op="placeholder")[-1]
+    with graph.inserting_after(last):
+        shown = graph.call_function(torch.ops.aten.permute.default, (place, back))
+    shown.meta = {"val": fake(weight)}
+    weight.replace_all_uses_with(shown)
+
+
+def _contiguous_views(source: fx.Node, before: View | None = None) -> Iterator[tuple[fx.Node, View]]:
+    """(a node that is a contiguous view of a weight, the view), the first on each way from the weight.
+
+    before: from the weight to ``source``, which is the weight itself where it is None.
+    """
+    for user in source.users:
+        if not _is_fixed_view(user):
+            continue
+        step = _call(user)
+        view = step if before is None else _after(before, step)
+        value = fake(user)
+        if isinstance(value, torch.Tensor) and value.is_contiguous():
+            yield user, view
+        else:
+            yield from _contiguous_views(user, view)
+
+
+def _after(first: View, second: View) -> View:
+    return lambda value: second(first(value))
+
+
+def _erase_unused(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase a view that nothing reads, and the views before it that nothing reads any more."""
+    while not node.users and node.op == "call_function":
+        (source,) = node.all_input_nodes
+        graph.erase_node(node)
+        node = source
+
+
+def _placeholder(graph: fx.Graph, weight: fx.Node, name: str, value: torch.Tensor) -> fx.Node:
+    with graph.inserting_after(weight):
+        place = graph.placeholder(name)
+    place.meta = {"val": value, STATIC: True}
+    return place
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a tensor's sizes and strides are numbers."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
+
+
+def _is_fixed_view(node: fx.Node) -> bool:
+    """A view of one node, or several such views in a list (``split``)."""
+    if len(node.all_input_nodes) != 1 or not all(map(_is_fixed, tensors_of(node))):
+        return False
+    return node.target is operator.getitem or is_view(node)
+
+
+def _call(node: fx.Node) -> Callable[[Any], Any]:
+    """What a node makes of its one argument."""
+    target: Any = node.target
+    args, kwargs = node.args, dict(node.kwargs)
+    (source,) = node.all_input_nodes
+
+    def call(value: Any) -> Any:
+        return target(*(value if one is source else one for one in args), **kwargs)
+
+    return call
+
+
+def _order(value: torch.Tensor) -> list[int] | None:
+    """The order of dimensions in which a tensor is contiguous; None where there is none."""
+    order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), value.shape[dim] == 1))
+    return order if value.permute(order).is_contiguous() else None
