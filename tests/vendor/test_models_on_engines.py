@@ -164,7 +164,8 @@ def test_as_an_artifact_in_another_process(engine, architecture, tmp_path):
     covers(artifact.report, ENGINES[engine])
     artifact.save(tmp_path / "model.dlinfer")
     given = [case.made(*size) for size in (*SIZES, *SMALL)]
-    np.savez(tmp_path / "inputs.npz", **{str(call): one.numpy() for call, one in enumerate(given)})
+    arrays: dict[str, Any] = {str(call): one.numpy() for call, one in enumerate(given)}
+    np.savez(tmp_path / "inputs.npz", **arrays)
     job = [sys.executable, "-m", "tests.vendor.session_job", str(tmp_path), case.name]
     done = subprocess.run(job, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

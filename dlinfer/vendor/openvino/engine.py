@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, fx
 
 from dlinfer.errors import NotAFunctionError
-from dlinfer.graph import callee, torch_seam, values
+from dlinfer.graph import callee as callees
+from dlinfer.graph import torch_seam, values
 from dlinfer.graph.cached_attention import cached_attention_pass
 from dlinfer.graph.dialect import is_compute, op_name, overload, written_arguments
 from dlinfer.graph.eager_region import eager_program, eager_region, leave_for_a_call
@@ -16,6 +17,7 @@ from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import UnknownSizeError
+from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.value_twins import Twin, twin_of
 from dlinfer.vendor.openvino import lowerings, registry
 from dlinfer.vendor.openvino.builder import LoweringError
@@ -37,8 +39,13 @@ class OpenVINOEngine:
     """Graphs in OpenVINO's runtime."""
 
     name = "openvino"
-    passes = (cached_attention_pass(name),)
-    stored_options = ("precision", "weights", "group_size", "dynamic_quantization_group_size")
+    passes: Sequence[Pass] = (cached_attention_pass(name),)
+    stored_options: Collection[str] = (
+        "precision",
+        "weights",
+        "group_size",
+        "dynamic_quantization_group_size",
+    )
     phases_alike = True  # OpenVINO's attention takes any number of new tokens of each sequence
 
     def check_options(self, options: Mapping[str, Any]) -> None:
@@ -106,9 +113,9 @@ class OpenVINOEngine:
         placement = {node.name: "kernel OpenVINO" for node in computing}
         return CompiledRegion(run, placement, notes=template.notes)
 
-    def resolve(self, reference: str) -> Callable[..., Any]:
+    def resolve(self, callee: str) -> Callable[..., Any]:
         """Programs of eager regions call ops."""
-        return callee.resolve(reference)
+        return callees.resolve(callee)
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
         """Nothing is kept."""

@@ -1,11 +1,10 @@
 """Lowering small functions for OpenVINO without Dynamo, and comparing them with eager at several sizes."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from dlinfer.graph.capture import trace
@@ -35,7 +34,7 @@ def lowered(
     Every size above 1 is a symbol, but those in ``fixed``.
     """
     fakes = symbolic(*args, fixed=fixed)
-    mode = next(value for value in fakes if isinstance(value, torch.Tensor)).fake_mode
+    mode = next(value.fake_mode for value in fakes if isinstance(value, FakeTensor))
     flat: list[Any] = []
 
     def listed(*given: Any) -> tuple[Any, ...]:

@@ -1,7 +1,5 @@
 """The engine's options: each bad one is refused with the valid ones; each good one reaches the compiler."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
-
 import pytest
 import torch
 

@@ -92,8 +92,8 @@ class Step:
         for b, count in enumerate(self.new):
             for one, new in zip(held, (self.k, self.v), strict=True):
                 one[b][self.old[b] :] = new[start : start + count]
-            parts = (self.q[start : start + count], held[0][b], held[1][b])
-            out.append(attend(*(part.double() for part in parts), **given))
+            q, k, v = self.q[start : start + count].double(), held[0][b].double(), held[1][b].double()
+            out.append(attend(q, k, v, **given))
             start += count
         return torch.cat(out), held
 
@@ -164,13 +164,17 @@ def test_heads_and_sizes(name):
     check(lowered(prefill, *step.args)[0], step)
 
 
+SLOPES, SINKS = (
+    {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 1.0])},
+    {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+)
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "scale": ({"softmax_scale": 0.5}, {"softmax_scale": 0.5}),
     "window of one": ({"sliding_window": (0, 0)}, {"window_left": 0}),
     "window": ({"sliding_window": 9}, {"window_left": 9}),
     "window longer than all": ({"sliding_window": 500}, {"window_left": 500}),
-    "slopes": ({"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 1.0])},) * 2,
-    "sinks": ({"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},) * 2,
+    "slopes": (SLOPES, SLOPES),
+    "sinks": (SINKS, SINKS),
 }
 
 
@@ -256,7 +260,7 @@ def test_a_region_lets_go_of_its_weights_and_works_again():
 
     step, module = Step([3, 5], [2, 7]), Projected().requires_grad_(False)
     names = ("q", "k", "v", "k_cache", "v_cache", "slots", "table", "ends", "lengths")
-    kwargs = dict(zip(names, step.args, strict=True))
+    kwargs: dict[str, Any] = dict(zip(names, step.args, strict=True))
     options = CompileOptions(engine="openvino", fallback="error")
     call, want = capture_call(module, kwargs, steady=names, options=options)
     (region,) = call.program.regions.values()
