@@ -34,11 +34,6 @@ def architecture(name: str) -> Architecture:
     return next(one for one in ARCHITECTURES if one.name == name)
 
 
-def others_full(first: str, *others: str) -> list[Any]:
-    """One model in every run, the others with the whole matrix: most of the time is Dynamo's and torch.export's."""
-    return [first, *(pytest.param(name, marks=pytest.mark.full) for name in others)]
-
-
 def in_engine(graph: report.GraphReport) -> float:
     """The engine's share of a graph's products, of which there must be some."""
     assert graph.engine == "onnxruntime"
@@ -52,7 +47,8 @@ def in_engine(graph: report.GraphReport) -> float:
 SIZES = ((2, 5), (3, 8), (2, 17), (1, 1))
 
 
-@pytest.mark.parametrize("name", others_full("vit", "llama", "qwen2", "mixtral", "qwen2-moe"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["vit", "llama", "qwen2", "mixtral", "qwen2-moe"])
 def test_compiled_by_torch(name):
     """Prefill, then decode steps over a static cache that is written in place; images of several sizes for ViT."""
     one = architecture(name)
@@ -75,6 +71,43 @@ def test_compiled_by_torch(name):
         assert graph.regions[0].notes == []  # no cache was copied, no call was left to torch
     # Dynamo compiles a size of 1 (a decode step, a batch) apart, and sizes that were equal at first and differ later.
     assert len([graph for graph in graphs if not graph.variant]) <= one.most_compilations
+
+
+class Layer(torch.nn.Module):
+    """A layer of attention over a cache that it writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(16)
+        self.project, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+        self.register_buffer("keys", torch.zeros(1, 2, 32, 8))
+        self.register_buffer("values", torch.zeros(1, 2, 32, 8))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.project(self.norm(x)).view(1, -1, 6, 8).transpose(1, 2).chunk(3, 1)
+        self.keys.index_copy_(2, at, k)
+        self.values.index_copy_(2, at, v)
+        seen = torch.arange(32) <= at[:, None]
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=seen)
+        return x + self.out(mixed.transpose(1, 2).reshape(1, -1, 16))
+
+
+def test_a_layer_with_a_cache():
+    """The quick one of them: prompts and steps, one compilation and one for a single token."""
+    layer, other = Layer(), Layer()
+    other.load_state_dict(layer.state_dict())
+    keys = layer.keys.data_ptr()
+    fast = torch.compile(layer, backend="dlinfer", dynamic=True, options=OPTIONS)
+    for first, count in ((0, 5), (5, 3), (8, 1), (9, 1), (0, 7)):
+        x, at = torch.randn(1, count, 16), torch.arange(first, first + count)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x, at), other(x, at), **CLOSE)
+        torch.testing.assert_close(layer.keys, other.keys, **CLOSE)
+    assert layer.keys.data_ptr() == keys
+    assert len(report.reports()) == 2
+    for graph in report.reports():
+        assert in_engine(graph) >= SHARE
+        assert [region.notes for region in graph.regions] == [[]]
 
 
 # --- ahead of time, and in another process
@@ -130,7 +163,10 @@ print(graph.engine, len(graph.placed("eager")), len(graph.regions))
 """
 
 
-@pytest.mark.parametrize("name", others_full("llama", "qwen2", "mixtral", "vit"))
+FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("llama", "qwen2", "mixtral")]
+
+
+@pytest.mark.parametrize("name", ["vit", *FULL])
 def test_saved_and_run_in_another_process(name, tmp_path):
     module, shapes, inputs = module_and_inputs(name)
     artifact = dlinfer.compile(module, (inputs[0],), dynamic_shapes=shapes, options=OPTIONS)
