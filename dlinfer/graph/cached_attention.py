@@ -17,6 +17,7 @@ from dlinfer.graph.dialect import (
     fake,
     is_compute,
     model_line,
+    op_name,
     storages,
     written_arguments,
 )
@@ -124,16 +125,27 @@ def _fill_of(attention: fx.Node) -> fx.Node | None:
             same = [arguments(node)[name] for name in ("k_cache", "v_cache")] == caches
             return node if same else None
         # The write moves behind this node, which must neither see the difference nor change what is written.
-        reads = {memory for parent in node.all_input_nodes for memory in storages(parent)}
-        if written_arguments(node) or (is_compute(node) and reads & memory):
+        if written_arguments(node) or _reads(node) & memory:
             return None
     return None
 
 
+_MADE_LIKE = frozenset(f"aten.{name}" for name in ("new_empty", "empty_like", "new_zeros", "zeros_like"))
+"""Ops that ask of a tensor only what it is like, as those do that make room for an attention's output."""
+
+
+def _reads(node: fx.Node) -> set[int]:
+    """Identities of the memory of which a node reads the values."""
+    if not is_compute(node) or op_name(node) in _MADE_LIKE:
+        return set()
+    return {memory for parent in node.all_input_nodes for memory in storages(parent)}
+
+
 def _before(node: fx.Node) -> Iterator[fx.Node]:
     """The calls that stand before a node, nearest first."""
-    while (node := node.prev).op == "call_function":
-        yield node
+    while (node := node.prev).op in ("call_function", "get_attr"):
+        if node.op == "call_function":
+            yield node
 
 
 def _insert_checks(rewriter: Rewriter, merged: list[fx.Node]) -> None:

@@ -16,7 +16,7 @@ class CompiledGraph:
     """Callable with the graph's inputs, gives the tuple of its outputs.
 
     regions: ``region_0`` -> what the engine made of it, a Program for engines that run steps. One that keeps hold of
-        its inputs between two calls has a method ``unbind``.
+        inputs between two calls, weights above all, has a method ``unbind``.
     parts: the same with what else the engine said; empty for a graph from the disk cache.
     """
 
@@ -29,7 +29,7 @@ class CompiledGraph:
         return self.program(*inputs)
 
     def unbind(self) -> None:
-        """Let go of the inputs of the last call, so that a KV cache that its owner frees is free."""
+        """Let go of the inputs of earlier calls: memory that its owner frees is free. The next call binds anew."""
         for run in self.regions.values():
             if hasattr(run, "unbind"):
                 run.unbind()

@@ -1,7 +1,7 @@
 """Floating-point operations of products: what a share of them in the engine says that a share of nodes does not.
 
 A product of matrices, a convolution or an attention is 2 operations for each multiplication and addition; everything
-else counts 0. Symbolic sizes have the values of the call that was captured.
+else counts 0. Symbolic sizes have the values of the call that was captured; those that had none there count as 1.
 """
 
 import math
@@ -31,7 +31,7 @@ def _faked(value: Any) -> Any:
 
 
 def _sizes(tensor: Tensor) -> list[int]:
-    return [example_number(size) for size in tensor.shape]
+    return [example_number(size, unknown=1) for size in tensor.shape]
 
 
 def _elements(tensor: Tensor) -> int:

@@ -66,6 +66,11 @@ class HeldWeights:
             built = self._renewed(inputs)
         return built.run(*inputs)
 
+    def release(self) -> None:
+        """Let go of the weights and of what was compiled with them; the next call compiles again."""
+        with self._lock:
+            self._built = None
+
     @property
     def nbytes(self) -> int:
         """Bytes of the weights that are built in now."""

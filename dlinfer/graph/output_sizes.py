@@ -1,9 +1,10 @@
 """The sizes of results, worked out from a call's inputs: for engines whose results torch allocates.
 
-A size is a whole number, ``("size", input, dimension)``, ``("number", input)``, or an operation on two sizes, such as
-``("mul", size, size)``: plain data that can be stored.
+A size is a whole number, ``("size", input, dimension)``, ``("number", input)``, an operation on two sizes, such as
+``("mul", size, size)``, or ``("trunc", number)`` of one in which floats occur: plain data that can be stored.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,13 +51,14 @@ def reader(sizes: Sequence[Sequence[Size]]) -> Callable[[Sequence[Any]], tuple[t
     """A function from a call's inputs to the sizes of its results. Raises ValueError for what is no size."""
     rows = ["".join(f"{_text(size)}, " for size in row) for row in sizes]
     text = f"lambda inputs: ({''.join(f'({row}), ' for row in rows)})"
-    scope: dict[str, Any] = {"__builtins__": {}, "min": min, "max": max}
-    return eval(text, scope)  # text written here, of whole numbers and the operations above alone
+    scope: dict[str, Any] = {"__builtins__": {}, "min": min, "max": max, "trunc": math.trunc}
+    return eval(text, scope)  # text written here, of numbers and the operations above alone
 
 
-def _text(size: Size) -> str:
-    if isinstance(size, int) and not isinstance(size, bool):
-        return str(size)
+def _text(size: Size, cut: bool = False) -> str:
+    """A size as Python. cut: it is cut to a whole number, so that floats may occur in it."""
+    if type(size) is int or (cut and type(size) is float and math.isfinite(size)):
+        return repr(size)
     if not isinstance(size, (tuple, list)) or not size:
         raise ValueError(f"{size!r} is no size")
     kind, *parts = size
@@ -66,7 +68,9 @@ def _text(size: Size) -> str:
         if kind == "number" and len(parts) == 1:
             return f"inputs[{parts[0]}]"
     if len(parts) == 2 and kind in _INFIX:
-        return f"({_text(parts[0])} {_INFIX[kind]} {_text(parts[1])})"
+        return f"({_text(parts[0], cut)} {_INFIX[kind]} {_text(parts[1], cut)})"
     if len(parts) == 2 and kind in _CALLED:
-        return f"{kind}({_text(parts[0])}, {_text(parts[1])})"
+        return f"{kind}({_text(parts[0], cut)}, {_text(parts[1], cut)})"
+    if len(parts) == 1 and kind == "trunc":
+        return f"trunc({_text(parts[0], True)})"
     raise ValueError(f"{size!r} is no size")

@@ -434,11 +434,11 @@ def sized_symbols(mode: FakeTensorMode) -> dict[str, str]:
     return found
 
 
-def example_number(number: int | torch.SymInt) -> int:
-    """The value that a symbolic number had in the call that was captured; 0 where it had none."""
+def example_number(number: int | torch.SymInt, unknown: int = 0) -> int:
+    """The value that a symbolic number had in the call that was captured; ``unknown`` where it had none."""
     if not isinstance(number, torch.SymInt):
         return number
-    return int(number.node.hint) if number.node.has_hint() else 0
+    return int(number.node.hint) if number.node.has_hint() else unknown
 
 
 def source_name(source: str) -> str:

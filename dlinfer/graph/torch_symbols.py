@@ -3,8 +3,10 @@
 ``tests/graph/test_torch_symbols.py`` uses each of them on a small case.
 """
 
+import math
 from typing import Any
 
+import torch
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
@@ -21,11 +23,11 @@ def number_node(graph: fx.Graph, number: Any, symbols: dict[Any, fx.Node]) -> An
 
 
 def number_tree(number: Any, symbols: dict[Any, Any]) -> Any:
-    """A symbolic number as plain data: ``(operation, operand, operand)`` over whole numbers and over what
-    ``symbols`` has for its symbols.
+    """A symbolic number as plain data: ``(operation, operand, operand)`` over numbers and over what ``symbols`` has
+    for its symbols.
 
-    Operations are add, mul, floordiv, mod, pow, min and max. Raises KeyError for a symbol that is not given, and
-    AttributeError for another operation.
+    Operations are add, mul, floordiv, mod, pow, min and max, and of one operand trunc, which cuts a float to a whole
+    number. Raises KeyError for a symbol that is not given, and AttributeError for another operation.
     """
     from torch.utils._sympy.interp import sympy_interp
 
@@ -36,10 +38,10 @@ class _Trees:
     """What sympy_interp calls for each operation."""
 
     @staticmethod
-    def constant(value: Any, dtype: Any) -> int:
-        if int(value) != value:
+    def constant(value: Any, dtype: Any) -> float:
+        if dtype is torch.bool or not math.isfinite(value):
             raise AttributeError(f"the number {value}")
-        return int(value)
+        return int(value) if int(value) == value else float(value)
 
     @staticmethod
     def add(one: Any, other: Any) -> Any:
@@ -70,6 +72,15 @@ class _Trees:
     @staticmethod
     def maximum(one: Any, other: Any) -> Any:
         return ("max", one, other)
+
+    @staticmethod
+    def trunc_to_int(one: Any, dtype: Any) -> Any:
+        return ("trunc", one)
+
+    @staticmethod
+    def to_dtype(one: Any, dtype: Any) -> Any:
+        """Whole numbers become floats where a float meets them."""
+        return one
 
     @staticmethod
     def identity(one: Any) -> Any:

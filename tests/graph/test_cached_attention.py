@@ -68,7 +68,7 @@ DECODING = Step([1, 1, 1], [3, 4, 0])
 
 
 def prefill(q, k, v, k_cache, v_cache, slots, table, ends, lengths, **options):
-    q, k = q * 2, k + 1
+    q, k = (q if options else q * 2), k + 1
     ops.fill_kv_cache(k, v, k_cache, v_cache, slots)
     heads = (6, 8, HEADS, KV_HEADS)
     out = ops.paged_prefill_attention(

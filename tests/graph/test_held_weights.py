@@ -49,6 +49,16 @@ def test_unchanged_weights_are_built_in_once(product, weight):
     assert product.run.nbytes == weight.nbytes + bias.nbytes
 
 
+def test_released_weights_are_let_go_and_built_in_again(product):
+    weight = nn.Parameter(torch.randn(3, 3))
+    right(product, weight, 1)
+    product.run.release()
+    assert product.run.nbytes == 0
+    with torch.no_grad():
+        torch.testing.assert_close(product.run(weight, x, bias), x @ weight + bias)
+    assert (product.run.builds, product.notes) == (2, [])  # no weight changed
+
+
 CHANGES = {
     "written in place": lambda weight: weight.mul_(2),
     "copied into": lambda weight: weight.copy_(torch.randn(3, 3)),

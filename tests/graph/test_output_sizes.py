@@ -32,6 +32,17 @@ def test_numbers_are_inputs_too():
     assert reader([row])([torch.empty(4, 11), 6]) == ((12, 5),)
 
 
+def test_a_size_by_a_factor_is_cut_to_a_whole_number():
+    def scaled(x):
+        return [torch.sym_int(x.shape[0] * 2.5), torch.sym_int(x.shape[1] * 0.3)]
+
+    fakes = symbolic(torch.empty(5, 7))
+    stored = json.loads(json.dumps(sizes_of([scaled(*fakes)], fakes)))
+    for height in (5, 6, 11):
+        image = torch.empty(height, 13)
+        assert reader(stored)([image]) == (tuple(scaled(image)),)
+
+
 def test_a_size_that_no_input_shows_is_refused():
     x, y = symbolic(torch.empty(5, 7), torch.empty(3, 7))
     with pytest.raises(UnknownSizeError):
@@ -41,7 +52,7 @@ def test_a_size_that_no_input_shows_is_refused():
 @pytest.mark.parametrize(
     "size",
     [True, "inputs", [], ["size", 0], ["size", "0", 1], ["number", "__import__('os')"], ["add", 1], ["eval", 1, 2],
-     ["size", True, 0], {"add": 1}, None, 1.5],
+     ["size", True, 0], {"add": 1}, None, 1.5, ["add", 1, 1.5], ["trunc", float("inf")], ["trunc", "x"]],
 )  # fmt: skip
 def test_what_is_no_size_is_refused_and_never_run(size):
     with pytest.raises(ValueError, match="is no size"):

@@ -30,6 +30,7 @@ class OnnxRuntimeEngine:
 
     name = sessions.ENGINE
     passes: Sequence[Pass] = ()
+    stored_options = ("graph_optimization",)
     phases_alike = False
     concurrent = True  # a session may run in many threads at once, each with a binding of its own
 

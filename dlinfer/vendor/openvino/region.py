@@ -36,16 +36,18 @@ class Region:
         eager: Callable[..., tuple[Any, ...]],
         leave: Callable[[str], None],
     ) -> None:
-        self._template = template
+        self.template = template
         self._function = function
         self._eager = eager
         self._leave = leave
         self.source = f"OpenVINO model {template.model.get_friendly_name()}\n"
         held = set(template.held)
         self._bound = [index for index, name in enumerate(template.inputs) if name and index not in held]
-        self._numbers = set(template.numbers)
-        self._changing = [None if index in held else index for index in range(len(names))]
+        self._numbers = numbers = set(template.numbers)
+        self._changing = [index for index in range(len(names)) if index not in held and index not in numbers]
+        self._apart: list[Any] = []
         self._written = {one.target for one in template.results if one.target is not None}
+        self._kept = [one.target for one in template.results if one.kind == "kept" and one.target is not None]
         limits = template.limits
         self._whole = [index for index in template.whole if index not in held and index not in limits]
         self._limits = [(index, limit) for index, limit in limits.items() if index not in held]
@@ -69,17 +71,40 @@ class Region:
         self._function.check(inputs)
         return self._function.finish(inputs, self._contents(inputs, self._run(*inputs)))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights that are built in now, which the compiled model holds once more."""
+        return self._run.nbytes
+
+    def unbind(self) -> None:
+        """Let go of the weights and of the compiled model, which holds them once more; the next call compiles again."""
+        self._run.release()
+
     def _unfit(self, inputs: Sequence[Any]) -> str | None:
         """Why the model would not be right for these inputs."""
-        if self._written:
-            given = [None if index is None else inputs[index] for index in self._changing]
-            if (conflict := overlapping(given, self._written)) is not None:
-                return conflict
+        if self._written and (conflict := self._conflict(inputs)) is not None:
+            return conflict
+        if not all(inputs[index].is_contiguous() for index in self._kept):
+            return "a KV cache that is not contiguous"
         for index in self._whole:
             low, high = _range(inputs[index])
             if low < _LOWEST or high > _HIGHEST:
                 return "integers beyond 32 bits, which OpenVINO does not keep"
         return None
+
+    def _conflict(self, inputs: Sequence[Any]) -> str | None:
+        """Why a written input is not apart from the others; looked up where they lie as at the last call."""
+        tensors = [inputs[index] for index in self._changing]
+        places = [(one.data_ptr(), one.shape, one.stride()) for one in tensors]
+        if places == self._apart:
+            return None
+        given: list[Any] = [None] * len(inputs)
+        for index, one in zip(self._changing, tensors, strict=True):
+            given[index] = one
+        conflict = overlapping(given, self._written)
+        if conflict is None:
+            self._apart = places
+        return conflict
 
     def _lost_index(self, inputs: Sequence[Any]) -> bool:
         """Whether an input has indices outside of what it indexes, for which OpenVINO reads zeros."""
@@ -101,7 +126,7 @@ class Region:
         given = iter(outputs)
         values: list[Tensor] = []
         with torch.no_grad():
-            for result in self._template.results:
+            for result in self.template.results:
                 target = None if result.target is None else inputs[result.target]
                 if result.kind == "rows":
                     source = next(given) if result.source == OUTPUT else inputs[result.source]

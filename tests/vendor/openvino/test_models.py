@@ -42,7 +42,10 @@ def generated(model, forward, sizes, steps):
     return logits, caches
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral"])
+LONG = [pytest.param(name, marks=pytest.mark.full) for name in ("qwen2", "mixtral")]
+
+
+@pytest.mark.parametrize("name", ["llama", *LONG])
 def test_decoders(name):
     model = model_of(name)
     sizes = [(2, 5), (3, 8), (2, 17)]

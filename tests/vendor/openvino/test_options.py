@@ -51,9 +51,11 @@ def test_through_torch_compile_and_the_settings():
 
 
 def test_what_would_change_numbers_is_always_said():
-    said = properties(OpenVINOOptions(), "f32")
+    said = properties(OpenVINOOptions(), "f32", "")
     assert said["INFERENCE_PRECISION_HINT"] == said["KV_CACHE_PRECISION"] == "f32"
     assert said["EXECUTION_MODE_HINT"] == "ACCURACY"
+    kept = properties(OpenVINOOptions(), "f32", "f16")
+    assert {kept[f"{of}_CACHE_PRECISION"] for of in ("KV", "KEY", "VALUE")} == {"f16"}  # the caches' own
     assert said["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == "0"
     assert said["INFERENCE_NUM_THREADS"] == torch.get_num_threads()
 
@@ -62,10 +64,10 @@ def test_options_reach_the_compiler():
     chosen = OpenVINOOptions.of(
         {"precision": "bf16", "num_threads": 1, "dynamic_quantization_group_size": 32}
     )
-    said = properties(chosen, "f32")
+    said = properties(chosen, "f32", "")
     assert (said["INFERENCE_PRECISION_HINT"], said["KV_CACHE_PRECISION"]) == ("bf16", "bf16")
     assert (said["INFERENCE_NUM_THREADS"], said["DYNAMIC_QUANTIZATION_GROUP_SIZE"]) == (1, "32")
-    assert "KV_CACHE_PRECISION" not in properties(OpenVINOOptions(device="GPU"), "f16")
+    assert "KV_CACHE_PRECISION" not in properties(OpenVINOOptions(device="GPU"), "f16", "")
     assert "CPU" in core().available_devices
 
 
@@ -77,7 +79,7 @@ def test_the_model_s_own_precision_is_the_hint(dtype, monkeypatch):
     monkeypatch.setattr(
         engine,
         "properties",
-        lambda options, precision: seen.append(precision) or properties(options, precision),
+        lambda options, precision, cache: seen.append(precision) or properties(options, precision, cache),
     )
     x = torch.randn(3, 4, dtype=dtype)
     run, _ = lowered(lambda x: x @ x.t() + x.float().sum().to(dtype), x)

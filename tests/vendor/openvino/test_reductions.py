@@ -82,14 +82,8 @@ def test_of_equal_elements_the_first_is_taken():
     same(
         lambda a: (a.argmax(1), a.argmin(1), a.max(1), a.min(1), a.argmax(), a.argmax(1, keepdim=True)), TIES
     )
-    same(
-        lambda a: (
-            a.sort(1, stable=True),
-            a.sort(1, descending=True, stable=True),
-            a.argsort(1, stable=True),
-        ),
-        TIES,
-    )
+    same(lambda a: (a.sort(stable=True, dim=1), a.sort(stable=True, dim=1, descending=True)), TIES)
+    same(lambda a: (a.argsort(stable=True, dim=1), a.sort(0), a.argsort(1)), TIES)
     same(lambda a: (a.argmax(0), a.max(0), a.argmin()), (TIES > 2).long())
 
 

@@ -11,6 +11,7 @@ from torch import fx
 from dlinfer.graph.dialect import arguments, fake, overload
 from dlinfer.graph.memory import Writes
 from dlinfer.graph.passes.rewrite import Rewriter
+from dlinfer.graph.torch_seam import fixed_size
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -42,4 +43,5 @@ def share_additive_masks(graph_module: fx.GraphModule) -> None:
 
 def _is_expanded(mask: torch.Tensor) -> bool:
     """Whether an additive mask, which is dense, would be larger than the mask: it stays until the last layer."""
-    return any(stride == 0 and size != 1 for size, stride in zip(mask.shape, mask.stride(), strict=True))
+    places = zip(mask.shape, mask.stride(), strict=True)
+    return any(fixed_size(stride) == 0 and fixed_size(size) != 1 for size, stride in places)

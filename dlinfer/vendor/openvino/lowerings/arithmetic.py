@@ -1,5 +1,6 @@
 """Arithmetic of two or three operands, with torch's promotion of dtypes and its rounding of scalars."""
 
+import math
 from typing import Any
 
 import openvino as ov
@@ -74,7 +75,20 @@ def div(b: Builder, x: Any, y: Any) -> Output:
     return b.cast(op.divide(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
 
 
-@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def _exact(call: Call) -> str | None:
+    """Why a floored quotient or a remainder is not taken: the plugin has both from the rounded quotient alone."""
+    by = call.fake("other")
+    whole = not call.result.is_floating_point()
+    if whole or (isinstance(by, (int, float)) and by and math.frexp(by)[0] in (0.5, -0.5)):
+        return None
+    return "a remainder of floats by what is no fixed power of two, for which OpenVINO rounds the quotient"
+
+
+def _exact_mode(call: Call) -> str | None:
+    return _exact(call) if call.given["rounding_mode"] == "floor" else None
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, refuses=_exact_mode)
 def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None) -> Output:
     if rounding_mode is None:
         return div(b, x, y)
@@ -86,12 +100,12 @@ def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None) -> Output:
     return b.cast(integers.truncated(b, b.cast(x, kind), y)[0], b.kind)
 
 
-@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
+@lowers(aten.floor_divide.default, aten.floor_divide.Scalar, refuses=_exact)
 def floor_divide(b: Builder, x: Any, y: Any) -> Output:
     kind = computed_in(b, x, y)
     if not b.kind.is_real():
         return b.cast(integers.floor_divide(b, b.cast(x, kind), y), b.kind)
-    # As torch and Python: from the remainder, so that 1 // 0.1 is 9 and not floor(10.0).
+    # As torch and Python: from the remainder, so that an infinite x gives no number.
     x, y = b.cast(x, ov.Type.f32), b.cast(y, ov.Type.f32)
     rest = op.floor_mod(x, y)
     quotient = op.round(op.divide(op.subtract(x, rest), y), "half_to_even")
@@ -99,7 +113,7 @@ def floor_divide(b: Builder, x: Any, y: Any) -> Output:
     return b.cast(op.select(by_zero, op.divide(x, y), quotient).output(0), b.kind)
 
 
-@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, refuses=_exact)
 def remainder(b: Builder, x: Any, y: Any) -> Output:
     kind = computed_in(b, x, y)
     if b.kind.is_real():
@@ -107,7 +121,7 @@ def remainder(b: Builder, x: Any, y: Any) -> Output:
     return b.cast(integers.remainder(b, b.cast(x, kind), y), b.kind)
 
 
-@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
+@lowers(aten.fmod.Tensor, aten.fmod.Scalar, refuses=_exact)
 def fmod(b: Builder, x: Any, y: Any) -> Output:
     kind = computed_in(b, x, y)
     if b.kind.is_real():

@@ -6,6 +6,7 @@ import openvino as ov
 import openvino.opset16 as op
 import torch
 from openvino import Output
+from openvino.op import Constant
 
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings import integers
@@ -24,7 +25,6 @@ def _plain(function: Any) -> Any:
 
 
 for _target, _function in {
-    aten.exp: op.exp,
     aten.log: op.log,
     aten.sqrt: op.sqrt,
     aten.sin: op.sin,
@@ -59,6 +59,11 @@ def _number(b: Builder, value: float) -> Output:
     return b.scalar(value, ov.Type.f32)
 
 
+def _exp(x: Any) -> Any:
+    """OpenVINO's gives a number for what is none."""
+    return op.select(op.is_nan(x), x, op.exp(x))
+
+
 _LN2, _LN10 = 0.6931471805599453, 2.302585092994046
 
 
@@ -76,7 +81,7 @@ def _log1p(b: Builder, x: Output) -> Any:
 def _expm1(b: Builder, x: Output) -> Any:
     """(u - 1) * x / log(u) with u = exp(x) (Kahan); x itself where u is 1, -1 where u is 0."""
     one, zero = _number(b, 1.0), _number(b, 0.0)
-    near = op.exp(x)
+    near = _exp(x)
     off = op.subtract(near, one)
     exact, gone = op.equal(off, zero), op.equal(near, zero)
     infinite = op.equal(near, _number(b, float("inf")))
@@ -88,7 +93,8 @@ def _expm1(b: Builder, x: Output) -> Any:
 for _target, _formula in {
     aten.rsqrt: lambda b, x: op.divide(_number(b, 1.0), op.sqrt(x)),
     aten.reciprocal: lambda b, x: op.divide(_number(b, 1.0), x),
-    aten.exp2: lambda b, x: op.exp(op.multiply(x, _number(b, _LN2))),
+    aten.exp: lambda b, x: _exp(x),
+    aten.exp2: lambda b, x: _exp(op.multiply(x, _number(b, _LN2))),
     aten.log2: lambda b, x: op.divide(op.log(x), _number(b, _LN2)),
     aten.log10: lambda b, x: op.divide(op.log(x), _number(b, _LN10)),
     aten.log1p: _log1p,
@@ -122,7 +128,17 @@ def _signed(function: Any) -> Any:
 
 absolute = lowers(aten.abs.default, aten.absolute.default)(_signed(op.abs))
 neg = lowers(aten.neg.default, aten.negative.default)(_signed(op.negative))
-sign = lowers(aten.sign.default, aten.sgn.default)(_signed(op.sign))
+
+
+def _sign(x: Output) -> Any:
+    """torch gives 0 for what is no number."""
+    if not x.get_element_type().is_real():
+        return op.sign(x)
+    zero = Constant(x.get_element_type(), ov.Shape([]), [0.0])
+    return op.select(op.is_nan(x), zero, op.sign(x))
+
+
+sign = lowers(aten.sign.default, aten.sgn.default)(_signed(_sign))
 
 
 @lowers(aten.positive.default)

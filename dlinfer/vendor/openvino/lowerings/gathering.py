@@ -9,7 +9,7 @@ import torch
 from openvino import Output
 from torch import Tensor
 
-from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.builder import Builder, Size
 from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import Call, lowers
 
@@ -32,6 +32,15 @@ def index_select(b: Builder, x: Output, dim: int, index: Output) -> Output:
     return op.gather(x, flat, b.scalar(dim % rank(x), I64)).output(0)
 
 
+def _first(b: Builder, x: Output, axis: int, number: Size) -> Output:
+    """The first of a dimension. OpenVINO drops a Slice in front of GatherElements, wrongly where sizes vary."""
+    ends = [*[0] * axis, number]
+    kept = [1] * axis + [0]
+    return op.strided_slice(
+        x, b.axes([0] * len(ends)), b.numbers(ends), b.axes([1] * len(ends)), kept, kept
+    ).output(0)
+
+
 @lowers(aten.gather.default)
 def gather(b: Builder, x: Output, dim: int, index: Output, sparse_grad: bool = False) -> Output:
     """The index may be smaller than x in the other dimensions, which OpenVINO does not take: x is cut first."""
@@ -41,7 +50,7 @@ def gather(b: Builder, x: Output, dim: int, index: Output, sparse_grad: bool = F
     fakes = b.call.fake("self").shape, b.call.fake("index").shape
     for axis, (mine, other) in enumerate(zip(*fakes, strict=True)):
         if axis != place and str(mine) != str(other):
-            x = op.slice(x, b.axes([0]), b.one(b.size(index, axis)), b.axes([1]), b.axes([axis])).output(0)
+            x = _first(b, x, axis, b.size(index, axis))
     return op.gather_elements(x, index, place).output(0)
 
 

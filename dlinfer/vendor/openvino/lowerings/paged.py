@@ -10,10 +10,11 @@ import weakref
 from typing import Any, NamedTuple
 
 import openvino as ov
+import openvino.op
 import openvino.opset16 as op
 import torch
 from openvino import Output
-from openvino.op import Constant, Parameter, _PagedAttentionExtension  # pyright: ignore[reportAttributeAccessIssue]
+from openvino.op import Constant, Parameter
 from torch import Tensor
 
 from dlinfer.graph.cached_attention import CACHED_ATTENTION
@@ -27,6 +28,7 @@ from dlinfer.vendor.openvino.registry import Call, lowers
 from dlinfer.vendor.openvino.written import InPlace
 
 LAYOUT = VENDOR.kv_cache_layout
+PagedAttention: Any = vars(openvino.op)["_PagedAttentionExtension"]  # which the package's stubs do not export
 I32, F32 = ov.Type.i32, ov.Type.f32
 
 
@@ -57,15 +59,20 @@ def _refusal(call: Call) -> str | None:
         return "scale, window or soft cap are no fixed numbers"
     if call.given["logit_softcapping"]:
         return "OpenVINO's attention has no soft cap on scores"
-    return _settle(call.fake("k_cache")) or _settle(call.fake("v_cache"))
+    return next(filter(None, (_settle(call.fake(name)) for name in ("q", "k_cache", "v_cache"))), None)
 
 
-def _settle(cache: Tensor) -> str | None:
-    """Guard that a cache's sizes, but for the number of blocks, stay what they are: the model is made for them."""
-    for size in cache.shape[1:]:
+def _settle(x: Tensor) -> str | None:
+    """Guard that all sizes but the first (tokens, blocks) stay what they are: the model is made for them."""
+    for size in x.shape[1:]:
         if not example_number(size) or size != example_number(size):
-            return "a size of the KV cache that only running tells"
+            return "heads, head sizes or block size are known at run time only"
     return None
+
+
+def _sizes(x: Tensor) -> list[int]:
+    """The sizes that ``_settle`` has settled."""
+    return [size for one in x.shape[1:] if (size := fixed_size(one)) is not None]
 
 
 @lowers(twin_op(CACHED_ATTENTION), refuses=_refusal, plain=False)
@@ -92,13 +99,15 @@ def cached_attention(
     alibi_slopes: Output | None,
     sinks: Output | None,
 ) -> list[Any]:
-    sizes = [fixed_size(b.call.fake(name).shape[3]) for name in ("k_cache", "v_cache")]
+    heads, _ = _sizes(b.call.fake("q"))
+    kv_heads, _, size = _sizes(b.call.fake("k_cache"))
+    *_, size_v = _sizes(b.call.fake("v_cache"))
     pages = _pages(b, block_offsets, q_ends, kv_seqlens)
-    made = _PagedAttentionExtension(
+    made = PagedAttention(
         [
-            _flat(b, q, num_q_heads, sizes[0]),
-            _flat(b, k, num_kv_heads, sizes[0]),
-            _flat(b, v, num_kv_heads, sizes[1]),
+            _flat(b, q, heads * size),
+            _flat(b, k, kv_heads * size),
+            _flat(b, v, kv_heads * size_v),
             _bound(k_cache),
             _bound(v_cache),
             pages.past,
@@ -126,16 +135,16 @@ def cached_attention(
             _none(I32),  # qq_bias_begins
         ]
     )
-    for name, size in zip(("k", "v"), sizes, strict=True):
-        made.get_rt_info()[f"{name}_head_size"] = size
-        made.get_rt_info()[f"num_{name}_heads"] = num_kv_heads
-    out = op.reshape(made.output(0), b.axes([0, num_q_heads, int(sizes[1] or 0)]), True).output(0)
+    told = {"k_head_size": size, "num_k_heads": kv_heads, "v_head_size": size_v, "num_v_heads": kv_heads}
+    for key, number in told.items():
+        made.get_rt_info()[key] = number
+    out = op.reshape(made.output(0), b.axes([0, heads, size_v]), True).output(0)
     return [InPlace(k_cache), InPlace(v_cache), out]
 
 
-def _flat(b: Builder, x: Output, heads: int, size: Any) -> Output:
+def _flat(b: Builder, x: Output, row: int) -> Output:
     """[tokens, heads, size] as [tokens, heads * size]."""
-    return op.reshape(x, b.axes([0, heads * size]), True).output(0)
+    return op.reshape(x, b.axes([0, row]), True).output(0)
 
 
 def _bound(cache: Output) -> Output:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import openvino as ov
 import openvino.opset16 as op
 import torch
 from openvino import Output
@@ -60,7 +61,20 @@ def _average_pool(dims: int) -> Any:
         strides = spread(stride, dims) if stride else sizes
         pads = spread(padding, dims)
         rounding = "ceil_torch" if ceil else "floor"
-        return op.avg_pool(x, strides, pads, pads, sizes, not count_include_pad, rounding).output(0)
+        # Without dilations the CPU plugin crashes.
+        given = {"kernel_shape": sizes, "rounding_type": rounding, "dilations": [1] * dims}
+        counted = ceil and count_include_pad
+        made = op.avg_pool(x, strides, pads, pads, exclude_pad=counted or not count_include_pad, **given)
+        if not counted or not any(pads):
+            return made.output(0)
+        # torch counts the padding, but not what a last window covers beyond it. OpenVINO counts both or none: so the
+        # padding is part of the image, and windows that begin in it are cut off.
+        edge = b.axes([0, 0, *pads])
+        padded = op.pad(x, edge, edge, "constant", b.cast(0.0, x.get_element_type()))
+        whole = op.avg_pool(padded, strides, [0] * dims, [0] * dims, exclude_pad=True, **given)
+        axes = list(range(2, 2 + dims))
+        ends = op.gather(op.shape_of(made, "i64"), b.axes(axes), b.scalar(0, ov.Type.i64))
+        return op.slice(whole, b.axes([0] * dims), ends, b.axes([1] * dims), b.axes(axes)).output(0)
 
     return build
 

@@ -10,6 +10,7 @@ from openvino import Output
 
 from dlinfer.graph.torch_seam import fixed_size
 from dlinfer.vendor.openvino.builder import Builder, Size
+from dlinfer.vendor.openvino.lowerings import integers
 from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import Call, lowers
 
@@ -48,6 +49,23 @@ def narrow(b: Builder, x: Output, dim: int, start: Any, length: Any) -> Output:
         return cut(b, x, dim, start, start + length)
     end = op.add(b.cast(start, I64), b.cast(length, I64)).output(0)
     return cut(b, x, dim, start, end)
+
+
+def _fixed_order(call: Call) -> str | None:
+    return None if isinstance(call.given["n"], int) else "differences of an order that varies"
+
+
+@lowers(aten.diff.default, refuses=_fixed_order)
+def diff(b: Builder, x: Output, n: int = 1, dim: int = -1, *ends: Output | None) -> Output:
+    """Differences of neighbours, n times over; ``ends`` are put in front and behind first."""
+    before, after = ends or (None, None)
+    kind = integers.computed_in(b.kind)
+    parts = [b.cast(part, kind) for part in (before, x, after) if part is not None]
+    made = parts[0] if len(parts) == 1 else op.concat(parts, dim % rank(x)).output(0)
+    subtract = op.logical_xor if kind == ov.Type.boolean else op.subtract
+    for _ in range(n):
+        made = subtract(cut(b, made, dim, 1, FURTHEST), cut(b, made, dim, 0, -1)).output(0)
+    return b.cast(made, b.kind)
 
 
 @lowers(aten.select.int)
