@@ -198,7 +198,8 @@ def test_attention_of_any_group_with_any_mask(heads, mask):
 
 
 def attends(heads: int, mask: str) -> None:
-    """4 query heads over these KV heads, for several batches and lengths. Tracing it symbolically takes torch a second."""
+    """4 query heads over these KV heads, for several batches and lengths; torch needs a second to trace it."""
+
     def function(q, k, v, m):
         given: dict[str, Any] = (
             {} if mask == "none" else {"is_causal": True} if mask == "causal" else {"attn_mask": m}
