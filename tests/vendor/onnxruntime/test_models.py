@@ -69,6 +69,9 @@ def test_compiled_by_torch(name):
 class Layer(torch.nn.Module):
     """A layer of attention over a cache that it writes in place."""
 
+    keys: torch.Tensor
+    values: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.norm = torch.nn.RMSNorm(16)
