@@ -12,7 +12,7 @@ import torch
 from dlinfer.graph import report
 from tests.graph.matrix.models import ARCHITECTURES, CACHE_LENGTH, build
 
-pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow, pytest.mark.full]
 
 OPTIONS: dict[str, Any] = {"engine": "openvino", "fallback": "error", "small_regions": "engine"}
 
@@ -42,10 +42,7 @@ def generated(model, forward, sizes, steps):
     return logits, caches
 
 
-LONG = [pytest.param(name, marks=pytest.mark.full) for name in ("qwen2", "mixtral")]
-
-
-@pytest.mark.parametrize("name", ["llama", *LONG])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral"])
 def test_decoders(name):
     model = model_of(name)
     sizes = [(2, 5), (3, 8), (2, 17)]
