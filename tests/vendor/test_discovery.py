@@ -23,7 +23,7 @@ from tests.plugins.builder import MINI, healthy
 
 
 def test_dlinfers_own_vendors_are_entry_points_like_all_others():
-    assert {"cpu", "openvino", "qaic", "reference"} <= set(discovery.names())
+    assert {"cpu", "onnxruntime", "openvino", "qaic", "reference"} <= set(discovery.names())
 
 
 def test_names_load_nothing(plugins):

@@ -30,7 +30,7 @@ class OnnxRuntimeEngine:
 
     name = sessions.ENGINE
     passes: Sequence[Pass] = ()
-    stored_options = ("graph_optimization",)
+    stored_options: Collection[str] = ("graph_optimization",)
     phases_alike = False
     concurrent = True  # a session may run in many threads at once, each with a binding of its own
 
