@@ -54,7 +54,7 @@ def build(name: str, layers: int) -> tuple[Any, bool]:
     )
 
     torch.manual_seed(0)
-    text = {
+    text: dict[str, Any] = {
         "hidden_size": 512,
         "intermediate_size": 1408,
         "num_attention_heads": 8,
@@ -136,9 +136,9 @@ class PeersShare:
 
         made, handed_over = partition.Partitioner.make_partitions, backend.compile_fx
 
-        def make_partitions(this: Any, graph_module: Any, options: Any) -> Any:
+        def make_partitions(self_: Any, graph_module: Any, options: Any) -> Any:
             before = _calls(graph_module)
-            after = made(this, graph_module, options)
+            after = made(self_, graph_module, options)
             self.graphs += 1
             self.all += before
             self.inside += before - _calls(after)
@@ -150,7 +150,7 @@ class PeersShare:
             self.all += _calls(graph_module)
             return handed_over(graph_module, *args, **kwargs)
 
-        partition.Partitioner.make_partitions = make_partitions
+        vars(partition)["Partitioner"].make_partitions = make_partitions
         backend.compile_fx = compile_fx
 
 
