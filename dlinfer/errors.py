@@ -403,3 +403,12 @@ class SessionCallError(DlinferError, ValueError):
 
     message = "the session has no {what} {name!r}: {detail}."
     next_step = "ask `session.get_graph_names()` and `session.signature(entry)` for what there is."
+
+
+class BatchCollectorError(DlinferError, ValueError):
+    """A sample does not fit into a BatchCollector, or there is no place for it."""
+
+    message = "the batch collector of {dtype} {shape}: {detail}."
+    next_step = (
+        "pass samples of the collector's dtype and of its sizes but the first, and free() what was run."
+    )

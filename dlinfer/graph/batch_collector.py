@@ -1,0 +1,140 @@
+"""Filling one batch sample by sample, each copied once, to where a session reads it (U15)."""
+
+import ctypes
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from dlinfer.errors import BatchCollectorError
+
+
+class BatchCollector:
+    """One tensor of a batch, and which of its samples are taken. Threads may collect at once.
+
+    With a session's own input (``session.get_input_tensor``) as ``tensor``, what is collected is what the next run
+    reads. The counterpart of MegEngine Lite's TensorBatchCollector.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.int8,
+        device: str | torch.device = "cpu",
+        *,
+        pin_memory: bool = False,
+        tensor: torch.Tensor | None = None,
+    ) -> None:
+        """shape: [batch, ...]. tensor: a contiguous one of this shape to fill; dtype and device are its own then
+        (S1-130). Raises BatchCollectorError."""
+        shape = tuple(shape)
+        if not shape or not all(type(size) is int and size >= 0 for size in shape):
+            raise self._error(shape, dtype, "a batch has at least one dimension, of whole numbers")
+        if tensor is None:
+            tensor = torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin_memory)
+        elif tuple(tensor.shape) != shape or not tensor.is_contiguous():
+            said = f"the tensor to fill is {tuple(tensor.shape)}" + (
+                "" if tensor.is_contiguous() else " with gaps"
+            )
+            raise self._error(shape, tensor.dtype, said)
+        self._tensor = tensor
+        self._free = set(range(shape[0]))
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def _error(shape: Sequence[int], dtype: torch.dtype, detail: str) -> BatchCollectorError:
+        return BatchCollectorError(shape=tuple(shape), dtype=dtype, detail=detail)
+
+    def _refused(self, detail: str) -> BatchCollectorError:
+        return self._error(self._tensor.shape, self._tensor.dtype, detail)
+
+    @property
+    def free_ids(self) -> list[int]:
+        """The samples that nothing was collected into since they were free, lowest first."""
+        with self._lock:
+            return sorted(self._free)
+
+    def collect(self, array: Any) -> int:
+        """Copy a sample, a numpy array or torch tensor of the batch's other sizes, into the first free place; gives
+        its id (S1-133). Raises BatchCollectorError where none is free or it does not fit."""
+        sample = self._sample(array)
+        batch_id = self._take()
+        self._tensor[batch_id].copy_(sample)
+        return batch_id
+
+    def collect_id(self, array: Any, batch_id: int) -> None:
+        """Copy a sample into the place ``batch_id``, whether it was free or not, in any order (S1-131)."""
+        if type(batch_id) is not int or not 0 <= batch_id < len(self._tensor):
+            raise self._refused(f"it has no sample {batch_id!r}")
+        sample = self._sample(array)
+        with self._lock:
+            self._free.discard(batch_id)
+        self._tensor[batch_id].copy_(sample)
+
+    def collect_by_ctypes(self, data: Any, length: int) -> int:
+        """Copy ``length`` bytes, which must be one sample, from a ``ctypes.c_void_p`` into the first free place; gives
+        its id (S1-132). That so many bytes may be read there is the caller's to know."""
+        address = (
+            data.value if isinstance(data, ctypes.c_void_p) else ctypes.cast(data, ctypes.c_void_p).value
+        )
+        expected = self._tensor[0].nbytes if len(self._tensor) else 0
+        if length != expected or (not address and length):
+            raise self._refused(f"{length} bytes at {address}, where a sample has {expected}")
+        sample = self._tensor[0].new_empty(0) if not length else self._at(address or 0, length)
+        batch_id = self._take()
+        self._tensor[batch_id].view(-1).copy_(sample)
+        return batch_id
+
+    def _at(self, address: int, length: int) -> torch.Tensor:
+        memory = (ctypes.c_byte * length).from_address(address)
+        return torch.frombuffer(memory, dtype=self._tensor.dtype)
+
+    def free(self, indexes: Iterable[int]) -> None:
+        """Say that samples may be collected anew; what they hold stays until then (S1-134, S1-137)."""
+        wanted = list(indexes)
+        for index in wanted:
+            if type(index) is not int or not 0 <= index < len(self._tensor):
+                raise self._refused(f"it has no sample {index!r}")
+        with self._lock:
+            self._free.update(wanted)
+
+    def get(self) -> torch.Tensor:
+        """The whole batch, where it lies (S1-135)."""
+        return self._tensor
+
+    def to_numpy(self) -> Any:
+        """A copy of the whole batch (S1-136). Raises BatchCollectorError for a dtype that numpy lacks."""
+        try:
+            return self._tensor.detach().cpu().numpy().copy()
+        except TypeError as cause:
+            raise self._refused(f"numpy has no {self._tensor.dtype}: use get()") from cause
+
+    def _take(self) -> int:
+        with self._lock:
+            if not self._free:
+                raise self._refused("all samples are taken: free() some first")
+            batch_id = min(self._free)
+            self._free.discard(batch_id)
+            return batch_id
+
+    def _sample(self, array: Any) -> torch.Tensor:
+        """A sample on its own memory, checked before a place is taken for it."""
+        import numpy
+
+        given = array
+        if isinstance(array, (numpy.ndarray, numpy.generic)):
+            given = numpy.asarray(array)
+            if any(stride < 0 for stride in given.strides) or not given.flags.writeable:
+                given = given.copy()  # torch has no such strides, and warns of memory that it must not write
+            try:
+                given = torch.from_numpy(given)
+            except TypeError as cause:
+                raise self._refused(f"a sample of numpy's {array.dtype}") from cause
+        if not isinstance(given, torch.Tensor):
+            raise self._refused(
+                f"a sample is a numpy array or a torch tensor, given was {type(array).__name__}"
+            )
+        if given.shape != self._tensor.shape[1:] or given.dtype != self._tensor.dtype:
+            raise self._refused(f"given was a sample of {given.dtype} {tuple(given.shape)}")
+        return given
