@@ -96,8 +96,9 @@ class ProcessTree:
                 f"still running after {timeout} s:\n{alive}\n{self.output()[-4000:]}"
             ) from None
 
-    def survivors(self, grace: float = 5) -> list[str]:
-        """What still runs some seconds after the command's end; helpers need a moment to see that it is gone."""
+    def survivors(self, grace: float = 20) -> list[str]:
+        """What still runs some seconds after the command's end: a helper that was being started then imports torch
+        before it can see that its parent is gone. What stays, stays for ever."""
         end = time.monotonic() + grace
         while (left := self.alive()) and time.monotonic() < end:
             time.sleep(0.05)
