@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,8 @@ def test_no_place_is_free():
         collector.collect(torch.zeros(3))
     with pytest.raises(BatchCollectorError, match="all samples are taken"):
         collector.collect(torch.zeros(3))
-    for wrong in (2, -1, "0", True):
+    wrongs: list[Any] = [2, -1, "0", True]
+    for wrong in wrongs:
         with pytest.raises(BatchCollectorError, match="no sample"):
             collector.free([0, wrong])
         with pytest.raises(BatchCollectorError, match="no sample"):
