@@ -46,6 +46,7 @@ THIRD_PARTY = {
     "dlinfer.vendor.onnxruntime": TORCH | {"numpy", "onnx", "onnxruntime", "onnxscript"},
     "dlinfer.vendor.openvino": TORCH | {"numpy", "openvino"},
     "dlinfer.vendor.qaic": TORCH | {"numpy", "onnx", "onnx_ir", "onnxruntime", "qaic", "yaml"},
+    "dlinfer.vendor.sophgo": TORCH | {"numpy"},
     "dlinfer.vendor": TORCH,
     "dlinfer.graph.onnx": TORCH | {"onnx", "onnx_ir", "onnxscript"},
     "dlinfer.graph.sealing": TORCH | {"cryptography"},

@@ -1,0 +1,46 @@
+"""Sophgo: the sail API and BMRuntime on a Sophgo chip or on the chip emulator, and the graph engine ``sophgo``.
+
+``from dlinfer.vendor.sophgo import sail``. Nothing of an SDK is loaded into this process: BMRuntime runs in a worker.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlinfer.vendor.base import Kernel, Probe, Vendor
+
+
+def _probe() -> Probe:
+    from dlinfer.vendor.sophgo.runtime import chips
+
+    found = chips.find()
+    return Probe(bool(found.chips), found.reason, found.advice)
+
+
+def _kernels() -> Mapping[str, Kernel]:
+    """Those of the host's best vendor: a chip runs whole graphs, what stays outside runs on the host."""
+    from dlinfer.vendor import discovery
+
+    hosts = [
+        vendor
+        for vendor in discovery.loadable()
+        if vendor.name != "sophgo" and vendor.serves("cpu") and discovery.probe(vendor).available
+    ]
+    return max(hosts, key=lambda vendor: vendor.priority).load_kernels()
+
+
+def _engine(name: str) -> Any:
+    from dlinfer.vendor.sophgo.engine import SophgoEngine
+
+    return SophgoEngine()
+
+
+VENDOR = Vendor(
+    name="sophgo",
+    device_type="cpu",
+    summary="Sophgo chips, or their emulator; tensors and what stays outside a graph are the host's",
+    probe=_probe,
+    load_kernels=_kernels,
+    engines=("sophgo",),
+    load_engine=_engine,
+    priority=-10,  # never a default: below the CPU's own kernels, above the reference
+)
