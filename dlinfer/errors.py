@@ -332,6 +332,44 @@ class QaicMetricsError(DlinferError, RuntimeError):
     next_step = "make the Session with that option."
 
 
+# --- Sophgo's compiler
+
+
+class SophgoOptionError(DlinferError, ValueError):
+    """An option of Sophgo's compiler or of the engine sophgo that does not exist or has no such value."""
+
+    message = "sophgo: {option}={given!r} is not valid. Expected {expected}."
+    next_step = "docs/sophgo_compile.md lists the options."
+
+
+class SophgoToolchainError(DlinferError, RuntimeError):
+    """Sophgo's compiler is not installed where dlinfer looks for it."""
+
+    message = "Sophgo's toolchain is not installed in {folder}."
+    next_step = "`dlinfer toolchain install sophgo` or `make toolchains` installs it."
+
+
+class SophgoCompileError(DlinferError, RuntimeError):
+    """Sophgo's compiler did not make what it was asked for."""
+
+    message = "{what} cannot be compiled to {target} by Sophgo's compiler: {detail}. Its log: {log}."
+    next_step = "read the log; another quantize or chip, or a smaller net, may be taken."
+
+
+class SophgoModelError(DlinferError, ValueError):
+    """A bmodel is not one that `dlinfer compile --engine sophgo` makes, or is asked for what it does not hold."""
+
+    message = "the bmodel {path!r} cannot be used to generate: {detail}."
+    next_step = "make it with `dlinfer compile --engine sophgo`; `model_tool --info` shows what it holds."
+
+
+class SophgoRunError(DlinferError, RuntimeError):
+    """A net of a bmodel failed while it ran."""
+
+    message = "net {net!r} failed on {chip}: {detail}."
+    next_step = "load the bmodel again; if it fails again, compile it again."
+
+
 class ArtifactError(DlinferError, RuntimeError):
     """Base of what can be wrong with an artifact's file; ``except ArtifactError`` takes them all."""
 
