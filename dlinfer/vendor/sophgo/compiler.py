@@ -52,31 +52,22 @@ def compile_onnx(
         return _kept(key) or _compiled(folder, key, model, name, chosen, calibration, progress)
 
 
-def combine(bmodels: Sequence[Path], progress: Progress | None = None, timeout: float = 3600.0) -> Path:
-    """One bmodel of several of one chip, as a file of the cache. Nets of one name become stages of one net.
+def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
+    """Write one bmodel of several of one chip; nets of one name become stages of one net.
 
-    Raises SophgoToolchainError and SophgoCompileError.
+    ``to`` appears whole or not at all. Raises SophgoToolchainError, SophgoCompileError and OSError.
     """
-    # The file's own time stamps differ between compilations; entries of the cache are told by their keys.
-    digest = hashlib.sha256(f"combine {_FORMAT} {process.compiler_version()}".encode())
-    for path in bmodels:
-        digest.update(path.name.encode() if path.parent == _folder() else path.read_bytes())
-    key = digest.hexdigest()[:32]
-    with _scratch() as folder:
-        kept = _kept(key)
-        if kept is not None:
-            return kept
-        if progress is not None:
-            progress("combine")
-        made = folder / "combined.bmodel"
-        log = folder / "log"
+    to = to.resolve()
+    with tempfile.TemporaryDirectory(prefix=".combining-", dir=to.parent) as scratch:
+        folder = Path(scratch)
+        made, log = folder / "combined.bmodel", folder / "log"
         command = [process.model_tool(), "--combine", *map(str, bmodels), "-o", str(made)]
         try:
             process.run(command, folder, log, timeout)
             _needed(made)
         except process.ProcessFailedError as failed:
-            raise _error(f"{len(bmodels)} bmodels", "one file", failed, log, key) from failed
-        return _store(made, key)
+            raise _error(f"{len(bmodels)} bmodels", to.name, failed, log, "combine") from failed
+        os.replace(made, to)
 
 
 def describe(bmodel: Path) -> str:
