@@ -332,6 +332,51 @@ class QaicMetricsError(DlinferError, RuntimeError):
     next_step = "make the Session with that option."
 
 
+# --- Sophgo
+
+
+class SophgoUnavailableError(DlinferError, RuntimeError):
+    """Something of Sophgo's that is needed is not on this machine: a chip or its emulator."""
+
+    message = "{what} is not available: {reason}."
+    next_step = "{advice}."
+
+
+class SophgoModelError(DlinferError, ValueError):
+    """A bmodel cannot be loaded: missing, not whole, for another chip, or refused by BMRuntime."""
+
+    message = "the bmodel {source} cannot be loaded: {detail}."
+    next_step = "{advice}."
+
+
+class SophgoCallError(DlinferError, ValueError):
+    """A call of the Sophgo runtime or of sail with something it does not take; nothing was changed."""
+
+    message = "{call}: {detail}."
+    next_step = "docs/sophgo.md says what each call takes."
+
+
+class SophgoRuntimeError(DlinferError, RuntimeError):
+    """BMRuntime or bmlib refused or failed; its worker goes on."""
+
+    message = "{chip} failed at {call!r} ({kind}): {detail}."
+    next_step = "if memory ran out, free tensors or use a smaller model; else check the model and its tensors."
+
+
+class SophgoWorkerError(DlinferError, RuntimeError):
+    """The process in which BMRuntime runs is gone, and with it every engine and tensor on its devices."""
+
+    message = "the worker of {chip} {how}; it was asked for {call!r}{log}."
+    next_step = "open the model again: a new engine starts a new worker."
+
+
+class SophgoTimeoutError(SophgoWorkerError, TimeoutError):
+    """BMRuntime did not answer in time; its worker was ended."""
+
+    message = "the worker of {chip} gave no answer to {call!r} in {seconds} seconds and was ended{log}."
+    next_step = "open the model again; DLINFER_SOPHGO_TIMEOUT sets the time."
+
+
 # --- Sophgo's compiler
 
 
@@ -356,18 +401,11 @@ class SophgoCompileError(DlinferError, RuntimeError):
     next_step = "read the log; another quantize or chip, or a smaller net, may be taken."
 
 
-class SophgoModelError(DlinferError, ValueError):
-    """A bmodel is not one that `dlinfer compile --engine sophgo` makes, or is asked for what it does not hold."""
+class SophgoLlmError(DlinferError, ValueError):
+    """A bmodel is no language model as `dlinfer compile --engine sophgo` makes them, or lacks what is asked of it."""
 
-    message = "the bmodel {path!r} cannot be used to generate: {detail}."
+    message = "the bmodel cannot be used to generate: {detail}."
     next_step = "make it with `dlinfer compile --engine sophgo`; `model_tool --info` shows what it holds."
-
-
-class SophgoRunError(DlinferError, RuntimeError):
-    """A net of a bmodel failed while it ran."""
-
-    message = "net {net!r} failed on {chip}: {detail}."
-    next_step = "load the bmodel again; if it fails again, compile it again."
 
 
 class ArtifactError(DlinferError, RuntimeError):

@@ -122,6 +122,20 @@ class Settings:
         _text,
         "folder of compiled graphs and kernels; empty is dlinfer in the user's cache folder",
     )
+    sophgo_emulate: str = _setting(
+        "",
+        "DLINFER_SOPHGO_EMULATE",
+        _choice("bm1684x", "bm1688"),
+        "Sophgo chip that is emulated as every device; empty is the machine's own chips, or without one the emulator "
+        "of the chip that a bmodel was made for",
+    )
+    sophgo_timeout: float = _setting(
+        600.0,
+        "DLINFER_SOPHGO_TIMEOUT",
+        _positive,
+        "seconds after which a call of Sophgo's runtime that has not come back (loading a bmodel, running a network) "
+        "is given up and its worker process ended",
+    )
     debug: str = _setting(
         "",
         "DLINFER_DEBUG",

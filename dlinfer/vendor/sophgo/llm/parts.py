@@ -22,7 +22,7 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import GraphReport
 from dlinfer.graph.values import function_of
 from dlinfer.vendor.sophgo.onnx_file import onnx_bytes_or_file
-from dlinfer.vendor.sophgo.translations import table
+from dlinfer.vendor.sophgo.translations import finite_table
 
 HIDDEN = -10000.0
 """Added to a score that may not be seen: far below any score, and a number in float16 too."""
@@ -45,7 +45,7 @@ class Part:
         graph_module = exported.captured.graph_module
         improve(graph_module, CompileOptions(), GraphReport(self.name, -1, "sophgo", "compile_folder"))
         function = function_of(Subgraph(graph_module, (), ()))
-        graph = export(function.graph_module, opset=OPSET, translations=table)
+        graph = export(function.graph_module, opset=OPSET, translations=finite_table)
         body = graph.model.graph
         held = len(exported.weights)
         weights = dict(zip(graph.inputs[:held], exported.weights, strict=True))

@@ -1,0 +1,138 @@
+"""Devices and their memory, by bmlib.
+
+Memory is known to the other side by a number; a place in it is a number, an offset and a count of bytes.
+"""
+
+import ctypes
+from itertools import count
+from typing import Any
+
+from .layout import DeviceMemory
+from .library import open_libraries
+
+_SUCCESS = 0
+_FAILURES = {
+    1: "device not ready",
+    2: "general failure",
+    3: "time-out",
+    4: "invalid parameter",
+    5: "not enough memory",
+    6: "data error",
+    7: "device busy",
+    8: "not supported yet",
+    9: "not supported",
+}
+
+
+class RefusedError(Exception):
+    """The C library said no; ``kind`` is what failed, for the other side to choose an error by."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
+class Memory:
+    """Memory of a device; ``owned`` where it was requested for a tensor, and not by the runtime for a network."""
+
+    def __init__(self, device: int, block: DeviceMemory, owned: bool) -> None:
+        self.device = device
+        self.block = block
+        self.owned = owned
+
+
+class Chip:
+    """The devices of one machine, or one emulated device by as many numbers as are asked for.
+
+    The emulator has a single device, number 0, which hands out any number of handles: device n is one more of them,
+    with memory of its own out of the same chip's.
+    """
+
+    def __init__(self, folder: str, emulated: bool) -> None:
+        self.bmlib, self.bmrt = open_libraries(folder)
+        self.emulated = emulated
+        self.handles: dict[int, int] = {}
+        self.memories: dict[int, Memory] = {}
+        self._numbers = count(1)
+
+    def open(self, device: int) -> dict[str, Any]:
+        """Request a device, once; what it says of itself. Raises RefusedError."""
+        if device not in self.handles:
+            self._check_number(device)
+            handle = ctypes.c_void_p()
+            self._done("device", self.bmlib.bm_dev_request(ctypes.byref(handle), 0 if self.emulated else device))
+            assert handle.value is not None  # success gives a handle
+            self.handles[device] = handle.value
+        chip, serial = ctypes.c_uint(), ctypes.create_string_buffer(256)
+        self._done("device", self.bmlib.bm_get_chipid(self.handles[device], ctypes.byref(chip)))
+        known = self.bmlib.bm_get_sn(self.handles[device], serial) == _SUCCESS
+        return {"chip_id": chip.value, "serial": serial.value.decode(errors="replace") if known else ""}
+
+    def _check_number(self, device: int) -> None:
+        """bmlib ends the process where a device does not exist."""
+        present = ctypes.c_int()
+        self._done("device", self.bmlib.bm_dev_getcount(ctypes.byref(present)))
+        if not self.emulated and device >= present.value:
+            raise RefusedError("device", f"this machine has {present.value} devices, numbered from 0")
+
+    def allocate(self, device: int, size: int) -> int:
+        """The number of ``size`` bytes on a device. Raises RefusedError."""
+        block = DeviceMemory()
+        status = self.bmlib.bm_malloc_device_byte(self.handles[device], ctypes.byref(block), size)
+        self._done("memory", status)
+        return self.know(Memory(device, block, owned=True))
+
+    def know(self, memory: Memory) -> int:
+        """Give memory a number."""
+        number = next(self._numbers)
+        self.memories[number] = memory
+        return number
+
+    def free(self, number: int) -> None:
+        """Give memory back, or only its number where the runtime owns it."""
+        memory = self.memories.pop(number)
+        if memory.owned:
+            self.bmlib.bm_free_device(self.handles[memory.device], memory.block)
+
+    def place(self, number: int, offset: int, size: int) -> DeviceMemory:
+        """The C structure of a place in memory."""
+        block = self.memories[number].block
+        return DeviceMemory(block.address + offset, block.reserved, block.dmabuf_fd, block.flags, size)
+
+    def write(self, number: int, offset: int, address: int, size: int) -> None:
+        """Copy ``size`` bytes of this process to a device."""
+        handle = self.handles[self.memories[number].device]
+        place = self.place(number, offset, size)
+        self._done("copy", self.bmlib.bm_memcpy_s2d_partial(handle, place, address, size))
+
+    def read(self, number: int, offset: int, address: int, size: int) -> None:
+        """Copy ``size`` bytes of a device to this process."""
+        handle = self.handles[self.memories[number].device]
+        place = self.place(number, offset, size)
+        self._done("copy", self.bmlib.bm_memcpy_d2s_partial(handle, address, place, size))
+
+    def copy(self, target: tuple[int, int], source: tuple[int, int], size: int) -> None:
+        """Copy bytes between two places of one device; a place is a number and an offset."""
+        handle = self.handles[self.memories[target[0]].device]
+        blocks = self.place(target[0], target[1], size), self.place(source[0], source[1], size)
+        self._done("copy", self.bmlib.bm_memcpy_d2d_byte(handle, blocks[0], 0, blocks[1], 0, size))
+
+    def fill(self, number: int, offset: int, size: int, pattern: bytes) -> None:
+        """Repeat ``pattern`` (1, 2 or 4 bytes) over ``size`` bytes of a device."""
+        handle = self.handles[self.memories[number].device]
+        value = ctypes.create_string_buffer(pattern, 4)
+        place = self.place(number, offset, size)
+        self._done("copy", self.bmlib.bm_memset_device_ext(handle, value, len(pattern), place))
+
+    def close(self) -> None:
+        """Give back all memory and every device; without this the C library ends the process with a fault."""
+        for number in list(self.memories):
+            self.free(number)
+        for handle in self.handles.values():
+            self.bmlib.bm_dev_free(handle)
+        self.handles.clear()
+
+    @staticmethod
+    def _done(kind: str, status: int) -> None:
+        if status != _SUCCESS:
+            raise RefusedError(kind, _FAILURES.get(status, f"bm_status_t {status}"))

@@ -1,0 +1,89 @@
+"""The structures of BMRuntime's C interface, as its public manual and headers lay them out on 64-bit Linux.
+
+Sources: the BMRuntime development manual of sophgo/libsophon (bm_tensor_t, bm_net_info_t, bm_stage_info_t, the
+functions), its header bmdef.h (order of the fields, bm_runtime_flag_t), and bmlib's manual (bm_mem_desc_t).
+"""
+
+import ctypes
+from ctypes import POINTER
+
+MAX_DIMS = 8
+
+# Bytes of an element, by bm_data_type_t. The 4-bit types have none of their own.
+ELEMENT_BYTES = {0: 4, 1: 2, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 4, 8: 2}
+
+
+class DeviceMemory(ctypes.Structure):
+    """bm_device_mem_t: where memory of a device begins and how many bytes it has."""
+
+    _fields_ = (
+        ("address", ctypes.c_ulong),
+        ("reserved", ctypes.c_uint),
+        ("dmabuf_fd", ctypes.c_int),
+        ("flags", ctypes.c_uint),
+        ("size", ctypes.c_uint),
+    )
+
+
+class Shape(ctypes.Structure):
+    """bm_shape_t."""
+
+    _fields_ = (("num_dims", ctypes.c_int), ("dims", ctypes.c_int * MAX_DIMS))
+
+    @classmethod
+    def of(cls, sizes: list[int]) -> "Shape":
+        """The structure of a shape of at most MAX_DIMS sizes."""
+        return cls(len(sizes), (ctypes.c_int * MAX_DIMS)(*sizes))
+
+    def sizes(self) -> list[int]:
+        """The shape as a list."""
+        return list(self.dims[: self.num_dims])
+
+
+class Tensor(ctypes.Structure):
+    """bm_tensor_t."""
+
+    _fields_ = (
+        ("dtype", ctypes.c_int),
+        ("shape", Shape),
+        ("memory", DeviceMemory),
+        ("store_mode", ctypes.c_int),
+    )
+
+
+class Stage(ctypes.Structure):
+    """bm_stage_info_t: the shapes of one shape profile, and the memory that the runtime gave its inputs and outputs."""
+
+    _fields_ = (
+        ("input_shapes", POINTER(Shape)),
+        ("output_shapes", POINTER(Shape)),
+        ("input_memories", POINTER(DeviceMemory)),
+        ("output_memories", POINTER(DeviceMemory)),
+    )
+
+
+class Network(ctypes.Structure):
+    """bm_net_info_t."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("is_dynamic", ctypes.c_bool),
+        ("input_num", ctypes.c_int),
+        ("input_names", POINTER(ctypes.c_char_p)),
+        ("input_dtypes", POINTER(ctypes.c_int)),
+        ("input_scales", POINTER(ctypes.c_float)),
+        ("output_num", ctypes.c_int),
+        ("output_names", POINTER(ctypes.c_char_p)),
+        ("output_dtypes", POINTER(ctypes.c_int)),
+        ("output_scales", POINTER(ctypes.c_float)),
+        ("stage_num", ctypes.c_int),
+        ("stages", POINTER(Stage)),
+        ("max_input_bytes", POINTER(ctypes.c_size_t)),
+        ("max_output_bytes", POINTER(ctypes.c_size_t)),
+        ("input_zero_points", POINTER(ctypes.c_int)),
+        ("output_zero_points", POINTER(ctypes.c_int)),
+        ("input_devices", POINTER(ctypes.c_int)),
+        ("output_devices", POINTER(ctypes.c_int)),
+        ("core_num", ctypes.c_int),
+        ("addr_mode", ctypes.c_int32),
+    )

@@ -1,0 +1,109 @@
+"""One loaded bmodel: what its networks are, and running them. By BMRuntime."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from .chip import Chip, Memory, RefusedError
+from .layout import Network, Shape, Tensor
+
+
+class Model:
+    """A bmodel on some devices of a chip; its first device runs what is not distributed."""
+
+    def __init__(self, chip: Chip, devices: list[int], flags: int | None) -> None:
+        self.chip = chip
+        self.devices = devices
+        self._memories: list[int] = []
+        handles = (ctypes.c_void_p * len(devices))(*(chip.handles[device] for device in devices))
+        self._runtime = chip.bmrt.bmrt_create_ex(handles, len(devices))
+        if not self._runtime:
+            raise RefusedError("load", "BMRuntime could not be created")
+        if flags is not None:
+            chip.bmrt.bmrt_set_flags(self._runtime, flags)
+
+    def load_file(self, path: str) -> None:
+        """Load a bmodel from a file. Raises RefusedError."""
+        self._loaded(lambda: self.chip.bmrt.bmrt_load_bmodel(self._runtime, path.encode()))
+
+    def load_bytes(self, address: int, size: int) -> None:
+        """Load a bmodel from memory, which may be given back afterwards. Raises RefusedError."""
+        self._loaded(lambda: self.chip.bmrt.bmrt_load_bmodel_data(self._runtime, address, size))
+
+    def _loaded(self, load: Callable[[], bool]) -> None:
+        if not load():
+            raise RefusedError("load", "BMRuntime refused it")
+
+    def describe(self) -> dict[str, Any]:
+        """All that bm_net_info_t says of every network, and numbers for the memory of its inputs and outputs."""
+        number = self.chip.bmrt.bmrt_get_network_number(self._runtime)
+        names = [self.chip.bmrt.bmrt_get_network_name(self._runtime, index) for index in range(number)]
+        return {
+            "flags": self.chip.bmrt.bmrt_get_flags(self._runtime),
+            "networks": [self._network(name) for name in names],
+        }
+
+    def _network(self, name: bytes) -> dict[str, Any]:
+        net: Network = self.chip.bmrt.bmrt_get_network_info(self._runtime, name).contents
+        return {
+            "name": name.decode(),
+            "is_dynamic": net.is_dynamic,
+            "addr_mode": net.addr_mode,
+            "core_num": net.core_num,
+            "stage_num": net.stage_num,
+            "inputs": self._tensors(net, "input"),
+            "outputs": self._tensors(net, "output"),
+        }
+
+    def _tensors(self, net: Network, side: str) -> list[dict[str, Any]]:
+        """What the network says of its inputs, or of its outputs."""
+        return [self._tensor(net, side, index) for index in range(getattr(net, f"{side}_num"))]
+
+    def _tensor(self, net: Network, side: str, index: int) -> dict[str, Any]:
+        device = self.devices[getattr(net, f"{side}_devices")[index]]
+        stages = [net.stages[stage] for stage in range(net.stage_num)]
+        return {
+            "name": getattr(net, f"{side}_names")[index].decode(),
+            "dtype": getattr(net, f"{side}_dtypes")[index],
+            "scale": getattr(net, f"{side}_scales")[index],
+            "zero_point": getattr(net, f"{side}_zero_points")[index],
+            "max_bytes": getattr(net, f"max_{side}_bytes")[index],
+            "device": device,
+            "shapes": [getattr(stage, f"{side}_shapes")[index].sizes() for stage in stages],
+            "memories": [self._runtime_memory(stage, side, index, device) for stage in stages],
+        }
+
+    def _runtime_memory(self, stage: Any, side: str, index: int, device: int) -> dict[str, int]:
+        block = getattr(stage, f"{side}_memories")[index]
+        copy = type(block).from_buffer_copy(block)
+        number = self.chip.know(Memory(device, copy, owned=False))
+        self._memories.append(number)
+        return {"number": number, "address": block.address, "size": block.size}
+
+    def run(self, name: str, inputs: list[Any], outputs: list[Any]) -> list[list[int]]:
+        """Run a network and wait for it. The shapes of the outputs. Raises RefusedError.
+
+        A tensor is [dtype, shape, memory's number, offset, bytes].
+        """
+        given = (Tensor * len(inputs))(*map(self._c_tensor, inputs))
+        taken = (Tensor * len(outputs))(*map(self._c_tensor, outputs))
+        ran = self.chip.bmrt.bmrt_launch_tensor_ex(
+            self._runtime, name.encode(), given, len(inputs), taken, len(outputs), True, False
+        )
+        if not ran:
+            raise RefusedError("launch", "BMRuntime refused to run it")
+        for device in self.devices:
+            status = self.chip.bmlib.bm_thread_sync(self.chip.handles[device])
+            if status:
+                raise RefusedError("launch", f"waiting for device {device} failed with bm_status_t {status}")
+        return [tensor.shape.sizes() for tensor in taken]
+
+    def _c_tensor(self, tensor: list[Any]) -> Tensor:
+        dtype, shape, number, offset, size = tensor
+        return Tensor(dtype, Shape.of(shape), self.chip.place(number, offset, size), 0)
+
+    def close(self) -> None:
+        """Give back the runtime with all that it holds."""
+        for number in self._memories:
+            self.chip.free(number)
+        self.chip.bmrt.bmrt_destroy(self._runtime)

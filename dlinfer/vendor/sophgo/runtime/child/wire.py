@@ -1,0 +1,34 @@
+"""Messages between dlinfer and a worker: a length, then JSON. Data of tensors goes by shared memory instead."""
+
+import json
+import socket
+import struct
+from typing import Any
+
+_LENGTH = struct.Struct("<I")
+
+
+class ClosedError(Exception):
+    """The other side is gone."""
+
+
+def send(connection: socket.socket, message: dict[str, Any]) -> None:
+    """Send one message. Raises OSError where the other side is gone."""
+    text = json.dumps(message).encode()
+    connection.sendall(_LENGTH.pack(len(text)) + text)
+
+
+def receive(connection: socket.socket) -> dict[str, Any]:
+    """Wait for one message. Raises ClosedError, and TimeoutError where the socket has a timeout."""
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    return json.loads(_exactly(connection, length))
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        piece = connection.recv(count - len(parts))
+        if not piece:
+            raise ClosedError
+        parts += piece
+    return bytes(parts)

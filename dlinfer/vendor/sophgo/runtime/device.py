@@ -1,0 +1,159 @@
+"""Devices by number, and memory on them. A device is shared by all that use it, and closed with the last of them.
+
+On a machine with chips, device n is chip n. Where chips are emulated every number is a device of one emulator, and
+the question is of which chip: DLINFER_SOPHGO_EMULATE says so; else the chip of the bmodel that is being opened;
+else, for a device that is asked for without a bmodel, that of the device of this number that is in use; else bm1684x.
+"""
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from dlinfer import settings
+from dlinfer.errors import SophgoCallError, SophgoUnavailableError
+from dlinfer.vendor.sophgo.runtime import chips, emulator
+from dlinfer.vendor.sophgo.runtime.worker import SHARED_BYTES, Worker
+
+LARGEST = 2**32 - 1  # bytes of one piece of memory: bmlib counts in an unsigned int
+MOST_DEVICES = 256
+_OTHER_CHIP = "compile the model for one of these, or run it on a machine with such a chip"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Bytes on a device: where they begin in memory that the worker knows by a number."""
+
+    number: int
+    offset: int
+    size: int
+
+
+class Device:
+    """A device of a chip.
+
+    number: as the caller counts; chip: its kind; serial: its serial number, empty where it has none.
+    """
+
+    def __init__(self, worker: Worker, number: int) -> None:
+        self.worker = worker
+        self.number = number
+        told = worker.call("open", device=number)
+        self.chip = chips.of_chip_id(told["chip_id"])
+        self.serial: str = told["serial"]
+
+    def allocate(self, size: int) -> "DeviceMemory":
+        """Memory of ``size`` bytes, not cleared. Raises SophgoRuntimeError where the device has no room."""
+        if not 0 < size <= LARGEST:
+            raise SophgoCallError(call="allocate", detail=f"{size} bytes; a tensor has 1 to {LARGEST} bytes")
+        number = self.worker.call("allocate", device=self.number, size=size)
+        memory = DeviceMemory(self, Place(number, 0, size), None)
+        weakref.finalize(memory, self.worker.discard, "free", number).atexit = False
+        return memory
+
+
+class DeviceMemory:
+    """Bytes on a device. ``keeper`` is whatever must live as long as they do: the model or the memory they are part
+    of. Offsets are in bytes, checked against the size. Raises SophgoCallError, and what a worker raises.
+    """
+
+    def __init__(self, device: Device, place: Place, keeper: Any) -> None:
+        self.device = device
+        self.place = place
+        self._keeper = keeper
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.place.size
+
+    def part(self, offset: int, size: int) -> "DeviceMemory":
+        """Some of these bytes, the same memory."""
+        self._check("part", offset, size)
+        return DeviceMemory(self.device, Place(self.place.number, self.place.offset + offset, size), self)
+
+    def write(self, data: memoryview, offset: int = 0) -> None:
+        """Copy bytes (a flat view) to the device."""
+        self._check("write", offset, data.nbytes)
+        for start in range(0, data.nbytes, SHARED_BYTES):
+            piece = data[start : start + SHARED_BYTES]
+            self.device.worker.put(piece, "write", **self._at(offset + start, piece.nbytes))
+
+    def read(self, data: memoryview, offset: int = 0) -> None:
+        """Fill ``data`` (a flat view of bytes that may be written) from the device."""
+        self._check("read", offset, data.nbytes)
+        for start in range(0, data.nbytes, SHARED_BYTES):
+            piece = data[start : start + SHARED_BYTES]
+            self.device.worker.get(piece, "read", **self._at(offset + start, piece.nbytes))
+
+    def fill(self, pattern: bytes) -> None:
+        """Repeat 1, 2 or 4 bytes over all of it."""
+        self.device.worker.call("fill", **self._at(0, self.size), pattern=pattern.hex())
+
+    def copy_from(self, source: "DeviceMemory", offset: int, source_offset: int, size: int) -> None:
+        """Copy bytes from memory of this or another device; between devices they go through this process."""
+        self._check("copy", offset, size)
+        source._check("copy", source_offset, size)
+        if source.device is self.device:
+            target = (self.place.number, self.place.offset + offset)
+            origin = (source.place.number, source.place.offset + source_offset)
+            self.device.worker.call("copy", target=target, source=origin, size=size)
+            return
+        data = memoryview(bytearray(size))
+        source.read(data, source_offset)
+        self.write(data, offset)
+
+    def _at(self, offset: int, size: int) -> dict[str, int]:
+        return {"number": self.place.number, "offset": self.place.offset + offset, "size": size}
+
+    def _check(self, call: str, offset: int, size: int) -> None:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            detail = f"{size} bytes from byte {offset} of memory that has {self.size}"
+            raise SophgoCallError(call=call, detail=detail)
+
+
+_lock = threading.RLock()
+_workers: "weakref.WeakValueDictionary[str, Worker]" = weakref.WeakValueDictionary()
+_devices: "weakref.WeakValueDictionary[tuple[int, int], Device]" = weakref.WeakValueDictionary()
+_latest: dict[int, "weakref.ref[Device]"] = {}  # number -> the device of it that a bmodel was opened on last
+
+
+def open_device(number: int, chip: str | None = None) -> Device:
+    """The device of a number; ``chip`` is that of a bmodel which is to run on it, for where chips are emulated.
+
+    Raises SophgoCallError for a number that no device has, SophgoUnavailableError where there is neither a chip nor
+    an emulator, and what a worker raises.
+    """
+    if type(number) is not int or not 0 <= number < MOST_DEVICES:
+        raise SophgoCallError(call="device", detail=f"{number!r} is no number of a device")
+    with _lock:
+        worker = _worker(number, chip)
+        device = _devices.get((worker.pid, number))
+        if device is None:
+            device = _devices[worker.pid, number] = Device(worker, number)
+        if chip is not None:
+            _latest[number] = weakref.ref(device)
+        return device
+
+
+def _worker(number: int, chip: str | None) -> Worker:
+    """The living worker of the chip that this device is, or a new one."""
+    emulate = settings.current().sophgo_emulate
+    found = chips.find()
+    libsophon = None if emulate else found.libsophon
+    name = emulate or chip or _in_use(number) or chips.DEFAULT_EMULATED
+    key = f"the emulator of {name}" if libsophon is None else "libsophon"
+    worker = _workers.get(key)
+    if worker is None or not worker.alive:
+        if libsophon is None and name not in chips.KINDS:
+            known = ", ".join(chips.KINDS)
+            raise SophgoUnavailableError(what=key, reason=f"emulators are known of {known}", advice=_OTHER_CHIP)
+        folder = libsophon or emulator.folder(name)
+        worker = _workers[key] = Worker(key, folder, emulated=libsophon is None)
+    return worker
+
+
+def _in_use(number: int) -> str | None:
+    """The chip of the device of this number that a bmodel was opened on last, while it lives."""
+    device = _latest.get(number, lambda: None)()
+    return device.chip if device is not None and device.worker.alive else None

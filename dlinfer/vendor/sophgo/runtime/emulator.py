@@ -1,0 +1,66 @@
+"""Where the chip emulators of the toolchain lie, and a folder for each that looks like libsophon's.
+
+The emulator of a chip is its ``libcmodel`` with the toolchain's own libbmlib and libbmrt; they find one another by
+fixed names in the folder that they are opened from.
+"""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from dlinfer.errors import SophgoUnavailableError
+from dlinfer.graph.cache import default_folder
+
+ADVICE = "install Sophgo's toolchain with `make toolchains` (or `dlinfer toolchain install sophgo`)"
+
+# Name that the libraries ask for -> file of the toolchain; {chip} is the chip's name.
+_LINKS = {
+    "libbmrt.so.1.0": "libbmrt.so.1.0",
+    "libbmlib.so.0": "libbmlib_bm1684x.so.0",
+    "libcmodel.so": "libcmodel_{chip}.so",
+    "libcpuop.so": "libcpuop.so",
+}
+
+
+def toolchain_libraries() -> Path | None:
+    """The folder of the toolchain's C libraries, or None where it is not installed."""
+    found = sorted((default_folder() / "toolchains/sophgo").glob("lib/python3.*/site-packages/tpu_mlir/lib"))
+    return found[0] if found else None
+
+
+def missing(chip: str) -> str:
+    """What the emulator of a chip lacks, or nothing."""
+    libraries = toolchain_libraries()
+    if libraries is None:
+        return "Sophgo's toolchain, which has the emulators, is not installed"
+    lacking = [name for name in _files(libraries, chip).values() if not name.exists()]
+    return f"the toolchain has no {', '.join(path.name for path in lacking)}" if lacking else ""
+
+
+def folder(chip: str) -> Path:
+    """A folder from which the emulator of a chip can be opened. Raises SophgoUnavailableError."""
+    lacking = missing(chip)
+    libraries = toolchain_libraries()
+    if lacking or libraries is None:
+        raise SophgoUnavailableError(what=f"the emulator of {chip}", reason=lacking, advice=ADVICE)
+    place = default_folder() / "sophgo" / "emulators" / chip
+    place.mkdir(parents=True, exist_ok=True)
+    for name, file in _files(libraries, chip).items():
+        _link(place / name, file)
+    return place
+
+
+def _files(libraries: Path, chip: str) -> dict[str, Path]:
+    return {name: libraries / file.format(chip=chip) for name, file in _LINKS.items()}
+
+
+def _link(link: Path, target: Path) -> None:
+    """Make or mend a link; another process may be doing the same."""
+    with contextlib.suppress(OSError):
+        if link.readlink() == target:
+            return
+    with tempfile.TemporaryDirectory(dir=link.parent) as scratch:
+        made = Path(scratch) / link.name
+        made.symlink_to(target)
+        os.replace(made, link)

@@ -1,0 +1,156 @@
+"""A bmodel on some devices: what its networks are, and running them on memory of these devices."""
+
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlinfer.errors import SophgoCallError, SophgoModelError, SophgoRuntimeError
+from dlinfer.vendor.sophgo.runtime import bmodel, chips
+from dlinfer.vendor.sophgo.runtime.device import Device, DeviceMemory, Place, open_device
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output of a network: dtype is a bm_data_type_t; shapes and memory are one a stage.
+
+    device: the number of the device that it lies on, as the caller counts.
+    max_bytes: what it takes in the largest stage.
+    memories: what the runtime gave it, which inference without memory of one's own uses.
+    """
+
+    name: str
+    dtype: int
+    scale: float
+    zero_point: int
+    max_bytes: int
+    device: int
+    shapes: tuple[tuple[int, ...], ...]
+    memories: tuple[DeviceMemory, ...]
+    addresses: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NetworkInfo:
+    """A named network of a bmodel. addr_mode: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4 io_reloc."""
+
+    name: str
+    is_dynamic: bool
+    addr_mode: int
+    core_num: int
+    stage_num: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor of a run: a bm_data_type_t, a shape and where it lies."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    memory: DeviceMemory
+
+    def wire(self) -> list[Any]:
+        """As a worker takes it."""
+        place = self.memory.place
+        return [self.dtype, list(self.shape), place.number, place.offset, place.size]
+
+
+class LoadedModel:
+    """A bmodel from a file or from bytes, given back with the last that refers to it.
+
+    devices: numbers; a bmodel for several devices takes as many. flags: bm_runtime_flag_t bits, None leaves
+    BMRuntime's own. Raises SophgoModelError for what is no bmodel, is not whole, is for another chip or more devices
+    than given, or that BMRuntime refuses; and what ``open_device`` raises.
+    """
+
+    def __init__(self, source: str | os.PathLike[str] | bytes, devices: Sequence[int], flags: int | None) -> None:
+        if not devices or len(set(devices)) != len(devices):
+            raise SophgoCallError(call="load", detail=f"devices {list(devices)}: one or more different numbers")
+        in_memory = isinstance(source, bytes)
+        header = bmodel.read_bytes(source) if in_memory else bmodel.read_file(Path(source))
+        self.source = "in memory" if in_memory else os.fspath(source)
+        self.chip = chips.of_bmodel(header.chip)
+        self._check_devices(header, devices)
+        self.devices = {number: open_device(number, self.chip) for number in devices}
+        self._check_chip()
+        self._worker = self.devices[devices[0]].worker
+        told = self._load(source, list(devices), flags)
+        self._number: int = told["number"]
+        weakref.finalize(self, self._worker.discard, "unload", self._number).atexit = False
+        self.flags: int = told["flags"]
+        self.networks = {each["name"]: self._network(each) for each in told["networks"]}
+
+    def _check_devices(self, header: bmodel.Header, devices: Sequence[int]) -> None:
+        if header.devices > len(devices):
+            detail = f"it runs on {header.devices} devices, and {len(devices)} were given"
+            raise SophgoModelError(source=self.source, detail=detail, advice="name as many devices")
+
+    def _check_chip(self) -> None:
+        for device in self.devices.values():
+            if device.chip != self.chip:
+                detail = f"it was made for {self.chip}, and device {device.number} is {device.chip}"
+                advice = f"compile the model for {device.chip}, or leave DLINFER_SOPHGO_EMULATE empty"
+                raise SophgoModelError(source=self.source, detail=detail, advice=advice)
+
+    def _load(self, source: Any, devices: list[int], flags: int | None) -> dict[str, Any]:
+        try:
+            if not isinstance(source, bytes):
+                path = str(Path(source).absolute())
+                return self._worker.call("load", devices=devices, flags=flags, path=path, size=0)
+            file = os.memfd_create("bmodel", os.MFD_CLOEXEC)
+            try:
+                _write_all(file, source)
+                size = len(source)
+                return self._worker.call("load", file, devices=devices, flags=flags, path=None, size=size)
+            finally:
+                os.close(file)
+        except SophgoRuntimeError as error:
+            detail = error.fields["detail"]
+            raise SophgoModelError(source=self.source, detail=detail, advice="compile it again") from None
+
+    def _network(self, told: dict[str, Any]) -> NetworkInfo:
+        sides = {side: tuple(self._tensor(each) for each in told.pop(side)) for side in ("inputs", "outputs")}
+        return NetworkInfo(**told, **sides)
+
+    def _tensor(self, told: dict[str, Any]) -> TensorInfo:
+        device = self.devices[told["device"]]
+        memories = told.pop("memories")
+        shapes = tuple(tuple(shape) for shape in told.pop("shapes"))
+        places = tuple(self._memory(device, each) for each in memories)
+        return TensorInfo(
+            **told, shapes=shapes, memories=places, addresses=tuple(each["address"] for each in memories)
+        )
+
+    @staticmethod
+    def _memory(device: Device, told: dict[str, int]) -> DeviceMemory:
+        """Memory that the runtime owns. It does not keep the model: that would be a circle."""
+        return DeviceMemory(device, Place(told["number"], 0, told["size"]), None)
+
+    def run(self, network: str, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> list[tuple[int, ...]]:
+        """Run a network and wait for its end; the outputs' memory is written. Gives the outputs' shapes.
+
+        Nothing is checked here but that all memory is of this model's worker: BMRuntime refuses what does not fit,
+        or ends the worker. Raises SophgoCallError, and what a worker raises.
+        """
+        for argument in (*inputs, *outputs):
+            if argument.memory.device.worker is not self._worker:
+                detail = f"a tensor of {argument.memory.device.worker.name} for a model on {self._worker.name}"
+                raise SophgoCallError(call="run", detail=detail)
+        shapes = self._worker.call(
+            "run",
+            model=self._number,
+            network=network,
+            inputs=[each.wire() for each in inputs],
+            outputs=[each.wire() for each in outputs],
+        )
+        return [tuple(shape) for shape in shapes]
+
+
+def _write_all(file: int, data: bytes) -> None:
+    """``os.write`` takes at most 2 GiB at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

@@ -1,0 +1,217 @@
+"""A worker process: started, asked, watched, and ended with everybody that used it.
+
+BMRuntime and the chip emulator end their process where something does not fit (an assertion, a segmentation fault)
+or wait for ever. In a worker that costs the worker: whoever waits gets an error with the last lines that it printed,
+and the next engine starts another one.
+"""
+
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from dlinfer import settings
+from dlinfer.errors import SophgoRuntimeError, SophgoTimeoutError, SophgoWorkerError
+from dlinfer.vendor.sophgo.runtime.child import wire
+
+SHARED_BYTES = 16 * 2**20
+_PACKAGE = Path(__file__).parent / "child"
+_PATIENCE = 10.0  # seconds in which a worker that is told to end has given its devices back
+_LOG_BYTES = 4096
+
+# Opens the package ``child`` under a name of its own: as a part of dlinfer it would bring torch with it.
+_START = """
+import importlib.util, sys
+folder = sys.argv.pop(1)
+spec = importlib.util.spec_from_file_location(
+    "sophgo_worker", folder + "/__init__.py", submodule_search_locations=[folder])
+sys.modules["sophgo_worker"] = importlib.util.module_from_spec(spec)
+from sophgo_worker.serve import main
+main()
+"""
+
+
+class Worker:
+    """One worker. Calls from several threads wait for each other; another process may not use it.
+
+    name: of the chip, for messages.
+    Raises SophgoRuntimeError where the C libraries in ``folder`` cannot be loaded.
+    """
+
+    def __init__(self, name: str, folder: Path, emulated: bool) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._unwanted: deque[tuple[str, int]] = deque()
+        self._log = tempfile.TemporaryFile()
+        self._memory = _shared_memory(SHARED_BYTES)
+        self.shared = mmap.mmap(self._memory, SHARED_BYTES)
+        self._wire, theirs = socket.socketpair()
+        try:
+            self._process = self._start(theirs)
+        finally:
+            theirs.close()
+            os.close(self._memory)
+        self._owner = os.getpid()
+        self._death = ""
+        self._end = weakref.finalize(self, _end, self._process, self._wire, self._owner)
+        self.call("start", folder=str(folder), emulated=emulated)
+
+    def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        numbers = (theirs.fileno(), self._memory)
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _START, str(_PACKAGE), *map(str, numbers), str(os.getpid())],
+            pass_fds=numbers,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,  # Ctrl-C is for the user's process
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return not self._death and self._process.poll() is None
+
+    def call(self, name: str, file: int | None = None, **arguments: Any) -> Any:
+        """Ask for something; ``file`` is an open file that goes with it.
+
+        Raises SophgoRuntimeError where the C library refuses, SophgoWorkerError where the worker is gone, and
+        SophgoTimeoutError where it does not answer in DLINFER_SOPHGO_TIMEOUT seconds and was ended for it.
+        """
+        with self._lock:
+            self._discard()
+            return self._ask(name, file, arguments)
+
+    def put(self, data: memoryview, name: str, **arguments: Any) -> None:
+        """Ask for something with at most SHARED_BYTES of data."""
+        with self._lock:
+            self._discard()
+            self.shared[: data.nbytes] = data
+            self._ask(name, None, arguments)
+
+    def get(self, data: memoryview, name: str, **arguments: Any) -> None:
+        """Ask for something that answers with data, of ``data``'s size, at most SHARED_BYTES."""
+        with self._lock:
+            self._discard()
+            self._ask(name, None, arguments)
+            with memoryview(self.shared) as shared:
+                data[:] = shared[: data.nbytes]
+
+    def discard(self, call: str, number: int) -> None:
+        """Have something given back, at once or before the next call.
+
+        Finalizers call this, at any moment and in any thread, also in the middle of a call; a dead worker has
+        given everything back already.
+        """
+        self._unwanted.append((call, number))
+        if self._lock.acquire(blocking=False):
+            try:
+                with contextlib.suppress(SophgoWorkerError, SophgoRuntimeError):
+                    self._discard()
+            finally:
+                self._lock.release()
+
+    def _discard(self) -> None:
+        """Give back what nobody wants: memory first, since models end with their runtime."""
+        wanted = {"free": "numbers", "unload": "models"}
+        gone: dict[str, list[int]] = {call: [] for call in wanted}
+        while self._unwanted:
+            call, number = self._unwanted.popleft()
+            gone[call].append(number)
+        for call, numbers in gone.items():
+            if numbers and self.alive and os.getpid() == self._owner:
+                self._ask(call, None, {wanted[call]: numbers})
+
+    def _ask(self, name: str, file: int | None, arguments: dict[str, Any]) -> Any:
+        self._check_usable(name)
+        self._forget_log()
+        seconds = settings.current().sophgo_timeout
+        self._wire.settimeout(seconds)
+        try:
+            wire.send(self._wire, {"call": name, **arguments})
+            if file is not None:
+                socket.send_fds(self._wire, [b"f"], [file])
+            answer = wire.receive(self._wire)
+        except TimeoutError:
+            self.kill()
+            self._death = f"gave no answer to {name!r} in {seconds:g} seconds and was ended"
+            raise SophgoTimeoutError(chip=self.name, call=name, seconds=f"{seconds:g}", log=self._tail()) from None
+        except (wire.ClosedError, OSError):
+            self._death = self._how_it_ended()
+            raise SophgoWorkerError(chip=self.name, how=self._death, call=name, log=self._tail()) from None
+        except BaseException:  # an interrupt: the answer to this call would be taken for that of the next
+            self.kill()
+            self._death = f"was ended when {name!r} was interrupted"
+            raise
+        if "refused" in answer:
+            detail = f"{answer['detail']}{self._tail()}"
+            raise SophgoRuntimeError(chip=self.name, kind=answer["refused"], call=name, detail=detail)
+        return answer["result"]
+
+    def _check_usable(self, name: str) -> None:
+        if os.getpid() != self._owner:
+            how = "belongs to the process that this one was forked from"
+        elif self._death:
+            how = self._death
+        else:
+            return
+        raise SophgoWorkerError(chip=self.name, how=how, call=name, log="")
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "closed its connection"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended itself with exit status {code}"
+
+    def kill(self) -> None:
+        """End it at once, whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+
+    def _forget_log(self) -> None:
+        os.ftruncate(self._log.fileno(), 0)
+        self._log.seek(0)
+
+    def _tail(self) -> str:
+        """What it printed during this call, as a part of a message."""
+        size = os.fstat(self._log.fileno()).st_size
+        data = os.pread(self._log.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES))
+        lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip("\0 ")]
+        return "; it printed: " + " | ".join(lines[-4:]) if lines else ""
+
+
+def _shared_memory(size: int) -> int:
+    """An open file of memory without a name, so that none stays behind whatever happens."""
+    file = os.memfd_create("dlinfer-sophgo", os.MFD_CLOEXEC)
+    os.ftruncate(file, size)
+    return file
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:
+    """Close the wire, at which the worker gives everything back and ends; by force where it does not."""
+    connection.close()
+    if os.getpid() != owner:
+        return
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
