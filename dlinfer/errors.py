@@ -360,7 +360,9 @@ class SophgoRuntimeError(DlinferError, RuntimeError):
     """BMRuntime or bmlib refused or failed; its worker goes on."""
 
     message = "{chip} failed at {call!r} ({kind}): {detail}."
-    next_step = "if memory ran out, free tensors or use a smaller model; else check the model and its tensors."
+    next_step = (
+        "if memory ran out, free tensors or use a smaller model; else check the model and its tensors."
+    )
 
 
 class SophgoWorkerError(DlinferError, RuntimeError):

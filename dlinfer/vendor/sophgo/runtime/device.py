@@ -147,7 +147,9 @@ def _worker(number: int, chip: str | None) -> Worker:
     if worker is None or not worker.alive:
         if libsophon is None and name not in chips.KINDS:
             known = ", ".join(chips.KINDS)
-            raise SophgoUnavailableError(what=key, reason=f"emulators are known of {known}", advice=_OTHER_CHIP)
+            raise SophgoUnavailableError(
+                what=key, reason=f"emulators are known of {known}", advice=_OTHER_CHIP
+            )
         folder = libsophon or emulator.folder(name)
         worker = _workers[key] = Worker(key, folder, emulated=libsophon is None)
     return worker

@@ -9,7 +9,8 @@ from typing import Any
 
 from dlinfer.errors import SophgoCallError, SophgoModelError, SophgoRuntimeError
 from dlinfer.vendor.sophgo.runtime import bmodel, chips
-from dlinfer.vendor.sophgo.runtime.device import Device, DeviceMemory, Place, open_device
+from dlinfer.vendor.sophgo.runtime.device import DeviceMemory, Place, open_device
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -17,7 +18,7 @@ class TensorInfo:
 
     device: the number of the device that it lies on, as the caller counts.
     max_bytes: what it takes in the largest stage.
-    memories: what the runtime gave it, which inference without memory of one's own uses.
+    places: the memory that the runtime gave it, for ``LoadedModel.memory``; addresses: where that lies on the device.
     """
 
     name: str
@@ -27,7 +28,7 @@ class TensorInfo:
     max_bytes: int
     device: int
     shapes: tuple[tuple[int, ...], ...]
-    memories: tuple[DeviceMemory, ...]
+    places: tuple[Place, ...]
     addresses: tuple[int, ...]
 
 
@@ -66,9 +67,13 @@ class LoadedModel:
     than given, or that BMRuntime refuses; and what ``open_device`` raises.
     """
 
-    def __init__(self, source: str | os.PathLike[str] | bytes, devices: Sequence[int], flags: int | None) -> None:
+    def __init__(
+        self, source: str | os.PathLike[str] | bytes, devices: Sequence[int], flags: int | None
+    ) -> None:
         if not devices or len(set(devices)) != len(devices):
-            raise SophgoCallError(call="load", detail=f"devices {list(devices)}: one or more different numbers")
+            raise SophgoCallError(
+                call="load", detail=f"devices {list(devices)}: one or more different numbers"
+            )
         in_memory = isinstance(source, bytes)
         header = bmodel.read_bytes(source) if in_memory else bmodel.read_file(Path(source))
         self.source = "in memory" if in_memory else os.fspath(source)
@@ -115,21 +120,23 @@ class LoadedModel:
         sides = {side: tuple(self._tensor(each) for each in told.pop(side)) for side in ("inputs", "outputs")}
         return NetworkInfo(**told, **sides)
 
-    def _tensor(self, told: dict[str, Any]) -> TensorInfo:
-        device = self.devices[told["device"]]
+    @staticmethod
+    def _tensor(told: dict[str, Any]) -> TensorInfo:
         memories = told.pop("memories")
-        shapes = tuple(tuple(shape) for shape in told.pop("shapes"))
-        places = tuple(self._memory(device, each) for each in memories)
         return TensorInfo(
-            **told, shapes=shapes, memories=places, addresses=tuple(each["address"] for each in memories)
+            **told,
+            shapes=tuple(tuple(shape) for shape in told.pop("shapes")),
+            places=tuple(Place(each["number"], 0, each["size"]) for each in memories),
+            addresses=tuple(each["address"] for each in memories),
         )
 
-    @staticmethod
-    def _memory(device: Device, told: dict[str, int]) -> DeviceMemory:
-        """Memory that the runtime owns. It does not keep the model: that would be a circle."""
-        return DeviceMemory(device, Place(told["number"], 0, told["size"]), None)
+    def memory(self, tensor: TensorInfo, stage: int) -> DeviceMemory:
+        """What the runtime gave an input or output of this model; it keeps the model."""
+        return DeviceMemory(self.devices[tensor.device], tensor.places[stage], self)
 
-    def run(self, network: str, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> list[tuple[int, ...]]:
+    def run(
+        self, network: str, inputs: Sequence[Argument], outputs: Sequence[Argument]
+    ) -> list[tuple[int, ...]]:
         """Run a network and wait for its end; the outputs' memory is written. Gives the outputs' shapes.
 
         Nothing is checked here but that all memory is of this model's worker: BMRuntime refuses what does not fit,
@@ -137,7 +144,9 @@ class LoadedModel:
         """
         for argument in (*inputs, *outputs):
             if argument.memory.device.worker is not self._worker:
-                detail = f"a tensor of {argument.memory.device.worker.name} for a model on {self._worker.name}"
+                detail = (
+                    f"a tensor of {argument.memory.device.worker.name} for a model on {self._worker.name}"
+                )
                 raise SophgoCallError(call="run", detail=detail)
         shapes = self._worker.call(
             "run",

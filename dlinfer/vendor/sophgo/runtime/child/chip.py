@@ -60,7 +60,9 @@ class Chip:
         if device not in self.handles:
             self._check_number(device)
             handle = ctypes.c_void_p()
-            self._done("device", self.bmlib.bm_dev_request(ctypes.byref(handle), 0 if self.emulated else device))
+            self._done(
+                "device", self.bmlib.bm_dev_request(ctypes.byref(handle), 0 if self.emulated else device)
+            )
             assert handle.value is not None  # success gives a handle
             self.handles[device] = handle.value
         chip, serial = ctypes.c_uint(), ctypes.create_string_buffer(256)

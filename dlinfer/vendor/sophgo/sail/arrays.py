@@ -1,0 +1,86 @@
+"""Numpy arrays on their way into tensors: which are taken, and as what."""
+
+from typing import Any
+
+import numpy as np
+
+from dlinfer.errors import SophgoCallError
+from dlinfer.vendor.sophgo.sail.types import NUMPY, OF_NUMPY, Dtype
+
+
+def refuse(call: str, detail: str) -> SophgoCallError:
+    """The error of a call of sail's."""
+    return SophgoCallError(call=f"sail.{call}", detail=detail)
+
+
+def taken(call: str, data: Any) -> np.ndarray:
+    """``data`` as an array that lies in one piece, 64-bit integers as 32-bit ones. Raises SophgoCallError."""
+    if not isinstance(data, np.ndarray):
+        raise refuse(call, f"{type(data).__name__} is no numpy.ndarray")
+    if data.dtype in (np.int64, np.uint64):
+        data = _narrowed(call, data)
+    if data.dtype not in OF_NUMPY:
+        raise refuse(call, f"{data.dtype} is no type of a tensor: {', '.join(map(str, OF_NUMPY))}")
+    if not data.size or not data.ndim:
+        raise refuse(call, f"an array of shape {list(data.shape)} holds nothing a tensor can be")
+    return np.ascontiguousarray(data)
+
+
+def _narrowed(call: str, data: np.ndarray) -> np.ndarray:
+    small = np.dtype(np.int32)
+    if data.size and not (np.iinfo(small).min <= data.min() and data.max() <= np.iinfo(small).max):
+        raise refuse(call, f"{data.dtype} values beyond int32, the widest integer of a chip")
+    return data.astype(small)
+
+
+def fitting(call: str, data: Any, dtype: Dtype) -> np.ndarray:
+    """``data`` for a tensor of ``dtype``; float16 is taken as its bits. Raises SophgoCallError."""
+    array = taken(call, data)
+    if array.dtype == np.float16 and dtype == Dtype.BM_FLOAT16:
+        return array.view(np.uint16)
+    if array.dtype != NUMPY[dtype]:
+        raise refuse(
+            call, f"an array of {data.dtype} for a tensor of {dtype.name}, which takes {NUMPY[dtype]}"
+        )
+    return array
+
+
+def shape_of(call: str, shape: Any) -> tuple[int, ...]:
+    """A shape of 1 to 8 sizes above 0. Raises SophgoCallError."""
+    try:
+        sizes = tuple(int(size) for size in shape)
+    except (TypeError, ValueError):
+        raise refuse(call, f"{shape!r} is no shape") from None
+    if not 1 <= len(sizes) <= 8 or min(sizes) < 1:
+        raise refuse(call, f"shape {list(sizes)}: 1 to 8 sizes of at least 1")
+    return sizes
+
+
+def to_bfloat16(values: Any) -> np.ndarray:
+    """Bits of bfloat16, rounded to nearest even, as a uint16 array. float32 in; NaN stays NaN."""
+    wide = np.ascontiguousarray(values, np.float32)
+    bits = wide.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(wide), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
+def encoded(values: np.ndarray, dtype: Dtype) -> np.ndarray:
+    """Numbers as elements of ``dtype``: integers rounded to nearest and held within its range."""
+    if dtype == Dtype.BM_BFLOAT16:
+        return to_bfloat16(values)
+    if dtype == Dtype.BM_FLOAT16:
+        return values.astype(np.float16).view(np.uint16)
+    kind = NUMPY[dtype]
+    if kind.kind == "f":
+        return values.astype(kind)
+    limits = np.iinfo(kind)
+    return np.clip(np.rint(values.astype(np.float64)), limits.min, limits.max).astype(kind)
+
+
+def decoded(array: np.ndarray, dtype: Dtype) -> np.ndarray:
+    """Elements of ``dtype`` as float32."""
+    if dtype == Dtype.BM_BFLOAT16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    if dtype == Dtype.BM_FLOAT16:
+        return array.view(np.float16).astype(np.float32)
+    return array.astype(np.float32)

@@ -1,0 +1,49 @@
+"""The three forms of ``EngineLLM(...)``."""
+
+import inspect
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from dlinfer.vendor.sophgo.runtime.loaded import LoadedModel
+from dlinfer.vendor.sophgo.sail.arrays import refuse
+
+_MOST_FLAGS = 2**32 - 1
+
+
+def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoadedModel:
+    """The model of a constructor's arguments. Raises SophgoCallError for none of the three forms."""
+    first = args[0] if args else kwargs.get("bmodel_path", kwargs.get("bmodel_bytes"))
+    if isinstance(first, (bytes, bytearray)):
+        form = _from_bytes
+    elif isinstance(first, (str, os.PathLike)):
+        form = _with_flags if len(args) + len(kwargs) == 3 else _from_file
+    else:
+        raise refuse("EngineLLM", f"{type(first).__name__} is neither a path nor the bytes of a bmodel")
+    try:
+        inspect.signature(form).bind(*args, **kwargs)
+    except TypeError as error:
+        raise refuse("EngineLLM", f"its arguments are none of its three forms: {error}") from None
+    return form(*args, **kwargs)
+
+
+def _from_file(bmodel_path: str, dev_ids: Sequence[int]) -> LoadedModel:
+    return LoadedModel(bmodel_path, _devices(dev_ids), None)
+
+
+def _from_bytes(bmodel_bytes: bytes, bmodel_size: int, dev_ids: Sequence[int]) -> LoadedModel:
+    if bmodel_size != len(bmodel_bytes):
+        raise refuse("EngineLLM", f"bmodel_size is {bmodel_size!r}, the bytes are {len(bmodel_bytes)}")
+    return LoadedModel(bytes(bmodel_bytes), _devices(dev_ids), None)
+
+
+def _with_flags(bmodel_path: str, flags: int, dev_ids: Sequence[int]) -> LoadedModel:
+    if not isinstance(flags, int) or isinstance(flags, bool) or not 0 <= flags <= _MOST_FLAGS:
+        raise refuse("EngineLLM", f"flags {flags!r} are no bits of sail.BmrtFlag")
+    return LoadedModel(bmodel_path, _devices(dev_ids), int(flags))
+
+
+def _devices(dev_ids: Any) -> list[int]:
+    if isinstance(dev_ids, (str, bytes)) or not isinstance(dev_ids, Sequence):
+        raise refuse("EngineLLM", f"dev_ids {dev_ids!r} is no list of numbers of devices")
+    return list(dev_ids)

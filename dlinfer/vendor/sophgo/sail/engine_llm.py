@@ -1,0 +1,286 @@
+"""sail.EngineLLM: the networks of a bmodel, for one or several devices, run by name.
+
+The calls are those of sophon-sail's document "sail.EngineLLM"; docs/sophgo.md has the table and what was chosen where
+the document leaves a choice.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+from dlinfer.errors import (
+    DlinferError,
+    SophgoCallError,
+    SophgoRuntimeError,
+    SophgoTimeoutError,
+    SophgoWorkerError,
+)
+from dlinfer.vendor.sophgo.runtime.loaded import LoadedModel, NetworkInfo, TensorInfo
+from dlinfer.vendor.sophgo.sail.arrays import refuse
+from dlinfer.vendor.sophgo.sail.bind import arguments
+from dlinfer.vendor.sophgo.sail.constructors import opened
+from dlinfer.vendor.sophgo.sail.tensor import Tensor
+from dlinfer.vendor.sophgo.sail.types import Dtype, Failure
+
+_logger = logging.getLogger("dlinfer")
+
+
+class EngineLLM:
+    """A bmodel on devices.
+
+    ``EngineLLM(bmodel_path, dev_ids)``: from a file.
+    ``EngineLLM(bmodel_bytes, bmodel_size, dev_ids)``: from memory; bmodel_size is the number of bytes.
+    ``EngineLLM(bmodel_path, flags, dev_ids)``: from a file, with flags of BMRuntime (``BmrtFlag``).
+
+    Raises SophgoModelError for what is no bmodel, is not whole, or is made for another chip or more devices;
+    SophgoCallError for other arguments; and what the runtime raises. The calls that ask about a graph raise
+    SophgoCallError for a graph, an index or a stage that does not exist.
+    """
+
+    @overload
+    def __init__(self, bmodel_path: str, dev_ids: Sequence[int]) -> None: ...
+    @overload
+    def __init__(self, bmodel_bytes: bytes, bmodel_size: int, dev_ids: Sequence[int]) -> None: ...
+    @overload
+    def __init__(self, bmodel_path: str, flags: int, dev_ids: Sequence[int]) -> None: ...
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._model: LoadedModel = opened(args, kwargs)
+        self._last_error: DlinferError | None = None
+
+    @property
+    def last_error(self) -> DlinferError | None:
+        """Why the last ``process`` failed, or None where it did not."""
+        return self._last_error
+
+    # --- running
+
+    def process(self, graph_name: str, input: Mapping[int, Tensor], output: Mapping[int, Tensor]) -> int:
+        """Run a graph on tensors' device memory and wait for it: index -> tensor, for every input and output.
+
+        Gives 0 where it ran, else a number of ``Failure``; nothing is raised. The reason is then ``last_error``, and
+        is logged. System memory is neither read nor written: ``sync_s2d`` the inputs before, ``sync_d2s`` the outputs
+        after. Inputs have the graph's types and, in a graph that is not dynamic, together the shapes of one stage.
+        """
+        try:
+            inputs, outputs = arguments(self._network(graph_name), input, output)
+            self._model.run(graph_name, inputs, outputs)
+        except SophgoTimeoutError as error:
+            return self._failed(Failure.TIMEOUT, graph_name, error)
+        except SophgoWorkerError as error:
+            return self._failed(Failure.WORKER, graph_name, error)
+        except SophgoRuntimeError as error:
+            return self._failed(Failure.RUNTIME, graph_name, error)
+        except SophgoCallError as error:
+            return self._failed(Failure.ARGUMENT, graph_name, error)
+        self._last_error = None
+        return int(Failure.NONE)
+
+    def _failed(self, failure: Failure, graph_name: str, error: DlinferError) -> int:
+        self._last_error = error
+        _logger.error("EngineLLM.process(%r) failed: %s", graph_name, error)
+        return int(failure)
+
+    # --- what there is
+
+    def get_device_ids(self) -> list[int]:
+        """The devices it was made with."""
+        return list(self._model.devices)
+
+    def get_graph_names(self) -> list[str]:
+        """The names of all graphs that were loaded."""
+        return list(self._model.networks)
+
+    def get_addr_mode(self, graph_name: str) -> int:
+        """How memory was assigned at compilation: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4 io_reloc."""
+        return self._network(graph_name).addr_mode
+
+    def get_stage_num(self, graph_name: str) -> int:
+        """For how many sets of shapes the graph was compiled."""
+        return self._network(graph_name).stage_num
+
+    def get_input_num(self, graph_name: str) -> int:
+        """How many inputs it has."""
+        return len(self._network(graph_name).inputs)
+
+    def get_output_num(self, graph_name: str) -> int:
+        """How many outputs it has."""
+        return len(self._network(graph_name).outputs)
+
+    def get_is_dynamic(self, graph_name: str) -> bool:
+        """Whether it takes any shape up to that of its stage, and not that shape alone."""
+        return self._network(graph_name).is_dynamic
+
+    def get_input_name(self, graph_name: str, index: int) -> str:
+        """The name of an input."""
+        return self._input(graph_name, index).name
+
+    def get_output_name(self, graph_name: str, index: int) -> str:
+        """The name of an output."""
+        return self._output(graph_name, index).name
+
+    def get_input_tensor_devid(self, graph_name: str, index: int) -> int:
+        """The number of the device that an input lies on."""
+        return self._input(graph_name, index).device
+
+    def get_output_tensor_devid(self, graph_name: str, index: int) -> int:
+        """The number of the device that an output lies on."""
+        return self._output(graph_name, index).device
+
+    def get_input_shape(self, graph_name: str, index: int, stage: int = 0) -> list[int]:
+        """The shape of an input in a stage."""
+        return _shape(graph_name, self._input(graph_name, index), stage)
+
+    def get_output_shape(self, graph_name: str, index: int, stage: int = 0) -> list[int]:
+        """The shape of an output in a stage."""
+        return _shape(graph_name, self._output(graph_name, index), stage)
+
+    def get_input_max_shape(self, graph_name: str, index: int) -> list[int]:
+        """The largest sizes that an input has in any stage."""
+        return _max_shape(self._input(graph_name, index))
+
+    def get_output_max_shape(self, graph_name: str, index: int) -> list[int]:
+        """The largest sizes that an output has in any stage."""
+        return _max_shape(self._output(graph_name, index))
+
+    def get_input_dtype(self, graph_name: str, index: int) -> Dtype:
+        """The type of an input's elements."""
+        return Dtype(self._input(graph_name, index).dtype)
+
+    def get_output_dtype(self, graph_name: str, index: int) -> Dtype:
+        """The type of an output's elements."""
+        return Dtype(self._output(graph_name, index).dtype)
+
+    def get_input_scale(self, graph_name: str, index: int) -> float:
+        """What an integer input's real values are multiplied with to give its elements; 1.0 for floating point."""
+        return self._input(graph_name, index).scale
+
+    def get_output_scale(self, graph_name: str, index: int) -> float:
+        """What an integer output's elements are multiplied with to give real values; 1.0 for floating point."""
+        return self._output(graph_name, index).scale
+
+    # --- tensors on the memory that the runtime gave to a graph
+
+    @overload
+    def get_input_tensors(self, graph_name: str, tensor_name: str, stage: int = 0) -> dict[int, Tensor]: ...
+    @overload
+    def get_input_tensors(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]: ...
+    def get_input_tensors(
+        self, graph_name: str, tensor_name: str | int | None = None, stage: int | None = None
+    ) -> dict[int, Tensor]:
+        """Index -> tensor of all inputs, or of those of a name, on the graph's own memory; empty where the graph's
+        addr_mode is not 1, and where no input has that name."""
+        network = self._network(graph_name)
+        return self._own(network, network.inputs, *_name_and_stage(tensor_name, stage))
+
+    def get_input_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
+        """An input on the graph's own memory; None where the graph's addr_mode is not 1."""
+        tensor = self._input(graph_name, index)
+        return self._tensor(graph_name, tensor, stage) if self.get_addr_mode(graph_name) == 1 else None
+
+    @overload
+    def get_output_tensors(self, graph_name: str, tensor_name: str, stage: int = 0) -> dict[int, Tensor]: ...
+    @overload
+    def get_output_tensors(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]: ...
+    def get_output_tensors(
+        self, graph_name: str, tensor_name: str | int | None = None, stage: int | None = None
+    ) -> dict[int, Tensor]:
+        """Index -> tensor of all outputs, or of those of a name, on the graph's own memory; empty where the graph's
+        addr_mode is not 1, and where no output has that name."""
+        network = self._network(graph_name)
+        return self._own(network, network.outputs, *_name_and_stage(tensor_name, stage))
+
+    def get_output_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
+        """An output on the graph's own memory; None where the graph's addr_mode is not 1."""
+        tensor = self._output(graph_name, index)
+        return self._tensor(graph_name, tensor, stage) if self.get_addr_mode(graph_name) == 1 else None
+
+    def get_input_tensors_addrmode0(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]:
+        """Index -> tensor of all inputs on the graph's own memory, in any addr_mode but the tagged ones.
+
+        In addr_mode 0 this memory is also the graph's working memory, and every graph's: what is in it lasts until
+        the next ``process``. Raises SophgoCallError in addr_mode 2 to 4, whose addresses are none of memory.
+        """
+        return self._any(graph_name, self._network(graph_name).inputs, stage)
+
+    def get_output_tensors_addrmode0(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]:
+        """Index -> tensor of all outputs on the graph's own memory, as ``get_input_tensors_addrmode0``."""
+        return self._any(graph_name, self._network(graph_name).outputs, stage)
+
+    def _own(
+        self, network: NetworkInfo, tensors: Sequence[TensorInfo], name: str | None, stage: int
+    ) -> dict[int, Tensor]:
+        _shape(network.name, tensors[0], stage)
+        if network.addr_mode != 1:
+            return {}
+        return {
+            index: self._tensor(network.name, tensor, stage)
+            for index, tensor in enumerate(tensors)
+            if name in (None, tensor.name)
+        }
+
+    def _any(self, graph_name: str, tensors: Sequence[TensorInfo], stage: int) -> dict[int, Tensor]:
+        if self.get_addr_mode(graph_name) not in (0, 1):
+            detail = (
+                f"graph {graph_name!r} has addr_mode {self.get_addr_mode(graph_name)}; its tags are no memory"
+            )
+            raise refuse("EngineLLM", detail)
+        return {index: self._tensor(graph_name, tensor, stage) for index, tensor in enumerate(tensors)}
+
+    def _tensor(self, graph_name: str, tensor: TensorInfo, stage: int) -> Tensor:
+        shape = _shape(graph_name, tensor, stage)
+        return Tensor.on(self._model.memory(tensor, stage), shape, Dtype(tensor.dtype))
+
+    # --- looking up
+
+    def _network(self, graph_name: str) -> NetworkInfo:
+        if graph_name not in self._model.networks:
+            known = ", ".join(self._model.networks)
+            raise refuse("EngineLLM", f"no graph {graph_name!r}; there are {known}")
+        return self._model.networks[graph_name]
+
+    def _input(self, graph_name: str, index: int) -> TensorInfo:
+        return _at(graph_name, self._network(graph_name).inputs, index, "input")
+
+    def _output(self, graph_name: str, index: int) -> TensorInfo:
+        return _at(graph_name, self._network(graph_name).outputs, index, "output")
+
+
+def _at(graph_name: str, tensors: Sequence[TensorInfo], index: int, side: str) -> TensorInfo:
+    if not _within(index, len(tensors)):
+        raise refuse("EngineLLM", f"graph {graph_name!r} has {side}s 0 to {len(tensors) - 1}, not {index!r}")
+    return tensors[index]
+
+
+def _shape(graph_name: str, tensor: TensorInfo, stage: int) -> list[int]:
+    if not _within(stage, len(tensor.shapes)):
+        raise refuse(
+            "EngineLLM", f"graph {graph_name!r} has stages 0 to {len(tensor.shapes) - 1}, not {stage!r}"
+        )
+    return list(tensor.shapes[stage])
+
+
+def _within(number: Any, count: int) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < count
+
+
+def _max_shape(tensor: TensorInfo) -> list[int]:
+    """The maximum of each size; where stages differ in their number of sizes, the stage of most elements."""
+    if len({len(shape) for shape in tensor.shapes}) > 1:
+        return list(max(tensor.shapes, key=_count))
+    return [max(sizes) for sizes in zip(*tensor.shapes, strict=True)]
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _name_and_stage(name: str | int | None, stage: int | None) -> tuple[str | None, int]:
+    """The two forms: (graph, stage) and (graph, name, stage)."""
+    if isinstance(name, str) or name is None:
+        return name, 0 if stage is None else stage
+    if stage is not None:
+        raise refuse("EngineLLM", f"tensor_name {name!r} is no str")
+    return None, name

@@ -1,0 +1,41 @@
+"""sail.Handle: a device by its number."""
+
+from dlinfer.errors import SophgoUnavailableError
+from dlinfer.vendor.sophgo.runtime import chips
+from dlinfer.vendor.sophgo.runtime.device import Device, open_device
+
+_TARGETS = {"bm1684x": "BM1684X", "bm1688": "BM1688"}
+
+
+class Handle:
+    """A device. Programs make handles before engines; where chips are emulated, what a device is shows with the first
+    bmodel on it, so a handle is the number, and the device is looked up when it is needed.
+
+    tpu_id: the device's number. Raises SophgoCallError for a number that is none, SophgoUnavailableError where there
+    is neither a chip nor an emulator, and SophgoRuntimeError where the machine's chips have no such device.
+    """
+
+    def __init__(self, tpu_id: int) -> None:
+        found = chips.find()
+        if not found.chips:
+            raise SophgoUnavailableError(what="a Sophgo device", reason=found.reason, advice=found.advice)
+        self._number = tpu_id
+        self._device: Device | None = open_device(tpu_id) if found.libsophon is not None else None
+
+    @property
+    def device(self) -> Device:
+        """The device as it is now; this handle keeps it open."""
+        self._device = open_device(self._number)
+        return self._device
+
+    def get_device_id(self) -> int:
+        """The device's number."""
+        return self._number
+
+    def get_sn(self) -> str:
+        """The device's serial number; empty where it has none, as an emulated one."""
+        return self.device.serial
+
+    def get_target(self) -> str:
+        """The kind of chip: "BM1684X", "BM1688"."""
+        return _TARGETS.get(self.device.chip, self.device.chip)

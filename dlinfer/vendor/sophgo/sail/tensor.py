@@ -1,0 +1,300 @@
+"""sail.Tensor: data in system memory, in a device's memory, or in both, which only its ``sync`` calls make equal."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, overload
+
+import numpy as np
+
+from dlinfer.vendor.sophgo.runtime.device import Device, DeviceMemory
+from dlinfer.vendor.sophgo.sail.arrays import decoded, encoded, fitting, refuse, shape_of, taken
+from dlinfer.vendor.sophgo.sail.handle import Handle
+from dlinfer.vendor.sophgo.sail.types import NUMPY, OF_NUMPY, Dtype
+
+
+class Tensor:
+    """Input or output of a network. Three ways to make one, as sophon-sail's documents give them:
+
+    ``Tensor(handle, data, own_sys_data=True, own_dev_data=True)``: of a numpy array's shape and type. The data goes
+    into system memory, which is the tensor's own copy, or without such memory to the device.
+    ``Tensor(handle, shape, dtype, own_sys_data, own_dev_data)``: system memory is zeros, device memory is not cleared.
+    ``Tensor(src, shape, offset)``: a part of another tensor's device memory, from element ``offset``; nothing is
+    copied, and src's memory lives as long as this tensor.
+
+    Elements of BM_FLOAT16 and BM_BFLOAT16 are numpy.uint16 on the host: their bits (``.view(numpy.float16)``).
+    Calls raise SophgoCallError for what does not fit, and what a worker raises.
+    """
+
+    @overload
+    def __init__(
+        self, handle: Handle, data: np.ndarray, own_sys_data: bool = True, own_dev_data: bool = True
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, handle: Handle, shape: Sequence[int], dtype: Dtype, own_sys_data: bool, own_dev_data: bool
+    ) -> None: ...
+    @overload
+    def __init__(self, src: "Tensor", shape: Sequence[int], offset: int) -> None: ...
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        made = _made("Tensor", _MAKERS[_form(args, kwargs)], args, kwargs)
+        self._shape, self._dtype, self._system, self._device, self._owns_device = made
+
+    @classmethod
+    def on(cls, memory: DeviceMemory, shape: Sequence[int], dtype: Dtype) -> "Tensor":
+        """A tensor of memory that something else owns, such as a network's input."""
+        tensor = cls.__new__(cls)
+        tensor._shape, tensor._dtype = tuple(shape), dtype
+        tensor._system, tensor._device, tensor._owns_device = None, memory, False
+        return tensor
+
+    # --- what it is
+
+    def shape(self) -> list[int]:
+        """Its sizes."""
+        return list(self._shape)
+
+    def dtype(self) -> Dtype:
+        """The type of its elements."""
+        return self._dtype
+
+    def size(self) -> int:
+        """How many elements it has."""
+        return prod(self._shape)
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return NUMPY[self._dtype].itemsize
+
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size() * self.element_size()
+
+    def own_sys_data(self) -> bool:
+        """Whether it has system memory."""
+        return self._system is not None
+
+    def own_dev_data(self) -> bool:
+        """Whether it has device memory of its own; a part of another tensor, or a network's tensor, has not."""
+        return self._owns_device
+
+    def device_id(self) -> int:
+        """The number of the device that it lies on, -1 where it has no device memory."""
+        return self._device.device.number if self._device is not None else -1
+
+    def device_memory(self) -> DeviceMemory:
+        """Where it lies on a device. Raises SophgoCallError where it has no device memory."""
+        if self._device is None:
+            raise refuse("Tensor", "it has no device memory (own_dev_data=False)")
+        return self._device
+
+    def reshape(self, shape: Sequence[int]) -> None:
+        """Give it other sizes; not more bytes than it was made with."""
+        sizes = shape_of("Tensor.reshape", shape)
+        room = self._system.nbytes if self._system is not None else self.device_memory().size
+        if prod(sizes) * self.element_size() > room:
+            detail = f"shape {list(sizes)} takes more than the {room} bytes that it was made with"
+            raise refuse("Tensor.reshape", detail)
+        self._shape = sizes
+
+    # --- data in and out
+
+    def asnumpy(self, shape: Sequence[int] | None = None) -> np.ndarray:
+        """A copy of what system memory holds, or without such memory of what the device holds.
+
+        shape: sizes of the array, of at most as many elements.
+        """
+        sizes = self._shape if shape is None else shape_of("Tensor.asnumpy", shape)
+        self._check_room("Tensor.asnumpy", prod(sizes))
+        return self._copied(prod(sizes)).reshape(sizes)
+
+    def update_data(self, data: np.ndarray) -> None:
+        """Write ``data`` over the first elements, in system memory or without such memory on the device.
+
+        data: of the tensor's type and at most its size; shapes may differ, the tensor keeps its own.
+        """
+        array = fitting("Tensor.update_data", data, self._dtype)
+        self._check_room("Tensor.update_data", array.size)
+        self._put(array)
+
+    def scale_from(self, data: np.ndarray, scale: float) -> None:
+        """Write ``data * scale`` into system memory. data: float32 or integers; integer tensors are rounded to the
+        nearest and held within their range."""
+        array = taken("Tensor.scale_from", data)
+        self._check_room("Tensor.scale_from", array.size)
+        if array.dtype not in (np.float32, np.int32):
+            raise refuse("Tensor.scale_from", f"{array.dtype} data; float32 or integers are scaled")
+        values = array.astype(np.float64) * np.float32(scale)
+        self._of_system("Tensor.scale_from")[: array.size] = encoded(values, self._dtype).ravel()
+
+    def scale_to(self, scale: float, shape: Sequence[int] | None = None) -> np.ndarray:
+        """What system memory holds, as float32, times ``scale``."""
+        sizes = self._shape if shape is None else shape_of("Tensor.scale_to", shape)
+        self._check_room("Tensor.scale_to", prod(sizes))
+        data = self._of_system("Tensor.scale_to")[: prod(sizes)]
+        return (decoded(data, self._dtype) * np.float32(scale)).reshape(sizes)
+
+    def memory_set(self, c: Any) -> None:
+        """Set every element to the number ``c``, as the tensor's type has it, wherever it has memory."""
+        element = encoded(np.array([c], np.float64), self._dtype)
+        if self._system is not None:
+            self._system[:] = element
+        if self._device is not None:
+            self._device.part(0, self.nbytes()).fill(element.tobytes())
+
+    def zeros(self) -> None:
+        """Set every element to 0."""
+        self.memory_set(0)
+
+    def ones(self) -> None:
+        """Set every element to 1."""
+        self.memory_set(1)
+
+    # --- between system and device memory
+
+    def sync_s2d(self, *args: Any, **kwargs: Any) -> None:
+        """Copy from system memory to the device: ``sync_s2d()`` all of it, ``sync_s2d(size)`` the first bytes,
+        ``sync_s2d(src, offset_src, offset_dst, len)`` elements of another tensor's system memory."""
+        call = "Tensor.sync_s2d"
+        source, (start, at, count) = self._range(call, args, kwargs)
+        data = _flat(source._of_system(call))[start : start + count]
+        self._device_of(call).write(data, at)
+
+    def sync_d2s(self, *args: Any, **kwargs: Any) -> None:
+        """Copy from the device to system memory: ``sync_d2s()`` all of it, ``sync_d2s(size)`` the first bytes,
+        ``sync_d2s(src, offset_src, offset_dst, len)`` elements of another tensor's device memory."""
+        call = "Tensor.sync_d2s"
+        source, (start, at, count) = self._range(call, args, kwargs)
+        data = _flat(self._of_system(call))[at : at + count]
+        source._device_of(call).read(data, start)
+
+    def sync_d2d(self, src: "Tensor", offset_src: int, offset_dst: int, len: int) -> None:
+        """Copy ``len`` elements of another tensor's device memory, which may be on another device."""
+        call = "Tensor.sync_d2d"
+        source, (start, at, count) = self._range(call, (src, offset_src, offset_dst, len), {})
+        self._device_of(call).copy_from(source._device_of(call), at, start, count)
+
+    def _range(self, call: str, args: Any, kwargs: Any) -> tuple["Tensor", tuple[int, int, int]]:
+        """(whose data, (its first byte, the first byte here, bytes)) of a sync's arguments."""
+        if not args and not kwargs:
+            return self, (0, 0, self.nbytes())
+        if len(args) + len(kwargs) == 1:
+            (size,) = (*args, *(kwargs.get(name) for name in kwargs))
+            if set(kwargs) - {"size"} or not _is_count(size) or size > self.nbytes():
+                raise refuse(call, f"size {size!r}: a number of bytes up to {self.nbytes()}")
+            return self, (0, 0, int(size))
+        src, start, at, count = _made(call, _four, args, kwargs)
+        if not isinstance(src, Tensor):
+            raise refuse(call, f"{type(src).__name__} is no sail.Tensor")
+        if src._dtype != self._dtype:
+            raise refuse(call, f"a tensor of {src._dtype.name} into one of {self._dtype.name}")
+        if not all(map(_is_count, (start, at, count))):
+            raise refuse(call, f"offsets {start!r}, {at!r} and length {count!r}: numbers of elements")
+        if start + count > src.size() or at + count > self.size():
+            detail = f"elements {start} to {start + count} of {src.size()} to {at} and on of {self.size()}"
+            raise refuse(call, detail)
+        width = self.element_size()
+        return src, (start * width, at * width, count * width)
+
+    # --- memory
+
+    def _copied(self, count: int) -> np.ndarray:
+        """The first elements, flat, of system memory or else of the device."""
+        if self._system is not None:
+            return self._system[:count].copy()
+        array = np.empty(count, NUMPY[self._dtype])
+        self.device_memory().read(_flat(array))
+        return array
+
+    def _put(self, array: np.ndarray) -> None:
+        if self._system is not None:
+            self._system[: array.size] = array.ravel()
+        else:
+            self.device_memory().write(_flat(array.ravel()))
+
+    def _of_system(self, call: str) -> np.ndarray:
+        if self._system is None:
+            raise refuse(call, "a tensor without system memory (own_sys_data=False)")
+        return self._system
+
+    def _device_of(self, call: str) -> DeviceMemory:
+        if self._device is None:
+            raise refuse(call, "a tensor without device memory (own_dev_data=False)")
+        return self._device
+
+    def _check_room(self, call: str, count: int) -> None:
+        if count > self.size():
+            raise refuse(call, f"{count} elements for a tensor of shape {list(self._shape)}")
+
+
+_Made = tuple[tuple[int, ...], Dtype, np.ndarray | None, DeviceMemory | None, bool]
+
+
+def _form(args: Any, kwargs: Any) -> str:
+    first = args[0] if args else kwargs.get("handle", kwargs.get("src"))
+    if isinstance(first, Tensor):
+        return "part"
+    if not isinstance(first, Handle):
+        raise refuse("Tensor", f"{type(first).__name__} is neither a sail.Handle nor a sail.Tensor")
+    second = args[1] if len(args) > 1 else kwargs.get("data", kwargs.get("shape"))
+    return "array" if isinstance(second, np.ndarray) else "shape"
+
+
+def _of_array(handle: Handle, data: Any, own_sys_data: bool = True, own_dev_data: bool = True) -> _Made:
+    array = taken("Tensor", data)
+    dtype = OF_NUMPY[array.dtype]
+    flat = np.array(array, copy=True).ravel().view(NUMPY[dtype])  # never the caller's own memory
+    if not own_sys_data and not own_dev_data:
+        raise refuse("Tensor", "data for a tensor with neither system nor device memory")
+    memory = _allocated(handle, flat.nbytes) if own_dev_data else None
+    if memory is not None and not own_sys_data:
+        memory.write(_flat(flat))
+    return array.shape, dtype, flat if own_sys_data else None, memory, own_dev_data
+
+
+def _of_shape(handle: Handle, shape: Any, dtype: Any, own_sys_data: bool, own_dev_data: bool) -> _Made:
+    sizes = shape_of("Tensor", shape)
+    if not isinstance(dtype, Dtype):
+        raise refuse("Tensor", f"{dtype!r} is no sail.Dtype")
+    system = np.zeros(prod(sizes), NUMPY[dtype]) if own_sys_data else None
+    size = prod(sizes) * NUMPY[dtype].itemsize
+    return sizes, dtype, system, _allocated(handle, size) if own_dev_data else None, bool(own_dev_data)
+
+
+def _part(src: Tensor, shape: Any, offset: int) -> _Made:
+    sizes = shape_of("Tensor", shape)
+    if not _is_count(offset) or offset + prod(sizes) > src.size():
+        raise refuse("Tensor", f"shape {list(sizes)} from element {offset!r} of {src.size()}")
+    width = src.element_size()
+    memory = src.device_memory().part(offset * width, prod(sizes) * width)
+    return sizes, src.dtype(), None, memory, False
+
+
+_MAKERS = {"array": _of_array, "shape": _of_shape, "part": _part}
+
+
+def _allocated(handle: Handle, size: int) -> DeviceMemory:
+    device: Device = handle.device
+    return device.allocate(size)
+
+
+def _four(src: Any, offset_src: Any, offset_dst: Any, len: Any) -> tuple[Any, Any, Any, Any]:
+    return src, offset_src, offset_dst, len
+
+
+def _made(call: str, maker: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """``maker(*args, **kwargs)``, where these are arguments that it takes."""
+    try:
+        inspect.signature(maker).bind(*args, **kwargs)
+    except TypeError as error:
+        raise refuse(call, f"its arguments are none of its forms: {error}") from None
+    return maker(*args, **kwargs)
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and number >= 0
+
+
+def _flat(array: np.ndarray) -> memoryview:
+    """The bytes of an array that lies in one piece."""
+    return memoryview(array.view(np.uint8))

@@ -1,0 +1,63 @@
+"""The enumerations of sail: data types, flags of the runtime, and why a ``process`` failed."""
+
+from enum import IntEnum, IntFlag
+
+import numpy as np
+
+
+class Dtype(IntEnum):
+    """Type of a tensor's elements, with the numbers of bm_data_type_t."""
+
+    BM_FLOAT32 = 0
+    BM_FLOAT16 = 1
+    BM_INT8 = 2
+    BM_UINT8 = 3
+    BM_INT16 = 4
+    BM_UINT16 = 5
+    BM_INT32 = 6
+    BM_UINT32 = 7
+    BM_BFLOAT16 = 8
+
+
+class BmrtFlag(IntFlag):
+    """Flags of BMRuntime for ``EngineLLM``, with the bits of bm_runtime_flag_t."""
+
+    BM_RUNTIME_AUTO = 0
+    BM_RUNTIME_SHARE_MEM = 1
+    BM_RUNTIME_CHECK_MEM = 2
+
+
+class Failure(IntEnum):
+    """What ``EngineLLM.process`` returns. ``engine.last_error`` has the reason of the last failure."""
+
+    NONE = 0
+    ARGUMENT = 1  # a tensor, a shape, an index or a name that the network does not take
+    RUNTIME = 2  # BMRuntime refused or failed
+    WORKER = 3  # the process in which BMRuntime ran is gone
+    TIMEOUT = 4  # it did not answer in time and was ended
+
+
+# numpy's type of each; both kinds of 16-bit floating point are handed over as their bits, as sail does.
+NUMPY = {
+    Dtype.BM_FLOAT32: np.dtype(np.float32),
+    Dtype.BM_FLOAT16: np.dtype(np.uint16),
+    Dtype.BM_INT8: np.dtype(np.int8),
+    Dtype.BM_UINT8: np.dtype(np.uint8),
+    Dtype.BM_INT16: np.dtype(np.int16),
+    Dtype.BM_UINT16: np.dtype(np.uint16),
+    Dtype.BM_INT32: np.dtype(np.int32),
+    Dtype.BM_UINT32: np.dtype(np.uint32),
+    Dtype.BM_BFLOAT16: np.dtype(np.uint16),
+}
+
+# What an array of each of numpy's types becomes. 64-bit integers become 32-bit ones where their values fit.
+OF_NUMPY = {
+    np.dtype(np.float32): Dtype.BM_FLOAT32,
+    np.dtype(np.float16): Dtype.BM_FLOAT16,
+    np.dtype(np.int8): Dtype.BM_INT8,
+    np.dtype(np.uint8): Dtype.BM_UINT8,
+    np.dtype(np.int16): Dtype.BM_INT16,
+    np.dtype(np.uint16): Dtype.BM_UINT16,
+    np.dtype(np.int32): Dtype.BM_INT32,
+    np.dtype(np.uint32): Dtype.BM_UINT32,
+}
