@@ -15,18 +15,12 @@ from torch import Tensor, nn
 
 from dlinfer.errors import CaptureError
 from dlinfer.graph.exporting import read_export
-from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.lower import improve
 from dlinfer.graph.onnx.export import OPSET, export
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import GraphReport
-from dlinfer.graph.values import function_of
 from dlinfer.vendor.sophgo.onnx_file import onnx_bytes_or_file
 from dlinfer.vendor.sophgo.translations import finite_table
-
-HIDDEN = -10000.0
-"""Added to a score that may not be seen: far below any score, and a number in float16 too."""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -44,8 +38,7 @@ class Part:
         exported = read_export(program, self.module, self.examples, None)
         graph_module = exported.captured.graph_module
         improve(graph_module, CompileOptions(), GraphReport(self.name, -1, "sophgo", "compile_folder"))
-        function = function_of(Subgraph(graph_module, (), ()))
-        graph = export(function.graph_module, opset=OPSET, translations=finite_table)
+        graph = export(graph_module, opset=OPSET, translations=finite_table)  # layers write nothing
         body = graph.model.graph
         held = len(exported.weights)
         weights = dict(zip(graph.inputs[:held], exported.weights, strict=True))
@@ -85,7 +78,7 @@ def head(model: Any) -> Part:
 def block(model: Any, index: int, tables: tuple[Tensor, Tensor], length: int) -> Part:
     """Layer ``index`` over a prompt from its start.
 
-    input_states [1, L, H], position_ids [1, L], attention_mask [1, 1, L, L] of 0 and HIDDEN -> hidden_states
+    input_states [1, L, H], position_ids [1, L], attention_mask [1, 1, L, L] of 0 and layout.HIDDEN -> hidden_states
     [1, L, H], present_k, present_v [1, L, KH, D].
     """
     config = model.config

@@ -122,10 +122,10 @@ class LoadedModel:
 
     @staticmethod
     def _tensor(told: dict[str, Any]) -> TensorInfo:
-        memories = told.pop("memories")
+        memories, shapes = told.pop("memories"), told.pop("shapes")
         return TensorInfo(
             **told,
-            shapes=tuple(tuple(shape) for shape in told.pop("shapes")),
+            shapes=tuple(tuple(shape) for shape in shapes),
             places=tuple(Place(each["number"], 0, each["size"]) for each in memories),
             addresses=tuple(each["address"] for each in memories),
         )
