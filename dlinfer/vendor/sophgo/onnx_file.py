@@ -5,7 +5,7 @@ floats of the graph are written as float32, which holds each of them exactly. It
 them: models come as 18, whose reductions take their axes as an input.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,22 @@ def hold(graph: OnnxGraph, weights: Mapping[str, torch.Tensor]) -> None:
         _widen_node(node)
         for value in node.outputs:
             _widen_type(value)
+
+
+def in_one_shape(graph: OnnxGraph, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Give inputs fixed sizes, and forget what the model said of sizes that follow from them."""
+    import onnx_ir
+
+    for value in graph.model.graph.inputs:
+        if value.name in shapes:
+            value.shape = onnx_ir.Shape([int(size) for size in shapes[value.name]])
+    for node in graph.model.graph.all_nodes():
+        for value in node.outputs:
+            value.shape = None if _is_open(value.shape) else value.shape
+
+
+def _is_open(shape: Any) -> bool:
+    return shape is not None and not all(isinstance(size, int) for size in shape)
 
 
 def _plain(weight: torch.Tensor) -> Any:
