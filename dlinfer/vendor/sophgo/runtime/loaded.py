@@ -122,12 +122,11 @@ class LoadedModel:
 
     @staticmethod
     def _tensor(told: dict[str, Any]) -> TensorInfo:
-        memories, shapes = told.pop("memories"), told.pop("shapes")
+        memories = told.pop("memories")
+        shapes = tuple(tuple(shape) for shape in told.pop("shapes"))
+        places = tuple(Place(each["number"], 0, each["size"]) for each in memories)
         return TensorInfo(
-            **told,
-            shapes=tuple(tuple(shape) for shape in shapes),
-            places=tuple(Place(each["number"], 0, each["size"]) for each in memories),
-            addresses=tuple(each["address"] for each in memories),
+            **told, shapes=shapes, places=places, addresses=tuple(each["address"] for each in memories)
         )
 
     def memory(self, tensor: TensorInfo, stage: int) -> DeviceMemory:

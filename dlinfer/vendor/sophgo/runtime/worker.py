@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import weakref
 from collections import deque
@@ -51,22 +50,21 @@ class Worker:
         self.name = name
         self._lock = threading.Lock()
         self._unwanted: deque[tuple[str, int]] = deque()
-        self._log = tempfile.TemporaryFile()
-        self._memory = _shared_memory(SHARED_BYTES)
-        self.shared = mmap.mmap(self._memory, SHARED_BYTES)
+        self._log = _memory_file(0)
+        memory = _memory_file(SHARED_BYTES)
+        self.shared = mmap.mmap(memory, SHARED_BYTES)
         self._wire, theirs = socket.socketpair()
         try:
-            self._process = self._start(theirs)
+            self._process = self._start(theirs.fileno(), memory)
         finally:
             theirs.close()
-            os.close(self._memory)
+            os.close(memory)
         self._owner = os.getpid()
         self._death = ""
-        self._end = weakref.finalize(self, _end, self._process, self._wire, self._owner)
+        self._end = weakref.finalize(self, _end, self._process, self._wire, self._log, self._owner)
         self.call("start", folder=str(folder), emulated=emulated)
 
-    def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        numbers = (theirs.fileno(), self._memory)
+    def _start(self, *numbers: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _START, str(_PACKAGE), *map(str, numbers), str(os.getpid())],
             pass_fds=numbers,
@@ -189,27 +187,28 @@ class Worker:
         self._process.wait()
 
     def _forget_log(self) -> None:
-        os.ftruncate(self._log.fileno(), 0)
-        self._log.seek(0)
+        os.ftruncate(self._log, 0)
+        os.lseek(self._log, 0, os.SEEK_SET)  # the worker writes where this file's one position is
 
     def _tail(self) -> str:
         """What it printed during this call, as a part of a message."""
-        size = os.fstat(self._log.fileno()).st_size
-        data = os.pread(self._log.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES))
+        size = os.fstat(self._log).st_size
+        data = os.pread(self._log, _LOG_BYTES, max(0, size - _LOG_BYTES))
         lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip("\0 ")]
         return "; it printed: " + " | ".join(lines[-4:]) if lines else ""
 
 
-def _shared_memory(size: int) -> int:
-    """An open file of memory without a name, so that none stays behind whatever happens."""
+def _memory_file(size: int) -> int:
+    """An open file in memory, without a name, so that none stays behind whatever happens."""
     file = os.memfd_create("dlinfer-sophgo", os.MFD_CLOEXEC)
     os.ftruncate(file, size)
     return file
 
 
-def _end(process: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:
+def _end(process: subprocess.Popen[bytes], connection: socket.socket, log: int, owner: int) -> None:
     """Close the wire, at which the worker gives everything back and ends; by force where it does not."""
     connection.close()
+    os.close(log)
     if os.getpid() != owner:
         return
     try:

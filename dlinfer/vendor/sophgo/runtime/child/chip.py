@@ -114,7 +114,15 @@ class Chip:
         self._done("copy", self.bmlib.bm_memcpy_d2s_partial(handle, address, place, size))
 
     def copy(self, target: tuple[int, int], source: tuple[int, int], size: int) -> None:
-        """Copy bytes between two places of one device; a place is a number and an offset."""
+        """Copy bytes between two places of one device; a place is a number and an offset.
+
+        Through this process where the chip is emulated: bm1688's emulator crashes at bm_memcpy_d2d_byte.
+        """
+        if self.emulated:
+            between = ctypes.create_string_buffer(size)
+            self.read(*source, ctypes.addressof(between), size)
+            self.write(*target, ctypes.addressof(between), size)
+            return
         handle = self.handles[self.memories[target[0]].device]
         blocks = self.place(target[0], target[1], size), self.place(source[0], source[1], size)
         self._done("copy", self.bmlib.bm_memcpy_d2d_byte(handle, blocks[0], 0, blocks[1], 0, size))

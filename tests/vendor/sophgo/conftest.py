@@ -1,0 +1,65 @@
+"""Tests of the vendor sophgo on the real runtime, with the chips emulated. They need Sophgo's toolchain."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlinfer import settings
+from dlinfer.vendor.sophgo import sail
+from dlinfer.vendor.sophgo.runtime import emulator
+from dlinfer.vendor.sophgo.runtime.device import Device, open_device
+from tests.vendor.sophgo import bmodels
+
+REASON = "Sophgo's toolchain is not installed: make toolchains"
+CHIPS = ("bm1684x", "bm1688")
+
+
+@pytest.fixture(scope="session")
+def toolchain() -> Path:
+    """The folder of the toolchain's libraries."""
+    found = emulator.toolchain_libraries()
+    if found is None:
+        pytest.skip(REASON)
+    return found
+
+
+@pytest.fixture(scope="session")
+def bmodel(toolchain: Path) -> Callable[[str], Path]:
+    """Path of a bmodel by the name of its recipe, compiled at first use."""
+    return bmodels.build
+
+
+@pytest.fixture(scope="session")
+def open_chips(toolchain: Path) -> Iterator[dict[str, Device]]:
+    """One device of each chip, open for the whole session, so that tests need not start workers."""
+    devices = {}
+    for chip in CHIPS:
+        with settings.override(sophgo_emulate=chip):
+            devices[chip] = open_device(200)
+    yield devices
+
+
+@pytest.fixture(params=CHIPS)
+def engine(request: pytest.FixtureRequest, bmodel, open_chips) -> sail.EngineLLM:
+    """Networks ``mlp`` with two stages and, on bm1684x, ``head``; on device 0."""
+    return sail.EngineLLM(str(bmodel(request.param)), [0])
+
+
+@pytest.fixture
+def llm(bmodel, open_chips) -> sail.EngineLLM:
+    """The engine of bm1684x with both networks."""
+    return sail.EngineLLM(str(bmodel("bm1684x")), [0])
+
+
+def numbers(rows: int, seed: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """float32 inputs x and bias [1, rows, 16]."""
+    random = np.random.RandomState(seed)
+    shape = (1, rows, bmodels.WIDTH)
+    return random.randn(*shape).astype(np.float32), random.randn(*shape).astype(np.float32)
+
+
+def relative(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The relative L2 distance."""
+    return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
