@@ -141,8 +141,8 @@ def _needed(made: Path) -> None:
         raise process.ProcessFailedError("it ended well but wrote no bmodel", ())
 
 
-_TELLING = ("Error", "error:", "assert", "Op not support", "not support", "unsupported", "failed")
-_NOISE = ("Traceback", "File ", "raise ")
+_TELLING = ("Error", "error:", "assert", "Assert", "not support", "unsupported", "failed")
+_NOISE = ("Traceback", 'File "', "raise ", "[Running]", "onnxsim opt failed", "_os_system(")
 
 
 def _error(
@@ -153,10 +153,8 @@ def _error(
     kept.parent.mkdir(parents=True, exist_ok=True)
     if log.is_file():
         shutil.copyfile(log, kept)
-    telling = [
-        line for line in failed.lines if any(word in line for word in _TELLING) and "[!Error]" not in line
-    ]
-    said = [line.strip() for line in (telling or failed.lines)[-4:] if not line.strip().startswith(_NOISE)]
+    lines = [line.strip() for line in failed.lines if not any(word in line for word in _NOISE)]
+    said = ([line for line in lines if any(word in line for word in _TELLING)] or lines)[-4:]
     detail = f"{failed}; it said: {' | '.join(said)}" if said else str(failed)
     return SophgoCompileError(what=what, target=target, detail=detail, log=str(kept))
 

@@ -1,6 +1,6 @@
 """A region's bmodel on a device: torch's tensors copied in and out by the dtypes that the net has."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -17,17 +17,18 @@ _DTYPES = {0: torch.float32, 1: torch.float16, 2: torch.int8, 3: torch.uint8, 6:
 class Net:
     """One net of a bmodel's file. Loaded at the first run, and anew after a worker that ended.
 
-    inputs, outputs: what the model has; the compiler keeps their order. One run at a time.
+    outputs: how many the model has; the compiler keeps their order, and drops inputs that nothing depends on.
+    One run at a time.
     """
 
-    def __init__(self, path: Path, device: int, inputs: int, outputs: Sequence[str]) -> None:
+    def __init__(self, path: Path, device: int, outputs: int) -> None:
         self._path = path
         self._device = device
-        self._counts = (inputs, len(outputs))
+        self._outputs = outputs
         self._model: LoadedModel | None = None
 
-    def run(self, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        """Run it, and write ``results``. Raises what a worker raises."""
+    def run(self, inputs: Mapping[str, Tensor], results: Sequence[Tensor]) -> None:
+        """Run it on inputs by their names, and write ``results``. Raises what a worker raises."""
         try:
             self._run(self._loaded(), inputs, results)
         except SophgoWorkerError:
@@ -38,19 +39,19 @@ class Net:
         if self._model is None:
             model = LoadedModel(self._path, [self._device], None)
             (net,) = model.networks.values()
-            found = (len(net.inputs), len(net.outputs))
-            if found != self._counts:
-                detail = f"the bmodel has {found} inputs and outputs, the region {self._counts}"
+            if len(net.outputs) != self._outputs:
+                detail = f"the bmodel has {len(net.outputs)} outputs, the region {self._outputs}"
                 raise SophgoRuntimeError(chip=model.chip, call="load", kind="layout", detail=detail)
             self._model = model
         return self._model
 
     @staticmethod
-    def _run(model: LoadedModel, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    def _run(model: LoadedModel, inputs: Mapping[str, Tensor], results: Sequence[Tensor]) -> None:
         (net,) = model.networks.values()
         given = [_argument(model, info) for info in net.inputs]
         taken = [_argument(model, info) for info in net.outputs]
-        for value, info, argument in zip(inputs, net.inputs, given, strict=True):
+        for info, argument in zip(net.inputs, given, strict=True):
+            value = inputs[info.name]
             _check(model, info, value)
             flat = value.detach().to(_DTYPES[info.dtype]).contiguous().reshape(-1)
             argument.memory.write(memoryview(flat.view(torch.uint8).numpy()))

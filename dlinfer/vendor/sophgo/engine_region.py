@@ -151,7 +151,7 @@ class Region:
         sizes = ", ".join(str(list(v.shape)) if isinstance(v, Tensor) else str(v) for _, v in moving)
         seconds = time.perf_counter() - start
         self._notes.append(f"bmodel {options.quantize} for {options.chip}, inputs {sizes}: {seconds:.1f} s")
-        return Net(path, self._chosen.device, len(moving) - _numbers(moving), self._outputs)
+        return Net(path, self._chosen.device, len(self._outputs))
 
     def _filled(
         self, weights: Sequence[Tensor], moving: Sequence[tuple[str, Any]]
@@ -182,12 +182,8 @@ class _Nets:
         if key not in self._nets:
             self._nets[key] = self._region.compiled(key, len(self._nets), self._weights, moving)
         results = self._region.results(inputs)
-        self._nets[key].run([value for _, value in moving if isinstance(value, Tensor)], results)
+        self._nets[key].run({name: value for name, value in moving if isinstance(value, Tensor)}, results)
         return results
-
-
-def _numbers(moving: Sequence[tuple[str, Any]]) -> int:
-    return sum(not isinstance(value, Tensor) for _, value in moving)
 
 
 def _floats(moving: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def in_opset_17(graph: OnnxGraph) -> None:
 def _as_initialiser(graph: OnnxGraph, node: Any) -> None:
     """A constant in the one form that the front end reads everywhere."""
     (value,) = node.outputs
-    held = initialiser(graph, value.name, _constant(value))
+    held = initialiser(graph, value.name, _content(node))
     value.replace_all_uses_with(held, replace_graph_outputs=True)
     graph.model.graph.remove(node, safe=True)
 
@@ -167,12 +167,18 @@ def _axes_as_attribute(node: Any) -> None:
 
 
 def _constant(value: Any) -> Any:
-    """The content of a value as numpy; None where only a run tells."""
+    """The content of a list of numbers, flat as numpy; None where only a run tells."""
     if value.const_value is not None:
         return value.const_value.numpy()
     node = value.producer()
-    if node is None or node.op_type != "Constant":
-        return None
+    if node is not None and node.op_type in ("Reshape", "Identity"):  # as torch.onnx writes a list of axes
+        before = _constant(node.inputs[0])
+        return None if before is None else before.reshape(-1)
+    return _content(node) if node is not None and node.op_type == "Constant" else None
+
+
+def _content(node: Any) -> np.ndarray:
+    """What a Constant holds."""
     (attribute,) = node.attributes.values()
     held = attribute.value
     if hasattr(held, "numpy"):

@@ -1,6 +1,7 @@
 """Translations to ONNX in the forms that Sophgo's compiler makes one op of, and without what it lacks."""
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +31,13 @@ def table() -> Mapping[Any, Any]:
         _ops.add_rms_norm.default: add_rms_norm,
         _aten.rms_norm.default: aten_rms_norm,
         _aten.scaled_dot_product_attention.default: _attention,
+        _aten.erf.default: erf,
+        _aten.clamp.default: clamp,
+        _aten.split.Tensor: split,
+        _aten.split_with_sizes.default: split_with_sizes,
+        _aten.chunk.default: chunk,
+        _aten.unbind.int: unbind,
+        _aten.conv2d.default: conv2d,
     }
 
 
@@ -107,3 +115,74 @@ def _repeated(x: Any, group: int) -> Any:
     heads = fixed(x, -3, "the number of KV heads")
     wide = op.Expand(op.Unsqueeze(x, [rank(x) - 2]), shape_of([*lead, heads, group, *rest]))
     return op.Reshape(wide, shape_of([*lead, heads * group, *rest]))
+
+
+# --- ops that torch.onnx writes as sequences or with casts, which the compiler has not
+
+
+def erf(self: Any) -> Any:
+    """The error function."""
+    return opset().Erf(self)
+
+
+def clamp(self: Any, min: float | None = None, max: float | None = None) -> Any:
+    """Between two numbers, either of which may be left out."""
+    op = opset()
+    at_least = self if min is None else op.Max(self, number(min, self))
+    return at_least if max is None else op.Min(at_least, number(max, self))
+
+
+def split(self: Any, split_size: int, dim: int = 0) -> list[Any]:
+    """Parts of one size; the last may be smaller."""
+    whole = fixed(self, dim, "the size that is split")
+    return _parts(self, [*range(0, whole, split_size), whole], dim)
+
+
+def split_with_sizes(self: Any, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
+    """Parts of given sizes."""
+    if not all(isinstance(size, int) for size in split_sizes):
+        raise Untranslated("parts of sizes that are no numbers")
+    return _parts(self, [0, *itertools.accumulate(split_sizes)], dim)
+
+
+def chunk(self: Any, chunks: int, dim: int = 0) -> list[Any]:
+    """At most so many parts of one size."""
+    return split(self, -(-fixed(self, dim, "the size that is split") // chunks), dim)
+
+
+def unbind(self: Any, dim: int = 0) -> list[Any]:
+    """Its slices, without the dimension."""
+    whole = fixed(self, dim, "the size that is taken apart")
+    return [opset().Squeeze(part, [dim]) for part in _parts(self, [*range(whole + 1)], dim)]
+
+
+def _parts(value: Any, borders: Sequence[int], dim: int) -> list[Any]:
+    op = opset()
+    pairs = itertools.pairwise(borders)
+    parts = [op.Slice(value, [start], [end], [dim % rank(value)]) for start, end in pairs]
+    for part in parts:
+        part.dtype = value.dtype
+    return parts
+
+
+def conv2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> Any:
+    """A convolution over two dimensions."""
+
+    def pair(value: Any) -> list[int]:
+        numbers = [int(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+        return numbers * 2 if len(numbers) == 1 else numbers
+
+    if rank(input) != 4:
+        raise Untranslated("conv2d without a batch")
+    given = (input, weight) if bias is None else (input, weight, bias)
+    return opset().Conv(
+        *given, strides=pair(stride), pads=pair(padding) * 2, dilations=pair(dilation), group=groups
+    )

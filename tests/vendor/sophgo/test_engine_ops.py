@@ -48,6 +48,7 @@ CASES = {
     "avg_pool2d": lambda v: F.avg_pool2d(v["image"], 2),
     "adaptive_avg_pool2d": lambda v: F.adaptive_avg_pool2d(v["image"], 1),
     "embedding": lambda v: F.embedding(v["ids"], v["w"]),
+    "silu_and_mul": lambda v: torch.ops.dlinfer.silu_and_mul(v["x"]),
     "attention": lambda v: F.scaled_dot_product_attention(v["x"][:, None], v["y"][:, None], v["x"][:, None]),
 }
 TOLERANCE = 1e-5
