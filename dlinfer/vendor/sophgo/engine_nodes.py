@@ -13,9 +13,9 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 OPS = frozenset(
     """
-    Abs Add AveragePool Cast Concat Constant Conv Div Erf Exp Expand Flatten Gather Gemm  Identity
+    Abs Add AveragePool Cast Concat Constant Conv Div Equal Erf Exp Expand Flatten Gather Gemm Identity
     LayerNormalization MatMul Max MaxPool Min Mul Neg Pad Pow Reciprocal ReduceMean ReduceSum Relu Reshape Shape
-    Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Transpose Unsqueeze
+    Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where
     """.split()
 )
 """ONNX ops that were run on the emulator against torch (tests/vendor/sophgo/test_engine_ops.py)."""
