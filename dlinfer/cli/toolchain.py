@@ -91,9 +91,7 @@ _ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
 
 
 def _takes(recipe: Toolchain) -> str:
-    return (
-        f"{gigabytes(recipe.installed_bytes)} of disk, and {gigabytes(recipe.download_bytes)} while it is made"
-    )
+    return f"{gigabytes(recipe.installed_bytes)} of disk, and {gigabytes(recipe.download_bytes)} while it is made"
 
 
 def _install_shown(recipe: Toolchain) -> None:

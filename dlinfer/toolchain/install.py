@@ -123,9 +123,7 @@ def _run(
             output.seek(0)
             lines = [line.strip() for line in output if line.strip()]
             detail = " | ".join(lines)[-1000:] or f"exit status {process.returncode}"
-            raise ToolchainInstallError(
-                toolchain=toolchain.name, command=" ".join(command), detail=detail
-            )
+            raise ToolchainInstallError(toolchain=toolchain.name, command=" ".join(command), detail=detail)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ def tensor(values):
     return Tensor(values)
 '''
 
-_EXTENSIONS = '''"""Stands in for onnxruntime_extensions, which tpu_mlir uses for custom ops of other frameworks only."""
+_EXTENSIONS = '''"""Stands in for onnxruntime_extensions, which tpu_mlir uses for ops that are not ONNX's."""
 
 
 class PyOp:
