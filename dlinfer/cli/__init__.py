@@ -27,6 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
     _add_explain(commands)
     _add_compile(commands)
+    _add_toolchain(commands)
     return parser
 
 
@@ -60,6 +61,22 @@ def _add_compile(commands: Any) -> None:
     command.set_defaults(run=compile.run)
 
 
+def _add_toolchain(commands: Any) -> None:
+    text = "install the compilers and runtimes of vendors whose packages need an older Python"
+    toolchain = commands.add_parser(
+        "toolchain", help=text, description=f"{text.capitalize()} (docs/toolchains.md)."
+    )
+    actions = toolchain.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
+    actions.add_parser("list", help="show which there are, and which are installed")
+    for name, what in (
+        ("install", "make their environments in the user's cache folder, where they are not there yet"),
+        ("path", "print where they lie"),
+        ("remove", "remove them"),
+    ):
+        actions.add_parser(name, help=what).add_argument("names", metavar="NAME", nargs="+")
+    toolchain.set_defaults(run=_toolchain)
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
@@ -86,3 +103,9 @@ def _explain(arguments: argparse.Namespace) -> int:
     from dlinfer.cli import explain
 
     return explain.run(arguments)
+
+
+def _toolchain(arguments: argparse.Namespace) -> int:
+    from dlinfer.cli import toolchain
+
+    return toolchain.run(arguments)

@@ -40,7 +40,7 @@ def compile_onnx(
     Inputs and outputs of the net have the dtype that ``quantize`` names (float32 for INT8), whole numbers are int32,
     and stand in the model's order; the compiler gives outputs names of its own.
 
-    Raises SophgoOptionError, SophgoToolchainError and SophgoCompileError.
+    Raises SophgoOptionError, ToolchainMissingError and SophgoCompileError.
     """
     chosen = options if options is not None else BmodelOptions()
     check_name(name)
@@ -55,7 +55,7 @@ def compile_onnx(
 def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
     """Write one bmodel of several of one chip; nets of one name become stages of one net.
 
-    ``to`` appears whole or not at all. Raises SophgoToolchainError, SophgoCompileError and OSError.
+    ``to`` appears whole or not at all. Raises ToolchainMissingError, SophgoCompileError and OSError.
     """
     to = to.resolve()
     with tempfile.TemporaryDirectory(prefix=".combining-", dir=to.parent) as scratch:
@@ -71,7 +71,7 @@ def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
 
 
 def describe(bmodel: Path) -> str:
-    """What Sophgo's own ``model_tool --info`` says of a bmodel. Raises SophgoToolchainError, SophgoCompileError."""
+    """What Sophgo's own ``model_tool --info`` says of a bmodel. Raises ToolchainMissingError, SophgoCompileError."""
     with _scratch() as folder:
         log = folder / "log"
         try:

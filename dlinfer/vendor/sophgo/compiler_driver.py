@@ -1,7 +1,7 @@
 """Run by the toolchain's Python, never imported by dlinfer: one ONNX file to a bmodel by Sophgo's own tools.
 
 ``python compiler_driver.py job.json`` in an empty folder, where ``job.json`` says what ``compiler`` wrote into it.
-Each step is announced on a line that begins with ``dlinfer step:``. Written for CPython 3.10, which the toolchain wants.
+Each step is announced on a line that begins with ``dlinfer step:``. It is written for CPython 3.10.
 
 The tools import torch and onnxruntime_extensions for trifles; both are stood in for, so neither need be installed.
 """

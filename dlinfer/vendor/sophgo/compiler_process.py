@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dlinfer.errors import SophgoToolchainError
-from dlinfer.graph.cache import default_folder
+from dlinfer.toolchain import Environment, find
+from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 STEP = "dlinfer step: "
-_PACKAGE = "lib/python3.10/site-packages/tpu_mlir"
 
 
 class ProcessFailedError(Exception):
@@ -23,30 +22,26 @@ class ProcessFailedError(Exception):
         self.lines = tuple(lines)
 
 
-def toolchain() -> Path:
-    """The folder of the toolchain's environment. Raises SophgoToolchainError where it is not installed."""
-    folder = default_folder() / "toolchains" / "sophgo"
-    if not (folder / _PACKAGE / "bin" / "model_tool").is_file() or not (folder / "bin" / "python").exists():
-        raise SophgoToolchainError(folder=str(folder))
-    return folder
+def toolchain() -> Environment:
+    """The toolchain's environment. Raises ToolchainMissingError where it is not installed."""
+    return find(TOOLCHAIN)
 
 
 def compiler_version() -> str:
-    """The version of tpu_mlir. Raises SophgoToolchainError."""
-    packages = (toolchain() / _PACKAGE).parent
-    found = sorted(path.name for path in packages.glob("tpu_mlir-*.dist-info"))
+    """Name and version of the compiler's package. Raises ToolchainMissingError."""
+    found = sorted(path.name for path in toolchain().site_packages.glob("tpu_mlir-*.dist-info"))
     return found[-1].removesuffix(".dist-info") if found else "tpu_mlir of unknown version"
 
 
 def driver_command(job: Path) -> list[str]:
     """The command that compiles what a job's file says."""
     driver = Path(__file__).with_name("compiler_driver.py")
-    return [str(toolchain() / "bin" / "python"), "-s", str(driver), str(job)]
+    return [str(toolchain().python), "-s", str(driver), str(job)]
 
 
 def model_tool() -> str:
     """The path of the tool that combines and describes bmodels."""
-    return str(toolchain() / _PACKAGE / "bin" / "model_tool")
+    return str(toolchain().site_packages / "tpu_mlir" / "bin" / "model_tool")
 
 
 def run(
@@ -111,10 +106,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _environment() -> dict[str, str]:
     """The caller's, without what leads Python or the loader to the caller's packages."""
     taken = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_"))}
-    package = toolchain() / _PACKAGE
+    package = toolchain().site_packages / "tpu_mlir"
     libraries = [package / "lib", package / "lib" / "capi", package / "lib" / "third_party"]
     taken["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))
-    taken["PATH"] = os.pathsep.join([str(toolchain() / "bin"), taken.get("PATH", os.defpath)])
+    taken["PATH"] = os.pathsep.join([str(toolchain().scripts), taken.get("PATH", os.defpath)])
     taken["PYTHONDONTWRITEBYTECODE"] = "1"
     taken.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
     return taken

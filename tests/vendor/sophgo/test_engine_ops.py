@@ -53,7 +53,10 @@ CASES = {
         v["x"][:, None], v["y"][:, None], v["x"][:, None], attn_mask=v["mask"]
     ),
     "grouped attention": lambda v: F.scaled_dot_product_attention(
-        v["x"].view(2, 4, 4, 8), v["y"][:, :, :8].reshape(2, 2, 4, 8), v["y"][:, :, 8:].reshape(2, 2, 4, 8), enable_gqa=True
+        v["x"].view(2, 4, 4, 8),
+        v["y"][:, :, :8].reshape(2, 2, 4, 8),
+        v["y"][:, :, 8:].reshape(2, 2, 4, 8),
+        enable_gqa=True,
     ),
     "attention": lambda v: F.scaled_dot_product_attention(v["x"][:, None], v["y"][:, None], v["x"][:, None]),
 }
@@ -130,7 +133,7 @@ def test_the_cases_are_all_ops_of_the_table():
         (lambda x: x.cumsum(1), "CumSum"),
         (lambda x: x > 0, "it gives bool"),
         (lambda x: x.argmax(-1), "it gives int64"),
-        (lambda x: torch.rand_like(x), "random"),
+        (torch.rand_like, "random"),
         (lambda x: x.double(), "it gives float64"),
         (lambda x: x.sort(-1).values, "it gives int64"),
     ],

@@ -56,7 +56,7 @@ def compile_folder(
     """Write the bmodel of the model in ``folder`` to ``to``, whole or not at all.
 
     Each net is kept in the cache by its content, so that a second call, or one with another stage, compiles only
-    what is new. Raises ModelFolderError, UnsupportedFeatureError, SophgoToolchainError, SophgoCompileError, OSError.
+    what is new. Raises ModelFolderError, UnsupportedFeatureError, ToolchainMissingError, SophgoCompileError, OSError.
     """
     chosen = options if options is not None else LlmOptions()
     toolchain()  # before minutes are spent on loading

@@ -197,8 +197,5 @@ class _Buffers:
 
         self.ids, self.positions = (tensor(0, sail.Dtype.BM_INT32) for _ in range(2))
         self.states, self.spare = (tensor(sizes.hidden) for _ in range(2))
-        self.keys, self.values = (sail.Tensor(handle, self._kv(sizes, length), sizes.dtype, False, True) for _ in range(2))
-
-    @staticmethod
-    def _kv(sizes: Layout, length: int) -> tuple[int, ...]:
-        return (1, length, sizes.heads, sizes.row // sizes.heads)
+        row = (1, length, sizes.heads, sizes.row // sizes.heads)
+        self.keys, self.values = (sail.Tensor(handle, row, sizes.dtype, False, True) for _ in range(2))

@@ -18,8 +18,8 @@ class Layout:
     """Sizes of a model, and the stages of its nets.
 
     lengths: of prompts that one prefill takes, ascending. embedding_stages, block_stages: length -> stage of the net;
-    the embedding has one for a single token too. capacity: tokens that the KV cache holds. heads: KV heads. row: elements of a token's
-    keys, or values, in a layer. dtype: of hidden states, masks and caches.
+    the embedding has one for a single token too. capacity: tokens that the KV cache holds. heads: KV heads.
+    row: elements of a token's keys, or values, in a layer. dtype: of hidden states, masks and caches.
     """
 
     layers: int
