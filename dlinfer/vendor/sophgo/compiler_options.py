@@ -54,7 +54,9 @@ class BmodelOptions:
             raise SophgoOptionError(option="cores", given=self.cores, expected=expected)
         if not _is_number(self.group_size) or self.group_size < 0 or self.group_size % 32:
             raise SophgoOptionError(
-                option="group_size", given=self.group_size, expected="a multiple of 32, or 0 for whole columns"
+                option="group_size",
+                given=self.group_size,
+                expected="a multiple of 32, or 0 for whole columns",
             )
         if not isinstance(self.dynamic, bool):
             raise SophgoOptionError(option="dynamic", given=self.dynamic, expected="True or False")

@@ -11,7 +11,14 @@ from dlinfer.errors import SophgoRuntimeError, SophgoWorkerError
 from dlinfer.vendor.sophgo.runtime.loaded import Argument, LoadedModel, TensorInfo
 
 # By the numbers of bm_data_type_t.
-_DTYPES = {0: torch.float32, 1: torch.float16, 2: torch.int8, 3: torch.uint8, 6: torch.int32, 8: torch.bfloat16}
+_DTYPES = {
+    0: torch.float32,
+    1: torch.float16,
+    2: torch.int8,
+    3: torch.uint8,
+    6: torch.int32,
+    8: torch.bfloat16,
+}
 
 
 class Net:
@@ -70,5 +77,7 @@ def _argument(model: LoadedModel, info: TensorInfo) -> Argument:
 
 def _check(model: LoadedModel, info: TensorInfo, value: Tensor) -> None:
     if prod(info.shapes[0]) != value.numel():
-        detail = f"{info.name} has {list(info.shapes[0])} in the bmodel, and {list(value.shape)} in the region"
+        detail = (
+            f"{info.name} has {list(info.shapes[0])} in the bmodel, and {list(value.shape)} in the region"
+        )
         raise SophgoRuntimeError(chip=model.chip, call="run", kind="layout", detail=detail)

@@ -45,7 +45,9 @@ class SophgoOptions:
         if made.quantize not in (AUTO, *QUANTIZE):
             _refuse("quantize", made.quantize, f"one of {', '.join((AUTO, *QUANTIZE))}")
         if made.chip == "bm1690":
-            _refuse("chip", made.chip, "bm1684x or bm1688: dlinfer compiles for bm1690, and has no runtime for it")
+            _refuse(
+                "chip", made.chip, "bm1684x or bm1688: dlinfer compiles for bm1690, and has no runtime for it"
+            )
         try:
             made.compiler(torch.float32)
         except SophgoOptionError as error:

@@ -64,9 +64,7 @@ class Region:
         self._sizes = reader(sizes_of([fake(node).shape for node in results], fakes))
         self._dtypes = [fake(node).dtype for node in results]
         self._dtype = _floating(fakes, self._dtypes)
-        self._limits = [
-            (self._names.index(name), rows) for name, rows in lookups(function.graph_module)
-        ]
+        self._limits = [(self._names.index(name), rows) for name, rows in lookups(function.graph_module)]
         written = {index for index in function.writes if index is not None}
         self._held = [
             index

@@ -119,7 +119,9 @@ def _widen_node(node: Any) -> None:
             node.attributes["value"] = onnx_ir.AttrTensor("value", _float32(tensor))
 
 
-_REDUCTIONS = frozenset(f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split())
+_REDUCTIONS = frozenset(
+    f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()
+)
 
 
 def in_opset_17(graph: OnnxGraph) -> None:

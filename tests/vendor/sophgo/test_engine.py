@@ -47,9 +47,7 @@ class Attention(nn.Module):
     def forward(self, x, mask):
         batch, length, hidden = x.shape
         q = self.query(x).view(batch, length, self.heads, -1).transpose(1, 2)
-        k, v = (
-            one(x).view(batch, length, self.shared, -1).transpose(1, 2) for one in (self.key, self.value)
-        )
+        k, v = (one(x).view(batch, length, self.shared, -1).transpose(1, 2) for one in (self.key, self.value))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         return self.out(y.transpose(1, 2).reshape(batch, length, hidden))
 

@@ -74,7 +74,9 @@ def values() -> dict[str, torch.Tensor]:
         "x": random(2, 8, 16),
         "y": random(2, 8, 16).abs() + 0.5,
         "image": random(1, 4, 8, 8),
-        "mask": torch.full((8, 8), -torch.inf).triu(1).index_fill(0, torch.tensor([2]), -torch.inf),  # one sees nothing
+        "mask": torch.full((8, 8), -torch.inf)
+        .triu(1)
+        .index_fill(0, torch.tensor([2]), -torch.inf),  # one sees nothing
         "ids": torch.tensor([[0, 5, 11, 3]]),
         "w": random(12, 16),
         "b": random(12),
@@ -120,7 +122,9 @@ def test_the_cases_are_all_ops_of_the_table():
     names, tensors = list(given), list(given.values())
     written = set()
     for name in CASES:
-        region = subgraph(lambda *args, name=name: fitting(name, dict(zip(names, args, strict=True))), *tensors)
+        region = subgraph(
+            lambda *args, name=name: fitting(name, dict(zip(names, args, strict=True))), *tensors
+        )
         model = export(function_of(region).graph_module, translations=table).to_bytes()
         written |= {node.op_type for node in onnx.ModelProto.FromString(model).graph.node}
     assert written <= OPS

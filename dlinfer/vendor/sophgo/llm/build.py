@@ -35,10 +35,14 @@ class LlmOptions:
 
     def __post_init__(self) -> None:
         if self.compiler.quantize == "INT8":
-            expected = "F32, F16, BF16, or weights of 8 or 4 bits (W8F16, W4BF16, ...): INT8 wants calibration"
+            expected = (
+                "F32, F16, BF16, or weights of 8 or 4 bits (W8F16, W4BF16, ...): INT8 wants calibration"
+            )
             raise SophgoOptionError(option="quantize", given="INT8", expected=f"{expected} of each net")
         if self.compiler.dynamic:
-            raise SophgoOptionError(option="dynamic", given=True, expected="False: a model's lengths are stages")
+            raise SophgoOptionError(
+                option="dynamic", given=True, expected="False: a model's lengths are stages"
+            )
         if self.seq_length < 2:
             raise SophgoOptionError(option="seq_length", given=self.seq_length, expected="2 tokens or more")
         stages = tuple(self.stages) or (self.seq_length,)

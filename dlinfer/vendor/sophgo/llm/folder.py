@@ -53,9 +53,7 @@ def _config(folder: Path) -> Any:
 
 def _refuse(config: Any, seq_length: int) -> None:
     if config.model_type not in MODEL_TYPES:
-        raise _unsupported(
-            f"model_type {config.model_type!r}", f"models that are: {', '.join(MODEL_TYPES)}"
-        )
+        raise _unsupported(f"model_type {config.model_type!r}", f"models that are: {', '.join(MODEL_TYPES)}")
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in FIXED_ROPES:

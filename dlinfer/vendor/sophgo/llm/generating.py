@@ -119,7 +119,9 @@ class Generator:
             detail = f"a prompt is one token or more, of 0 to {sizes.vocabulary - 1}"
             raise SophgoLlmError(detail=detail)
         if max_new_tokens < 1 or len(prompt) + max_new_tokens - 1 > sizes.capacity:
-            detail = f"{len(prompt)} tokens of prompt and {max_new_tokens} new ones; it holds {sizes.capacity}"
+            detail = (
+                f"{len(prompt)} tokens of prompt and {max_new_tokens} new ones; it holds {sizes.capacity}"
+            )
             raise SophgoLlmError(detail=f"{detail}, the last new one aside, and gives 1 or more")
 
     def _prefill(self, prompt: Sequence[int]) -> np.ndarray:

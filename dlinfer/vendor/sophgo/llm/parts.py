@@ -22,6 +22,7 @@ from dlinfer.graph.report import GraphReport
 from dlinfer.vendor.sophgo.onnx_file import onnx_bytes_or_file
 from dlinfer.vendor.sophgo.translations import finite_table
 
+
 @dataclass(frozen=True)
 class Part:
     """One net. name: of the net; nets of one name are its stages. inputs, outputs: names in the ONNX model."""
