@@ -47,7 +47,7 @@ THIRD_PARTY = {
     "dlinfer.vendor.onnxruntime": TORCH | {"numpy", "onnx", "onnxruntime", "onnxscript"},
     "dlinfer.vendor.openvino": TORCH | {"numpy", "openvino"},
     "dlinfer.vendor.qaic": TORCH | {"numpy", "onnx", "onnx_ir", "onnxruntime", "qaic", "yaml"},
-    "dlinfer.vendor.sophgo.compiler_driver": {"numpy", "pymlir", "tpu_mlir"},  # in the toolchain's Python
+    "dlinfer.vendor.sophgo.compiler_driver": {"numpy"},  # run by the toolchain's Python
     "dlinfer.vendor.sophgo.llm": TORCH | {"numpy", "transformers"},
     "dlinfer.vendor.sophgo": TORCH | {"numpy", "onnx", "onnx_ir"},
     "dlinfer.vendor": TORCH,

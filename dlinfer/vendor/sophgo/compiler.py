@@ -131,7 +131,8 @@ def _calibration_files(folder: Path, calibration: Sequence[Mapping[str, np.ndarr
     paths = []
     for index, inputs in enumerate(calibration):
         path = folder / f"calibration_{index}.npz"
-        np.savez(path, **dict(inputs))
+        arrays: Any = dict(inputs)
+        np.savez(path, **arrays)
         paths.append(str(path))
     return paths
 

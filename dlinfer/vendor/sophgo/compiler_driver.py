@@ -6,6 +6,7 @@ Each step is announced on a line that begins with ``dlinfer step:``. It is writt
 The tools import torch and onnxruntime_extensions for trifles; both are stood in for, so neither need be installed.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -18,9 +19,8 @@ def main(path):
     with open(path) as file:
         job = json.load(file)
     _stand_in()
-    import tpu_mlir  # sets the search paths of its tools
-
-    root = os.path.dirname(tpu_mlir.__file__)
+    tools = importlib.import_module("tpu_mlir")  # sets the search paths of its tools
+    root = str(tools.__path__[0])
     sys.path[:0] = [os.path.join(root, "python"), os.path.join(root, "python", "tools")]
     _announce("transform")
     _tool(root, "model_transform", job["transform"])
@@ -47,8 +47,8 @@ def _tool(root, name, arguments):
 def _calibrate(job):
     """Write the largest and smallest value of each tensor over all calibration inputs as the compiler's table."""
     import numpy
-    import pymlir
 
+    pymlir = importlib.import_module("pymlir")
     pymlir.set_mem_mode("value_mem")  # keeps every tensor in memory of its own
     module = pymlir.module()
     module.load(job["mlir"])
@@ -69,12 +69,13 @@ def _calibrate(job):
 def _stand_in():
     """Stand in for two packages, of which the ONNX front end uses decorators and ``torch.tensor(x).numpy()``."""
     torch = types.ModuleType("torch")
-    torch.Tensor = type("Tensor", (), {})
-    torch.tensor = _Array
+    vars(torch).update(Tensor=type("Tensor", (), {}), tensor=_Array)
     extensions = types.ModuleType("onnxruntime_extensions")
-    extensions.onnx_op = lambda *args, **kwargs: lambda function: function
-    extensions.PyOp = _Numbers("PyOp", (), {})
-    extensions.PyOrtFunction = type("PyOrtFunction", (), {})
+    vars(extensions).update(
+        onnx_op=lambda *args, **kwargs: lambda function: function,
+        PyOp=_Numbers("PyOp", (), {}),
+        PyOrtFunction=type("PyOrtFunction", (), {}),
+    )
     sys.modules.setdefault("torch", torch)
     sys.modules.setdefault("onnxruntime_extensions", extensions)
 

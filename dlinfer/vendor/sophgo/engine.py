@@ -1,12 +1,13 @@
 """The graph engine ``sophgo``: a region as a bmodel for each of its sizes, on a chip or its emulator."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib import util
 from pathlib import Path
 from typing import Any
 
 from torch import fx
 
-from dlinfer.errors import NotAFunctionError, NotExportableError
+from dlinfer.errors import EngineUnavailableError, NotAFunctionError, NotExportableError
 from dlinfer.graph.callee import resolve as resolve_step
 from dlinfer.graph.dialect import is_compute
 from dlinfer.graph.eager_region import eager_region
@@ -25,6 +26,10 @@ SMALLEST = 4
 """Nodes that are worth a bmodel, none of which is a product: compiling takes seconds, entering it a copy each way."""
 
 
+NEEDED = ("onnx", "onnx_ir", "onnxscript")
+"""Packages that write ONNX."""
+
+
 class SophgoEngine:
     """Graphs through ONNX and Sophgo's compiler on its chips."""
 
@@ -34,6 +39,10 @@ class SophgoEngine:
     phases_alike = False
 
     def __init__(self) -> None:
+        missing = [name for name in NEEDED if util.find_spec(name) is None]
+        if missing:
+            reason = f"{', '.join(missing)} not installed; pip install 'dlinfer[sophgo]' has them"
+            raise EngineUnavailableError(engine=self.name, reason=reason, available="those of other vendors")
         self._refusals = engine_nodes.refusals()
 
     def check_options(self, options: Mapping[str, Any]) -> None:

@@ -61,12 +61,12 @@ class Net:
             value = inputs[info.name]
             _check(model, info, value)
             flat = value.detach().to(_DTYPES[info.dtype]).contiguous().reshape(-1)
-            argument.memory.write(memoryview(flat.view(torch.uint8).numpy()))
+            argument.memory.write(flat.view(torch.uint8).numpy().data)
         model.run(net.name, given, taken)
         for result, info, argument in zip(results, net.outputs, taken, strict=True):
             _check(model, info, result)
             read = torch.empty(result.shape, dtype=_DTYPES[info.dtype])
-            argument.memory.part(0, read.nbytes).read(memoryview(read.reshape(-1).view(torch.uint8).numpy()))
+            argument.memory.part(0, read.nbytes).read(read.reshape(-1).view(torch.uint8).numpy().data)
             result.copy_(read)
 
 

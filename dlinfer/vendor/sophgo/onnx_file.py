@@ -149,7 +149,7 @@ def initialiser(graph: OnnxGraph, name: str, content: np.ndarray) -> Any:
     """A new initialiser of the model."""
     import onnx_ir
 
-    tensor = onnx_ir.tensor(content, name=name)
+    tensor: Any = onnx_ir.tensor(content, name=name)
     value = onnx_ir.Value(
         name=name, shape=tensor.shape, type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
     )

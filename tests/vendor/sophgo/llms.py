@@ -14,7 +14,10 @@ def write(kind: str, folder: Path) -> Path:
     """A Llama-like or Qwen2-like model of two layers; weights as far from 0 as trained ones are from noise."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-    config_of, model_of = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}[kind]
+    config_of, model_of = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    }[kind]
     config = config_of(
         vocab_size=VOCABULARY,
         hidden_size=64,

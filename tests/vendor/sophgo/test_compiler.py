@@ -31,9 +31,7 @@ def mlp(rows: int = 8, op: str = "Relu", seed: int = 0, inside: bool = True) -> 
         helper.make_node("MatMul", ["b", "v"], ["y"]),
     ]
     sizes = [1, rows, WIDTH]
-    inputs, outputs = (
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)] for name in ("x", "y")
-    )
+    inputs, outputs = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)] for name in ("x", "y"))
     constants = [numpy_helper.from_array(one, name) for one, name in zip(matrices, "wv", strict=True)]
     graph = helper.make_graph(nodes, "mlp", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -45,7 +43,9 @@ def test_a_net_and_its_place_in_the_cache(toolchain):
     """The second call finds it; the steps were told at the first, where it was not there from an earlier run."""
     first = compile_onnx(mlp(), name="mlp", options=BmodelOptions(quantize="F16"))
     told: list[str] = []
-    assert compile_onnx(mlp(), name="mlp", options=BmodelOptions(quantize="F16"), progress=told.append) == first
+    assert (
+        compile_onnx(mlp(), name="mlp", options=BmodelOptions(quantize="F16"), progress=told.append) == first
+    )
     assert told == []
     said = describe(first)
     assert "net 0: [mlp]  static" in said
@@ -128,7 +128,9 @@ def test_every_chip_has_every_kind_of_numbers(toolchain, chip, quantize):
     options = BmodelOptions(chip=chip, quantize=quantize)
     said = describe(compile_onnx(mlp(), name="mlp", options=options, calibration=calibration))
     assert f"chip: {chip.upper()}" in said
-    kind = {"F32": "float32", "INT8": "float32"}.get(quantize, "bfloat16" if "BF16" in quantize else "float16")
+    kind = {"F32": "float32", "INT8": "float32"}.get(
+        quantize, "bfloat16" if "BF16" in quantize else "float16"
+    )
     assert f"input: x, [1, 8, {WIDTH}], {kind}" in said
 
 
@@ -165,7 +167,9 @@ def test_a_compiler_that_takes_too_long_is_ended_with_all_it_started(toolchain, 
 def test_a_compiler_that_is_killed_or_writes_nothing(toolchain, monkeypatch):
     monkeypatch.setattr(compiler, "_kept", lambda key: None)
     for code, said in (("import os; os.kill(os.getpid(), 9)", "signal 9"), ("pass", "wrote no bmodel")):
-        monkeypatch.setattr(compiler_process, "driver_command", lambda job, code=code: [sys.executable, "-c", code])
+        monkeypatch.setattr(
+            compiler_process, "driver_command", lambda job, code=code: [sys.executable, "-c", code]
+        )
         with pytest.raises(SophgoCompileError, match=said):
             compile_onnx(mlp(), name="mlp")
 
@@ -210,7 +214,10 @@ def test_names_that_a_shell_would_read_are_refused(name):
 
 
 def test_without_the_toolchain_the_error_says_how_to_install_it(tmp_path):
-    with settings.override(cache_dir=str(tmp_path)), pytest.raises(ToolchainMissingError, match="toolchain install"):
+    with (
+        settings.override(cache_dir=str(tmp_path)),
+        pytest.raises(ToolchainMissingError, match="toolchain install"),
+    ):
         compile_onnx(mlp(), name="mlp")
 
 

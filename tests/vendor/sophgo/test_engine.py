@@ -3,14 +3,16 @@
 import contextlib
 import os
 import signal
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import dlinfer
 from dlinfer import settings
-from dlinfer.errors import CompileOptionError, GraphFallbackError, SophgoWorkerError
+from dlinfer.errors import CompileOptionError, EngineUnavailableError, GraphFallbackError, SophgoWorkerError
 from dlinfer.graph import report
 from dlinfer.ops import fallback
 from dlinfer.vendor.sophgo import compiler, compiler_process
@@ -103,9 +105,8 @@ def run(name: str, dtype: torch.dtype, **options):
     given = [value.to(dtype) for value in inputs()]
     wanted = model.float()(*[value.float() for value in given])
     model = model.to(dtype)
-    run = torch.compile(
-        model, backend="dlinfer", dynamic=False, options={"engine": "sophgo", "engine_options": options}
-    )
+    told: Any = {"engine": "sophgo", "engine_options": options}
+    run = torch.compile(model, backend="dlinfer", dynamic=False, options=told)
     return run(*given), wanted, report.reports()[-1]
 
 
@@ -287,6 +288,23 @@ def test_two_halves_in_one_region_run_by_torch(graph_mode):
 def test_wrong_options_name_the_right_ones(options, named):
     with pytest.raises(CompileOptionError, match=named):
         SophgoOptions.of(options)
+
+
+def test_an_artifact_runs_where_it_is_loaded(graph_mode, tmp_path):
+    """It holds graph and weights; the bmodel comes from the cache."""
+    torch.manual_seed(1)
+    model, x = Mlp().eval(), torch.randn(2, 8, 64)
+    dlinfer.compile(model, (x,), engine="sophgo").save(tmp_path / "mlp.dlinfer")
+    with dlinfer.load(tmp_path / "mlp.dlinfer") as session:
+        assert relative(session.run({"x": x})["output"], model(x)) < 1e-6
+
+
+def test_without_what_writes_onnx_the_engine_says_so(monkeypatch):
+    from dlinfer.vendor.sophgo import engine
+
+    monkeypatch.setattr(engine, "NEEDED", ("onnx", "no_such_package"))
+    with pytest.raises(EngineUnavailableError, match="no_such_package not installed"):
+        engine.SophgoEngine()
 
 
 def test_the_engine_tells_the_compiler_it_depends_on(toolchain, tmp_path):

@@ -21,9 +21,8 @@ from dlinfer.errors import (
 from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.compiler import compile_onnx
 from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
-from dlinfer.vendor.sophgo.llm import Generator, LlmOptions, compile_folder, generate
+from dlinfer.vendor.sophgo.llm import Generator, LlmOptions, compile_folder, generate, layout, parts
 from dlinfer.vendor.sophgo.llm import folder as hf
-from dlinfer.vendor.sophgo.llm import layout, parts
 from dlinfer.vendor.sophgo.llm.generating import open_engine
 from tests.vendor.sophgo import llms
 
@@ -137,7 +136,8 @@ def test_all_that_is_needed_stands_in_the_bmodel(bmodel_of):
 
 
 @pytest.mark.parametrize(
-    ("given", "count"), [([], 1), ([1], 0), ([256], 1), ([-1], 1), (llms.prompt(20), 14), (llms.prompt(33), 1)]
+    ("given", "count"),
+    [([], 1), ([1], 0), ([256], 1), ([-1], 1), (llms.prompt(20), 14), (llms.prompt(33), 1)],
 )
 def test_prompts_that_do_not_fit_are_refused(bmodel_of, given, count):
     generator = Generator(open_engine(bmodel_of("qwen2", "bm1688")))
@@ -207,7 +207,12 @@ def test_folders_that_cannot_be_compiled_are_refused(toolchain, model_folder, tm
 def test_models_of_other_kinds_are_refused_by_name(tmp_path, changes, named):
     import json
 
-    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128}
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UnsupportedFeatureError, match=named):
         hf.load(tmp_path, 32)

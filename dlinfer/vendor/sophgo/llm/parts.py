@@ -124,6 +124,9 @@ def head_size(config: Any) -> int:
 class _Block(nn.Module):
     """A layer of transformers' with tables in place of the rotary embedding and a cache that shows what is new."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, layer: nn.Module, tables: Sequence[Tensor]) -> None:
         super().__init__()
         self.layer = layer
