@@ -155,7 +155,11 @@ def _run(folder: Path, tool: str, *arguments: str) -> None:
     libraries = emulator.toolchain_libraries()
     assert libraries is not None
     programs = libraries.parents[4] / "bin"
-    environment = {**os.environ, "PYTHONPATH": os.environ.get("DLTEST_SHIM", ""), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.environ.get("DLTEST_SHIM", ""),
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+    }
     done = subprocess.run(
         [shutil.which(tool, path=str(programs)) or tool, *arguments],
         cwd=folder,
@@ -165,4 +169,6 @@ def _run(folder: Path, tool: str, *arguments: str) -> None:
         timeout=_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, f"{tool} {' '.join(arguments)}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, (
+        f"{tool} {' '.join(arguments)}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    )

@@ -1,6 +1,7 @@
 """Tests of the vendor sophgo on the real runtime, with the chips emulated. They need Sophgo's toolchain."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,16 +42,22 @@ def open_chips(toolchain: Path) -> Iterator[dict[str, Device]]:
     yield devices
 
 
+@pytest.fixture(scope="session")
+def opened(bmodel, open_chips) -> Callable[[str], sail.EngineLLM]:
+    """An engine on device 0 by the name of its recipe, opened once; for tests that leave it and its worker sound."""
+    return cache(lambda name: sail.EngineLLM(str(bmodel(name)), [0]))
+
+
 @pytest.fixture(params=CHIPS)
-def engine(request: pytest.FixtureRequest, bmodel, open_chips) -> sail.EngineLLM:
-    """Networks ``mlp`` with two stages and, on bm1684x, ``head``; on device 0."""
-    return sail.EngineLLM(str(bmodel(request.param)), [0])
+def engine(request: pytest.FixtureRequest, opened) -> sail.EngineLLM:
+    """Network ``mlp`` with two stages and, on bm1684x, ``head``; on device 0."""
+    return opened(request.param)
 
 
 @pytest.fixture
-def llm(bmodel, open_chips) -> sail.EngineLLM:
+def llm(opened) -> sail.EngineLLM:
     """The engine of bm1684x with both networks."""
-    return sail.EngineLLM(str(bmodel("bm1684x")), [0])
+    return opened("bm1684x")
 
 
 def numbers(rows: int, seed: int = 5) -> tuple[np.ndarray, np.ndarray]:
