@@ -26,6 +26,10 @@ $(STAMP): requirements/lock.txt requirements/setup.sh pyproject.toml
 .PHONY: setup
 setup: $(STAMP) ## create .venv and install the locked packages and dlinfer
 
+.PHONY: toolchains
+toolchains: $(STAMP) ## CPython 3.10 environments with Sophgo's and MegEngine's packages; 4 GB in the user's cache folder
+	@$(PY) -m dlinfer toolchain install sophgo megengine
+
 .PHONY: demo
 demo: $(STAMP) ## LMDeploy generates on this CPU; its tokens are compared with HF transformers
 	@$(PY) examples/demo.py

@@ -133,6 +133,47 @@ class VendorLoadError(DlinferError, RuntimeError):
     next_step = "reinstall the package that provides it, or report the fault to its authors."
 
 
+# --- toolchains
+
+
+class UnknownToolchainError(DlinferError, ValueError):
+    """A toolchain was named that no installed vendor has."""
+
+    message = "there is no toolchain {name!r}. Known: {known}."
+    next_step = "`dlinfer toolchain list` shows them."
+
+
+class ToolchainMissingError(DlinferError, RuntimeError):
+    """Something needs a toolchain's environment, and it is not there."""
+
+    message = "the toolchain {toolchain!r} cannot be used: {reason} ({folder})."
+    next_step = "`dlinfer toolchain install {toolchain}`, or `make toolchains` for all of them."
+
+
+class ToolchainInterpreterError(DlinferError, RuntimeError):
+    """No CPython of the version that a toolchain is made for was found."""
+
+    message = "the toolchain {toolchain!r} needs CPython {version} to be made with: {looked}."
+    next_step = (
+        "install it by one of: `uv python install {version}`; `pyenv install {version}`; "
+        "`apt install python{version} python{version}-venv`; then try again."
+    )
+
+
+class ToolchainDiskError(DlinferError, OSError):
+    """The disk of the cache folder has not the room that a toolchain takes."""
+
+    message = "the toolchain {toolchain!r} takes {needed} while it is made, and {folder} has {free} free."
+    next_step = "make room there, or set DLINFER_CACHE_DIR to a folder on another disk."
+
+
+class ToolchainInstallError(DlinferError, RuntimeError):
+    """A step of making a toolchain's environment failed; what it had made is removed."""
+
+    message = "the toolchain {toolchain!r} could not be made: `{command}` failed: {detail}."
+    next_step = "check that PyPI can be reached (pip's settings and proxies count), then try again."
+
+
 # --- frameworks
 
 

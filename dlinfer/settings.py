@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from dlinfer.errors import SettingError
@@ -120,7 +121,7 @@ class Settings:
         "",
         "DLINFER_CACHE_DIR",
         _text,
-        "folder of compiled graphs and kernels; empty is dlinfer in the user's cache folder",
+        "folder of compiled graphs, kernels and toolchains; empty is dlinfer in the user's cache folder",
     )
     sophgo_emulate: str = _setting(
         "",
@@ -196,6 +197,14 @@ def unknown(environ: Mapping[str, str]) -> list[str]:
     """Variables of ``environ`` named like settings that are none: misspelt, or of another release."""
     known = {item.metadata["variable"] for item in fields(Settings)}
     return sorted(name for name in environ if name.startswith("DLINFER_") and name not in known)
+
+
+def cache_folder() -> Path:
+    """DLINFER_CACHE_DIR, else ``dlinfer`` in the user's cache folder."""
+    chosen = current().cache_dir
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlinfer"
 
 
 _current: Settings | None = None

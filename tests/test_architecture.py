@@ -20,6 +20,7 @@ ROOMS = (
     "dlinfer.errors",
     "dlinfer.utils",
     "dlinfer.settings",
+    "dlinfer.toolchain",
     "dlinfer.vendor",  # base.py, discovery.py and __init__: the noun and its lazy loading
     "dlinfer.ops",
     "dlinfer.graph",

@@ -26,6 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print one JSON object (schema: docs/doctor.md)")
     doctor.set_defaults(run=_doctor)
     _add_explain(commands)
+    _add_toolchain(commands)
     return parser
 
 
@@ -48,6 +49,22 @@ def _add_explain(commands: Any) -> None:
             f"--{form}", type=Path, metavar="FILE", help=f"write all that is known to FILE {what}"
         )
     explain.set_defaults(run=_explain)
+
+
+def _add_toolchain(commands: Any) -> None:
+    text = "install the compilers and runtimes of vendors whose packages need an older Python"
+    toolchain = commands.add_parser(
+        "toolchain", help=text, description=f"{text.capitalize()} (docs/toolchains.md)."
+    )
+    actions = toolchain.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
+    actions.add_parser("list", help="show which there are, and which are installed")
+    for name, what in (
+        ("install", "make their environments in the user's cache folder, where they are not there yet"),
+        ("path", "print where they lie"),
+        ("remove", "remove them"),
+    ):
+        actions.add_parser(name, help=what).add_argument("names", metavar="NAME", nargs="+")
+    toolchain.set_defaults(run=_toolchain)
 
 
 def _positive(text: str) -> int:
@@ -76,3 +93,9 @@ def _explain(arguments: argparse.Namespace) -> int:
     from dlinfer.cli import explain
 
     return explain.run(arguments)
+
+
+def _toolchain(arguments: argparse.Namespace) -> int:
+    from dlinfer.cli import toolchain
+
+    return toolchain.run(arguments)

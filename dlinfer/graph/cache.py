@@ -38,11 +38,8 @@ def _count(what: str) -> None:
 
 
 def default_folder() -> Path:
-    """DLINFER_CACHE_DIR, else ``dlinfer`` in the user's cache folder."""
-    chosen = settings.current().cache_dir
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlinfer"
+    """Where entries lie unless another folder is named."""
+    return settings.cache_folder()
 
 
 class MissingEntryError(LookupError):

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from dlinfer.toolchain.recipe import Toolchain
+
 Kernel = Callable[..., object]
 
 
@@ -61,6 +63,7 @@ class Vendor:
     kv_cache_layout: the layout of the paged KV cache that its kernels expect.
     engines: names of the graph engines it provides, and load_engine: makes one of them by name.
     default_engine: the engine of graphs on its device where none is named.
+    toolchain: gives the recipe of the environment that it needs beside this one, where it needs one.
     is_reference: its kernels are the ops' own bodies, so that a "fallback" to them is none.
     """
 
@@ -75,6 +78,7 @@ class Vendor:
     engines: tuple[str, ...] = ()
     default_engine: str | None = None
     load_engine: Callable[[str], Any] | None = None
+    toolchain: Callable[[], Toolchain] | None = None
 
     def serves(self, device_type: str) -> bool:
         """Whether tensors on ``device_type`` can be this vendor's."""

@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dlinfer.toolchain import Toolchain
 from dlinfer.vendor.base import Kernel, Probe, Vendor
 
 
@@ -34,6 +35,12 @@ def _engine(name: str) -> Any:
     return SophgoEngine()
 
 
+def _toolchain() -> Toolchain:
+    from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
+
+    return TOOLCHAIN
+
+
 VENDOR = Vendor(
     name="sophgo",
     device_type="cpu",
@@ -42,5 +49,6 @@ VENDOR = Vendor(
     load_kernels=_kernels,
     engines=("sophgo",),
     load_engine=_engine,
+    toolchain=_toolchain,
     priority=-10,  # never a default: below the CPU's own kernels, above the reference
 )

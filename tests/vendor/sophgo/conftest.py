@@ -8,32 +8,31 @@ import numpy as np
 import pytest
 
 from dlinfer import settings
+from dlinfer.toolchain import state
 from dlinfer.vendor.sophgo import sail
-from dlinfer.vendor.sophgo.runtime import emulator
 from dlinfer.vendor.sophgo.runtime.device import Device, open_device
+from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 from tests.vendor.sophgo import bmodels
 
-REASON = "Sophgo's toolchain is not installed: make toolchains"
 CHIPS = ("bm1684x", "bm1688")
 
 
 @pytest.fixture(scope="session")
-def toolchain() -> Path:
-    """The folder of the toolchain's libraries."""
-    found = emulator.toolchain_libraries()
-    if found is None:
-        pytest.skip(REASON)
-    return found
+def toolchain() -> None:
+    """Skips where there is no toolchain."""
+    found = state(TOOLCHAIN)
+    if not found.installed:
+        pytest.skip(f"needs Sophgo's toolchain, and {found.reason}: make toolchains")
 
 
 @pytest.fixture(scope="session")
-def bmodel(toolchain: Path) -> Callable[[str], Path]:
+def bmodel(toolchain: None) -> Callable[[str], Path]:
     """Path of a bmodel by the name of its recipe, compiled at first use."""
     return bmodels.build
 
 
 @pytest.fixture(scope="session")
-def open_chips(toolchain: Path) -> Iterator[dict[str, Device]]:
+def open_chips(toolchain: None) -> Iterator[dict[str, Device]]:
     """One device of each chip, open for the whole session, so that tests need not start workers."""
     devices = {}
     for chip in CHIPS:

@@ -103,7 +103,7 @@ def test_s0_13_the_flags_reach_bmruntime(bmodel, open_chips):
 
 def test_s0_14_eight_devices(bmodel, open_chips):
     """A bmodel of one device on eight: it runs on the first of them."""
-    engine = sail.EngineLLM(str(bmodel("bm1684x")), [i for i in range(8)])
+    engine = sail.EngineLLM(str(bmodel("bm1684x")), list(range(8)))
     assert engine.get_device_ids() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert relative(*run(engine, "mlp")) < FLOAT16
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 from dlinfer import settings
-from dlinfer.errors import SophgoCallError, SophgoRuntimeError
+from dlinfer.errors import SophgoCallError
 from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.runtime.worker import SHARED_BYTES
 from dlinfer.vendor.sophgo.sail import Dtype
@@ -146,17 +146,8 @@ def test_of_other_shapes_is_refused(one, arguments, match):
 
 
 def test_of_neither_a_handle_nor_a_tensor_is_refused():
-    with pytest.raises(SophgoCallError, match="neither a sail.Handle nor a sail.Tensor"):
+    with pytest.raises(SophgoCallError, match=r"neither a sail\.Handle"):
         sail.Tensor(0, [1], Dtype.BM_INT8, True, True)
-
-
-def test_more_than_the_device_has_is_refused_and_the_worker_lives(one):
-    kept = []
-    with pytest.raises(SophgoRuntimeError, match="memory"):
-        for _ in range(16):
-            kept.append(sail.Tensor(one, [2**29], Dtype.BM_FLOAT32, False, True).device_memory())
-    kept.clear()
-    assert (sail.Tensor(one, np.ones(3, np.int8), False, True).asnumpy() == 1).all()
 
 
 def test_a_part_of_another_tensor(handle):
@@ -321,12 +312,12 @@ def test_data_larger_than_the_shared_memory_goes_in_pieces(one):
 @pytest.mark.parametrize("call", ["sync_s2d", "sync_d2s"])
 @pytest.mark.parametrize("arguments", [(21,), (-1,), ("1",), (1, 2), (None, 0, 0, 1), ()])
 def test_sync_of_what_does_not_fit_is_refused(one, call, arguments):
-    tensor = sail.Tensor(one, [5], Dtype.BM_INT32, not arguments == (), True)
-    if arguments == ():
+    tensor = sail.Tensor(one, [5], Dtype.BM_INT32, bool(arguments), True)
+    if not arguments:
         with pytest.raises(SophgoCallError, match="without system memory"):
             getattr(tensor, call)()
         return
-    with pytest.raises(SophgoCallError, match="Tensor.sync"):
+    with pytest.raises(SophgoCallError, match=r"Tensor\.sync"):
         getattr(tensor, call)(*arguments)
 
 

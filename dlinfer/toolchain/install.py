@@ -1,0 +1,145 @@
+"""Making and removing environments."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from dlinfer.errors import ToolchainDiskError, ToolchainInstallError
+from dlinfer.toolchain.folder import STAMP, Environment, environment, folder, root, state
+from dlinfer.toolchain.interpreter import Interpreter, find_interpreter
+from dlinfer.toolchain.recipe import Toolchain
+
+Report = Callable[[str], None]
+"""Told about once a second what is being done, as one line: the same line again while it goes on."""
+
+_BEAT = 1.0  # seconds
+
+
+def install(toolchain: Toolchain, report: Report = lambda line: None) -> Environment:
+    """Make an environment, unless this recipe's is there. What another recipe or an interruption left is removed.
+
+    Two processes that ask at once make it once: the second waits.
+
+    Raises ToolchainInterpreterError, ToolchainDiskError and ToolchainInstallError; half an environment is removed.
+    """
+    with _locked(toolchain, report):
+        if state(toolchain).installed:
+            return environment(toolchain)
+        place = folder(toolchain)
+        interpreter = find_interpreter(toolchain.python, toolchain.name)
+        _remove(place)
+        check_disk(toolchain, place.parent)
+        try:
+            _make(toolchain, interpreter, report)
+        except BaseException:
+            _remove(place)
+            raise
+        return environment(toolchain)
+
+
+def remove(toolchain: Toolchain) -> bool:
+    """Remove an environment, whole or half; False where there was none."""
+    with _locked(toolchain, lambda line: None):
+        there = folder(toolchain).exists()
+        _remove(folder(toolchain))
+        return there
+
+
+def check_disk(toolchain: Toolchain, place: Path) -> None:
+    """Raise ToolchainDiskError where the disk of ``place`` has not what a recipe takes."""
+    free = shutil.disk_usage(place).free
+    needed = toolchain.installed_bytes + toolchain.download_bytes
+    if free < needed:
+        raise ToolchainDiskError(
+            toolchain=toolchain.name, folder=str(place), needed=gigabytes(needed), free=gigabytes(free)
+        )
+
+
+def gigabytes(count: int) -> str:
+    """Bytes as people read them."""
+    return f"{count / 1e9:.1f} GB"
+
+
+def _make(toolchain: Toolchain, interpreter: Interpreter, report: Report) -> None:
+    made = environment(toolchain)
+
+    def run(line: str, command: list[str], **variables: str) -> None:
+        _run(toolchain, command, lambda: report(line), variables)
+
+    line = f"an environment of CPython {interpreter.version} ({interpreter.path})"
+    run(line, [interpreter.path, "-I", "-m", "venv", str(made.folder)])
+    downloads = made.folder / "downloads"  # on the disk that was checked, and gone with half an environment
+    downloads.mkdir()
+    pip = [str(made.python), "-I", "-m", "pip", "--disable-pip-version-check", "install"]
+    for number, package in enumerate(toolchain.packages, 1):
+        line = f"{package} ({number} of {len(toolchain.packages)})"
+        run(line, [*pip, "--no-input", "--no-deps", package], TMPDIR=str(downloads))
+    shutil.rmtree(downloads)
+    for pattern in toolchain.remove:
+        for path in made.site_packages.glob(pattern):
+            path.unlink()
+    for name, text in toolchain.files.items():
+        path = made.site_packages / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    if toolchain.check:
+        run("a look whether it works", [str(made.python), "-I", "-c", toolchain.check])
+    stamp = {
+        "recipe": toolchain.digest,
+        "version": interpreter.version,
+        "interpreter": interpreter.path,
+        "packages": toolchain.packages,
+    }
+    (made.folder / STAMP).write_text(json.dumps(stamp, indent=1))
+
+
+def _run(
+    toolchain: Toolchain, command: list[str], beat: Callable[[], None], variables: Mapping[str, str]
+) -> None:
+    """Raise ToolchainInstallError with the last lines of a command that fails. It ends when this does."""
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **variables},
+        )
+        try:
+            while process.poll() is None:
+                beat()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_BEAT)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            output.seek(0)
+            lines = [line.strip() for line in output if line.strip()]
+            detail = " | ".join(lines)[-1000:] or f"exit status {process.returncode}"
+            raise ToolchainInstallError(toolchain=toolchain.name, command=" ".join(command), detail=detail)
+
+
+@contextlib.contextmanager
+def _locked(toolchain: Toolchain, report: Report) -> Iterator[None]:
+    root().mkdir(parents=True, exist_ok=True)
+    with (root() / f"{toolchain.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("another process is at it; waiting")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _remove(place: Path) -> None:
+    """The stamp first: a removal that is interrupted leaves half an environment, which is known as such."""
+    (place / STAMP).unlink(missing_ok=True)
+    if place.exists():
+        shutil.rmtree(place)

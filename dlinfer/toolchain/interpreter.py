@@ -1,0 +1,101 @@
+"""Finding a CPython of another version: on PATH, of pyenv, of uv. None is downloaded."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlinfer.errors import ToolchainInterpreterError
+
+_ASK = (
+    "import sys, platform, json, venv, ensurepip;"
+    "print(json.dumps([platform.python_implementation(), platform.python_version()]))"
+)
+_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """path: an executable. version: as "3.10.13"."""
+
+    path: str
+    version: str
+
+
+def find_interpreter(version: str, toolchain: str) -> Interpreter:
+    """A CPython of ``version`` ("3.10") that can make environments.
+
+    Each candidate is run: a shim of pyenv may lead nowhere, and Debian's Python may lack venv. Raises
+    ToolchainInterpreterError with what was found and why it would not do.
+    """
+    faults = []
+    for path in _candidates(version):
+        answer = _asked(path, version)
+        if isinstance(answer, Interpreter):
+            return answer
+        faults.append(f"{path}: {answer}")
+    looked = "; ".join(faults) or f"no python{version} on PATH, none of pyenv, none of uv"
+    raise ToolchainInterpreterError(toolchain=toolchain, version=version, looked=looked)
+
+
+def _candidates(version: str) -> Iterator[str]:
+    """Executables that may be it, each once, in the order of preference."""
+    seen = set()
+    for path in (*_on_path(version), *_of_pyenv(version), *_of_uv(version)):
+        if path not in seen:
+            seen.add(path)
+            yield path
+
+
+def _on_path(version: str) -> Iterator[str]:
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        found = shutil.which(f"python{version}", path=folder) if folder else None
+        if found:
+            yield found
+
+
+def _of_pyenv(version: str) -> Iterator[str]:
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    found = list(root.glob(f"{version}.*/bin/python{version}"))
+    yield from map(str, sorted(found, key=lambda path: _number(path.parts[-3]), reverse=True))
+
+
+def _of_uv(version: str) -> Iterator[str]:
+    uv = shutil.which("uv")
+    if uv is None:
+        return
+    answer = _run([uv, "python", "find", "--no-project", "--no-python-downloads", version])
+    if answer is not None and answer.returncode == 0 and answer.stdout.strip():
+        yield answer.stdout.strip()
+
+
+def _asked(path: str, version: str) -> Interpreter | str:
+    """The interpreter, or why it is none."""
+    answer = _run([path, "-I", "-c", _ASK])
+    if answer is None:
+        return "it cannot be run"
+    if answer.returncode:
+        return (answer.stderr.strip().splitlines() or ["it fails"])[-1]
+    try:
+        implementation, full = json.loads(answer.stdout)
+    except ValueError:
+        return "it does not answer like Python"
+    if implementation != "CPython":
+        return f"it is {implementation}"
+    if full.split(".")[:2] != version.split("."):
+        return f"it is CPython {full}"
+    return Interpreter(path, full)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdecimal() else -1 for part in version.split("."))

@@ -1,0 +1,50 @@
+"""MegEngine Lite: its whole API on its own C library.
+
+``from dlinfer.vendor.megengine import lite``. It runs in this process; models are made in its toolchain's environment.
+"""
+
+from collections.abc import Mapping
+
+from dlinfer.toolchain import Toolchain
+from dlinfer.vendor.base import Kernel, Probe, Vendor
+
+
+def _toolchain() -> Toolchain:
+    from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
+
+    return TOOLCHAIN
+
+
+def _probe() -> Probe:
+    """Whether the toolchain is installed; nothing of it is loaded."""
+    from dlinfer.toolchain import state
+
+    found = state(_toolchain())
+    if not found.installed:
+        return Probe(
+            False, f"its toolchain cannot be used: {found.reason}", "dlinfer toolchain install megengine"
+        )
+    return Probe(True, f"MegEngine Lite of the toolchain ({found.reason})")
+
+
+def _kernels() -> Mapping[str, Kernel]:
+    """Those of the host's best vendor: this one adds an engine."""
+    from dlinfer.vendor import discovery
+
+    hosts = [
+        vendor
+        for vendor in discovery.loadable()
+        if vendor.name != "megengine" and vendor.serves("cpu") and discovery.probe(vendor).available
+    ]
+    return max(hosts, key=lambda vendor: vendor.priority).load_kernels()
+
+
+VENDOR = Vendor(
+    name="megengine",
+    device_type="cpu",
+    summary="MegEngine Lite on this CPU",
+    probe=_probe,
+    load_kernels=_kernels,
+    toolchain=_toolchain,
+    priority=-10,  # used when it is asked for
+)
