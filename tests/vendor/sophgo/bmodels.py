@@ -157,4 +157,6 @@ def _run(folder: Path, tool: str, *arguments: str) -> None:
         timeout=_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, f"{tool} {' '.join(arguments)}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, (
+        f"{tool} {' '.join(arguments)}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    )
