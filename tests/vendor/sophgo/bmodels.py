@@ -7,7 +7,6 @@ its own. The float64 oracle is here too.
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dlinfer.graph.cache import default_folder
-from dlinfer.vendor.sophgo.runtime import emulator
+from dlinfer.settings import cache_folder
+from dlinfer.toolchain import find
+from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 WIDTH, HIDDEN = 16, 32
 SEEDS = {"mlp": 0, "head": 1}
@@ -75,8 +75,8 @@ def oracle(net: str, x: np.ndarray, bias: np.ndarray) -> np.ndarray:
 def build(name: str) -> Path:
     """The path of a bmodel, compiled now where it is not there yet."""
     recipe = RECIPES[name]
-    text = json.dumps([asdict(recipe), SEEDS, WIDTH, HIDDEN, _toolchain_version()])
-    path = default_folder() / "sophgo" / "tests" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.bmodel"
+    text = json.dumps([asdict(recipe), SEEDS, WIDTH, HIDDEN, TOOLCHAIN.digest])
+    path = cache_folder() / "sophgo" / "tests" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.bmodel"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
@@ -88,12 +88,6 @@ def build_all() -> None:
     """All of them, two at a time."""
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(build, RECIPES))
-
-
-def _toolchain_version() -> str:
-    libraries = emulator.toolchain_libraries()
-    assert libraries is not None
-    return ", ".join(sorted(path.name for path in libraries.parents[1].glob("tpu_mlir-*.dist-info")))
 
 
 def _compiled(recipe: Recipe, folder: Path) -> Path:
@@ -152,17 +146,17 @@ def _write_onnx(part: Part, path: Path) -> None:
 
 
 def _run(folder: Path, tool: str, *arguments: str) -> None:
-    libraries = emulator.toolchain_libraries()
-    assert libraries is not None
-    programs = libraries.parents[4] / "bin"
-    environment = {**os.environ, "PYTHONPATH": os.environ.get("DLTEST_SHIM", ""), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    programs = find(TOOLCHAIN).scripts
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [shutil.which(tool, path=str(programs)) or tool, *arguments],
+        [str(programs / tool), *arguments],
         cwd=folder,
-        env=environment,
+        env={**environment, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, f"{tool} {' '.join(arguments)}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, (
+        f"{tool} {' '.join(arguments)}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    )

@@ -1,38 +1,38 @@
 """Tests of the vendor sophgo on the real runtime, with the chips emulated. They need Sophgo's toolchain."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dlinfer import settings
+from dlinfer.toolchain import state
 from dlinfer.vendor.sophgo import sail
-from dlinfer.vendor.sophgo.runtime import emulator
 from dlinfer.vendor.sophgo.runtime.device import Device, open_device
+from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 from tests.vendor.sophgo import bmodels
 
-REASON = "Sophgo's toolchain is not installed: make toolchains"
 CHIPS = ("bm1684x", "bm1688")
 
 
 @pytest.fixture(scope="session")
-def toolchain() -> Path:
-    """The folder of the toolchain's libraries."""
-    found = emulator.toolchain_libraries()
-    if found is None:
-        pytest.skip(REASON)
-    return found
+def toolchain() -> None:
+    """Skips where there is no toolchain."""
+    found = state(TOOLCHAIN)
+    if not found.installed:
+        pytest.skip(f"needs Sophgo's toolchain, and {found.reason}: make toolchains")
 
 
 @pytest.fixture(scope="session")
-def bmodel(toolchain: Path) -> Callable[[str], Path]:
+def bmodel(toolchain: None) -> Callable[[str], Path]:
     """Path of a bmodel by the name of its recipe, compiled at first use."""
     return bmodels.build
 
 
 @pytest.fixture(scope="session")
-def open_chips(toolchain: Path) -> Iterator[dict[str, Device]]:
+def open_chips(toolchain: None) -> Iterator[dict[str, Device]]:
     """One device of each chip, open for the whole session, so that tests need not start workers."""
     devices = {}
     for chip in CHIPS:
@@ -41,16 +41,22 @@ def open_chips(toolchain: Path) -> Iterator[dict[str, Device]]:
     yield devices
 
 
+@pytest.fixture(scope="session")
+def opened(bmodel, open_chips) -> Callable[[str], sail.EngineLLM]:
+    """An engine on device 0 by the name of its recipe, opened once; for tests that leave it and its worker sound."""
+    return cache(lambda name: sail.EngineLLM(str(bmodel(name)), [0]))
+
+
 @pytest.fixture(params=CHIPS)
-def engine(request: pytest.FixtureRequest, bmodel, open_chips) -> sail.EngineLLM:
-    """Networks ``mlp`` with two stages and, on bm1684x, ``head``; on device 0."""
-    return sail.EngineLLM(str(bmodel(request.param)), [0])
+def engine(request: pytest.FixtureRequest, opened) -> sail.EngineLLM:
+    """Network ``mlp`` with two stages and, on bm1684x, ``head``; on device 0."""
+    return opened(request.param)
 
 
 @pytest.fixture
-def llm(bmodel, open_chips) -> sail.EngineLLM:
+def llm(opened) -> sail.EngineLLM:
     """The engine of bm1684x with both networks."""
-    return sail.EngineLLM(str(bmodel("bm1684x")), [0])
+    return opened("bm1684x")
 
 
 def numbers(rows: int, seed: int = 5) -> tuple[np.ndarray, np.ndarray]:

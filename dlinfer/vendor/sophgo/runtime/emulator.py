@@ -10,7 +10,9 @@ import tempfile
 from pathlib import Path
 
 from dlinfer.errors import SophgoUnavailableError
-from dlinfer.graph.cache import default_folder
+from dlinfer.settings import cache_folder
+from dlinfer.toolchain import find, state
+from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 ADVICE = "install Sophgo's toolchain with `make toolchains` (or `dlinfer toolchain install sophgo`)"
 
@@ -23,35 +25,29 @@ _LINKS = {
 }
 
 
-def toolchain_libraries() -> Path | None:
-    """The folder of the toolchain's C libraries, or None where it is not installed."""
-    found = sorted((default_folder() / "toolchains/sophgo").glob("lib/python3.*/site-packages/tpu_mlir/lib"))
-    return found[0] if found else None
-
-
 def missing(chip: str) -> str:
     """What the emulator of a chip lacks, or nothing."""
-    libraries = toolchain_libraries()
-    if libraries is None:
-        return "Sophgo's toolchain, which has the emulators, is not installed"
-    lacking = [name for name in _files(libraries, chip).values() if not name.exists()]
-    return f"the toolchain has no {', '.join(path.name for path in lacking)}" if lacking else ""
+    known = state(TOOLCHAIN)
+    if not known.installed:
+        return f"of Sophgo's toolchain, which has the emulators, {known.reason}"
+    lacking = [file.name for file in _files(chip).values() if not file.exists()]
+    return f"the toolchain has no {', '.join(lacking)}" if lacking else ""
 
 
 def folder(chip: str) -> Path:
     """A folder from which the emulator of a chip can be opened. Raises SophgoUnavailableError."""
     lacking = missing(chip)
-    libraries = toolchain_libraries()
-    if lacking or libraries is None:
+    if lacking:
         raise SophgoUnavailableError(what=f"the emulator of {chip}", reason=lacking, advice=ADVICE)
-    place = default_folder() / "sophgo" / "emulators" / chip
+    place = cache_folder() / "sophgo" / "emulators" / chip
     place.mkdir(parents=True, exist_ok=True)
-    for name, file in _files(libraries, chip).items():
+    for name, file in _files(chip).items():
         _link(place / name, file)
     return place
 
 
-def _files(libraries: Path, chip: str) -> dict[str, Path]:
+def _files(chip: str) -> dict[str, Path]:
+    libraries = find(TOOLCHAIN).site_packages / "tpu_mlir" / "lib"
     return {name: libraries / file.format(chip=chip) for name, file in _LINKS.items()}
 
 

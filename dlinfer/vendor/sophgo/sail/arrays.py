@@ -69,7 +69,8 @@ def encoded(values: np.ndarray, dtype: Dtype) -> np.ndarray:
     if dtype == Dtype.BM_BFLOAT16:
         return to_bfloat16(values)
     if dtype == Dtype.BM_FLOAT16:
-        return values.astype(np.float16).view(np.uint16)
+        with np.errstate(over="ignore"):  # to infinity
+            return values.astype(np.float16).view(np.uint16)
     kind = NUMPY[dtype]
     if kind.kind == "f":
         return values.astype(kind)

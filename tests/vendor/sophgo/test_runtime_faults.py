@@ -1,0 +1,393 @@
+"""What goes wrong in a worker, or is handed to one wrongly: a clear error, no crash, no hang, and the next run works."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlinfer import settings
+from dlinfer.errors import (
+    SophgoCallError,
+    SophgoModelError,
+    SophgoTimeoutError,
+    SophgoUnavailableError,
+    SophgoWorkerError,
+)
+from dlinfer.vendor.sophgo import sail
+from dlinfer.vendor.sophgo.runtime import chips, device
+from dlinfer.vendor.sophgo.sail import Dtype, Failure
+from tests.vendor.sophgo.bmodels import oracle
+from tests.vendor.sophgo.conftest import numbers, relative
+from tests.vendor.sophgo.test_sail_engine import FLOAT16, own_tensors, run
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def fresh(bmodel, monkeypatch):
+    """Workers of this test's own, which it may end."""
+    monkeypatch.setattr(device, "_workers", weakref.WeakValueDictionary())
+    monkeypatch.setattr(device, "_devices", weakref.WeakValueDictionary())
+    monkeypatch.setattr(device, "_latest", {})
+
+
+def open_engine(bmodel, name: str = "bm1684x") -> sail.EngineLLM:
+    return sail.EngineLLM(str(bmodel(name)), [0])
+
+
+def worker_of(engine: sail.EngineLLM):
+    return engine._model.devices[0].worker
+
+
+def next_run_works(bmodel, name: str = "bm1684x") -> None:
+    assert relative(*run(open_engine(bmodel, name), "mlp")) < FLOAT16
+
+
+# --- a worker that ends or hangs
+
+
+@pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
+def test_a_worker_that_is_killed(fresh, bmodel, chip):
+    engine = open_engine(bmodel, chip)
+    inputs, outputs = own_tensors(engine, "mlp")
+    os.kill(worker_of(engine).pid, signal.SIGKILL)
+    assert engine.process("mlp", inputs, outputs) == Failure.WORKER
+    assert isinstance(engine.last_error, SophgoWorkerError)
+    assert "SIGKILL" in str(engine.last_error)
+    assert "open the model again" in str(engine.last_error)
+    with pytest.raises(SophgoWorkerError, match="SIGKILL"):
+        outputs[0].sync_d2s()
+    assert engine.get_graph_names() == ["mlp", "head"][: len(engine.get_graph_names())]
+    next_run_works(bmodel, chip)
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_run(fresh, bmodel):
+    engine = open_engine(bmodel)
+    inputs, outputs = own_tensors(engine, "mlp")
+    pid = worker_of(engine).pid
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+    assert engine.process("mlp", inputs, outputs) == Failure.WORKER
+    next_run_works(bmodel)
+
+
+def test_a_worker_that_hangs_is_ended_in_time(fresh, bmodel):
+    engine = open_engine(bmodel)
+    inputs, outputs = own_tensors(engine, "mlp")
+    pid = worker_of(engine).pid
+    os.kill(pid, signal.SIGSTOP)
+    started = time.monotonic()
+    with settings.override(sophgo_timeout=0.5):
+        assert engine.process("mlp", inputs, outputs) == Failure.TIMEOUT
+    assert time.monotonic() - started < 5
+    assert isinstance(engine.last_error, SophgoTimeoutError)
+    assert isinstance(engine.last_error, TimeoutError)
+    assert "0.5 seconds" in str(engine.last_error)
+    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(SophgoWorkerError, match="gave no answer to 'run'"):
+        outputs[0].sync_d2s()
+    next_run_works(bmodel)
+
+
+def test_an_interrupt_ends_the_worker_and_is_raised(fresh, bmodel):
+    """Its answer would be taken for that of the next call."""
+    engine = open_engine(bmodel)
+    inputs, outputs = own_tensors(engine, "mlp")
+    os.kill(worker_of(engine).pid, signal.SIGSTOP)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            engine.process("mlp", inputs, outputs)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(SophgoWorkerError, match="interrupted"):
+        outputs[0].sync_d2s()
+    next_run_works(bmodel)
+
+
+def test_more_memory_than_the_device_has(fresh, bmodel):
+    """The emulator ends its process over it; the reason is what it printed."""
+    engine = open_engine(bmodel)
+    handle, kept = sail.Handle(0), []
+    with pytest.raises(SophgoWorkerError, match="Memory exhausted"):
+        for _ in range(16):
+            kept.append(sail.Tensor(handle, [2**29], Dtype.BM_FLOAT32, False, True))
+    assert engine.get_device_ids() == [0]
+    next_run_works(bmodel)
+
+
+def test_a_forked_process_may_not_use_its_parents_worker(fresh, bmodel):
+    engine = open_engine(bmodel)
+    inputs, outputs = own_tensors(engine, "mlp")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = engine.process("mlp", inputs, outputs)
+        os.write(writing, f"{code} {engine.last_error}".encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        text = told.read()
+    os.waitpid(child, 0)
+    assert text.startswith(f"{int(Failure.WORKER)} ")
+    assert "forked" in text
+    assert engine.process("mlp", inputs, outputs) == 0
+
+
+OPEN = """
+import os, sys
+from dlinfer.vendor.sophgo import sail
+engine = sail.EngineLLM(sys.argv[1], [0])
+print(engine._model.devices[0].worker.pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "os.kill(os.getpid(), 9)",
+        pytest.param("os._exit(3)", marks=pytest.mark.full),
+        pytest.param("raise SystemExit(1)", marks=pytest.mark.full),
+    ],
+)
+def test_a_worker_ends_with_its_process(bmodel, end):
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN + end, str(bmodel("bm1684x"))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "DLINFER_SOPHGO_EMULATE": ""},
+    )
+    assert done.stdout, done.stderr
+    assert "Traceback" not in done.stderr
+    worker = Path(f"/proc/{int(done.stdout)}")
+    limit = time.monotonic() + 10
+    while worker.exists() and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not worker.exists()
+
+
+def test_a_worker_ends_with_the_last_that_uses_it(fresh, bmodel):
+    engine = open_engine(bmodel)
+    tensor = engine.get_input_tensor("mlp", 0)
+    worker = Path(f"/proc/{worker_of(engine).pid}")
+    del engine
+    gc.collect()
+    tensor.zeros()
+    assert worker.exists()
+    del tensor
+    gc.collect()
+    assert not worker.exists()
+
+
+# --- bmodels
+
+
+@pytest.mark.parametrize("keep", [0, 3, 15, 63, 64, 1000, 5_000, 1_000_000, -1])
+@pytest.mark.parametrize("form", ["file", "bytes"])
+def test_a_bmodel_that_is_not_whole(bmodel, tmp_path, keep, form):
+    data = bmodel("bm1684x").read_bytes()[:keep]
+    path = tmp_path / "cut.bmodel"
+    path.write_bytes(data)
+    with pytest.raises(SophgoModelError, match="header|by its header should have"):
+        sail.EngineLLM(str(path), [0]) if form == "file" else sail.EngineLLM(data, len(data), [0])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_bmodel_whose_description_was_altered(fresh, bmodel, seed):
+    """Numbers of the flatbuffer: BMRuntime crashes over some of them, and must do so alone."""
+    data = bytearray(bmodel("bm1684x").read_bytes())
+    flat = int.from_bytes(data[8:12], "little")
+    random = np.random.RandomState(seed)
+    for place in random.randint(64 + 256, 64 + flat - 4, 40):
+        data[place : place + 4] = random.bytes(4)
+    with settings.override(sophgo_timeout=20):
+        try:
+            engine = sail.EngineLLM(bytes(data), len(data), [0])
+        except (SophgoModelError, SophgoWorkerError, SophgoUnavailableError) as error:
+            assert str(error)
+        else:
+            engine.get_graph_names()
+    next_run_works(bmodel)
+
+
+@pytest.mark.parametrize(
+    ("at", "text", "match"),
+    [(0, b"not a bmodel at all, though it is long enough", "does not begin"), (64, b"\xff" * 400, "cannot be read")],
+)
+def test_a_file_that_is_no_bmodel(bmodel, at, text, match):
+    data = bytearray(bmodel("bm1684x").read_bytes())
+    data[at : at + len(text)] = text
+    with pytest.raises(SophgoModelError, match=match):
+        sail.EngineLLM(bytes(data), len(data), [0])
+
+
+@pytest.mark.parametrize(("name", "chip"), [("bm1684x", "bm1688"), ("bm1688", "bm1684x")])
+def test_a_bmodel_of_another_chip(bmodel, open_chips, name, chip):
+    with (
+        settings.override(sophgo_emulate=chip),
+        pytest.raises(SophgoModelError, match=f"made for {name}, and device 0 is {chip}"),
+    ):
+        open_engine(bmodel, name)
+
+
+def test_a_bmodel_of_a_chip_that_is_not_known(bmodel):
+    data = bmodel("bm1684x").read_bytes().replace(b"BM1684X\0", b"BM9999X\0", 1)
+    with pytest.raises(SophgoUnavailableError, match="emulators are known of bm1684x, bm1688"):
+        sail.EngineLLM(data, len(data), [0])
+
+
+def test_a_bmodel_of_more_devices(bmodel, open_chips):
+    with pytest.raises(SophgoModelError, match="runs on 2 devices, and 1 were given"):
+        open_engine(bmodel, "two devices")
+
+
+def test_without_a_chip_and_without_a_toolchain(fresh, bmodel, tmp_path):
+    path = str(bmodel("bm1684x"))
+    with settings.override(cache_dir=str(tmp_path)):
+        with pytest.raises(SophgoUnavailableError, match="make toolchains"):
+            sail.Handle(0)
+        with pytest.raises(SophgoUnavailableError, match="make toolchains"):
+            sail.EngineLLM(path, [17])
+        found = chips.find(tmp_path)
+    assert not found.chips
+    assert "no Sophgo device" in found.reason
+
+
+# --- tensors that do not fit
+
+
+def bad_tensors(engine):
+    """(name, inputs, outputs, match) of what ``process`` refuses."""
+    inputs, outputs = own_tensors(engine, "mlp")
+    with settings.override(sophgo_emulate=engine._model.chip):
+        handle = sail.Handle(0)
+        other = sail.Tensor(sail.Handle(1), [1, 8, 16], Dtype.BM_FLOAT16, False, True)
+
+    def tensor(shape, dtype=Dtype.BM_FLOAT16, memory=True):
+        with settings.override(sophgo_emulate=engine._model.chip):
+            return sail.Tensor(handle, shape, dtype, True, memory)
+
+    return {
+        "another type": ({**inputs, 0: tensor([1, 8, 16], Dtype.BM_FLOAT32)}, outputs, "is BM_FLOAT16, given BM_FLOAT32"),
+        "no such stage": (
+            {0: tensor([1, 12, 16]), 1: tensor([1, 12, 16])},
+            outputs,
+            r"takes those of \[1, 8, 16\], \[1, 8, 16\] or \[1, 16, 16\]",
+        ),
+        "two stages": ({0: tensor([1, 8, 16]), 1: tensor([1, 16, 16])}, outputs, "takes those of"),
+        "an input too few": ({0: inputs[0]}, outputs, r"a dict of 0 to 1, given \[0\]"),
+        "an input too many": ({**inputs, 2: inputs[0]}, outputs, "a dict of 0 to 1"),
+        "no dict": ([*inputs.values()], outputs, "a dict of 0 to 1, given list"),
+        "no tensor": ({**inputs, 1: np.zeros(3)}, outputs, "no sail.Tensor but ndarray"),
+        "no device memory": ({**inputs, 1: tensor([1, 8, 16], memory=False)}, outputs, "given a tensor on no device"),
+        "another device": ({**inputs, 1: other}, outputs, "lies on device 0, given a tensor on device 1"),
+        "an output too small": (inputs, {0: tensor([1, 4, 16])}, "takes 256 bytes, given memory of 128"),
+        "an output of another shape": (inputs, {0: tensor([1, 16, 8])}, r"has shape \[1, 8, 16\], given \[1, 16, 8\]"),
+        "an output of another stage": (inputs, {0: tensor([1, 16, 16])}, r"has shape \[1, 8, 16\]"),
+        "no output": (inputs, {}, r"outputs are a dict of 0 to 0, given \[\]"),
+    }  # fmt: skip
+
+
+def test_tensors_that_do_not_fit(engine):
+    for name, (inputs, outputs, match) in bad_tensors(engine).items():
+        assert engine.process("mlp", inputs, outputs) == Failure.ARGUMENT, name
+        with pytest.raises(SophgoCallError, match=match):
+            raise engine.last_error
+    assert relative(*run(engine, "mlp")) < FLOAT16
+
+
+def test_tensors_of_another_chip(opened):
+    """Both are device 0 of an emulator."""
+    first, second = opened("bm1684x"), opened("bm1688")
+    inputs, outputs = own_tensors(first, "mlp")
+    assert second.process("mlp", inputs, outputs) == Failure.ARGUMENT
+    assert "a tensor of the emulator of bm1684x for a model on the emulator of bm1688" in str(second.last_error)
+
+
+def test_tensors_of_a_worker_that_is_gone(fresh, bmodel):
+    before = open_engine(bmodel)
+    inputs, outputs = own_tensors(before, "mlp")
+    os.kill(worker_of(before).pid, signal.SIGKILL)
+    assert before.process("mlp", inputs, outputs) == Failure.WORKER
+    after = open_engine(bmodel)
+    assert after.process("mlp", inputs, outputs) == Failure.ARGUMENT
+    assert relative(*run(after, "mlp")) < FLOAT16
+
+
+# --- threads, and what is left behind
+
+
+def test_threads_share_a_worker(opened):
+    engine, errors = opened("bm1684x"), []
+
+    def work(seed: int) -> None:
+        try:
+            inputs, outputs = own_tensors(engine, "mlp")
+            for turn in range(3):
+                values = numbers(8, seed * 10 + turn)
+                for index, value in enumerate(values):
+                    inputs[index].update_data(value.astype(np.float16))
+                    inputs[index].sync_s2d()
+                assert engine.process("mlp", inputs, outputs) == 0
+                outputs[0].sync_d2s()
+                found = outputs[0].asnumpy().view(np.float16)
+                assert relative(found, oracle("mlp", *values)) < FLOAT16
+        except BaseException as error:  # noqa: BLE001  a thread's error is raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def resident(pid: int) -> int:
+    """KiB of memory that a process holds."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+@pytest.mark.parametrize(
+    "loads", [pytest.param(10, id="quick"), pytest.param(200, id="long", marks=pytest.mark.full)]
+)
+def test_loading_and_unloading_leaks_nothing(fresh, bmodel, loads):
+    """From a file and from bytes, each with a run; the worker stays, since a handle is on its device."""
+    path = str(bmodel("bm1684x"))
+    data = Path(path).read_bytes()
+
+    def once(index: int) -> None:
+        engine = sail.EngineLLM(path, [0]) if index % 2 else sail.EngineLLM(data, len(data), [0])
+        run(engine, "mlp")
+
+    once(0)
+    kept = open_engine(bmodel)
+    worker = worker_of(kept)
+    for index in range(6):  # what the libraries allocate once
+        once(index)
+    gc.collect()
+    worker.call("free", numbers=[])
+    before = resident(os.getpid()), resident(worker.pid), len(os.listdir("/proc/self/fd"))
+    for index in range(loads):
+        once(index)
+    gc.collect()
+    worker.call("free", numbers=[])
+    after = resident(os.getpid()), resident(worker.pid), len(os.listdir("/proc/self/fd"))
+    print(f"{loads} loads: RSS of the client {before[0]} -> {after[0]} KiB, of the worker {before[1]} -> {after[1]} KiB")
+    assert after[2] == before[2]
+    assert after[0] - before[0] < 8 * 1024
+    assert after[1] - before[1] < 8 * 1024 + 40 * loads

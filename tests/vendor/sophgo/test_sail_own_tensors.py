@@ -1,0 +1,143 @@
+"""S0-60 to S0-70: tensors on the memory that the runtime gave to a graph, and the rules of addr_mode."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from dlinfer.errors import SophgoCallError
+from dlinfer.vendor.sophgo import sail
+from tests.vendor.sophgo.bmodels import oracle
+from tests.vendor.sophgo.conftest import numbers, relative
+
+FLOAT16 = 5e-3
+
+LISTS = ["get_input_tensors", "get_output_tensors"]
+SINGLE = ["get_input_tensor", "get_output_tensor"]
+ANY_MODE = ["get_input_tensors_addrmode0", "get_output_tensors_addrmode0"]
+
+
+def run_on(engine: sail.EngineLLM, inputs, outputs, rows: int) -> float:
+    """The distance of a run on a graph's own tensors from the oracle."""
+    values = numbers(rows)
+    for index, value in enumerate(values):
+        inputs[index].update_data(value.astype(np.float16))
+    assert engine.process("mlp", inputs, outputs) == 0, engine.last_error
+    return relative(outputs[0].asnumpy().view(np.float16), oracle("mlp", *values))
+
+
+def test_s0_60_get_input_tensors_of_a_name(engine):
+    """S0-03: ``tensor_name``; the key is the index in the graph."""
+    tensors = engine.get_input_tensors("mlp", "bias")
+    assert list(tensors) == [1]
+    assert tensors[1].shape() == [1, 8, 16]
+    assert engine.get_input_tensors("mlp", "bias", 1)[1].shape() == [1, 16, 16]
+    assert engine.get_input_tensors("mlp", tensor_name="x", stage=1)[0].shape() == [1, 16, 16]
+    assert engine.get_input_tensors("mlp", "none") == {}
+
+
+def test_s0_61_get_input_tensors_of_a_stage(engine):
+    assert [t.shape() for t in engine.get_input_tensors("mlp").values()] == [[1, 8, 16]] * 2
+    assert [t.shape() for t in engine.get_input_tensors("mlp", 1).values()] == [[1, 16, 16]] * 2
+    assert [t.shape() for t in engine.get_input_tensors("mlp", stage=1).values()] == [[1, 16, 16]] * 2
+
+
+def test_s0_62_get_input_tensor(engine):
+    tensor = engine.get_input_tensor("mlp", 1, 1)
+    assert tensor.shape() == [1, 16, 16]
+    assert tensor.dtype() is sail.Dtype.BM_FLOAT16
+
+
+def test_s0_63_get_output_tensors_of_a_name(engine):
+    name = engine.get_output_name("mlp", 0)
+    assert list(engine.get_output_tensors("mlp", name)) == [0]
+    assert engine.get_output_tensors("mlp", name, 1)[0].shape() == [1, 16, 16]
+    assert engine.get_output_tensors("mlp", "x") == {}
+
+
+def test_s0_64_get_output_tensors_of_a_stage(engine):
+    assert engine.get_output_tensors("mlp")[0].shape() == [1, 8, 16]
+    assert engine.get_output_tensors("mlp", 1)[0].shape() == [1, 16, 16]
+
+
+def test_s0_65_get_output_tensor(engine):
+    assert engine.get_output_tensor("mlp", 0, 1).shape() == [1, 16, 16]
+
+
+def test_s0_66_they_are_the_graphs_own_memory(engine):
+    """What one tensor writes another reads, with no memory of its own, and a run uses it."""
+    tensor, again = engine.get_input_tensor("mlp", 0), engine.get_input_tensors("mlp")[0]
+    assert not tensor.own_sys_data()
+    assert not tensor.own_dev_data()
+    assert tensor.device_memory().place == again.device_memory().place
+    tensor.update_data(np.arange(128, dtype=np.uint16).reshape(1, 8, 16))
+    assert (again.asnumpy().ravel() == np.arange(128)).all()
+    for stage, rows in enumerate((8, 16)):
+        inputs, outputs = engine.get_input_tensors("mlp", stage), engine.get_output_tensors("mlp", stage)
+        assert run_on(engine, inputs, outputs, rows) < FLOAT16
+
+
+def test_s0_66_such_a_tensor_keeps_the_model(bmodel, open_chips):
+    tensor = sail.EngineLLM(str(bmodel("bm1684x")), [0]).get_input_tensor("mlp", 0)
+    gc.collect()
+    tensor.memory_set(2)
+    assert (tensor.asnumpy().view(np.float16) == 2).all()
+
+
+@pytest.mark.parametrize("name", ["basic", "tagged"])
+@pytest.mark.parametrize("call", LISTS)
+def test_s0_67_empty_where_addr_mode_is_not_1(opened, name, call):
+    engine = opened(name)
+    assert getattr(engine, call)("mlp") == {}
+    assert getattr(engine, call)("mlp", "x") == {}
+
+
+@pytest.mark.parametrize("name", ["basic", "tagged"])
+@pytest.mark.parametrize("call", SINGLE)
+def test_s0_67_a_single_one_is_none_where_addr_mode_is_not_1(opened, name, call):
+    assert getattr(opened(name), call)("mlp", 0) is None
+
+
+def test_s0_68_and_69_in_addr_mode_0_the_graphs_own_memory_runs(opened):
+    engine = opened("basic")
+    inputs = engine.get_input_tensors_addrmode0("mlp")
+    outputs = engine.get_output_tensors_addrmode0("mlp", stage=0)
+    assert sorted(inputs) == [0, 1]
+    assert sorted(outputs) == [0]
+    assert run_on(engine, inputs, outputs, 8) < FLOAT16
+
+
+@pytest.mark.parametrize("call", ANY_MODE)
+def test_s0_68_and_69_in_addr_mode_1_they_are_the_same_memory(engine, call):
+    tensors = getattr(engine, call)("mlp", 1)
+    own = getattr(engine, call.removesuffix("_addrmode0"))("mlp", 1)
+    assert {i: t.device_memory().place for i, t in tensors.items()} == {
+        i: t.device_memory().place for i, t in own.items()
+    }
+
+
+@pytest.mark.parametrize("call", ANY_MODE)
+def test_s0_70_a_tag_is_no_address(opened, call):
+    """addr_mode 2: what stands in input_mems would end the emulator when it is read."""
+    with pytest.raises(SophgoCallError, match="addr_mode 2"):
+        getattr(opened("tagged"), call)("mlp")
+
+
+@pytest.mark.parametrize("call", [*LISTS, *ANY_MODE])
+def test_a_graph_or_a_stage_that_is_not_there(llm, call):
+    with pytest.raises(SophgoCallError, match="no graph"):
+        getattr(llm, call)("none")
+    for stage in (2, -1):
+        with pytest.raises(SophgoCallError, match="stages 0 to 1"):
+            getattr(llm, call)("mlp", stage)
+
+
+@pytest.mark.parametrize("call", SINGLE)
+def test_an_index_that_is_not_there(llm, call):
+    with pytest.raises(SophgoCallError, match="puts 0 to"):
+        getattr(llm, call)("mlp", 2)
+
+
+def test_a_name_that_is_none(llm):
+    with pytest.raises(SophgoCallError, match="no str"):
+        llm.get_input_tensors("mlp", 1, 1)
