@@ -79,8 +79,13 @@ class Generator:
         for pair in self._caches:
             for cache in pair:
                 cache.zeros()  # a hidden row counts nothing, but only if it is a number
-        self._step = _Buffers(self._handle, self.layout, 1)
-        self._head_input = self._tensor((1, 1, self.layout.hidden))
+        # All memory is taken now, on the device that the engine is on now.
+        self._buffers = {
+            length: _Buffers(self._handle, self.layout, length) for length in self.layout.lengths
+        }
+        self._step = _Buffers(self._handle, self.layout, 1, self.layout.capacity + 1)
+        shape = (1, 1, self.layout.hidden)
+        self._head_input = sail.Tensor(self._handle, shape, self.layout.dtype, False, True)
         self._logits = sail.Tensor(
             self._handle, engine.get_output_shape(HEAD, 0), engine.get_output_dtype(HEAD, 0), False, True
         )
@@ -128,17 +133,17 @@ class Generator:
         """Logits after the prompt's last token; its keys and values are in the caches."""
         sizes = self.layout
         count, length = len(prompt), sizes.stage_for(len(prompt))
-        buffers = _Buffers(self._handle, sizes, length)
+        buffers = self._buffers[length]
         ids = np.zeros((1, length), np.int32)
         ids[0, :count] = prompt
         buffers.ids.update_data(ids)
         buffers.positions.update_data(np.arange(length, dtype=np.int32)[None])
         mask = np.triu(np.full((length, length), HIDDEN, np.float32), k=1)
+        buffers.mask.update_data(encoded(mask, sizes.dtype))
         self._run(EMBEDDING, {0: buffers.ids}, {0: buffers.states})
-        given = self._tensor((1, 1, length, length), mask)
         states, spare = buffers.states, buffers.spare
         for index, caches in enumerate(self._caches):
-            inputs = {0: states, 1: buffers.positions, 2: given}
+            inputs = {0: states, 1: buffers.positions, 2: buffers.mask}
             self._run(block(index), inputs, {0: spare, 1: buffers.keys, 2: buffers.values})
             for cache, new in zip(caches, (buffers.keys, buffers.values), strict=True):
                 cache.sync_d2d(new, 0, 0, count * sizes.row)
@@ -153,11 +158,11 @@ class Generator:
         mask = np.full((1, 1, 1, sizes.capacity + 1), HIDDEN, np.float32)
         mask[..., :position] = 0
         mask[..., -1] = 0
-        given = self._tensor(mask.shape, mask)
+        buffers.mask.update_data(encoded(mask, sizes.dtype))
         self._run(EMBEDDING, {0: buffers.ids}, {0: buffers.states})
         states, spare = buffers.states, buffers.spare
         for index, caches in enumerate(self._caches):
-            inputs = {0: states, 1: buffers.positions, 2: given, 3: caches[0], 4: caches[1]}
+            inputs = {0: states, 1: buffers.positions, 2: buffers.mask, 3: caches[0], 4: caches[1]}
             self._run(block_cache(index), inputs, {0: spare, 1: buffers.keys, 2: buffers.values})
             for cache, new in zip(caches, (buffers.keys, buffers.values), strict=True):
                 cache.sync_d2d(new, 0, position * sizes.row, sizes.row)
@@ -181,23 +186,20 @@ class Generator:
         assert tensor is not None, "the layout has asked for io_alone"
         return tensor
 
-    def _tensor(self, shape: Sequence[int], content: np.ndarray | None = None) -> sail.Tensor:
-        """Device memory of the model's dtype."""
-        tensor = sail.Tensor(self._handle, shape, self.layout.dtype, False, True)
-        if content is not None:
-            tensor.update_data(encoded(content, self.layout.dtype))
-        return tensor
-
 
 class _Buffers:
-    """Device memory for a run over ``length`` tokens: what goes from net to net."""
+    """Device memory for a run over ``length`` tokens: what goes from net to net.
 
-    def __init__(self, handle: sail.Handle, sizes: Layout, length: int) -> None:
+    keys: that a token may see, ``length`` where nothing is said.
+    """
+
+    def __init__(self, handle: sail.Handle, sizes: Layout, length: int, keys: int | None = None) -> None:
         def tensor(last: int, dtype: sail.Dtype = sizes.dtype) -> sail.Tensor:
             shape = (1, length, last) if last else (1, length)
             return sail.Tensor(handle, shape, dtype, False, True)
 
         self.ids, self.positions = (tensor(0, sail.Dtype.BM_INT32) for _ in range(2))
         self.states, self.spare = (tensor(sizes.hidden) for _ in range(2))
+        self.mask = sail.Tensor(handle, (1, 1, length, keys or length), sizes.dtype, False, True)
         row = (1, length, sizes.heads, sizes.row // sizes.heads)
         self.keys, self.values = (sail.Tensor(handle, row, sizes.dtype, False, True) for _ in range(2))
