@@ -225,7 +225,10 @@ def test_a_bmodel_whose_description_was_altered(fresh, bmodel, seed):
 
 @pytest.mark.parametrize(
     ("at", "text", "match"),
-    [(0, b"not a bmodel at all, though it is long enough", "does not begin"), (64, b"\xff" * 400, "cannot be read")],
+    [
+        (0, b"not a bmodel at all, though it is long enough", "does not begin"),
+        (64, b"\xff" * 400, "cannot be read"),
+    ],
 )
 def test_a_file_that_is_no_bmodel(bmodel, at, text, match):
     data = bytearray(bmodel("bm1684x").read_bytes())
@@ -314,7 +317,9 @@ def test_tensors_of_another_chip(opened):
     first, second = opened("bm1684x"), opened("bm1688")
     inputs, outputs = own_tensors(first, "mlp")
     assert second.process("mlp", inputs, outputs) == Failure.ARGUMENT
-    assert "a tensor of the emulator of bm1684x for a model on the emulator of bm1688" in str(second.last_error)
+    assert "a tensor of the emulator of bm1684x for a model on the emulator of bm1688" in str(
+        second.last_error
+    )
 
 
 def test_tensors_of_a_worker_that_is_gone(fresh, bmodel):
@@ -387,7 +392,9 @@ def test_loading_and_unloading_leaks_nothing(fresh, bmodel, loads):
     gc.collect()
     worker.call("free", numbers=[])
     after = resident(os.getpid()), resident(worker.pid), len(os.listdir("/proc/self/fd"))
-    print(f"{loads} loads: RSS of the client {before[0]} -> {after[0]} KiB, of the worker {before[1]} -> {after[1]} KiB")
+    print(
+        f"{loads} loads: RSS of the client {before[0]} -> {after[0]} KiB, of the worker {before[1]} -> {after[1]} KiB"
+    )
     assert after[2] == before[2]
     assert after[0] - before[0] < 8 * 1024
     assert after[1] - before[1] < 8 * 1024 + 40 * loads

@@ -48,6 +48,7 @@ class Worker:
 
     def __init__(self, name: str, folder: Path, emulated: bool) -> None:
         self.name = name
+        self.one_device = ""  # why it cannot run what is compiled for several devices; empty where it can
         self._lock = threading.Lock()
         self._unwanted: deque[tuple[str, int]] = deque()
         self._log = _memory_file(0)
