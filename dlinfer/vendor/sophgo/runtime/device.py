@@ -160,7 +160,7 @@ def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
         return Worker(key, libsophon, emulated=False)
     folder = emulator.folder(chip)
     lacking = emulator.without_several_devices(folder)
-    worker = Worker(key, folder, emulated=True)
+    worker = Worker(key, folder, emulated=True, restless=chips.KINDS[chip].restless)
     worker.one_device = lacking
     return worker
 
