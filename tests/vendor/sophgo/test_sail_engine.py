@@ -101,8 +101,32 @@ def test_s0_13_the_flags_reach_bmruntime(bmodel, open_chips):
     assert int(sail.BmrtFlag.BM_RUNTIME_AUTO) == 0
 
 
-def test_s0_14_eight_devices(bmodel, open_chips):
-    """A bmodel of one device on eight: it runs on the first of them."""
+@pytest.mark.parametrize(("name", "devices"), [("two devices", [4, 7]), ("eight devices", [*range(8)])])
+def test_s0_01_and_14_several_devices(bmodel, open_chips, name, devices):
+    """A bmodel compiled for several devices: every device has inputs and outputs of its own, and all run at once."""
+    engine = sail.EngineLLM(str(bmodel(name)), devices)
+    assert engine.get_device_ids() == devices
+    count = engine.get_input_num("mlp")
+    assert [engine.get_input_tensor_devid("mlp", index) for index in range(count)] == sorted(
+        [*devices, *devices]
+    )
+    handles = {device: sail.Handle(device) for device in devices}
+    inputs, outputs, wanted = {}, {}, {}
+    for place, device in enumerate(devices):
+        values = numbers(8, seed=place)
+        wanted[place] = oracle("mlp", *values)
+        for side, value in enumerate(values):
+            tensor = sail.Tensor(handles[device], [1, 8, WIDTH], Dtype.BM_FLOAT16, False, True)
+            tensor.update_data(value.astype(np.float16))
+            inputs[2 * place + side] = tensor
+        assert engine.get_output_tensor_devid("mlp", place) == device
+        outputs[place] = sail.Tensor(handles[device], [1, 8, WIDTH], Dtype.BM_FLOAT16, False, True)
+    assert engine.process("mlp", inputs, outputs) == 0, engine.last_error
+    for place, tensor in outputs.items():
+        assert relative(tensor.asnumpy().view(np.float16), wanted[place]) < FLOAT16
+
+
+def test_s0_14_a_bmodel_of_one_device_on_eight_runs_on_the_first(bmodel, open_chips):
     engine = sail.EngineLLM(str(bmodel("bm1684x")), list(range(8)))
     assert engine.get_device_ids() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert relative(*run(engine, "mlp")) < FLOAT16

@@ -8,6 +8,7 @@ else, for a device that is asked for without a bmodel, that of the device of thi
 import threading
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dlinfer import settings
@@ -150,8 +151,17 @@ def _worker(number: int, chip: str | None) -> Worker:
             raise SophgoUnavailableError(
                 what=key, reason=f"emulators are known of {known}", advice=_OTHER_CHIP
             )
-        folder = libsophon or emulator.folder(name)
-        worker = _workers[key] = Worker(key, folder, emulated=libsophon is None)
+        worker = _workers[key] = _started(key, libsophon, name)
+    return worker
+
+
+def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
+    if libsophon is not None:
+        return Worker(key, libsophon, emulated=False)
+    folder = emulator.folder(chip)
+    lacking = emulator.without_several_devices(folder)
+    worker = Worker(key, folder, emulated=True, restless=chips.KINDS[chip].restless)
+    worker.one_device = lacking
     return worker
 
 

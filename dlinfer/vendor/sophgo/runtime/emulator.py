@@ -6,6 +6,8 @@ fixed names in the folder that they are opened from.
 
 import contextlib
 import os
+import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -15,6 +17,10 @@ from dlinfer.toolchain import find, state
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 ADVICE = "install Sophgo's toolchain with `make toolchains` (or `dlinfer toolchain install sophgo`)"
+
+ONE_DEVICE = "libone_device.so"
+_COMPILERS = ("cc", "gcc", "clang")
+_COMPILE_SECONDS = 60
 
 # Name that the libraries ask for -> file of the toolchain; {chip} is the chip's name.
 _LINKS = {
@@ -44,6 +50,28 @@ def folder(chip: str) -> Path:
     for name, file in _files(chip).items():
         _link(place / name, file)
     return place
+
+
+def without_several_devices(place: Path) -> str:
+    """Why the emulator in this folder cannot be several devices; nothing where it can.
+
+    That takes a few lines of C (one_device.c), which are compiled here at first use.
+    """
+    source = Path(__file__).with_name("one_device.c")
+    library = place / ONE_DEVICE
+    if library.exists() and library.stat().st_mtime >= source.stat().st_mtime:
+        return ""
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        return f"there is no C compiler ({', '.join(_COMPILERS)})"
+    with tempfile.TemporaryDirectory(dir=place) as scratch:
+        made = Path(scratch) / ONE_DEVICE
+        command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(made), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+        if done.returncode:
+            return f"{compiler} failed: {done.stderr.strip()[-200:]}"
+        os.replace(made, library)
+    return ""
 
 
 def _files(chip: str) -> dict[str, Path]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlinfer.errors import SophgoCallError, SophgoModelError, SophgoRuntimeError
+from dlinfer.errors import SophgoCallError, SophgoModelError, SophgoRuntimeError, SophgoUnavailableError
 from dlinfer.vendor.sophgo.runtime import bmodel, chips
 from dlinfer.vendor.sophgo.runtime.device import DeviceMemory, Place, open_device
 
@@ -82,6 +82,9 @@ class LoadedModel:
         self.devices = {number: open_device(number, self.chip) for number in devices}
         self._check_chip()
         self._worker = self.devices[devices[0]].worker
+        if header.devices > 1 and self._worker.one_device:
+            what = f"{self._worker.name} as {header.devices} devices"
+            raise SophgoUnavailableError(what=what, reason=self._worker.one_device, advice="install one")
         told = self._load(source, list(devices), flags)
         self._number: int = told["number"]
         weakref.finalize(self, self._worker.discard, "unload", self._number).atexit = False

@@ -42,12 +42,16 @@ main()
 class Worker:
     """One worker. Calls from several threads wait for each other; another process may not use it.
 
-    name: of the chip, for messages.
+    name: of the chip, for messages. restless: its emulator takes a whole core while it has nothing to do, so it is
+    stopped (SIGSTOP) between calls. Where this process ends meanwhile, also by force, the kernel sends what is
+    stopped in a process group that is orphaned by that a SIGHUP, which ends it.
     Raises SophgoRuntimeError where the C libraries in ``folder`` cannot be loaded.
     """
 
-    def __init__(self, name: str, folder: Path, emulated: bool) -> None:
+    def __init__(self, name: str, folder: Path, emulated: bool, restless: bool = False) -> None:
         self.name = name
+        self.one_device = ""  # why it cannot run what is compiled for several devices; empty where it can
+        self._restless = restless
         self._lock = threading.Lock()
         self._unwanted: deque[tuple[str, int]] = deque()
         self._log = _memory_file(0)
@@ -71,7 +75,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C is for the user's process
+            process_group=0,  # Ctrl-C is for the user's process
         )
 
     @property
@@ -139,6 +143,7 @@ class Worker:
         self._forget_log()
         seconds = settings.current().sophgo_timeout
         self._wire.settimeout(seconds)
+        self._wake()
         try:
             wire.send(self._wire, {"call": name, **arguments})
             if file is not None:
@@ -157,6 +162,8 @@ class Worker:
             self.kill()
             self._death = f"was ended when {name!r} was interrupted"
             raise
+        if self._restless:
+            self._process.send_signal(signal.SIGSTOP)
         if "refused" in answer:
             detail = f"{answer['detail']}{self._tail()}"
             raise SophgoRuntimeError(chip=self.name, kind=answer["refused"], call=name, detail=detail)
@@ -180,6 +187,10 @@ class Worker:
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
         return f"ended itself with exit status {code}"
+
+    def _wake(self) -> None:
+        if self._restless:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it at once, whatever it is doing."""
@@ -211,6 +222,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, log: int, 
     os.close(log)
     if os.getpid() != owner:
         return
+    process.send_signal(signal.SIGCONT)  # it may be stopped
     try:
         process.wait(_PATIENCE)
     except subprocess.TimeoutExpired:

@@ -44,7 +44,11 @@ _BMRT: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 def open_libraries(folder: str) -> tuple[Any, Any]:
     """(bmlib, bmrt) of a folder. Raises OSError where one cannot be loaded."""
+    devices = os.path.join(folder, "libone_device.so")  # of an emulator that is to be several devices
+    before = ctypes.CDLL(devices, ctypes.RTLD_GLOBAL) if os.path.exists(devices) else None
     bmlib = _typed(_open(folder, "libbmlib.so.0", "libbmlib.so"), _BMLIB)
+    if before is not None:
+        before.dlinfer_set_request(bmlib.bm_dev_request)
     return bmlib, _typed(_open(folder, "libbmrt.so.1.0", "libbmrt.so"), _BMRT)
 
 
