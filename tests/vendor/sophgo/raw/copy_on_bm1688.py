@@ -20,6 +20,7 @@ def main(folder: str, bmodel: str) -> None:
     bmlib.bm_memcpy_s2d_partial.argtypes = (c_void_p, Memory, c_char_p, c_uint)
     bmlib.bm_memcpy_d2s_partial.argtypes = (c_void_p, c_char_p, Memory, c_uint)
     bmlib.bm_memcpy_d2d_byte.argtypes = (c_void_p, Memory, c_size_t, Memory, c_size_t, c_size_t)
+    bmlib.bm_free_device.argtypes = (c_void_p, Memory)
     bmlib.bm_dev_free.argtypes = bmrt.bmrt_destroy.argtypes = (c_void_p,)
     bmrt.bmrt_create.argtypes, bmrt.bmrt_create.restype = (c_void_p,), c_void_p
     bmrt.bmrt_load_bmodel.argtypes, bmrt.bmrt_load_bmodel.restype = (c_void_p, c_char_p), c_bool
@@ -36,6 +37,8 @@ def main(folder: str, bmodel: str) -> None:
     assert bmlib.bm_memcpy_d2d_byte(handle, target, 0, source, 0, 64) == 0
     assert bmlib.bm_memcpy_d2s_partial(handle, back, target, 64) == 0
     print("copied", back.raw == data, flush=True)
+    for memory in (source, target):
+        bmlib.bm_free_device(handle, memory)
     bmrt.bmrt_destroy(runtime)
     bmlib.bm_dev_free(handle)
 
