@@ -1,0 +1,222 @@
+"""Finding chips, the folder of an emulator, the header of a bmodel, the way to a chip in the machine."""
+
+import ctypes
+import shutil
+import struct
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from dlinfer import settings
+from dlinfer.errors import SophgoModelError, SophgoRuntimeError, SophgoUnavailableError
+from dlinfer.vendor import discovery
+from dlinfer.vendor.sophgo import sail
+from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
+from dlinfer.vendor.sophgo.runtime import chips, device, emulator
+from dlinfer.vendor.sophgo.runtime.child import layout
+from dlinfer.vendor.sophgo.runtime.worker import Worker
+from tests.vendor.sophgo.conftest import relative
+from tests.vendor.sophgo.test_sail_engine import FLOAT16, run
+
+# --- what there is
+
+
+def machine(root: Path, nodes: int = 1, libraries: bool = True) -> Path:
+    """A root folder of a machine with Sophgo devices."""
+    (root / "dev").mkdir()
+    for number in range(nodes):
+        (root / f"dev/bm-sophon{number}").touch()
+    if libraries:
+        place = root / "opt/sophon/libsophon-current/lib"
+        place.mkdir(parents=True)
+        (place / "libbmrt.so.1.0").touch()
+    return root
+
+
+def test_a_chip_in_the_machine_comes_first(tmp_path):
+    found = chips.find(machine(tmp_path, nodes=2))
+    assert found.libsophon == tmp_path / "opt/sophon/libsophon-current/lib"
+    assert found.chips == ("bm-sophon0", "bm-sophon1")
+
+
+def test_devices_without_libsophon(tmp_path, toolchain):
+    found = chips.find(machine(tmp_path, libraries=False))
+    assert found.libsophon is None
+    assert found.chips == ("bm1684x", "bm1688")
+    assert "1 Sophgo devices, but no libsophon" in found.reason
+
+
+def test_libsophon_where_the_linker_looks(tmp_path, monkeypatch):
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    (place / "libbmrt.so").touch()
+    root = tmp_path / "root"
+    (root / "etc/ld.so.conf.d").mkdir(parents=True)
+    assert chips.libsophon(root) is None
+    (root / "etc/ld.so.conf.d/libbmrt.conf").write_text(f"# libsophon\n{place}\n")
+    assert chips.libsophon(root) == place
+    (root / "etc/ld.so.conf.d/libbmrt.conf").unlink()
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":{place}")
+    assert chips.libsophon(root) == place
+
+
+def test_the_vendor_says_what_there_is(toolchain):
+    vendor = discovery.get("sophgo")
+    assert "emulators of bm1684x, bm1688" in discovery.probe(vendor).reason
+    assert "softmax" not in vendor.load_kernels() or vendor.load_kernels()
+    assert discovery.active("cpu").name != "sophgo"
+
+
+def test_the_vendor_without_a_toolchain(tmp_path):
+    with settings.override(cache_dir=str(tmp_path)):
+        probe = discovery.get("sophgo").probe()
+    assert not probe.available
+    assert "make toolchains" in probe.next_step
+
+
+def test_links_of_an_emulator_are_mended(toolchain, tmp_path, monkeypatch):
+    monkeypatch.setattr(emulator, "cache_folder", lambda: tmp_path)
+    place = emulator.folder("bm1688")
+    wrong = place / "libcmodel.so"
+    right = wrong.readlink()
+    wrong.unlink()
+    wrong.symlink_to("/nowhere")
+    (place / "libbmrt.so.1.0").unlink()
+    emulator.folder("bm1688")
+    assert wrong.readlink() == right
+    assert all(path.exists() for path in place.iterdir())
+
+
+def test_no_emulator_of_a_chip_that_the_toolchain_has_none_of(toolchain):
+    with pytest.raises(SophgoUnavailableError, match=r"no libcmodel_bm9999\.so"):
+        emulator.folder("bm9999")
+
+
+def test_several_devices_without_a_compiler(fresh, bmodel, tmp_path, monkeypatch):
+    monkeypatch.setattr(emulator, "_COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(emulator, "ONE_DEVICE", "libnone.so")
+    with pytest.raises(SophgoUnavailableError, match="no C compiler"):
+        sail.EngineLLM(str(bmodel("two devices")), [0, 1])
+
+
+# --- the binding
+
+
+def test_structures_are_as_long_as_in_c():
+    """On 64-bit Linux; bm_tensor_t's memory begins at byte 40, its store mode at 64."""
+    sizes = {
+        layout.DeviceMemory: 24,
+        layout.Shape: 36,
+        layout.Tensor: 72,
+        layout.Stage: 32,
+        layout.Network: 144,
+    }
+    assert {each: ctypes.sizeof(each) for each in sizes} == sizes
+    assert (layout.Tensor.memory.offset, layout.Tensor.store_mode.offset) == (40, 64)
+
+
+def test_the_worker_is_small():
+    """It loads neither torch nor numpy nor dlinfer."""
+    code = f"""
+import sys
+{WORKER_IMPORT}
+print(sorted({{name.partition('.')[0] for name in sys.modules}} & {{'torch', 'numpy', 'dlinfer'}}))
+"""
+    folder = Path(layout.__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+WORKER_IMPORT = """
+import importlib.util
+folder = sys.argv[1]
+spec = importlib.util.spec_from_file_location(
+    "sophgo_worker", folder + "/__init__.py", submodule_search_locations=[folder])
+sys.modules["sophgo_worker"] = importlib.util.module_from_spec(spec)
+import sophgo_worker.serve
+"""
+
+
+def test_libraries_that_cannot_be_loaded(tmp_path):
+    (tmp_path / "libbmlib.so.0").write_text("no library")
+    with pytest.raises(SophgoRuntimeError, match=r"library.*libbmlib"):
+        Worker("a stand-in", tmp_path, emulated=True)
+
+
+@pytest.fixture
+def fresh(bmodel, monkeypatch):
+    """Workers of this test's own."""
+    monkeypatch.setattr(device, "_workers", weakref.WeakValueDictionary())
+    monkeypatch.setattr(device, "_devices", weakref.WeakValueDictionary())
+    monkeypatch.setattr(device, "_latest", {})
+
+
+@pytest.fixture
+def in_the_machine(fresh, tmp_path, monkeypatch):
+    """The emulator's libraries where libsophon's would be: the way to a chip, with another chip behind it."""
+    for library in emulator.folder("bm1684x").iterdir():
+        if library.name != emulator.ONE_DEVICE:
+            shutil.copy(library, tmp_path / library.name, follow_symlinks=True)
+    place = chips.Found(tmp_path, ("bm-sophon0",), "a stand-in")
+    monkeypatch.setattr(chips, "find", lambda: place)
+
+
+def test_the_way_to_a_chip_in_the_machine(in_the_machine, bmodel):
+    engine = sail.EngineLLM(str(bmodel("bm1684x")), [0])
+    assert relative(*run(engine, "mlp")) < FLOAT16
+    assert engine._model.devices[0].worker.name == "libsophon"
+    assert sail.Handle(0).get_target() == "BM1684X"
+
+
+def test_copies_on_a_chip_are_bmlibs(in_the_machine):
+    import numpy as np
+
+    source = sail.Tensor(sail.Handle(0), np.arange(8, dtype=np.float32), False, True)
+    target = sail.Tensor(sail.Handle(0), [8], sail.BM_FLOAT32, False, True)
+    target.zeros()
+    target.sync_d2d(source, 2, 1, 4)
+    assert (target.asnumpy() == [0, 2, 3, 4, 5, 0, 0, 0]).all()
+
+
+def test_a_device_that_the_machine_has_not(in_the_machine):
+    with pytest.raises(SophgoRuntimeError, match="has 1 devices, numbered from 0"):
+        sail.Handle(1)
+
+
+def test_a_bmodel_of_another_chip_than_the_machines(in_the_machine, bmodel):
+    with pytest.raises(SophgoModelError, match="made for bm1688, and device 0 is bm1684x"):
+        sail.EngineLLM(str(bmodel("bm1688")), [0])
+
+
+# --- headers
+
+
+def test_the_header_of_a_bmodel(bmodel):
+    for name, chip, devices in (
+        ("bm1684x", "BM1684X", 1),
+        ("bm1688", "BM1688", 1),
+        ("eight devices", "BM1684X", 8),
+    ):
+        path = bmodel(name)
+        assert bmodel_file.read_file(path) == bmodel_file.Header(chip, devices)
+        assert bmodel_file.read_bytes(path.read_bytes()) == bmodel_file.Header(chip, devices)
+
+
+@hypothesis_settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=400), st.booleans())
+def test_any_bytes_are_a_header_or_a_clear_error(data, begun):
+    """Whatever stands in the flatbuffer, reading it ends."""
+    if begun:
+        data = struct.pack("<4I", 0xFF55AAEE, 64, len(data), 0) + bytes(48) + data
+    try:
+        bmodel_file.read_bytes(data)
+    except SophgoModelError as error:
+        assert "in memory" in str(error)
