@@ -6,6 +6,11 @@ PY := .venv/bin/python
 # Named after this folder's path: in a moved or copied tree dlinfer must be installed again from its new place.
 STAMP := .venv/.setup-$(shell pwd | cksum | cut -d' ' -f1)
 
+# Tests run in so many processes: one a core, at most four (each may hold an engine of a few GiB). Waiting threads of
+# one process sleep, so that those of the others get the core.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores : 4)))
+PYTEST := OMP_WAIT_POLICY=passive $(PY) -m pytest --numprocesses $(WORKERS)
+
 # Read by requirements/setup.sh and requirements/lock.sh, and by examples/demo.py.
 export PYTHON TORCH_INDEX MODEL
 
@@ -15,6 +20,7 @@ help: ## print this list
 	@echo
 	@echo "make demo MODEL=/path/to/hf-folder       the demo on a checkpoint of your own"
 	@echo "make test PYTEST_ARGS='tests/ops -x'     part of the tests"
+	@echo "make test WORKERS=0                      in this process: for a debugger, or to see output at once"
 	@echo "make setup PYTHON=python3.12             another interpreter than the one found"
 	@echo "make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu"
 	@echo "                                         torch's small CPU build instead of PyPI's CUDA build"
@@ -40,11 +46,11 @@ doctor: $(STAMP) ## versions, vendors and the table vendor x op
 
 .PHONY: test
 test: $(STAMP) ## every test but the whole matrix
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PYTEST) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .PHONY: test-full
 test-full: $(STAMP) ## the whole matrix; run it again to go on where it stopped
-	$(PY) -m pytest -m full $(PYTEST_ARGS)
+	$(PYTEST) --dist worksteal -m full $(PYTEST_ARGS)
 
 .PHONY: graph-models
 graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/graph_models.md

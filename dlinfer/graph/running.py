@@ -84,7 +84,7 @@ class Values:
         arrays = [value for value in given.values() if not isinstance(value, int)]
         self.numpy = bool(arrays) and not any(isinstance(value, torch.Tensor) for value in arrays)
         self.tensors = [tensor_of(port, given[port.name]) for port in running.signature.inputs]
-        running.signature.check(self.tensors)
+        self.symbols = running.signature.check(self.tensors)
 
     def result(self, port: Port, tensor: Any) -> Any:
         """A result in the kind of the inputs."""
@@ -130,18 +130,38 @@ def numpy_of(port: Port, tensor: torch.Tensor) -> Any:
         raise ArtifactInputError(name=port.name, expected="a dtype of numpy", given=given) from cause
 
 
+def check_target(port: Port, target: Any, symbols: Mapping[str, int]) -> None:
+    """Raise ArtifactInputError where a caller's tensor or array cannot take the result of a call with these sizes.
+
+    Asked before the run, so that no cache is written in vain; sizes that only the run tells are left to ``write_into``.
+    """
+    tensor = _target(port, target)
+    wanted = [None if size is None else size.evaluate(symbols) for size in port.sizes]
+    fits = len(wanted) == tensor.dim() and all(
+        want in (None, size) for want, size in zip(wanted, tensor.shape, strict=True)
+    )
+    if not fits or tensor.dtype != port.dtype or tensor.device != port.device:
+        shape = ", ".join("?" if size is None else str(size) for size in wanted)
+        raise ArtifactInputError(
+            name=port.name, expected=f"{port.dtype} [{shape}] on {port.device}", given=shown(tensor)
+        )
+
+
 def write_into(port: Port, target: Any, result: torch.Tensor) -> None:
     """Copy a result into a caller's tensor or array. Raises ArtifactInputError where it does not fit."""
-    tensor = target if isinstance(target, torch.Tensor) else _from_numpy_to_write(port, target)
+    tensor = _target(port, target)
     if tensor.shape != result.shape or tensor.dtype != result.dtype:
         raise ArtifactInputError(name=port.name, expected=shown(result), given=shown(tensor))
     if tensor.data_ptr() != result.data_ptr() or tensor.stride() != result.stride():
         tensor.copy_(result)
 
 
-def _from_numpy_to_write(port: Port, target: Any) -> torch.Tensor:
+def _target(port: Port, target: Any) -> torch.Tensor:
+    """A caller's tensor, or an array as one."""
     import numpy
 
+    if isinstance(target, torch.Tensor):
+        return target
     if not isinstance(target, numpy.ndarray) or not target.flags.writeable:
         raise ArtifactInputError(name=port.name, expected=f"{port}, to be written", given=shown(target))
     return _from_numpy(port, target)

@@ -26,7 +26,7 @@ from dlinfer.graph.loading import Plan, load_stage, plan_of, read_stage
 from dlinfer.graph.memory_plan import stage_plan, write_plan
 from dlinfer.graph.metrics import Metrics, table
 from dlinfer.graph.profiles import OpTimes, PythonProfiles, time_ops
-from dlinfer.graph.running import RunningStage, Values, Weights, into_own, lock_of, write_into
+from dlinfer.graph.running import RunningStage, Values, Weights, check_target, into_own, lock_of, write_into
 from dlinfer.graph.session_options import Flags, SessionOptions
 from dlinfer.graph.signature import Signature
 
@@ -226,9 +226,12 @@ class Session(Introspection):
         """
         running, number, name = self._chosen(entry, inputs)
         values = Values(running, inputs)
-        names = [port.name for port in running.signature.outputs]
-        for unknown in set(outputs or ()) - set(names):
-            raise SessionCallError(what="output", name=unknown, detail=f"it gives {', '.join(names)}")
+        if outputs:
+            ports = {port.name: port for port in running.signature.outputs}
+            for target in outputs:
+                if target not in ports:
+                    raise SessionCallError(what="output", name=target, detail=f"it gives {', '.join(ports)}")
+                check_target(ports[target], outputs[target], values.symbols)
         if self._start is not None:
             self._start(dict(inputs))
         owned = self.options.io == "owned"

@@ -16,7 +16,7 @@ LOAD = """
 import sys
 from lmdeploy import PytorchEngineConfig, pipeline
 if __name__ == "__main__":
-    config = PytorchEngineConfig(device_type="cpu", session_len=64, max_batch_size=2)
+    config = PytorchEngineConfig(device_type="cpu", session_len=64, max_batch_size=2, eager_mode=True)
     for path in sys.argv[1:]:
         pipeline(path, backend_config=config, trust_remote_code=True).close()
 """

@@ -159,6 +159,20 @@ def test_outputs_that_do_not_fit(session, target):
         session.run({"x": rows(3)}, outputs={"lodgits": torch.empty(3, 4)})
 
 
+def test_outputs_that_do_not_fit_are_noticed_before_a_cache_is_written(tmp_path):
+    module = Keeps().eval()
+    first, second = (rows(2), torch.tensor([0, 1])), (rows(2, seed=1), torch.tensor([2, 3]))
+    wanted = Keeps().eval()
+    wanted.load_state_dict(module.state_dict())
+    session = dlinfer.load(saved(dlinfer.compile(module, first), tmp_path / "a.dlinfer"))
+    name = session.get_output_name("forward", 0)
+    with pytest.raises(ArtifactInputError, match=f"'{name}'"):
+        session.run(dict(zip(("x", "slots"), first, strict=True)), outputs={name: torch.empty(9)})
+    found = session.run(dict(zip(("x", "slots"), second, strict=True)))
+    with torch.no_grad():
+        same(found[name], wanted(*second))
+
+
 def test_a_parameter_called_like_a_word_of_python(tmp_path):
     """torch.export calls it input_1; the module's user calls it input."""
 

@@ -1,8 +1,6 @@
 """Sessions of many threads, asynchronous runs, callbacks."""
 
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ import torch
 import dlinfer
 from dlinfer.errors import ArtifactInputError
 from tests.graph.artifact_files import Head, Keeps, Stub, compiled_head, rows, same, saved, use_stub
+from tests.graph.threads import together
 
 
 @pytest.fixture
@@ -18,18 +17,6 @@ def often_switching():
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(interval)
-
-
-def in_threads(count, work):
-    """``work(number)`` in each of ``count`` threads that start together."""
-    start = threading.Barrier(count)
-
-    def one(number):
-        start.wait()
-        return work(number)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
 
 
 @pytest.mark.parametrize("options", [{}, {"io": "owned"}], ids=["caller", "owned"])
@@ -52,7 +39,7 @@ def test_8_threads_with_1000_runs_each(tmp_path, options, often_switching):
             wrong += not torch.allclose(outputs[number], wanted[number], atol=1e-6)
         return wrong
 
-    assert in_threads(8, work) == [0] * 8
+    assert together(8, work) == [0] * 8
     assert session.get_metrics()["num_of_inferences"] == 8000
     same(session.run({"x": inputs[2]})["logits"], wanted[2])
 
@@ -81,7 +68,7 @@ def test_runs_that_write_a_buffer_are_kept_apart(tmp_path, monkeypatch, often_sw
     )
     session = dlinfer.load(saved(artifact, tmp_path / "a.dlinfer"))
     given = {"x": rows(2), "slots": torch.tensor([3, 4])}
-    in_threads(4, lambda number: [session.run(given) for _ in range(50)])
+    together(4, lambda number: [session.run(given) for _ in range(50)])
     assert most == [1]
 
 
@@ -89,7 +76,7 @@ def test_threads_that_come_first_set_it_up_once(tmp_path, monkeypatch):
     stub = use_stub(monkeypatch)
     session = dlinfer.load(saved(compiled_head()[1], tmp_path / "a.dlinfer"))
     stub.regions.clear()
-    found = in_threads(8, lambda number: session.run({"x": rows(3)}))
+    found = together(8, lambda number: session.run({"x": rows(3)}))
     for one in found:
         same(one, Head().eval()(rows(3)))
     assert len(stub.regions) <= 1

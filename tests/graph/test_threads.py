@@ -1,14 +1,12 @@
 """Two threads that call one compiled model at once."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from torch import nn
 
 from dlinfer.errors import GraphRunError
 from tests.graph.compiling import StubEngine, compiled, interpreted_engine, use_engine
+from tests.graph.threads import together
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 
@@ -29,18 +27,6 @@ class Model(nn.Module):
         return cache.sin().sum(0) * 2
 
 
-def together(work, count: int = 2) -> list:
-    """What ``work(number)`` gives in threads that start at the same moment."""
-    gate = threading.Barrier(count)
-
-    def started(number):
-        gate.wait()
-        return work(number)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(started, range(count)))
-
-
 @pytest.mark.parametrize("warm", [False, True], ids=["first call", "compiled"])
 def test_results_are_each_threads_own(warm):
     model = Model()
@@ -59,7 +45,7 @@ def test_results_are_each_threads_own(warm):
             torch.testing.assert_close(ours, theirs)
         return True
 
-    assert together(work) == [True, True]
+    assert together(2, work) == [True, True]
 
 
 def test_an_error_in_one_thread_stays_there():
@@ -81,4 +67,4 @@ def test_an_error_in_one_thread_stays_there():
                     torch.testing.assert_close(run(x, good), picks(x, good))
         return True
 
-    assert together(work) == [True, True]
+    assert together(2, work) == [True, True]

@@ -1,4 +1,4 @@
-"""A decoder, an encoder and a vision model of the matrix; ``make graph-models`` runs all of them."""
+"""Of each kind of model one from the matrix; ``make graph-models`` runs all of them."""
 
 import pytest
 
@@ -7,8 +7,11 @@ from tests.graph.matrix.verdict import failures
 
 pytestmark = pytest.mark.slow
 
+DECODER, ENCODER, VISION = "llama", "bert", "vit"
 
-@pytest.mark.parametrize("name", ("llama", "bert", "vit"))
+
+@pytest.mark.parametrize("name", (pytest.param(DECODER, marks=pytest.mark.full), ENCODER, VISION))
 def test_compiled_model_equals_eager(name: str) -> None:
+    """The decoder is left to the long lane: the quick one has it through LMDeploy and under ``generate``."""
     record = job(name, "dlinfer", limit=500.0)
     assert not failures(record), record
