@@ -46,7 +46,7 @@ class LiteGlobal:
 
     @staticmethod
     def set_persistent_cache(path: str | os.PathLike[str], always_sync: bool = False) -> None:
-        """Take algorithms from a file (S1-113), one that need not be there; ``always_sync`` writes it at each change."""
+        """Take algorithms from a file, which need not be there (S1-113); ``always_sync`` writes it at each change."""
         call = "set_persistent_cache"
         library().call(call, _in_folder(call, path), int(always_sync))
 
