@@ -6,6 +6,7 @@ kept here and raised from the call of ``forward`` or ``wait`` that ends the run.
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,10 @@ TensorsByIo = dict[LiteIO, LiteTensor]
 
 
 class Callbacks:
-    """Of one network."""
+    """Of one network, whose weak reference it gets."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: weakref.ref[Any]) -> None:
+        self._network = network
         self._lock = threading.Lock()
         self._kept: dict[str, list[Any]] = {}
         self._failure: tuple[str, BaseException] | None = None
@@ -51,7 +53,9 @@ class Callbacks:
                 for index in range(count):
                     one = described[index]
                     io = LiteIO(one.name, one.is_host, one.io_type, one.config_layout)
-                    given[io] = LiteTensor._of(ctypes.c_void_p(tensors[index]), Kept(), owned=False)
+                    tensor = LiteTensor._of(ctypes.c_void_p(tensors[index]), Kept(), owned=False)
+                    tensor.network = self._network()
+                    given[io] = tensor
                 return _status(function(given))
             except BaseException as error:  # noqa: BLE001 - as above
                 self._keep(kind, error)

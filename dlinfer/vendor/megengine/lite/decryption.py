@@ -90,6 +90,23 @@ def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> N
     library().call("update_decryption_or_key", decryption_name.encode(), None, secret, len(secret), said=call)
 
 
+def damage(decryption_name: str, data: bytes) -> str | None:
+    """Why ``data`` cannot be what a built-in method made; the library computes with its sizes without a look.
+
+    AES_default: 16 bytes of initialisation vector, blocks of 16 bytes, and the model's size in 8 bytes. The RC4s: words
+    of 8 bytes, of which the last is a checksum.
+    """
+    if decryption_name == "AES_default":
+        body = len(data) - 24
+        if body < 16 or body % 16:
+            return f"{len(data)} bytes are not what {decryption_name} makes"
+        if int.from_bytes(data[-8:], "big") > body:
+            return "its size does not fit the file"
+    elif decryption_name in BUILT_IN_KEYS and (len(data) < 16 or len(data) % 8):
+        return f"{len(data)} bytes are not what {decryption_name} makes"
+    return None
+
+
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Forget what an earlier load left."""

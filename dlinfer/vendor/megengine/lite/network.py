@@ -37,7 +37,8 @@ class LiteNetwork:
         self._handle = handle
         self._kept: list[Any] = [config, given]
         self._memory: dict[tuple[str, int], Kept] = {}
-        self._callbacks = Callbacks()
+        self._callbacks = Callbacks(weakref.ref(self))
+        self._decryption = (config.bare_model_cryption_name or b"").decode()
         self._group = MemoryGroup()
         self._idle = threading.Event()
         self._idle.set()
@@ -60,6 +61,9 @@ class LiteNetwork:
             raise LiteModelError(path=shown, detail=str(error)) from error
         if not data:
             raise LiteModelError(path=shown, detail="it is empty")
+        damage = decryption.damage(self._decryption, data)
+        if damage is not None:
+            raise LiteModelError(path=shown, detail=damage)
         memory = ctypes.create_string_buffer(data, len(data))
         self._kept.append(memory)  # the library reads weights where they lie
         with decryption.watched():
@@ -215,7 +219,7 @@ class LiteNetwork:
         )
         kept = self._memory.setdefault((name, handle.value or 0), Kept())
         tensor = LiteTensor._of(handle, kept, owned=False)
-        tensor._network = self  # pyright: ignore[reportAttributeAccessIssue]
+        tensor.network = self
         return tensor
 
     def get_input_name(self, index: int) -> str:

@@ -27,11 +27,10 @@ class _Description(ctypes.Structure):
 
 
 class Kept:
-    """What must live as long as a tensor's memory is used: arrays that it shares, and its network."""
+    """What must live as long as a tensor's memory is used. data: the array that it shares, or another's Kept."""
 
-    def __init__(self, owner: Any = None) -> None:
-        self.owner = owner
-        self.data: Any = None
+    def __init__(self, data: Any = None) -> None:
+        self.data = data
 
 
 class LiteTensor:
@@ -71,6 +70,7 @@ class LiteTensor:
     def _adopt(self, handle: ctypes.c_void_p, kept: Kept, *, owned: bool) -> None:
         self._handle = handle
         self._kept = kept
+        self.network: Any = None  # which must live as long as a tensor of it
         self._fixed_type = not owned  # a network's tensors keep the type that the model has
         if owned:
             weakref.finalize(self, library().call, "destroy_tensor", handle)
@@ -179,7 +179,7 @@ class LiteTensor:
         numbers = [(ctypes.c_size_t * len(first))(*one) for one in (first, last, every)]
         view = ctypes.c_void_p()
         library().call("tensor_slice", self._handle, *numbers, len(first), ctypes.byref(view), said="slice")
-        part = LiteTensor._of(view, Kept(self._kept), owned=True)
+        part = LiteTensor._of(view, Kept(self._kept.data), owned=True)
         part._fixed_type = True  # its memory is another tensor's
         return part
 
@@ -203,7 +203,7 @@ class LiteTensor:
         if self._fixed_type and src_tensor.layout.data_type != self.layout.data_type:
             raise _argument("share_memory_with", "src_tensor", f"dtype of {self.layout}", src_tensor.layout)
         library().call("tensor_share_memory_with", self._handle, src_tensor._handle, said="share_memory_with")
-        self._kept.data = src_tensor._kept
+        self._kept.data = src_tensor._kept.data
 
     # --- data in
 
