@@ -56,7 +56,7 @@ def operations(megengine, numpy):
         "equal": F.equal,
         "not_equal": F.not_equal,
         "where": F.where,
-        "cast": lambda a, dtype: a.astype(dtype),
+        "cast": lambda a, to: a.astype(to),
         "matmul": matmul,
         "softmax": lambda a, axis: F.softmax(a, axis=axis),
         "reduce": reduce,

@@ -119,7 +119,7 @@ def written(graph_module: fx.GraphModule) -> NodeList:
 def _result(writer: NodeList, value: Value) -> Value:
     """A result as a node of its own, which inputs and results given twice are not; bool as bytes."""
     if value.dtype == torch.bool:
-        return writer.op("cast", translations.truth(writer, value), like=value, dtype="uint8")
+        return writer.op("cast", translations.truth(writer, value), like=value, to="uint8")
     return writer.op("reshape", value, like=value, shape=list(value.shape))
 
 

@@ -23,7 +23,7 @@ def held() -> bytes:
     graph = NodeList()
     data = _input(graph, "data", (4, 4), "float32")
     hidden = graph.op("later", like=(4, 4), rows=4, columns=4)
-    low = graph.op("mul", graph.op("cast", hidden, like=(4, 4), dtype="float32"), -9.0, like=(4, 4))
+    low = graph.op("mul", graph.op("cast", hidden, like=(4, 4), to="float32"), -9.0, like=(4, 4))
     total = graph.op("add", graph.op("mul", data, 2.0, like=(4, 4)), low, like=(4, 4))
     graph.outputs.append(graph.op("softmax", total, like=(4, 4), axis=1).name)
     return model_of(graph)

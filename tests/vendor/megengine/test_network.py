@@ -289,9 +289,10 @@ _S = LiteAlgoSelectStrategy
     ],
 )
 def test_s1_97_algorithm_policies(layer, rng, policy):
-    network = loaded(layer)
-    network.set_network_algo_policy(policy, shared_batch_size=0, binary_equal_between_batch=False)
-    check(network, rng)
+    def choose(network: LiteNetwork) -> None:
+        network.set_network_algo_policy(policy, shared_batch_size=0, binary_equal_between_batch=False)
+
+    check(loaded(layer, choose), rng)
 
 
 def test_s1_98_strategies():

@@ -91,6 +91,7 @@ class LiteNetwork:
             raise LiteError(call="forward", detail=detail)
         if self._asynchronous and not self._idle.is_set():
             raise LiteError(call="forward", detail="the last run has not ended; wait() for it")
+        self._callbacks.raise_failure()
         self._group.begin(self._number, "forward")
         if self._asynchronous:
             self._idle.clear()
@@ -99,11 +100,12 @@ class LiteNetwork:
         except BaseException:
             self._end()
             raise
-        try:
-            self._callbacks.raise_failure()
-        except BaseException:
-            self.wait()
-            raise
+        if not self._asynchronous:  # else ``wait`` raises it, or the next ``forward``
+            try:
+                self._callbacks.raise_failure()
+            except BaseException:
+                self.wait()
+                raise
 
     def wait(self) -> None:
         """Wait until a run has ended (S1-83). Raises LiteError and LiteCallbackError."""
@@ -293,7 +295,7 @@ class LiteNetwork:
     def set_network_algo_policy(
         self, policy: int, shared_batch_size: int = 0, binary_equal_between_batch: bool = False
     ) -> None:
-        """How algorithms are chosen (S1-97 to S1-99); after ``load``.
+        """How algorithms are chosen (S1-97 to S1-99); before ``load``: later the library warns and may keep some.
 
         policy: LiteAlgoSelectStrategy, members combined by ``|``. shared_batch_size: the batch by which the best is
         chosen, 0 for the model's. binary_equal_between_batch: equal samples of a batch give equal bits.
