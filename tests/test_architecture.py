@@ -44,7 +44,6 @@ THIRD_PARTY = {
     "dlinfer.framework": TORCH | {"packaging"},
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},
-    "dlinfer.vendor.megengine.builder": {"megengine", "numpy"},  # runs in the toolchain's environment
     "dlinfer.vendor.megengine": TORCH | {"numpy"},
     "dlinfer.vendor.onnxruntime": TORCH | {"numpy", "onnx", "onnxruntime", "onnxscript"},
     "dlinfer.vendor.openvino": TORCH | {"numpy", "openvino"},

@@ -3,6 +3,7 @@
 Usage: python builder.py GRAPH.json MODEL.mge
 """
 
+import importlib
 import json
 import sys
 
@@ -26,9 +27,8 @@ def operations(megengine, numpy):
     def later(rows, columns):
         return megengine.tensor(numpy.triu(numpy.ones((rows, columns), "float32"), 1)) > 0.5
 
-    def convolution(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-        pair = tuple
-        return F.conv2d(x, weight, bias, pair(stride), pair(padding), pair(dilation), groups)
+    def convolution(x, weight, stride, padding, dilation):
+        return F.conv2d(x, weight, None, tuple(stride), tuple(padding), tuple(dilation))
 
     return {
         "add": lambda a, b: a + b,
@@ -72,10 +72,12 @@ def operations(megengine, numpy):
 
 
 def main(graph_path, model_path):
-    import megengine
-    import megengine.functional
     import numpy
-    from megengine.jit import trace
+
+    # Not by ``import``: there is no such package where this file is read but not run.
+    megengine = importlib.import_module("megengine")
+    importlib.import_module("megengine.functional")
+    trace = importlib.import_module("megengine.jit").trace
 
     with open(graph_path) as file:
         graph = json.load(file)

@@ -30,8 +30,12 @@ def model_of(graph: NodeList) -> bytes:
     model = cache.load(key, lambda path: Path(path).read_bytes())
     if model is None:
         model = _built(text)
-        cache.store(key, model, lambda value, path: Path(path).write_bytes(value))
+        cache.store(key, model, _write)
     return model
+
+
+def _write(model: bytes, path: str) -> None:
+    Path(path).write_bytes(model)
 
 
 def _built(text: str) -> bytes:

@@ -20,6 +20,7 @@ from dlinfer.vendor.megengine import translations
 from dlinfer.vendor.megengine.building import model_of
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value, placeholder
 from dlinfer.vendor.megengine.region import RegionRun
+from dlinfer.vendor.megengine.translations.table import truth
 
 NAME = "megengine"
 SMALLEST = 2
@@ -119,7 +120,7 @@ def written(graph_module: fx.GraphModule) -> NodeList:
 def _result(writer: NodeList, value: Value) -> Value:
     """A result as a node of its own, which inputs and results given twice are not; bool as bytes."""
     if value.dtype == torch.bool:
-        return writer.op("cast", translations.truth(writer, value), like=value, to="uint8")
+        return writer.op("cast", truth(writer, value), like=value, to="uint8")
     return writer.op("reshape", value, like=value, shape=list(value.shape))
 
 

@@ -54,8 +54,10 @@ def convolution() -> bytes:
     graph = NodeList()
     data = _input(graph, "data", (1, 8, 16, 16), "float32")
     weight = _input(graph, "weight", (8, 8, 3, 3), "float32")
-    both: dict[str, list[int]] = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1]}
-    graph.outputs.append(graph.op("convolution", data, weight, like=(1, 8, 16, 16), groups=1, **both).name)
+    result = graph.op(
+        "convolution", data, weight, like=(1, 8, 16, 16), stride=[1, 1], padding=[1, 1], dilation=[1, 1]
+    )
+    graph.outputs.append(result.name)
     return model_of(graph)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from dlinfer.vendor.megengine.lite import LiteConfig, LiteNetwork, LiteNetworkIO
 from tests.vendor.megengine.models import WEIGHT, expected_layer
 
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # float32: sums of 8 products of about 1
+TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}  # float32: sums of 8 products of about 1
 
 
 def loaded(

@@ -62,7 +62,7 @@ def test_s1_110_a_decryption_of_ones_own(layer, rng, tmp_path):
         loaded(layer, config=encrypted("nobody's"))
     for key in ([], [256], [-1], ["a"]):
         with pytest.raises(LiteArgumentError, match="key"):
-            LiteGlobal.register_decryption_and_key("other", exclusive_or, key)
+            LiteGlobal.register_decryption_and_key("other", exclusive_or, key)  # pyright: ignore[reportArgumentType]
     with pytest.raises(LiteArgumentError, match="a function"):
         LiteGlobal.register_decryption_and_key("other", 5, [1])
 

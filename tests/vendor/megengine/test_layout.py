@@ -39,7 +39,7 @@ def test_s1_01_layout_of_shape_and_dtype():
     assert layout == LiteLayout([6], np.int16) != LiteLayout([6], np.uint16)
     for shape in ([1] * 8, [-1], [2.5], ["a"]):
         with pytest.raises(LiteArgumentError, match="shape"):
-            LiteLayout(shape)
+            LiteLayout(shape)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -120,7 +120,7 @@ def test_s1_90_networks_that_share_weights_run_at_once(heavy, rng):
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert not np.array_equal(*alone)
+    assert not np.array_equal(alone[0], alone[1])
 
 
 def _squared(network: LiteNetwork, data: np.ndarray) -> np.ndarray:

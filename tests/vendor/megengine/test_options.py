@@ -51,7 +51,7 @@ def computes(layer, rng, **options: int) -> None:
 
 
 def test_the_fields_and_defaults_are_the_documented_ones():
-    assert [name for name, _ in LiteOptions._fields_] == DOCUMENTED
+    assert [field[0] for field in LiteOptions._fields_] == DOCUMENTED
     assert ctypes.sizeof(LiteOptions) == 4 * len(DOCUMENTED)
     options = LiteOptions()
     changed = {name: getattr(options, name) for name in DOCUMENTED if getattr(options, name)}
@@ -183,7 +183,7 @@ def test_s1_64_the_fields_decide_where_field_list_and_table_differ():
 
 def test_s1_70_config(layer, held, rng):
     config = LiteConfig()
-    documented = [name for name, _ in LiteConfig._fields_ if not name.startswith("_")]
+    documented = [field[0] for field in LiteConfig._fields_ if not field[0].startswith("_")]
     assert documented == [
         "has_compression",
         "device_id",
@@ -213,7 +213,12 @@ def test_s1_71_io_fields():
     io = LiteIO("data")
     assert (io.name, io.is_host, io.io_type) == ("data", 1, LiteIOType.LITE_IO_VALUE)
     assert io.config_layout == LiteLayout()
-    assert [name.strip("_") for name, _ in LiteIO._fields_] == ["name", "is_host", "io_type", "config_layout"]
+    assert [field[0].strip("_") for field in LiteIO._fields_] == [
+        "name",
+        "is_host",
+        "io_type",
+        "config_layout",
+    ]
     assert {io: 1}[LiteIO(b"data", is_host=False)] == 1
     for name in ("", None, 3):
         with pytest.raises(LiteArgumentError, match="name"):

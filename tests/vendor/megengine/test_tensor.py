@@ -324,9 +324,8 @@ def test_s1_43_to_numpy_copies():
 
 def test_tensors_are_given_back():
     tensors = [LiteTensor(LiteLayout([1024, 1024], "float32")) for _ in range(8)]
-    for tensor in tensors:
-        tensor.fill_zero()
-    del tensor
+    for one in range(8):
+        tensors[one].fill_zero()
     high = resident()
     tensors.clear()
     gc.collect()

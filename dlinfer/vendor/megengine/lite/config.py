@@ -103,7 +103,7 @@ class LiteConfig(ctypes.Structure):
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        fields = (name for name, _ in self._fields_ if not name.startswith("_"))
+        fields = (field[0] for field in self._fields_ if not field[0].startswith("_"))
         return f"LiteConfig({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
 
 

@@ -129,7 +129,7 @@ def _bytes(address: int, size: int) -> Bytes:
     if not size:
         return np.empty(0, np.uint8).view(Bytes)
     memory = (ctypes.c_uint8 * size).from_address(address)
-    return np.frombuffer(memory, np.uint8).view(Bytes)
+    return np.frombuffer(memoryview(memory), np.uint8).view(Bytes)
 
 
 def _key(call: str, key: Sequence[int] | bytes) -> Any:

@@ -304,8 +304,11 @@ class LiteTensor:
         address = self.get_ctypes_memory().value or 0
         library().call("tensor_share_memory_with", holder._handle, self._handle, said="get_data_by_share")
         memory = (ctypes.c_ubyte * self.nbytes).from_address(address)
-        memory._holds = (holder, self._kept.data)  # the array keeps the ctypes object, and that the memory
-        return np.frombuffer(memory, layout.dtype).reshape(layout.shapes)
+        vars(memory)["holds"] = (
+            holder,
+            self._kept.data,
+        )  # the array keeps the ctypes object, and that the memory
+        return np.frombuffer(memoryview(memory), layout.dtype).reshape(layout.shapes)
 
     def to_numpy(self) -> np.ndarray:
         """A copy of its elements (S1-43); what lies on a device is copied to the CPU first."""

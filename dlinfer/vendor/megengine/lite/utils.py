@@ -76,7 +76,7 @@ class TensorBatchCollector:
         place = self._next()
         if place >= 0:
             memory = (ctypes.c_ubyte * length).from_address(data.value)
-            values = np.frombuffer(memory, self._sample.dtype).reshape(self._sample.shapes)
+            values = np.frombuffer(memoryview(memory), self._sample.dtype).reshape(self._sample.shapes)
             self._copy(values, place)
         return place
 

@@ -104,11 +104,19 @@ def _conv2d(
     float32(input, weight, bias)
     if len(input.shape) != 4 or groups != 1:
         raise UntranslatableError("a convolution in groups, or of a single image")
-    settings = {
-        name: list(value) * (2 if len(value) == 1 else 1)
-        for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation))
-    }
-    made = writer.op("convolution", input, weight, like=result, groups=groups, **settings)
+
+    def pair(value: Sequence[int]) -> list[int]:
+        return list(value) * (2 if len(value) == 1 else 1)
+
+    made = writer.op(
+        "convolution",
+        input,
+        weight,
+        like=result,
+        stride=pair(stride),
+        padding=pair(padding),
+        dilation=pair(dilation),
+    )
     if bias is None:
         return made
     shape = (1, bias.shape[0], 1, 1)
