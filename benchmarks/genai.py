@@ -20,13 +20,22 @@ class GenAI:
 
     def __init__(self, model: Path, backend: str, precision: str) -> None:
         self.genai: Any = importlib.import_module("openvino_genai")
+        paged = {"scheduler_config": self._scheduler()} if backend == "PA" else {}
         self.pipe: Any = self.genai.LLMPipeline(
             str(model),
             "CPU",
             ATTENTION_BACKEND=backend,
             INFERENCE_PRECISION_HINT=precision,
             KV_CACHE_PRECISION=precision,
+            **paged,
         )
+
+    def _scheduler(self) -> Any:
+        """What ``LLMPipeline`` takes by itself, without its cache of prefixes: each round has the same prompt."""
+        scheduler = self.genai.SchedulerConfig()
+        scheduler.max_num_batched_tokens = sys.maxsize
+        scheduler.enable_prefix_caching = False
+        return scheduler
 
     def run(self, work: str, batch: int, length: int, tokens: int) -> float:
         """Seconds of a prefill, or of the steps after it."""
