@@ -7,9 +7,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from dlinfer.errors import LiteBuildError
 from dlinfer.graph.cache import ArtifactCache, default_folder
 from dlinfer.toolchain import find
+from dlinfer.vendor.megengine.errors import LiteBuildError
 from dlinfer.vendor.megengine.nodes import NodeList
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
 

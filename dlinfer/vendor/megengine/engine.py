@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.errors import CompileOptionError, LiteBuildError, NotAFunctionError
+from dlinfer.errors import CompileOptionError, NotAFunctionError
 from dlinfer.graph import callee, values
 from dlinfer.graph.dialect import fake, is_compute, is_size, tensors_of, written_arguments
 from dlinfer.graph.eager_region import eager_region
@@ -18,6 +18,7 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.vendor.megengine import translations
 from dlinfer.vendor.megengine.building import model_of
+from dlinfer.vendor.megengine.errors import LiteBuildError
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value, placeholder
 from dlinfer.vendor.megengine.region import RegionRun
 from dlinfer.vendor.megengine.translations.table import truth

@@ -6,7 +6,7 @@ import inspect
 import numpy as np
 import pytest
 
-from dlinfer.errors import LiteArgumentError, LiteError
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
 from dlinfer.vendor.megengine.lite import (
     LiteDataType,
     LiteDeviceType,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlinfer.errors import LiteError
 from dlinfer.vendor.megengine import lite
+from dlinfer.vendor.megengine.errors import LiteError
 from tests.vendor.megengine import examples, sealed_models
 from tests.vendor.megengine.models import WEIGHT, expected_layer
 from tests.vendor.megengine.running import TOLERANCE

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from dlinfer.errors import LiteArgumentError, LiteCallbackError, LiteError, LiteModelError
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError, LiteError, LiteModelError
 from dlinfer.vendor.megengine.lite import LiteNetwork
 from tests.vendor.megengine.running import check, feed, loaded, run
 from tests.vendor.megengine.test_tensor import resident

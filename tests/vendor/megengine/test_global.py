@@ -10,8 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlinfer.errors import LiteArgumentError, LiteCallbackError, LiteError, LiteLackError, LiteModelError
 from dlinfer.toolchain import find
+from dlinfer.vendor.megengine.errors import (
+    LiteArgumentError,
+    LiteCallbackError,
+    LiteError,
+    LiteLackError,
+    LiteModelError,
+)
 from dlinfer.vendor.megengine.lite import (
     LiteConfig,
     LiteDeviceType,

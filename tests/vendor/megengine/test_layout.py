@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dlinfer.errors import LiteArgumentError
+from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite import LiteDataType, LiteLayout, LiteTensor
 
 NAMES = ("int32", "float32", "uint8", "int8", "int16", "uint16", "float16")

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from dlinfer.errors import LiteArgumentError, LiteError, LiteLackError, LiteModelError
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteLackError, LiteModelError
 from dlinfer.vendor.megengine.lite import (
     LiteBackend,
     LiteConfig,

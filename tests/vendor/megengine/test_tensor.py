@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlinfer.errors import LiteArgumentError, LiteError
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
 from dlinfer.vendor.megengine.lite import LiteDeviceType, LiteLayout, LiteTensor
 
 

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from dlinfer.errors import LiteArgumentError, LiteCallbackError
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
 from dlinfer.vendor.megengine.lite.config import LiteIO
 from dlinfer.vendor.megengine.lite.library import AsyncCallback, IoCallback
 from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Iterable
 from typing import Any
 
-from dlinfer.errors import LiteArgumentError
+from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteDeviceType, LiteIOType
 from dlinfer.vendor.megengine.lite.layout import LiteLayout, copied
 

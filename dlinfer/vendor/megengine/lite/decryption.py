@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import LiteArgumentError, LiteCallbackError
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
 from dlinfer.vendor.megengine.lite.library import Decryption, library
 
 BUILT_IN_KEYS = {"AES_default": 32, "RC4_default": 16, "SIMPLE_FAST_RC4_default": 16}

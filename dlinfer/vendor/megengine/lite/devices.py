@@ -2,7 +2,7 @@
 
 import ctypes
 
-from dlinfer.errors import LiteArgumentError, LiteError
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
 from dlinfer.vendor.megengine.lite.enums import LiteDeviceType, native_device
 from dlinfer.vendor.megengine.lite.library import library
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import LiteArgumentError
+from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite.enums import LiteDataType
 
 NUMPY_TYPES: dict[LiteDataType, type[np.generic]] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dlinfer.errors import LiteArgumentError
+from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite import decryption, devices
 from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteLogLevel
 from dlinfer.vendor.megengine.lite.library import library

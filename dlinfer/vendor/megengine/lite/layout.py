@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import LiteArgumentError
+from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite.dtypes import lite_type, numpy_type
 
 MOST_DIMENSIONS = 7

@@ -11,8 +11,8 @@ from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint8, c_void_p
 from functools import lru_cache
 from typing import Any
 
-from dlinfer.errors import LiteError, LiteLackError
 from dlinfer.toolchain import find
+from dlinfer.vendor.megengine.errors import LiteError, LiteLackError
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
 
 Decryption = ctypes.CFUNCTYPE(c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p)

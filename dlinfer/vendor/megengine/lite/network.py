@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dlinfer.errors import LiteArgumentError, LiteError, LiteModelError
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteModelError
 from dlinfer.vendor.megengine.lite import decryption, devices
 from dlinfer.vendor.megengine.lite.callbacks import Callbacks, TensorsByIo
 from dlinfer.vendor.megengine.lite.config import LiteConfig, LiteNetworkIO, NativeIO

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from dlinfer.errors import LiteBusyError
+from dlinfer.vendor.megengine.errors import LiteBusyError
 
 _lock = threading.Lock()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import LiteArgumentError
+from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite import devices
 from dlinfer.vendor.megengine.lite.dtypes import for_copying, for_sharing, from_list, lite_type
 from dlinfer.vendor.megengine.lite.enums import LiteDeviceType, device_of_native

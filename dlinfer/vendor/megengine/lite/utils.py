@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import LiteArgumentError
+from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite.dtypes import lite_type
 from dlinfer.vendor.megengine.lite.enums import LiteDataType, LiteDeviceType
 from dlinfer.vendor.megengine.lite.layout import LiteLayout
