@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import SophgoCompileError, SophgoOptionError
 from dlinfer.graph.cache import default_folder
 from dlinfer.vendor.sophgo import compiler_process as process
 from dlinfer.vendor.sophgo.compiler_options import BmodelOptions, check_name
+from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoOptionError
 
 _FORMAT = 1
 """Part of every key: a change of how jobs are written makes old entries unknown."""

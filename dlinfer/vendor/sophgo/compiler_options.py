@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dlinfer.errors import SophgoOptionError
+from dlinfer.vendor.sophgo.errors import SophgoOptionError
 
 CHIPS = {"bm1684x": 1, "bm1688": 2, "bm1690": 8}
 """Chip -> its cores."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dlinfer.errors import SophgoRuntimeError, SophgoWorkerError
+from dlinfer.vendor.sophgo.errors import SophgoRuntimeError, SophgoWorkerError
 from dlinfer.vendor.sophgo.runtime.loaded import Argument, LoadedModel, TensorInfo
 
 # By the numbers of bm_data_type_t.

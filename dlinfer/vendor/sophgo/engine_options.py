@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from dlinfer.errors import CompileOptionError, SophgoOptionError
+from dlinfer.errors import CompileOptionError
 from dlinfer.vendor.sophgo.compiler_options import QUANTIZE, BmodelOptions
+from dlinfer.vendor.sophgo.errors import SophgoOptionError
 
 AUTO = "auto"
 _BY_DTYPE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}

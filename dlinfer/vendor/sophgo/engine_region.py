@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.errors import NotExportableError, SophgoCompileError
+from dlinfer.errors import NotExportableError
 from dlinfer.graph.dialect import STATIC, fake
 from dlinfer.graph.eager_region import eager_program, leave_for_a_call
 from dlinfer.graph.extract import Subgraph
@@ -23,6 +23,7 @@ from dlinfer.vendor.sophgo.compiler import compile_onnx
 from dlinfer.vendor.sophgo.engine_net import Net
 from dlinfer.vendor.sophgo.engine_nodes import FLOATS, lookups
 from dlinfer.vendor.sophgo.engine_options import SophgoOptions
+from dlinfer.vendor.sophgo.errors import SophgoCompileError
 from dlinfer.vendor.sophgo.onnx_file import in_one_shape, onnx_bytes_or_file
 from dlinfer.vendor.sophgo.translations import table
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from dlinfer import settings
-from dlinfer.errors import SophgoCompileError, SophgoOptionError, ToolchainMissingError
+from dlinfer.errors import ToolchainMissingError
 from dlinfer.vendor.sophgo import compiler, compiler_process
 from dlinfer.vendor.sophgo.compiler import combine, compile_onnx, describe
 from dlinfer.vendor.sophgo.compiler_options import CHIPS, QUANTIZE, BmodelOptions
+from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoOptionError
 
 WIDTH = 32
 

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 
 import dlinfer
 from dlinfer import settings
-from dlinfer.errors import CompileOptionError, EngineUnavailableError, GraphFallbackError, SophgoWorkerError
+from dlinfer.errors import CompileOptionError, EngineUnavailableError, GraphFallbackError
 from dlinfer.graph import report
 from dlinfer.ops import fallback
 from dlinfer.vendor.sophgo import compiler, compiler_process
 from dlinfer.vendor.sophgo.engine_options import SophgoOptions
+from dlinfer.vendor.sophgo.errors import SophgoWorkerError
 from tests.vendor.sophgo.regions import ENGINE, compiled, refused, relative, subgraph
 
 HALF = 5e-3

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlinfer.errors import SophgoOptionError
 from dlinfer.vendor.sophgo.compiler import combine, compile_onnx
 from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
 from dlinfer.vendor.sophgo.compiler_process import toolchain
+from dlinfer.vendor.sophgo.errors import SophgoOptionError
 from dlinfer.vendor.sophgo.llm import folder as hf
 from dlinfer.vendor.sophgo.llm import parts
 from dlinfer.vendor.sophgo.llm.parts import Part

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlinfer.errors import SophgoLlmError
 from dlinfer.vendor.sophgo import sail
+from dlinfer.vendor.sophgo.errors import SophgoLlmError
 from dlinfer.vendor.sophgo.llm import layout
 from dlinfer.vendor.sophgo.llm.layout import EMBEDDING, HEAD, HIDDEN, Layout, block, block_cache
 from dlinfer.vendor.sophgo.sail.arrays import decoded, encoded

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dlinfer.errors import SophgoLlmError
+from dlinfer.vendor.sophgo.errors import SophgoLlmError
 from dlinfer.vendor.sophgo.sail import Dtype, EngineLLM
 
 EMBEDDING, HEAD = "embedding", "lm_head"
