@@ -80,8 +80,8 @@ def unfit(tensor: torch.Tensor) -> str | None:
         return (
             "its sizes change between calls, and a model is built for fixed ones (dynamic=False fixes them)"
         )
-    if not 1 <= tensor.ndim <= 7:
-        return f"a tensor of {tensor.ndim} dimensions; MegEngine Lite has 1 to 7"
+    if not 1 <= tensor.ndim <= 6:
+        return f"a tensor of {tensor.ndim} dimensions; MegEngine Lite has 1 to 6"
     if tensor.numel() == 0:
         return "a tensor without elements"
     return None

@@ -112,6 +112,83 @@ def test_attention_with_masks_and_rows_that_see_nothing():
     torch.testing.assert_close(run(data, added), model(data, added), rtol=1e-4, atol=1e-5)
 
 
+class Layer(nn.Module):
+    """A decoder's layer of transformers, with the angles of its positions given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+        config = LlamaConfig(
+            hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=128
+        )
+        config._attn_implementation = "sdpa"
+        self.layer = LlamaDecoderLayer(config, 0)
+        self.angles = LlamaRotaryEmbedding(config)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, position_embeddings=(cos, sin), attention_mask=None)
+
+
+def test_a_decoder_layer_of_transformers():
+    pytest.importorskip("transformers", reason="the model is transformers'")
+    model, data = Layer().eval(), torch.randn(2, 6, 64)
+    inputs = (data, *model.angles(data, torch.arange(6)[None].expand(2, -1)))
+    given = compiled(model, dynamic=False, **HERE)(*inputs)
+    torch.testing.assert_close(given, model(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_a_vision_model_of_transformers():
+    transformers = pytest.importorskip("transformers", reason="the model is transformers'")
+    config = transformers.ViTConfig(
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=128,
+        image_size=32,
+        patch_size=8,
+    )
+    model = transformers.ViTModel(config).eval()
+    image = torch.randn(2, 3, 32, 32)
+    given = compiled(model, dynamic=False, **HERE)(image).last_hidden_state
+    torch.testing.assert_close(given, model(image).last_hidden_state, rtol=1e-4, atol=1e-4)
+
+
+OPS: dict[str, Any] = {
+    "arithmetic": lambda x, y: (x + y * 2 - 3) / (y + 4) - x.sub(y, alpha=2) + (1 - x),
+    "unary": lambda x, y: (
+        x.exp().log() + x.abs().sqrt() + x.sin() * y.cos() - x.neg().sigmoid() + y.reciprocal()
+    ),
+    "powers": lambda x, y: x.pow(2) + y.abs().pow(0.5) + (y * y + 1).pow(-0.5) + (x * x + 1).rsqrt(),
+    "activations": lambda x, y: (
+        nn.functional.gelu(x, approximate="tanh") + nn.functional.silu(y).tanh() + x.relu()
+    ),
+    "bounds": lambda x, y: x.clamp(-0.5, 0.5) + y.clamp(min=0) + torch.maximum(x, y) - torch.minimum(x, y),
+    "reductions": lambda x, y: x.mean(1, keepdim=True) + y.sum(0) - x.amax(0) + x.amin((1,), True),
+    "softmax": lambda x, y: x.softmax(0) + y.softmax(-1),
+    "products": lambda x, y: (x @ y.t()) @ x + torch.addmm(x, x @ y.t(), y),
+    "batches": lambda x, y: (x.view(2, 2, 6) @ y.view(2, 6, 2)) * 2,
+    "comparisons": lambda x, y: torch.where(x >= y, x, y) + torch.where(x < 0.1, x, y * 1.0),
+    "masks": lambda x, y: (x * 1.0).masked_fill(y > 0, -5.0),
+    "places": lambda x, y: (
+        torch.cat([x[1:3, ::2], y[:2, 1::2]], 1).transpose(0, 1).unsqueeze(0).squeeze(0) * 2
+    ),
+    "splits": lambda x, y: sum(x.split([2, 4], 1)[1].unbind(1)) * y.chunk(2, 1)[0].sum(1),
+    "expansion": lambda x, y: (x[:, :1].expand(4, 6) + y[0].expand(4, 6)).permute(1, 0).contiguous() * 2,
+}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_ops(name):
+    """Each translation against torch in float64; float32 rounds values of about 1 some ten times."""
+    function = OPS[name]
+    x, y = torch.rand(4, 6) + 0.1, torch.rand(4, 6) + 0.1
+    given = compiled(Plain(function), dynamic=False, **HERE)(x, y)
+    expected = function(x.double(), y.double())
+    torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 class Several(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         total = x + y

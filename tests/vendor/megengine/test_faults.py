@@ -169,3 +169,13 @@ def test_bytes_of_a_model_may_go_once_it_is_loaded(layer, rng):
         content[index] = random.Random(0).randrange(256)
     gc.collect()
     check(network, rng)
+
+
+def test_subnormal_numbers_stay_what_they_are_for_everybody_else(layer, rng):
+    """The library lets the thread that loads a model flush them to zero."""
+    tiny = np.full(3, 1e-40, "float32")
+    for before in (lambda one: one.enable_cpu_inplace_mode(), lambda one: None):
+        network = loaded(layer, before)
+        assert (tiny * np.float32(1)).all()
+        check(network, rng)
+        assert (tiny * np.float32(1)).all()

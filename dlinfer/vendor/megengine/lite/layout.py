@@ -9,19 +9,23 @@ import numpy as np
 from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite.dtypes import lite_type, numpy_type
 
-MOST_DIMENSIONS = 7
+_PLACES = 7
+"""Of the C structure."""
+
+MOST_DIMENSIONS = 6
+"""The library takes fewer than there are places."""
 
 
 class LiteLayout(ctypes.Structure):
     """Sizes and type of a tensor (S1-01); a C structure, passed by value.
 
-    shape: up to 7 sizes, or None for a layout that is not known. dtype: see ``lite_type``; float32 when left out.
+    shape: up to 6 sizes, or None for a layout that is not known. dtype: see ``lite_type``; float32 when left out.
     ``shapes`` (a list), ``ndim``, ``data_type`` (the LiteDataType's number) and ``dtype`` (the numpy type) can be read,
     ``shapes`` and ``data_type`` written. Raises LiteArgumentError.
     """
 
     _fields_ = [
-        ("_shapes", ctypes.c_size_t * MOST_DIMENSIONS),
+        ("_shapes", ctypes.c_size_t * _PLACES),
         ("ndim", ctypes.c_size_t),
         ("data_type", ctypes.c_int),
     ]
@@ -43,7 +47,7 @@ class LiteLayout(ctypes.Structure):
         if len(sizes) > MOST_DIMENSIONS or not whole:
             expected = f"up to {MOST_DIMENSIONS} sizes of at least 0"
             raise LiteArgumentError(call="LiteLayout", argument="shape", expected=expected, given=repr(sizes))
-        self._shapes = (ctypes.c_size_t * MOST_DIMENSIONS)(*map(int, sizes))
+        self._shapes = (ctypes.c_size_t * _PLACES)(*map(int, sizes))
         self.ndim = len(sizes)
 
     @property

@@ -93,6 +93,10 @@ _CALLS: dict[str, list[Any] | None] = {
     "get_static_memory_alloc_info": [c_void_p, _STRING],
 }
 
+_FLOAT_STATE = 64
+"""Bytes that hold C's fenv_t on every Linux. Loading a model leaves the calling thread flushing subnormal numbers to
+zero, for torch and numpy as well; so each call gives back the state that it found."""
+
 _LACKING = re.compile(
     r"not implement yet|disabled? at compile time|Please check macro|No compiler support", re.IGNORECASE
 )
@@ -103,6 +107,7 @@ class Library:
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)  # calls release the GIL
+        self._process = ctypes.CDLL(None)
         self._errors = threading.Lock()
         self._library.LITE_get_last_error.restype = c_char_p
         self._library.LITE_get_last_error.argtypes = []
@@ -117,7 +122,12 @@ class Library:
 
         Raises LiteError with the library's message, LiteLackError where that says that the build has no such thing.
         """
-        status = getattr(self._library, f"LITE_{name}")(*arguments)
+        before = ctypes.create_string_buffer(_FLOAT_STATE)
+        self._process.fegetenv(before)
+        try:
+            status = getattr(self._library, f"LITE_{name}")(*arguments)
+        finally:
+            self._process.fesetenv(before)
         if status:
             with self._errors:  # the library keeps one message for all threads
                 text = self._library.LITE_get_last_error() or b""

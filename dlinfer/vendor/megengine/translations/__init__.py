@@ -16,6 +16,7 @@ from dlinfer.vendor.megengine.translations import attention as attention
 from dlinfer.vendor.megengine.translations import norms as norms
 from dlinfer.vendor.megengine.translations import places as places
 from dlinfer.vendor.megengine.translations import products as products
+from dlinfer.vendor.megengine.translations import rotary as rotary
 from dlinfer.vendor.megengine.translations.table import TABLE
 
 

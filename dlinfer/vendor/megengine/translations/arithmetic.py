@@ -118,6 +118,17 @@ for _kind, _name in {
     TABLE[getattr(aten, _name).Tensor] = TABLE[getattr(aten, _name).Scalar] = _compare(_kind)
 
 
+@translation(aten.clamp.default)
+def _clamp(
+    writer: NodeList, result: Tensor, self: Value, min: float | None = None, max: float | None = None
+) -> Value:
+    float32(self)
+    for kind, bound in (("maximum", min), ("minimum", max)):
+        if bound is not None:
+            self = writer.op(kind, self, bound, like=result)
+    return self
+
+
 @translation(aten.masked_fill.Scalar)
 def _masked_fill(writer: NodeList, result: Tensor, self: Value, mask: Value, value: float) -> Value:
     float32(self)

@@ -1,0 +1,28 @@
+"""Rotary position embedding, written out."""
+
+from torch import Tensor
+
+from dlinfer.vendor.megengine.nodes import NodeList, Value
+from dlinfer.vendor.megengine.translations.places import part
+from dlinfer.vendor.megengine.translations.table import float32, ours, translation
+
+
+@translation(ours.apply_rotary_pos_emb.default)
+def _rotary(
+    writer: NodeList, result: tuple[Tensor, Tensor], q: Value, k: Value, cos: Value, sin: Value
+) -> list[Value]:
+    float32(q, k, cos, sin)
+    return [_rotated(writer, x, cos, sin) for x in (q, k)]
+
+
+def _rotated(writer: NodeList, x: Value, cos: Value, sin: Value) -> Value:
+    """x * cos + (-b, a) * sin for the halves a and b of the last dimension; cos and sin have a row for each token."""
+    size = x.shape[-1]
+    first, second = (part(writer, x, -1, start, start + size // 2) for start in (0, size // 2))
+    turned = writer.op("concat", writer.op("neg", second, like=second), first, like=x, axis=len(x.shape) - 1)
+    rows = (*x.shape[:-2], 1, size)
+    products = [
+        writer.op("mul", one, writer.op("reshape", angle, like=rows, shape=list(rows)), like=x)
+        for one, angle in ((x, cos), (turned, sin))
+    ]
+    return writer.op("add", *products, like=x)
