@@ -321,56 +321,7 @@ class ArtifactInputError(DlinferError, ValueError):
     )
 
 
-# --- Qualcomm's Session
-
-
-class QaicOptionError(DlinferError, ValueError):
-    """An option or argument of a qaic Session that does not exist or has no such value."""
-
-    message = "qaic Session: {option}={given!r} is not valid. Expected {expected}."
-    next_step = "docs/qaic.md lists the options."
-
-
-class QaicModelError(DlinferError, ValueError):
-    """A model file that a qaic Session cannot open on this backend."""
-
-    message = "qaic Session cannot open {path!r}: {detail}."
-    next_step = "{advice}"
-
-
-class QaicUnavailableError(DlinferError, RuntimeError):
-    """Something that a qaic Session needs is not on this machine."""
-
-    message = "qaic Session cannot {what}: {missing}."
-    next_step = "{advice}"
-
-
-class QaicCompileError(DlinferError, RuntimeError):
-    """A compiler refused a model."""
-
-    message = "{path!r} cannot be compiled: {detail}."
-    next_step = "check the model with onnx.checker and the options that the compiler got."
-
-
-class QaicInputError(DlinferError, ValueError):
-    """A run was given inputs that the model does not take."""
-
-    message = "qaic Session: input {name!r}: expected {expected}, given {given}."
-    next_step = "session.model_input_shape_dict() says what the model takes; nothing is converted silently."
-
-
-class QaicRunError(DlinferError, RuntimeError):
-    """A backend failed while it ran or was set up."""
-
-    message = "qaic Session on backend {backend!r} failed: {detail}."
-    next_step = "if memory ran out, use a smaller batch; else check the model and its inputs."
-
-
-class QaicMetricsError(DlinferError, RuntimeError):
-    """Measurements were asked of a Session that takes none."""
-
-    message = "{call} has nothing to show: the Session was made without {needed}."
-    next_step = "make the Session with that option."
+# --- artifacts
 
 
 class ArtifactError(DlinferError, RuntimeError):

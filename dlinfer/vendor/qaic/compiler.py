@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dlinfer.errors import QaicCompileError
+from dlinfer.vendor.qaic.errors import QaicCompileError
 from dlinfer.vendor.qaic.model_file import QPC_NAME
 from dlinfer.vendor.qaic.option_table import OPTIONS
 

@@ -13,14 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.errors import (
-    CompileOptionError,
-    NotAFunctionError,
-    NotExportableError,
-    QaicCompileError,
-    QaicOptionError,
-    QaicUnavailableError,
-)
+from dlinfer.errors import CompileOptionError, NotAFunctionError, NotExportableError
 from dlinfer.graph import callee, values
 from dlinfer.graph.dialect import STATIC, fake, is_compute, written_arguments
 from dlinfer.graph.eager_region import eager_region
@@ -32,6 +25,7 @@ from dlinfer.graph.onnx.refusal import Refusals
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.vendor.qaic import model_writer, sdk
+from dlinfer.vendor.qaic.errors import QaicCompileError, QaicOptionError, QaicUnavailableError
 from dlinfer.vendor.qaic.option_table import OPTIONS
 from dlinfer.vendor.qaic.options import Options
 from dlinfer.vendor.qaic.session import BACKENDS, Session

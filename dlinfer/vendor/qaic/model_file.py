@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dlinfer.errors import QaicModelError
+from dlinfer.vendor.qaic.errors import QaicModelError
 
 QPC_NAME = "programqpc.bin"  # what the compiler writes into its folder
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import QaicCompileError, QaicModelError, QaicRunError, QaicUnavailableError
 from dlinfer.vendor.qaic.backend import Arrays, Benchmark
+from dlinfer.vendor.qaic.errors import QaicCompileError, QaicModelError, QaicRunError, QaicUnavailableError
 from dlinfer.vendor.qaic.model_file import ModelFile
 from dlinfer.vendor.qaic.options import DEFAULTS, Options, without_effect
 from dlinfer.vendor.qaic.tensors import TensorInfo, batch_size, random_inputs

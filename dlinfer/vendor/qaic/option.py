@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dlinfer.errors import QaicOptionError
+from dlinfer.vendor.qaic.errors import QaicOptionError
 
 Stage = Literal["run", "session", "compile"]
 """``run``: may change after creation. ``session``: fixed at creation. ``compile``: for the card's compiler."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlinfer import settings
-from dlinfer.errors import QaicOptionError
+from dlinfer.vendor.qaic.errors import QaicOptionError
 from dlinfer.vendor.qaic.option import Stage
 from dlinfer.vendor.qaic.option_table import ALIASES, OPTIONS
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dlinfer.errors import QaicOptionError, QaicUnavailableError
+from dlinfer.vendor.qaic.errors import QaicOptionError, QaicUnavailableError
 
 
 def read_options(path: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dlinfer.errors import QaicUnavailableError
+from dlinfer.vendor.qaic.errors import QaicUnavailableError
 
 EXEC = Path("/opt/qti-aic/exec")  # where the Apps SDK puts its tools
 COMPILERS = ("qaic-compile", "qaic-exec")  # the tool's name in newer and in older SDKs

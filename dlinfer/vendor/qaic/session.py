@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import QaicMetricsError, QaicOptionError
 from dlinfer.graph.metrics import Metrics
 from dlinfer.vendor.qaic import metrics_text, profile
 from dlinfer.vendor.qaic.aic_backend import AicBackend
 from dlinfer.vendor.qaic.backend import Backend
+from dlinfer.vendor.qaic.errors import QaicMetricsError, QaicOptionError
 from dlinfer.vendor.qaic.model_file import locate
 from dlinfer.vendor.qaic.onnxruntime_backend import OnnxruntimeBackend
 from dlinfer.vendor.qaic.options import Options

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import QaicInputError
+from dlinfer.vendor.qaic.errors import QaicInputError
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from dlinfer.errors import QaicOptionError
 from dlinfer.vendor.qaic import Session
+from dlinfer.vendor.qaic.errors import QaicOptionError
 from dlinfer.vendor.qaic.workers import run_loops
 from tests.vendor.qaic import models
 

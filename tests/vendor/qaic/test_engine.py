@@ -10,8 +10,9 @@ from torch import nn
 
 import dlinfer
 from dlinfer import settings
-from dlinfer.errors import CompileOptionError, GraphFallbackError, QaicUnavailableError
+from dlinfer.errors import CompileOptionError, GraphFallbackError
 from dlinfer.graph import report
+from dlinfer.vendor.qaic.errors import QaicUnavailableError
 from tests.graph.compiling import compiled, last_report
 
 pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript: pip install 'dlinfer[qaic]'")

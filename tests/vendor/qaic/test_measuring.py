@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlinfer.errors import QaicMetricsError, QaicOptionError
 from dlinfer.vendor.qaic import Session, profile
+from dlinfer.vendor.qaic.errors import QaicMetricsError, QaicOptionError
 from tests.vendor.qaic import models
 
 DATA = {"data": np.ones((2, 8), np.float32)}

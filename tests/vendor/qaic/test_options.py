@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlinfer import settings
-from dlinfer.errors import QaicOptionError, QaicUnavailableError
 from dlinfer.vendor.qaic import Session
+from dlinfer.vendor.qaic.errors import QaicOptionError, QaicUnavailableError
 from dlinfer.vendor.qaic.option_table import ALIASES, OPTIONS
 from dlinfer.vendor.qaic.options import Options, QaicOptionWarning
 from dlinfer.vendor.qaic.options_file import read_options

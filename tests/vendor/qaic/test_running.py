@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from dlinfer.errors import QaicInputError, QaicModelError, QaicRunError
 from dlinfer.vendor.qaic import Session
+from dlinfer.vendor.qaic.errors import QaicInputError, QaicModelError, QaicRunError
 from dlinfer.vendor.qaic.tensors import TensorInfo, batch_size, check_inputs, random_inputs
 from tests.vendor.qaic import models
 

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from dlinfer.errors import QaicOptionError, QaicUnavailableError
 from dlinfer.vendor.qaic import Session, sdk
+from dlinfer.vendor.qaic.errors import QaicOptionError, QaicUnavailableError
 from dlinfer.vendor.qaic.workers import run_loops
 from tests.vendor.qaic import models
 
