@@ -47,7 +47,7 @@ def test_the_files_of_a_row_are_there():
 
 
 def test_the_errors_of_the_table_are_ours():
-    from dlinfer import errors
+    from dlinfer.vendor.sophgo import errors
 
     for name in re.findall(r"`(Sophgo\w+Error)`", DOCS.read_text()):
         assert hasattr(errors, name)
