@@ -1,6 +1,9 @@
 """``dlinfer toolchain``: what it lists, installs and refuses."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from dlinfer import settings
 from dlinfer.cli import main, toolchain
@@ -69,3 +72,13 @@ def test_install_path_remove(capsys, monkeypatch):
     assert "tiny: installed in" in captured.out
     assert main(["toolchain", "remove", "tiny"]) == 0
     assert "tiny: was not installed" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("tiny")
+def test_install_shows_a_bar_in_a_terminal(monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(toolchain, "Console", lambda **_: Console(file=shown, force_terminal=True, width=120))
+    monkeypatch.setattr(toolchain, "install", lambda recipe, report: report("tool==1.0 (1 of 2)"))
+    assert main(["toolchain", "install", "tiny"]) == 0
+    assert "tiny: tool==1.0 (1 of 2)" in shown.getvalue()
+    assert "1.5/1.5 GB" in shown.getvalue()

@@ -18,7 +18,7 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.vendor.megengine import translations
 from dlinfer.vendor.megengine.building import model_of
-from dlinfer.vendor.megengine.errors import LiteBuildError
+from dlinfer.vendor.megengine.errors import LiteBuildError, LiteError
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value, placeholder
 from dlinfer.vendor.megengine.region import RegionRun
 from dlinfer.vendor.megengine.translations.table import truth
@@ -71,12 +71,12 @@ class MegEngineEngine:
             graph = written(function.graph_module)
             if not graph.outputs:
                 return eager_region(region, self.name, options, "it computes nothing")
-            model = model_of(graph)
-        except (NotAFunctionError, UntranslatableError, LiteBuildError) as error:
+            results: Any = function.graph_module.graph.output_node().args[0]
+            dtypes = [fake(node).dtype for node in results]
+            threads = _threads(options.wanted_engine_options)
+            run = RegionRun(function, graph, model_of(graph), dtypes, threads)
+        except (NotAFunctionError, UntranslatableError, LiteBuildError, LiteError) as error:
             return eager_region(region, self.name, options, str(error))
-        results: Any = function.graph_module.graph.output_node().args[0]
-        dtypes = [fake(node).dtype for node in results]
-        run = RegionRun(function, graph, model, dtypes, _threads(options.wanted_engine_options))
         computing = [node for node in region.graph_module.graph.nodes if is_compute(node)]
         placement = {node.name: f"network of {len(graph.nodes)} nodes" for node in computing}
         return CompiledRegion(run, placement)

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+import dlinfer
 from dlinfer import settings
 from dlinfer.errors import CompileOptionError, GraphFallbackError, GraphRunError
 from dlinfer.vendor import discovery
+from dlinfer.vendor.megengine.errors import LiteBuildError
 from tests.graph.compiling import compiled, last_report
 from tests.vendor.megengine.blocks import Attention, Perceptron, VisionBlock
 
@@ -179,14 +181,42 @@ OPS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_ops(name):
-    """Each translation against torch in float64; float32 rounds values of about 1 some ten times."""
-    function = OPS[name]
+def test_ops():
+    """Each translation against torch in float64, in one graph; float32 rounds values of about 1 some ten times."""
+
+    def everything(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [function(x, y) for function in OPS.values()]
+
     x, y = torch.rand(4, 6) + 0.1, torch.rand(4, 6) + 0.1
-    given = compiled(Plain(function), dynamic=False, **HERE)(x, y)
-    expected = function(x.double(), y.double())
-    torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-5)
+    results = compiled(Plain(everything), dynamic=False, **HERE)(x, y)
+    expected = everything(x.double(), y.double())
+    for name, given, right in zip(OPS, results, expected, strict=True):
+        torch.testing.assert_close(
+            given.double(), right, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_a_build_that_fails_is_run_by_torch_under_the_policy(monkeypatch):
+    from dlinfer.vendor.megengine import engine
+
+    def broken(graph: Any) -> bytes:
+        raise LiteBuildError(detail="of the test's own")
+
+    monkeypatch.setattr(engine, "model_of", broken)
+    model, data = Perceptron().eval(), torch.randn(2, 5, 64)
+    with pytest.raises(GraphFallbackError, match="of the test's own"):
+        compiled(model, dynamic=False, **HERE)(data)
+    torch.compiler.reset()
+    given = compiled(model, dynamic=False, engine="megengine", fallback="allow")(data)
+    torch.testing.assert_close(given, model(data))
+
+
+def test_artifacts(tmp_path):
+    """An artifact holds the graph; its model comes from the cache, or is built, where it is loaded."""
+    model, data = Perceptron().eval(), torch.randn(2, 5, 64)
+    dlinfer.compile(model, (data,), engine="megengine").save(tmp_path / "model.dlinfer")
+    with dlinfer.load(tmp_path / "model.dlinfer") as session:
+        close(session.run({"x": data})["output"], model, data)
 
 
 class Several(nn.Module):

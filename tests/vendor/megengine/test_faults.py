@@ -21,9 +21,22 @@ def test_no_file_and_no_model(tmp_path, layer, rng):
             network.load(path)
     for content in (b"", b"x", b"no model at all", bytes(4096)):
         with pytest.raises(LiteModelError):
-            network.load(content)
+            LiteNetwork().load(content)
     network.load(layer)
     check(network, rng)
+
+
+def test_a_network_loads_once(layer, held, rng):
+    """The library would keep the first model, or what it had read of a damaged one, and say nothing."""
+    network = loaded(layer)
+    with pytest.raises(LiteError, match="make another LiteNetwork"):
+        network.load(held)
+    check(network, rng)
+    network = LiteNetwork()
+    with pytest.raises(LiteModelError):
+        network.load(layer.read_bytes()[:-20])
+    with pytest.raises(LiteError, match="make another LiteNetwork"):
+        network.load(layer)
 
 
 def test_damaged_models_end_no_process(layer):

@@ -19,6 +19,10 @@ from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
 
 _ALL_STRATEGIES = 15
 
+_LOADS_ONCE = (
+    "a network loads once, and would give the same model again whatever it gets; make another LiteNetwork"
+)
+
 
 class LiteNetwork:
     """A network; one thread at a time may use one, different ones run side by side.
@@ -42,6 +46,7 @@ class LiteNetwork:
         self._group = MemoryGroup()
         self._idle = threading.Event()
         self._idle.set()
+        self._begun = False
         self._asynchronous = False
         self._no_copy = bool(
             config.options.force_output_dynamic_alloc or config.options.force_output_use_user_specified_memory
@@ -50,7 +55,7 @@ class LiteNetwork:
         weakref.finalize(self, _destroy, handle, self._kept, self._memory, self._callbacks, self._idle)
 
     def load(self, path: str | os.PathLike[str] | bytes) -> None:
-        """Load a model: a file's path, or the bytes of one (an extension of the document's).
+        """Load a model, once: a file's path, or the bytes of one (an extension of the document's).
 
         Raises LiteModelError for one that is not there, damaged, or decrypted to something else than a model.
         """
@@ -64,6 +69,9 @@ class LiteNetwork:
         damage = decryption.damage(self._decryption, data)
         if damage is not None:
             raise LiteModelError(path=shown, detail=damage)
+        if self._begun:
+            raise LiteError(call="load", detail=_LOADS_ONCE)
+        self._begun = True
         memory = ctypes.create_string_buffer(data, len(data))
         self._kept.append(memory)  # the library reads weights where they lie
         with decryption.watched():
