@@ -185,6 +185,7 @@ def test_a_worker_ends_with_the_last_that_uses_it(fresh, bmodel):
     worker = Path(f"/proc/{worker_of(engine).pid}")
     del engine
     gc.collect()
+    assert tensor is not None
     tensor.zeros()
     assert worker.exists()
     del tensor
