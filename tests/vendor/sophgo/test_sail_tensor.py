@@ -1,5 +1,7 @@
 """sail.Tensor, Handle and Dtype as sophon-sail's documents sail.Tensor and sail.Handle describe them; U4."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
@@ -146,8 +148,9 @@ def test_of_other_shapes_is_refused(one, arguments, match):
 
 
 def test_of_neither_a_handle_nor_a_tensor_is_refused():
+    arguments: list[Any] = [0, [1], Dtype.BM_INT8, True, True]
     with pytest.raises(SophgoCallError, match=r"neither a sail\.Handle"):
-        sail.Tensor(*(0, [1], Dtype.BM_INT8, True, True))
+        sail.Tensor(*arguments)
 
 
 def test_a_part_of_another_tensor(handle):
