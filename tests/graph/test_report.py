@@ -1,5 +1,6 @@
 """Reports of compilations: what they count, and that they survive JSON."""
 
+import itertools
 import json
 
 import pytest
@@ -86,6 +87,7 @@ def test_a_size_1_variant_has_a_1_where_another_graph_has_not(model, sizes, coun
 
 def test_reports_are_numbered_and_kept_in_order(monkeypatch):
     monkeypatch.setattr(report, "_reports", [])
+    monkeypatch.setattr(report, "_numbers", itertools.count())
     made = [report.record(GraphReport(name, -1, "inductor")) for name in "ab"]
     assert [graph.index for graph in made] == [0, 1]
     assert report.reports() == made
