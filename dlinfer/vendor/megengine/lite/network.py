@@ -279,9 +279,8 @@ class LiteNetwork:
         """
         call = "share_runtime_memroy"
         _network(call, src_network)
-        group = self._group.join(call, src_network._group)
-        library().call(call, self._handle, src_network._handle)
-        self._group = group
+        with self._group.joining(call, src_network._group):
+            library().call(call, self._handle, src_network._handle)
         self._kept.append(src_network)  # whose memory it is
 
     # --- algorithms, measuring, dumps
