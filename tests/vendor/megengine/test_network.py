@@ -169,11 +169,17 @@ def test_s1_91_running_both_at_once_is_refused(layer, rng):
     first.wait()
     np.testing.assert_allclose(first.get_io_tensor("result_0").to_numpy(), expected_layer(data), **TOLERANCE)
     check(second, rng)
-    first.forward()
     third = LiteNetwork()
+    third.share_runtime_memroy(second)
+    third.load(layer)
+    feed(third, data)
+    first.forward()
     with pytest.raises(LiteBusyError):
-        third.share_runtime_memroy(first)
+        third.forward()
+    with pytest.raises(LiteBusyError):
+        LiteNetwork().share_runtime_memroy(first)
     first.wait()
+    check(third, rng)
 
 
 def test_s1_92_async_with_callback(heavy, rng):

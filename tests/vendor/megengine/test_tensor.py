@@ -10,6 +10,7 @@ import pytest
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
 from dlinfer.vendor.megengine.lite import LiteDeviceType, LiteLayout, LiteTensor
+from tests.vendor.megengine.running import loaded, run
 
 
 def filled(shape=(4, 8), dtype="int32") -> LiteTensor:
@@ -311,6 +312,18 @@ def test_s1_42_the_view_outlives_its_tensor():
     del tensor
     gc.collect()
     assert np.array_equal(view, values())
+
+
+def test_s1_42_the_view_outlives_its_network(layer, rng):
+    network = loaded(layer)
+    result = run(network, rng.standard_normal((4, 8)).astype("float32"))
+    view = network.get_io_tensor("result_0").get_data_by_share()
+    del network
+    gc.collect()
+    others = [LiteTensor(LiteLayout([4, 4])) for _ in range(50)]
+    for other in others:
+        other.fill_zero()
+    assert np.array_equal(view, result)
 
 
 def test_s1_43_to_numpy_copies():

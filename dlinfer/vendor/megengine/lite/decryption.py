@@ -90,7 +90,7 @@ def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> N
     library().call("update_decryption_or_key", decryption_name.encode(), None, secret, len(secret), said=call)
 
 
-def damage(decryption_name: str, data: bytes) -> str | None:
+def damage(decryption_name: str, data: memoryview) -> str | None:
     """Why ``data`` cannot be what a built-in method made; the library computes with its sizes without a look.
 
     AES_default: 16 bytes of initialisation vector, blocks of 16 bytes, and the model's size in 8 bytes. The RC4s: words

@@ -61,22 +61,21 @@ class LiteNetwork:
         """
         shown = "of bytes" if isinstance(path, bytes) else os.fspath(path)
         try:
-            data = path if isinstance(path, bytes) else Path(path).read_bytes()
+            memory = _read(path)
         except OSError as error:
             raise LiteModelError(path=shown, detail=str(error)) from error
-        if not data:
+        if not len(memory):
             raise LiteModelError(path=shown, detail="it is empty")
-        damage = decryption.damage(self._decryption, data)
+        damage = decryption.damage(self._decryption, memoryview(memory).cast("B"))
         if damage is not None:
             raise LiteModelError(path=shown, detail=damage)
         if self._begun:
             raise LiteError(call="load", detail=_LOADS_ONCE)
         self._begun = True
-        memory = ctypes.create_string_buffer(data, len(data))
         self._kept.append(memory)  # the library reads weights where they lie
         with decryption.watched():
             try:
-                library().call("load_model_from_mem", self._handle, memory, len(data), said="load")
+                library().call("load_model_from_mem", self._handle, memory, len(memory), said="load")
             except LiteError as error:
                 decryption.raise_failure()
                 if type(error) is not LiteError:
@@ -279,9 +278,8 @@ class LiteNetwork:
         """
         call = "share_runtime_memroy"
         _network(call, src_network)
-        group = self._group.join(call, src_network._group)
-        library().call(call, self._handle, src_network._handle)
-        self._group = group
+        with self._group.joining(call, src_network._group):
+            library().call(call, self._handle, src_network._handle)
         self._kept.append(src_network)  # whose memory it is
 
     # --- algorithms, measuring, dumps
@@ -346,6 +344,17 @@ class LiteNetwork:
     def get_static_memory_alloc_info(self, log_dir: str | os.PathLike[str] = "logs/test") -> None:
         """Write the memory plan to a folder (S1-86). Raises LiteLackError with builds that have it not."""
         library().call("get_static_memory_alloc_info", self._handle, os.fsencode(log_dir))
+
+
+def _read(path: str | os.PathLike[str] | bytes) -> ctypes.Array[ctypes.c_char]:
+    """A model in memory of its own, which the library may read as long as it likes. Raises OSError."""
+    if isinstance(path, bytes):
+        return (ctypes.c_char * len(path)).from_buffer_copy(path)
+    with open(path, "rb") as file:
+        memory = (ctypes.c_char * os.fstat(file.fileno()).st_size)()
+        if memory and file.readinto(memory) != len(memory):
+            raise OSError(f"{path} changed while it was read")
+    return memory
 
 
 def _destroy(handle: ctypes.c_void_p, kept: Any, memory: Any, callbacks: Any, idle: threading.Event) -> None:

@@ -1,7 +1,8 @@
 """Networks that share run-time memory may not run at once: who runs is kept for each group of them."""
 
+import contextlib
 import threading
-from typing import Any
+from collections.abc import Iterator
 
 from dlinfer.vendor.megengine.errors import LiteBusyError
 
@@ -9,29 +10,43 @@ _lock = threading.Lock()
 
 
 class MemoryGroup:
-    """The networks of one run-time memory; a network alone is a group of one."""
+    """The networks of one run-time memory. Each network begins with a group of its own; ``joining`` makes two one."""
 
     def __init__(self) -> None:
-        self._shared = False
+        self._joined: MemoryGroup | None = None
         self._running: int | None = None  # the network's handle
 
     def begin(self, network: int, call: str) -> None:
         """``network`` starts to run. Raises LiteBusyError where another of the group does."""
         with _lock:
-            if self._shared and self._running not in (None, network):
+            group = self._whole()
+            if group._running not in (None, network):
                 raise LiteBusyError(call=call)
-            self._running = network
+            group._running = network
 
     def end(self, network: int) -> None:
         """``network`` has come to its end, or was given up."""
         with _lock:
-            if self._running == network:
-                self._running = None
+            group = self._whole()
+            if group._running == network:
+                group._running = None
 
-    def join(self, call: str, other: Any) -> "MemoryGroup":
-        """The group of both: ``other``'s. Raises LiteBusyError where one is running."""
+    @contextlib.contextmanager
+    def joining(self, call: str, other: "MemoryGroup") -> Iterator[None]:
+        """Be one group with another, and with all that joined either, when the block has ended well.
+
+        Nothing begins to run meanwhile. Raises LiteBusyError where a network of either is running.
+        """
         with _lock:
-            if self._running is not None or other._running is not None:
+            mine, others = self._whole(), other._whole()
+            if mine._running is not None or others._running is not None:
                 raise LiteBusyError(call=call)
-            other._shared = True
-            return other
+            yield
+            if mine is not others:
+                mine._joined = others
+
+    def _whole(self) -> "MemoryGroup":
+        group = self
+        while group._joined is not None:
+            group = group._joined
+        return group
