@@ -206,7 +206,9 @@ def test_a_bmodel_that_is_not_whole(bmodel, tmp_path, keep, form):
         sail.EngineLLM(str(path), [0]) if form == "file" else sail.EngineLLM(data, len(data), [0])
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 8))])
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 8))]
+)
 def test_a_bmodel_whose_description_was_altered(fresh, bmodel, seed):
     """Numbers of the flatbuffer: BMRuntime crashes over some of them, and must do so alone."""
     data = bytearray(bmodel("bm1684x").read_bytes())
