@@ -373,53 +373,6 @@ class QaicMetricsError(DlinferError, RuntimeError):
     next_step = "make the Session with that option."
 
 
-# --- Sophgo
-
-
-class SophgoUnavailableError(DlinferError, RuntimeError):
-    """Something of Sophgo's that is needed is not on this machine: a chip or its emulator."""
-
-    message = "{what} is not available: {reason}."
-    next_step = "{advice}."
-
-
-class SophgoModelError(DlinferError, ValueError):
-    """A bmodel cannot be loaded: missing, not whole, for another chip, or refused by BMRuntime."""
-
-    message = "the bmodel {source} cannot be loaded: {detail}."
-    next_step = "{advice}."
-
-
-class SophgoCallError(DlinferError, ValueError):
-    """A call of the Sophgo runtime or of sail with something it does not take; nothing was changed."""
-
-    message = "{call}: {detail}."
-    next_step = "docs/sophgo.md says what each call takes."
-
-
-class SophgoRuntimeError(DlinferError, RuntimeError):
-    """BMRuntime or bmlib refused or failed; its worker goes on."""
-
-    message = "{chip} failed at {call!r} ({kind}): {detail}."
-    next_step = (
-        "if memory ran out, free tensors or use a smaller model; else check the model and its tensors."
-    )
-
-
-class SophgoWorkerError(DlinferError, RuntimeError):
-    """The process in which BMRuntime runs is gone, and with it every engine and tensor on its devices."""
-
-    message = "the worker of {chip} {how}; it was asked for {call!r}{log}."
-    next_step = "open the model again: a new engine starts a new worker."
-
-
-class SophgoTimeoutError(SophgoWorkerError, TimeoutError):
-    """BMRuntime did not answer in time; its worker was ended."""
-
-    message = "the worker of {chip} gave no answer to {call!r} in {seconds} seconds and was ended{log}."
-    next_step = "open the model again; DLINFER_SOPHGO_TIMEOUT sets the time."
-
-
 class ArtifactError(DlinferError, RuntimeError):
     """Base of what can be wrong with an artifact's file; ``except ArtifactError`` takes them all."""
 

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import importlib
 import inspect
 import pickle
 import string
@@ -14,9 +15,16 @@ from dlinfer import errors
 from dlinfer.errors import DlinferError
 
 PACKAGE = Path(errors.__file__).parent
+VENDORS = [
+    importlib.import_module(f"dlinfer.vendor.{path.parent.name}.errors")
+    for path in sorted(PACKAGE.glob("vendor/*/errors.py"))
+]
+"""A vendor's own errors stand in its folder, in the same form."""
+
 CLASSES = {
     name: cls
-    for name, cls in vars(errors).items()
+    for module in (errors, *VENDORS)
+    for name, cls in vars(module).items()
     if inspect.isclass(cls) and issubclass(cls, DlinferError) and cls is not DlinferError
 }
 

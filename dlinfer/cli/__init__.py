@@ -26,6 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print one JSON object (schema: docs/doctor.md)")
     doctor.set_defaults(run=_doctor)
     _add_explain(commands)
+    _add_compile(commands)
     _add_toolchain(commands)
     return parser
 
@@ -49,6 +50,15 @@ def _add_explain(commands: Any) -> None:
             f"--{form}", type=Path, metavar="FILE", help=f"write all that is known to FILE {what}"
         )
     explain.set_defaults(run=_explain)
+
+
+def _add_compile(commands: Any) -> None:
+    from dlinfer.cli import compile
+
+    text = "compile a model folder to the file that a vendor's runtime takes"
+    command = commands.add_parser("compile", help=text, description=f"{text.capitalize()}.")
+    compile.add_arguments(command)
+    command.set_defaults(run=compile.run)
 
 
 def _add_toolchain(commands: Any) -> None:

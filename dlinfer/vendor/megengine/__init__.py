@@ -1,9 +1,10 @@
-"""MegEngine Lite: its whole API on its own C library.
+"""MegEngine Lite: its whole API on its own C library, and the graph engine ``megengine``.
 
 ``from dlinfer.vendor.megengine import lite``. It runs in this process; models are made in its toolchain's environment.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from dlinfer.toolchain import Toolchain
 from dlinfer.vendor.base import Kernel, Probe, Vendor
@@ -39,12 +40,20 @@ def _kernels() -> Mapping[str, Kernel]:
     return max(hosts, key=lambda vendor: vendor.priority).load_kernels()
 
 
+def _engine(name: str) -> Any:
+    from dlinfer.vendor.megengine.engine import MegEngineEngine
+
+    return MegEngineEngine()
+
+
 VENDOR = Vendor(
     name="megengine",
     device_type="cpu",
-    summary="MegEngine Lite on this CPU",
+    summary="graphs in MegEngine Lite on this CPU",
     probe=_probe,
     load_kernels=_kernels,
+    engines=("megengine",),
+    load_engine=_engine,
     toolchain=_toolchain,
     priority=-10,  # used when it is asked for
 )

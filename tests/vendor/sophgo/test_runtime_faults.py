@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from dlinfer import settings
-from dlinfer.errors import (
+from dlinfer.vendor.sophgo import sail
+from dlinfer.vendor.sophgo.errors import (
     SophgoCallError,
     SophgoModelError,
     SophgoTimeoutError,
     SophgoUnavailableError,
     SophgoWorkerError,
 )
-from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.runtime import chips, device
 from dlinfer.vendor.sophgo.sail import Dtype, Failure
 from tests.vendor.sophgo.bmodels import oracle

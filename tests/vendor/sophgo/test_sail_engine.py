@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dlinfer import settings
-from dlinfer.errors import SophgoCallError, SophgoModelError
 from dlinfer.vendor.sophgo import sail
+from dlinfer.vendor.sophgo.errors import SophgoCallError, SophgoModelError
 from dlinfer.vendor.sophgo.sail import Dtype
 from dlinfer.vendor.sophgo.sail.arrays import to_bfloat16
 from tests.vendor.sophgo.bmodels import WIDTH, oracle

@@ -5,8 +5,8 @@ import gc
 import numpy as np
 import pytest
 
-from dlinfer.errors import SophgoCallError
 from dlinfer.vendor.sophgo import sail
+from dlinfer.vendor.sophgo.errors import SophgoCallError
 from tests.vendor.sophgo.bmodels import oracle
 from tests.vendor.sophgo.conftest import numbers, relative
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 from dlinfer import settings
-from dlinfer.errors import SophgoCallError
 from dlinfer.vendor.sophgo import sail
+from dlinfer.vendor.sophgo.errors import SophgoCallError
 from dlinfer.vendor.sophgo.runtime.worker import SHARED_BYTES
 from dlinfer.vendor.sophgo.sail import Dtype
 from dlinfer.vendor.sophgo.sail.arrays import decoded, encoded, to_bfloat16

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlinfer.errors import SophgoModelError
+from dlinfer.vendor.sophgo.errors import SophgoModelError
 
 _MAGIC = 0xFF55AAEE
 _HEADER = struct.Struct("<4I")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer import settings
-from dlinfer.errors import SophgoCallError, SophgoUnavailableError
+from dlinfer.vendor.sophgo.errors import SophgoCallError, SophgoUnavailableError
 from dlinfer.vendor.sophgo.runtime import chips, emulator
 from dlinfer.vendor.sophgo.runtime.worker import SHARED_BYTES, Worker
 

@@ -11,9 +11,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from dlinfer.errors import SophgoUnavailableError
 from dlinfer.settings import cache_folder
 from dlinfer.toolchain import find, state
+from dlinfer.vendor.sophgo.errors import SophgoUnavailableError
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 ADVICE = "install Sophgo's toolchain with `make toolchains` (or `dlinfer toolchain install sophgo`)"

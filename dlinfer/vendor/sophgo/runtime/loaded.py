@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlinfer.errors import SophgoCallError, SophgoModelError, SophgoRuntimeError, SophgoUnavailableError
+from dlinfer.vendor.sophgo.errors import (
+    SophgoCallError,
+    SophgoModelError,
+    SophgoRuntimeError,
+    SophgoUnavailableError,
+)
 from dlinfer.vendor.sophgo.runtime import bmodel, chips
 from dlinfer.vendor.sophgo.runtime.device import DeviceMemory, Place, open_device
 

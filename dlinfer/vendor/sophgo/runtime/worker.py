@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer import settings
-from dlinfer.errors import SophgoRuntimeError, SophgoTimeoutError, SophgoWorkerError
+from dlinfer.vendor.sophgo.errors import SophgoRuntimeError, SophgoTimeoutError, SophgoWorkerError
 from dlinfer.vendor.sophgo.runtime.child import wire
 
 SHARED_BYTES = 16 * 2**20

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import SophgoCallError
+from dlinfer.vendor.sophgo.errors import SophgoCallError
 from dlinfer.vendor.sophgo.sail.types import NUMPY, OF_NUMPY, Dtype
 
 

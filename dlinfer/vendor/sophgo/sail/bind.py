@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from dlinfer.errors import SophgoCallError
+from dlinfer.vendor.sophgo.errors import SophgoCallError
 from dlinfer.vendor.sophgo.runtime.loaded import Argument, NetworkInfo, TensorInfo
 from dlinfer.vendor.sophgo.sail.arrays import refuse
 from dlinfer.vendor.sophgo.sail.tensor import Tensor

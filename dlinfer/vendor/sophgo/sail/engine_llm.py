@@ -8,8 +8,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
-from dlinfer.errors import (
-    DlinferError,
+from dlinfer.errors import DlinferError
+from dlinfer.vendor.sophgo.errors import (
     SophgoCallError,
     SophgoRuntimeError,
     SophgoTimeoutError,

@@ -1,6 +1,6 @@
 """sail.Handle: a device by its number."""
 
-from dlinfer.errors import SophgoUnavailableError
+from dlinfer.vendor.sophgo.errors import SophgoUnavailableError
 from dlinfer.vendor.sophgo.runtime import chips
 from dlinfer.vendor.sophgo.runtime.device import Device, open_device
 

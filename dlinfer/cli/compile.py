@@ -1,0 +1,92 @@
+"""``dlinfer compile``: a Hugging Face model folder to the file that a vendor's own runtime takes."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from dlinfer.errors import DlinferError
+
+ENGINES = ("sophgo",)
+"""Engines that write such a file; others compile where a model runs."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("folder", metavar="MODEL_FOLDER", type=Path, help="a model as Hugging Face saves it")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
+    parser.add_argument("--engine", choices=ENGINES, required=True, help="whose compiler")
+    parser.add_argument("--chip", default="bm1684x", help="bm1684x (default), bm1688 or bm1690")
+    parser.add_argument(
+        "--quantize",
+        default="F16",
+        help="F32, F16 (default), BF16, or weights of 8 or 4 bits: W8F16, W8BF16, W4F16, W4BF16",
+    )
+    parser.add_argument(
+        "--seq-length", type=int, default=512, metavar="N", help="tokens of prompt and answer (default 512)"
+    )
+    parser.add_argument(
+        "--stages",
+        type=_lengths,
+        default=(),
+        metavar="N,N",
+        help="lengths of prompts that one prefill takes, ascending (default: one of --seq-length)",
+    )
+    parser.add_argument("--cores", type=int, default=1, metavar="N", help="of the chip (default 1)")
+    parser.add_argument(
+        "--group-size", type=int, default=64, metavar="N", help="weights of 4 bits to a scale (default 64)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="compilers at once (default 1)")
+    parser.add_argument(
+        "--timeout", type=float, default=3600.0, metavar="S", help="seconds for one net (default 3600)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compile. Gives the exit status: 1 when it could not be done."""
+    try:
+        _sophgo(arguments)
+    except (DlinferError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(f"written: {arguments.output} ({arguments.output.stat().st_size} bytes)\n")
+    return 0
+
+
+def _sophgo(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
+    from dlinfer.vendor.sophgo.llm.build import LlmOptions, compile_folder
+
+    compiler = BmodelOptions(
+        chip=arguments.chip,
+        quantize=arguments.quantize,
+        cores=arguments.cores,
+        group_size=arguments.group_size,
+        timeout=arguments.timeout,
+    )
+    options = LlmOptions(
+        compiler, seq_length=arguments.seq_length, stages=arguments.stages, jobs=arguments.jobs
+    )
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("nets"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("loading the model", total=None)
+
+        def told(done: int, total: int, name: str) -> None:
+            progress.update(task, completed=done, total=total, description=name)
+
+        compile_folder(arguments.folder, arguments.output, options, told)
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers with commas between") from None

@@ -1,0 +1,101 @@
+"""Makes a MegEngine model of a list of nodes. Runs by itself in the toolchain's environment, on its CPython 3.10.
+
+Usage: python builder.py GRAPH.json MODEL.mge
+"""
+
+import importlib
+import json
+import sys
+
+
+def operations(megengine, numpy):
+    """Name of an op of the list -> function of its operands and attributes."""
+    F = megengine.functional  # noqa: N806
+
+    def matmul(a, b, transpose_b=False):
+        return F.matmul(a, b, transpose_b=transpose_b)
+
+    def subtensor(x, axis, start, stop, step):
+        return x[(slice(None),) * axis + (slice(start, stop, step),)]
+
+    def reduce(x, how, axes, keepdims):
+        function = {"sum": F.sum, "mean": F.mean, "max": F.max, "min": F.min}[how]
+        for axis in sorted(axes, reverse=True):
+            x = function(x, axis=axis, keepdims=keepdims)
+        return x
+
+    def later(rows, columns):
+        return megengine.tensor(numpy.triu(numpy.ones((rows, columns), "float32"), 1)) > 0.5
+
+    def convolution(x, weight, stride, padding, dilation):
+        return F.conv2d(x, weight, None, tuple(stride), tuple(padding), tuple(dilation))
+
+    return {
+        "add": lambda a, b: a + b,
+        "sub": lambda a, b: a - b,
+        "mul": lambda a, b: a * b,
+        "div": lambda a, b: a / b,
+        "pow": lambda a, b: a**b,
+        "maximum": F.maximum,
+        "minimum": F.minimum,
+        "neg": lambda a: -a,
+        "exp": F.exp,
+        "log": F.log,
+        "sqrt": F.sqrt,
+        "abs": F.abs,
+        "sin": F.sin,
+        "cos": F.cos,
+        "tanh": F.tanh,
+        "sigmoid": F.sigmoid,
+        "relu": F.relu,
+        "gelu": F.gelu,
+        "less": lambda a, b: a < b,
+        "less_equal": lambda a, b: a <= b,
+        "greater": lambda a, b: a > b,
+        "greater_equal": lambda a, b: a >= b,
+        "equal": F.equal,
+        "not_equal": F.not_equal,
+        "where": F.where,
+        "cast": lambda a, to: a.astype(to),
+        "matmul": matmul,
+        "softmax": lambda a, axis: F.softmax(a, axis=axis),
+        "reduce": reduce,
+        "reshape": lambda a, shape: F.reshape(a, tuple(shape)),
+        "transpose": lambda a, order: F.transpose(a, tuple(order)),
+        "broadcast": lambda a, shape: F.broadcast_to(a, tuple(shape)),
+        "subtensor": subtensor,
+        "concat": lambda *parts, axis: F.concat(list(parts), axis=axis),
+        "rows": lambda weight, index: F.embedding(index, weight),
+        "convolution": convolution,
+        "later": later,
+    }
+
+
+def main(graph_path, model_path):
+    import numpy
+
+    # Not by ``import``: there is no such package where this file is read but not run.
+    megengine = importlib.import_module("megengine")
+    importlib.import_module("megengine.functional")
+    trace = importlib.import_module("megengine.jit").trace
+
+    with open(graph_path) as file:
+        graph = json.load(file)
+    names = [name for name, _, _ in graph["inputs"]]
+    table = operations(megengine, numpy)
+
+    def run(*tensors):
+        known = dict(zip(names, tensors))  # noqa: B905 - Python 3.10 style; the lengths are equal by construction
+        for node in graph["nodes"]:
+            operands = [known[one["ref"]] if isinstance(one, dict) else one for one in node["operands"]]
+            known[node["name"]] = table[node["op"]](*operands, **node["attributes"])
+        return [known[name] for name in graph["outputs"]]
+
+    traced = trace(run, symbolic=True, capture_as_const=True)
+    traced(*[megengine.tensor(numpy.zeros(shape, dtype)) for _, shape, dtype in graph["inputs"]])
+    results = [f"result_{index}" for index in range(len(graph["outputs"]))]
+    traced.dump(model_path, arg_names=names, output_names=results, optimize_for_inference=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,52 @@
+"""Every error that a user of MegEngine Lite can meet, in the form of ``dlinfer.errors``."""
+
+from dlinfer.errors import DlinferError
+
+
+class LiteError(DlinferError, RuntimeError):
+    """A call of MegEngine Lite's C library failed; ``detail`` is what the library says."""
+
+    message = "MegEngine Lite: {call}: {detail}."
+    next_step = "docs/megengine.md says what each call needs."
+
+
+class LiteArgumentError(DlinferError, ValueError):
+    """A call of the Lite API got an argument that it does not take; the library was not called."""
+
+    message = "MegEngine Lite: {call}: argument {argument}: expected {expected}, given {given}."
+    next_step = "docs/megengine.md lists types and ranges; nothing is converted where a value would change."
+
+
+class LiteModelError(LiteError):
+    """A model file that cannot be loaded: missing, damaged, or decrypted with a wrong key."""
+
+    message = "MegEngine Lite: the model {path!r} cannot be loaded: {detail}."
+    next_step = "check the file, and for an encrypted one the method's name and key."
+
+
+class LiteLackError(LiteError, NotImplementedError):
+    """Something documented that the installed build of the C library does not have."""
+
+    message = "MegEngine Lite: {call}: the library itself lacks it: {detail}."
+    next_step = "docs/megengine.md lists what this build lacks, and what to use instead."
+
+
+class LiteCallbackError(LiteError):
+    """A user's callback or decryption function raised; the exception is the cause of this one."""
+
+    message = "MegEngine Lite: the {callback} of the network raised {detail}."
+    next_step = "mend the callback; the network can be run again."
+
+
+class LiteBusyError(LiteError):
+    """A network was run while another one runs that it shares its run-time memory with."""
+
+    message = "MegEngine Lite: {call}: it shares run-time memory with a network that is running."
+    next_step = "wait() for the other network first, or share weights only (share_weights_with)."
+
+
+class LiteBuildError(DlinferError, RuntimeError):
+    """MegEngine could not make a model of a graph in its toolchain's environment."""
+
+    message = "MegEngine cannot build this graph: {detail}."
+    next_step = "let the fallback policy run it by torch (fallback 'warn'), or use another engine."

@@ -1,0 +1,217 @@
+"""LiteOptions, LiteConfig, LiteIO and LiteNetworkIO (S1-50 to S1-73); C structures, as the document lists them."""
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+from dlinfer.vendor.megengine.errors import LiteArgumentError
+from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteDeviceType, LiteIOType
+from dlinfer.vendor.megengine.lite.layout import LiteLayout, copied
+
+_OPTIONS = (
+    "weight_preprocess",
+    "fuse_preprocess",
+    "fake_next_exec",
+    "var_sanity_check_first_run",
+    "const_shape",
+    "force_dynamic_alloc",
+    "force_output_dynamic_alloc",
+    "force_output_use_user_specified_memory",
+    "no_profiling_on_shape_change",
+    "jit_level",
+    "comp_node_seq_record_level",
+    "graph_opt_level",
+    "async_exec_level",
+    "enable_nchw44",
+    "enable_nchw44_dot",
+    "enable_nchw88",
+    "enable_nhwcd4",
+    "enable_nchw4",
+    "enable_nchw32",
+    "enable_nchw64",
+)
+
+_RANGES = {
+    "jit_level": range(3),
+    "comp_node_seq_record_level": range(3),
+    "graph_opt_level": range(4),
+    "async_exec_level": range(8),
+}
+"""Of the options that are levels; the others are 0 or 1."""
+
+
+class LiteOptions(ctypes.Structure):
+    """How a network is optimised; docs/megengine.md says what each option does.
+
+    All are integers. Defaults are the library's: var_sanity_check_first_run 1, graph_opt_level 2, async_exec_level 1,
+    everything else 0. An option that does not exist, or a value out of range, raises LiteArgumentError.
+    """
+
+    _fields_ = [(name, ctypes.c_int) for name in _OPTIONS]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.var_sanity_check_first_run = 1
+        self.graph_opt_level = 2
+        self.async_exec_level = 1
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _OPTIONS:
+            raise _argument("LiteOptions", name, f"one of {', '.join(_OPTIONS)}", value)
+        allowed = _RANGES.get(name, range(2))
+        if not isinstance(value, int) or value not in allowed:
+            raise _argument("LiteOptions", name, f"{allowed.start} to {allowed.stop - 1}", value)
+        super().__setattr__(name, int(value))
+
+    def __repr__(self) -> str:
+        return f"LiteOptions({', '.join(f'{name}={getattr(self, name)}' for name in _OPTIONS)})"
+
+
+class LiteConfig(ctypes.Structure):
+    """How and where a network is made (S1-70).
+
+    has_compression: the model is compressed. device_id, device_type: where it runs. backend: LITE_DEFAULT.
+    bare_model_cryption_name: the decryption's name as bytes (text is taken too); empty for a plain model.
+    options: a LiteOptions.
+    """
+
+    _fields_ = [
+        ("has_compression", ctypes.c_int),
+        ("device_id", ctypes.c_int),
+        ("device_type", ctypes.c_int),
+        ("backend", ctypes.c_int),
+        ("bare_model_cryption_name", ctypes.c_char_p),
+        ("options", LiteOptions),
+        # The C header has two more, which the document does not.
+        ("_auto_optimize_inference", ctypes.c_int),
+        ("_discrete_input_name", ctypes.c_char_p),
+    ]
+
+    def __init__(self, device_type: int = LiteDeviceType.LITE_CPU, option: LiteOptions | None = None) -> None:
+        super().__init__()
+        self.device_type = device_type
+        self.backend = LiteBackend.LITE_DEFAULT
+        self.bare_model_cryption_name = b""
+        self.options = option if option is not None else LiteOptions()
+        self._discrete_input_name = b""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not hasattr(type(self), name):
+            raise _argument("LiteConfig", name, "a documented field", value)
+        if name == "bare_model_cryption_name" and isinstance(value, str):
+            value = value.encode()
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        fields = (field[0] for field in self._fields_ if not field[0].startswith("_"))
+        return f"LiteConfig({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
+
+
+class LiteIO(ctypes.Structure):
+    """One input or output of a network (S1-71); hashed and compared by its name.
+
+    name: of the tensor. is_host: whether the caller's tensor lies on the host. io_type: LITE_IO_VALUE, or
+    LITE_IO_SHAPE for an output of which only the sizes are wanted. config_layout: its layout, the model's own where
+    none is given; the keyword is ``layout``.
+    """
+
+    _fields_ = [
+        ("_name", ctypes.c_char_p),
+        ("is_host", ctypes.c_int),
+        ("io_type", ctypes.c_int),
+        ("config_layout", LiteLayout),
+    ]
+
+    def __init__(
+        self,
+        name: str | bytes,
+        is_host: bool | int = True,
+        io_type: int = LiteIOType.LITE_IO_VALUE,
+        layout: LiteLayout | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.is_host = int(is_host)
+        self.io_type = LiteIOType(io_type)
+        self.config_layout = LiteLayout() if layout is None else copied(layout)
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return (self._name or b"").decode()
+
+    @name.setter
+    def name(self, name: str | bytes) -> None:
+        if not isinstance(name, (str, bytes)) or not name:
+            raise _argument("LiteIO", "name", "text", name)
+        self._name = name.encode() if isinstance(name, str) else name
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other.name if isinstance(other, LiteIO) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        kind = LiteIOType(self.io_type).name
+        return f"LiteIO({self.name!r}, is_host={bool(self.is_host)}, io_type={kind}, layout={self.config_layout!r})"
+
+
+class LiteNetworkIO:
+    """Inputs and outputs of which a network is told something (S1-73): lists of LiteIO.
+
+    Each may be given as a LiteIO or as a list of its arguments.
+    """
+
+    def __init__(self, inputs: Iterable[Any] | None = None, outputs: Iterable[Any] | None = None) -> None:
+        self.inputs = [_io(one) for one in inputs or ()]
+        self.outputs = [_io(one) for one in outputs or ()]
+
+    def add_input(
+        self,
+        obj: LiteIO | str,
+        is_host: bool = True,
+        io_type: int = LiteIOType.LITE_IO_VALUE,
+        layout: LiteLayout | None = None,
+    ) -> None:
+        """One more input: a LiteIO, or the arguments of one."""
+        self.inputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, is_host, io_type, layout))
+
+    def add_output(
+        self,
+        obj: LiteIO | str,
+        is_host: bool = True,
+        io_type: int = LiteIOType.LITE_IO_VALUE,
+        layout: LiteLayout | None = None,
+    ) -> None:
+        """One more output: a LiteIO, or the arguments of one."""
+        self.outputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, is_host, io_type, layout))
+
+
+class NativeIO(ctypes.Structure):
+    """The C header's LiteNetworkIO; keeps the arrays that it points to."""
+
+    _fields_ = [
+        ("inputs", ctypes.POINTER(LiteIO)),
+        ("outputs", ctypes.POINTER(LiteIO)),
+        ("input_size", ctypes.c_size_t),
+        ("output_size", ctypes.c_size_t),
+    ]
+
+    def __init__(self, io: LiteNetworkIO) -> None:
+        super().__init__()
+        self._kept = ((LiteIO * len(io.inputs))(*io.inputs), (LiteIO * len(io.outputs))(*io.outputs), io)
+        self.inputs, self.outputs = self._kept[0], self._kept[1]
+        self.input_size, self.output_size = len(io.inputs), len(io.outputs)
+
+
+def _io(given: Any) -> LiteIO:
+    if isinstance(given, LiteIO):
+        return given
+    if isinstance(given, (list, tuple)):
+        return LiteIO(*given)
+    raise _argument("LiteNetworkIO", "inputs, outputs", "LiteIO or lists of its arguments", given)
+
+
+def _argument(call: str, argument: str, expected: str, given: Any) -> LiteArgumentError:
+    return LiteArgumentError(call=call, argument=argument, expected=expected, given=repr(given))

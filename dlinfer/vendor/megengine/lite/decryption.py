@@ -1,0 +1,143 @@
+"""Decryption of models by functions of the user's (S1-110, S1-111)."""
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
+from dlinfer.vendor.megengine.lite.library import Decryption, library
+
+BUILT_IN_KEYS = {"AES_default": 32, "RC4_default": 16, "SIMPLE_FAST_RC4_default": 16}
+"""Bytes of the keys of the library's own methods; it reads so many, whatever it is given."""
+
+_registered: dict[str, Any] = {}
+"""For the whole process, as the library has them: it knows a function by its address."""
+
+_thread = threading.local()
+
+
+class Bytes(np.ndarray):
+    """Bytes as an array that is true when it has any, since the document's example asks ``if not out_arr``."""
+
+    def __bool__(self) -> bool:
+        return self.size > 0
+
+
+Function = Callable[[Any, Any, Any], int]
+
+
+class DecryptionFunction:
+    """A decryption as the library calls it; made by ``decryption_func``, and still callable from Python."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+        self.native = Decryption(self._called)
+
+    def __call__(self, in_arr: Any, key_arr: Any, out_arr: Any) -> int:
+        return self._function(in_arr, key_arr, out_arr)
+
+    def _called(self, data: int, size: int, key: int, key_size: int, out: int | None) -> int:
+        """The library asks twice: without ``out`` for the size, then with memory of that size."""
+        try:
+            source, secret = _bytes(data, size), _bytes(key, key_size)
+            needed = int(self._function(source, secret, None))
+            if needed < 0 or not out:
+                return max(needed, 0)
+            return int(self._function(source, secret, _bytes(out, needed)))
+        except BaseException as error:  # noqa: BLE001 - it cannot pass through C; ``raise_failure`` raises it
+            _thread.failure = error
+            return 0
+
+
+def decryption_func(function: Function) -> DecryptionFunction:
+    """Decorator of ``function(in_arr, key_arr, out_arr)``, arrays of uint8.
+
+    It gives the number of bytes that it decrypts to: with ``out_arr`` None nothing else, else it fills ``out_arr``.
+    """
+    return DecryptionFunction(function)
+
+
+def register_decryption_and_key(
+    decryption_name: str, decryption_func: Function, key: Sequence[int] | bytes
+) -> None:
+    """Make a method known under a name (S1-110), for the rest of the process.
+
+    Raises LiteArgumentError, and LiteError for a name that is taken.
+    """
+    call = "register_decryption_and_key"
+    function = decryption_func if isinstance(decryption_func, DecryptionFunction) else None
+    if function is None:
+        if not callable(decryption_func):
+            raise _argument(call, "decryption_func", "a function", decryption_func)
+        function = DecryptionFunction(decryption_func)
+    secret = _key(call, key)
+    library().call(call, decryption_name.encode(), function.native, secret, len(secret))
+    _registered[decryption_name] = function
+
+
+def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> None:
+    """Another key for a method (S1-111). Raises LiteArgumentError, and LiteError for a name that is not known."""
+    call = "update_decryption_key"
+    secret = _key(call, key)
+    wanted = BUILT_IN_KEYS.get(decryption_name)
+    if wanted is not None and len(secret) != wanted:
+        raise _argument(call, "key", f"{wanted} bytes for {decryption_name}", f"{len(secret)} bytes")
+    library().call("update_decryption_or_key", decryption_name.encode(), None, secret, len(secret), said=call)
+
+
+def damage(decryption_name: str, data: bytes) -> str | None:
+    """Why ``data`` cannot be what a built-in method made; the library computes with its sizes without a look.
+
+    AES_default: 16 bytes of initialisation vector, blocks of 16 bytes, and the model's size in 8 bytes. The RC4s: words
+    of 8 bytes, of which the last is a checksum.
+    """
+    if decryption_name == "AES_default":
+        body = len(data) - 24
+        if body < 16 or body % 16:
+            return f"{len(data)} bytes are not what {decryption_name} makes"
+        if int.from_bytes(data[-8:], "big") > body:
+            return "its size does not fit the file"
+    elif decryption_name in BUILT_IN_KEYS and (len(data) < 16 or len(data) % 8):
+        return f"{len(data)} bytes are not what {decryption_name} makes"
+    return None
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Forget what an earlier load left."""
+    _thread.failure = None
+    try:
+        yield
+    finally:
+        _thread.failure = None
+
+
+def raise_failure() -> None:
+    """Raise LiteCallbackError for what a decryption raised in this thread since ``watched`` began."""
+    error = _thread.failure
+    if error is not None:
+        detail = f"{type(error).__name__}: {error}"
+        raise LiteCallbackError(callback="decryption function", detail=detail) from error
+
+
+def _bytes(address: int, size: int) -> Bytes:
+    if not size:
+        return np.empty(0, np.uint8).view(Bytes)
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    return np.frombuffer(memoryview(memory), np.uint8).view(Bytes)
+
+
+def _key(call: str, key: Sequence[int] | bytes) -> Any:
+    numbers = list(key)
+    if not numbers or not all(isinstance(one, (int, np.integer)) and 0 <= one < 256 for one in numbers):
+        raise _argument(call, "key", "bytes, or numbers from 0 to 255, at least one", key)
+    return (ctypes.c_uint8 * len(numbers))(*map(int, numbers))
+
+
+def _argument(call: str, argument: str, expected: str, given: Any) -> LiteArgumentError:
+    return LiteArgumentError(call=call, argument=argument, expected=expected, given=repr(given))

@@ -1,0 +1,36 @@
+"""Which devices this machine has: asked first, since an Atlas tensor without an Atlas ends the process at its exit."""
+
+import ctypes
+
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
+from dlinfer.vendor.megengine.lite.enums import LiteDeviceType, native_device
+from dlinfer.vendor.megengine.lite.library import library
+
+_ALWAYS = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
+
+
+def device_count(device_type: int) -> int:
+    """How many there are (S1-115). Raises LiteError for a kind that the library does not know."""
+    count = ctypes.c_size_t()
+    native = checked("get_device_count", device_type)
+    library().call("get_device_count", native, ctypes.byref(count), said=f"get_device_count({device_type!r})")
+    return count.value
+
+
+def usable(call: str, device_type: int) -> int:
+    """The C header's number of a device that this machine has. Raises LiteArgumentError and LiteError."""
+    native = checked(call, device_type)
+    if device_type not in _ALWAYS and not device_count(device_type):
+        raise LiteError(call=call, detail=f"this machine has no {LiteDeviceType(device_type).name}")
+    return native
+
+
+def checked(call: str, device_type: int) -> int:
+    """The C header's number of a device. Raises LiteArgumentError."""
+    try:
+        return native_device(device_type)
+    except ValueError:
+        names = ", ".join(one.name for one in LiteDeviceType)
+        raise LiteArgumentError(
+            call=call, argument="device_type", expected=f"one of {names}", given=repr(device_type)
+        ) from None

@@ -1,0 +1,136 @@
+"""LiteGlobal, and the level of the log (S1-110 to S1-121)."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dlinfer.vendor.megengine.errors import LiteArgumentError
+from dlinfer.vendor.megengine.lite import decryption, devices
+from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteLogLevel
+from dlinfer.vendor.megengine.lite.library import library
+
+
+def set_log_level(level: int) -> None:
+    """What the library prints from now on (S1-118)."""
+    library().call("set_log_level", LiteLogLevel(level))
+
+
+def get_log_level() -> LiteLogLevel:
+    """What the library prints now."""
+    level = ctypes.c_int()
+    library().call("get_log_level", ctypes.byref(level))
+    return LiteLogLevel(level.value)
+
+
+class LiteGlobal:
+    """What counts for all networks of the process."""
+
+    @staticmethod
+    def register_decryption_and_key(
+        decryption_name: str, decryption_func: Any, key: Sequence[int] | bytes
+    ) -> None:
+        """Make a decryption known under a name; see ``decryption.register_decryption_and_key``."""
+        decryption.register_decryption_and_key(decryption_name, decryption_func, key)
+
+    @staticmethod
+    def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> None:
+        """Another key for a decryption; see ``decryption.update_decryption_key``."""
+        decryption.update_decryption_key(decryption_name, key)
+
+    @staticmethod
+    def set_loader_lib_path(path: str | os.PathLike[str]) -> None:
+        """Load a vendor's loader, a shared library with ``mgb_c_opr_init`` (S1-112). Its code runs in this process."""
+        library().call("set_loader_lib_path", _file("set_loader_lib_path", path))
+
+    @staticmethod
+    def set_persistent_cache(path: str | os.PathLike[str], always_sync: bool = False) -> None:
+        """Take algorithms from a file, which need not be there (S1-113); ``always_sync`` writes it at each change."""
+        call = "set_persistent_cache"
+        library().call(call, _in_folder(call, path), int(always_sync))
+
+    @staticmethod
+    def dump_persistent_cache(path: str | os.PathLike[str]) -> None:
+        """Write the algorithms that were found to a file (S1-114)."""
+        call = "dump_persistent_cache"
+        library().call(call, _in_folder(call, path))
+
+    @staticmethod
+    def get_device_count(device_type: int) -> int:
+        """How many devices of a kind there are (S1-115)."""
+        return devices.device_count(device_type)
+
+    @staticmethod
+    def try_coalesce_all_free_memory() -> None:
+        """Give back memory that nothing uses (S1-116)."""
+        library().call("try_coalesce_all_free_memory")
+
+    @staticmethod
+    def set_tensorrt_cache(path: str | os.PathLike[str]) -> None:
+        """Where TensorRT's engines are kept (S1-117)."""
+        library().call(
+            "set_tensor_rt_cache", _in_folder("set_tensorrt_cache", path), said="set_tensorrt_cache"
+        )
+
+    @staticmethod
+    def dump_tensorrt_cache() -> None:
+        """Write TensorRT's engines there."""
+        library().call("dump_tensor_rt_cache", said="dump_tensorrt_cache")
+
+    @staticmethod
+    def register_memory_pair(
+        vir_ptr: ctypes.c_void_p,
+        phy_ptr: ctypes.c_void_p,
+        length: int,
+        device: int,
+        backend: int = LiteBackend.LITE_DEFAULT,
+    ) -> None:
+        """Tell of a virtual address with its physical one (S1-119). Raises LiteLackError: no build has it."""
+        call = "register_memory_pair"
+        virtual, physical = _pointer(call, "vir_ptr", vir_ptr), _pointer(call, "phy_ptr", phy_ptr)
+        library().call(call, virtual, physical, length, devices.checked(call, device), LiteBackend(backend))
+
+    @staticmethod
+    def clear_memory_pair(
+        vir_ptr: ctypes.c_void_p,
+        phy_ptr: ctypes.c_void_p,
+        device: int,
+        backend: int = LiteBackend.LITE_DEFAULT,
+    ) -> None:
+        """Forget such a pair (S1-120). Raises LiteLackError: no build has it."""
+        call = "clear_memory_pair"
+        virtual, physical = _pointer(call, "vir_ptr", vir_ptr), _pointer(call, "phy_ptr", phy_ptr)
+        library().call(call, virtual, physical, devices.checked(call, device), LiteBackend(backend))
+
+    @staticmethod
+    def lookup_physic_ptr(
+        vir_ptr: ctypes.c_void_p, device: int, backend: int = LiteBackend.LITE_DEFAULT
+    ) -> ctypes.c_void_p:
+        """The physical address of a virtual one (S1-121). Raises LiteLackError: no build has it."""
+        call, found = "lookup_physic_ptr", ctypes.c_void_p()
+        virtual = _pointer(call, "vir_ptr", vir_ptr)
+        library().call(
+            call, virtual, ctypes.byref(found), devices.checked(call, device), LiteBackend(backend)
+        )
+        return found
+
+
+def _pointer(call: str, argument: str, value: Any) -> ctypes.c_void_p:
+    if not isinstance(value, ctypes.c_void_p):
+        raise LiteArgumentError(call=call, argument=argument, expected="a c_void_p", given=repr(value))
+    return value
+
+
+def _file(call: str, path: str | os.PathLike[str]) -> bytes:
+    if not Path(path).is_file():
+        raise LiteArgumentError(call=call, argument="path", expected="a file", given=os.fspath(path))
+    return os.fsencode(Path(path).absolute())
+
+
+def _in_folder(call: str, path: str | os.PathLike[str]) -> bytes:
+    if not Path(path).absolute().parent.is_dir():
+        raise LiteArgumentError(
+            call=call, argument="path", expected="a file in a folder that is there", given=os.fspath(path)
+        )
+    return os.fsencode(path)

@@ -1,0 +1,74 @@
+"""LiteLayout: sizes and type of a tensor."""
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from dlinfer.vendor.megengine.errors import LiteArgumentError
+from dlinfer.vendor.megengine.lite.dtypes import lite_type, numpy_type
+
+MOST_DIMENSIONS = 7
+
+
+class LiteLayout(ctypes.Structure):
+    """Sizes and type of a tensor (S1-01); a C structure, passed by value.
+
+    shape: up to 7 sizes, or None for a layout that is not known. dtype: see ``lite_type``; float32 when left out.
+    ``shapes`` (a list), ``ndim``, ``data_type`` (the LiteDataType's number) and ``dtype`` (the numpy type) can be read,
+    ``shapes`` and ``data_type`` written. Raises LiteArgumentError.
+    """
+
+    _fields_ = [
+        ("_shapes", ctypes.c_size_t * MOST_DIMENSIONS),
+        ("ndim", ctypes.c_size_t),
+        ("data_type", ctypes.c_int),
+    ]
+
+    def __init__(self, shape: Iterable[int] | None = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.shapes = () if shape is None else shape
+        self.data_type = int(lite_type(dtype, "LiteLayout"))
+
+    @property
+    def shapes(self) -> list[int]:
+        """The sizes."""
+        return list(self._shapes)[: self.ndim]
+
+    @shapes.setter
+    def shapes(self, shape: Iterable[int]) -> None:
+        sizes = list(shape)
+        whole = all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes)
+        if len(sizes) > MOST_DIMENSIONS or not whole:
+            expected = f"up to {MOST_DIMENSIONS} sizes of at least 0"
+            raise LiteArgumentError(call="LiteLayout", argument="shape", expected=expected, given=repr(sizes))
+        self._shapes = (ctypes.c_size_t * MOST_DIMENSIONS)(*map(int, sizes))
+        self.ndim = len(sizes)
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        """The numpy type of its elements."""
+        return numpy_type(self.data_type)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a contiguous tensor of it takes; 0 for a layout that is not known."""
+        count = int(np.prod(self.shapes, dtype=np.int64)) if self.ndim else 0
+        return count * np.dtype(self.dtype).itemsize
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LiteLayout):
+            return NotImplemented
+        return (self.shapes, self.data_type) == (other.shapes, other.data_type)
+
+    def __hash__(self) -> int:
+        return hash((*self.shapes, self.data_type))
+
+    def __repr__(self) -> str:
+        return f"LiteLayout({self.shapes}, {np.dtype(self.dtype).name!r})"
+
+
+def copied(layout: LiteLayout) -> LiteLayout:
+    """A layout of one's own, since a caller may go on changing the one it gave."""
+    return LiteLayout(layout.shapes, numpy_type(layout.data_type))

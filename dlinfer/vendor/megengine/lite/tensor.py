@@ -1,0 +1,334 @@
+"""LiteTensor: memory with a layout on a device (S1-10 to S1-43)."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dlinfer.vendor.megengine.errors import LiteArgumentError
+from dlinfer.vendor.megengine.lite import devices
+from dlinfer.vendor.megengine.lite.dtypes import for_copying, for_sharing, from_list, lite_type
+from dlinfer.vendor.megengine.lite.enums import LiteDeviceType, device_of_native
+from dlinfer.vendor.megengine.lite.layout import LiteLayout, copied
+from dlinfer.vendor.megengine.lite.library import library
+
+
+class _Description(ctypes.Structure):
+    """The C header's LiteTensorDesc."""
+
+    _fields_ = [
+        ("is_pinned_host", ctypes.c_int),
+        ("layout", LiteLayout),
+        ("device_type", ctypes.c_int),
+        ("device_id", ctypes.c_int),
+    ]
+
+
+class Kept:
+    """What must live as long as a tensor's memory is used. data: the array that it shares, or another's Kept."""
+
+    def __init__(self, data: Any = None) -> None:
+        self.data = data
+
+
+class LiteTensor:
+    """A tensor; its memory is allocated when it is first needed (S1-13).
+
+    layout: its LiteLayout; or ``shapes`` and ``dtype``, of which one is made. device_type, device_id: where it lies.
+    is_pinned_host: whether host memory is page-locked for a device.
+    Raises LiteArgumentError, and LiteError for a device that is not here.
+    """
+
+    def __init__(
+        self,
+        layout: LiteLayout | None = None,
+        device_type: int = LiteDeviceType.LITE_CPU,
+        device_id: int = 0,
+        is_pinned_host: bool = False,
+        shapes: Sequence[int] | None = None,
+        dtype: Any = None,
+    ) -> None:
+        native = devices.usable("LiteTensor", device_type)
+        if layout is None:
+            layout = LiteLayout(shapes, dtype)
+        elif not isinstance(layout, LiteLayout):
+            raise _argument("LiteTensor", "layout", "a LiteLayout", layout)
+        handle = ctypes.c_void_p()
+        description = _Description(bool(is_pinned_host), layout, native, device_id)
+        library().call("make_tensor", description, ctypes.byref(handle), said="LiteTensor")
+        self._adopt(handle, Kept(), owned=True)
+
+    @classmethod
+    def _of(cls, handle: ctypes.c_void_p, kept: Kept, *, owned: bool) -> "LiteTensor":
+        """A tensor that the library made: its own, or one that stays its network's."""
+        tensor = cls.__new__(cls)
+        tensor._adopt(handle, kept, owned=owned)
+        return tensor
+
+    def _adopt(self, handle: ctypes.c_void_p, kept: Kept, *, owned: bool) -> None:
+        self._handle = handle
+        self._kept = kept
+        self.network: Any = None  # which must live as long as a tensor of it
+        self._fixed_type = not owned  # a network's tensors keep the type that the model has
+        if owned:
+            weakref.finalize(self, library().call, "destroy_tensor", handle)
+        self.update()
+
+    # --- what it is
+
+    @property
+    def layout(self) -> LiteLayout:
+        """Sizes and type, as a copy; assign a LiteLayout (or a list of sizes) to change them."""
+        layout = LiteLayout()
+        library().call("get_tensor_layout", self._handle, ctypes.byref(layout))
+        return layout
+
+    @layout.setter
+    def layout(self, layout: LiteLayout | Sequence[int]) -> None:
+        if not isinstance(layout, LiteLayout):
+            layout = LiteLayout(layout, self.layout.dtype)
+        self._set_layout("layout", layout)
+
+    def _set_layout(self, call: str, layout: LiteLayout) -> None:
+        now = self.layout
+        if self._fixed_type and now.data_type != layout.data_type:
+            raise _argument(
+                call, "dtype", f"{np.dtype(now.dtype)}, which the model takes", np.dtype(layout.dtype)
+            )
+        library().call("set_tensor_layout", self._handle, copied(layout), said=call)
+        self.update()
+
+    @property
+    def is_pinned_host(self) -> bool:
+        """Whether its host memory is page-locked for a device."""
+        return bool(self._asked("is_pinned_host"))
+
+    @property
+    def device_type(self) -> LiteDeviceType:
+        """The kind of device it lies on."""
+        return device_of_native(self._asked("get_tensor_device_type"))
+
+    @property
+    def device_id(self) -> int:
+        """Which device of its kind."""
+        return self._asked("get_tensor_device_id")
+
+    @property
+    def is_continue(self) -> bool:
+        """Whether its memory is contiguous."""
+        return bool(self._asked("is_memory_continue"))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        size = ctypes.c_size_t()
+        library().call("get_tensor_total_size_in_byte", self._handle, ctypes.byref(size))
+        return size.value
+
+    def _asked(self, call: str) -> int:
+        value = ctypes.c_int()
+        library().call(call, self._handle, ctypes.byref(value))
+        return value.value
+
+    def update(self) -> None:
+        """Take what the library knows of it (S1-35). Every property asks anew, so that this only checks the handle."""
+        library().call("get_tensor_layout", self._handle, ctypes.byref(LiteLayout()))
+
+    def __repr__(self) -> str:
+        place = f"{self.device_type.name}, {self.device_id}"
+        return f"LiteTensor({self.layout!r}, {place}, is_pinned_host={self.is_pinned_host})"
+
+    def get_ctypes_memory(self) -> ctypes.c_void_p:
+        """The address of its memory, which is allocated where it was not (S1-20)."""
+        memory = ctypes.c_void_p()
+        library().call("get_tensor_memory", self._handle, ctypes.byref(memory), said="get_ctypes_memory")
+        return memory
+
+    # --- changing it
+
+    def reshape(self, shape: Sequence[int]) -> None:
+        """Other sizes for the same elements. Raises LiteArgumentError where their number differs."""
+        sizes = LiteLayout(shape).shapes
+        now = self.layout.shapes
+        if np.prod(sizes, dtype=np.int64) != np.prod(now, dtype=np.int64):
+            raise _argument("reshape", "shape", f"as many elements as {now}", sizes)
+        numbers = (ctypes.c_int * len(sizes))(*sizes)
+        library().call("tensor_reshape", self._handle, numbers, len(sizes), said="reshape")
+
+    def slice(
+        self, start: Sequence[int], end: Sequence[int], step: Sequence[int] | None = None
+    ) -> "LiteTensor":
+        """A view of a part, which may be non-contiguous (S1-31).
+
+        start, end, step: a number each for the first dimensions, as many as are given; steps are 1 where none are.
+        Raises LiteArgumentError for a part outside.
+        """
+        first, last = list(start), list(end)
+        every = [1] * len(first) if step is None else list(step)
+        sizes = self.layout.shapes
+        if not len(first) == len(last) == len(every) <= len(sizes):
+            raise _argument(
+                "slice", "start, end, step", f"equally many numbers, at most {len(sizes)}", (start, end, step)
+            )
+        for axis, (low, high, jump) in enumerate(zip(first, last, every, strict=True)):
+            if not (0 <= low < high <= sizes[axis] and jump >= 1):
+                expected = f"0 <= start < end <= {sizes[axis]} and step >= 1 in dimension {axis}"
+                raise _argument("slice", "start, end, step", expected, (low, high, jump))
+        numbers = [(ctypes.c_size_t * len(first))(*one) for one in (first, last, every)]
+        view = ctypes.c_void_p()
+        library().call("tensor_slice", self._handle, *numbers, len(first), ctypes.byref(view), said="slice")
+        part = LiteTensor._of(view, Kept(self._kept.data), owned=True)
+        part._fixed_type = True  # its memory is another tensor's
+        return part
+
+    def fill_zero(self) -> None:
+        """Set all elements to 0."""
+        library().call("tensor_fill_zero", self._handle, said="fill_zero")
+
+    def copy_from(self, src_tensor: "LiteTensor") -> None:
+        """Copy another tensor's elements; its layout is taken over where it differs (S1-33)."""
+        _tensor("copy_from", src_tensor)
+        source = src_tensor.layout
+        if source != self.layout:
+            if not self.is_continue:
+                raise _argument("copy_from", "src_tensor", f"{self.layout} for a part of a tensor", source)
+            self._set_layout("copy_from", source)
+        library().call("tensor_copy", self._handle, src_tensor._handle, said="copy_from")
+
+    def share_memory_with(self, src_tensor: "LiteTensor") -> None:
+        """Use another tensor's memory; its layout and device are taken over (S1-34)."""
+        _tensor("share_memory_with", src_tensor)
+        if self._fixed_type and src_tensor.layout.data_type != self.layout.data_type:
+            raise _argument("share_memory_with", "src_tensor", f"dtype of {self.layout}", src_tensor.layout)
+        library().call("tensor_share_memory_with", self._handle, src_tensor._handle, said="share_memory_with")
+        self._kept.data = src_tensor._kept.data
+
+    # --- data in
+
+    def set_data_by_copy(self, data: Any, data_length: int = 0, layout: LiteLayout | None = None) -> None:
+        """Copy data into it (S1-36 to S1-40); the tensor lies on the CPU or is page-locked.
+
+        data: a list: its numbers become the first elements, the layout stays. An ndarray: where its bytes are not as
+            many as the tensor's, its layout becomes the tensor's. A c_void_p: with ``data_length``, which is the
+            tensor's, or with a new ``layout``.
+        Raises LiteArgumentError; see ``dtypes`` for what is converted.
+        """
+        call = "set_data_by_copy"
+        self._for_host(call)
+        if isinstance(data, list):
+            if layout is not None:
+                self._set_layout(call, layout)
+            values = from_list(data, np.dtype(self.layout.dtype), call).ravel()
+            if values.nbytes > self.nbytes:
+                expected = f"at most {self.nbytes // values.itemsize} numbers"
+                raise _argument(call, "data", expected, f"{values.size}")
+            self._write(values.ctypes.data, values.nbytes)
+        elif isinstance(data, np.ndarray):
+            values = for_copying(data, call)
+            self._fit(call, values, layout)
+            self._write(values.ctypes.data, values.nbytes)
+        else:
+            address = self._address(call, data, data_length, layout)
+            self._write(address, self.nbytes)
+
+    def set_data_by_share(self, data: Any, length: int = 0, layout: LiteLayout | None = None) -> None:
+        """Use memory of the caller's, without a copy (S1-41).
+
+        data: a contiguous ndarray (for a tensor on the CPU or page-locked), which is kept alive; or a c_void_p, whose
+            memory must lie on the tensor's device and live as long as it is used. Layouts as for set_data_by_copy.
+        Raises LiteArgumentError.
+        """
+        call = "set_data_by_share"
+        if isinstance(data, np.ndarray):
+            self._for_host(call)
+            values = for_sharing(data, call)
+            if not values.size:
+                raise _argument(call, "data", "at least one element", "none")
+            self._fit(call, values, layout)
+            address = values.ctypes.data
+        else:
+            address = self._address(call, data, length, layout)
+        library().call("reset_tensor_memory", self._handle, address, self.nbytes, said=call)
+        self._kept.data = data
+
+    def _fit(self, call: str, values: np.ndarray, layout: LiteLayout | None) -> None:
+        """The layout for an array: the one that is asked for, the tensor's own, or the array's."""
+        if layout is not None:
+            if layout.nbytes != values.nbytes or layout.dtype != values.dtype.type:
+                raise _argument(call, "layout", f"one of {values.dtype} {values.shape}", layout)
+            self._set_layout(call, layout)
+            return
+        now = self.layout
+        if now.ndim == 0 or self.nbytes != values.nbytes:
+            self._set_layout(call, LiteLayout(values.shape, lite_type(values.dtype, call)))
+        elif values.dtype != now.dtype:
+            # As many bytes of another type: the library would read the bits of one as the other.
+            raise _argument(call, "data", f"dtype {np.dtype(now.dtype)}, the tensor's", values.dtype)
+
+    def _address(self, call: str, data: Any, length: int, layout: LiteLayout | None) -> int:
+        if not isinstance(data, ctypes.c_void_p):
+            raise _argument(call, "data", "a list, an ndarray or a c_void_p", type(data).__name__)
+        if not data.value:
+            raise _argument(call, "data", "an address", "a null pointer")
+        if layout is not None:
+            self._set_layout(call, layout)
+        if (length or layout is None) and length != self.nbytes:
+            raise _argument(call, "length", f"{self.nbytes}, the tensor's bytes, or a new layout", length)
+        return data.value
+
+    def _for_host(self, call: str) -> None:
+        if not (self.is_pinned_host or self.device_type == LiteDeviceType.LITE_CPU):
+            raise _argument(call, "the tensor", "one on the CPU or page-locked", self.device_type.name)
+        if not self.is_continue:
+            raise _argument(call, "the tensor", "a contiguous one", "a part of another")
+
+    def _write(self, address: int, size: int) -> None:
+        if size:
+            ctypes.memmove(self.get_ctypes_memory(), address, size)
+
+    # --- data out
+
+    def get_data_by_share(self) -> np.ndarray:
+        """Its memory as an ndarray, without a copy: later writes and the next forward change it (S1-42).
+
+        The memory stays valid as long as the array lives, even where the tensor gets another. Raises LiteArgumentError
+        for a tensor that is not contiguous or not on the host.
+        """
+        self._for_host("get_data_by_share")
+        layout = self.layout
+        if not self.nbytes:
+            return np.empty(layout.shapes, layout.dtype)
+        holder = LiteTensor(copied(layout))
+        address = self.get_ctypes_memory().value or 0
+        library().call("tensor_share_memory_with", holder._handle, self._handle, said="get_data_by_share")
+        memory = (ctypes.c_ubyte * self.nbytes).from_address(address)
+        vars(memory)["holds"] = (
+            holder,
+            self._kept.data,
+        )  # the array keeps the ctypes object, and that the memory
+        return np.frombuffer(memoryview(memory), layout.dtype).reshape(layout.shapes)
+
+    def to_numpy(self) -> np.ndarray:
+        """A copy of its elements (S1-43); what lies on a device is copied to the CPU first."""
+        layout = self.layout
+        result = np.empty(layout.shapes if layout.ndim else (0,), layout.dtype)
+        if not result.size:
+            return result
+        on_host = self.is_pinned_host or self.device_type == LiteDeviceType.LITE_CPU
+        source = self
+        if not (on_host and self.is_continue):
+            source = LiteTensor(copied(layout))
+            source.copy_from(self)
+        ctypes.memmove(result.ctypes.data, source.get_ctypes_memory(), result.nbytes)
+        return result
+
+
+def _tensor(call: str, value: Any) -> None:
+    if not isinstance(value, LiteTensor):
+        raise _argument(call, "src_tensor", "a LiteTensor", value)
+
+
+def _argument(call: str, argument: str, expected: str, given: Any) -> LiteArgumentError:
+    return LiteArgumentError(call=call, argument=argument, expected=expected, given=str(given))

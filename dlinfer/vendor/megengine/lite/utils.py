@@ -1,0 +1,138 @@
+"""TensorBatchCollector: samples of one batch, collected where the batch lies (S1-130 to S1-137)."""
+
+import ctypes
+import threading
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dlinfer.vendor.megengine.errors import LiteArgumentError
+from dlinfer.vendor.megengine.lite.dtypes import lite_type
+from dlinfer.vendor.megengine.lite.enums import LiteDataType, LiteDeviceType
+from dlinfer.vendor.megengine.lite.layout import LiteLayout
+from dlinfer.vendor.megengine.lite.tensor import LiteTensor
+
+
+class TensorBatchCollector:
+    """A batch that is filled sample by sample; threads may fill it at once.
+
+    shape: of the whole batch. dtype, device_type, device_id, is_pinned_host: of its tensor, int8 on CUDA where nothing
+    is said. tensor: one to collect into, whose dtype and device count then; its sizes must be ``shape``.
+    Raises LiteArgumentError and LiteError.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: Any = LiteDataType.LITE_INT8,
+        device_type: int = LiteDeviceType.LITE_CUDA,
+        device_id: int = 0,
+        is_pinned_host: bool = False,
+        tensor: LiteTensor | None = None,
+    ) -> None:
+        sizes = LiteLayout(shape).shapes
+        if not sizes or 0 in sizes:
+            raise self._argument("shape", "at least one size, none of them 0", shape)
+        if tensor is None:
+            layout = LiteLayout(sizes, lite_type(dtype, "TensorBatchCollector"))
+            tensor = LiteTensor(layout, device_type, device_id, is_pinned_host)
+        elif tensor.layout.shapes != sizes:
+            raise self._argument("tensor", f"one of sizes {sizes}", tensor.layout)
+        self._tensor = tensor
+        self._sample = LiteLayout(sizes[1:], tensor.layout.dtype)
+        self._count = sizes[0]
+        self._lock = threading.Lock()
+        self._free = list(range(self._count))
+
+    def collect_id(self, array: np.ndarray | LiteTensor, batch_id: int) -> None:
+        """Copy a sample to place ``batch_id``, in any order; warns where the place has one that was not freed."""
+        self._check(array)
+        if not 0 <= batch_id < self._count:
+            raise self._argument("batch_id", f"0 to {self._count - 1}", batch_id)
+        with self._lock:
+            taken = batch_id not in self._free
+            if not taken:
+                self._free.remove(batch_id)
+        if taken:
+            warnings.warn(f"batch {batch_id} was collected and not freed; it is overwritten", stacklevel=2)
+        self._copy(array, batch_id)
+
+    def collect(self, array: np.ndarray | LiteTensor) -> int:
+        """Copy a sample to the first free place and give its id; -1 with a warning where none is free."""
+        self._check(array)
+        place = self._next()
+        if place >= 0:
+            self._copy(array, place)
+        return place
+
+    def collect_by_ctypes(self, data: ctypes.c_void_p, length: int) -> int:
+        """Copy a sample of ``length`` bytes at an address to the first free place; as ``collect``."""
+        if not isinstance(data, ctypes.c_void_p) or not data.value:
+            raise self._argument("data", "a c_void_p with an address", data)
+        if length != self._sample.nbytes:
+            raise self._argument("length", f"{self._sample.nbytes} bytes, a sample's", length)
+        place = self._next()
+        if place >= 0:
+            memory = (ctypes.c_ubyte * length).from_address(data.value)
+            values = np.frombuffer(memoryview(memory), self._sample.dtype).reshape(self._sample.shapes)
+            self._copy(values, place)
+        return place
+
+    def free(self, indexes: Iterable[int]) -> None:
+        """Give places back; warns of those that are free already."""
+        places = list(indexes)
+        for place in places:
+            if not 0 <= place < self._count:
+                raise self._argument("indexes", f"0 to {self._count - 1}", place)
+        with self._lock:
+            again = [place for place in places if place in self._free]
+            self._free.extend(place for place in dict.fromkeys(places) if place not in self._free)
+        for place in again:
+            warnings.warn(f"batch {place} is free already", stacklevel=2)
+
+    def get(self) -> LiteTensor:
+        """The whole batch."""
+        return self._tensor
+
+    def to_numpy(self) -> np.ndarray:
+        """A copy of the whole batch."""
+        return self._tensor.to_numpy()
+
+    def _next(self) -> int:
+        with self._lock:
+            if self._free:
+                return self._free.pop(0)
+        warnings.warn("all places are taken; free() some first", stacklevel=3)
+        return -1
+
+    def _check(self, array: Any) -> None:
+        """Before a place is taken, so that a wrong sample takes none."""
+        if isinstance(array, LiteTensor):
+            given = array.layout
+        elif isinstance(array, np.ndarray):
+            given = LiteLayout(array.shape, lite_type(array.dtype, "TensorBatchCollector"))
+        else:
+            raise self._argument("array", "an ndarray or a LiteTensor", type(array).__name__)
+        if given != self._sample:
+            raise self._argument("array", f"a sample of {self._sample!r}", given)
+
+    def _copy(self, array: np.ndarray | LiteTensor, place: int) -> None:
+        """By set_data_by_copy for an array, by copy_from for a tensor, as documented."""
+        part = self._tensor.slice([place], [place + 1])
+        part.reshape(self._sample.shapes or [1])
+        if isinstance(array, LiteTensor):
+            part.copy_from(array)
+        elif part.device_type == LiteDeviceType.LITE_CPU or part.is_pinned_host:
+            part.set_data_by_copy(array)
+        else:
+            staged = LiteTensor(part.layout, part.device_type, part.device_id, is_pinned_host=True)
+            staged.set_data_by_copy(array)
+            part.copy_from(staged)
+
+    @staticmethod
+    def _argument(argument: str, expected: str, given: Any) -> LiteArgumentError:
+        return LiteArgumentError(
+            call="TensorBatchCollector", argument=argument, expected=expected, given=str(given)
+        )

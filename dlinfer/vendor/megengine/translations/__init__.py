@@ -1,0 +1,72 @@
+"""What torch's ops are in a node list, by kind; ``translate`` writes a node, ``refusal`` says why one cannot be."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from dlinfer.graph.dialect import arguments, fake, overload
+from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value, unfit
+from dlinfer.vendor.megengine.translations import activations as activations
+from dlinfer.vendor.megengine.translations import arithmetic as arithmetic
+from dlinfer.vendor.megengine.translations import attention as attention
+from dlinfer.vendor.megengine.translations import norms as norms
+from dlinfer.vendor.megengine.translations import places as places
+from dlinfer.vendor.megengine.translations import products as products
+from dlinfer.vendor.megengine.translations.table import TABLE
+
+
+def translate(writer: NodeList, node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
+    """The value, or the list of values, of a node. Raises UntranslatableError."""
+    if node.target is operator.getitem:
+        return value_of(node.all_input_nodes[0])[node.args[1]]
+    function = TABLE.get(overload(node))
+    if function is None:
+        raise UntranslatableError("no translation to MegEngine")
+    given = {name: map_arg(value, value_of) for name, value in arguments(node).items()}
+    return function(writer, fake(node), **given)
+
+
+def refusal(node: fx.Node) -> str | None:
+    """Why a node has no translation: it is written by itself. For ``Engine.refuses``."""
+    writer, values = NodeList(), {}
+
+    def value_of(parent: fx.Node) -> Any:
+        if parent not in values:
+            values[parent] = _stand_in(writer, parent)
+        return values[parent]
+
+    try:
+        for tensor in (one for one in _leaves(fake(node)) if isinstance(one, Tensor)):
+            reason = unfit(tensor)
+            if reason is None and tensor.dtype not in (torch.float32, torch.bool):
+                reason = (
+                    f"it gives {str(tensor.dtype).removeprefix('torch.')}, which MegEngine computes as int32"
+                )
+            if reason is not None:
+                return reason
+        translate(writer, node, value_of)
+    except UntranslatableError as error:
+        return str(error)
+    return None
+
+
+def _stand_in(writer: NodeList, parent: fx.Node) -> Any:
+    made = []
+    leaves = _leaves(fake(parent))
+    for index, tensor in enumerate(leaves):
+        reason = unfit(tensor) if isinstance(tensor, Tensor) else "an operand that is no tensor"
+        if reason is not None:
+            raise UntranslatableError(reason)
+        value = Value(f"{parent.name}_{index}", tuple(tensor.shape), tensor.dtype)
+        if parent.op in ("placeholder", "get_attr"):
+            writer.inputs.append((value.name, value.shape, ""))
+        made.append(value)
+    return made if isinstance(fake(parent), (list, tuple)) else made[0]
+
+
+def _leaves(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,96 @@
+"""Reductions and norms."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
+from dlinfer.vendor.megengine.translations.table import (
+    TABLE,
+    Translation,
+    aten,
+    axis_of,
+    float32,
+    ours,
+    translation,
+)
+
+
+def reduce(writer: NodeList, kind: str, value: Value, dims: Sequence[int], keepdim: bool) -> Value:
+    """Sum, mean, largest or smallest over some dimensions."""
+    rank = len(value.shape)
+    axes = sorted({axis_of(dim, rank) for dim in dims})
+    shape = [1 if axis in axes else size for axis, size in enumerate(value.shape)]
+    if not keepdim:
+        shape = [size for axis, size in enumerate(value.shape) if axis not in axes]
+    if not shape:
+        raise UntranslatableError("a result without dimensions, which MegEngine Lite has not")
+    return writer.op("reduce", value, like=shape, how=kind, axes=axes, keepdims=keepdim)
+
+
+def _reduction(kind: str) -> Translation:
+    def write(
+        writer: NodeList,
+        result: Tensor,
+        self: Value,
+        dim: Any = None,
+        keepdim: bool = False,
+        dtype: Any = None,
+    ) -> Value:
+        float32(self)
+        if dtype not in (None, torch.float32):
+            raise UntranslatableError("a reduction in another dtype")
+        dims = dim or range(len(self.shape))
+        return reduce(writer, kind, self, dims, keepdim)
+
+    return write
+
+
+TABLE[aten.mean.dim] = _reduction("mean")
+TABLE[aten.sum.dim_IntList] = _reduction("sum")
+TABLE[aten.amax.default] = _reduction("max")
+TABLE[aten.amin.default] = _reduction("min")
+
+
+@translation(aten.layer_norm.default)
+def _layer_norm(
+    writer: NodeList,
+    result: Tensor,
+    input: Value,
+    normalized_shape: Sequence[int],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Value:
+    float32(input, weight, bias)
+    dims = range(-len(normalized_shape), 0)
+    centred = writer.op("sub", input, reduce(writer, "mean", input, dims, True), like=result)
+    normed = _over_root(writer, centred, dims, eps)
+    if weight is not None:
+        normed = writer.op("mul", normed, weight, like=result)
+    return normed if bias is None else writer.op("add", normed, bias, like=result)
+
+
+def _over_root(writer: NodeList, value: Value, dims: Sequence[int], eps: float) -> Value:
+    square = writer.op("mul", value, value, like=value)
+    mean = reduce(writer, "mean", square, dims, True)
+    root = writer.op("sqrt", writer.op("add", mean, eps, like=mean), like=mean)
+    return writer.op("div", value, root, like=value)
+
+
+@translation(ours.rms_norm.default)
+def _rms_norm(writer: NodeList, result: Tensor, x: Value, weight: Value, eps: float) -> Value:
+    float32(x, weight)
+    return writer.op("mul", _over_root(writer, x, (-1,), eps), weight, like=result)
+
+
+@translation(ours.add_rms_norm.default)
+def _add_rms_norm(
+    writer: NodeList, result: Sequence[Tensor], x: Value, residual: Value, weight: Value, eps: float
+) -> list[Value]:
+    float32(x, residual)
+    total = writer.op("add", x, residual, like=x)
+    return [_rms_norm(writer, result[0], total, weight, eps), total]

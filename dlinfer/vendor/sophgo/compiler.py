@@ -1,0 +1,226 @@
+"""ONNX to bmodel by Sophgo's compiler, in a process of its own, kept in the cache by the content of what went in."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlinfer.graph.cache import default_folder
+from dlinfer.vendor.sophgo import compiler_process as process
+from dlinfer.vendor.sophgo.compiler_options import BmodelOptions, check_name
+from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoOptionError
+
+_FORMAT = 1
+"""Part of every key: a change of how jobs are written makes old entries unknown."""
+
+Progress = Callable[[str], None]
+
+
+def compile_onnx(
+    model: bytes | Path,
+    *,
+    name: str,
+    options: BmodelOptions | None = None,
+    calibration: Sequence[Mapping[str, np.ndarray]] = (),
+    progress: Progress | None = None,
+) -> Path:
+    """The bmodel of an ONNX model, as a file of the cache; not to be changed.
+
+    model: the model, or its file, with weights in files beside it where it says so. Sizes of inputs are fixed.
+    name: of the net in the bmodel. calibration: inputs by name, for INT8 only: at least one set.
+    progress: is told each step: transform, calibrate, compile; nothing where the bmodel was there already.
+
+    Inputs and outputs of the net have the dtype that ``quantize`` names (float32 for INT8), whole numbers are int32,
+    and stand in the model's order; the compiler gives outputs names of its own.
+
+    Raises SophgoOptionError, ToolchainMissingError and SophgoCompileError.
+    """
+    chosen = options if options is not None else BmodelOptions()
+    check_name(name)
+    if (chosen.quantize == "INT8") != bool(calibration):
+        expected = "at least one set of inputs for INT8, and none for others"
+        raise SophgoOptionError(option="calibration", given=f"{len(calibration)} sets", expected=expected)
+    key = _key(model, name, chosen, calibration)
+    with _scratch() as folder:
+        return _kept(key) or _compiled(folder, key, model, name, chosen, calibration, progress)
+
+
+def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
+    """Write one bmodel of several of one chip; nets of one name become stages of one net.
+
+    ``to`` appears whole or not at all. Raises ToolchainMissingError, SophgoCompileError and OSError.
+    """
+    to = to.resolve()
+    with tempfile.TemporaryDirectory(prefix=".combining-", dir=to.parent) as scratch:
+        folder = Path(scratch)
+        made, log = folder / "combined.bmodel", folder / "log"
+        command = [process.model_tool(), "--combine", *map(str, bmodels), "-o", str(made)]
+        try:
+            process.run(command, folder, log, timeout)
+            _needed(made)
+        except process.ProcessFailedError as failed:
+            raise _error(f"{len(bmodels)} bmodels", to.name, failed, log, "combine") from failed
+        os.replace(made, to)
+
+
+def describe(bmodel: Path) -> str:
+    """What Sophgo's own ``model_tool --info`` says of a bmodel. Raises ToolchainMissingError, SophgoCompileError."""
+    with _scratch() as folder:
+        log = folder / "log"
+        try:
+            process.run([process.model_tool(), "--info", str(bmodel.resolve())], folder, log, 120.0)
+        except process.ProcessFailedError as failed:
+            raise _error(str(bmodel), "a description", failed, log, "info") from failed
+        return log.read_text(errors="replace")
+
+
+def _compiled(
+    folder: Path,
+    key: str,
+    model: bytes | Path,
+    name: str,
+    options: BmodelOptions,
+    calibration: Sequence[Mapping[str, np.ndarray]],
+    progress: Progress | None,
+) -> Path:
+    source = folder / "net.onnx"
+    if isinstance(model, bytes):
+        source.write_bytes(model)
+    else:
+        source = model.resolve()
+    job = folder / "job.json"
+    job.write_text(json.dumps(_job(source, name, options, _calibration_files(folder, calibration))))
+    log = folder / "log"
+    try:
+        process.run(process.driver_command(job), folder, log, options.timeout, progress)
+        _needed(folder / "net.bmodel")
+    except process.ProcessFailedError as failed:
+        target = f"{options.chip} as {options.quantize}"
+        raise _error(f"net {name!r}", target, failed, log, key) from failed
+    return _store(folder / "net.bmodel", key)
+
+
+def _job(source: Path, name: str, options: BmodelOptions, calibration: list[str]) -> dict[str, Any]:
+    deploy = ["--mlir", "net.mlir", "--chip", options.chip, "--quantize", options.quantize]
+    deploy += ["--addr_mode", options.addr_mode, "--num_core", str(options.cores), "--model", "net.bmodel"]
+    if options.quantize.startswith("W"):
+        deploy += ["--q_group_size", str(options.group_size)]
+    if calibration:
+        deploy += ["--calibration_table", "net.table"]
+    elif options.quantize != "F32":
+        deploy += ["--quant_input", "--quant_output"]
+    if options.dynamic:
+        deploy += ["--dynamic"]
+    return {
+        "transform": ["--model_name", name, "--model_def", str(source), "--mlir", "net.mlir"],
+        "deploy": deploy,
+        "calibration": calibration,
+        "mlir": "net.mlir",
+        "table": "net.table",
+    }
+
+
+def _calibration_files(folder: Path, calibration: Sequence[Mapping[str, np.ndarray]]) -> list[str]:
+    paths = []
+    for index, inputs in enumerate(calibration):
+        path = folder / f"calibration_{index}.npz"
+        arrays: Any = dict(inputs)
+        np.savez(path, **arrays)
+        paths.append(str(path))
+    return paths
+
+
+def _needed(made: Path) -> None:
+    if not made.is_file():
+        raise process.ProcessFailedError("it ended well but wrote no bmodel", ())
+
+
+_TELLING = ("Error", "error:", "assert", "Assert", "not support", "unsupported", "failed")
+_NOISE = ("Traceback", 'File "', "raise ", "[Running]", "onnxsim opt failed", "_os_system(")
+
+
+def _error(
+    what: str, target: str, failed: process.ProcessFailedError, log: Path, key: str
+) -> SophgoCompileError:
+    """The error with what the compiler said, its log kept where the user finds it."""
+    kept = _folder() / "logs" / f"{key}.log"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    if log.is_file():
+        shutil.copyfile(log, kept)
+    lines = [line.strip() for line in failed.lines if not any(word in line for word in _NOISE)]
+    said = ([line for line in lines if any(word in line for word in _TELLING)] or lines)[-4:]
+    detail = f"{failed}; it said: {' | '.join(said)}" if said else str(failed)
+    return SophgoCompileError(what=what, target=target, detail=detail, log=str(kept))
+
+
+# --- the cache: a file ``<key>-<digest of its content>.bmodel``, so that a damaged one is noticed and made anew
+
+
+def _folder() -> Path:
+    return default_folder() / "sophgo"
+
+
+@contextlib.contextmanager
+def _scratch():
+    _folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".compiling-", dir=_folder()) as folder:
+        yield Path(folder)
+
+
+def _key(
+    model: bytes | Path, name: str, options: BmodelOptions, calibration: Sequence[Mapping[str, np.ndarray]]
+) -> str:
+    said = [_FORMAT, process.compiler_version(), name, sorted(options.identity().items())]
+    digest = hashlib.sha256(json.dumps(said).encode())
+    if isinstance(model, bytes):
+        digest.update(model)
+    else:
+        for path in _files(model):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    for inputs in calibration:
+        for key in sorted(inputs):
+            value = np.ascontiguousarray(inputs[key])
+            digest.update(f"{key} {value.dtype} {value.shape}".encode())
+            digest.update(value.tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _files(model: Path) -> list[Path]:
+    """A model's file, and those beside it that hold its weights."""
+    import onnx
+
+    loaded = onnx.load(str(model), load_external_data=False)
+    places = {
+        entry.value
+        for tensor in loaded.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return [model, *(model.parent / place for place in sorted(places))]
+
+
+def _kept(key: str) -> Path | None:
+    for path in _folder().glob(f"{key}-*.bmodel"):
+        if path.stem == f"{key}-{_digest(path)}":
+            return path
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _store(made: Path, key: str) -> Path:
+    path = _folder() / f"{key}-{_digest(made)}.bmodel"
+    os.replace(made, path)
+    return path
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -1,0 +1,85 @@
+"""What can be asked of Sophgo's compiler, checked before it starts."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dlinfer.vendor.sophgo.errors import SophgoOptionError
+
+CHIPS = {"bm1684x": 1, "bm1688": 2, "bm1690": 8}
+"""Chip -> its cores."""
+
+QUANTIZE = {
+    "F32": "float32 in, out and between",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "INT8": "int8 by what calibration inputs show; float32 in and out",
+    "W8F16": "weights of matrix products int8, the rest float16",
+    "W8BF16": "weights of matrix products int8, the rest bfloat16",
+    "W4F16": "weights of matrix products int4 in groups, the rest float16",
+    "W4BF16": "weights of matrix products int4 in groups, the rest bfloat16",
+}
+
+ADDR_MODES = ("auto", "basic", "io_alone", "io_tag", "io_tag_fuse", "io_reloc", "in_reuse")
+"""How a net's inputs and outputs get their addresses. ``io_alone`` gives each net memory of its own for them, which
+``sail.EngineLLM.get_input_tensors`` shows (S0-67)."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+
+
+@dataclass(frozen=True)
+class BmodelOptions:
+    """How to compile. Making one raises SophgoOptionError for what the compiler does not have.
+
+    chip, quantize, addr_mode: of the tables above. cores: of the chip that one net uses.
+    group_size: weights of 4 bits that share a scale; they lie side by side in a column of the matrix.
+    dynamic: sizes may be smaller at run time than at compile time.
+    timeout: seconds after which the compiler is ended; no part of what is compiled.
+    """
+
+    chip: str = "bm1684x"
+    quantize: str = "F16"
+    addr_mode: str = "io_alone"
+    cores: int = 1
+    group_size: int = 64
+    dynamic: bool = False
+    timeout: float = 3600.0
+
+    def __post_init__(self) -> None:
+        _one_of("chip", self.chip, CHIPS)
+        _one_of("quantize", self.quantize, QUANTIZE)
+        _one_of("addr_mode", self.addr_mode, ADDR_MODES)
+        if not _is_number(self.cores) or not 1 <= self.cores <= CHIPS[self.chip]:
+            expected = f"1 to {CHIPS[self.chip]}, the cores of {self.chip}"
+            raise SophgoOptionError(option="cores", given=self.cores, expected=expected)
+        if not _is_number(self.group_size) or self.group_size < 0 or self.group_size % 32:
+            raise SophgoOptionError(
+                option="group_size",
+                given=self.group_size,
+                expected="a multiple of 32, or 0 for whole columns",
+            )
+        if not isinstance(self.dynamic, bool):
+            raise SophgoOptionError(option="dynamic", given=self.dynamic, expected="True or False")
+        if not isinstance(self.timeout, (int, float)) or not 0 < self.timeout < float("inf"):
+            raise SophgoOptionError(option="timeout", given=self.timeout, expected="seconds above 0")
+
+    def identity(self) -> dict[str, Any]:
+        """What a compiled net depends on, as plain data."""
+        return {name: value for name, value in vars(self).items() if name != "timeout"}
+
+
+def check_name(name: str) -> None:
+    """Raise SophgoOptionError where a net cannot be called ``name``: the compiler writes it into commands."""
+    if not _NAME.fullmatch(name):
+        raise SophgoOptionError(
+            option="name", given=name, expected="up to 100 letters, digits and underscores, no digit first"
+        )
+
+
+def _one_of(option: str, given: Any, allowed: Any) -> None:
+    if given not in allowed:
+        raise SophgoOptionError(option=option, given=given, expected=f"one of {', '.join(allowed)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

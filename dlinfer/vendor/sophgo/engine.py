@@ -1,0 +1,101 @@
+"""The graph engine ``sophgo``: a region as a bmodel for each of its sizes, on a chip or its emulator."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from dlinfer.errors import EngineUnavailableError, NotAFunctionError, NotExportableError
+from dlinfer.graph.callee import resolve as resolve_step
+from dlinfer.graph.dialect import is_compute
+from dlinfer.graph.eager_region import eager_region
+from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.flops import flops_of
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.output_sizes import UnknownSizeError
+from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.vendor.sophgo import engine_nodes
+from dlinfer.vendor.sophgo.compiler_process import compiler_version
+from dlinfer.vendor.sophgo.engine_options import SophgoOptions
+from dlinfer.vendor.sophgo.engine_region import ENGINE, MixedDtypesError, Region
+
+SMALLEST = 4
+"""Nodes that are worth a bmodel, none of which is a product: compiling takes seconds, entering it a copy each way."""
+
+
+NEEDED = ("onnx", "onnx_ir", "onnxscript")
+"""Packages that write ONNX."""
+
+
+class SophgoEngine:
+    """Graphs through ONNX and Sophgo's compiler on its chips."""
+
+    name = ENGINE
+    passes: Sequence[Pass] = ()
+    stored_options: Collection[str] = ("chip", "quantize", "group_size")
+    phases_alike = False
+
+    def __init__(self) -> None:
+        missing = [name for name in NEEDED if util.find_spec(name) is None]
+        if missing:
+            reason = f"{', '.join(missing)} not installed; pip install 'dlinfer[sophgo]' has them"
+            raise EngineUnavailableError(engine=self.name, reason=reason, available="those of other vendors")
+        self._refusals = engine_nodes.refusals()
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise CompileOptionError."""
+        SophgoOptions.of(options)
+
+    def refuses(self, node: fx.Node) -> str | None:
+        """What ONNX cannot say, and what was not tried with Sophgo's compiler."""
+        return engine_nodes.refusal(node, self._refusals)
+
+    def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
+        """A few nodes without a product among them run as fast one by one."""
+        count = sum(map(is_compute, nodes))
+        if count >= SMALLEST or any(map(flops_of, nodes)):
+            return None
+        return f"{count} nodes without a product are too few for a bmodel"
+
+    def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
+        """The region, whose bmodels are compiled when its first call tells sizes and weights.
+
+        What the compiler then refuses runs by torch under the policy. Raises GraphFallbackError under ``error``.
+        """
+        chosen = SophgoOptions.of(options.wanted_engine_options)
+        result = CompiledRegion(run=None)
+        try:
+            result.run = Region(region, options, chosen, result.notes)
+        except (NotAFunctionError, NotExportableError) as error:
+            reason = str(error.fields["reason"])
+            return eager_region(region, self.name, options, reason, {str(error.fields["node"]): reason})
+        except UnknownSizeError as unknown:
+            return eager_region(region, self.name, options, f"a result of unknown size: {unknown}")
+        except MixedDtypesError as mixed:
+            return eager_region(region, self.name, options, str(mixed))
+        for node in region.graph_module.graph.nodes:
+            if is_compute(node):
+                result.placement[node.name] = "bmodel"
+        return result
+
+    # --- what runs is a bmodel of the cache, and no stored program
+
+    def resolve(self, callee: str) -> Callable[..., Any]:
+        """The function behind a step of a region that was given back to torch."""
+        return resolve_step(callee)
+
+    def restore(self, callees: Collection[str], cache_dir: Path) -> None:
+        """Only steps of torch are stored; they need nothing from the cache."""
+        for reference in callees:
+            self.resolve(reference)
+
+    def keeps(self, callees: Collection[str]) -> bool:
+        """Steps of torch are always there."""
+        return True
+
+    def identity(self, cache_dir: Path) -> str:
+        """The version of the compiler."""
+        return compiler_version()

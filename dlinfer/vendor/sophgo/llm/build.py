@@ -1,0 +1,119 @@
+"""From a Hugging Face folder to one bmodel with all nets of the model."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dlinfer.vendor.sophgo.compiler import combine, compile_onnx
+from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
+from dlinfer.vendor.sophgo.compiler_process import toolchain
+from dlinfer.vendor.sophgo.errors import SophgoOptionError
+from dlinfer.vendor.sophgo.llm import folder as hf
+from dlinfer.vendor.sophgo.llm import parts
+from dlinfer.vendor.sophgo.llm.parts import Part
+
+Progress = Callable[[int, int, str], None]
+"""Told (nets that are compiled, nets in all, the last one's name)."""
+
+
+@dataclass(frozen=True)
+class LlmOptions:
+    """What a model's bmodel is to be. Making one raises SophgoOptionError.
+
+    compiler: how each net is compiled. seq_length: tokens of prompt and answer that the KV cache holds.
+    stages: lengths of prompts that one run of a prefill takes, ascending; empty is one of ``seq_length``.
+    jobs: compilers that run at once.
+    """
+
+    compiler: BmodelOptions = field(default_factory=BmodelOptions)
+    seq_length: int = 512
+    stages: tuple[int, ...] = ()
+    jobs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.compiler.quantize == "INT8":
+            expected = (
+                "F32, F16, BF16, or weights of 8 or 4 bits (W8F16, W4BF16, ...): INT8 wants calibration"
+            )
+            raise SophgoOptionError(option="quantize", given="INT8", expected=f"{expected} of each net")
+        if self.compiler.dynamic:
+            raise SophgoOptionError(
+                option="dynamic", given=True, expected="False: a model's lengths are stages"
+            )
+        if self.seq_length < 2:
+            raise SophgoOptionError(option="seq_length", given=self.seq_length, expected="2 tokens or more")
+        stages = tuple(self.stages) or (self.seq_length,)
+        if any(not 1 < one <= self.seq_length for one in stages) or list(stages) != sorted(set(stages)):
+            expected = f"ascending lengths from 2 to seq_length ({self.seq_length})"
+            raise SophgoOptionError(option="stages", given=stages, expected=expected)
+        if self.jobs < 1:
+            raise SophgoOptionError(option="jobs", given=self.jobs, expected="1 or more")
+        object.__setattr__(self, "stages", stages)
+
+
+def compile_folder(
+    folder: Path, to: Path, options: LlmOptions | None = None, progress: Progress | None = None
+) -> None:
+    """Write the bmodel of the model in ``folder`` to ``to``, whole or not at all.
+
+    Each net is kept in the cache by its content, so that a second call, or one with another stage, compiles only
+    what is new. Raises ModelFolderError, UnsupportedFeatureError, ToolchainMissingError, SophgoCompileError, OSError.
+    """
+    chosen = options if options is not None else LlmOptions()
+    toolchain()  # before minutes are spent on loading
+    to.parent.mkdir(parents=True, exist_ok=True)
+    model = hf.load(folder, chosen.seq_length)
+    total = sum(1 for _ in _plan(model, chosen))
+    made: dict[int, Path] = {}
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        running = {}
+        try:
+            for index, part in enumerate(_plan(model, chosen)):
+                # torch.export is for one thread at a time; the compilers are processes of their own.
+                running[pool.submit(_job(part(), chosen.compiler))] = index
+                _wait(running, made, total, progress, chosen.jobs)
+            _wait(running, made, total, progress, 1)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    combine([made[index] for index in sorted(made)], to)
+
+
+def _plan(model: Any, options: LlmOptions) -> Iterator[Callable[[], Part]]:
+    """How to make each net, in the bmodel's order. A net is made when it is compiled: its weights are copies."""
+    capacity = options.seq_length
+    tables = hf.rotary_tables(model, capacity)
+    layers = range(model.config.num_hidden_layers)
+    for length in (1, *options.stages):
+        yield lambda length=length: parts.embedding(model, length)
+    for index in layers:
+        for length in options.stages:
+            yield lambda index=index, length=length: parts.block(model, index, tables, length)
+        yield lambda index=index: parts.block_cache(model, index, tables, capacity)
+    yield lambda: parts.head(model)
+
+
+def _wait(
+    running: dict[Any, int], made: dict[int, Path], total: int, progress: Progress | None, allowed: int
+) -> None:
+    """Wait until fewer than ``allowed`` nets are being compiled, and raise what one raised."""
+    while len(running) >= allowed:
+        done = next(as_completed(running))
+        path, name = done.result()
+        made[running.pop(done)] = path
+        if progress is not None:
+            progress(len(made), total, name)
+
+
+def _job(part: Part, options: BmodelOptions) -> Callable[[], tuple[Path, str]]:
+    """The compilation of a net that has been written as ONNX; its files go with it."""
+    scratch = tempfile.TemporaryDirectory(prefix="dlinfer-")
+    model = part.onnx(Path(scratch.name))
+
+    def compiled() -> tuple[Path, str]:
+        with scratch:
+            return compile_onnx(model, name=part.name, options=options), part.name
+
+    return compiled

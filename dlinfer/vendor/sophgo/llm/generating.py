@@ -1,0 +1,205 @@
+"""Greedy generation by a language model's bmodel, through ``sail.EngineLLM``.
+
+Hidden states and KV caches stay on the device: each layer's cache is the memory of its net's own inputs, into which a
+prefill's keys and values, and then each token's, are copied there.
+"""
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dlinfer.vendor.sophgo import sail
+from dlinfer.vendor.sophgo.errors import SophgoLlmError
+from dlinfer.vendor.sophgo.llm import layout
+from dlinfer.vendor.sophgo.llm.layout import EMBEDDING, HEAD, HIDDEN, Layout, block, block_cache
+from dlinfer.vendor.sophgo.sail.arrays import decoded, encoded
+
+Tensors = dict[int, sail.Tensor]
+
+
+@dataclass
+class Generated:
+    """What came of a prompt.
+
+    tokens: the new ones, with the one that ended it. logits: [new tokens, vocabulary] float32, where they were asked
+    for. prefilled: tokens of the prompt that went through the prefill nets; the others took a step each.
+    """
+
+    tokens: list[int]
+    prefilled: int
+    logits: np.ndarray | None = field(default=None, repr=False)
+
+
+def generate(
+    source: str | os.PathLike[str] | bytes,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    *,
+    eos_token_ids: Collection[int] = (),
+    dev_ids: Sequence[int] = (0,),
+    flags: int | None = None,
+    keep_logits: bool = False,
+) -> Generated:
+    """Load a bmodel, from its path or its bytes, and continue one prompt. Raises what ``Generator`` raises."""
+    engine = open_engine(source, dev_ids, flags)
+    return Generator(engine).generate(
+        prompt, max_new_tokens, eos_token_ids=eos_token_ids, keep_logits=keep_logits
+    )
+
+
+def open_engine(
+    source: str | os.PathLike[str] | bytes, dev_ids: Sequence[int] = (0,), flags: int | None = None
+) -> sail.EngineLLM:
+    """The engine by whichever of its three constructors fits. Flags go with a path only."""
+    if isinstance(source, bytes):
+        if flags is not None:
+            raise SophgoLlmError(detail="sail.EngineLLM takes flags with a path, not with bytes")
+        return sail.EngineLLM(source, len(source), list(dev_ids))
+    if flags is not None:
+        return sail.EngineLLM(os.fspath(source), flags, list(dev_ids))
+    return sail.EngineLLM(os.fspath(source), list(dev_ids))
+
+
+class Generator:
+    """A language model's nets, ready to continue prompts, one after the other and in one thread at a time.
+
+    engine: of a bmodel that ``dlinfer compile --engine sophgo`` made. Raises SophgoLlmError for another.
+    """
+
+    def __init__(self, engine: sail.EngineLLM) -> None:
+        self.engine = engine
+        self.layout: Layout = layout.read(engine)
+        self._handle = sail.Handle(engine.get_device_ids()[0])
+        self._caches = [
+            (self._own(block_cache(index), 3), self._own(block_cache(index), 4))
+            for index in range(self.layout.layers)
+        ]
+        for pair in self._caches:
+            for cache in pair:
+                cache.zeros()  # a hidden row counts nothing, but only if it is a number
+        # All memory is taken now, on the device that the engine is on now.
+        self._buffers = {
+            length: _Buffers(self._handle, self.layout, length) for length in self.layout.lengths
+        }
+        self._step = _Buffers(self._handle, self.layout, 1, self.layout.capacity + 1)
+        shape = (1, 1, self.layout.hidden)
+        self._head_input = sail.Tensor(self._handle, shape, self.layout.dtype, False, True)
+        self._logits = sail.Tensor(
+            self._handle, engine.get_output_shape(HEAD, 0), engine.get_output_dtype(HEAD, 0), False, True
+        )
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        *,
+        eos_token_ids: Collection[int] = (),
+        keep_logits: bool = False,
+    ) -> Generated:
+        """The most probable continuation, token by token, up to one of ``eos_token_ids``.
+
+        A prompt goes through the shortest stage that takes it; what is longer than the longest stage takes a step a
+        token. Raises SophgoLlmError for a prompt or an answer beyond the KV cache, and SophgoRuntimeError and
+        SophgoWorkerError where the device fails.
+        """
+        self._check(prompt, max_new_tokens)
+        prefilled = min(len(prompt), self.layout.lengths[-1])
+        logits = self._prefill(prompt[:prefilled])
+        for position in range(prefilled, len(prompt)):
+            logits = self._decode(prompt[position], position)
+        tokens = [int(logits.argmax())]
+        kept = [logits]
+        while len(tokens) < max_new_tokens and tokens[-1] not in eos_token_ids:
+            logits = self._decode(tokens[-1], len(prompt) + len(tokens) - 1)
+            tokens.append(int(logits.argmax()))
+            if keep_logits:
+                kept.append(logits)
+        return Generated(tokens, prefilled, np.stack(kept) if keep_logits else None)
+
+    def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
+        sizes = self.layout
+        if not prompt or not all(0 <= token < sizes.vocabulary for token in prompt):
+            detail = f"a prompt is one token or more, of 0 to {sizes.vocabulary - 1}"
+            raise SophgoLlmError(detail=detail)
+        if max_new_tokens < 1 or len(prompt) + max_new_tokens - 1 > sizes.capacity:
+            detail = (
+                f"{len(prompt)} tokens of prompt and {max_new_tokens} new ones; it holds {sizes.capacity}"
+            )
+            raise SophgoLlmError(detail=f"{detail}, the last new one aside, and gives 1 or more")
+
+    def _prefill(self, prompt: Sequence[int]) -> np.ndarray:
+        """Logits after the prompt's last token; its keys and values are in the caches."""
+        sizes = self.layout
+        count, length = len(prompt), sizes.stage_for(len(prompt))
+        buffers = self._buffers[length]
+        ids = np.zeros((1, length), np.int32)
+        ids[0, :count] = prompt
+        buffers.ids.update_data(ids)
+        buffers.positions.update_data(np.arange(length, dtype=np.int32)[None])
+        mask = np.triu(np.full((length, length), HIDDEN, np.float32), k=1)
+        buffers.mask.update_data(encoded(mask, sizes.dtype))
+        self._run(EMBEDDING, {0: buffers.ids}, {0: buffers.states})
+        states, spare = buffers.states, buffers.spare
+        for index, caches in enumerate(self._caches):
+            inputs = {0: states, 1: buffers.positions, 2: buffers.mask}
+            self._run(block(index), inputs, {0: spare, 1: buffers.keys, 2: buffers.values})
+            for cache, new in zip(caches, (buffers.keys, buffers.values), strict=True):
+                cache.sync_d2d(new, 0, 0, count * sizes.row)
+            states, spare = spare, states
+        return self._head(states, count - 1)
+
+    def _decode(self, token: int, position: int) -> np.ndarray:
+        """Logits after one token at ``position``, behind what the caches hold."""
+        sizes, buffers = self.layout, self._step
+        buffers.ids.update_data(np.array([[token]], np.int32))
+        buffers.positions.update_data(np.array([[position]], np.int32))
+        mask = np.full((1, 1, 1, sizes.capacity + 1), HIDDEN, np.float32)
+        mask[..., :position] = 0
+        mask[..., -1] = 0
+        buffers.mask.update_data(encoded(mask, sizes.dtype))
+        self._run(EMBEDDING, {0: buffers.ids}, {0: buffers.states})
+        states, spare = buffers.states, buffers.spare
+        for index, caches in enumerate(self._caches):
+            inputs = {0: states, 1: buffers.positions, 2: buffers.mask, 3: caches[0], 4: caches[1]}
+            self._run(block_cache(index), inputs, {0: spare, 1: buffers.keys, 2: buffers.values})
+            for cache, new in zip(caches, (buffers.keys, buffers.values), strict=True):
+                cache.sync_d2d(new, 0, position * sizes.row, sizes.row)
+            states, spare = spare, states
+        return self._head(states, 0)
+
+    def _head(self, states: sail.Tensor, row: int) -> np.ndarray:
+        hidden = self.layout.hidden
+        self._head_input.sync_d2d(states, row * hidden, 0, hidden)
+        self._run(HEAD, {0: self._head_input}, {0: self._logits})
+        return decoded(self._logits.asnumpy(), self._logits.dtype()).reshape(-1)
+
+    def _run(self, net: str, inputs: Tensors, outputs: Tensors) -> None:
+        if self.engine.process(net, inputs, outputs):
+            error = self.engine.last_error
+            assert error is not None, "a process that fails says why"
+            raise error
+
+    def _own(self, net: str, index: int) -> sail.Tensor:
+        tensor = self.engine.get_input_tensor(net, index)
+        assert tensor is not None, "the layout has asked for io_alone"
+        return tensor
+
+
+class _Buffers:
+    """Device memory for a run over ``length`` tokens: what goes from net to net.
+
+    keys: that a token may see, ``length`` where nothing is said.
+    """
+
+    def __init__(self, handle: sail.Handle, sizes: Layout, length: int, keys: int | None = None) -> None:
+        def tensor(last: int, dtype: sail.Dtype = sizes.dtype) -> sail.Tensor:
+            shape = (1, length, last) if last else (1, length)
+            return sail.Tensor(handle, shape, dtype, False, True)
+
+        self.ids, self.positions = (tensor(0, sail.Dtype.BM_INT32) for _ in range(2))
+        self.states, self.spare = (tensor(sizes.hidden) for _ in range(2))
+        self.mask = sail.Tensor(handle, (1, 1, length, keys or length), sizes.dtype, False, True)
+        row = (1, length, sizes.heads, sizes.row // sizes.heads)
+        self.keys, self.values = (sail.Tensor(handle, row, sizes.dtype, False, True) for _ in range(2))

@@ -1,0 +1,186 @@
+"""The nets of a language model as modules of fixed sizes, and each as ONNX.
+
+Sizes: L tokens of a prefill stage, S tokens that the KV cache holds, H hidden size, KH KV heads, D head size, V
+vocabulary. All modules compute in float32; what the chip computes in is said when they are compiled.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlinfer.errors import CaptureError
+from dlinfer.graph.exporting import read_export
+from dlinfer.graph.lower import improve
+from dlinfer.graph.onnx.export import OPSET, export
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report import GraphReport
+from dlinfer.vendor.sophgo.onnx_file import onnx_bytes_or_file
+from dlinfer.vendor.sophgo.translations import finite_table
+
+
+@dataclass(frozen=True)
+class Part:
+    """One net. name: of the net; nets of one name are its stages. inputs, outputs: names in the ONNX model."""
+
+    name: str
+    module: nn.Module
+    examples: tuple[Tensor, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def onnx(self, folder: Path) -> bytes | Path:
+        """The net as ONNX, in ``folder`` if it is large. Raises CaptureError, NotExportableError."""
+        program = _exported(self.module, self.examples)
+        exported = read_export(program, self.module, self.examples, None)
+        graph_module = exported.captured.graph_module
+        improve(graph_module, CompileOptions(), GraphReport(self.name, -1, "sophgo", "compile_folder"))
+        graph = export(graph_module, opset=OPSET, translations=finite_table)  # layers write nothing
+        body = graph.model.graph
+        held = len(exported.weights)
+        weights = dict(zip(graph.inputs[:held], exported.weights, strict=True))
+        taken = [value for value in body.inputs if value.name not in weights]
+        for value, name in zip(taken, self.inputs, strict=True):
+            value.name = name
+        for value, name in zip(body.outputs, self.outputs, strict=True):
+            value.name = name
+        return onnx_bytes_or_file(graph, weights, folder)
+
+
+def _exported(module: nn.Module, examples: tuple[Tensor, ...]) -> Any:
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, examples)
+    except Exception as cause:  # export raises many classes; the reason is what the user needs
+        first = (str(cause).strip().splitlines() or [""])[0]
+        reason = f"torch.export: {type(cause).__name__}: {first}"
+        raise CaptureError(reason=reason, line=type(module).__name__) from cause
+
+
+def embedding(model: Any, length: int) -> Part:
+    """input_ids [1, L] -> input_states [1, L, H]."""
+    module = nn.Embedding.from_pretrained(model.model.embed_tokens.weight.float())
+    return Part(
+        "embedding", module, (torch.zeros(1, length, dtype=torch.int32),), ("input_ids",), ("input_states",)
+    )
+
+
+def head(model: Any) -> Part:
+    """input_states [1, 1, H] of the last token -> logits [1, 1, V]; the model's last norm is part of it."""
+    module = nn.Sequential(_float(model.model.norm), _float(model.lm_head))
+    example = torch.zeros(1, 1, model.config.hidden_size)
+    return Part("lm_head", module, (example,), ("input_states",), ("logits",))
+
+
+def block(model: Any, index: int, tables: tuple[Tensor, Tensor], length: int) -> Part:
+    """Layer ``index`` over a prompt from its start.
+
+    input_states [1, L, H], position_ids [1, L], attention_mask [1, 1, L, L] of 0 and layout.HIDDEN -> hidden_states
+    [1, L, H], present_k, present_v [1, L, KH, D].
+    """
+    config = model.config
+    examples = (
+        torch.zeros(1, length, config.hidden_size),
+        torch.zeros(1, length, dtype=torch.int32),
+        torch.zeros(1, 1, length, length),
+    )
+    names = ("input_states", "position_ids", "attention_mask")
+    return Part(f"block_{index}", _Block(_layer(model, index), tables), examples, names, _OUTPUTS)
+
+
+def block_cache(model: Any, index: int, tables: tuple[Tensor, Tensor], capacity: int) -> Part:
+    """Layer ``index`` over one token behind a KV cache.
+
+    input_states [1, 1, H], position_ids [1, 1], attention_mask [1, 1, 1, S + 1], past_k, past_v [1, S, KH, D] ->
+    hidden_states [1, 1, H], present_k, present_v [1, 1, KH, D]: the token's own, which the caller puts into the
+    cache. The mask's last place is the token's own.
+    """
+    config = model.config
+    heads, size = config.num_key_value_heads, head_size(config)
+    past = torch.zeros(1, capacity, heads, size)
+    examples = (
+        torch.zeros(1, 1, config.hidden_size),
+        torch.zeros(1, 1, dtype=torch.int32),
+        torch.zeros(1, 1, 1, capacity + 1),
+        past,
+        past.clone(),
+    )
+    names = ("input_states", "position_ids", "attention_mask", "past_k", "past_v")
+    return Part(f"block_cache_{index}", _Block(_layer(model, index), tables), examples, names, _OUTPUTS)
+
+
+_OUTPUTS = ("hidden_states", "present_k", "present_v")
+
+
+def head_size(config: Any) -> int:
+    """Elements of one attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+class _Block(nn.Module):
+    """A layer of transformers' with tables in place of the rotary embedding and a cache that shows what is new."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, layer: nn.Module, tables: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("cos", tables[0])
+        self.register_buffer("sin", tables[1])
+
+    def forward(
+        self,
+        input_states: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor,
+        past_k: Tensor | None = None,
+        past_v: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        cache = _Cache(past_k, past_v)
+        rows = [nn.functional.embedding(position_ids, one) for one in (self.cos, self.sin)]
+        result = self.layer(
+            input_states,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            position_embeddings=tuple(rows),
+        )
+        hidden = result[0] if isinstance(result, tuple) else result
+        assert cache.present is not None, "the layer has asked its cache"
+        return hidden, *cache.present
+
+
+class _Cache:
+    """What a layer of transformers' asks of a cache, for one call.
+
+    Layers see keys and values as [1, KH, tokens, D]; caches lie as [1, tokens, KH, D], so that a token's is one row.
+    """
+
+    def __init__(self, past_k: Tensor | None, past_v: Tensor | None) -> None:
+        self._past = (past_k, past_v)
+        self.present: tuple[Tensor, Tensor] | None = None
+
+    def update(self, keys: Tensor, values: Tensor, *ignored: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        """What the layer attends to: the past and its own."""
+        self.present = (keys.transpose(1, 2), values.transpose(1, 2))
+        if self._past[0] is None or self._past[1] is None:
+            return keys, values
+        pairs = zip(self._past, self.present, strict=True)
+        whole = [torch.cat([past, new], dim=1).transpose(1, 2) for past, new in pairs if past is not None]
+        return whole[0], whole[1]
+
+
+def _layer(model: Any, index: int) -> nn.Module:
+    return _float(model.model.layers[index])
+
+
+def _float(module: nn.Module) -> nn.Module:
+    """The module in float32; a copy only where it is not so already."""
+    if all(one.dtype == torch.float32 for one in module.parameters()):
+        return module
+    return copy.deepcopy(module).float()

@@ -1,0 +1,188 @@
+"""Translations to ONNX in the forms that Sophgo's compiler makes one op of, and without what it lacks."""
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dlinfer.graph.onnx.translations import attention
+from dlinfer.graph.onnx.translations.writing import (
+    Untranslated,
+    fixed,
+    is_type,
+    number,
+    opset,
+    rank,
+    shape_of,
+    sizes,
+)
+
+_aten = torch.ops.aten
+_ops = torch.ops.dlinfer
+
+
+def table() -> Mapping[Any, Any]:
+    """Translations by op, taken before the standard ones."""
+    return {
+        _ops.rms_norm.default: rms_norm,
+        _ops.add_rms_norm.default: add_rms_norm,
+        _aten.rms_norm.default: aten_rms_norm,
+        _aten.scaled_dot_product_attention.default: _attention,
+        _aten.erf.default: erf,
+        _aten.clamp.default: clamp,
+        _aten.split.Tensor: split,
+        _aten.split_with_sizes.default: split_with_sizes,
+        _aten.chunk.default: chunk,
+        _aten.unbind.int: unbind,
+        _aten.conv2d.default: conv2d,
+    }
+
+
+def rms_norm(x: Any, weight: Any, eps: float) -> Any:
+    """Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul, Mul: the one form that becomes the compiler's own RMSNorm, which
+    adds up in float32 (its source: lib/Dialect/Top/Transforms of tpu-mlir)."""
+    op = opset()
+    mean = op.ReduceMean(op.Pow(x, number(2.0, x)), [-1], keepdims=1)
+    root = op.Sqrt(op.Add(mean, number(eps, x)))
+    return op.Mul(op.Mul(x, op.Reciprocal(root)), weight)
+
+
+def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+    """The sum, and its norm."""
+    total = opset().Add(x, residual)
+    total.dtype = x.dtype
+    return rms_norm(total, weight, eps), total
+
+
+def aten_rms_norm(
+    input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
+) -> Any:
+    """torch's own op over the last dimension."""
+    if len(normalized_shape) != 1 or weight is None:
+        raise Untranslated("rms_norm over more than the last dimension, or without a weight")
+    return rms_norm(input, weight, torch.finfo(torch.float32).eps if eps is None else eps)
+
+
+def finite_table() -> Mapping[Any, Any]:
+    """``table`` for graphs whose masks are of finite numbers, and leave each query a key to see.
+
+    Then attention is a softmax of a sum, which the compiler makes one op of.
+    """
+    return {
+        **table(),
+        _aten.scaled_dot_product_attention.default: functools.partial(_attention, finite=True),
+    }
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    finite: bool = False,
+) -> Any:
+    if attn_mask is not None and not is_type(attn_mask, "FLOAT", "FLOAT16", "BFLOAT16"):
+        raise Untranslated("a mask that is not of floats")
+    if not finite or dropout_p or is_causal or attn_mask is None:
+        written = attention.attention_with(attention.plain_scores)
+        return written(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    op = opset()
+    dims = rank(query)
+    if enable_gqa:
+        group = fixed(query, -3, "the number of heads") // fixed(key, -3, "the number of KV heads")
+        key, value = _repeated(key, group), _repeated(value, group)
+    factor = 1.0 / math.sqrt(fixed(query, dims - 1, "the head size")) if scale is None else scale
+    order = [*range(dims - 2), dims - 1, dims - 2]
+    scores = op.Mul(op.MatMul(query, op.Transpose(key, perm=order)), number(factor, query))
+    return op.MatMul(op.Softmax(op.Add(scores, attn_mask), axis=-1), value)
+
+
+def _repeated(x: Any, group: int) -> Any:
+    """Each KV head once for each query head of its group: [..., KH, S, D] -> [..., KH * group, S, D]."""
+    if group == 1:
+        return x
+    op = opset()
+    lead = sizes(x, 0, -3)
+    rest = sizes(x, -2)
+    heads = fixed(x, -3, "the number of KV heads")
+    wide = op.Expand(op.Unsqueeze(x, [rank(x) - 2]), shape_of([*lead, heads, group, *rest]))
+    return op.Reshape(wide, shape_of([*lead, heads * group, *rest]))
+
+
+# --- ops that torch.onnx writes as sequences or with casts, which the compiler has not
+
+
+def erf(self: Any) -> Any:
+    """The error function."""
+    return opset().Erf(self)
+
+
+def clamp(self: Any, min: float | None = None, max: float | None = None) -> Any:
+    """Between two numbers, either of which may be left out."""
+    op = opset()
+    at_least = self if min is None else op.Max(self, number(min, self))
+    return at_least if max is None else op.Min(at_least, number(max, self))
+
+
+def split(self: Any, split_size: int, dim: int = 0) -> list[Any]:
+    """Parts of one size; the last may be smaller."""
+    whole = fixed(self, dim, "the size that is split")
+    return _parts(self, [*range(0, whole, split_size), whole], dim)
+
+
+def split_with_sizes(self: Any, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
+    """Parts of given sizes."""
+    if not all(isinstance(size, int) for size in split_sizes):
+        raise Untranslated("parts of sizes that are no numbers")
+    return _parts(self, [0, *itertools.accumulate(split_sizes)], dim)
+
+
+def chunk(self: Any, chunks: int, dim: int = 0) -> list[Any]:
+    """At most so many parts of one size."""
+    return split(self, -(-fixed(self, dim, "the size that is split") // chunks), dim)
+
+
+def unbind(self: Any, dim: int = 0) -> list[Any]:
+    """Its slices, without the dimension."""
+    whole = fixed(self, dim, "the size that is taken apart")
+    return [opset().Squeeze(part, [dim]) for part in _parts(self, [*range(whole + 1)], dim)]
+
+
+def _parts(value: Any, borders: Sequence[int], dim: int) -> list[Any]:
+    op = opset()
+    pairs = itertools.pairwise(borders)
+    parts = [op.Slice(value, [start], [end], [dim % rank(value)]) for start, end in pairs]
+    for part in parts:
+        part.dtype = value.dtype
+    return parts
+
+
+def conv2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> Any:
+    """A convolution over two dimensions."""
+
+    def pair(value: Any) -> list[int]:
+        numbers = [int(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+        return numbers * 2 if len(numbers) == 1 else numbers
+
+    if rank(input) != 4:
+        raise Untranslated("conv2d without a batch")
+    given = (input, weight) if bias is None else (input, weight, bias)
+    return opset().Conv(
+        *given, strides=pair(stride), pads=pair(padding) * 2, dilations=pair(dilation), group=groups
+    )

@@ -1,0 +1,171 @@
+"""What goes wrong is a clear error, never the end of the process, and the next run works (line 4)."""
+
+import gc
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError, LiteError, LiteModelError
+from dlinfer.vendor.megengine.lite import LiteNetwork
+from tests.vendor.megengine.running import check, feed, loaded, run
+from tests.vendor.megengine.test_tensor import resident
+
+
+def test_no_file_and_no_model(tmp_path, layer, rng):
+    network = LiteNetwork()
+    for path in (tmp_path / "nowhere.mge", tmp_path):
+        with pytest.raises(LiteModelError, match=str(path)):
+            network.load(path)
+    for content in (b"", b"x", b"no model at all", bytes(4096)):
+        with pytest.raises(LiteModelError):
+            network.load(content)
+    network.load(layer)
+    check(network, rng)
+
+
+def test_damaged_models_end_no_process(layer):
+    """In a process of its own: 60 copies, cut or with changed bytes, are refused or run."""
+    code = f"""
+import random
+from dlinfer.vendor.megengine.lite import LiteNetwork
+whole = open({str(layer)!r}, "rb").read()
+for seed in range(60):
+    chance = random.Random(seed)
+    model = bytearray(whole)
+    if seed % 2:
+        model = model[: chance.randrange(1, len(model))]
+    else:
+        for _ in range(chance.choice((1, 30))):
+            model[chance.randrange(len(model))] = chance.randrange(256)
+    try:
+        LiteNetwork().load(bytes(model))
+    except RuntimeError:
+        pass
+network = LiteNetwork()
+network.load(whole)
+print("alive", network.get_all_output_name())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "alive ['result_0']\n", (done.returncode, done.stderr[-2000:])
+
+
+@pytest.mark.parametrize("wrong", [np.ones((4, 8), "int32"), np.ones((4, 8)), np.ones((2, 8), "float16")])
+def test_an_input_of_the_wrong_dtype(layer, rng, wrong):
+    network = loaded(layer)
+    tensor = network.get_io_tensor("data")
+    with pytest.raises(LiteArgumentError, match="float32"):
+        tensor.set_data_by_copy(wrong)
+    with pytest.raises(LiteArgumentError, match="float32"):
+        tensor.set_data_by_share(wrong)
+    check(network, rng)
+
+
+def test_an_input_of_sizes_that_do_not_fit(layer, rng):
+    network = loaded(layer)
+    network.get_io_tensor("data").set_data_by_copy(np.ones((4, 9), "float32"))
+    with pytest.raises(LiteError, match="shape mismatch"):
+        network.forward()
+    check(network, rng)
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["set_start_callback", "set_finish_callback"])
+def test_a_callback_that_raises(layer, rng, kind):
+    network, fault = loaded(layer), [True]
+
+    def callback(ios):
+        if fault[0]:
+            raise Broken("of its own")
+        return 0
+
+    getattr(network, kind)(callback)
+    feed(network, np.ones((4, 8), "float32"))
+    with pytest.raises(LiteCallbackError, match=r"Broken: of its own") as raised:
+        run(network, np.ones((4, 8), "float32"))
+    assert isinstance(raised.value.__cause__, Broken)
+    fault[0] = False
+    check(network, rng)
+
+
+def test_an_asynchronous_callback_that_raises(layer, rng):
+    network, fault = loaded(layer), [True]
+
+    def callback():
+        if fault[0]:
+            raise Broken("in a thread of the library")
+
+    network.async_with_callback(callback)
+    feed(network, np.ones((4, 8), "float32"))
+    network.forward()
+    with pytest.raises(LiteCallbackError, match="Broken: in a thread of the library"):
+        network.wait()
+    fault[0] = False
+    check(network, rng)
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.full)])
+def test_loads_and_unloads_leak_nothing(layer, rng, count):
+    """Networks are made, loaded, run and dropped; what the first ones leave is the library's own memory."""
+    for _ in range(20):
+        check(loaded(layer), rng)
+    gc.collect()
+    before = resident()
+    for _ in range(count):
+        check(loaded(layer), rng)
+    gc.collect()
+    grown = resident() - before
+    print(f"RSS {before >> 20} MiB before, {grown >> 10} KiB more after {count} loads and unloads")
+    assert grown < 2 << 20  # a network that stayed would be 60 KiB and more
+
+
+def test_networks_with_callbacks_are_given_back(layer):
+    import weakref
+
+    network = loaded(layer)
+    network.set_finish_callback(lambda ios: 0)
+    network.async_with_callback(lambda: 0)
+    tensor, gone = network.get_io_tensor("data"), weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is not None  # its tensor still uses it
+    tensor.fill_zero()
+    del tensor
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_process_ends_well_with_networks_alive(layer):
+    code = f"""
+import numpy as np
+from dlinfer.vendor.megengine.lite import *
+network = LiteNetwork()
+network.async_with_callback(lambda: 0)
+network.load({str(layer)!r})
+network.get_io_tensor("data").fill_zero()
+network.get_io_tensor("weight").fill_zero()
+network.forward()
+view = network.get_io_tensor("data").get_data_by_share()
+print(LiteGlobal.get_device_count(LiteDeviceType.LITE_CPU) > 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+
+
+def test_bytes_of_a_model_may_go_once_it_is_loaded(layer, rng):
+    network = LiteNetwork()
+    content = bytearray(layer.read_bytes())
+    network.load(bytes(content))
+    for index in range(len(content)):
+        content[index] = random.Random(0).randrange(256)
+    gc.collect()
+    check(network, rng)

@@ -1,0 +1,250 @@
+"""LiteOptions, LiteConfig, LiteIO and LiteNetworkIO: S1-50 to S1-73, on the real library."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteLackError, LiteModelError
+from dlinfer.vendor.megengine.lite import (
+    LiteBackend,
+    LiteConfig,
+    LiteDeviceType,
+    LiteIO,
+    LiteIOType,
+    LiteLayout,
+    LiteNetworkIO,
+    LiteOptions,
+)
+from tests.vendor.megengine.models import expected_layer
+from tests.vendor.megengine.running import TOLERANCE, check, feed, loaded, run, with_options
+
+DOCUMENTED = [
+    "weight_preprocess",
+    "fuse_preprocess",
+    "fake_next_exec",
+    "var_sanity_check_first_run",
+    "const_shape",
+    "force_dynamic_alloc",
+    "force_output_dynamic_alloc",
+    "force_output_use_user_specified_memory",
+    "no_profiling_on_shape_change",
+    "jit_level",
+    "comp_node_seq_record_level",
+    "graph_opt_level",
+    "async_exec_level",
+    "enable_nchw44",
+    "enable_nchw44_dot",
+    "enable_nchw88",
+    "enable_nhwcd4",
+    "enable_nchw4",
+    "enable_nchw32",
+    "enable_nchw64",
+]
+
+
+def computes(layer, rng, **options: int) -> None:
+    """Two runs with other data, right under these options."""
+    network = loaded(layer, config=with_options(**options))
+    check(network, rng)
+    check(network, rng)
+
+
+def test_the_fields_and_defaults_are_the_documented_ones():
+    assert [field[0] for field in LiteOptions._fields_] == DOCUMENTED
+    assert ctypes.sizeof(LiteOptions) == 4 * len(DOCUMENTED)
+    options = LiteOptions()
+    changed = {name: getattr(options, name) for name in DOCUMENTED if getattr(options, name)}
+    assert changed == {"var_sanity_check_first_run": 1, "graph_opt_level": 2, "async_exec_level": 1}
+
+
+def test_what_is_no_option_or_no_value_of_one_is_refused():
+    options = LiteOptions()
+    for name, value in (("enable_chwn4", 1), ("jit_level", 3), ("const_shape", 2), ("jit_level", "1")):
+        with pytest.raises(LiteArgumentError, match=name):
+            setattr(options, name, value)
+
+
+def test_s1_50_weight_preprocess(layer, rng):
+    computes(layer, rng, weight_preprocess=1)
+
+
+def test_s1_51_fuse_preprocess(layer, rng):
+    computes(layer, rng, fuse_preprocess=1)
+
+
+def test_s1_52_fake_next_exec_computes_from_the_second_run_on(layer, rng):
+    options = {"fake_next_exec": 1, "var_sanity_check_first_run": 0}
+    network = loaded(layer, config=with_options(**options))
+    data = rng.standard_normal((4, 8)).astype("float32")
+    first = run(network, data)
+    assert not np.allclose(first, expected_layer(data))
+    check(network, rng)
+
+
+def test_s1_53_var_sanity_check_first_run_is_on_where_nothing_is_said(layer, rng):
+    assert LiteOptions().var_sanity_check_first_run == 1
+    computes(layer, rng, var_sanity_check_first_run=0)
+
+
+def test_s1_54_const_shape(layer, rng):
+    computes(layer, rng, const_shape=1)
+
+
+def test_s1_55_force_dynamic_alloc(layer, rng):
+    computes(layer, rng, force_dynamic_alloc=1)
+
+
+def test_s1_56_force_output_dynamic_alloc(layer, rng):
+    computes(layer, rng, force_output_dynamic_alloc=1)
+
+
+def test_s1_57_force_output_use_user_specified_memory(layer, rng):
+    network = loaded(layer, config=with_options(force_output_use_user_specified_memory=1))
+    data, mine = rng.standard_normal((4, 8)).astype("float32"), np.zeros((4, 4), "float32")
+    feed(network, data)
+    network.get_io_tensor("result_0").set_data_by_share(mine)
+    network.forward()
+    network.wait()
+    np.testing.assert_allclose(mine, expected_layer(data), **TOLERANCE)
+
+
+def test_s1_58_no_profiling_on_shape_change(layer, rng):
+    network = loaded(layer, config=with_options(no_profiling_on_shape_change=1))
+    for batch in (4, 2, 7):
+        check(network, rng, batch)
+
+
+def test_s1_59_jit_level(layer, rng):
+    computes(layer, rng, jit_level=0)
+    for level in (1, 2):
+        with pytest.raises(LiteLackError, match="No compiler support"):
+            loaded(layer, config=with_options(jit_level=level))
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_s1_60_comp_node_seq_record_level(layer, rng, level):
+    options = {"comp_node_seq_record_level": level, "var_sanity_check_first_run": 0, "const_shape": 1}
+    network = loaded(layer, lambda one: one.enable_cpu_inplace_mode(), with_options(**options))
+    data = rng.standard_normal((4, 8)).astype("float32")
+    feed(network, data)
+    for _ in range(3):
+        network.forward()
+        network.wait()
+    result = network.get_io_tensor("result_0").to_numpy()
+    np.testing.assert_allclose(result, expected_layer(data), **TOLERANCE)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_s1_61_graph_opt_level(layer, rng, level):
+    if level < 3:
+        computes(layer, rng, graph_opt_level=level)
+    else:
+        with pytest.raises(LiteLackError, match="No compiler support"):
+            computes(layer, rng, graph_opt_level=level)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 4])
+def test_s1_62_async_exec_level(layer, rng, level):
+    computes(layer, rng, async_exec_level=level)
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTED if name.startswith("enable_")])
+def test_s1_63_layout_transforms(tmp_path, rng, name):
+    """A convolution computes the same, but in a layout of which CPUs have no kernels."""
+    from tests.vendor.megengine.models import convolution
+
+    path = tmp_path / "convolution.mge"
+    path.write_bytes(convolution())
+    inputs = {
+        "data": rng.standard_normal((1, 8, 16, 16)).astype("float32"),
+        "weight": rng.standard_normal((8, 8, 3, 3)).astype("float32"),
+    }
+    results = []
+    for options in ({}, {name: 1}):
+        network = loaded(path, config=with_options(**options))
+        for key, value in inputs.items():
+            network.get_io_tensor(key).set_data_by_copy(value)
+        if "enable_nhwcd4" in options:  # a layout of mobile GPUs
+            with pytest.raises(LiteError, match="invalid conv format"):
+                network.forward()
+            return
+        network.forward()
+        network.wait()
+        results.append(network.get_io_tensor("result_0").to_numpy())
+    # Sums of 72 products of about 1, in another order.
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+
+def test_s1_64_the_fields_decide_where_field_list_and_table_differ():
+    assert hasattr(LiteOptions, "enable_nchw64")
+    assert not hasattr(LiteOptions, "enable_chwn4")
+
+
+def test_s1_70_config(layer, held, rng):
+    config = LiteConfig()
+    documented = [field[0] for field in LiteConfig._fields_ if not field[0].startswith("_")]
+    assert documented == [
+        "has_compression",
+        "device_id",
+        "device_type",
+        "backend",
+        "bare_model_cryption_name",
+        "options",
+    ]
+    assert (config.has_compression, config.device_id, config.device_type) == (0, 0, LiteDeviceType.LITE_CPU)
+    assert (config.backend, config.bare_model_cryption_name) == (LiteBackend.LITE_DEFAULT, b"")
+    config.bare_model_cryption_name = b"AES_default"
+    assert config.bare_model_cryption_name == b"AES_default"
+    with pytest.raises(LiteArgumentError, match="optoins"):
+        config.optoins = LiteOptions()  # pyright: ignore[reportAttributeAccessIssue]
+    check(loaded(layer, config=LiteConfig()), rng)
+    compressed = LiteConfig()
+    compressed.has_compression = 1
+    with pytest.raises(LiteModelError, match="cannot be loaded"):
+        loaded(held, config=compressed)  # a model with a constant that is not compressed
+    elsewhere = LiteConfig()
+    elsewhere.device_type = LiteDeviceType.LITE_CUDA
+    with pytest.raises(LiteError, match="no LITE_CUDA"):
+        loaded(layer, config=elsewhere)
+
+
+def test_s1_71_io_fields():
+    io = LiteIO("data")
+    assert (io.name, io.is_host, io.io_type) == ("data", 1, LiteIOType.LITE_IO_VALUE)
+    assert io.config_layout == LiteLayout()
+    assert [field[0].strip("_") for field in LiteIO._fields_] == [
+        "name",
+        "is_host",
+        "io_type",
+        "config_layout",
+    ]
+    assert {io: 1}[LiteIO(b"data", is_host=False)] == 1
+    for name in ("", None, 3):
+        with pytest.raises(LiteArgumentError, match="name"):
+            LiteIO(name)  # pyright: ignore[reportArgumentType]
+
+
+def test_s1_72_io_keywords(layer, rng):
+    io = LiteIO("data", is_host=True, io_type=LiteIOType.LITE_IO_VALUE, layout=LiteLayout([2, 8], "float32"))
+    network = loaded(layer, io=LiteNetworkIO([io]))
+    assert network.get_io_tensor("data").layout.shapes == [2, 8]
+    check(network, rng, batch=2)
+    shape = LiteIO("result_0", io_type=LiteIOType.LITE_IO_SHAPE)
+    network = loaded(layer, io=LiteNetworkIO(outputs=[shape]))
+    run(network, np.ones((3, 8), "float32"))
+    assert network.get_io_tensor("result_0").layout.shapes == [3, 4]
+
+
+def test_s1_73_network_io(layer, rng):
+    io = LiteNetworkIO([LiteIO("data", is_host=False)], [["result_0", True]])
+    io.add_input("weight")
+    io.add_output("nobody", is_host=True, layout=LiteLayout([1, 1000]))
+    assert [one.name for one in io.inputs] == ["data", "weight"]
+    assert [one.name for one in io.outputs] == ["result_0", "nobody"]
+    network = loaded(layer, io=io)
+    check(network, rng)
+    assert network.get_all_output_name() == ["result_0"]
+    assert (LiteNetworkIO().inputs, LiteNetworkIO().outputs) == ([], [])
+    with pytest.raises(LiteArgumentError, match="LiteIO"):
+        LiteNetworkIO(["data"])

@@ -1,0 +1,257 @@
+"""Language models: a Hugging Face folder to a bmodel by the command, and generation through sail.EngineLLM.
+
+The nets by name (S0-21), their outputs given by the caller (S0-20, S0-22), the three constructors (S0-10 to S0-12) and
+flags (S0-13) with a model that generates.
+"""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from dlinfer import cli
+from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
+from dlinfer.vendor.sophgo import sail
+from dlinfer.vendor.sophgo.compiler import compile_onnx
+from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
+from dlinfer.vendor.sophgo.errors import SophgoLlmError, SophgoOptionError, SophgoWorkerError
+from dlinfer.vendor.sophgo.llm import Generator, LlmOptions, compile_folder, generate, layout, parts
+from dlinfer.vendor.sophgo.llm import folder as hf
+from dlinfer.vendor.sophgo.llm.generating import open_engine
+from tests.vendor.sophgo import llms
+
+HALF = 5e-3
+"""Relative L2 distance of float16's logits from float32's, the issue's own bound."""
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    made = {}
+
+    def folder(kind: str):
+        if kind not in made:
+            made[kind] = llms.write(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bmodel_of(toolchain, model_folder, tmp_path_factory):
+    """The file that the command writes, once for each model and chip."""
+    made = {}
+
+    def path(kind: str, chip: str, quantize: str = "F16"):
+        key = (kind, chip, quantize)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("bmodel") / f"{kind}.bmodel"
+            told = ["--engine", "sophgo", "--chip", chip, "--quantize", quantize, "--jobs", "2"]
+            told += ["--seq-length", str(llms.CAPACITY), "--stages", ",".join(map(str, llms.STAGES))]
+            assert cli.main(["compile", *told, str(model_folder(kind)), "-o", str(made[key])]) == 0
+        return made[key]
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def qwen2(bmodel_of):
+    """The Qwen2-like model on bm1688, loaded once."""
+    return Generator(open_engine(bmodel_of("qwen2", "bm1688")))
+
+
+def distance(given: np.ndarray, wanted: torch.Tensor) -> float:
+    right = wanted.double().numpy()
+    return float(np.linalg.norm(given - right) / np.linalg.norm(right))
+
+
+@pytest.mark.parametrize(
+    ("kind", "chip"),
+    [
+        ("llama", "bm1684x"),
+        ("qwen2", "bm1688"),
+        pytest.param("llama", "bm1688", marks=pytest.mark.full),
+        pytest.param("qwen2", "bm1684x", marks=pytest.mark.full),
+    ],
+)
+def test_twenty_greedy_tokens_are_those_of_transformers(bmodel_of, model_folder, kind, chip):
+    """The prompt is shorter than the shortest stage."""
+    given = llms.prompt(5)
+    tokens, logits = llms.by_transformers(model_folder(kind), given, 20)
+    made = generate(bmodel_of(kind, chip), given, 20, keep_logits=True)
+    assert made.tokens == tokens
+    assert made.prefilled == 5
+    assert made.logits is not None and made.logits.shape == (20, llms.VOCABULARY)
+    assert distance(made.logits, logits) < HALF
+
+
+@pytest.mark.parametrize("length", [8, 13, 18])
+def test_prompts_as_long_as_a_stage_between_two_and_longer_than_all(qwen2, model_folder, length):
+    """What is longer than the longest stage takes a step a token."""
+    given = llms.prompt(length)
+    tokens, logits = llms.by_transformers(model_folder("qwen2"), given, 2)
+    made = qwen2.generate(given, 2, keep_logits=True)
+    assert made.tokens == tokens
+    assert made.prefilled == min(length, llms.STAGES[-1])
+    assert made.logits is not None and distance(made.logits, logits) < HALF
+
+
+def test_from_bytes_and_with_flags(bmodel_of, model_folder):
+    """S0-11, S0-12, S0-13. What another prompt left in the caches is not seen."""
+    path = bmodel_of("qwen2", "bm1688")
+    given = llms.prompt(4)
+    tokens, _ = llms.by_transformers(model_folder("qwen2"), given, 2)
+    flags = sail.BmrtFlag.BM_RUNTIME_SHARE_MEM
+    assert generate(path, given, 2, flags=flags).tokens == tokens
+    generator = Generator(open_engine(path.read_bytes()))
+    generator.generate(llms.prompt(10), 1)
+    assert generator.generate(given, 2).tokens == tokens
+
+
+def test_an_end_token_ends_it(qwen2, model_folder):
+    given = llms.prompt(4)
+    tokens, _ = llms.by_transformers(model_folder("qwen2"), given, 3)
+    made = qwen2.generate(given, 3, eos_token_ids={tokens[0]})
+    assert made.tokens == tokens[:1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("quantize", "tolerance"), [("F32", 1e-5), ("BF16", 5e-2), ("W8F16", 5e-2), ("W4F16", 4e-1)]
+)
+def test_other_numbers(bmodel_of, model_folder, quantize, tolerance):
+    """Tolerances by the bits of the weights: float32 none, bfloat16 and int8 about 0.4 % each, int4 about 7 %."""
+    given = llms.prompt(5)
+    _, logits = llms.by_transformers(model_folder("llama"), given, 1)
+    made = generate(bmodel_of("llama", "bm1688", quantize), given, 1, keep_logits=True)
+    assert made.logits is not None and distance(made.logits, logits) < tolerance
+
+
+def test_all_that_is_needed_stands_in_the_bmodel(qwen2):
+    found = layout.read(qwen2.engine)
+    assert (found.layers, found.lengths, found.capacity) == (2, llms.STAGES, llms.CAPACITY)
+    assert (found.hidden, found.heads, found.row, found.vocabulary) == (64, 2, 32, llms.VOCABULARY)
+    assert set(found.embedding_stages) == {1, *llms.STAGES}
+    assert found.dtype == sail.Dtype.BM_FLOAT16
+    assert [found.stage_for(count) for count in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [([], 1), ([1], 0), ([256], 1), ([-1], 1), (llms.prompt(20), 14), (llms.prompt(33), 1)],
+)
+def test_prompts_that_do_not_fit_are_refused(qwen2, given, count):
+    with pytest.raises(SophgoLlmError):
+        qwen2.generate(given, count)
+
+
+def test_a_worker_that_ends_is_an_error_and_a_new_engine_works(bmodel_of, model_folder):
+    path = bmodel_of("qwen2", "bm1688")
+    generator = Generator(open_engine(path))
+    generator.engine._model._worker.kill()
+    with pytest.raises(SophgoWorkerError) as caught:
+        generator.generate(llms.prompt(3), 1)
+    assert pickle.loads(pickle.dumps(caught.value)).explanation == caught.value.explanation
+    tokens, _ = llms.by_transformers(model_folder("qwen2"), llms.prompt(3), 1)
+    assert generate(path, llms.prompt(3), 1).tokens == tokens
+
+
+def test_a_bmodel_that_is_no_language_model_is_refused(toolchain, model_folder, tmp_path):
+    model = hf.load(model_folder("llama"), llms.CAPACITY)
+    made = compile_onnx(parts.head(model).onnx(tmp_path), name="lm_head", options=BmodelOptions("bm1688"))
+    with pytest.raises(SophgoLlmError, match="no net embedding"):
+        Generator(open_engine(made))
+    with pytest.raises(SophgoLlmError, match="flags"):
+        open_engine(made.read_bytes(), flags=1)
+
+
+# --- what is refused before anything is compiled
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"seq_length": 1}, "seq_length"),
+        ({"stages": (16, 8)}, "ascending"),
+        ({"stages": (8, 64), "seq_length": 32}, "from 2 to seq_length"),
+        ({"jobs": 0}, "jobs"),
+        ({"compiler": BmodelOptions(quantize="INT8")}, "W8F16"),
+        ({"compiler": BmodelOptions(dynamic=True)}, "stages"),
+    ],
+)
+def test_wrong_options_name_the_right_ones(wrong, named):
+    with pytest.raises(SophgoOptionError, match=named):
+        LlmOptions(**wrong)
+
+
+def test_one_stage_of_the_whole_length_is_the_default():
+    assert LlmOptions(seq_length=64).stages == (64,)
+
+
+def test_folders_that_cannot_be_compiled_are_refused(toolchain, model_folder, tmp_path):
+    with pytest.raises(ModelFolderError, match=r"config\.json"):
+        compile_folder(tmp_path / "none", tmp_path / "out.bmodel")
+    with pytest.raises(UnsupportedFeatureError, match="a sequence of 512 tokens with a model for 128"):
+        compile_folder(model_folder("llama"), tmp_path / "out.bmodel")
+    assert not (tmp_path / "out.bmodel").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "gpt2"}, "gpt2"),
+        ({"model_type": "mistral", "sliding_window": 8}, "window of 8"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "dynamic"),
+    ],
+)
+def test_models_of_other_kinds_are_refused_by_name(tmp_path, changes, named):
+    import json
+
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UnsupportedFeatureError, match=named):
+        hf.load(tmp_path, 32)
+
+
+def test_the_command_says_what_is_wrong(toolchain, tmp_path, capsys):
+    told = ["compile", "--engine", "sophgo", "-o", str(tmp_path / "x.bmodel"), str(tmp_path)]
+    assert cli.main(told) == 1
+    assert "config.json" in capsys.readouterr().err
+    assert cli.main([*told, "--chip", "bm9"]) == 1
+    assert "bm1684x, bm1688, bm1690" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([*told, "--stages", "8,a"])
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_the_nets_compute_what_transformers_does(model_folder, kind):
+    """In torch, without a compiler: prefill of 6, then one token behind the cache."""
+    folder = model_folder(kind)
+    given = llms.prompt(6)
+    tokens, logits = llms.by_transformers(folder, given, 2)
+    model = hf.load(folder, llms.CAPACITY)
+    tables = hf.rotary_tables(model, llms.CAPACITY)
+    caches = []
+    states = parts.embedding(model, 8).module(torch.tensor([[*given, 0, 0]]))
+    mask = torch.full((8, 8), layout.HIDDEN).triu(1)[None, None]
+    for index in range(2):
+        net = parts.block(model, index, tables, 8).module
+        states, keys, values = net(states, torch.arange(8)[None], mask)
+        past = [torch.zeros(1, llms.CAPACITY, 2, 16) for _ in range(2)]
+        past[0][:, :6], past[1][:, :6] = keys[:, :6], values[:, :6]
+        caches.append(past)
+    found = parts.head(model).module(states[:, 5:6])
+    torch.testing.assert_close(found[0], logits[:1], rtol=1e-4, atol=1e-5)
+    states = parts.embedding(model, 1).module(torch.tensor([[tokens[0]]]))
+    mask = torch.full((1, 1, 1, llms.CAPACITY + 1), layout.HIDDEN)
+    mask[..., :6] = mask[..., -1] = 0
+    for index in range(2):
+        net = parts.block_cache(model, index, tables, llms.CAPACITY).module
+        states, keys, _ = net(states, torch.tensor([[6]]), mask, *caches[index])
+        assert keys.shape == (1, 1, 2, 16)
+    torch.testing.assert_close(parts.head(model).module(states)[0], logits[1:], rtol=1e-4, atol=1e-5)
