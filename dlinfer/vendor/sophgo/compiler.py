@@ -95,16 +95,39 @@ def _compiled(
         source.write_bytes(model)
     else:
         source = model.resolve()
-    job = folder / "job.json"
-    job.write_text(json.dumps(_job(source, name, options, _calibration_files(folder, calibration))))
+    job = _job(source, name, options, _calibration_files(folder, calibration))
     log = folder / "log"
     try:
-        process.run(process.driver_command(job), folder, log, options.timeout, progress)
-        _needed(folder / "net.bmodel")
+        try:
+            made = _run(folder / "first", job, log, options, progress)
+        except process.ProcessFailedError as failed:
+            if not _died_optimising(failed):
+                raise
+            job["deploy"] += ["--opt", "1"]
+            made = _run(folder / "again", job, log, options, progress)
     except process.ProcessFailedError as failed:
         target = f"{options.chip} as {options.quantize}"
         raise _error(f"net {name!r}", target, failed, log, key) from failed
-    return _store(folder / "net.bmodel", key)
+    return _store(made, key)
+
+
+def _run(
+    folder: Path, job: dict[str, Any], log: Path, options: BmodelOptions, progress: Progress | None
+) -> Path:
+    folder.mkdir()
+    path = folder / "job.json"
+    path.write_text(json.dumps(job))
+    process.run(process.driver_command(path), folder, log, options.timeout, progress)
+    made = folder / "net.bmodel"
+    _needed(made)
+    return made
+
+
+def _died_optimising(failed: process.ProcessFailedError) -> bool:
+    """Whether the compiler's core ended without a word, as its usual level of optimisation does on some nets that
+    level 1 compiles: only the command is named that failed."""
+    named = [line for line in failed.lines if "RuntimeError: [!Error]: tpuc-opt" in line]
+    return bool(named) and "--processor-tpu-optimize" in named[-1]
 
 
 def _job(source: Path, name: str, options: BmodelOptions, calibration: list[str]) -> dict[str, Any]:

@@ -72,6 +72,26 @@ def test_a_damaged_entry_is_made_anew(toolchain, tmp_path):
         assert [path for path in (tmp_path / "sophgo").iterdir() if path.name.startswith(".")] == []
 
 
+def test_a_net_on_which_the_optimiser_ends_is_compiled_with_less(toolchain, monkeypatch, tmp_path):
+    """As the compiler's core does it on float32 layers (test_llm.py, ``test_other_numbers``): without a word."""
+    tool = tmp_path / "tool.py"
+    tool.write_text(
+        "import json, sys\n"
+        "deploy = json.load(open(sys.argv[1]))['deploy']\n"
+        "print('dlinfer step: compile', flush=True)\n"
+        "if '--opt' not in deploy:\n"
+        "    print('RuntimeError: [!Error]: tpuc-opt x.mlir --processor-tpu-optimize -o y.mlir')\n"
+        "    sys.exit(1)\n"
+        "open('net.bmodel', 'wb').write(b'made with ' + deploy[-1].encode())\n"
+    )
+    monkeypatch.setattr(compiler_process, "driver_command", lambda job: [sys.executable, str(tool), str(job)])
+    monkeypatch.setattr(compiler, "default_folder", lambda: tmp_path)
+    told: list[str] = []
+    made = compile_onnx(mlp(), name="mlp", progress=told.append)
+    assert told == ["compile", "compile"]
+    assert made.read_bytes() == b"made with 1"
+
+
 def test_what_a_bmodel_depends_on_is_its_key(toolchain, tmp_path):
     plain = BmodelOptions()
     keys = {

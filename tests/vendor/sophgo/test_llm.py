@@ -15,6 +15,7 @@ from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.compiler import compile_onnx
 from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
+from dlinfer.vendor.sophgo.engine_net import Net
 from dlinfer.vendor.sophgo.errors import SophgoLlmError, SophgoOptionError, SophgoWorkerError
 from dlinfer.vendor.sophgo.llm import Generator, LlmOptions, compile_folder, generate, layout, parts
 from dlinfer.vendor.sophgo.llm import folder as hf
@@ -116,15 +117,29 @@ def test_an_end_token_ends_it(qwen2, model_folder):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("quantize", "tolerance"), [("F32", 1e-5), ("BF16", 5e-2), ("W8F16", 5e-2), ("W4F16", 4e-1)]
-)
+@pytest.mark.parametrize(("quantize", "tolerance"), [("F32", 1e-5), ("BF16", 5e-2), ("W8F16", 5e-2)])
 def test_other_numbers(bmodel_of, model_folder, quantize, tolerance):
-    """Tolerances by the bits of the weights: float32 none, bfloat16 and int8 about 0.4 % each, int4 about 7 %."""
+    """Tolerances by the bits of the weights: float32 none, bfloat16 and int8 about 0.5 % a product."""
     given = llms.prompt(5)
     _, logits = llms.by_transformers(model_folder("llama"), given, 1)
     made = generate(bmodel_of("llama", "bm1688", quantize), given, 1, keep_logits=True)
     assert made.logits is not None and distance(made.logits, logits) < tolerance
+
+
+@pytest.mark.full
+def test_weights_of_four_bits(toolchain, model_folder, tmp_path):
+    """Of a layer by itself: 4 bits are about 9 % a product of random weights, which two layers of them multiply."""
+    model = hf.load(model_folder("llama"), llms.CAPACITY)
+    part = parts.block(model, 0, hf.rotary_tables(model, llms.CAPACITY), 8)
+    torch.manual_seed(0)
+    mask = torch.full((8, 8), layout.HIDDEN).triu(1)[None, None]
+    inputs = (torch.randn(1, 8, 64), torch.arange(8, dtype=torch.int32)[None], mask)
+    wanted = part.module(*inputs)
+    made = compile_onnx(part.onnx(tmp_path), name=part.name, options=BmodelOptions("bm1688", "W4F16"))
+    results = [torch.empty(one.shape) for one in wanted]
+    Net(made, 0, 3).run(dict(zip(part.inputs, inputs, strict=True)), results)
+    for result, right, tolerance in zip(results, wanted, (0.3, 0.15, 0.15), strict=True):
+        assert 0 < distance(result.numpy(), right) < tolerance
 
 
 def test_all_that_is_needed_stands_in_the_bmodel(qwen2):
