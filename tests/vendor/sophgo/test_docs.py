@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from dlinfer.vendor.sophgo import errors
+
 DOCS = Path(__file__).parents[3] / "docs/sophgo.md"
 HERE = Path(__file__).parent
 WANTED = [*range(1, 6), *range(10, 15), *range(20, 23), *range(30, 49), *range(60, 71)]
@@ -47,7 +49,5 @@ def test_the_files_of_a_row_are_there():
 
 
 def test_the_errors_of_the_table_are_ours():
-    from dlinfer import errors
-
     for name in re.findall(r"`(Sophgo\w+Error)`", DOCS.read_text()):
         assert hasattr(errors, name)

@@ -185,6 +185,7 @@ def test_a_worker_ends_with_the_last_that_uses_it(fresh, bmodel):
     worker = Path(f"/proc/{worker_of(engine).pid}")
     del engine
     gc.collect()
+    assert tensor is not None
     tensor.zeros()
     assert worker.exists()
     del tensor
@@ -205,7 +206,9 @@ def test_a_bmodel_that_is_not_whole(bmodel, tmp_path, keep, form):
         sail.EngineLLM(str(path), [0]) if form == "file" else sail.EngineLLM(data, len(data), [0])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 8))]
+)
 def test_a_bmodel_whose_description_was_altered(fresh, bmodel, seed):
     """Numbers of the flatbuffer: BMRuntime crashes over some of them, and must do so alone."""
     data = bytearray(bmodel("bm1684x").read_bytes())
@@ -213,7 +216,7 @@ def test_a_bmodel_whose_description_was_altered(fresh, bmodel, seed):
     random = np.random.RandomState(seed)
     for place in random.randint(64 + 256, 64 + flat - 4, 40):
         data[place : place + 4] = random.bytes(4)
-    with settings.override(sophgo_timeout=20):
+    with settings.override(sophgo_timeout=5):
         try:
             engine = sail.EngineLLM(bytes(data), len(data), [0])
         except (SophgoModelError, SophgoWorkerError, SophgoUnavailableError) as error:
@@ -337,10 +340,11 @@ def test_tensors_of_a_worker_that_is_gone(fresh, bmodel):
 
 def test_threads_share_a_worker(opened):
     engine, errors = opened("bm1684x"), []
+    tensors = [own_tensors(engine, "mlp") for _ in range(4)]
 
     def work(seed: int) -> None:
         try:
-            inputs, outputs = own_tensors(engine, "mlp")
+            inputs, outputs = tensors[seed]
             for turn in range(3):
                 values = numbers(8, seed * 10 + turn)
                 for index, value in enumerate(values):

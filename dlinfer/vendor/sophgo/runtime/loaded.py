@@ -125,8 +125,9 @@ class LoadedModel:
             raise SophgoModelError(source=self.source, detail=detail, advice="compile it again") from None
 
     def _network(self, told: dict[str, Any]) -> NetworkInfo:
-        sides = {side: tuple(self._tensor(each) for each in told.pop(side)) for side in ("inputs", "outputs")}
-        return NetworkInfo(**told, **sides)
+        inputs = tuple(self._tensor(each) for each in told.pop("inputs"))
+        outputs = tuple(self._tensor(each) for each in told.pop("outputs"))
+        return NetworkInfo(**told, inputs=inputs, outputs=outputs)
 
     @staticmethod
     def _tensor(told: dict[str, Any]) -> TensorInfo:

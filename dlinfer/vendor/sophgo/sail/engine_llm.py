@@ -164,13 +164,11 @@ class EngineLLM:
     def get_input_tensors(self, graph_name: str, tensor_name: str, stage: int = 0) -> dict[int, Tensor]: ...
     @overload
     def get_input_tensors(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]: ...
-    def get_input_tensors(
-        self, graph_name: str, tensor_name: str | int | None = None, stage: int | None = None
-    ) -> dict[int, Tensor]:
+    def get_input_tensors(self, graph_name: str, *args: Any, **kwargs: Any) -> dict[int, Tensor]:
         """Index -> tensor of all inputs, or of those of a name, on the graph's own memory; empty where the graph's
         addr_mode is not 1, and where no input has that name."""
         network = self._network(graph_name)
-        return self._own(network, network.inputs, *_name_and_stage(tensor_name, stage))
+        return self._own(network, network.inputs, *_name_and_stage(*args, **kwargs))
 
     def get_input_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
         """An input on the graph's own memory; None where the graph's addr_mode is not 1."""
@@ -181,13 +179,11 @@ class EngineLLM:
     def get_output_tensors(self, graph_name: str, tensor_name: str, stage: int = 0) -> dict[int, Tensor]: ...
     @overload
     def get_output_tensors(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]: ...
-    def get_output_tensors(
-        self, graph_name: str, tensor_name: str | int | None = None, stage: int | None = None
-    ) -> dict[int, Tensor]:
+    def get_output_tensors(self, graph_name: str, *args: Any, **kwargs: Any) -> dict[int, Tensor]:
         """Index -> tensor of all outputs, or of those of a name, on the graph's own memory; empty where the graph's
         addr_mode is not 1, and where no output has that name."""
         network = self._network(graph_name)
-        return self._own(network, network.outputs, *_name_and_stage(tensor_name, stage))
+        return self._own(network, network.outputs, *_name_and_stage(*args, **kwargs))
 
     def get_output_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
         """An output on the graph's own memory; None where the graph's addr_mode is not 1."""
@@ -277,10 +273,20 @@ def _count(shape: Sequence[int]) -> int:
     return count
 
 
-def _name_and_stage(name: str | int | None, stage: int | None) -> tuple[str | None, int]:
-    """The two forms: (graph, stage) and (graph, name, stage)."""
-    if isinstance(name, str) or name is None:
-        return name, 0 if stage is None else stage
-    if stage is not None:
-        raise refuse("EngineLLM", f"tensor_name {name!r} is no str")
-    return None, name
+def _name_and_stage(*args: Any, **kwargs: Any) -> tuple[str | None, int]:
+    """The two forms behind a graph's name: (stage) and (tensor_name, stage)."""
+    form = _named if "tensor_name" in kwargs or (args and isinstance(args[0], str)) else _unnamed
+    try:
+        return form(*args, **kwargs)
+    except TypeError as error:
+        raise refuse(
+            "EngineLLM", f"neither (graph, stage) nor (graph, tensor_name, stage): {error}"
+        ) from None
+
+
+def _named(tensor_name: str, stage: int = 0) -> tuple[str | None, int]:
+    return tensor_name, stage
+
+
+def _unnamed(stage: int = 0) -> tuple[str | None, int]:
+    return None, stage

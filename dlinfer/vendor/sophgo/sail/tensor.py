@@ -292,9 +292,9 @@ def _made(call: str, maker: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _is_count(number: Any) -> bool:
-    return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and number >= 0
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and int(number) >= 0
 
 
 def _flat(array: np.ndarray) -> memoryview:
     """The bytes of an array that lies in one piece."""
-    return memoryview(array.view(np.uint8))
+    return array.view(np.uint8).data
