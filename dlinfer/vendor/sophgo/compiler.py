@@ -187,7 +187,7 @@ def _error(
 
 
 def _folder() -> Path:
-    return default_folder() / "sophgo"
+    return default_folder().absolute() / "sophgo"
 
 
 @contextlib.contextmanager
