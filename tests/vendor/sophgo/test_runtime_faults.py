@@ -393,13 +393,14 @@ def resident(pid: int) -> int:
     "loads", [pytest.param(10, id="quick"), pytest.param(200, id="long", marks=pytest.mark.full)]
 )
 def test_loading_and_unloading_leaks_nothing(fresh, bmodel, loads):
-    """From a file and from bytes, each with a run; the worker stays, since a handle is on its device."""
+    """From a file and from bytes, every fifth with a run; the worker stays, since another engine is on its device."""
     path = str(bmodel("bm1684x"))
     data = Path(path).read_bytes()
 
     def once(index: int) -> None:
         engine = sail.EngineLLM(path, [0]) if index % 2 else sail.EngineLLM(data, len(data), [0])
-        run(engine, "mlp")
+        if index % 5 == 0:
+            run(engine, "mlp")
 
     once(0)
     kept = open_engine(bmodel)
