@@ -38,7 +38,7 @@ def test_what_is_sealed_is_opened_by_its_key(length, pieces):
     plain = (b"0123456789" * (length // 10 + 1))[:length]
     data = sealed(plain, pieces=pieces)
     assert bytes(unsealed(data, KEY, "x")) == plain
-    assert length == 0 or plain not in data
+    assert length < 16 or plain not in data  # a few bytes stand in any random ones
 
 
 def test_two_files_of_one_key_are_not_alike():

@@ -344,7 +344,6 @@ def test_tensors_are_given_back():
             for tensor in tensors:
                 tensor.fill_zero()
             tensors.clear()
-            gc.collect()
 
     use(10)
     before = resident()

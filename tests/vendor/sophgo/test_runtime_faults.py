@@ -1,5 +1,6 @@
 """What goes wrong in a worker, or is handed to it: a clear error, no crash, no hang, and the next run works."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -131,6 +132,8 @@ def test_a_forked_process_may_not_use_its_parents_worker(fresh, bmodel):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        with contextlib.suppress(SophgoWorkerError):
+            worker_of(engine).put(memoryview(b"child"), "write", number=0, offset=0, size=5)
         code = engine.process("mlp", inputs, outputs)
         os.write(writing, f"{code} {engine.last_error}".encode())
         os._exit(0)
@@ -140,6 +143,7 @@ def test_a_forked_process_may_not_use_its_parents_worker(fresh, bmodel):
     os.waitpid(child, 0)
     assert text.startswith(f"{int(Failure.WORKER)} ")
     assert "forked" in text
+    assert worker_of(engine).shared[:5] != b"child"
     assert engine.process("mlp", inputs, outputs) == 0
 
 

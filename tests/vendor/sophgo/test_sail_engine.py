@@ -1,5 +1,7 @@
 """S0-01 to S0-48: EngineLLM's constructors, ``process`` and what it says of its graphs, on emulated chips."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -187,6 +189,8 @@ def test_s0_20_process_gives_another_number_and_raises_nothing(engine, caplog):
     assert isinstance(engine.last_error, SophgoCallError)
     assert "no graph 'none'" in str(engine.last_error)
     assert "no graph 'none'" in caplog.text
+    unhashable: Any = []
+    assert engine.process(unhashable, inputs, outputs) == sail.Failure.ARGUMENT
     assert engine.process("mlp", inputs, outputs) == 0
     assert engine.last_error is None
 

@@ -25,7 +25,11 @@ def load(folder: Path, seq_length: int) -> Any:
 
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype="auto", attn_implementation="eager"
+            folder,
+            local_files_only=True,
+            use_safetensors=True,  # the other format is a pickle
+            dtype="auto",
+            attn_implementation="eager",
         )
     except Exception as cause:  # whatever transformers raises, the reason is what the user needs
         raise _wrong(folder, f"{type(cause).__name__}: {_first_line(cause)}") from cause
@@ -41,7 +45,7 @@ def _config(folder: Path) -> Any:
         raise ModelFolderError(
             path=str(folder),
             detail="transformers is not installed",
-            advice="pip install 'dlinfer[lmdeploy]', which has transformers",
+            advice="pip install 'dlinfer[sophgo]', which has transformers",
         ) from cause
     if not (folder / "config.json").is_file():
         raise _wrong(folder, "it has no config.json")

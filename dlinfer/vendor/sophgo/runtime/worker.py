@@ -94,12 +94,14 @@ class Worker:
         Raises SophgoRuntimeError where the C library refuses, SophgoWorkerError where the worker is gone, and
         SophgoTimeoutError where it does not answer in DLINFER_SOPHGO_TIMEOUT seconds and was ended for it.
         """
+        self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
         with self._lock:
             self._discard()
             return self._ask(name, file, arguments)
 
     def put(self, data: memoryview, name: str, **arguments: Any) -> None:
         """Ask for something with at most SHARED_BYTES of data."""
+        self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
         with self._lock:
             self._discard()
             self.shared[: data.nbytes] = data
@@ -107,6 +109,7 @@ class Worker:
 
     def get(self, data: memoryview, name: str, **arguments: Any) -> None:
         """Ask for something that answers with data, of ``data``'s size, at most SHARED_BYTES."""
+        self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
         with self._lock:
             self._discard()
             self._ask(name, None, arguments)

@@ -229,7 +229,7 @@ class EngineLLM:
     # --- looking up
 
     def _network(self, graph_name: str) -> NetworkInfo:
-        if graph_name not in self._model.networks:
+        if not isinstance(graph_name, str) or graph_name not in self._model.networks:
             known = ", ".join(self._model.networks)
             raise refuse("EngineLLM", f"no graph {graph_name!r}; there are {known}")
         return self._model.networks[graph_name]
