@@ -4,13 +4,22 @@ import gc
 import random
 import subprocess
 import sys
+import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError, LiteError, LiteModelError
+from dlinfer.vendor.megengine.errors import (
+    LiteArgumentError,
+    LiteBusyError,
+    LiteCallbackError,
+    LiteError,
+    LiteModelError,
+)
 from dlinfer.vendor.megengine.lite import LiteNetwork
-from tests.vendor.megengine.running import check, feed, loaded, run
+from tests.vendor.megengine.running import check, feed, loaded, run, with_options
 from tests.vendor.megengine.test_tensor import resident
 
 
@@ -140,8 +149,6 @@ def test_loads_and_unloads_leak_nothing(layer, rng, count):
 
 
 def test_networks_with_callbacks_are_given_back(layer):
-    import weakref
-
     network = loaded(layer)
     network.set_finish_callback(lambda ios: 0)
     network.async_with_callback(lambda: 0)
@@ -152,6 +159,70 @@ def test_networks_with_callbacks_are_given_back(layer):
     tensor.fill_zero()
     del tensor
     gc.collect()
+    assert gone() is None
+
+
+class Runner:
+    """A network whose callbacks are its owner's methods, and so know it."""
+
+    def __init__(self, model):
+        self.ended = threading.Event()
+        self.network = loaded(model, config=with_options(var_sanity_check_first_run=0))
+        self.network.set_finish_callback(self.finished)
+
+    def finished(self, ios):
+        self.ended.set()
+        return 0
+
+
+def test_callbacks_that_know_their_network_do_not_keep_it(layer, rng):
+    runner = Runner(layer)
+    check(runner.network, rng)
+    assert runner.ended.is_set()
+    gone = weakref.ref(runner.network)
+    del runner
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_network_given_up_in_a_run_lets_those_of_its_memory_run(layer, rng):
+    first, second = loaded(layer), LiteNetwork()
+    second.share_runtime_memroy(first)
+    second.load(layer)
+    feed(second, rng.standard_normal((4, 8)).astype("float32"))
+    second.forward()
+    with pytest.raises(LiteBusyError):
+        first.forward()
+    del second
+    gc.collect()
+    check(first, rng)
+
+
+def test_a_network_given_up_in_an_asynchronous_run_runs_to_its_end(heavy, rng):
+    """Its callback is called, nobody waits for it, and then it goes, though in the library's own thread."""
+    ended, go = threading.Event(), threading.Event()
+
+    def callback():
+        go.wait(60)
+        ended.set()
+        return 0
+
+    network = loaded(heavy, config=with_options(var_sanity_check_first_run=0))
+    network.async_with_callback(callback)
+    network.get_io_tensor("data").set_data_by_copy(rng.standard_normal((256, 256)).astype("float32") / 16)
+    network.forward()
+    gone = weakref.ref(network)
+    start = time.monotonic()
+    del network
+    gc.collect()
+    assert time.monotonic() - start < 5  # it used to wait for 10 seconds
+    assert gone() is not None
+    go.set()
+    assert ended.wait(60)
+    deadline = time.monotonic() + 60
+    while gone() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+        gc.collect()
     assert gone() is None
 
 

@@ -4,10 +4,12 @@ The library knows a callback by its address and ignores what it returns; an exce
 kept here and raised from the call of ``forward`` or ``wait`` that ends the run.
 """
 
+import contextlib
 import ctypes
+import itertools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
@@ -18,54 +20,90 @@ from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
 TensorsByIo = dict[LiteIO, LiteTensor]
 
 
+_KEPT = 2
+"""Of each kind the latest and the one before, which a run that has begun may still call."""
+
+_here = threading.local()
+
+
+def running_one() -> bool:
+    """Whether this thread is inside a callback, where the library may not be asked to end a network."""
+    return getattr(_here, "depth", 0) > 0
+
+
+@contextlib.contextmanager
+def _inside() -> Iterator[None]:
+    _here.depth = getattr(_here, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _here.depth -= 1
+
+
 class Callbacks:
-    """Of one network, whose weak reference it gets."""
+    """Of one network, whose weak reference it gets.
+
+    natives: what the library calls. It must outlive the network in the library, and knows the user's functions, which
+    often know the network, only weakly: they go with this object.
+    """
 
     def __init__(self, network: weakref.ref[Any]) -> None:
+        self.natives: dict[str, list[Any]] = {}
         self._network = network
+        self._functions: dict[str, dict[int, Callable[..., Any]]] = {}
+        self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._kept: dict[str, list[Any]] = {}
         self._failure: tuple[str, BaseException] | None = None
 
     def without_arguments(self, kind: str, function: Callable[[], Any], after: Callable[[], None]) -> Any:
         """For ``async_with_callback``. ``after`` is called when the user's function has returned or raised."""
-        _callable(kind, function)
+        run = self._guarded(kind, function)
 
         def called() -> int:
-            try:
-                return _status(function())
-            except BaseException as error:  # noqa: BLE001 - it cannot pass through C; ``raise_failure`` raises it
-                self._keep(kind, error)
-                return -1
-            finally:
+            with _inside():
+                status = run(lambda: ())
                 after()
+                return status
 
         return self._alive(kind, AsyncCallback(called))
 
     def with_tensors(self, kind: str, function: Callable[[TensorsByIo], Any]) -> Any:
         """For ``set_start_callback`` and ``set_finish_callback``."""
-        _callable(kind, function)
+        run = self._guarded(kind, function)
+        network = self._network
 
         def called(ios: int, tensors: Any, count: int) -> int:
-            try:
-                described = ctypes.cast(ios, ctypes.POINTER(LiteIO)) if count else ()
-                given = {}
-                for index in range(count):
-                    one = described[index]
-                    io = LiteIO(one.name, one.is_host, one.io_type, one.config_layout)
-                    tensor = LiteTensor._of(ctypes.c_void_p(tensors[index]), Kept(), owned=False)
-                    tensor.network = self._network()
-                    given[io] = tensor
-                return _status(function(given))
-            except BaseException as error:  # noqa: BLE001 - as above
-                self._keep(kind, error)
-                return -1
+            with _inside():
+                return run(lambda: (_given(network(), ios, tensors, count),))
 
         return self._alive(kind, IoCallback(called))
 
+    def _guarded(
+        self, kind: str, function: Callable[..., Any]
+    ) -> Callable[[Callable[[], tuple[Any, ...]]], int]:
+        """What calls the user's function, while it is kept here, and keeps what it raises."""
+        _callable(kind, function)
+        number, callbacks = next(self._numbers), weakref.ref(self)
+        functions = self._functions.setdefault(kind, {})
+        functions[number] = function
+        for old in list(functions)[:-_KEPT]:
+            del functions[old]
+
+        def run(arguments: Callable[[], tuple[Any, ...]]) -> int:
+            mine = callbacks()
+            wanted = mine._functions[kind].get(number) if mine is not None else None
+            if mine is None or wanted is None:
+                return 0  # the network is being given up
+            try:
+                return _status(wanted(*arguments()))
+            except BaseException as error:  # noqa: BLE001 - it cannot pass through C; ``raise_failure`` raises it
+                mine._keep(kind, error)
+                return -1
+
+        return run
+
     def _alive(self, kind: str, native: Any) -> Any:
-        """Keep this and the one before: a run that has begun may still call that."""
-        self._kept[kind] = [*self._kept.get(kind, []), native][-2:]
+        self.natives[kind] = [*self.natives.get(kind, []), native][-_KEPT:]
         return native
 
     def _keep(self, kind: str, error: BaseException) -> None:
@@ -80,6 +118,19 @@ class Callbacks:
         if failure is not None:
             kind, error = failure
             raise LiteCallbackError(callback=kind, detail=f"{type(error).__name__}: {error}") from error
+
+
+def _given(network: Any, ios: int, tensors: Any, count: int) -> TensorsByIo:
+    """The dict that a callback gets, of what the library passes."""
+    described = ctypes.cast(ios, ctypes.POINTER(LiteIO)) if count else ()
+    given = {}
+    for index in range(count):
+        one = described[index]
+        io = LiteIO(one.name, one.is_host, one.io_type, one.config_layout)
+        tensor = LiteTensor._of(ctypes.c_void_p(tensors[index]), Kept(), owned=False)
+        tensor.network = network
+        given[io] = tensor
+    return given
 
 
 def _callable(kind: str, function: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteModelError
 from dlinfer.vendor.megengine.lite import decryption, devices
-from dlinfer.vendor.megengine.lite.callbacks import Callbacks, TensorsByIo
+from dlinfer.vendor.megengine.lite.callbacks import Callbacks, TensorsByIo, running_one
 from dlinfer.vendor.megengine.lite.config import LiteConfig, LiteNetworkIO, NativeIO
 from dlinfer.vendor.megengine.lite.enums import LiteTensorPhase
 from dlinfer.vendor.megengine.lite.library import library
@@ -22,6 +22,12 @@ _ALL_STRATEGIES = 15
 _LOADS_ONCE = (
     "a network loads once, and would give the same model again whatever it gets; make another LiteNetwork"
 )
+
+_PATIENCE = 10.0
+"""Seconds that the end of Python waits for a run that has not ended."""
+
+_under_way: set["LiteNetwork"] = set()
+"""Networks in an asynchronous run, which lasts though nobody else may know them any more."""
 
 
 class LiteNetwork:
@@ -52,7 +58,8 @@ class LiteNetwork:
             config.options.force_output_dynamic_alloc or config.options.force_output_use_user_specified_memory
         )
         # The callbacks and the memory that the library points to must outlive the network.
-        weakref.finalize(self, _destroy, handle, self._kept, self._memory, self._callbacks, self._idle)
+        kept = (self._kept, self._memory, self._callbacks.natives)
+        weakref.finalize(self, _destroy, handle, kept, self._group, self._idle)
 
     def load(self, path: str | os.PathLike[str] | bytes) -> None:
         """Load a model, once: a file's path, or the bytes of one (an extension of the document's).
@@ -102,6 +109,7 @@ class LiteNetwork:
         self._group.begin(self._number, "forward")
         if self._asynchronous:
             self._idle.clear()
+            _under_way.add(self)
         try:
             library().call("forward", self._handle)
         except BaseException:
@@ -126,8 +134,9 @@ class LiteNetwork:
         self._callbacks.raise_failure()
 
     def _end(self) -> None:
-        self._idle.set()
         self._group.end(self._number)
+        self._idle.set()
+        _under_way.discard(self)
 
     @property
     def _number(self) -> int:
@@ -357,10 +366,19 @@ def _read(path: str | os.PathLike[str] | bytes) -> ctypes.Array[ctypes.c_char]:
     return memory
 
 
-def _destroy(handle: ctypes.c_void_p, kept: Any, memory: Any, callbacks: Any, idle: threading.Event) -> None:
-    """End of a network; what it points to goes with the arguments, afterwards."""
-    idle.wait(10)
+def _destroy(*held: Any) -> None:
+    """The end of a network; ``held`` are the arguments of ``_destroy_now``."""
+    if running_one():  # a thread of the library, which cannot wait for itself
+        threading.Thread(target=_destroy_now, args=held).start()
+    else:
+        _destroy_now(*held)
+
+
+def _destroy_now(handle: ctypes.c_void_p, kept: Any, group: MemoryGroup, idle: threading.Event) -> None:
+    """What the library points to, ``kept``, goes with the arguments, afterwards."""
+    idle.wait(_PATIENCE)
     library().call("destroy_network", handle)
+    group.end(handle.value or 0)
 
 
 def _network(call: str, value: Any) -> None:
