@@ -1,5 +1,6 @@
 """What goes wrong is a clear error, never the end of the process, and the next run works (line 4)."""
 
+import ctypes
 import gc
 import random
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from dlinfer.vendor.megengine.errors import (
     LiteError,
     LiteModelError,
 )
-from dlinfer.vendor.megengine.lite import LiteNetwork
+from dlinfer.vendor.megengine.lite import LiteGlobal, LiteIO, LiteLayout, LiteNetwork, LiteTensor
 from tests.vendor.megengine.running import check, feed, loaded, run, with_options
 from tests.vendor.megengine.test_tensor import resident
 
@@ -52,7 +54,7 @@ def test_damaged_models_end_no_process(layer):
     """In a process of its own: 60 copies, cut or with changed bytes, are refused or run."""
     code = f"""
 import random
-from dlinfer.vendor.megengine.lite import LiteNetwork
+from dlinfer.vendor.megengine.lite import LiteGlobal, LiteIO, LiteLayout, LiteNetwork, LiteTensor
 whole = open({str(layer)!r}, "rb").read()
 for seed in range(60):
     chance = random.Random(seed)
@@ -160,6 +162,47 @@ def test_networks_with_callbacks_are_given_back(layer):
     del tensor
     gc.collect()
     assert gone() is None
+
+
+def test_arguments_of_another_kind_are_refused_by_name(layer, rng):
+    network = loaded(layer)
+    wrong: Any = object()
+    calls = {
+        "io_type": lambda: LiteIO("data", io_type=9),
+        "phase": lambda: network.get_io_tensor("data", 9),
+        "name": lambda: network.get_io_tensor(wrong),
+        "decryption_name": lambda: LiteGlobal.update_decryption_key(wrong, bytes(32)),
+        "device_id": lambda: setattr(network, "device_id", "x"),
+        "stream_id": lambda: setattr(network, "stream_id", -1),
+        "nr_threads": lambda: setattr(network, "threads_number", 0),
+        "index": lambda: network.get_input_name(wrong),
+        "size_limit": lambda: network.set_network_algo_workspace_limit(-1),
+    }
+    for argument, call in calls.items():
+        with pytest.raises(LiteArgumentError, match=argument):
+            call()
+    check(network, rng)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"), [([70000.0], "float16"), ([2**24 + 1], "float32"), ([2049], "float16")]
+)
+def test_numbers_of_a_list_that_a_tensor_cannot_hold_are_refused(values, dtype):
+    tensor = LiteTensor(LiteLayout([1], dtype))
+    tensor.fill_zero()
+    with pytest.raises(LiteArgumentError, match="values that float"):
+        tensor.set_data_by_copy(values)
+    assert tensor.to_numpy()[0] == 0
+    tensor.set_data_by_copy([0.1])
+    assert tensor.to_numpy()[0] == np.dtype(dtype).type(0.1)
+
+
+def test_a_length_that_does_not_fit_changes_nothing():
+    tensor = LiteTensor(LiteLayout([4], "float32"))
+    data = np.zeros(8, "float32")
+    with pytest.raises(LiteArgumentError, match="length"):
+        tensor.set_data_by_copy(ctypes.c_void_p(data.ctypes.data), 5, LiteLayout([8], "float32"))
+    assert list(tensor.layout.shapes)[:1] == [4]
 
 
 class Runner:

@@ -207,7 +207,7 @@ def test_s1_118_log_level():
     for level in (*LiteLogLevel, LiteLogLevel.INFO):
         set_log_level(level)
         assert get_log_level() is level
-    with pytest.raises(ValueError, match="7"):
+    with pytest.raises(LiteArgumentError, match="level"):
         set_log_level(7)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError
+from dlinfer.vendor.megengine.lite.checks import member
 from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteDeviceType, LiteIOType
 from dlinfer.vendor.megengine.lite.layout import LiteLayout, copied
 
@@ -132,7 +133,7 @@ class LiteIO(ctypes.Structure):
         super().__init__()
         self.name = name
         self.is_host = int(is_host)
-        self.io_type = LiteIOType(io_type)
+        self.io_type = member("LiteIO", "io_type", LiteIOType, io_type)
         self.config_layout = LiteLayout() if layout is None else copied(layout)
 
     @property

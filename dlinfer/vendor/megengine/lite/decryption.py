@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
+from dlinfer.vendor.megengine.lite.checks import text
 from dlinfer.vendor.megengine.lite.library import Decryption, library
 
 BUILT_IN_KEYS = {"AES_default": 32, "RC4_default": 16, "SIMPLE_FAST_RC4_default": 16}
@@ -75,19 +76,19 @@ def register_decryption_and_key(
         if not callable(decryption_func):
             raise _argument(call, "decryption_func", "a function", decryption_func)
         function = DecryptionFunction(decryption_func)
-    secret = _key(call, key)
-    library().call(call, decryption_name.encode(), function.native, secret, len(secret))
+    name, secret = text(call, "decryption_name", decryption_name), _key(call, key)
+    library().call(call, name, function.native, secret, len(secret))
     _registered[decryption_name] = function
 
 
 def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> None:
     """Another key for a method (S1-111). Raises LiteArgumentError, and LiteError for a name that is not known."""
     call = "update_decryption_key"
-    secret = _key(call, key)
+    name, secret = text(call, "decryption_name", decryption_name), _key(call, key)
     wanted = BUILT_IN_KEYS.get(decryption_name)
     if wanted is not None and len(secret) != wanted:
         raise _argument(call, "key", f"{wanted} bytes for {decryption_name}", f"{len(secret)} bytes")
-    library().call("update_decryption_or_key", decryption_name.encode(), None, secret, len(secret), said=call)
+    library().call("update_decryption_or_key", name, None, secret, len(secret), said=call)
 
 
 def damage(decryption_name: str, data: memoryview) -> str | None:

@@ -73,7 +73,8 @@ def for_sharing(array: np.ndarray, call: str) -> np.ndarray:
 
 
 def from_list(values: list[Any], dtype: np.dtype, call: str) -> np.ndarray:
-    """A list's numbers in a tensor's type; integers are range-checked. Raises LiteArgumentError."""
+    """A list's numbers in a tensor's type. Decimals are rounded to it; whole numbers have to keep their values, and
+    nothing becomes infinite. Raises LiteArgumentError."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:  # ragged, or beyond 64 bits
@@ -85,12 +86,24 @@ def from_list(values: list[Any], dtype: np.dtype, call: str) -> np.ndarray:
             call=call, argument="data", expected="a list of numbers", given=repr(array.dtype)
         )
     if dtype.kind == "f":
-        return array.astype(dtype)
+        return _rounded(array, dtype, call)
     if array.dtype.kind == "f" and array.size:
         raise LiteArgumentError(
             call=call, argument="data", expected=f"integers for a tensor of {dtype}", given="floats"
         )
     return _fitting(array, dtype, call)
+
+
+def _rounded(array: np.ndarray, dtype: np.dtype, call: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        values = array.astype(dtype)
+    infinite = np.isfinite(array) & ~np.isfinite(values)
+    lost = infinite if array.dtype.kind == "f" else values.astype(np.float64) != array
+    if lost.any():
+        raise LiteArgumentError(
+            call=call, argument="data", expected=f"values that {dtype} has", given=repr(array[lost][0])
+        )
+    return values
 
 
 def _fitting(array: np.ndarray, dtype: np.dtype, call: str) -> np.ndarray:

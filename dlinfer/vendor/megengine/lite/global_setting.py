@@ -8,13 +8,14 @@ from typing import Any
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite import decryption, devices
+from dlinfer.vendor.megengine.lite.checks import member
 from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteLogLevel
 from dlinfer.vendor.megengine.lite.library import library
 
 
 def set_log_level(level: int) -> None:
-    """What the library prints from now on (S1-118)."""
-    library().call("set_log_level", LiteLogLevel(level))
+    """What the library prints from now on (S1-118). Raises LiteArgumentError."""
+    library().call("set_log_level", member("set_log_level", "level", LiteLogLevel, level))
 
 
 def get_log_level() -> LiteLogLevel:

@@ -11,6 +11,7 @@ from typing import Any
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteModelError
 from dlinfer.vendor.megengine.lite import decryption, devices
 from dlinfer.vendor.megengine.lite.callbacks import Callbacks, TensorsByIo, running_one
+from dlinfer.vendor.megengine.lite.checks import member, text, whole
 from dlinfer.vendor.megengine.lite.config import LiteConfig, LiteNetworkIO, NativeIO
 from dlinfer.vendor.megengine.lite.enums import LiteTensorPhase
 from dlinfer.vendor.megengine.lite.library import library
@@ -178,7 +179,7 @@ class LiteNetwork:
 
     @device_id.setter
     def device_id(self, device_id: int) -> None:
-        library().call("set_device_id", self._handle, device_id)
+        library().call("set_device_id", self._handle, whole("device_id", "device_id", device_id))
 
     @property
     def stream_id(self) -> int:
@@ -187,7 +188,7 @@ class LiteNetwork:
 
     @stream_id.setter
     def stream_id(self, stream_id: int) -> None:
-        library().call("set_stream_id", self._handle, stream_id)
+        library().call("set_stream_id", self._handle, whole("stream_id", "stream_id", stream_id))
 
     @property
     def threads_number(self) -> int:
@@ -198,11 +199,8 @@ class LiteNetwork:
 
     @threads_number.setter
     def threads_number(self, nr_threads: int) -> None:
-        if not isinstance(nr_threads, int) or nr_threads < 1:
-            raise LiteArgumentError(
-                call="threads_number", argument="nr_threads", expected="at least 1", given=repr(nr_threads)
-            )
-        library().call("set_cpu_threads_number", self._handle, nr_threads)
+        number = whole("threads_number", "nr_threads", nr_threads, 1)
+        library().call("set_cpu_threads_number", self._handle, number)
 
     def is_cpu_inplace_mode(self) -> bool:
         """Whether it runs in the caller's thread alone (S1-87)."""
@@ -226,12 +224,11 @@ class LiteNetwork:
     def get_io_tensor(self, name: str, phase: int = LiteTensorPhase.LITE_IO) -> LiteTensor:
         """The input or output of that name (S1-89); ``phase`` says which where both have it. It stays the network's."""
         handle = ctypes.c_void_p()
-        phase = LiteTensorPhase(phase)
         library().call(
             "get_io_tensor",
             self._handle,
-            name.encode(),
-            phase,
+            text("get_io_tensor", "name", name),
+            member("get_io_tensor", "phase", LiteTensorPhase, phase),
             ctypes.byref(handle),
             said=f"get_io_tensor({name!r})",
         )
@@ -257,8 +254,7 @@ class LiteNetwork:
         return self._names("get_all_output_name")
 
     def _named(self, call: str, index: int, count: int) -> str:
-        if not 0 <= index < count:
-            raise LiteArgumentError(call=call, argument="index", expected=f"below {count}", given=repr(index))
+        whole(call, "index", index, 0, count - 1)
         name = ctypes.c_char_p()
         library().call(call, self._handle, index, ctypes.byref(name))
         return (name.value or b"").decode()
@@ -301,11 +297,7 @@ class LiteNetwork:
     def set_network_algo_workspace_limit(self, size_limit: int) -> None:
         """Choose no algorithm that takes more than so many bytes of workspace (S1-96); after ``load``."""
         call = "set_network_algo_workspace_limit"
-        if not isinstance(size_limit, int) or size_limit < 0:
-            raise LiteArgumentError(
-                call=call, argument="size_limit", expected="bytes, at least 0", given=repr(size_limit)
-            )
-        library().call(call, self._handle, size_limit)
+        library().call(call, self._handle, whole(call, "size_limit", size_limit, 0, 2**63 - 1))
 
     def set_network_algo_policy(
         self, policy: int, shared_batch_size: int = 0, binary_equal_between_batch: bool = False

@@ -218,12 +218,13 @@ class LiteTensor:
         call = "set_data_by_copy"
         self._for_host(call)
         if isinstance(data, list):
+            wanted = self.layout if layout is None else layout
+            values = from_list(data, np.dtype(wanted.dtype), call).ravel()
+            if values.nbytes > wanted.nbytes:
+                expected = f"at most {wanted.nbytes // values.itemsize} numbers"
+                raise _argument(call, "data", expected, f"{values.size}")
             if layout is not None:
                 self._set_layout(call, layout)
-            values = from_list(data, np.dtype(self.layout.dtype), call).ravel()
-            if values.nbytes > self.nbytes:
-                expected = f"at most {self.nbytes // values.itemsize} numbers"
-                raise _argument(call, "data", expected, f"{values.size}")
             self._write(values.ctypes.data, values.nbytes)
         elif isinstance(data, np.ndarray):
             values = for_copying(data, call)
@@ -272,10 +273,11 @@ class LiteTensor:
             raise _argument(call, "data", "a list, an ndarray or a c_void_p", type(data).__name__)
         if not data.value:
             raise _argument(call, "data", "an address", "a null pointer")
+        size = self.nbytes if layout is None else layout.nbytes
+        if (length or layout is None) and length != size:
+            raise _argument(call, "length", f"{size}, the tensor's bytes, or a new layout", length)
         if layout is not None:
             self._set_layout(call, layout)
-        if (length or layout is None) and length != self.nbytes:
-            raise _argument(call, "length", f"{self.nbytes}, the tensor's bytes, or a new layout", length)
         return data.value
 
     def _for_host(self, call: str) -> None:
