@@ -255,11 +255,10 @@ def test_a_network_given_up_in_an_asynchronous_run_runs_to_its_end(heavy, rng):
     network.get_io_tensor("data").set_data_by_copy(rng.standard_normal((256, 256)).astype("float32") / 16)
     network.forward()
     gone = weakref.ref(network)
-    start = time.monotonic()
     del network
     gc.collect()
-    assert time.monotonic() - start < 5  # it used to wait for 10 seconds
-    assert gone() is not None
+    assert gone() is not None  # its end waits for the run's, and nobody for either
+    assert not ended.is_set()
     go.set()
     assert ended.wait(60)
     deadline = time.monotonic() + 60
