@@ -9,15 +9,15 @@ from torch import Tensor
 
 from dlinfer.vendor.sophgo.errors import SophgoRuntimeError, SophgoWorkerError
 from dlinfer.vendor.sophgo.runtime.loaded import Argument, LoadedModel, TensorInfo
+from dlinfer.vendor.sophgo.sail.types import Dtype
 
-# By the numbers of bm_data_type_t.
 _DTYPES = {
-    0: torch.float32,
-    1: torch.float16,
-    2: torch.int8,
-    3: torch.uint8,
-    6: torch.int32,
-    8: torch.bfloat16,
+    Dtype.BM_FLOAT32: torch.float32,
+    Dtype.BM_FLOAT16: torch.float16,
+    Dtype.BM_INT8: torch.int8,
+    Dtype.BM_UINT8: torch.uint8,
+    Dtype.BM_INT32: torch.int32,
+    Dtype.BM_BFLOAT16: torch.bfloat16,
 }
 
 
@@ -60,12 +60,12 @@ class Net:
         for info, argument in zip(net.inputs, given, strict=True):
             value = inputs[info.name]
             _check(model, info, value)
-            flat = value.detach().to(_DTYPES[info.dtype]).contiguous().reshape(-1)
+            flat = value.detach().to(_DTYPES[Dtype(info.dtype)]).contiguous().reshape(-1)
             argument.memory.write(flat.view(torch.uint8).numpy().data)
         model.run(net.name, given, taken)
         for result, info, argument in zip(results, net.outputs, taken, strict=True):
             _check(model, info, result)
-            read = torch.empty(result.shape, dtype=_DTYPES[info.dtype])
+            read = torch.empty(result.shape, dtype=_DTYPES[Dtype(info.dtype)])
             argument.memory.part(0, read.nbytes).read(read.reshape(-1).view(torch.uint8).numpy().data)
             result.copy_(read)
 

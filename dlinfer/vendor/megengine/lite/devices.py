@@ -2,7 +2,8 @@
 
 import ctypes
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
+from dlinfer.vendor.megengine.errors import LiteError
+from dlinfer.vendor.megengine.lite.checks import member
 from dlinfer.vendor.megengine.lite.enums import LiteDeviceType, native_device
 from dlinfer.vendor.megengine.lite.library import library
 
@@ -27,10 +28,4 @@ def usable(call: str, device_type: int) -> int:
 
 def checked(call: str, device_type: int) -> int:
     """The C header's number of a device. Raises LiteArgumentError."""
-    try:
-        return native_device(device_type)
-    except ValueError:
-        names = ", ".join(one.name for one in LiteDeviceType)
-        raise LiteArgumentError(
-            call=call, argument="device_type", expected=f"one of {names}", given=repr(device_type)
-        ) from None
+    return native_device(member(call, "device_type", LiteDeviceType, device_type))

@@ -76,9 +76,8 @@ _NATIVE_DEFAULT = 7
 """The header's LITE_DEVICE_DEFAULT; its 5 is a device that the document does not have."""
 
 
-def native_device(device: int) -> int:
-    """The C header's number of a device. Raises ValueError for one that the document does not have."""
-    device = LiteDeviceType(device)
+def native_device(device: LiteDeviceType) -> int:
+    """The C header's number of a device."""
     return _NATIVE_DEFAULT if device is LiteDeviceType.LITE_DEVICE_DEFAULT else int(device)
 
 

@@ -315,18 +315,12 @@ class LiteNetwork:
                 expected="LiteAlgoSelectStrategy combined by |",
                 given=repr(policy),
             )
-        if not isinstance(shared_batch_size, int) or not 0 <= shared_batch_size < 2**32:
-            raise LiteArgumentError(
-                call=call,
-                argument="shared_batch_size",
-                expected="0 or a batch",
-                given=repr(shared_batch_size),
-            )
+        batch = whole(call, "shared_batch_size", shared_batch_size, 0, 2**32 - 1)
         library().call(call, self._handle, int(policy))
         library().call(
             "set_network_algo_fastrun_config",
             self._handle,
-            shared_batch_size,
+            batch,
             int(binary_equal_between_batch),
             said=call,
         )
