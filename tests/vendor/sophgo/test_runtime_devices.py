@@ -51,6 +51,11 @@ def workers(monkeypatch):
         yield slow, begun
 
 
+def stand_in_of(opened: device.Device) -> Any:
+    """Its stand-in."""
+    return opened.worker
+
+
 class Opening(threading.Thread):
     """Opens a device in a thread of its own."""
 
@@ -113,7 +118,7 @@ def test_threads_that_open_one_device_share_it_and_its_worker(workers):
 
 def test_a_device_of_a_dead_worker_is_opened_anew(workers):
     before = device.open_device(0, "bm1684x")
-    before.worker.alive = False
+    stand_in_of(before).alive = False
     after = device.open_device(0, "bm1684x")
     assert after is not before
     assert after.worker is not before.worker

@@ -1,5 +1,6 @@
 """Starting a worker's process: in the one thread that starts them all, interrupted, or refused by the system."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -60,12 +61,14 @@ def test_an_interrupt_while_it_starts_ends_the_process_that_comes_of_it():
 def test_a_worker_that_cannot_be_started(monkeypatch, tmp_path):
     """Nothing of it stays open."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(SophgoWorkerError, match="stand-in could not be started: .*No such file"):
+    with pytest.raises(SophgoWorkerError, match=r"stand-in could not be started: .*No such file"):
         Worker("a stand-in", tmp_path, emulated=True)
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(SophgoWorkerError):
             Worker("a stand-in", tmp_path, emulated=True)
+    gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
 
 

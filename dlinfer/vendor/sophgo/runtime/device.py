@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,10 @@ class DeviceMemory:
             origin = (source.place.number, source.place.offset + source_offset)
             self.device.worker.call("copy", target=target, source=origin, size=size)
             return
-        data = memoryview(bytearray(size))
-        source.read(data, source_offset)
-        self.write(data, offset)
+        for start in range(0, size, SHARED_BYTES):
+            data = memoryview(bytearray(min(size - start, SHARED_BYTES)))
+            source.read(data, source_offset + start)
+            self.write(data, offset + start)
 
     def _at(self, offset: int, size: int) -> dict[str, int]:
         return {"number": self.place.number, "offset": self.place.offset + offset, "size": size}
@@ -142,7 +144,7 @@ def open_device(number: int, chip: str | None = None) -> Device:
     Raises SophgoCallError for a number that no device has, SophgoUnavailableError where there is neither a chip nor
     an emulator, and what a worker raises. Threads that open devices of one chip wait for each other.
     """
-    check_number(number)
+    number = number_of(number)
     emulate = settings.current().sophgo_emulate
     libsophon = None if emulate else chips.find().libsophon
     name = emulate or chip or _in_use(number) or chips.DEFAULT_EMULATED
@@ -159,10 +161,15 @@ def open_device(number: int, chip: str | None = None) -> Device:
     return device
 
 
-def check_number(number: int) -> None:
-    """Raises SophgoCallError for what can be no device's number."""
-    if type(number) is not int or not 0 <= number < MOST_DEVICES:
-        raise SophgoCallError(call="device", detail=f"{number!r} is no number of a device")
+def number_of(device: Any) -> int:
+    """The number that is given for a device, also a whole number of numpy's. Raises SophgoCallError."""
+    if (
+        not isinstance(device, Integral)
+        or isinstance(device, bool)
+        or not 0 <= (number := int(device)) < MOST_DEVICES
+    ):
+        raise SophgoCallError(call="device", detail=f"{device!r} is no number of a device")
+    return number
 
 
 def _there(key: str, number: int) -> Device | None:

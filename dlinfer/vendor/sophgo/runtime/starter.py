@@ -31,6 +31,8 @@ def start(job: Callable[[], _Started]) -> _Started:
     except BaseException:
         future.add_done_callback(_end_unwanted)
         raise
+    finally:
+        del future  # which has the error, which has this frame
 
 
 def _thread() -> _Queue:

@@ -61,7 +61,10 @@ class Worker:
         self._death = ""
         try:
             self._start()
-        except (OSError, RuntimeError) as error:  # no more files, processes or memory; the interpreter is ending
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # no more files, processes or memory; the interpreter is ending
             how = f"could not be started: {error}"
             raise SophgoWorkerError(chip=name, how=how, call="start", log="") from None
         self.call("start", folder=str(folder), emulated=emulated)
@@ -142,9 +145,10 @@ class Worker:
         self._forget_log()
         seconds = settings.current().sophgo_timeout
         self._wire.settimeout(seconds)
+        request = wire.packed({"call": name, **arguments})
         self._wake()
         try:
-            wire.send(self._wire, {"call": name, **arguments})
+            self._wire.sendall(request)
             if file is not None:
                 socket.send_fds(self._wire, [b"f"], [file])
             answer = wire.receive(self._wire)
