@@ -232,18 +232,25 @@ def test_not_a_number_is_no_integer(chip):
     assert (tensor.asnumpy() == [127, -128]).all()
 
 
+def whole_number(number: int) -> Any:
+    """One of numpy's."""
+    return np.int64(number)
+
+
 def test_whole_numbers_of_numpy_are_taken(chip, llm):
     """Sizes, offsets, indices, devices: they go to the worker as numbers of JSON."""
-    one, two = np.int64(1), np.uint8(2)
-    handle = sail.Handle(np.int32(0))
+    none, one, two, five = (whole_number(number) for number in (0, 1, 2, 5))
+    shape: Any = np.array([2])
+    handle = sail.Handle(none)
     whole = sail.Tensor(handle, np.arange(6, dtype=np.int32), False, True)
-    part = sail.Tensor(whole, np.array([2]), one)
-    assert (part.asnumpy(np.array([two])) == [1, 2]).all()
+    part = sail.Tensor(whole, shape, one)
+    assert (part.asnumpy([two]) == part.asnumpy(shape)).all()
+    assert (part.asnumpy() == [1, 2]).all()
     part.update_data(np.array([7, 8], np.int32))
-    part.sync_d2d(whole, np.int64(5), one, one)
+    part.sync_d2d(whole, five, one, one)
     assert (whole.asnumpy() == [0, 7, 5, 3, 4, 5]).all()
     assert llm.get_input_name("mlp", one) == "bias"
-    assert llm.get_input_shape("mlp", np.int64(0), one) == [1, 16, 16]
+    assert llm.get_input_shape("mlp", none, one) == [1, 16, 16]
 
 
 @pytest.mark.parametrize("shape", ["12", b"12", [1.5], [True], {1: 2}, {1, 2}, None, [[1]]])
