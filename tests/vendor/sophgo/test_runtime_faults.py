@@ -20,7 +20,7 @@ from dlinfer.vendor.sophgo.errors import (
     SophgoUnavailableError,
     SophgoWorkerError,
 )
-from dlinfer.vendor.sophgo.runtime import chips
+from dlinfer.vendor.sophgo.runtime import chips, device
 from dlinfer.vendor.sophgo.sail import Dtype, Failure
 from tests.vendor.sophgo.bmodels import oracle
 from tests.vendor.sophgo.conftest import numbers, relative
@@ -190,10 +190,18 @@ def test_a_bmodel_of_another_chip(bmodel, open_chips, name, chip):
         open_engine(bmodel, name)
 
 
-def test_a_bmodel_of_a_chip_that_is_not_known(bmodel):
-    data = bmodel("bm1684x").read_bytes().replace(b"BM1684X\0", b"BM9999X\0", 1)
-    with pytest.raises(SophgoUnavailableError, match="emulators are known of bm1684x, bm1688"):
-        sail.EngineLLM(data, len(data), [0])
+@pytest.mark.parametrize("name", [b"BM9999X", b"BM1690\0"])
+def test_a_bmodel_of_a_chip_that_the_runtime_does_not_know(fresh, bmodel, monkeypatch, name):
+    """bm1690 is compiled for, and has another runtime than libsophon's. Nothing is started for it."""
+    monkeypatch.setattr(device, "Worker", None)
+    data = bytearray(bmodel("bm1684x").read_bytes())
+    at = data.index(b"BM1684X\0")
+    data[at - 4 : at + 7] = len(name.rstrip(b"\0")).to_bytes(4, "little") + name
+    chip = name.rstrip(b"\0").decode().lower()
+    with pytest.raises(
+        SophgoUnavailableError, match=f"emulator of {chip} .*emulators are known of bm1684x, bm1688"
+    ):
+        sail.EngineLLM(bytes(data), len(data), [0])
 
 
 def test_a_bmodel_of_more_devices(bmodel, open_chips):
