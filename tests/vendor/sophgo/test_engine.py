@@ -213,6 +213,24 @@ def test_a_row_that_does_not_exist_is_what_it_is_in_torch(graph_mode):
             region.run(torch.tensor([[3, 0, wrong]]), table)
 
 
+@pytest.mark.parametrize("traced", [4, 9])
+def test_rows_are_those_of_the_table_that_a_call_brings(graph_mode, traced):
+    """The region was traced with a smaller table, and with a larger one."""
+
+    def model(ids, table):
+        return F.embedding(ids, table * 2.0) + table.tanh().sum(0) + 1.0
+
+    ids = torch.tensor([[3, 0, 2]])
+    region = compiled(model, ids, torch.randn(traced, 16), open_sizes=(traced,), fallback="allow")
+    table, last = torch.randn(6, 16), torch.tensor([[3, 0, 5]])
+    assert relative(region.run(last, table)[0], model(last, table)) < 1e-5
+    assert not fallback.counts()
+    with pytest.raises((IndexError, RuntimeError)):
+        region.run(last, table[:5].clone())
+    assert sum(fallback.counts().values()) == 1
+    assert "outside of 5 rows" in region.notes[-1]
+
+
 def test_under_error_a_call_that_torch_would_run_is_refused(graph_mode):
     region = compiled(product, torch.randn(0, 16), *WEIGHTS, static=(1, 2))
     with pytest.raises(GraphFallbackError, match="no elements"):
