@@ -104,7 +104,11 @@ class Region:
                 continue
             if not value.numel():
                 raise _ByTorchError(f"input {self._names[index]} has no elements")
-            if index not in self._held and value.dtype not in FLOATS and not _within(value, _INT32.min, _INT32.max):
+            if (
+                index not in self._held
+                and value.dtype not in FLOATS
+                and not _within(value, _INT32.min, _INT32.max)
+            ):
                 raise _ByTorchError(f"input {self._names[index]} goes beyond 32 bits")
         (limits,) = self._rows(inputs)
         for index, rows in zip(self._lookups, limits, strict=True):

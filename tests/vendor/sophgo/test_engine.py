@@ -15,7 +15,7 @@ from dlinfer import settings
 from dlinfer.errors import CompileOptionError, EngineUnavailableError, GraphFallbackError
 from dlinfer.graph import report
 from dlinfer.ops import fallback
-from dlinfer.vendor.sophgo import compiler, compiler_process
+from dlinfer.vendor.sophgo import compiler_cache, compiler_process
 from dlinfer.vendor.sophgo.engine_options import SophgoOptions
 from dlinfer.vendor.sophgo.errors import SophgoWorkerError
 from tests.vendor.sophgo.regions import ENGINE, compiled, refused, relative, subgraph
@@ -238,7 +238,7 @@ def test_under_error_a_call_that_torch_would_run_is_refused(graph_mode):
 
 
 def test_what_the_compiler_refuses_runs_by_torch_and_is_counted(graph_mode, monkeypatch):
-    monkeypatch.setattr(compiler, "_kept", lambda key: None)  # what another test compiled
+    monkeypatch.setattr(compiler_cache, "kept", lambda key: None)  # what another test compiled
     x = torch.randn(6, 16)
     region = compiled(product, x, *WEIGHTS, static=(1, 2), fallback="allow", timeout=0.01)
     (result,) = region.run(x, *WEIGHTS)
