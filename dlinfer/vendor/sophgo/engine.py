@@ -1,7 +1,6 @@
 """The graph engine ``sophgo``: a region as a bmodel for each of its sizes, on a chip or its emulator."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,13 @@ from dlinfer.graph.flops import flops_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import UnknownSizeError
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.vendor.sophgo import engine_nodes
+from dlinfer.vendor.sophgo import engine_nodes, packages
 from dlinfer.vendor.sophgo.compiler_process import compiler_version
 from dlinfer.vendor.sophgo.engine_options import SophgoOptions
 from dlinfer.vendor.sophgo.engine_region import ENGINE, MixedDtypesError, Region
 
 SMALLEST = 4
 """Nodes that are worth a bmodel, none of which is a product: compiling takes seconds, entering it a copy each way."""
-
-
-NEEDED = ("onnx", "onnx_ir", "onnxscript")
-"""Packages that write ONNX."""
 
 
 class SophgoEngine:
@@ -39,9 +34,9 @@ class SophgoEngine:
     phases_alike = False
 
     def __init__(self) -> None:
-        missing = [name for name in NEEDED if util.find_spec(name) is None]
+        missing = packages.missing(packages.ONNX)
         if missing:
-            reason = f"{', '.join(missing)} not installed; pip install 'dlinfer[sophgo]' has them"
+            reason = f"{missing} not installed; {packages.ADVICE}"
             raise EngineUnavailableError(engine=self.name, reason=reason, available="those of other vendors")
         self._refusals = engine_nodes.refusals()
 

@@ -5,6 +5,7 @@ flags (S0-13) with a model that generates.
 """
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -241,6 +242,15 @@ def test_the_command_says_what_is_wrong(toolchain, tmp_path, capsys):
     assert "bm1684x, bm1688, bm1690" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main([*told, "--stages", "8,a"])
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnx_ir", "onnxscript", "transformers"])
+def test_without_the_extra_the_command_names_it(tmp_path, capsys, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    told = ["compile", "--engine", "sophgo", "-o", str(tmp_path / "x.bmodel"), str(tmp_path)]
+    assert cli.main(told) == 1
+    said = capsys.readouterr().err
+    assert f"{package} not installed" in said and "pip install 'dlinfer[sophgo]'" in said
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dlinfer.vendor.sophgo import packages
 from dlinfer.vendor.sophgo.compiler import combine, compile_onnx
 from dlinfer.vendor.sophgo.compiler_group import Stop
 from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
 from dlinfer.vendor.sophgo.compiler_process import toolchain
-from dlinfer.vendor.sophgo.errors import SophgoOptionError
+from dlinfer.vendor.sophgo.errors import SophgoOptionError, SophgoUnavailableError
 from dlinfer.vendor.sophgo.llm import folder as hf
 from dlinfer.vendor.sophgo.llm import parts
 from dlinfer.vendor.sophgo.llm.parts import Part
@@ -63,9 +64,14 @@ def compile_folder(
     Each net is kept in the cache by its content, so that a second call, or one with another stage, compiles only
     what is new. When a net fails or this call is interrupted, the compilers that still run are ended.
 
-    Raises ModelFolderError, UnsupportedFeatureError, ToolchainMissingError, SophgoCompileError, OSError.
+    Raises SophgoUnavailableError where packages are missing, ModelFolderError, UnsupportedFeatureError,
+    ToolchainMissingError, SophgoCompileError and OSError.
     """
     chosen = options if options is not None else LlmOptions()
+    missing = packages.missing(packages.LLM)
+    if missing:
+        what = "dlinfer compile --engine sophgo"
+        raise SophgoUnavailableError(what=what, reason=f"{missing} not installed", advice=packages.ADVICE)
     toolchain()  # before minutes are spent on loading
     to.parent.mkdir(parents=True, exist_ok=True)
     model = hf.load(folder, chosen.seq_length)
