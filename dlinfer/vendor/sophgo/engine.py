@@ -18,6 +18,7 @@ from dlinfer.graph.output_sizes import UnknownSizeError
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.vendor.sophgo import engine_nodes, packages
 from dlinfer.vendor.sophgo.compiler_process import compiler_version
+from dlinfer.vendor.sophgo.engine_chip import settled
 from dlinfer.vendor.sophgo.engine_options import SophgoOptions
 from dlinfer.vendor.sophgo.engine_region import ENGINE, MixedDtypesError, Region
 
@@ -60,8 +61,8 @@ class SophgoEngine:
 
         What the compiler then refuses runs by torch under the policy. Raises GraphFallbackError under ``error``.
         """
-        chosen = SophgoOptions.of(options.wanted_engine_options)
-        result = CompiledRegion(run=None)
+        chosen, which = settled(SophgoOptions.of(options.wanted_engine_options))
+        result = CompiledRegion(run=None, notes=[which])
         try:
             result.run = Region(region, options, chosen, result.notes)
         except (NotAFunctionError, NotExportableError) as error:
