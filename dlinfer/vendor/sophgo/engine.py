@@ -1,7 +1,6 @@
 """The graph engine ``sophgo``: a region as a bmodel for each of its sizes, on a chip or its emulator."""
 
 from collections.abc import Collection, Mapping, Sequence
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,14 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import UnknownSizeError
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.torch_steps import TorchSteps
-from dlinfer.vendor.sophgo import engine_nodes
+from dlinfer.vendor.sophgo import engine_nodes, packages
 from dlinfer.vendor.sophgo.compiler_process import compiler_version
+from dlinfer.vendor.sophgo.engine_chip import settled
 from dlinfer.vendor.sophgo.engine_options import SophgoOptions
 from dlinfer.vendor.sophgo.engine_region import ENGINE, MixedDtypesError, Region
 
 SMALLEST = 4
 """Nodes that are worth a bmodel, none of which is a product: compiling takes seconds, entering it a copy each way."""
-
-
-NEEDED = ("onnx", "onnx_ir", "onnxscript")
-"""Packages that write ONNX."""
 
 
 class SophgoEngine(TorchSteps):
@@ -39,9 +35,9 @@ class SophgoEngine(TorchSteps):
     phases_alike = False
 
     def __init__(self) -> None:
-        missing = [name for name in NEEDED if util.find_spec(name) is None]
+        missing = packages.missing(packages.ONNX)
         if missing:
-            reason = f"{', '.join(missing)} not installed; pip install 'dlinfer[sophgo]' has them"
+            reason = f"{missing} not installed; {packages.ADVICE}"
             raise EngineUnavailableError(engine=self.name, reason=reason, available="those of other vendors")
         self._refusals = engine_nodes.refusals()
 
@@ -65,8 +61,8 @@ class SophgoEngine(TorchSteps):
 
         What the compiler then refuses runs by torch under the policy. Raises GraphFallbackError under ``error``.
         """
-        chosen = SophgoOptions.of(options.wanted_engine_options)
-        result = CompiledRegion(run=None)
+        chosen, which = settled(SophgoOptions.of(options.wanted_engine_options))
+        result = CompiledRegion(run=None, notes=[which])
         try:
             result.run = Region(region, options, chosen, result.notes)
         except (NotAFunctionError, NotExportableError) as error:
