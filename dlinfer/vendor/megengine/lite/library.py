@@ -6,13 +6,14 @@ MegEngine 1.13).
 
 import ctypes
 import re
-import threading
+from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint8, c_void_p
 from functools import lru_cache
 from typing import Any
 
 from dlinfer.toolchain import find
 from dlinfer.vendor.megengine.errors import LiteError, LiteLackError
+from dlinfer.vendor.megengine.lite.failures import Failures
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
 
 Decryption = ctypes.CFUNCTYPE(c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p)
@@ -101,6 +102,8 @@ _LACKING = re.compile(
     r"not implement yet|disabled? at compile time|Please check macro|No compiler support", re.IGNORECASE
 )
 
+_DOUBT = " (another thread's call failed at once, and the library keeps one message: it may be that one's)"
+
 
 class Library:
     """The loaded library: ``library.call("forward", handle)`` is ``LITE_forward(handle)``, checked."""
@@ -108,9 +111,7 @@ class Library:
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)  # calls release the GIL
         self._process = ctypes.CDLL(None)
-        self._errors = threading.Lock()
-        self._library.LITE_get_last_error.restype = c_char_p
-        self._library.LITE_get_last_error.argtypes = []
+        self._failures = Failures(_last_message(path))
         for name, arguments in _CALLS.items():
             function = getattr(self._library, f"LITE_{name}")
             function.restype = c_int
@@ -125,15 +126,14 @@ class Library:
         before = ctypes.create_string_buffer(_FLOAT_STATE)
         self._process.fegetenv(before)
         try:
-            status = getattr(self._library, f"LITE_{name}")(*arguments)
+            with self._failures.watching() as call:
+                call.failed = getattr(self._library, f"LITE_{name}")(*arguments) != 0
         finally:
             self._process.fesetenv(before)
-        if status:
-            with self._errors:  # the library keeps one message for all threads
-                text = self._library.LITE_get_last_error() or b""
-            detail = explain(text.decode(errors="replace"))
+        if call.failed:
+            detail = explain(call.message)
             kind = LiteLackError if _LACKING.search(detail) else LiteError
-            raise kind(call=said or name, detail=detail)
+            raise kind(call=said or name, detail=detail + (_DOUBT if call.doubtful else ""))
 
 
 @lru_cache(maxsize=1)
@@ -147,6 +147,19 @@ def library() -> Library:
         return Library(str(found[0]))
     except OSError as error:
         raise LiteError(call="loading the library", detail=str(error)) from error
+
+
+def _last_message(path: str) -> Callable[[], str]:
+    """What the library said last, which it then forgets. Nobody else's Python runs in between: the GIL is kept."""
+    keeping = ctypes.PyDLL(path)
+    keeping.LITE_get_last_error.restype = c_char_p
+
+    def taken() -> str:
+        message = keeping.LITE_get_last_error() or b""
+        keeping.LITE_clear_last_error()
+        return message.decode(errors="replace")
+
+    return taken
 
 
 def explain(text: str) -> str:
