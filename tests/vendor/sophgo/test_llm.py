@@ -16,7 +16,6 @@ from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.compiler import compile_onnx
 from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
-from dlinfer.vendor.sophgo.engine_net import Net
 from dlinfer.vendor.sophgo.errors import SophgoLlmError, SophgoOptionError, SophgoWorkerError
 from dlinfer.vendor.sophgo.llm import Generator, LlmOptions, compile_folder, generate, layout, parts
 from dlinfer.vendor.sophgo.llm import folder as hf
@@ -25,35 +24,6 @@ from tests.vendor.sophgo import llms
 
 HALF = 5e-3
 """Relative L2 distance of float16's logits from float32's, the issue's own bound."""
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory):
-    made = {}
-
-    def folder(kind: str):
-        if kind not in made:
-            made[kind] = llms.write(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return folder
-
-
-@pytest.fixture(scope="session")
-def bmodel_of(toolchain, model_folder, tmp_path_factory):
-    """The file that the command writes, once for each model and chip."""
-    made = {}
-
-    def path(kind: str, chip: str, quantize: str = "F16"):
-        key = (kind, chip, quantize)
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("bmodel") / f"{kind}.bmodel"
-            told = ["--engine", "sophgo", "--chip", chip, "--quantize", quantize, "--jobs", "2"]
-            told += ["--seq-length", str(llms.CAPACITY), "--stages", ",".join(map(str, llms.STAGES))]
-            assert cli.main(["compile", *told, str(model_folder(kind)), "-o", str(made[key])]) == 0
-        return made[key]
-
-    return path
 
 
 @pytest.fixture(scope="session")
@@ -136,22 +106,6 @@ def test_other_numbers(bmodel_of, model_folder, quantize, tolerance):
     _, logits = llms.by_transformers(model_folder("llama"), given, 1)
     made = generate(bmodel_of("llama", "bm1688", quantize), given, 1, keep_logits=True)
     assert made.logits is not None and distance(made.logits, logits) < tolerance
-
-
-@pytest.mark.full
-def test_weights_of_four_bits(toolchain, model_folder, tmp_path):
-    """Of a layer by itself: 4 bits are about 9 % a product of random weights, which two layers of them multiply."""
-    model = hf.load(model_folder("llama"), llms.CAPACITY)
-    part = parts.block(model, 0, hf.rotary_tables(model, llms.CAPACITY), 8)
-    torch.manual_seed(0)
-    mask = torch.full((8, 8), layout.HIDDEN).triu(1)[None, None]
-    inputs = (torch.randn(1, 8, 64), torch.arange(8, dtype=torch.int32)[None], mask)
-    wanted = part.module(*inputs)
-    made = compile_onnx(part.onnx(tmp_path), name=part.name, options=BmodelOptions("bm1688", "W4F16"))
-    results = [torch.empty(one.shape) for one in wanted]
-    Net(made, 0, 3).run(dict(zip(part.inputs, inputs, strict=True)), results)
-    for result, right, tolerance in zip(results, wanted, (0.3, 0.15, 0.15), strict=True):
-        assert 0 < distance(result.numpy(), right) < tolerance
 
 
 def test_all_that_is_needed_stands_in_the_bmodel(qwen2):
