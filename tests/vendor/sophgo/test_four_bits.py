@@ -4,6 +4,8 @@ The compiler writes a column of 64 weights as one of 16 levels each, evenly spac
 (``four_bits``). A chip's results are those of a model with such weights, as near as float16 is.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -33,12 +35,11 @@ def four_bits(weight: np.ndarray) -> np.ndarray:
     return ((levels - zero) * step).reshape(inputs, outputs).astype(np.float32)
 
 
-def with_four_bits(model: nn.Module) -> nn.Module:
+def with_four_bits(model: nn.Module) -> None:
     """The model's matrices with such weights, in place; the embedding's table is looked up, and stays."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.data = torch.tensor(four_bits(module.weight.data.T.contiguous().numpy()).T.copy())
-    return model
 
 
 def test_a_product_has_sixteen_levels_in_each_group(toolchain):
@@ -72,7 +73,8 @@ def test_a_layer_is_that_of_such_weights(toolchain, model_folder, tmp_path):
     inputs = (torch.randn(1, 8, 64), torch.arange(8, dtype=torch.int32)[None], mask)
     made = compile_onnx(part.onnx(tmp_path), name=part.name, options=BmodelOptions("bm1688", "W4F16"))
     exact = part.module(*inputs)
-    wanted = parts.block(with_four_bits(model), 0, tables, 8).module(*inputs)
+    with_four_bits(model)
+    wanted = parts.block(model, 0, tables, 8).module(*inputs)
     results = [torch.empty(one.shape) for one in wanted]
     Net(made, 0, 3).run(dict(zip(part.inputs, inputs, strict=True)), results)
     for result, right, before in zip(results, wanted, exact, strict=True):
@@ -87,7 +89,9 @@ def test_a_model_is_that_of_such_weights(bmodel_of, model_folder, tmp_path):
     from transformers import AutoModelForCausalLM
 
     folder = model_folder("llama")
-    with_four_bits(AutoModelForCausalLM.from_pretrained(folder)).save_pretrained(tmp_path)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    with_four_bits(model)
+    model.save_pretrained(tmp_path)
     given = llms.prompt(5)
     tokens, wanted = llms.by_transformers(tmp_path, given, 3)
     _, exact = llms.by_transformers(folder, given, 1)
