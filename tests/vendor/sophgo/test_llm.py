@@ -4,8 +4,11 @@ The nets by name (S0-21), their outputs given by the caller (S0-20, S0-22), the 
 flags (S0-13) with a model that generates.
 """
 
+import gc
 import pickle
 import sys
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.compiler import compile_onnx
 from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
 from dlinfer.vendor.sophgo.errors import SophgoLlmError, SophgoOptionError, SophgoWorkerError
-from dlinfer.vendor.sophgo.llm import Generator, LlmOptions, compile_folder, generate, layout, parts
+from dlinfer.vendor.sophgo.llm import Generator, LlmOptions, build, compile_folder, generate, layout, parts
 from dlinfer.vendor.sophgo.llm import folder as hf
 from dlinfer.vendor.sophgo.llm.generating import open_engine
 from tests.vendor.sophgo import llms
@@ -226,6 +229,37 @@ def test_without_the_extra_the_command_names_it(tmp_path, capsys, monkeypatch, p
     assert cli.main(told) == 1
     said = capsys.readouterr().err
     assert f"{package} not installed" in said and "pip install 'dlinfer[sophgo]'" in said
+
+
+def test_one_layers_copy_is_in_memory_at_a_time(model_folder, monkeypatch, tmp_path):
+    """Of a model in 16 bits each net is a copy in float32. Automatic collection is off, as it may be late."""
+    monkeypatch.setattr(build, "toolchain", lambda: None)
+    monkeypatch.setattr(build, "combine", lambda bmodels, to: None)
+    alive: list[weakref.ref] = []
+    most = []
+
+    def onnx(part: parts.Part, folder: Path) -> bytes:
+        made = written(part, folder)
+        alive.extend(weakref.ref(one) for one in part.module.parameters())
+        return made
+
+    def compiled(model: bytes, **more) -> Path:
+        most.append(sum(one() is not None for one in alive))
+        return tmp_path
+
+    written = parts.Part.onnx
+    monkeypatch.setattr(parts.Part, "onnx", onnx)
+    monkeypatch.setattr(build, "compile_onnx", compiled)
+    model = hf.load(model_folder("llama"), llms.CAPACITY).bfloat16()
+    monkeypatch.setattr(hf, "load", lambda folder, length: model)
+    gc.disable()
+    try:
+        compile_folder(
+            tmp_path, tmp_path / "out" / "x.bmodel", LlmOptions(seq_length=llms.CAPACITY, stages=(8,))
+        )
+    finally:
+        gc.enable()
+    assert len(most) == 2 + 2 * 2 + 1 and set(most) == {0}
 
 
 @pytest.mark.parametrize(
