@@ -4,8 +4,11 @@ The nets by name (S0-21), their outputs given by the caller (S0-20, S0-22), the 
 flags (S0-13) with a model that generates.
 """
 
+import gc
 import pickle
 import sys
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,44 +19,14 @@ from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.compiler import compile_onnx
 from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
-from dlinfer.vendor.sophgo.engine_net import Net
 from dlinfer.vendor.sophgo.errors import SophgoLlmError, SophgoOptionError, SophgoWorkerError
-from dlinfer.vendor.sophgo.llm import Generator, LlmOptions, compile_folder, generate, layout, parts
+from dlinfer.vendor.sophgo.llm import Generator, LlmOptions, build, compile_folder, generate, layout, parts
 from dlinfer.vendor.sophgo.llm import folder as hf
 from dlinfer.vendor.sophgo.llm.generating import open_engine
 from tests.vendor.sophgo import llms
 
 HALF = 5e-3
 """Relative L2 distance of float16's logits from float32's, the issue's own bound."""
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory):
-    made = {}
-
-    def folder(kind: str):
-        if kind not in made:
-            made[kind] = llms.write(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return folder
-
-
-@pytest.fixture(scope="session")
-def bmodel_of(toolchain, model_folder, tmp_path_factory):
-    """The file that the command writes, once for each model and chip."""
-    made = {}
-
-    def path(kind: str, chip: str, quantize: str = "F16"):
-        key = (kind, chip, quantize)
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("bmodel") / f"{kind}.bmodel"
-            told = ["--engine", "sophgo", "--chip", chip, "--quantize", quantize, "--jobs", "2"]
-            told += ["--seq-length", str(llms.CAPACITY), "--stages", ",".join(map(str, llms.STAGES))]
-            assert cli.main(["compile", *told, str(model_folder(kind)), "-o", str(made[key])]) == 0
-        return made[key]
-
-    return path
 
 
 @pytest.fixture(scope="session")
@@ -136,22 +109,6 @@ def test_other_numbers(bmodel_of, model_folder, quantize, tolerance):
     _, logits = llms.by_transformers(model_folder("llama"), given, 1)
     made = generate(bmodel_of("llama", "bm1688", quantize), given, 1, keep_logits=True)
     assert made.logits is not None and distance(made.logits, logits) < tolerance
-
-
-@pytest.mark.full
-def test_weights_of_four_bits(toolchain, model_folder, tmp_path):
-    """Of a layer by itself: 4 bits are about 9 % a product of random weights, which two layers of them multiply."""
-    model = hf.load(model_folder("llama"), llms.CAPACITY)
-    part = parts.block(model, 0, hf.rotary_tables(model, llms.CAPACITY), 8)
-    torch.manual_seed(0)
-    mask = torch.full((8, 8), layout.HIDDEN).triu(1)[None, None]
-    inputs = (torch.randn(1, 8, 64), torch.arange(8, dtype=torch.int32)[None], mask)
-    wanted = part.module(*inputs)
-    made = compile_onnx(part.onnx(tmp_path), name=part.name, options=BmodelOptions("bm1688", "W4F16"))
-    results = [torch.empty(one.shape) for one in wanted]
-    Net(made, 0, 3).run(dict(zip(part.inputs, inputs, strict=True)), results)
-    for result, right, tolerance in zip(results, wanted, (0.3, 0.15, 0.15), strict=True):
-        assert 0 < distance(result.numpy(), right) < tolerance
 
 
 def test_all_that_is_needed_stands_in_the_bmodel(qwen2):
@@ -272,6 +229,37 @@ def test_without_the_extra_the_command_names_it(tmp_path, capsys, monkeypatch, p
     assert cli.main(told) == 1
     said = capsys.readouterr().err
     assert f"{package} not installed" in said and "pip install 'dlinfer[sophgo]'" in said
+
+
+def test_one_layers_copy_is_in_memory_at_a_time(model_folder, monkeypatch, tmp_path):
+    """Of a model in 16 bits each net is a copy in float32. Automatic collection is off, as it may be late."""
+    monkeypatch.setattr(build, "toolchain", lambda: None)
+    monkeypatch.setattr(build, "combine", lambda bmodels, to: None)
+    alive: list[weakref.ref] = []
+    most = []
+
+    def onnx(part: parts.Part, folder: Path) -> bytes:
+        made = written(part, folder)
+        alive.extend(weakref.ref(one) for one in part.module.parameters())
+        return made
+
+    def compiled(model: bytes, **more) -> Path:
+        most.append(sum(one() is not None for one in alive))
+        return tmp_path
+
+    written = parts.Part.onnx
+    monkeypatch.setattr(parts.Part, "onnx", onnx)
+    monkeypatch.setattr(build, "compile_onnx", compiled)
+    model = hf.load(model_folder("llama"), llms.CAPACITY).bfloat16()
+    monkeypatch.setattr(hf, "load", lambda folder, length: model)
+    gc.disable()
+    try:
+        compile_folder(
+            tmp_path, tmp_path / "out" / "x.bmodel", LlmOptions(seq_length=llms.CAPACITY, stages=(8,))
+        )
+    finally:
+        gc.enable()
+    assert len(most) == 2 + 2 * 2 + 1 and set(most) == {0}
 
 
 @pytest.mark.parametrize(

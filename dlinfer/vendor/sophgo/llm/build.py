@@ -1,5 +1,6 @@
 """From a Hugging Face folder to one bmodel with all nets of the model."""
 
+import gc
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -83,8 +84,7 @@ def compile_folder(
         try:
             for index, part in enumerate(_plan(model, chosen)):
                 # torch.export is for one thread at a time; the compilers are processes of their own.
-                job = _job(part(), chosen.compiler, Path(scratch), stop)
-                running[pool.submit(job)] = index
+                running[pool.submit(_job(part, chosen.compiler, Path(scratch), stop))] = index
                 _wait(running, made, total, progress, chosen.jobs)
             _wait(running, made, total, progress, 1)
         except BaseException:
@@ -119,13 +119,18 @@ def _wait(
             progress(len(made), total, name)
 
 
-def _job(part: Part, options: BmodelOptions, scratch: Path, stop: Stop) -> Callable[[], tuple[Path, str]]:
+def _job(
+    make: Callable[[], Part], options: BmodelOptions, scratch: Path, stop: Stop
+) -> Callable[[], tuple[Path, str]]:
     """The compilation of a net that has been written as ONNX; its files go with it."""
     folder = tempfile.TemporaryDirectory(dir=scratch)
-    model = part.onnx(Path(folder.name))
+    part = make()
+    name, model = part.name, part.onnx(Path(folder.name))
+    del part
+    gc.collect()  # graphs refer to themselves, and would keep copies of some layers' weights
 
     def compiled() -> tuple[Path, str]:
         with folder:
-            return compile_onnx(model, name=part.name, options=options, stop=stop), part.name
+            return compile_onnx(model, name=name, options=options, stop=stop), name
 
     return compiled
