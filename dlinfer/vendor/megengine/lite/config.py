@@ -102,7 +102,9 @@ class LiteConfig(ctypes.Structure):
         if name == "bare_model_cryption_name" and isinstance(value, str):
             value = value.encode()
         if name == "bare_model_cryption_name" and not isinstance(value, bytes):
-            raise _argument("LiteConfig", name, "bytes or text", value)  # ctypes would take a number for an address
+            raise _argument(
+                "LiteConfig", name, "bytes or text", value
+            )  # ctypes would take a number for an address
         try:
             super().__setattr__(name, value)
         except TypeError as error:
