@@ -5,6 +5,7 @@ flags (S0-13) with a model that generates.
 """
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -86,6 +87,17 @@ def test_twenty_greedy_tokens_are_those_of_transformers(bmodel_of, model_folder,
     assert distance(made.logits, logits) < HALF
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["mistral", "qwen3"])
+def test_a_full_cache_of_the_other_kinds_of_models(bmodel_of, model_folder, kind):
+    """Mistral's window is as long as the cache; Qwen3 has norms of queries and keys, and wider heads."""
+    given = llms.prompt(llms.CAPACITY - 19)
+    tokens, logits = llms.by_transformers(model_folder(kind), given, 20)
+    made = generate(bmodel_of(kind, "bm1688"), given, 20, keep_logits=True)
+    assert made.tokens == tokens
+    assert made.logits is not None and distance(made.logits, logits) < HALF
+
+
 @pytest.mark.parametrize("length", [8, 13, 18])
 def test_prompts_as_long_as_a_stage_between_two_and_longer_than_all(qwen2, model_folder, length):
     """What is longer than the longest stage takes a step a token."""
@@ -146,7 +158,6 @@ def test_all_that_is_needed_stands_in_the_bmodel(qwen2):
     found = layout.read(qwen2.engine)
     assert (found.layers, found.lengths, found.capacity) == (2, llms.STAGES, llms.CAPACITY)
     assert (found.hidden, found.heads, found.row, found.vocabulary) == (64, 2, 32, llms.VOCABULARY)
-    assert set(found.embedding_stages) == {1, *llms.STAGES}
     assert found.dtype == sail.Dtype.BM_FLOAT16
     assert [found.stage_for(count) for count in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, 16]
 
@@ -215,7 +226,18 @@ def test_folders_that_cannot_be_compiled_are_refused(toolchain, model_folder, tm
     ("changes", "named"),
     [
         ({"model_type": "gpt2"}, "gpt2"),
-        ({"model_type": "mistral", "sliding_window": 8}, "window of 8"),
+        ({"model_type": "mistral", "sliding_window": 31}, "window of 31 over 32 tokens"),
+        (
+            {
+                "model_type": "qwen3",
+                "use_sliding_window": True,
+                "sliding_window": 16,
+                "layer_types": ["full_attention", "sliding_attention"],
+                "num_hidden_layers": 2,
+            },
+            "window of 16",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "weights quantised by gptq"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "dynamic"),
     ],
 )
@@ -243,30 +265,42 @@ def test_the_command_says_what_is_wrong(toolchain, tmp_path, capsys):
         cli.main([*told, "--stages", "8,a"])
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
-def test_the_nets_compute_what_transformers_does(model_folder, kind):
-    """In torch, without a compiler: prefill of 6, then one token behind the cache."""
+@pytest.mark.parametrize("package", ["onnx", "onnx_ir", "onnxscript", "transformers"])
+def test_without_the_extra_the_command_names_it(tmp_path, capsys, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    told = ["compile", "--engine", "sophgo", "-o", str(tmp_path / "x.bmodel"), str(tmp_path)]
+    assert cli.main(told) == 1
+    said = capsys.readouterr().err
+    assert f"{package} not installed" in said and "pip install 'dlinfer[sophgo]'" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [*((kind, 6) for kind in hf.MODEL_TYPES), ("mistral", llms.CAPACITY - 1)]
+)
+def test_the_nets_compute_what_transformers_does(model_folder, kind, count):
+    """In torch, without a compiler: a prefill, then one token behind the cache; with Mistral up to its window."""
     folder = model_folder(kind)
-    given = llms.prompt(6)
+    given = llms.prompt(count)
     tokens, logits = llms.by_transformers(folder, given, 2)
     model = hf.load(folder, llms.CAPACITY)
     tables = hf.rotary_tables(model, llms.CAPACITY)
+    length = count + 1
     caches = []
-    states = parts.embedding(model, 8).module(torch.tensor([[*given, 0, 0]]))
-    mask = torch.full((8, 8), layout.HIDDEN).triu(1)[None, None]
+    states = parts.embedding(model, length).module(torch.tensor([[*given, 0]]))
+    mask = torch.full((length, length), layout.HIDDEN).triu(1)[None, None]
     for index in range(2):
-        net = parts.block(model, index, tables, 8).module
-        states, keys, values = net(states, torch.arange(8)[None], mask)
-        past = [torch.zeros(1, llms.CAPACITY, 2, 16) for _ in range(2)]
-        past[0][:, :6], past[1][:, :6] = keys[:, :6], values[:, :6]
+        net = parts.block(model, index, tables, length).module
+        states, keys, values = net(states, torch.arange(length)[None], mask)
+        past = [torch.zeros(1, llms.CAPACITY, 2, llms.head_size(kind)) for _ in range(2)]
+        past[0][:, :count], past[1][:, :count] = keys[:, :count], values[:, :count]
         caches.append(past)
-    found = parts.head(model).module(states[:, 5:6])
+    found = parts.head(model).module(states[:, count - 1 : count])
     torch.testing.assert_close(found[0], logits[:1], rtol=1e-4, atol=1e-5)
     states = parts.embedding(model, 1).module(torch.tensor([[tokens[0]]]))
     mask = torch.full((1, 1, 1, llms.CAPACITY + 1), layout.HIDDEN)
-    mask[..., :6] = mask[..., -1] = 0
+    mask[..., :count] = mask[..., -1] = 0
     for index in range(2):
         net = parts.block_cache(model, index, tables, llms.CAPACITY).module
-        states, keys, _ = net(states, torch.tensor([[6]]), mask, *caches[index])
-        assert keys.shape == (1, 1, 2, 16)
+        states, keys, _ = net(states, torch.tensor([[count]]), mask, *caches[index])
+        assert keys.shape == (1, 1, 2, llms.head_size(kind))
     torch.testing.assert_close(parts.head(model).module(states)[0], logits[1:], rtol=1e-4, atol=1e-5)

@@ -5,7 +5,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from dlinfer.vendor import discovery
 from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.errors import SophgoModelError, SophgoRuntimeError, SophgoUnavailableError
 from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
-from dlinfer.vendor.sophgo.runtime import chips, device, emulator
+from dlinfer.vendor.sophgo.runtime import chips, emulator
 from dlinfer.vendor.sophgo.runtime.child import layout
 from dlinfer.vendor.sophgo.runtime.worker import Worker
 from tests.vendor.sophgo.bmodels import oracle
@@ -151,14 +150,6 @@ def test_libraries_that_cannot_be_loaded(tmp_path):
     (tmp_path / "libbmlib.so.0").write_text("no library")
     with pytest.raises(SophgoRuntimeError, match=r"library.*libbmlib"):
         Worker("a stand-in", tmp_path, emulated=True)
-
-
-@pytest.fixture
-def fresh(bmodel, monkeypatch):
-    """Workers of this test's own."""
-    monkeypatch.setattr(device, "_workers", weakref.WeakValueDictionary())
-    monkeypatch.setattr(device, "_devices", weakref.WeakValueDictionary())
-    monkeypatch.setattr(device, "_latest", {})
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ _HEADER = struct.Struct("<4I")
 _CHIP, _DEVICES = 3, 7  # numbers of fields in the table Model
 _MOST = 64 * 2**20  # a flatbuffer without the binary data is far smaller
 _ADVICE = "compile or copy it again"
+_PATH_ADVICE = "check the path"
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,16 @@ class Header:
 def read_file(path: Path) -> Header:
     """The header of a file. Raises SophgoModelError where there is no sound bmodel."""
     try:
+        # Opening a pipe may wait for ever; no path has a zero byte.
+        if "\0" in str(path) or (path.exists() and not path.is_file()):
+            raise SophgoModelError(source=str(path), detail="it is no file", advice=_PATH_ADVICE)
         with path.open("rb") as file:
             size = path.stat().st_size
             start = file.read(_HEADER.size)
             return _parsed(str(path), start, size, lambda at, count: (file.seek(at), file.read(count))[1])
     except OSError as error:
         detail = error.strerror or str(error)
-        raise SophgoModelError(source=str(path), detail=detail, advice="check the path") from None
+        raise SophgoModelError(source=str(path), detail=detail, advice=_PATH_ADVICE) from None
 
 
 def read_bytes(data: bytes | bytearray | memoryview) -> Header:

@@ -1,6 +1,7 @@
 """One loaded bmodel: what its networks are, and running them. By BMRuntime."""
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ class Model:
 
     def load_file(self, path: str) -> None:
         """Load a bmodel from a file. Raises RefusedError."""
-        self._loaded(lambda: self.chip.bmrt.bmrt_load_bmodel(self._runtime, path.encode()))
+        self._loaded(lambda: self.chip.bmrt.bmrt_load_bmodel(self._runtime, os.fsencode(path)))
 
     def load_bytes(self, address: int, size: int) -> None:
         """Load a bmodel from memory, which may be given back afterwards. Raises RefusedError."""
