@@ -94,6 +94,24 @@ def test_s1_110_a_decryption_that_raises_fails_the_load_only(layer, rng):
     check(loaded(layer, config=encrypted("locked")), rng)
 
 
+def test_s1_110_a_decryption_gets_the_memory_that_it_first_asked_for(layer, rng):
+    """One that gives another size each time it is asked: the library asks once, and so do we."""
+    given: list[int] = []
+
+    def growing(in_arr, key_arr, out_arr):
+        if out_arr is None:
+            return in_arr.size + 64 * len(given)
+        given.append(out_arr.size)
+        out_arr[: in_arr.size] = in_arr
+        return out_arr.size
+
+    LiteGlobal.register_decryption_and_key("growing", growing, [1])
+    size = layer.stat().st_size
+    for _ in range(2):
+        check(loaded(layer, config=encrypted("growing")), rng)
+    assert given == [size, size + 64]
+
+
 @pytest.mark.parametrize(
     ("method", "seal", "key"),
     [

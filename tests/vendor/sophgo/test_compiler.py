@@ -62,7 +62,7 @@ def test_a_net_and_its_place_in_the_cache(toolchain):
 def test_a_damaged_entry_is_made_anew(toolchain, tmp_path):
     """In a cache of the test's own; the toolchain stays where it is."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(compiler_cache, "default_folder", lambda: tmp_path)
+        patched.setattr(compiler_cache, "cache_folder", lambda: tmp_path)
         told: list[str] = []
         made = compile_onnx(mlp(), name="mlp", progress=told.append)
         assert told == ["transform", "compile"]
@@ -91,7 +91,7 @@ def test_a_net_on_which_the_optimiser_ends_is_compiled_with_less(toolchain, monk
         "open('net.bmodel', 'wb').write(sound + b'made with ' + deploy[-1].encode())\n"
     )
     monkeypatch.setattr(compiler_process, "driver_command", lambda job: [sys.executable, str(tool), str(job)])
-    monkeypatch.setattr(compiler_cache, "default_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiler_cache, "cache_folder", lambda: tmp_path)
     told: list[str] = []
     made = compile_onnx(mlp(), name="mlp", progress=told.append)
     assert told == ["compile", "compile"]
@@ -227,7 +227,7 @@ def test_of_two_that_want_a_net_one_compiles(toolchain, monkeypatch, tmp_path):
         f"shutil.copy({str(sound)!r}, 'net.bmodel')"
     )
     monkeypatch.setattr(compiler_process, "driver_command", lambda job: [sys.executable, "-c", code])
-    monkeypatch.setattr(compiler_cache, "default_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiler_cache, "cache_folder", lambda: tmp_path)
     with ThreadPoolExecutor(3) as pool:
         made = {one.result() for one in [pool.submit(compile_onnx, mlp(), name="mlp") for _ in range(3)]}
     assert len(made) == 1 and count.read_text() == "x"
@@ -236,7 +236,7 @@ def test_of_two_that_want_a_net_one_compiles(toolchain, monkeypatch, tmp_path):
 
 def test_what_a_killed_process_left_in_the_cache_goes(toolchain, monkeypatch, tmp_path):
     """But not what is locked, or so new that its owner may not have locked it yet."""
-    monkeypatch.setattr(compiler_cache, "default_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiler_cache, "cache_folder", lambda: tmp_path)
     left, used, new = (tmp_path / "sophgo" / f".compiling-{name}" for name in ("left", "used", "new"))
     for folder in (left, used, new):
         folder.mkdir(parents=True)

@@ -1,5 +1,6 @@
 """Kinds of arguments that many calls take, judged before the library is called."""
 
+import operator
 import os
 from enum import IntEnum
 from pathlib import Path
@@ -39,12 +40,16 @@ def text(call: str, argument: str, value: Any) -> bytes:
 
 
 def whole(call: str, argument: str, value: Any, least: int = 0, most: int = 2**31 - 1) -> int:
-    """A whole number of a range. Raises LiteArgumentError."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+    """A whole number of a range, Python's or numpy's. Raises LiteArgumentError."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
         raise LiteArgumentError(
             call=call, argument=argument, expected=f"a whole number from {least} to {most}", given=repr(value)
         )
-    return value
+    return number
 
 
 def existing(call: str, path: Any) -> bytes:

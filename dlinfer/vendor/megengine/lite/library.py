@@ -4,9 +4,11 @@ Names, types and order of arguments are those of its public headers (lite-c/glob
 MegEngine 1.13).
 """
 
+import contextlib
 import ctypes
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint8, c_void_p
 from functools import lru_cache
 from typing import Any
@@ -98,6 +100,9 @@ _FLOAT_STATE = 64
 """Bytes that hold C's fenv_t on every Linux. Loading a model leaves the calling thread flushing subnormal numbers to
 zero, for torch and numpy as well; so each call gives back the state that it found."""
 
+_USUAL_STATE = ctypes.c_void_p(-1)
+"""C's FE_DFL_ENV."""
+
 _LACKING = re.compile(
     r"not implement yet|disabled? at compile time|Please check macro|No compiler support", re.IGNORECASE
 )
@@ -111,6 +116,7 @@ class Library:
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)  # calls release the GIL
         self._process = ctypes.CDLL(None)
+        self._caller = threading.local()
         self._failures = Failures(_last_message(path))
         for name, arguments in _CALLS.items():
             function = getattr(self._library, f"LITE_{name}")
@@ -123,17 +129,34 @@ class Library:
 
         Raises LiteError with the library's message, LiteLackError where that says that the build has no such thing.
         """
-        before = ctypes.create_string_buffer(_FLOAT_STATE)
+        outer, before = self._state(), ctypes.create_string_buffer(_FLOAT_STATE)
         self._process.fegetenv(before)
+        self._caller.state = before
         try:
             with self._failures.watching() as call:
                 call.failed = getattr(self._library, f"LITE_{name}")(*arguments) != 0
         finally:
             self._process.fesetenv(before)
+            self._caller.state = outer
         if call.failed:
             detail = explain(call.message)
             kind = LiteLackError if _LACKING.search(detail) else LiteError
             raise kind(call=said or name, detail=detail + (_DOUBT if call.doubtful else ""))
+
+    @contextlib.contextmanager
+    def callers_numbers(self) -> Iterator[None]:
+        """Around Python that the library calls: the caller's floating-point state, in its own threads the usual."""
+        before = ctypes.create_string_buffer(_FLOAT_STATE)
+        self._process.fegetenv(before)
+        self._process.fesetenv(self._state() or _USUAL_STATE)
+        try:
+            yield
+        finally:
+            self._process.fesetenv(before)
+
+    def _state(self) -> Any:
+        """That of the call of the library that this thread is in."""
+        return getattr(self._caller, "state", None)
 
 
 @lru_cache(maxsize=1)

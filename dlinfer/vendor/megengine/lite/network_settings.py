@@ -139,12 +139,19 @@ class NetworkSettings:
     def io_txt_dump(self, txt_file: str | os.PathLike[str]) -> None:
         """Write all inputs and outputs of ops to a text file when it runs (S1-100); after ``load``."""
         call = "io_txt_dump"
-        library().call("enable_io_txt_dump", self._with_graph(call), writable(call, txt_file), said=call)
+        library().call("enable_io_txt_dump", self._dumped(call), writable(call, txt_file), said=call)
 
     def io_bin_dump(self, bin_dir: str | os.PathLike[str]) -> None:
         """Write them to a folder, a binary file each (S1-101); the folder is made."""
         call = "io_bin_dump"
-        library().call("enable_io_bin_dump", self._with_graph(call), folder(call, bin_dir), said=call)
+        library().call("enable_io_bin_dump", self._dumped(call), folder(call, bin_dir), said=call)
+
+    def _dumped(self, call: str) -> ctypes.c_void_p:
+        if self._record_level == _GRAPH_FREED:
+            raise LiteError(
+                call=call, detail="runs without their graph (comp_node_seq_record_level=2) dump nothing"
+            )
+        return self._handle
 
     def get_static_memory_alloc_info(self, log_dir: str | os.PathLike[str] = "logs/test") -> None:
         """Write the memory plan to a folder (S1-86). Raises LiteLackError with builds that have it not."""
