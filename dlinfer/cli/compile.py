@@ -1,8 +1,13 @@
 """``dlinfer compile``: a Hugging Face model folder to the file that a vendor's own runtime takes."""
 
 import argparse
+import contextlib
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from dlinfer.errors import DlinferError
 
@@ -42,14 +47,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile. Gives the exit status: 1 when it could not be done."""
+    """Compile. Gives the exit status: 1 when it could not be done, 128 and the signal's number when it was ended."""
     try:
-        _sophgo(arguments)
+        with _ending():
+            _sophgo(arguments)
+    except KeyboardInterrupt as end:
+        number = end.number if isinstance(end, _Ended) else signal.SIGINT
+        text = f"{signal.Signals(number).name}: {arguments.output} was not written; nets that are compiled are kept"
+        sys.stderr.write(f"ended by {text}\n")
+        return 128 + number
     except (DlinferError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     sys.stdout.write(f"written: {arguments.output} ({arguments.output.stat().st_size} bytes)\n")
     return 0
+
+
+class _Ended(KeyboardInterrupt):
+    """A signal that asks the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, so that no compiler goes on without it."""
+
+    def end(number: int, frame: Any) -> None:
+        raise _Ended(number)
+
+    here = threading.current_thread() is threading.main_thread()  # elsewhere signals cannot be set
+    asking = (signal.SIGTERM, signal.SIGHUP) if here else ()
+    signals = [one for one in asking if signal.getsignal(one) is signal.SIG_DFL]
+    try:
+        for one in signals:
+            signal.signal(one, end)
+        yield
+    finally:
+        for one in signals:
+            signal.signal(one, signal.SIG_DFL)
 
 
 def _sophgo(arguments: argparse.Namespace) -> None:

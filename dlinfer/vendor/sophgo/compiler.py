@@ -1,21 +1,23 @@
 """ONNX to bmodel by Sophgo's compiler, in a process of its own, kept in the cache by the content of what went in."""
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dlinfer.graph.cache import default_folder
+from dlinfer.vendor.sophgo import compiler_cache as cache
 from dlinfer.vendor.sophgo import compiler_process as process
+from dlinfer.vendor.sophgo.compiler_group import Stop
 from dlinfer.vendor.sophgo.compiler_options import BmodelOptions, check_name
-from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoOptionError
+from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError, SophgoOptionError
+from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
 
 _FORMAT = 1
 """Part of every key: a change of how jobs are written makes old entries unknown."""
@@ -30,6 +32,7 @@ def compile_onnx(
     options: BmodelOptions | None = None,
     calibration: Sequence[Mapping[str, np.ndarray]] = (),
     progress: Progress | None = None,
+    stop: Stop | None = None,
 ) -> Path:
     """The bmodel of an ONNX model, as a file of the cache; not to be changed.
 
@@ -40,28 +43,53 @@ def compile_onnx(
     Inputs and outputs of the net have the dtype that ``quantize`` names (float32 for INT8), whole numbers are int32,
     and stand in the model's order; the compiler gives outputs names of its own.
 
-    Raises SophgoOptionError, ToolchainMissingError and SophgoCompileError.
+    stop: ends the compiler from another thread. Of several calls for one net at once, in this process or others, one
+    compiles and the others wait for it.
+
+    Raises SophgoOptionError, ToolchainMissingError and SophgoCompileError; StoppedError after ``stop``.
     """
     chosen = options if options is not None else BmodelOptions()
     check_name(name)
     if (chosen.quantize == "INT8") != bool(calibration):
         expected = "at least one set of inputs for INT8, and none for others"
         raise SophgoOptionError(option="calibration", given=f"{len(calibration)} sets", expected=expected)
+    asked = _Asked(model, name, chosen, calibration, progress, stop if stop is not None else Stop())
     key = _key(model, name, chosen, calibration)
-    with _scratch() as folder:
-        return _kept(key) or _compiled(folder, key, model, name, chosen, calibration, progress)
+    try:
+        return cache.kept(key) or _made(key, asked)
+    except OSError as error:  # a full disk, above all
+        detail = f"{error.strerror or error} ({error.filename or cache.place()})"
+        raise SophgoCompileError(
+            what=f"net {name!r}", target=_target(chosen), detail=detail, log="none"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One call of ``compile_onnx``."""
+
+    model: bytes | Path
+    name: str
+    options: BmodelOptions
+    calibration: Sequence[Mapping[str, np.ndarray]]
+    progress: Progress | None
+    stop: Stop
 
 
 def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
     """Write one bmodel of several of one chip; nets of one name become stages of one net.
 
-    ``to`` appears whole or not at all. Raises ToolchainMissingError, SophgoCompileError and OSError.
+    Nets stand in the order of their first file. Of a net's stages the one that works in the most memory is the first:
+    BMRuntime may run a smaller one that comes earlier in memory that it has given back (docs/sophgo.md).
+
+    ``to`` appears whole or not at all. Raises SophgoModelError for a file that is no bmodel, ToolchainMissingError,
+    SophgoCompileError and OSError.
     """
     to = to.resolve()
     with tempfile.TemporaryDirectory(prefix=".combining-", dir=to.parent) as scratch:
         folder = Path(scratch)
         made, log = folder / "combined.bmodel", folder / "log"
-        command = [process.model_tool(), "--combine", *map(str, bmodels), "-o", str(made)]
+        command = [process.model_tool(), "--combine", *map(str, _largest_first(bmodels)), "-o", str(made)]
         try:
             process.run(command, folder, log, timeout)
             _needed(made)
@@ -70,9 +98,20 @@ def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
         os.replace(made, to)
 
 
+def _largest_first(bmodels: Sequence[Path]) -> list[Path]:
+    """Files of one net together, ordered by the memory that it works in."""
+    nets: dict[tuple[str, ...], dict[Path, int]] = {}
+    for path in bmodels:
+        memory = bmodel_file.read_file(path).memory
+        largest = max((size for sizes in memory.values() for size in sizes), default=0)
+        nets.setdefault(tuple(memory), {})[path] = largest
+    return [path for files in nets.values() for path in sorted(files, key=lambda one: -files[one])]
+
+
 def describe(bmodel: Path) -> str:
     """What Sophgo's own ``model_tool --info`` says of a bmodel. Raises ToolchainMissingError, SophgoCompileError."""
-    with _scratch() as folder:
+    with tempfile.TemporaryDirectory(prefix="dlinfer-") as scratch:
+        folder = Path(scratch)
         log = folder / "log"
         try:
             process.run([process.model_tool(), "--info", str(bmodel.resolve())], folder, log, 120.0)
@@ -81,46 +120,49 @@ def describe(bmodel: Path) -> str:
         return log.read_text(errors="replace")
 
 
-def _compiled(
-    folder: Path,
-    key: str,
-    model: bytes | Path,
-    name: str,
-    options: BmodelOptions,
-    calibration: Sequence[Mapping[str, np.ndarray]],
-    progress: Progress | None,
-) -> Path:
+def _made(key: str, asked: _Asked) -> Path:
+    with cache.alone(key, asked.stop):
+        found = cache.kept(key)  # another was first
+        if found is not None:
+            return found
+        with cache.scratch() as folder:
+            return _compiled(folder, key, asked)
+
+
+def _compiled(folder: Path, key: str, asked: _Asked) -> Path:
     source = folder / "net.onnx"
-    if isinstance(model, bytes):
-        source.write_bytes(model)
+    if isinstance(asked.model, bytes):
+        source.write_bytes(asked.model)
     else:
-        source = model.resolve()
-    job = _job(source, name, options, _calibration_files(folder, calibration))
+        source = asked.model.resolve()
+    job = _job(source, asked.name, asked.options, _calibration_files(folder, asked.calibration))
     log = folder / "log"
     try:
         try:
-            made = _run(folder / "first", job, log, options, progress)
+            made = _run(folder / "first", job, log, asked)
         except process.ProcessFailedError as failed:
             if not _died_optimising(failed):
                 raise
             job["deploy"] += ["--opt", "1"]
-            made = _run(folder / "again", job, log, options, progress)
+            made = _run(folder / "again", job, log, asked)
     except process.ProcessFailedError as failed:
-        target = f"{options.chip} as {options.quantize}"
-        raise _error(f"net {name!r}", target, failed, log, key) from failed
-    return _store(made, key)
+        raise _error(f"net {asked.name!r}", _target(asked.options), failed, log, key) from failed
+    return cache.store(made, key)
 
 
-def _run(
-    folder: Path, job: dict[str, Any], log: Path, options: BmodelOptions, progress: Progress | None
-) -> Path:
+def _run(folder: Path, job: dict[str, Any], log: Path, asked: _Asked) -> Path:
     folder.mkdir()
     path = folder / "job.json"
     path.write_text(json.dumps(job))
-    process.run(process.driver_command(path), folder, log, options.timeout, progress)
+    command = process.driver_command(path)
+    process.run(command, folder, log, asked.options.timeout, asked.progress, asked.stop)
     made = folder / "net.bmodel"
     _needed(made)
     return made
+
+
+def _target(options: BmodelOptions) -> str:
+    return f"{options.chip} as {options.quantize}"
 
 
 def _died_optimising(failed: process.ProcessFailedError) -> bool:
@@ -161,8 +203,14 @@ def _calibration_files(folder: Path, calibration: Sequence[Mapping[str, np.ndarr
 
 
 def _needed(made: Path) -> None:
+    """The compiler's status is 0 also where the disk was full."""
     if not made.is_file():
         raise process.ProcessFailedError("it ended well but wrote no bmodel", ())
+    try:
+        bmodel_file.read_file(made)
+    except SophgoModelError as error:
+        how = f"it ended well but wrote no whole bmodel: {error.fields['detail']}"
+        raise process.ProcessFailedError(how, ()) from error
 
 
 _TELLING = ("Error", "error:", "assert", "Assert", "not support", "unsupported", "failed")
@@ -173,7 +221,7 @@ def _error(
     what: str, target: str, failed: process.ProcessFailedError, log: Path, key: str
 ) -> SophgoCompileError:
     """The error with what the compiler said, its log kept where the user finds it."""
-    kept = _folder() / "logs" / f"{key}.log"
+    kept = cache.place() / "logs" / f"{key}.log"
     kept.parent.mkdir(parents=True, exist_ok=True)
     if log.is_file():
         shutil.copyfile(log, kept)
@@ -183,23 +231,10 @@ def _error(
     return SophgoCompileError(what=what, target=target, detail=detail, log=str(kept))
 
 
-# --- the cache: a file ``<key>-<digest of its content>.bmodel``, so that a damaged one is noticed and made anew
-
-
-def _folder() -> Path:
-    return default_folder().absolute() / "sophgo"
-
-
-@contextlib.contextmanager
-def _scratch():
-    _folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".compiling-", dir=_folder()) as folder:
-        yield Path(folder)
-
-
 def _key(
     model: bytes | Path, name: str, options: BmodelOptions, calibration: Sequence[Mapping[str, np.ndarray]]
 ) -> str:
+    """A digest of all that a bmodel depends on."""
     said = [_FORMAT, process.compiler_version(), name, sorted(options.identity().items())]
     digest = hashlib.sha256(json.dumps(said).encode())
     if isinstance(model, bytes):
@@ -228,22 +263,3 @@ def _files(model: Path) -> list[Path]:
         if entry.key == "location"
     }
     return [model, *(model.parent / place for place in sorted(places))]
-
-
-def _kept(key: str) -> Path | None:
-    for path in _folder().glob(f"{key}-*.bmodel"):
-        if path.stem == f"{key}-{_digest(path)}":
-            return path
-        path.unlink(missing_ok=True)
-    return None
-
-
-def _store(made: Path, key: str) -> Path:
-    path = _folder() / f"{key}-{_digest(made)}.bmodel"
-    os.replace(made, path)
-    return path
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

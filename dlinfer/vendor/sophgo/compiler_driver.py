@@ -1,24 +1,24 @@
 """Run by the toolchain's Python, never imported by dlinfer: one ONNX file to a bmodel by Sophgo's own tools.
 
 ``python compiler_driver.py job.json`` in an empty folder, where ``job.json`` says what ``compiler`` wrote into it.
-Each step is announced on a line that begins with ``dlinfer step:``. It is written for CPython 3.10.
-
-The tools import torch and onnxruntime_extensions for trifles; both are stood in for, so neither need be installed.
+Each step is announced on a line that begins with ``dlinfer step:``. It is written for CPython 3.10. Its standard input
+is a pipe from dlinfer that stays empty; when that ends, dlinfer is gone, and this ends too.
 """
 
 import importlib
 import json
 import os
 import runpy
+import signal
 import sys
-import types
+import threading
 
 
 def main(path):
     """Do the job that the file at ``path`` describes; the process's exit status says whether it succeeded."""
+    _end_with_caller()
     with open(path) as file:
         job = json.load(file)
-    _stand_in()
     tools = importlib.import_module("tpu_mlir")  # sets the search paths of its tools
     root = str(tools.__path__[0])
     sys.path[:0] = [os.path.join(root, "python"), os.path.join(root, "python", "tools")]
@@ -29,6 +29,20 @@ def main(path):
         _calibrate(job)
     _announce("compile")
     _tool(root, "model_deploy", job["deploy"])
+
+
+def _end_with_caller():
+    """End this process and all that it started when the other end of standard input is closed."""
+    pipe = os.dup(0)  # for this process alone; what it starts reads nothing
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def watch():
+        os.read(pipe, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _announce(step):
@@ -64,37 +78,6 @@ def _calibrate(job):
         file.write("# op_name    threshold    min    max\n")
         for name, (low, high) in found.items():
             file.write(f"{name} {max(-low, high, 1e-6):.7f} {low:.7f} {high:.7f}\n")
-
-
-def _stand_in():
-    """Stand in for two packages, of which the ONNX front end uses decorators and ``torch.tensor(x).numpy()``."""
-    torch = types.ModuleType("torch")
-    vars(torch).update(Tensor=type("Tensor", (), {}), tensor=_Array)
-    extensions = types.ModuleType("onnxruntime_extensions")
-    vars(extensions).update(
-        onnx_op=lambda *args, **kwargs: lambda function: function,
-        PyOp=_Numbers("PyOp", (), {}),
-        PyOrtFunction=type("PyOrtFunction", (), {}),
-    )
-    sys.modules.setdefault("torch", torch)
-    sys.modules.setdefault("onnxruntime_extensions", extensions)
-
-
-class _Array:
-    def __init__(self, values):
-        import numpy
-
-        self._values = numpy.asarray(values)
-
-    def numpy(self):
-        return self._values
-
-
-class _Numbers(type):
-    """A class whose every unknown attribute is 0: names of dtypes, which only decorators of custom ops read."""
-
-    def __getattr__(cls, name):
-        return 0
 
 
 if __name__ == "__main__":

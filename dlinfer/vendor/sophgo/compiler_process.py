@@ -1,14 +1,12 @@
 """A program of Sophgo's toolchain as a process: its own environment, a time limit, a log that outlives it."""
 
-import contextlib
 import os
-import signal
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dlinfer.toolchain import Environment, find
+from dlinfer.vendor.sophgo.compiler_group import Group, Stop
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 STEP = "dlinfer step: "
@@ -50,34 +48,26 @@ def run(
     log: Path,
     timeout: float,
     progress: Callable[[str], None] | None = None,
+    stop: Stop | None = None,
 ) -> None:
     """Run a program of the toolchain in ``folder``; what it prints goes to ``log``, its steps to ``progress``.
 
-    The program and all that it started are ended after ``timeout`` seconds, and when this call is interrupted.
-    Raises ProcessFailedError.
+    The program and all that it started are ended after ``timeout`` seconds, when this call is interrupted, and by
+    ``stop``. Raises ProcessFailedError and StoppedError.
     """
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
     late = threading.Event()
+    last: list[str] = []
+    group = Group(command, folder, _environment())
 
     def end() -> None:
         late.set()
-        _kill(process)
+        group.kill()
 
     timer = threading.Timer(timeout, end)
-    timer.start()
-    last: list[str] = []
     try:
-        assert process.stdout is not None
-        with log.open("wb") as kept:
-            for line in process.stdout:
+        timer.start()
+        with (stop or Stop()).over(group), log.open("wb") as kept:
+            for line in group.output:
                 kept.write(line)
                 text = line.decode(errors="replace").rstrip()
                 if text.startswith(STEP):
@@ -85,22 +75,16 @@ def run(
                         progress(text.removeprefix(STEP))
                 elif text:
                     last = [*last[-39:], text[:500]]
-        status = process.wait()
+            status = group.wait()
     finally:
         timer.cancel()
-        _kill(process)
-        process.wait()
+        group.kill()
+        group.wait()
     if late.is_set():
         raise ProcessFailedError(f"it was ended after {timeout:g} s", last)
     if status:
         how = f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
         raise ProcessFailedError(how, last)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the program's whole group; the compiler starts shells and programs of its own."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environment() -> dict[str, str]:

@@ -48,8 +48,8 @@ def fault(model: bytes) -> str | None:
     return None
 
 
-def lookups(graph_module: fx.GraphModule) -> list[tuple[str, int]]:
-    """(name of the input that is looked up by, rows there are) of a region's graph."""
+def lookups(graph_module: fx.GraphModule) -> list[tuple[str, Any]]:
+    """(name of the input that is looked up by, rows there are) of a region's graph; rows may be a symbolic size."""
     found = []
     for node in graph_module.graph.nodes:
         place = _index_argument(node)

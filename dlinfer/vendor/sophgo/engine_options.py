@@ -1,7 +1,7 @@
 """What ``options={"engine_options": {...}}`` can tell the engine ``sophgo``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from dlinfer.vendor.sophgo.compiler_options import QUANTIZE, BmodelOptions
 from dlinfer.vendor.sophgo.errors import SophgoOptionError
 
 AUTO = "auto"
+_MOST_CORES = "bm1688"
+"""The chip by which options are checked while it is not known."""
 _BY_DTYPE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -18,12 +20,13 @@ _BY_DTYPE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 class SophgoOptions:
     """Options of one compilation, validated when they are made. Raises CompileOptionError.
 
-    chip: bm1684x, bm1688 or bm1690. quantize: as for the compiler, or ``auto``, the region's own dtype.
+    chip: bm1684x or bm1688, or ``auto``, the machine's own (engine_chip.py).
+    quantize: as for the compiler, or ``auto``, the region's own dtype.
     cores, group_size, timeout: as for the compiler. device: number of the device that regions run on.
     max_shapes: bmodels that one region may need for different sizes; more of them run by torch.
     """
 
-    chip: str = "bm1684x"
+    chip: str = AUTO
     quantize: str = AUTO
     cores: int = 1
     group_size: int = 64
@@ -49,6 +52,15 @@ class SophgoOptions:
             _refuse(
                 "chip", made.chip, "bm1684x or bm1688: dlinfer compiles for bm1690, and has no runtime for it"
             )
+        if made.chip == AUTO:
+            made.on(_MOST_CORES)
+        else:
+            made.on(made.chip)
+        return made
+
+    def on(self, chip: str) -> "SophgoOptions":
+        """The same for a chip. Raises CompileOptionError where it cannot be so."""
+        made = replace(self, chip=chip)
         try:
             made.compiler(torch.float32)
         except SophgoOptionError as error:
@@ -56,7 +68,7 @@ class SophgoOptions:
         return made
 
     def compiler(self, dtype: torch.dtype) -> BmodelOptions:
-        """How to compile a region of this floating dtype."""
+        """How to compile a region of this floating dtype; not while the chip is ``auto``."""
         quantize = _BY_DTYPE[dtype] if self.quantize == AUTO else self.quantize
         return BmodelOptions(
             chip=self.chip,

@@ -65,7 +65,9 @@ class Region:
         self._sizes = reader(sizes_of([fake(node).shape for node in results], fakes))
         self._dtypes = [fake(node).dtype for node in results]
         self._dtype = _floating(fakes, self._dtypes)
-        self._limits = [(self._names.index(name), rows) for name, rows in lookups(function.graph_module)]
+        found = lookups(function.graph_module)
+        self._lookups = [self._names.index(name) for name, _ in found]
+        self._rows = reader(sizes_of([[rows for _, rows in found]], fakes))
         written = {index for index in function.writes if index is not None}
         self._held = [
             index
@@ -98,13 +100,18 @@ class Region:
         if conflict is not None:
             raise _ByTorchError(conflict)
         for index, value in enumerate(inputs):
-            if not isinstance(value, Tensor) or index in self._held:
+            if not isinstance(value, Tensor):
                 continue
             if not value.numel():
                 raise _ByTorchError(f"input {self._names[index]} has no elements")
-            if value.dtype not in FLOATS and not _within(value, _INT32.min, _INT32.max):
+            if (
+                index not in self._held
+                and value.dtype not in FLOATS
+                and not _within(value, _INT32.min, _INT32.max)
+            ):
                 raise _ByTorchError(f"input {self._names[index]} goes beyond 32 bits")
-        for index, rows in self._limits:
+        (limits,) = self._rows(inputs)
+        for index, rows in zip(self._lookups, limits, strict=True):
             if not _within(inputs[index], 0, rows - 1):
                 raise _ByTorchError(f"input {self._names[index]} looks up outside of {rows} rows")
 

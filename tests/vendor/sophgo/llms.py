@@ -10,14 +10,27 @@ STAGES = (8, 16)
 CAPACITY = 32
 
 
-def write(kind: str, folder: Path) -> Path:
-    """A Llama-like or Qwen2-like model of two layers; weights as far from 0 as trained ones are from noise."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+OWN: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"tie_word_embeddings": True},  # biases of queries, keys and values
+    "qwen3": {"head_dim": 32},  # heads wider than hidden / heads, and norms of queries and keys
+    "mistral": {"head_dim": 16, "sliding_window": CAPACITY},  # the smallest window that is taken
+}
+"""What kinds of models have of their own."""
 
-    config_of, model_of = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    }[kind]
+
+def head_size(kind: str) -> int:
+    """Of a model that ``write`` makes."""
+    return OWN[kind].get("head_dim", 16)
+
+
+def write(kind: str, folder: Path) -> Path:
+    """A model of a kind, of two layers; weights as far from 0 as trained ones are from noise."""
+    import transformers
+
+    name = kind.capitalize()
+    config_of, model_of = getattr(transformers, f"{name}Config"), getattr(transformers, f"{name}ForCausalLM")
+    settings = {"tie_word_embeddings": False} | OWN[kind]
     config = config_of(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -27,9 +40,9 @@ def write(kind: str, folder: Path) -> Path:
         num_key_value_heads=2,
         max_position_embeddings=128,
         initializer_range=0.15,
-        tie_word_embeddings=kind == "qwen2",
         bos_token_id=None,
         eos_token_id=None,
+        **settings,
     )
     torch.manual_seed(7)
     model = model_of(config).eval()

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from dlinfer import settings
 from dlinfer.errors import CompileOptionError, EngineUnavailableError, GraphFallbackError
 from dlinfer.graph import report
 from dlinfer.ops import fallback
-from dlinfer.vendor.sophgo import compiler, compiler_process
+from dlinfer.vendor.sophgo import compiler_cache, compiler_process, onnx_file
+from dlinfer.vendor.sophgo.engine import SophgoEngine
 from dlinfer.vendor.sophgo.engine_options import SophgoOptions
 from dlinfer.vendor.sophgo.errors import SophgoWorkerError
 from tests.vendor.sophgo.regions import ENGINE, compiled, refused, relative, subgraph
@@ -175,6 +177,14 @@ def test_each_set_of_sizes_has_a_bmodel_and_is_counted(graph_mode):
     assert any("max_shapes" in kind.reason for kind in fallback.counts())
 
 
+def test_large_weights_reach_the_compiler_in_a_file_of_their_own(graph_mode, monkeypatch):
+    monkeypatch.setattr(onnx_file, "FILE_BYTES", 0)
+    x = torch.randn(6, 16)
+    region = compiled(product, x, *WEIGHTS, static=(1, 2))
+    (result,) = region.run(x, *WEIGHTS)
+    assert relative(result, product(x, *WEIGHTS)) < 1e-6
+
+
 def test_a_changed_weight_is_compiled_in(graph_mode):
     x, weight = torch.randn(6, 16), WEIGHTS[0].clone()
     region = compiled(product, x, weight, WEIGHTS[1], static=(1, 2))
@@ -213,6 +223,24 @@ def test_a_row_that_does_not_exist_is_what_it_is_in_torch(graph_mode):
             region.run(torch.tensor([[3, 0, wrong]]), table)
 
 
+@pytest.mark.parametrize("traced", [4, 9])
+def test_rows_are_those_of_the_table_that_a_call_brings(graph_mode, traced):
+    """The region was traced with a smaller table, and with a larger one."""
+
+    def model(ids, table):
+        return F.embedding(ids, table * 2.0) + table.tanh().sum(0) + 1.0
+
+    ids = torch.tensor([[3, 0, 2]])
+    region = compiled(model, ids, torch.randn(traced, 16), open_sizes=(traced,), fallback="allow")
+    table, last = torch.randn(6, 16), torch.tensor([[3, 0, 5]])
+    assert relative(region.run(last, table)[0], model(last, table)) < 1e-5
+    assert not fallback.counts()
+    with pytest.raises((IndexError, RuntimeError)):
+        region.run(last, table[:5].clone())
+    assert sum(fallback.counts().values()) == 1
+    assert "outside of 5 rows" in region.notes[-1]
+
+
 def test_under_error_a_call_that_torch_would_run_is_refused(graph_mode):
     region = compiled(product, torch.randn(0, 16), *WEIGHTS, static=(1, 2))
     with pytest.raises(GraphFallbackError, match="no elements"):
@@ -220,7 +248,7 @@ def test_under_error_a_call_that_torch_would_run_is_refused(graph_mode):
 
 
 def test_what_the_compiler_refuses_runs_by_torch_and_is_counted(graph_mode, monkeypatch):
-    monkeypatch.setattr(compiler, "_kept", lambda key: None)  # what another test compiled
+    monkeypatch.setattr(compiler_cache, "kept", lambda key: None)  # what another test compiled
     x = torch.randn(6, 16)
     region = compiled(product, x, *WEIGHTS, static=(1, 2), fallback="allow", timeout=0.01)
     (result,) = region.run(x, *WEIGHTS)
@@ -281,7 +309,8 @@ def test_two_halves_in_one_region_run_by_torch(graph_mode):
         ({"quantize": "F8"}, "W4F16"),
         ({"max_shapes": 0}, "from 1 on"),
         ({"device": -1}, "from 0 on"),
-        ({"cores": 2}, "1 to 1"),
+        ({"cores": 2, "chip": "bm1684x"}, "1 to 1"),
+        ({"cores": 3}, "1 to 2"),
         ({"group_size": 5}, "multiple of 32"),
         ({"timeout": 0}, "seconds"),
     ],
@@ -301,11 +330,11 @@ def test_an_artifact_runs_where_it_is_loaded(graph_mode, tmp_path):
 
 
 def test_without_what_writes_onnx_the_engine_says_so(monkeypatch):
-    from dlinfer.vendor.sophgo import engine
-
-    monkeypatch.setattr(engine, "NEEDED", ("onnx", "no_such_package"))
-    with pytest.raises(EngineUnavailableError, match="no_such_package not installed"):
-        engine.SophgoEngine()
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(
+        EngineUnavailableError, match=r"onnxscript not installed; pip install 'dlinfer\[sophgo\]'"
+    ):
+        SophgoEngine()
 
 
 def test_the_engine_tells_the_compiler_it_depends_on(toolchain, tmp_path):

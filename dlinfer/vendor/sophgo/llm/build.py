@@ -1,5 +1,6 @@
 """From a Hugging Face folder to one bmodel with all nets of the model."""
 
+import gc
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -7,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dlinfer.vendor.sophgo import packages
 from dlinfer.vendor.sophgo.compiler import combine, compile_onnx
+from dlinfer.vendor.sophgo.compiler_group import Stop
 from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
 from dlinfer.vendor.sophgo.compiler_process import toolchain
-from dlinfer.vendor.sophgo.errors import SophgoOptionError
+from dlinfer.vendor.sophgo.errors import SophgoOptionError, SophgoUnavailableError
 from dlinfer.vendor.sophgo.llm import folder as hf
 from dlinfer.vendor.sophgo.llm import parts
 from dlinfer.vendor.sophgo.llm.parts import Part
@@ -60,24 +63,33 @@ def compile_folder(
     """Write the bmodel of the model in ``folder`` to ``to``, whole or not at all.
 
     Each net is kept in the cache by its content, so that a second call, or one with another stage, compiles only
-    what is new. Raises ModelFolderError, UnsupportedFeatureError, ToolchainMissingError, SophgoCompileError, OSError.
+    what is new. When a net fails or this call is interrupted, the compilers that still run are ended.
+
+    Raises SophgoUnavailableError where packages are missing, ModelFolderError, UnsupportedFeatureError,
+    ToolchainMissingError, SophgoCompileError and OSError.
     """
     chosen = options if options is not None else LlmOptions()
+    missing = packages.missing(packages.LLM)
+    if missing:
+        what = "dlinfer compile --engine sophgo"
+        raise SophgoUnavailableError(what=what, reason=f"{missing} not installed", advice=packages.ADVICE)
     toolchain()  # before minutes are spent on loading
     to.parent.mkdir(parents=True, exist_ok=True)
     model = hf.load(folder, chosen.seq_length)
     total = sum(1 for _ in _plan(model, chosen))
     made: dict[int, Path] = {}
-    with ThreadPoolExecutor(chosen.jobs) as pool:
+    stop = Stop()
+    with tempfile.TemporaryDirectory(prefix="dlinfer-") as scratch, ThreadPoolExecutor(chosen.jobs) as pool:
         running = {}
         try:
             for index, part in enumerate(_plan(model, chosen)):
                 # torch.export is for one thread at a time; the compilers are processes of their own.
-                running[pool.submit(_job(part(), chosen.compiler))] = index
+                running[pool.submit(_job(part, chosen.compiler, Path(scratch), stop))] = index
                 _wait(running, made, total, progress, chosen.jobs)
             _wait(running, made, total, progress, 1)
-        finally:
-            pool.shutdown(cancel_futures=True)
+        except BaseException:
+            stop.now()  # the pool waits for what is running
+            raise
     combine([made[index] for index in sorted(made)], to)
 
 
@@ -107,13 +119,18 @@ def _wait(
             progress(len(made), total, name)
 
 
-def _job(part: Part, options: BmodelOptions) -> Callable[[], tuple[Path, str]]:
+def _job(
+    make: Callable[[], Part], options: BmodelOptions, scratch: Path, stop: Stop
+) -> Callable[[], tuple[Path, str]]:
     """The compilation of a net that has been written as ONNX; its files go with it."""
-    scratch = tempfile.TemporaryDirectory(prefix="dlinfer-")
-    model = part.onnx(Path(scratch.name))
+    folder = tempfile.TemporaryDirectory(dir=scratch)
+    part = make()
+    name, model = part.name, part.onnx(Path(folder.name))
+    del part
+    gc.collect()  # graphs refer to themselves, and would keep copies of some layers' weights
 
     def compiled() -> tuple[Path, str]:
-        with scratch:
-            return compile_onnx(model, name=part.name, options=options), part.name
+        with folder:
+            return compile_onnx(model, name=name, options=options, stop=stop), name
 
     return compiled

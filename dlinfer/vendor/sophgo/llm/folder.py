@@ -58,6 +58,14 @@ def _config(folder: Path) -> Any:
 def _refuse(config: Any, seq_length: int) -> None:
     if config.model_type not in MODEL_TYPES:
         raise _unsupported(f"model_type {config.model_type!r}", f"models that are: {', '.join(MODEL_TYPES)}")
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        method = (
+            quantised.get("quant_method", "an unnamed method") if isinstance(quantised, dict) else quantised
+        )
+        raise _unsupported(
+            f"weights quantised by {method}", "give the model in floats; --quantize makes fewer bits"
+        )
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in FIXED_ROPES:

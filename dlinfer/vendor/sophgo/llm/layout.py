@@ -1,7 +1,6 @@
 """What a bmodel's nets say of the language model in it: everything that ``generate`` needs stands in the bmodel."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dlinfer.vendor.sophgo.errors import SophgoLlmError
@@ -17,15 +16,12 @@ HIDDEN = -10000.0
 class Layout:
     """Sizes of a model, and the stages of its nets.
 
-    lengths: of prompts that one prefill takes, ascending. embedding_stages, block_stages: length -> stage of the net;
-    the embedding has one for a single token too. capacity: tokens that the KV cache holds. heads: KV heads.
+    lengths: of prompts that one prefill takes, ascending. capacity: tokens that the KV cache holds. heads: KV heads.
     row: elements of a token's keys, or values, in a layer. dtype: of hidden states, masks and caches.
     """
 
     layers: int
     lengths: tuple[int, ...]
-    embedding_stages: Mapping[int, int]
-    block_stages: Mapping[int, int]
     capacity: int
     hidden: int
     heads: int
@@ -42,20 +38,18 @@ def read(engine: EngineLLM) -> Layout:
     """The layout of an engine's nets. Raises SophgoLlmError where they are no language model's."""
     names = set(engine.get_graph_names())
     layers = _layers(names)
-    embedding = {shape[1]: stage for stage, shape in _shapes(engine, EMBEDDING, 0, 2)}
-    blocks = {shape[1]: stage for stage, shape in _shapes(engine, block(0), 0, 3)}
-    if not blocks or not set(blocks) | {1} <= set(embedding):
+    embedding = {shape[1] for shape in _shapes(engine, EMBEDDING, 0, 2)}
+    blocks = {shape[1] for shape in _shapes(engine, block(0), 0, 3)}
+    if not blocks or not blocks | {1} <= embedding:
         detail = f"the embedding takes {sorted(embedding)} tokens, the layers {sorted(blocks)}, and 1 behind a cache"
         raise SophgoLlmError(detail=detail)
-    (_, past), *_ = _shapes(engine, block_cache(0), 3, 4)
-    (_, states), *_ = _shapes(engine, block_cache(0), 0, 3)
+    past, *_ = _shapes(engine, block_cache(0), 3, 4)
+    states, *_ = _shapes(engine, block_cache(0), 0, 3)
     _check_layers(engine, layers, blocks, past)
     _check_memory(engine)
     return Layout(
         layers=layers,
         lengths=tuple(sorted(blocks)),
-        embedding_stages=embedding,
-        block_stages=blocks,
         capacity=past[1],
         hidden=states[2],
         heads=past[2],
@@ -86,22 +80,22 @@ def _layers(names: set[str]) -> int:
     return layers
 
 
-def _shapes(engine: EngineLLM, net: str, index: int, sizes: int) -> list[tuple[int, list[int]]]:
-    """(stage, shape) of an input, which has so many sizes."""
+def _shapes(engine: EngineLLM, net: str, index: int, sizes: int) -> list[list[int]]:
+    """An input's shape in each stage; it has so many sizes."""
     if engine.get_input_num(net) <= index:
         raise SophgoLlmError(detail=f"net {net} has {engine.get_input_num(net)} inputs")
-    found = [(stage, engine.get_input_shape(net, index, stage)) for stage in range(engine.get_stage_num(net))]
-    for _, shape in found:
+    found = [engine.get_input_shape(net, index, stage) for stage in range(engine.get_stage_num(net))]
+    for shape in found:
         if len(shape) != sizes or shape[0] != 1:
             raise SophgoLlmError(detail=f"input {index} of net {net} has shape {shape}")
     return found
 
 
-def _check_layers(engine: EngineLLM, layers: int, blocks: Mapping[int, int], past: list[int]) -> None:
+def _check_layers(engine: EngineLLM, layers: int, blocks: set[int], past: list[int]) -> None:
     """All layers take the same."""
     for index in range(layers):
-        stages = {shape[1]: stage for stage, shape in _shapes(engine, block(index), 0, 3)}
-        (_, cache), *_ = _shapes(engine, block_cache(index), 3, 4)
+        stages = {shape[1] for shape in _shapes(engine, block(index), 0, 3)}
+        cache, *_ = _shapes(engine, block_cache(index), 3, 4)
         if stages != blocks or cache != past or engine.get_input_num(block_cache(index)) != 5:
             raise SophgoLlmError(detail=f"layer {index} has other sizes than layer 0")
 
