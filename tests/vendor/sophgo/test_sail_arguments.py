@@ -285,3 +285,20 @@ def test_a_bmodel_by_a_name_that_is_no_text(bmodel, chip, tmp_path):
     path = tmp_path / "m\udcff.bmodel"
     path.write_bytes(bmodel("bm1684x").read_bytes())
     assert relative(*run(sail.EngineLLM(str(path), [0]), "mlp")) < FLOAT16
+
+
+def test_small_numbers_of_numpy_do_not_wrap(chip):
+    """200 + 100 in uint8 is 44, which would be within the tensor."""
+    number: Any = np.uint8
+    source = sail.Tensor(sail.Handle(0), np.zeros(250, np.int8), True, True)
+    target = sail.Tensor(sail.Handle(0), np.zeros(250, np.int8), True, True)
+    for call in (target.sync_s2d, target.sync_d2s, target.sync_d2d):
+        with pytest.raises(SophgoCallError, match="elements 200 to 300 of 250"):
+            call(source, number(200), number(0), number(100))
+    with pytest.raises(SophgoCallError, match="100 elements in strides of 3 of 250"):
+        target.sync_d2d_stride(source, number(3), number(1), number(100))
+    with pytest.raises(SophgoCallError, match="from element"):
+        sail.Tensor(source, [100], number(200))
+    part = sail.Tensor(sail.Tensor(sail.Handle(0), [1000], Dtype.BM_INT8, False, True), [300], number(200))
+    assert part.device_memory().place.offset == 200
+    assert part.shape() == [300]

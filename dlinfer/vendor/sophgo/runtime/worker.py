@@ -61,10 +61,7 @@ class Worker:
         self._death = ""
         try:
             self._start()
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # no more files, processes or memory; the interpreter is ending
+        except (OSError, RuntimeError) as error:  # no files or processes are left; the interpreter is ending
             how = f"could not be started: {error}"
             raise SophgoWorkerError(chip=name, how=how, call="start", log="") from None
         self.call("start", folder=str(folder), emulated=emulated)

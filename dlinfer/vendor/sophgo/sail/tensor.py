@@ -194,15 +194,16 @@ class Tensor:
             )
         if stride_dst != 1 and (stride_dst, stride_src, self.element_size()) != (4, 1, 1):
             raise refuse(call, f"stride_dst {stride_dst}; it is 1, or 4 for bytes that stride_src 1 reads")
+        stride_src, stride_dst, count = int(stride_src), int(stride_dst), int(count)
         if count * stride_src > src.size() or count * stride_dst > self.size():
             detail = f"{count} elements in strides of {stride_src} of {src.size()} and of {stride_dst} of {self.size()}"
             raise refuse(call, detail)
         target, memory = self._device_of(call), source._device_of(call)
         if not count:
             return
-        taken = np.empty((int(count) - 1) * int(stride_src) + 1, NUMPY[self._dtype])
+        taken = np.empty((count - 1) * stride_src + 1, NUMPY[self._dtype])
         memory.read(_flat(taken))
-        written = np.empty((int(count) - 1) * int(stride_dst) + 1, NUMPY[self._dtype])
+        written = np.empty((count - 1) * stride_dst + 1, NUMPY[self._dtype])
         if stride_dst > 1:
             target.read(_flat(written))  # what lies between stays
         written[::stride_dst] = taken[::stride_src]
@@ -250,11 +251,12 @@ class Tensor:
         src = self._other(call, given)
         if not all(map(is_count, (start, at, count))):
             raise refuse(call, f"offsets {start!r}, {at!r} and length {count!r}: numbers of elements")
+        start, at, count = int(start), int(at), int(count)  # numpy's small ones would wrap around
         if start + count > src.size() or at + count > self.size():
             detail = f"elements {start} to {start + count} of {src.size()} to {at} and on of {self.size()}"
             raise refuse(call, detail)
         width = self.element_size()
-        return src, (int(start) * width, int(at) * width, int(count) * width)
+        return src, (start * width, at * width, count * width)
 
     # --- memory
 
@@ -328,7 +330,7 @@ def _of_shape(handle: Handle, shape: Any, dtype: Any, own_sys_data: bool, own_de
 
 def _part(src: Tensor, shape: Any, offset: int) -> _Made:
     sizes = shape_of("Tensor", shape)
-    if not is_count(offset) or offset + prod(sizes) > src.size():
+    if not is_count(offset) or int(offset) + prod(sizes) > src.size():
         raise refuse("Tensor", f"shape {list(sizes)} from element {offset!r} of {src.size()}")
     width = src.element_size()
     memory = src.device_memory().part(int(offset) * width, prod(sizes) * width)
