@@ -138,6 +138,12 @@ def test_prompts_that_do_not_fit_are_refused(qwen2, given, count):
         qwen2.generate(given, count)
 
 
+def test_tokens_of_numpy_and_torch_are_tokens(qwen2):
+    wanted = qwen2.generate([1, 2], 1).tokens
+    assert qwen2.generate(np.array([1, 2]), 1).tokens == wanted
+    assert qwen2.generate(torch.tensor([1, 2]), 1).tokens == wanted
+
+
 def test_a_worker_that_ends_is_an_error_and_a_new_engine_works(bmodel_of, model_folder):
     path = bmodel_of("qwen2", "bm1688")
     generator = Generator(open_engine(path))
@@ -193,12 +199,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_loaded(tool
         compile_folder(tmp_path, tmp_path / "file" / "x.bmodel")
     with pytest.raises(OSError):
         compile_folder(tmp_path, Path("/proc/x.bmodel"))
-
-
-def test_tokens_of_numpy_and_torch_are_tokens(qwen2):
-    wanted = qwen2.generate([1, 2], 1).tokens
-    assert qwen2.generate(np.array([1, 2]), 1).tokens == wanted
-    assert qwen2.generate(torch.tensor([1, 2]), 1).tokens == wanted
 
 
 def test_folders_that_cannot_be_compiled_are_refused(toolchain, model_folder, tmp_path):
