@@ -61,6 +61,20 @@ def test_a_broken_model(tmp_path, capsys):
     assert "llamma" in err
 
 
+def test_weights_are_read_from_safetensors_only(llama, capsys):
+    """The other format is a pickle."""
+    import torch
+    from safetensors.torch import load_file
+
+    weights = llama / "model.safetensors"
+    torch.save(load_file(weights), llama / "pytorch_model.bin")
+    weights.unlink()
+    assert main(["explain", str(llama), "--prompt-length", "5"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: the model folder")
+    assert "model.safetensors" in err
+
+
 def test_a_wrong_file_name_is_noticed_before_any_work(tmp_path, capsys):
     assert main(["explain", str(tmp_path), "--html", "out.htm"]) == 1
     assert capsys.readouterr().err.startswith(

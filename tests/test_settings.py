@@ -122,3 +122,18 @@ def test_override_refuses_fields_that_do_not_exist():
 def test_settings_cannot_be_changed_in_place():
     with pytest.raises(FrozenInstanceError):
         settings.current().fallback = "error"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "environ", "folder"),
+    [
+        ("/chosen", {"XDG_CACHE_HOME": "/xdg"}, "/chosen"),
+        ("", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/dlinfer"),
+        ("", {"XDG_CACHE_HOME": "", "HOME": "/home/me"}, "/home/me/.cache/dlinfer"),
+    ],
+)
+def test_the_cache_folder(chosen, environ, folder, monkeypatch):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with settings.override(cache_dir=chosen):
+        assert settings.cache_folder() == Path(folder)

@@ -69,7 +69,12 @@ def _load(folder: Path) -> Any:
         advice = "give the folder that save_pretrained wrote, with config.json and the weights"
         raise ModelFolderError(path=str(folder), detail="it has no config.json", advice=advice)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto")
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            use_safetensors=True,  # the other format is a pickle
+            dtype="auto",
+        )
     except Exception as cause:
         detail = f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}"
         advice = "repair the checkpoint; the command takes text models that generate (AutoModelForCausalLM)"

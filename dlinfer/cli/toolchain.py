@@ -10,16 +10,28 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dlinfer.errors import DlinferError, UnknownToolchainError, VendorClashError, VendorLoadError
+from dlinfer.errors import (
+    DlinferError,
+    ToolchainInterpreterError,
+    UnknownToolchainError,
+    VendorClashError,
+    VendorLoadError,
+)
 from dlinfer.toolchain import Toolchain, find, folder, state
 from dlinfer.toolchain.install import gigabytes, install, remove
 from dlinfer.vendor import discovery
 
+NO_INTERPRETER = 3
+"""Exit status where no CPython of the right version was found, which a script may want to tell from a failure."""
+
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand ``arguments.action``. Gives the exit status: 1 when it could not be done."""
+    """The subcommand ``arguments.action``. Gives the exit status: 0, or 1 or ``NO_INTERPRETER`` when it failed."""
     try:
         return _ACTIONS[arguments.action](getattr(arguments, "names", []))
+    except ToolchainInterpreterError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return NO_INTERPRETER
     except (DlinferError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

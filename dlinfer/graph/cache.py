@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dlinfer import settings
 from dlinfer.graph import debug
 from dlinfer.graph.fingerprint import environment
 
@@ -35,11 +34,6 @@ def counts() -> dict[str, int]:
 def _count(what: str) -> None:
     with _lock:
         _counts[what] += 1
-
-
-def default_folder() -> Path:
-    """Where entries lie unless another folder is named."""
-    return settings.cache_folder()
 
 
 class MissingEntryError(LookupError):

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.cache import ArtifactCache, default_folder
+from dlinfer.graph.cache import ArtifactCache
 from dlinfer.graph.call_inputs import Assumption, InputSpec
 from dlinfer.graph.compiled import CompiledGraph
 from dlinfer.graph.direct import DirectCall, capture_call
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import LOADED, GraphReport, record
+from dlinfer.settings import cache_folder
 
 
 def compile_call(
@@ -62,7 +63,7 @@ class CallStore:
     def __init__(
         self, options: CompileOptions, function: Callable[..., Any], steady: Sequence[str], identity: str
     ) -> None:
-        self.folder = options.cache_dir or default_folder()
+        self.folder = options.cache_dir or cache_folder()
         self.cache = ArtifactCache(self.folder, "calls")
         self.function = function
         self.steady = frozenset(steady)

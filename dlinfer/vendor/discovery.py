@@ -10,7 +10,7 @@ nobody asked for must not take the CPU away.
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 
 from dlinfer import settings
@@ -21,7 +21,7 @@ from dlinfer.errors import (
     VendorLoadError,
     VendorUnavailableError,
 )
-from dlinfer.vendor.base import Probe, Vendor
+from dlinfer.vendor.base import Kernel, Probe, Vendor
 
 GROUP = "dlinfer.vendors"
 
@@ -177,6 +177,15 @@ def loadable() -> list[Vendor]:
         except (VendorLoadError, VendorClashError) as error:
             warnings.warn(f"passed over: {error}", VendorWarning, stacklevel=2)
     return vendors
+
+
+def host_kernels(but: str) -> Mapping[str, Kernel]:
+    """Kernels of the available vendor of highest priority that serves this host, ``but`` for the one of that name.
+
+    For vendors that bring a graph engine only: what stays outside its graphs runs on the host.
+    """
+    hosts = [v for v in loadable() if v.name != but and v.serves("cpu") and probe(v).available]
+    return max(hosts, key=lambda v: v.priority).load_kernels()
 
 
 def on_activation(listener: Callable[[str, Vendor], None]) -> None:

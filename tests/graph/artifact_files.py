@@ -7,6 +7,7 @@ from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from torch.export import Dim
 
 import dlinfer
+from dlinfer.graph import container
 from dlinfer.graph.artifact import Artifact
 from dlinfer.graph.container import Writer, open_container
 from tests.graph.compiling import StubEngine
@@ -87,12 +89,13 @@ def same(given: Any, wanted: Any) -> None:
 
 
 def archive(members: dict[str, bytes], manifest: dict[str, Any]) -> bytes:
-    """An archive with right digests, whatever it holds."""
+    """An archive with right digests, whatever it holds: also numbers that are no JSON, which Writer would refuse."""
     stream = BytesIO()
     writer = Writer(stream)
     for name, contents in members.items():
         writer.add(name, [contents])
-    writer.finish(manifest)
+    with mock.patch.object(container, "_json", lambda data: json.dumps(data).encode()):
+        writer.finish(manifest)
     return stream.getvalue()
 
 

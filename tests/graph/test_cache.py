@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dlinfer import settings
 from dlinfer.graph import cache, fingerprint
-from dlinfer.graph.cache import ArtifactCache, default_folder
+from dlinfer.graph.cache import ArtifactCache
 
 
 def write(value: bytes, path: str) -> None:
@@ -158,21 +157,6 @@ def test_processes_that_race_find_whole_entries_only(tmp_path):
         racer.join(60)
     assert [racer.exitcode for racer in racers] == [0, 0]
     assert len(list((tmp_path / "kind").iterdir())) == 1
-
-
-@pytest.mark.parametrize(
-    ("chosen", "environ", "folder"),
-    [
-        ("/chosen", {"XDG_CACHE_HOME": "/xdg"}, "/chosen"),
-        ("", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/dlinfer"),
-        ("", {"XDG_CACHE_HOME": "", "HOME": "/home/me"}, "/home/me/.cache/dlinfer"),
-    ],
-)
-def test_the_default_folder(chosen, environ, folder, monkeypatch):
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    with settings.override(cache_dir=chosen):
-        assert default_folder() == Path(folder)
 
 
 def test_the_fingerprint_names_what_artifacts_depend_on():

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from dlinfer import settings
 from dlinfer.cli import main, toolchain
+from dlinfer.errors import ToolchainInstallError, ToolchainInterpreterError
 from dlinfer.toolchain import Toolchain
 
 TINY = Toolchain(
@@ -72,6 +73,23 @@ def test_install_path_remove(capsys, monkeypatch):
     assert "tiny: installed in" in captured.out
     assert main(["toolchain", "remove", "tiny"]) == 0
     assert "tiny: was not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ToolchainInterpreterError(toolchain="tiny", version="3.10", looked="none"), 3),
+        (ToolchainInstallError(toolchain="tiny", command="pip", detail="no network"), 1),
+    ],
+)
+@pytest.mark.usefixtures("tiny")
+def test_a_missing_interpreter_has_an_exit_status_of_its_own(capsys, monkeypatch, error, status):
+    def refused(recipe, report):
+        raise error
+
+    monkeypatch.setattr(toolchain, "install", refused)
+    assert main(["toolchain", "install", "tiny"]) == status
+    assert f"error: {error}" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("tiny")

@@ -77,10 +77,10 @@ def load(folder: Path | None = None) -> None:
 
 
 def _default_folder() -> Path:
-    from dlinfer.graph.cache import default_folder
+    from dlinfer.settings import cache_folder
 
     try:
-        return default_folder() / "native"
+        return cache_folder() / "native"
     except RuntimeError as error:
         raise BuildError(f"no cache folder: {error}") from error
 

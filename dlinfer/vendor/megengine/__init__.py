@@ -29,15 +29,9 @@ def _probe() -> Probe:
 
 
 def _kernels() -> Mapping[str, Kernel]:
-    """Those of the host's best vendor: this one adds an engine."""
     from dlinfer.vendor import discovery
 
-    hosts = [
-        vendor
-        for vendor in discovery.loadable()
-        if vendor.name != "megengine" and vendor.serves("cpu") and discovery.probe(vendor).available
-    ]
-    return max(hosts, key=lambda vendor: vendor.priority).load_kernels()
+    return discovery.host_kernels(but="megengine")
 
 
 def _engine(name: str) -> Any:

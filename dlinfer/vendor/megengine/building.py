@@ -7,7 +7,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from dlinfer.graph.cache import ArtifactCache, default_folder
+from dlinfer.graph.cache import ArtifactCache
+from dlinfer.settings import cache_folder
 from dlinfer.toolchain import find
 from dlinfer.vendor.megengine.errors import LiteBuildError
 from dlinfer.vendor.megengine.nodes import NodeList
@@ -26,7 +27,7 @@ def model_of(graph: NodeList) -> bytes:
     """
     text = graph.text()
     key = f"{text}\n{hashlib.sha256(_BUILDER.read_bytes()).hexdigest()}\n{TOOLCHAIN.digest}"
-    cache = ArtifactCache(default_folder(), "megengine")
+    cache = ArtifactCache(cache_folder(), "megengine")
     model = cache.load(key, lambda path: Path(path).read_bytes())
     if model is None:
         model = _built(text)

@@ -1,7 +1,7 @@
 """The graph engine ``megengine``: a region becomes a node list, that a MegEngine model, and that a Lite network."""
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,14 @@ import torch
 from torch import fx
 
 from dlinfer.errors import CompileOptionError, NotAFunctionError
-from dlinfer.graph import callee, values
+from dlinfer.graph import values
 from dlinfer.graph.dialect import fake, is_compute, is_size, tensors_of, written_arguments
 from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.torch_steps import TorchSteps
 from dlinfer.vendor.megengine import translations
 from dlinfer.vendor.megengine.building import model_of
 from dlinfer.vendor.megengine.errors import LiteBuildError, LiteError
@@ -28,7 +29,7 @@ SMALLEST = 2
 """Nodes that compute which are worth a network of their own."""
 
 
-class MegEngineEngine:
+class MegEngineEngine(TorchSteps):
     """Regions through MegEngine Lite."""
 
     name = NAME
@@ -80,21 +81,6 @@ class MegEngineEngine:
         computing = [node for node in region.graph_module.graph.nodes if is_compute(node)]
         placement = {node.name: f"network of {len(graph.nodes)} nodes" for node in computing}
         return CompiledRegion(run, placement)
-
-    # --- what runs is a network, and no stored program
-
-    def resolve(self, callee_name: str) -> Callable[..., Any]:
-        """The function behind a step of a region that was given back to torch."""
-        return callee.resolve(callee_name)
-
-    def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Only steps of torch are stored; they need nothing from the cache."""
-        for name in callees:
-            self.resolve(name)
-
-    def keeps(self, callees: Collection[str]) -> bool:
-        """Steps of torch are always there."""
-        return True
 
     def identity(self, cache_dir: Path) -> str:
         """Nothing that is stored depends on the toolchain."""

@@ -1,6 +1,6 @@
 """The graph engine ``onnxruntime``: a region as one ONNX model in one session."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,6 @@ import torch
 from torch import fx
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
-from dlinfer.graph.callee import resolve as resolve_step
 from dlinfer.graph.dialect import is_compute
 from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
@@ -17,6 +16,7 @@ from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import UnknownSizeError
 from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.torch_steps import TorchSteps
 from dlinfer.vendor.onnxruntime import contrib, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.region import Region
@@ -25,7 +25,7 @@ SMALLEST = 4
 """Nodes that compute which are worth entering a session: entering one costs as much as some of torch's kernels."""
 
 
-class OnnxRuntimeEngine:
+class OnnxRuntimeEngine(TorchSteps):
     """Graphs through ONNX in ONNX Runtime."""
 
     name = sessions.ENGINE
@@ -75,21 +75,6 @@ class OnnxRuntimeEngine:
             if is_compute(node):
                 result.placement[node.name] = "session"
         return result
-
-    # --- what runs is a session, and no stored program
-
-    def resolve(self, callee: str) -> Callable[..., Any]:
-        """The function behind a step of a region that was given back to torch."""
-        return resolve_step(callee)
-
-    def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Only steps of torch are stored; they need nothing from the cache."""
-        for reference in callees:
-            self.resolve(reference)
-
-    def keeps(self, callees: Collection[str]) -> bool:
-        """Steps of torch are always there."""
-        return True
 
     def identity(self, cache_dir: Path) -> str:
         """The version of ONNX Runtime."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, fx
 
 from dlinfer.errors import NotAFunctionError
-from dlinfer.graph import callee as callees
 from dlinfer.graph import torch_seam, values
 from dlinfer.graph.cached_attention import cached_attention_pass
 from dlinfer.graph.dialect import is_compute, op_name, overload, written_arguments
@@ -18,6 +17,7 @@ from dlinfer.graph.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import UnknownSizeError
 from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.torch_steps import TorchSteps
 from dlinfer.graph.value_twins import Twin, twin_of
 from dlinfer.vendor.openvino import lowerings, registry
 from dlinfer.vendor.openvino.builder import LoweringError
@@ -35,7 +35,7 @@ SMALLEST = 4
 """Computing nodes that a region without a product of matrices needs: entering costs as much as some eager calls."""
 
 
-class OpenVINOEngine:
+class OpenVINOEngine(TorchSteps):
     """Graphs in OpenVINO's runtime."""
 
     name = "openvino"
@@ -112,13 +112,6 @@ class OpenVINOEngine:
         run = Region(template, function, names, _builder(template, chosen), eager, leave)
         placement = {node.name: "kernel OpenVINO" for node in computing}
         return CompiledRegion(run, placement, notes=template.notes)
-
-    def resolve(self, callee: str) -> Callable[..., Any]:
-        """Programs of eager regions call ops."""
-        return callees.resolve(callee)
-
-    def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Nothing is kept."""
 
     def keeps(self, callees: Collection[str]) -> bool:
         """Compiled models are made anew in each process."""

@@ -6,7 +6,7 @@ those of ``option_table.py`` but for what the engine sets itself.
 
 import functools
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from dlinfer.errors import CompileOptionError, NotAFunctionError, NotExportableError
-from dlinfer.graph import callee, values
+from dlinfer.graph import values
 from dlinfer.graph.dialect import STATIC, fake, is_compute, written_arguments
 from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
@@ -24,6 +24,7 @@ from dlinfer.graph.onnx.export import OnnxGraph, export
 from dlinfer.graph.onnx.refusal import Refusals
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.torch_steps import TorchSteps
 from dlinfer.vendor.qaic import model_writer, sdk
 from dlinfer.vendor.qaic.errors import QaicCompileError, QaicOptionError, QaicUnavailableError
 from dlinfer.vendor.qaic.option_table import OPTIONS
@@ -53,7 +54,7 @@ TYPES = frozenset(
 """What a Session's arrays may be: numpy has no bfloat16."""
 
 
-class QaicEngine:
+class QaicEngine(TorchSteps):
     """Regions through Qualcomm's Session."""
 
     name = "qaic"
@@ -113,21 +114,6 @@ class QaicEngine:
         computing = [node for node in region.graph_module.graph.nodes if is_compute(node)]
         placement = {node.name: f"qaic session, backend {backend}" for node in computing}
         return CompiledRegion(run, placement, notes=run.notes)
-
-    # --- what runs is a Session, and no stored program
-
-    def resolve(self, callee_name: str) -> Callable[..., Any]:
-        """The function behind a step of a region that was given back to torch."""
-        return callee.resolve(callee_name)
-
-    def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Only steps of torch are stored; they need nothing from the cache."""
-        for name in callees:
-            self.resolve(name)
-
-    def keeps(self, callees: Collection[str]) -> bool:
-        """Steps of torch are always there."""
-        return True
 
     def identity(self, cache_dir: Path) -> str:
         """Nothing that is stored depends on the SDK."""

@@ -18,15 +18,9 @@ def _probe() -> Probe:
 
 
 def _kernels() -> Mapping[str, Kernel]:
-    """Those of the host's best vendor: a chip runs whole graphs, what stays outside runs on the host."""
     from dlinfer.vendor import discovery
 
-    hosts = [
-        vendor
-        for vendor in discovery.loadable()
-        if vendor.name != "sophgo" and vendor.serves("cpu") and discovery.probe(vendor).available
-    ]
-    return max(hosts, key=lambda vendor: vendor.priority).load_kernels()
+    return discovery.host_kernels(but="sophgo")
 
 
 def _engine(name: str) -> Any:

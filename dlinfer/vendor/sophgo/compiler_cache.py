@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlinfer.graph.cache import default_folder
+from dlinfer.settings import cache_folder
 from dlinfer.vendor.sophgo.compiler_group import Stop
 
 _SCRATCH = ".compiling-"
@@ -26,7 +26,7 @@ _PAUSE = 0.1
 
 def place() -> Path:
     """The folder in which nets and the logs of failures lie."""
-    return default_folder().absolute() / "sophgo"
+    return cache_folder().absolute() / "sophgo"
 
 
 def kept(key: str) -> Path | None:

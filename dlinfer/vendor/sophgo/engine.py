@@ -1,13 +1,12 @@
 """The graph engine ``sophgo``: a region as a bmodel for each of its sizes, on a chip or its emulator."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import fx
 
 from dlinfer.errors import EngineUnavailableError, NotAFunctionError, NotExportableError
-from dlinfer.graph.callee import resolve as resolve_step
 from dlinfer.graph.dialect import is_compute
 from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
@@ -16,6 +15,7 @@ from dlinfer.graph.flops import flops_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import UnknownSizeError
 from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.torch_steps import TorchSteps
 from dlinfer.vendor.sophgo import engine_nodes, packages
 from dlinfer.vendor.sophgo.compiler_process import compiler_version
 from dlinfer.vendor.sophgo.engine_chip import settled
@@ -26,7 +26,7 @@ SMALLEST = 4
 """Nodes that are worth a bmodel, none of which is a product: compiling takes seconds, entering it a copy each way."""
 
 
-class SophgoEngine:
+class SophgoEngine(TorchSteps):
     """Graphs through ONNX and Sophgo's compiler on its chips."""
 
     name = ENGINE
@@ -76,21 +76,6 @@ class SophgoEngine:
             if is_compute(node):
                 result.placement[node.name] = "bmodel"
         return result
-
-    # --- what runs is a bmodel of the cache, and no stored program
-
-    def resolve(self, callee: str) -> Callable[..., Any]:
-        """The function behind a step of a region that was given back to torch."""
-        return resolve_step(callee)
-
-    def restore(self, callees: Collection[str], cache_dir: Path) -> None:
-        """Only steps of torch are stored; they need nothing from the cache."""
-        for reference in callees:
-            self.resolve(reference)
-
-    def keeps(self, callees: Collection[str]) -> bool:
-        """Steps of torch are always there."""
-        return True
 
     def identity(self, cache_dir: Path) -> str:
         """The version of the compiler."""

@@ -1,12 +1,16 @@
 """MegEngine's tests run on the real library; without its toolchain they are left out and say so."""
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dlinfer.toolchain import state
+from dlinfer.toolchain import find, state
+from dlinfer.vendor.megengine.lite import LiteLogLevel, get_log_level, set_log_level
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
+from tests.vendor.megengine.observing import Log
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,6 +42,33 @@ def heavy(tmp_path_factory) -> Path:
     from tests.vendor.megengine import models
 
     return _file(tmp_path_factory, models.heavy())
+
+
+@pytest.fixture(scope="session")
+def convolution(tmp_path_factory) -> Path:
+    """The file of ``models.convolution``."""
+    from tests.vendor.megengine import models
+
+    return _file(tmp_path_factory, models.convolution())
+
+
+@pytest.fixture(scope="session")
+def constant_convolution(tmp_path_factory) -> Path:
+    """A convolution of [1, 64, 16, 16] by weights that the model holds."""
+    path = tmp_path_factory.mktemp("megengine") / "constant.mge"
+    script = Path(__file__).parent / "raw" / "constant_convolution.py"
+    command = [find(TOOLCHAIN).python, "-I", script, path]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return path
+
+
+@pytest.fixture
+def log(capfd) -> Iterator[Log]:
+    """What the library prints at level DEBUG."""
+    before = get_log_level()
+    set_log_level(LiteLogLevel.DEBUG)
+    yield lambda: capfd.readouterr().err
+    set_log_level(before)
 
 
 @pytest.fixture

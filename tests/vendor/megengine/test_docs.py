@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import lru_cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -11,6 +12,7 @@ GAPS = ((1, 6), (10, 21), (30, 44), (50, 65), (70, 74), (80, 102), (110, 122), (
 IDS = [f"S1-{number:02}" for first, last in GAPS for number in range(first, last)]
 
 
+@lru_cache(maxsize=1)
 def files_by_id() -> dict[str, set[str]]:
     """id -> files with a test that names it."""
     found: dict[str, set[str]] = {}

@@ -29,6 +29,7 @@ from dlinfer.vendor.megengine.lite import (
     get_log_level,
     set_log_level,
 )
+from dlinfer.vendor.megengine.lite.library import library
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
 from tests.vendor.megengine import models, sealed_models
 from tests.vendor.megengine.running import check, loaded
@@ -91,6 +92,24 @@ def test_s1_110_a_decryption_that_raises_fails_the_load_only(layer, rng):
     assert isinstance(raised.value.__cause__, Locked)
     LiteGlobal.update_decryption_key("locked", [2])
     check(loaded(layer, config=encrypted("locked")), rng)
+
+
+def test_s1_110_a_decryption_gets_the_memory_that_it_first_asked_for(layer, rng):
+    """One that gives another size each time it is asked: the library asks once, and so do we."""
+    given: list[int] = []
+
+    def growing(in_arr, key_arr, out_arr):
+        if out_arr is None:
+            return in_arr.size + 64 * len(given)
+        given.append(out_arr.size)
+        out_arr[: in_arr.size] = in_arr
+        return out_arr.size
+
+    LiteGlobal.register_decryption_and_key("growing", growing, [1])
+    size = layer.stat().st_size
+    for _ in range(2):
+        check(loaded(layer, config=encrypted("growing")), rng)
+    assert given == [size, size + 64]
 
 
 @pytest.mark.parametrize(
@@ -189,24 +208,37 @@ def test_s1_115_get_device_count():
         LiteGlobal.get_device_count(17)
 
 
-def test_s1_116_try_coalesce_all_free_memory(layer, rng):
-    check(loaded(layer), rng)
+def test_s1_116_try_coalesce_all_free_memory(layer, rng, monkeypatch):
+    """Memory of CPUs is in no pool, so that nothing comes of it there: it reaches the library, which goes on."""
+    network, calls = loaded(layer), []
+    real = library()._library.LITE_try_coalesce_all_free_memory
+    monkeypatch.setattr(
+        library()._library, "LITE_try_coalesce_all_free_memory", lambda: calls.append(real()) or calls[-1]
+    )
     LiteGlobal.try_coalesce_all_free_memory()
-    check(loaded(layer), rng)
+    assert calls == [0]
+    check(network, rng)
 
 
 def test_s1_117_tensorrt_cache(tmp_path):
-    LiteGlobal.set_tensorrt_cache(str(tmp_path / "tensorrt.cache"))
+    """There are no engines without a GPU, but the file of them is written where it should be."""
+    cache = tmp_path / "tensorrt.cache"
+    LiteGlobal.set_tensorrt_cache(str(cache))
     LiteGlobal.dump_tensorrt_cache()
+    assert cache.is_file()
     with pytest.raises(LiteArgumentError, match="in a folder that is there"):
         LiteGlobal.set_tensorrt_cache(tmp_path / "nowhere" / "cache")
 
 
-def test_s1_118_log_level():
+def test_s1_118_log_level(layer, capfd):
+    before = get_log_level()
     assert {one.name: one.value for one in LiteLogLevel} == {"DEBUG": 0, "INFO": 1, "WARN": 2, "ERROR": 3}
-    for level in (*LiteLogLevel, LiteLogLevel.INFO):
+    for level in (*LiteLogLevel, before):
         set_log_level(level)
+        capfd.readouterr()
         assert get_log_level() is level
+        loaded(layer)
+        assert ("[DEBUG]" in capfd.readouterr().err) == (level == LiteLogLevel.DEBUG)
     with pytest.raises(LiteArgumentError, match="level"):
         set_log_level(7)
 

@@ -1,6 +1,7 @@
 """LiteNetwork: S1-80 to S1-101, on the real library."""
 
 import json
+import re
 import threading
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteBusyError, Li
 from dlinfer.vendor.megengine.lite import LiteAlgoSelectStrategy, LiteIO, LiteNetwork, LiteTensorPhase
 from tests.vendor.megengine import models
 from tests.vendor.megengine.models import WEIGHT, expected_held, expected_layer
+from tests.vendor.megengine.observing import profiled, run_filled
 from tests.vendor.megengine.running import TOLERANCE, check, feed, loaded, run, with_options
 
 
@@ -42,11 +44,13 @@ def test_any_batch_runs(layer, rng):
 
 
 @pytest.mark.parametrize("name", ["device_id", "stream_id", "threads_number"])
-def test_s1_84_set_before_load_only(layer, rng, name):
+def test_s1_84_set_before_load_only(layer, rng, name, tmp_path):
     network = LiteNetwork()
     setattr(network, name, 2)
     assert getattr(network, name) == 2
     network.load(layer)
+    place = {"device_id": "cpu2:0", "stream_id": "cpu0:2", "threads_number": "multithread2:0"}[name]
+    assert place in profiled(network, tmp_path).places
     check(network, rng)
     with pytest.raises(LiteError, match="before model loaded"):
         setattr(network, name, 1)
@@ -70,18 +74,20 @@ def test_s1_86_memory_plan_is_lacking(layer, tmp_path):
         loaded(layer).get_static_memory_alloc_info(str(tmp_path))
 
 
-def test_s1_87_cpu_inplace_mode(layer, rng):
+def test_s1_87_cpu_inplace_mode(layer, rng, tmp_path):
     network = LiteNetwork()
     assert not network.is_cpu_inplace_mode()
     network.enable_cpu_inplace_mode()
     assert network.is_cpu_inplace_mode()
     network.load(layer)
+    assert "cpu:default" in profiled(network, tmp_path).places
     check(network, rng)
     with pytest.raises(LiteError, match="before model loaded"):
         network.enable_cpu_inplace_mode()
 
 
 def test_s1_88_use_tensorrt(layer, rng):
+    """Without a GPU it changes nothing; that it reaches the library shows in what that says after load."""
     network = loaded(layer, lambda one: one.use_tensorrt())
     check(network, rng)
     with pytest.raises(LiteError, match="before model loaded"):
@@ -143,11 +149,13 @@ def test_s1_90_the_weights_outlive_the_network_that_loaded_them(held, rng):
         second.share_weights_with("first")  # pyright: ignore[reportArgumentType]
 
 
-def test_s1_91_networks_that_share_memory_take_turns(layer, rng):
-    first = loaded(layer)
+def test_s1_91_networks_that_share_memory_take_turns(layer, rng, tmp_path):
+    first, other = loaded(layer), loaded(layer)
     second = LiteNetwork()
     second.share_runtime_memroy(first)
     second.load(layer)
+    places = [profiled(one, tmp_path).address("MatrixMul") for one in (first, second, other)]
+    assert places[0] == places[1] != places[2]
     for network in (first, second, first):
         check(network, rng)
     with pytest.raises(LiteError, match="before model loaded"):
@@ -268,11 +276,14 @@ def test_s1_95_profile(layer, rng, tmp_path):
         network.enable_profile_performance(tmp_path / "nowhere" / "profile.json")
 
 
-def test_s1_96_workspace_limit(layer, rng):
-    network = loaded(layer)
-    for limit in (2**40, 2**20, 0):
+def test_s1_96_workspace_limit(convolution, tmp_path):
+    """Sizes that no other test has: the library keeps in the process what it has chosen for some."""
+    for rows, limit, enough in ((21, 2**40, True), (22, 0, False)):
+        network = loaded(convolution)
         network.set_network_algo_workspace_limit(limit)
-        check(network, rng)
+        assert (profiled(network, tmp_path, data=[1, 8, rows, 5]).workspace() > 0) == enough
+    with pytest.raises(LiteError, match="after it has been accessed"):
+        network.set_network_algo_workspace_limit(2**40)
     with pytest.raises(LiteArgumentError, match="size_limit"):
         network.set_network_algo_workspace_limit(-1)
     with pytest.raises(LiteError, match="after model loaded"):
@@ -294,11 +305,17 @@ _S = LiteAlgoSelectStrategy
         _S.LITE_ALGO_PROFILE,
     ],
 )
-def test_s1_97_algorithm_policies(layer, rng, policy):
-    def choose(network: LiteNetwork) -> None:
-        network.set_network_algo_policy(policy, shared_batch_size=0, binary_equal_between_batch=False)
-
-    check(loaded(layer, choose), rng)
+def test_s1_97_algorithm_policies(layer, log, policy):
+    network = loaded(layer, lambda one: one.set_network_algo_policy(policy, 0, False))
+    run_filled(network, data=[300 + policy, 8])  # sizes that no other test has
+    names = [
+        name
+        for bit, name in enumerate(("HEURISTIC", "PROFILE", "REPRODUCIBLE", "OPTIMIZED"))
+        if policy >> bit & 1
+    ]
+    said = log()
+    assert f"Use Stragegy :{' '.join(names)} \n" in said  # as the library spells it
+    assert ("profiling MatrixMul" in said) == (policy & 3 == _S.LITE_ALGO_PROFILE)
 
 
 def test_s1_98_strategies():
@@ -309,14 +326,27 @@ def test_s1_98_strategies():
             LiteNetwork().set_network_algo_policy(wrong)  # pyright: ignore[reportArgumentType]
 
 
-def test_s1_99_equal_samples_of_a_batch_give_equal_bits(layer, rng):
-    network = loaded(layer)
-    network.set_network_algo_policy(
-        _S.LITE_ALGO_PROFILE, shared_batch_size=4, binary_equal_between_batch=True
+def test_s1_99_equal_samples_of_a_batch_give_equal_bits(convolution, log):
+    """Algorithms whose results depend on the place in a batch are left out of the choice."""
+
+    def choose(network: LiteNetwork) -> None:
+        network.set_network_algo_policy(_S.LITE_ALGO_PROFILE, binary_equal_between_batch=True)
+
+    network = loaded(convolution, choose)
+    run_filled(network, data=[4, 8, 3, 5])
+    assert "not contain attribute(ACCURACY_DEPEND_ON_BATCH)" in log()
+    result = network.get_io_tensor("result_0").to_numpy()
+    assert all(np.array_equal(one, result[0]) for one in result)
+
+
+def test_s1_99_the_best_is_chosen_by_the_shared_batch_size(layer, log):
+    network = loaded(
+        layer, lambda one: one.set_network_algo_policy(_S.LITE_ALGO_PROFILE, shared_batch_size=3)
     )
-    one = rng.standard_normal((1, 8)).astype("float32")
-    result = run(network, np.repeat(one, 4, 0))
-    assert all(np.array_equal(row, result[0]) for row in result)
+    run_filled(network, data=[331, 8])
+    batches = set(re.findall(r"profiling MatrixMul\w* algorithm \S+ \({(\d+)\(", log()))
+    assert "3" in batches
+    assert "331" not in batches
     with pytest.raises(LiteArgumentError, match="shared_batch_size"):
         network.set_network_algo_policy(_S.LITE_ALGO_PROFILE, shared_batch_size=-1)
 

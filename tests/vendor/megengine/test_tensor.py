@@ -345,7 +345,9 @@ def test_tensors_are_given_back():
                 tensor.fill_zero()
             tensors.clear()
 
-    use(10)
-    before = resident()
+    before = 0
+    for _ in range(10):
+        use(1)
+        before = max(before, resident())  # what is kept differs from round to round
     use(20)
     assert resident() - before < 2**26

@@ -1,5 +1,6 @@
 """Tests of the vendor sophgo on the real runtime, with the chips emulated. They need Sophgo's toolchain."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from dlinfer import cli, settings
 from dlinfer.toolchain import state
 from dlinfer.vendor.sophgo import sail
+from dlinfer.vendor.sophgo.runtime import device
 from dlinfer.vendor.sophgo.runtime.device import Device, open_device
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 from tests.vendor.sophgo import bmodels, llms
@@ -69,6 +71,14 @@ def open_chips(toolchain: None) -> Iterator[dict[str, Device]]:
         with settings.override(sophgo_emulate=chip):
             devices[chip] = open_device(200)
     yield devices
+
+
+@pytest.fixture
+def fresh(toolchain, monkeypatch) -> None:
+    """Workers of this test's own, which it may end."""
+    monkeypatch.setattr(device, "_workers", weakref.WeakValueDictionary())
+    monkeypatch.setattr(device, "_devices", weakref.WeakValueDictionary())
+    monkeypatch.setattr(device, "_latest", {})
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from dlinfer.errors import ToolchainMissingError
 from dlinfer.vendor.sophgo import compiler, compiler_cache, compiler_process
 from dlinfer.vendor.sophgo.compiler import combine, compile_onnx, describe
 from dlinfer.vendor.sophgo.compiler_options import CHIPS, QUANTIZE, BmodelOptions
-from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoOptionError
+from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError, SophgoOptionError
+from dlinfer.vendor.sophgo.runtime.bmodel import Header
 
 WIDTH = 32
 
@@ -61,7 +62,7 @@ def test_a_net_and_its_place_in_the_cache(toolchain):
 def test_a_damaged_entry_is_made_anew(toolchain, tmp_path):
     """In a cache of the test's own; the toolchain stays where it is."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(compiler_cache, "default_folder", lambda: tmp_path)
+        patched.setattr(compiler_cache, "cache_folder", lambda: tmp_path)
         told: list[str] = []
         made = compile_onnx(mlp(), name="mlp", progress=told.append)
         assert told == ["transform", "compile"]
@@ -90,7 +91,7 @@ def test_a_net_on_which_the_optimiser_ends_is_compiled_with_less(toolchain, monk
         "open('net.bmodel', 'wb').write(sound + b'made with ' + deploy[-1].encode())\n"
     )
     monkeypatch.setattr(compiler_process, "driver_command", lambda job: [sys.executable, str(tool), str(job)])
-    monkeypatch.setattr(compiler_cache, "default_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiler_cache, "cache_folder", lambda: tmp_path)
     told: list[str] = []
     made = compile_onnx(mlp(), name="mlp", progress=told.append)
     assert told == ["compile", "compile"]
@@ -226,7 +227,7 @@ def test_of_two_that_want_a_net_one_compiles(toolchain, monkeypatch, tmp_path):
         f"shutil.copy({str(sound)!r}, 'net.bmodel')"
     )
     monkeypatch.setattr(compiler_process, "driver_command", lambda job: [sys.executable, "-c", code])
-    monkeypatch.setattr(compiler_cache, "default_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiler_cache, "cache_folder", lambda: tmp_path)
     with ThreadPoolExecutor(3) as pool:
         made = {one.result() for one in [pool.submit(compile_onnx, mlp(), name="mlp") for _ in range(3)]}
     assert len(made) == 1 and count.read_text() == "x"
@@ -235,7 +236,7 @@ def test_of_two_that_want_a_net_one_compiles(toolchain, monkeypatch, tmp_path):
 
 def test_what_a_killed_process_left_in_the_cache_goes(toolchain, monkeypatch, tmp_path):
     """But not what is locked, or so new that its owner may not have locked it yet."""
-    monkeypatch.setattr(compiler_cache, "default_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiler_cache, "cache_folder", lambda: tmp_path)
     left, used, new = (tmp_path / "sophgo" / f".compiling-{name}" for name in ("left", "used", "new"))
     for folder in (left, used, new):
         folder.mkdir(parents=True)
@@ -250,9 +251,21 @@ def test_what_a_killed_process_left_in_the_cache_goes(toolchain, monkeypatch, tm
     assert used.is_dir() and new.is_dir() and not own.exists()
 
 
+def test_the_largest_stage_of_a_net_is_its_first(monkeypatch):
+    """What BMRuntime does to a smaller one before it: raw/growing_stages.py."""
+    memory = {"block 8": 10, "block 16": 30, "head": 5, "block 12": 20}
+
+    def read(path: Path) -> Header:
+        return Header("BM1684X", 1, {path.name.split()[0]: (memory[path.name],)})
+
+    monkeypatch.setattr(compiler.bmodel_file, "read_file", read)
+    ordered = compiler._largest_first([Path(name) for name in memory])
+    assert [path.name for path in ordered] == ["block 16", "block 12", "block 8", "head"]
+
+
 def test_files_that_are_no_bmodels_cannot_be_combined(toolchain, tmp_path):
     (tmp_path / "a").write_bytes(b"no bmodel")
-    with pytest.raises(SophgoCompileError):
+    with pytest.raises(SophgoModelError, match="not even a header"):
         combine([tmp_path / "a", tmp_path / "a"], tmp_path / "out.bmodel")
     assert not (tmp_path / "out.bmodel").exists()
 

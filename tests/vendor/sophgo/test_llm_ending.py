@@ -113,7 +113,7 @@ def test_a_net_that_fails_ends_the_others(folder, toolchain, monkeypatch, tmp_pa
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr(compiler_process, "driver_command", lambda job: [sys.executable, str(tool)])
-    monkeypatch.setattr(compiler_cache, "default_folder", lambda: cache)
+    monkeypatch.setattr(compiler_cache, "cache_folder", lambda: cache)
     to = tmp_path / "out" / "model.bmodel"
     options = LlmOptions(BmodelOptions(), seq_length=32, jobs=2)
     start = time.monotonic()

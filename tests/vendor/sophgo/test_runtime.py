@@ -5,7 +5,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from dlinfer.vendor import discovery
 from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.errors import SophgoModelError, SophgoRuntimeError, SophgoUnavailableError
 from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
-from dlinfer.vendor.sophgo.runtime import chips, device, emulator
+from dlinfer.vendor.sophgo.runtime import chips, emulator
 from dlinfer.vendor.sophgo.runtime.child import layout
 from dlinfer.vendor.sophgo.runtime.worker import Worker
 from tests.vendor.sophgo.bmodels import oracle
@@ -154,14 +153,6 @@ def test_libraries_that_cannot_be_loaded(tmp_path):
 
 
 @pytest.fixture
-def fresh(bmodel, monkeypatch):
-    """Workers of this test's own."""
-    monkeypatch.setattr(device, "_workers", weakref.WeakValueDictionary())
-    monkeypatch.setattr(device, "_devices", weakref.WeakValueDictionary())
-    monkeypatch.setattr(device, "_latest", {})
-
-
-@pytest.fixture
 def in_the_machine(fresh, tmp_path, monkeypatch):
     """The emulator's libraries where libsophon's would be: the way to a chip, with another chip behind it."""
     for library in emulator.folder("bm1684x").iterdir():
@@ -211,8 +202,17 @@ def test_the_header_of_a_bmodel(bmodel):
         ("eight devices", "BM1684X", 8),
     ):
         path = bmodel(name)
-        assert bmodel_file.read_file(path) == bmodel_file.Header(chip, devices)
-        assert bmodel_file.read_bytes(path.read_bytes()) == bmodel_file.Header(chip, devices)
+        header = bmodel_file.read_file(path)
+        assert (header.chip, header.devices, header.growing()) == (chip, devices, [])
+        assert bmodel_file.read_bytes(path.read_bytes()) == header
+
+
+def test_the_memory_of_a_bmodels_stages(bmodel):
+    header = bmodel_file.read_file(bmodel("growing bm1684x"))
+    first, second = header.memory["mlp"]
+    assert 0 < first < second
+    assert header.memory["head"] == (0,)
+    assert header.growing() == ["mlp"]
 
 
 @hypothesis_settings(deadline=None, max_examples=300)

@@ -4,11 +4,8 @@ import contextlib
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +20,11 @@ from dlinfer.vendor.sophgo.errors import (
     SophgoUnavailableError,
     SophgoWorkerError,
 )
-from dlinfer.vendor.sophgo.runtime import chips, device
+from dlinfer.vendor.sophgo.runtime import chips
 from dlinfer.vendor.sophgo.sail import Dtype, Failure
 from tests.vendor.sophgo.bmodels import oracle
 from tests.vendor.sophgo.conftest import numbers, relative
 from tests.vendor.sophgo.test_sail_engine import FLOAT16, own_tensors, run
-
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def fresh(bmodel, monkeypatch):
-    """Workers of this test's own, which it may end."""
-    monkeypatch.setattr(device, "_workers", weakref.WeakValueDictionary())
-    monkeypatch.setattr(device, "_devices", weakref.WeakValueDictionary())
-    monkeypatch.setattr(device, "_latest", {})
 
 
 def open_engine(bmodel, name: str = "bm1684x") -> sail.EngineLLM:
@@ -145,56 +132,6 @@ def test_a_forked_process_may_not_use_its_parents_worker(fresh, bmodel):
     assert "forked" in text
     assert worker_of(engine).shared[:5] != b"child"
     assert engine.process("mlp", inputs, outputs) == 0
-
-
-OPEN = """
-import os, sys
-from dlinfer.vendor.sophgo import sail
-engine = sail.EngineLLM(sys.argv[1], [0])
-print(engine._model.devices[0].worker.pid, flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        "",
-        "os.kill(os.getpid(), 9)",
-        pytest.param("os._exit(3)", marks=pytest.mark.full),
-        pytest.param("raise SystemExit(1)", marks=pytest.mark.full),
-    ],
-)
-def test_a_worker_ends_with_its_process(bmodel, end):
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN + end, str(bmodel("bm1684x"))],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "DLINFER_SOPHGO_EMULATE": ""},
-    )
-    assert done.stdout, done.stderr
-    assert "Traceback" not in done.stderr
-    worker = Path(f"/proc/{int(done.stdout)}")
-    limit = time.monotonic() + 10
-    while worker.exists() and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert not worker.exists()
-
-
-def test_a_worker_ends_with_the_last_that_uses_it(fresh, bmodel):
-    engine = open_engine(bmodel)
-    tensor = engine.get_input_tensor("mlp", 0)
-    worker = Path(f"/proc/{worker_of(engine).pid}")
-    del engine
-    gc.collect()
-    assert tensor is not None
-    tensor.zeros()
-    assert worker.exists()
-    del tensor
-    gc.collect()
-    assert not worker.exists()
 
 
 # --- bmodels

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from dlinfer.graph import torch_seam
-from dlinfer.graph.cache import ArtifactCache, MissingEntryError, default_folder
+from dlinfer.graph.cache import ArtifactCache, MissingEntryError
 from dlinfer.graph.dialect import is_compute, is_size, model_line, tensors_of
 from dlinfer.graph.engine import CompiledRegion, no_options
 from dlinfer.graph.extract import Subgraph, extract_with_outputs
@@ -20,6 +20,7 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.policy import leave_engine
 from dlinfer.graph.program import Program, Step, Value, constants_of, refer
 from dlinfer.graph.report import ClusterReport
+from dlinfer.settings import cache_folder
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler
@@ -62,7 +63,7 @@ class InductorEngine:
         """The region as a program."""
         owner = region.graph_module
         result = CompiledRegion(run=None)
-        folder = options.cache_dir or default_folder()
+        folder = options.cache_dir or cache_folder()
         cache = ArtifactCache(folder, "inductor")
         native.load(folder / "native")  # before the clusters, which use its memory
         share_additive_masks(owner)

@@ -14,7 +14,7 @@ from typing import Any
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
 from dlinfer.vendor.megengine.lite.config import LiteIO
-from dlinfer.vendor.megengine.lite.library import AsyncCallback, IoCallback
+from dlinfer.vendor.megengine.lite.library import AsyncCallback, IoCallback, library
 from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
 
 TensorsByIo = dict[LiteIO, LiteTensor]
@@ -35,7 +35,8 @@ def running_one() -> bool:
 def _inside() -> Iterator[None]:
     _here.depth = getattr(_here, "depth", 0) + 1
     try:
-        yield
+        with library().callers_numbers():
+            yield
     finally:
         _here.depth -= 1
 

@@ -1,11 +1,15 @@
 """Kinds of arguments that many calls take, judged before the library is called."""
 
+import operator
+import os
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, TypeVar
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError
 
 Member = TypeVar("Member", bound=IntEnum)
+Kind = TypeVar("Kind")
 
 
 def member(call: str, argument: str, kind: type[Member], value: Any) -> Member:
@@ -19,6 +23,15 @@ def member(call: str, argument: str, kind: type[Member], value: Any) -> Member:
         ) from None
 
 
+def instance(call: str, argument: str, kind: type[Kind], value: Any) -> Kind:
+    """An object of a class. Raises LiteArgumentError."""
+    if not isinstance(value, kind):
+        raise LiteArgumentError(
+            call=call, argument=argument, expected=f"a {kind.__name__}", given=repr(value)
+        )
+    return value
+
+
 def text(call: str, argument: str, value: Any) -> bytes:
     """A str as the library takes it. Raises LiteArgumentError."""
     if not isinstance(value, str):
@@ -27,9 +40,49 @@ def text(call: str, argument: str, value: Any) -> bytes:
 
 
 def whole(call: str, argument: str, value: Any, least: int = 0, most: int = 2**31 - 1) -> int:
-    """A whole number of a range. Raises LiteArgumentError."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+    """A whole number of a range, Python's or numpy's. Raises LiteArgumentError."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
         raise LiteArgumentError(
             call=call, argument=argument, expected=f"a whole number from {least} to {most}", given=repr(value)
         )
-    return value
+    return number
+
+
+def existing(call: str, path: Any) -> bytes:
+    """The absolute path of a file that is there. Raises LiteArgumentError."""
+    if not _path(call, path).is_file():
+        raise LiteArgumentError(call=call, argument="path", expected="a file", given=os.fspath(path))
+    return os.fsencode(Path(path).absolute())
+
+
+def writable(call: str, path: Any) -> bytes:
+    """The path of a file in a folder that is there, without which the library would write nowhere in silence.
+
+    Raises LiteArgumentError.
+    """
+    if not _path(call, path).absolute().parent.is_dir():
+        raise LiteArgumentError(
+            call=call, argument="path", expected="a file in a folder that is there", given=os.fspath(path)
+        )
+    return os.fsencode(path)
+
+
+def folder(call: str, path: Any) -> bytes:
+    """The path of a folder, which is made where it is not there. Raises LiteArgumentError."""
+    try:
+        _path(call, path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LiteArgumentError(
+            call=call, argument="path", expected="a folder that can be made", given=str(error)
+        ) from error
+    return os.fsencode(path)
+
+
+def _path(call: str, path: Any) -> Path:
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        raise LiteArgumentError(call=call, argument="path", expected="a path", given=repr(path))
+    return Path(path)

@@ -101,7 +101,14 @@ class LiteConfig(ctypes.Structure):
             raise _argument("LiteConfig", name, "a documented field", value)
         if name == "bare_model_cryption_name" and isinstance(value, str):
             value = value.encode()
-        super().__setattr__(name, value)
+        if name == "bare_model_cryption_name" and not isinstance(value, bytes):
+            raise _argument(
+                "LiteConfig", name, "bytes or text", value
+            )  # ctypes would take a number for an address
+        try:
+            super().__setattr__(name, value)
+        except TypeError as error:
+            raise _argument("LiteConfig", name, str(error), value) from error
 
     def __repr__(self) -> str:
         fields = (field[0] for field in self._fields_ if not field[0].startswith("_"))
@@ -201,7 +208,11 @@ class NativeIO(ctypes.Structure):
 
     def __init__(self, io: LiteNetworkIO) -> None:
         super().__init__()
-        self._kept = ((LiteIO * len(io.inputs))(*io.inputs), (LiteIO * len(io.outputs))(*io.outputs), io)
+        self._kept = (
+            (LiteIO * len(io.inputs))(*map(_io, io.inputs)),
+            (LiteIO * len(io.outputs))(*map(_io, io.outputs)),
+            io,
+        )
         self.inputs, self.outputs = self._kept[0], self._kept[1]
         self.input_size, self.output_size = len(io.inputs), len(io.outputs)
 

@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,13 +43,13 @@ class DecryptionFunction:
         return self._function(in_arr, key_arr, out_arr)
 
     def _called(self, data: int, size: int, key: int, key_size: int, out: int | None) -> int:
-        """The library asks twice: without ``out`` for the size, then with memory of that size."""
+        """The library asks twice, in one thread: without ``out`` for the size, then with memory of that size."""
         try:
             source, secret = _bytes(data, size), _bytes(key, key_size)
-            needed = int(self._function(source, secret, None))
-            if needed < 0 or not out:
-                return max(needed, 0)
-            return int(self._function(source, secret, _bytes(out, needed)))
+            if out:
+                return int(self._function(source, secret, _bytes(out, _thread.promised)))
+            _thread.promised = max(int(self._function(source, secret, None)), 0)
+            return _thread.promised
         except BaseException as error:  # noqa: BLE001 - it cannot pass through C; ``raise_failure`` raises it
             _thread.failure = error
             return 0
@@ -58,7 +58,8 @@ class DecryptionFunction:
 def decryption_func(function: Function) -> DecryptionFunction:
     """Decorator of ``function(in_arr, key_arr, out_arr)``, arrays of uint8.
 
-    It gives the number of bytes that it decrypts to: with ``out_arr`` None nothing else, else it fills ``out_arr``.
+    It gives the number of bytes that it decrypts to: with ``out_arr`` None nothing else, else it fills ``out_arr``,
+    which has the size that it gave. The arrays are the library's memory, and valid in the call only.
     """
     return DecryptionFunction(function)
 
@@ -134,7 +135,7 @@ def _bytes(address: int, size: int) -> Bytes:
 
 
 def _key(call: str, key: Sequence[int] | bytes) -> Any:
-    numbers = list(key)
+    numbers = list(key) if isinstance(key, Iterable) else []
     if not numbers or not all(isinstance(one, (int, np.integer)) and 0 <= one < 256 for one in numbers):
         raise _argument(call, "key", "bytes, or numbers from 0 to 255, at least one", key)
     return (ctypes.c_uint8 * len(numbers))(*map(int, numbers))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
 from dlinfer.vendor.megengine.lite.enums import LiteDataType
 
 NUMPY_TYPES: dict[LiteDataType, type[np.generic]] = {
@@ -46,8 +46,11 @@ def lite_type(dtype: Any, call: str) -> LiteDataType:
 
 
 def numpy_type(number: int) -> type[np.generic]:
-    """The numpy type of a LiteDataType's number."""
-    return NUMPY_TYPES[LiteDataType(number)]
+    """The numpy type of a LiteDataType's number. Raises LiteError for one that the document does not have."""
+    found = {int(lite): numpy for lite, numpy in NUMPY_TYPES.items()}.get(number)
+    if found is None:
+        raise LiteError(call="LiteLayout", detail=f"data_type {number}, which is none of {NAMES}")
+    return found
 
 
 def for_copying(array: np.ndarray, call: str) -> np.ndarray:

@@ -3,12 +3,10 @@
 import ctypes
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite import decryption, devices
-from dlinfer.vendor.megengine.lite.checks import member
+from dlinfer.vendor.megengine.lite.checks import existing, instance, member, whole, writable
 from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteLogLevel
 from dlinfer.vendor.megengine.lite.library import library
 
@@ -43,19 +41,19 @@ class LiteGlobal:
     @staticmethod
     def set_loader_lib_path(path: str | os.PathLike[str]) -> None:
         """Load a vendor's loader, a shared library with ``mgb_c_opr_init`` (S1-112). Its code runs in this process."""
-        library().call("set_loader_lib_path", _file("set_loader_lib_path", path))
+        library().call("set_loader_lib_path", existing("set_loader_lib_path", path))
 
     @staticmethod
     def set_persistent_cache(path: str | os.PathLike[str], always_sync: bool = False) -> None:
         """Take algorithms from a file, which need not be there (S1-113); ``always_sync`` writes it at each change."""
         call = "set_persistent_cache"
-        library().call(call, _in_folder(call, path), int(always_sync))
+        library().call(call, writable(call, path), int(always_sync))
 
     @staticmethod
     def dump_persistent_cache(path: str | os.PathLike[str]) -> None:
         """Write the algorithms that were found to a file (S1-114)."""
         call = "dump_persistent_cache"
-        library().call(call, _in_folder(call, path))
+        library().call(call, writable(call, path))
 
     @staticmethod
     def get_device_count(device_type: int) -> int:
@@ -70,9 +68,7 @@ class LiteGlobal:
     @staticmethod
     def set_tensorrt_cache(path: str | os.PathLike[str]) -> None:
         """Where TensorRT's engines are kept (S1-117)."""
-        library().call(
-            "set_tensor_rt_cache", _in_folder("set_tensorrt_cache", path), said="set_tensorrt_cache"
-        )
+        library().call("set_tensor_rt_cache", writable("set_tensorrt_cache", path), said="set_tensorrt_cache")
 
     @staticmethod
     def dump_tensorrt_cache() -> None:
@@ -89,8 +85,14 @@ class LiteGlobal:
     ) -> None:
         """Tell of a virtual address with its physical one (S1-119). Raises LiteLackError: no build has it."""
         call = "register_memory_pair"
-        virtual, physical = _pointer(call, "vir_ptr", vir_ptr), _pointer(call, "phy_ptr", phy_ptr)
-        library().call(call, virtual, physical, length, devices.checked(call, device), LiteBackend(backend))
+        library().call(
+            call,
+            instance(call, "vir_ptr", ctypes.c_void_p, vir_ptr),
+            instance(call, "phy_ptr", ctypes.c_void_p, phy_ptr),
+            whole(call, "length", length, 0, 2**63 - 1),
+            devices.checked(call, device),
+            member(call, "backend", LiteBackend, backend),
+        )
 
     @staticmethod
     def clear_memory_pair(
@@ -101,8 +103,13 @@ class LiteGlobal:
     ) -> None:
         """Forget such a pair (S1-120). Raises LiteLackError: no build has it."""
         call = "clear_memory_pair"
-        virtual, physical = _pointer(call, "vir_ptr", vir_ptr), _pointer(call, "phy_ptr", phy_ptr)
-        library().call(call, virtual, physical, devices.checked(call, device), LiteBackend(backend))
+        library().call(
+            call,
+            instance(call, "vir_ptr", ctypes.c_void_p, vir_ptr),
+            instance(call, "phy_ptr", ctypes.c_void_p, phy_ptr),
+            devices.checked(call, device),
+            member(call, "backend", LiteBackend, backend),
+        )
 
     @staticmethod
     def lookup_physic_ptr(
@@ -110,28 +117,11 @@ class LiteGlobal:
     ) -> ctypes.c_void_p:
         """The physical address of a virtual one (S1-121). Raises LiteLackError: no build has it."""
         call, found = "lookup_physic_ptr", ctypes.c_void_p()
-        virtual = _pointer(call, "vir_ptr", vir_ptr)
         library().call(
-            call, virtual, ctypes.byref(found), devices.checked(call, device), LiteBackend(backend)
+            call,
+            instance(call, "vir_ptr", ctypes.c_void_p, vir_ptr),
+            ctypes.byref(found),
+            devices.checked(call, device),
+            member(call, "backend", LiteBackend, backend),
         )
         return found
-
-
-def _pointer(call: str, argument: str, value: Any) -> ctypes.c_void_p:
-    if not isinstance(value, ctypes.c_void_p):
-        raise LiteArgumentError(call=call, argument=argument, expected="a c_void_p", given=repr(value))
-    return value
-
-
-def _file(call: str, path: str | os.PathLike[str]) -> bytes:
-    if not Path(path).is_file():
-        raise LiteArgumentError(call=call, argument="path", expected="a file", given=os.fspath(path))
-    return os.fsencode(Path(path).absolute())
-
-
-def _in_folder(call: str, path: str | os.PathLike[str]) -> bytes:
-    if not Path(path).absolute().parent.is_dir():
-        raise LiteArgumentError(
-            call=call, argument="path", expected="a file in a folder that is there", given=os.fspath(path)
-        )
-    return os.fsencode(path)

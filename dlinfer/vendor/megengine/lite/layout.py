@@ -42,11 +42,13 @@ class LiteLayout(ctypes.Structure):
 
     @shapes.setter
     def shapes(self, shape: Iterable[int]) -> None:
-        sizes = list(shape)
-        whole = all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes)
+        sizes: list[Any] = list(shape) if isinstance(shape, Iterable) else [shape]
+        whole = isinstance(shape, Iterable) and all(
+            isinstance(size, (int, np.integer)) and size >= 0 for size in sizes
+        )
         if len(sizes) > MOST_DIMENSIONS or not whole:
             expected = f"up to {MOST_DIMENSIONS} sizes of at least 0"
-            raise LiteArgumentError(call="LiteLayout", argument="shape", expected=expected, given=repr(sizes))
+            raise LiteArgumentError(call="LiteLayout", argument="shape", expected=expected, given=repr(shape))
         self._shapes = (ctypes.c_size_t * _PLACES)(*map(int, sizes))
         self.ndim = len(sizes)
 

@@ -4,15 +4,18 @@ Names, types and order of arguments are those of its public headers (lite-c/glob
 MegEngine 1.13).
 """
 
+import contextlib
 import ctypes
 import re
 import threading
+from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint8, c_void_p
 from functools import lru_cache
 from typing import Any
 
 from dlinfer.toolchain import find
 from dlinfer.vendor.megengine.errors import LiteError, LiteLackError
+from dlinfer.vendor.megengine.lite.failures import Failures
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
 
 Decryption = ctypes.CFUNCTYPE(c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p)
@@ -97,9 +100,14 @@ _FLOAT_STATE = 64
 """Bytes that hold C's fenv_t on every Linux. Loading a model leaves the calling thread flushing subnormal numbers to
 zero, for torch and numpy as well; so each call gives back the state that it found."""
 
+_USUAL_STATE = ctypes.c_void_p(-1)
+"""C's FE_DFL_ENV."""
+
 _LACKING = re.compile(
     r"not implement yet|disabled? at compile time|Please check macro|No compiler support", re.IGNORECASE
 )
+
+_DOUBT = " (another thread's call failed at once, and the library keeps one message: it may be that one's)"
 
 
 class Library:
@@ -108,9 +116,8 @@ class Library:
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)  # calls release the GIL
         self._process = ctypes.CDLL(None)
-        self._errors = threading.Lock()
-        self._library.LITE_get_last_error.restype = c_char_p
-        self._library.LITE_get_last_error.argtypes = []
+        self._caller = threading.local()
+        self._failures = Failures(_last_message(path))
         for name, arguments in _CALLS.items():
             function = getattr(self._library, f"LITE_{name}")
             function.restype = c_int
@@ -122,18 +129,34 @@ class Library:
 
         Raises LiteError with the library's message, LiteLackError where that says that the build has no such thing.
         """
-        before = ctypes.create_string_buffer(_FLOAT_STATE)
+        outer, before = self._state(), ctypes.create_string_buffer(_FLOAT_STATE)
         self._process.fegetenv(before)
+        self._caller.state = before
         try:
-            status = getattr(self._library, f"LITE_{name}")(*arguments)
+            with self._failures.watching() as call:
+                call.failed = getattr(self._library, f"LITE_{name}")(*arguments) != 0
         finally:
             self._process.fesetenv(before)
-        if status:
-            with self._errors:  # the library keeps one message for all threads
-                text = self._library.LITE_get_last_error() or b""
-            detail = explain(text.decode(errors="replace"))
+            self._caller.state = outer
+        if call.failed:
+            detail = explain(call.message)
             kind = LiteLackError if _LACKING.search(detail) else LiteError
-            raise kind(call=said or name, detail=detail)
+            raise kind(call=said or name, detail=detail + (_DOUBT if call.doubtful else ""))
+
+    @contextlib.contextmanager
+    def callers_numbers(self) -> Iterator[None]:
+        """Around Python that the library calls: the caller's floating-point state, in its own threads the usual."""
+        before = ctypes.create_string_buffer(_FLOAT_STATE)
+        self._process.fegetenv(before)
+        self._process.fesetenv(self._state() or _USUAL_STATE)
+        try:
+            yield
+        finally:
+            self._process.fesetenv(before)
+
+    def _state(self) -> Any:
+        """That of the call of the library that this thread is in."""
+        return getattr(self._caller, "state", None)
 
 
 @lru_cache(maxsize=1)
@@ -147,6 +170,19 @@ def library() -> Library:
         return Library(str(found[0]))
     except OSError as error:
         raise LiteError(call="loading the library", detail=str(error)) from error
+
+
+def _last_message(path: str) -> Callable[[], str]:
+    """What the library said last, which it then forgets. Nobody else's Python runs in between: the GIL is kept."""
+    keeping = ctypes.PyDLL(path)
+    keeping.LITE_get_last_error.restype = c_char_p
+
+    def taken() -> str:
+        message = keeping.LITE_get_last_error() or b""
+        keeping.LITE_clear_last_error()
+        return message.decode(errors="replace")
+
+    return taken
 
 
 def explain(text: str) -> str:

@@ -5,20 +5,18 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteModelError
+from dlinfer.vendor.megengine.errors import LiteError, LiteModelError
 from dlinfer.vendor.megengine.lite import decryption, devices
 from dlinfer.vendor.megengine.lite.callbacks import Callbacks, TensorsByIo, running_one
-from dlinfer.vendor.megengine.lite.checks import member, text, whole
+from dlinfer.vendor.megengine.lite.checks import instance, member, text, whole
 from dlinfer.vendor.megengine.lite.config import LiteConfig, LiteNetworkIO, NativeIO
-from dlinfer.vendor.megengine.lite.enums import LiteTensorPhase
+from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteTensorPhase
 from dlinfer.vendor.megengine.lite.library import library
+from dlinfer.vendor.megengine.lite.network_settings import NetworkSettings
 from dlinfer.vendor.megengine.lite.sharing import MemoryGroup
 from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
-
-_ALL_STRATEGIES = 15
 
 _LOADS_ONCE = (
     "a network loads once, and would give the same model again whatever it gets; make another LiteNetwork"
@@ -31,7 +29,7 @@ _under_way: set["LiteNetwork"] = set()
 """Networks in an asynchronous run, which lasts though nobody else may know them any more."""
 
 
-class LiteNetwork:
+class LiteNetwork(NetworkSettings):
     """A network; one thread at a time may use one, different ones run side by side.
 
     config: a LiteConfig, the default one where none is given. io: a LiteNetworkIO.
@@ -39,12 +37,17 @@ class LiteNetwork:
     """
 
     def __init__(self, config: LiteConfig | None = None, io: LiteNetworkIO | None = None) -> None:
-        config = LiteConfig() if config is None else config
+        call = "LiteNetwork"
+        config = instance(call, "config", LiteConfig, LiteConfig() if config is None else config)
+        io = instance(call, "io", LiteNetworkIO, LiteNetworkIO() if io is None else io)
+        member(
+            call, "backend", LiteBackend, config.backend
+        )  # the library would end the process for another one
         native = LiteConfig.from_buffer_copy(config)
-        native.device_type = devices.usable("LiteNetwork", config.device_type)
-        given = NativeIO(io if io is not None else LiteNetworkIO())
+        native.device_type = devices.usable(call, config.device_type)
+        given = NativeIO(io)
         handle = ctypes.c_void_p()
-        library().call("make_network", ctypes.byref(handle), native, given, said="LiteNetwork")
+        library().call("make_network", ctypes.byref(handle), native, given, said=call)
         self._handle = handle
         self._kept: list[Any] = [config, given]
         self._memory: dict[tuple[str, int], Kept] = {}
@@ -54,6 +57,8 @@ class LiteNetwork:
         self._idle = threading.Event()
         self._idle.set()
         self._begun = False
+        self._started = False
+        self._record_level = config.options.comp_node_seq_record_level
         self._asynchronous = False
         self._no_copy = bool(
             config.options.force_output_dynamic_alloc or config.options.force_output_use_user_specified_memory
@@ -111,6 +116,7 @@ class LiteNetwork:
         if self._asynchronous:
             self._idle.clear()
             _under_way.add(self)
+        self._started = self._begun  # before that nothing runs, and an error says so
         try:
             library().call("forward", self._handle)
         except BaseException:
@@ -170,55 +176,6 @@ class LiteNetwork:
         native = self._callbacks.with_tensors("set_finish_callback", finish_callback)
         library().call("set_finish_callback", self._handle, native)
 
-    # --- where and how it runs: before ``load``
-
-    @property
-    def device_id(self) -> int:
-        """Which device it runs on; set it before ``load``, else LiteError."""
-        return self._asked("get_device_id")
-
-    @device_id.setter
-    def device_id(self, device_id: int) -> None:
-        library().call("set_device_id", self._handle, whole("device_id", "device_id", device_id))
-
-    @property
-    def stream_id(self) -> int:
-        """Which stream it runs in; set it before ``load``, else LiteError."""
-        return self._asked("get_stream_id")
-
-    @stream_id.setter
-    def stream_id(self, stream_id: int) -> None:
-        library().call("set_stream_id", self._handle, whole("stream_id", "stream_id", stream_id))
-
-    @property
-    def threads_number(self) -> int:
-        """How many threads of the CPU it runs in; set it before ``load``, else LiteError."""
-        number = ctypes.c_size_t()
-        library().call("get_cpu_threads_number", self._handle, ctypes.byref(number))
-        return number.value
-
-    @threads_number.setter
-    def threads_number(self, nr_threads: int) -> None:
-        number = whole("threads_number", "nr_threads", nr_threads, 1)
-        library().call("set_cpu_threads_number", self._handle, number)
-
-    def is_cpu_inplace_mode(self) -> bool:
-        """Whether it runs in the caller's thread alone (S1-87)."""
-        return bool(self._asked("is_cpu_inplace_mode"))
-
-    def enable_cpu_inplace_mode(self) -> None:
-        """Run in the caller's thread alone, which is quicker on one core; before ``load``, else LiteError."""
-        library().call("set_cpu_inplace_mode", self._handle, said="enable_cpu_inplace_mode")
-
-    def use_tensorrt(self) -> None:
-        """Use TensorRT where the device has it; before ``load``, else LiteError."""
-        library().call("use_tensorrt", self._handle)
-
-    def _asked(self, call: str) -> int:
-        value = ctypes.c_int()
-        library().call(call, self._handle, ctypes.byref(value))
-        return value.value
-
     # --- inputs and outputs
 
     def get_io_tensor(self, name: str, phase: int = LiteTensorPhase.LITE_IO) -> LiteTensor:
@@ -242,7 +199,8 @@ class LiteNetwork:
         return self._named("get_input_name", index, len(self.get_all_input_name()))
 
     def get_output_name(self, index: int) -> str:
-        """The name of output ``index``."""
+        """The name of output ``index``. Raises LiteError where the first run has freed the graph."""
+        self._with_graph("get_output_name")
         return self._named("get_output_name", index, len(self.get_all_output_name()))
 
     def get_all_input_name(self) -> list[str]:
@@ -270,7 +228,7 @@ class LiteNetwork:
 
     def share_weights_with(self, src_network: "LiteNetwork") -> None:
         """Be the network that ``src_network`` has loaded, with the same weights (S1-90); both may run at once."""
-        _network("share_weights_with", src_network)
+        instance("share_weights_with", "src_network", LiteNetwork, src_network)
         library().call(
             "shared_weight_with_network", self._handle, src_network._handle, said="share_weights_with"
         )
@@ -282,63 +240,10 @@ class LiteNetwork:
         The two may not run at once: ``forward`` raises LiteBusyError. (The name is spelt as documented.)
         """
         call = "share_runtime_memroy"
-        _network(call, src_network)
+        source = instance(call, "src_network", LiteNetwork, src_network)._with_graph(call)
         with self._group.joining(call, src_network._group):
-            library().call(call, self._handle, src_network._handle)
+            library().call(call, self._handle, source)
         self._kept.append(src_network)  # whose memory it is
-
-    # --- algorithms, measuring, dumps
-
-    def enable_profile_performance(self, profile_file: str | os.PathLike[str]) -> None:
-        """Write the time of each op to a JSON file at each run (S1-95)."""
-        path = _writable("enable_profile_performance", profile_file)
-        library().call("enable_profile_performance", self._handle, path)
-
-    def set_network_algo_workspace_limit(self, size_limit: int) -> None:
-        """Choose no algorithm that takes more than so many bytes of workspace (S1-96); after ``load``."""
-        call = "set_network_algo_workspace_limit"
-        library().call(call, self._handle, whole(call, "size_limit", size_limit, 0, 2**63 - 1))
-
-    def set_network_algo_policy(
-        self, policy: int, shared_batch_size: int = 0, binary_equal_between_batch: bool = False
-    ) -> None:
-        """How algorithms are chosen (S1-97 to S1-99); before ``load``: later the library warns and may keep some.
-
-        policy: LiteAlgoSelectStrategy, members combined by ``|``. shared_batch_size: the batch by which the best is
-        chosen, 0 for the model's. binary_equal_between_batch: equal samples of a batch give equal bits.
-        """
-        call = "set_network_algo_policy"
-        if not isinstance(policy, int) or not 0 < policy <= _ALL_STRATEGIES:
-            raise LiteArgumentError(
-                call=call,
-                argument="policy",
-                expected="LiteAlgoSelectStrategy combined by |",
-                given=repr(policy),
-            )
-        batch = whole(call, "shared_batch_size", shared_batch_size, 0, 2**32 - 1)
-        library().call(call, self._handle, int(policy))
-        library().call(
-            "set_network_algo_fastrun_config",
-            self._handle,
-            batch,
-            int(binary_equal_between_batch),
-            said=call,
-        )
-
-    def io_txt_dump(self, txt_file: str | os.PathLike[str]) -> None:
-        """Write all inputs and outputs of ops to a text file when it runs (S1-100); after ``load``."""
-        library().call(
-            "enable_io_txt_dump", self._handle, _writable("io_txt_dump", txt_file), said="io_txt_dump"
-        )
-
-    def io_bin_dump(self, bin_dir: str | os.PathLike[str]) -> None:
-        """Write them to a folder, a binary file each (S1-101); the folder is made."""
-        Path(bin_dir).mkdir(parents=True, exist_ok=True)
-        library().call("enable_io_bin_dump", self._handle, os.fsencode(bin_dir), said="io_bin_dump")
-
-    def get_static_memory_alloc_info(self, log_dir: str | os.PathLike[str] = "logs/test") -> None:
-        """Write the memory plan to a folder (S1-86). Raises LiteLackError with builds that have it not."""
-        library().call("get_static_memory_alloc_info", self._handle, os.fsencode(log_dir))
 
 
 def _read(path: str | os.PathLike[str] | bytes) -> ctypes.Array[ctypes.c_char]:
@@ -365,19 +270,3 @@ def _destroy_now(handle: ctypes.c_void_p, kept: Any, group: MemoryGroup, idle: t
     idle.wait(_PATIENCE)
     library().call("destroy_network", handle)
     group.end(handle.value or 0)
-
-
-def _network(call: str, value: Any) -> None:
-    if not isinstance(value, LiteNetwork):
-        raise LiteArgumentError(
-            call=call, argument="src_network", expected="a LiteNetwork", given=repr(value)
-        )
-
-
-def _writable(call: str, path: str | os.PathLike[str]) -> bytes:
-    """A file's path for the library, which would write nowhere in silence where the folder is not there."""
-    if not Path(path).absolute().parent.is_dir():
-        raise LiteArgumentError(
-            call=call, argument="path", expected="a file in a folder that is there", given=os.fspath(path)
-        )
-    return os.fsencode(path)

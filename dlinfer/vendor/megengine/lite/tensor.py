@@ -2,13 +2,14 @@
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite import devices
+from dlinfer.vendor.megengine.lite.checks import instance, whole
 from dlinfer.vendor.megengine.lite.dtypes import for_copying, for_sharing, from_list, lite_type
 from dlinfer.vendor.megengine.lite.enums import LiteDeviceType, device_of_native
 from dlinfer.vendor.megengine.lite.layout import LiteLayout, copied
@@ -53,10 +54,11 @@ class LiteTensor:
         native = devices.usable("LiteTensor", device_type)
         if layout is None:
             layout = LiteLayout(shapes, dtype)
-        elif not isinstance(layout, LiteLayout):
-            raise _argument("LiteTensor", "layout", "a LiteLayout", layout)
+        layout = copied(instance("LiteTensor", "layout", LiteLayout, layout))
         handle = ctypes.c_void_p()
-        description = _Description(bool(is_pinned_host), layout, native, device_id)
+        description = _Description(
+            bool(is_pinned_host), layout, native, whole("LiteTensor", "device_id", device_id)
+        )
         library().call("make_tensor", description, ctypes.byref(handle), said="LiteTensor")
         self._adopt(handle, Kept(), owned=True)
 
@@ -165,8 +167,8 @@ class LiteTensor:
         start, end, step: a number each for the first dimensions, as many as are given; steps are 1 where none are.
         Raises LiteArgumentError for a part outside.
         """
-        first, last = list(start), list(end)
-        every = [1] * len(first) if step is None else list(step)
+        first, last = _numbers("slice", "start", start), _numbers("slice", "end", end)
+        every = [1] * len(first) if step is None else _numbers("slice", "step", step)
         sizes = self.layout.shapes
         if not len(first) == len(last) == len(every) <= len(sizes):
             raise _argument(
@@ -189,7 +191,7 @@ class LiteTensor:
 
     def copy_from(self, src_tensor: "LiteTensor") -> None:
         """Copy another tensor's elements; its layout is taken over where it differs (S1-33)."""
-        _tensor("copy_from", src_tensor)
+        instance("copy_from", "src_tensor", LiteTensor, src_tensor)
         source = src_tensor.layout
         if source != self.layout:
             if not self.is_continue:
@@ -199,7 +201,7 @@ class LiteTensor:
 
     def share_memory_with(self, src_tensor: "LiteTensor") -> None:
         """Use another tensor's memory; its layout and device are taken over (S1-34)."""
-        _tensor("share_memory_with", src_tensor)
+        instance("share_memory_with", "src_tensor", LiteTensor, src_tensor)
         if self._fixed_type and src_tensor.layout.data_type != self.layout.data_type:
             raise _argument("share_memory_with", "src_tensor", f"dtype of {self.layout}", src_tensor.layout)
         library().call("tensor_share_memory_with", self._handle, src_tensor._handle, said="share_memory_with")
@@ -217,6 +219,8 @@ class LiteTensor:
         """
         call = "set_data_by_copy"
         self._for_host(call)
+        if layout is not None:
+            instance(call, "layout", LiteLayout, layout)
         if isinstance(data, list):
             wanted = self.layout if layout is None else layout
             values = from_list(data, np.dtype(wanted.dtype), call).ravel()
@@ -242,6 +246,8 @@ class LiteTensor:
         Raises LiteArgumentError.
         """
         call = "set_data_by_share"
+        if layout is not None:
+            instance(call, "layout", LiteLayout, layout)
         if isinstance(data, np.ndarray):
             self._for_host(call)
             values = for_sharing(data, call)
@@ -327,9 +333,11 @@ class LiteTensor:
         return result
 
 
-def _tensor(call: str, value: Any) -> None:
-    if not isinstance(value, LiteTensor):
-        raise _argument(call, "src_tensor", "a LiteTensor", value)
+def _numbers(call: str, argument: str, values: Any) -> list[int]:
+    numbers = list(values) if isinstance(values, Iterable) else [None]
+    if not all(isinstance(one, (int, np.integer)) for one in numbers):
+        raise _argument(call, argument, "whole numbers", values)
+    return [int(one) for one in numbers]
 
 
 def _argument(call: str, argument: str, expected: str, given: Any) -> LiteArgumentError:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError
+from dlinfer.vendor.megengine.lite.checks import whole
 from dlinfer.vendor.megengine.lite.dtypes import lite_type
 from dlinfer.vendor.megengine.lite.enums import LiteDataType, LiteDeviceType
 from dlinfer.vendor.megengine.lite.layout import LiteLayout
@@ -49,8 +50,7 @@ class TensorBatchCollector:
     def collect_id(self, array: np.ndarray | LiteTensor, batch_id: int) -> None:
         """Copy a sample to place ``batch_id``, in any order; warns where the place has one that was not freed."""
         self._check(array)
-        if not 0 <= batch_id < self._count:
-            raise self._argument("batch_id", f"0 to {self._count - 1}", batch_id)
+        batch_id = self._place("batch_id", batch_id)
         with self._lock:
             taken = batch_id not in self._free
             if not taken:
@@ -82,10 +82,9 @@ class TensorBatchCollector:
 
     def free(self, indexes: Iterable[int]) -> None:
         """Give places back; warns of those that are free already."""
-        places = list(indexes)
-        for place in places:
-            if not 0 <= place < self._count:
-                raise self._argument("indexes", f"0 to {self._count - 1}", place)
+        if not isinstance(indexes, Iterable):
+            raise self._argument("indexes", "numbers of places", indexes)
+        places = [self._place("indexes", one) for one in indexes]
         with self._lock:
             again = [place for place in places if place in self._free]
             self._free.extend(place for place in dict.fromkeys(places) if place not in self._free)
@@ -99,6 +98,9 @@ class TensorBatchCollector:
     def to_numpy(self) -> np.ndarray:
         """A copy of the whole batch."""
         return self._tensor.to_numpy()
+
+    def _place(self, argument: str, number: int) -> int:
+        return whole("TensorBatchCollector", argument, number, 0, self._count - 1)
 
     def _next(self) -> int:
         with self._lock:

@@ -4,6 +4,7 @@ A chip in the machine comes first: a device node of its driver and libsophon, wh
 with the driver behind them. Without one the emulators of the toolchain are asked.
 """
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,5 +75,7 @@ def libsophon(root: Path = Path("/")) -> Path | None:
     usual = root / "opt/sophon/libsophon-current/lib"
     folders = [usual, *map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))]
     for file in sorted((root / "etc/ld.so.conf.d").glob("*.conf")):
-        folders += [Path(line.strip()) for line in file.read_text().splitlines() if line.startswith("/")]
+        with contextlib.suppress(OSError):  # one that may not be read
+            lines = file.read_text(errors="replace").splitlines()
+            folders += [Path(line.strip()) for line in lines if line.startswith("/")]
     return next((folder for folder in folders if any(folder.glob("libbmrt.so*"))), None)

@@ -5,9 +5,11 @@ the question is of which chip: DLINFER_SOPHGO_EMULATE says so; else the chip of 
 else, for a device that is asked for without a bmodel, that of the device of this number that is in use; else bm1684x.
 """
 
+import os
 import threading
 import weakref
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +102,10 @@ class DeviceMemory:
             origin = (source.place.number, source.place.offset + source_offset)
             self.device.worker.call("copy", target=target, source=origin, size=size)
             return
-        data = memoryview(bytearray(size))
-        source.read(data, source_offset)
-        self.write(data, offset)
+        for start in range(0, size, SHARED_BYTES):
+            data = memoryview(bytearray(min(size - start, SHARED_BYTES)))
+            source.read(data, source_offset + start)
+            self.write(data, offset + start)
 
     def _at(self, offset: int, size: int) -> dict[str, int]:
         return {"number": self.place.number, "offset": self.place.offset + offset, "size": size}
@@ -113,51 +116,94 @@ class DeviceMemory:
             raise SophgoCallError(call=call, detail=detail)
 
 
+_Workers = weakref.WeakValueDictionary[str, Worker]
+_Devices = weakref.WeakValueDictionary[tuple[Worker, int], Device]
+
+# Over the tables, for moments only. The locks of the second kind, one for each worker's key, are over what takes time:
+# starting that worker and opening its devices.
 _lock = threading.RLock()
-_workers: "weakref.WeakValueDictionary[str, Worker]" = weakref.WeakValueDictionary()
-_devices: "weakref.WeakValueDictionary[tuple[int, int], Device]" = weakref.WeakValueDictionary()
+_slow: dict[str, threading.RLock] = {}
+_workers: _Workers = weakref.WeakValueDictionary()
+_devices: _Devices = weakref.WeakValueDictionary()
 _latest: dict[int, "weakref.ref[Device]"] = {}  # number -> the device of it that a bmodel was opened on last
+
+
+def _forget() -> None:
+    """A fork's child may not use its parent's workers, and nobody gives back a lock that another thread held."""
+    global _lock, _slow, _workers, _devices, _latest
+    _lock, _slow, _latest = threading.RLock(), {}, {}
+    _workers, _devices = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def open_device(number: int, chip: str | None = None) -> Device:
     """The device of a number; ``chip`` is that of a bmodel which is to run on it, for where chips are emulated.
 
     Raises SophgoCallError for a number that no device has, SophgoUnavailableError where there is neither a chip nor
-    an emulator, and what a worker raises.
+    an emulator, and what a worker raises. Threads that open devices of one chip wait for each other.
     """
-    if type(number) is not int or not 0 <= number < MOST_DEVICES:
-        raise SophgoCallError(call="device", detail=f"{number!r} is no number of a device")
-    with _lock:
-        worker = _worker(number, chip)
-        device = _devices.get((worker.pid, number))
-        if device is None:
-            device = _devices[worker.pid, number] = Device(worker, number)
-        if chip is not None:
-            _latest[number] = weakref.ref(device)
-        return device
-
-
-def _worker(number: int, chip: str | None) -> Worker:
-    """The living worker of the chip that this device is, or a new one."""
+    number = number_of(number)
     emulate = settings.current().sophgo_emulate
-    found = chips.find()
-    libsophon = None if emulate else found.libsophon
+    libsophon = None if emulate else chips.find().libsophon
     name = emulate or chip or _in_use(number) or chips.DEFAULT_EMULATED
     key = f"the emulator of {name}" if libsophon is None else "libsophon"
-    worker = _workers.get(key)
-    if worker is None or not worker.alive:
-        if libsophon is None and name not in chips.KINDS:
-            known = ", ".join(chips.KINDS)
-            raise SophgoUnavailableError(
-                what=key, reason=f"emulators are known of {known}", advice=_OTHER_CHIP
-            )
-        worker = _workers[key] = _started(key, libsophon, name)
-    return worker
+    device = _there(key, number)
+    if device is None:
+        with _lock:
+            slow = _slow.setdefault(key, threading.RLock())
+        with slow:
+            device = _there(key, number) or _new(key, number, libsophon, name)
+    if chip is not None:
+        with _lock:
+            _latest[number] = weakref.ref(device)
+    return device
+
+
+def number_of(device: Any) -> int:
+    """The number that is given for a device, also a whole number of numpy's. Raises SophgoCallError."""
+    if (
+        not isinstance(device, Integral)
+        or isinstance(device, bool)
+        or not 0 <= (number := int(device)) < MOST_DEVICES
+    ):
+        raise SophgoCallError(call="device", detail=f"{device!r} is no number of a device")
+    return number
+
+
+def _there(key: str, number: int) -> Device | None:
+    """The device, where it is open and its worker alive."""
+    worker = _living(key)
+    with _lock:
+        return None if worker is None else _devices.get((worker, number))
+
+
+def _living(key: str) -> Worker | None:
+    with _lock:
+        worker = _workers.get(key)
+    return worker if worker is not None and worker.alive else None
+
+
+def _new(key: str, number: int, libsophon: Path | None, chip: str) -> Device:
+    """Open a device, and start its worker where there is none."""
+    worker = _living(key)
+    if worker is None:
+        worker = _started(key, libsophon, chip)
+        with _lock:
+            _workers[key] = worker
+    device = Device(worker, number)
+    with _lock:
+        _devices[worker, number] = device
+    return device
 
 
 def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
     if libsophon is not None:
         return Worker(key, libsophon, emulated=False)
+    if chip not in chips.KINDS:
+        known = ", ".join(chips.KINDS)
+        raise SophgoUnavailableError(what=key, reason=f"emulators are known of {known}", advice=_OTHER_CHIP)
     folder = emulator.folder(chip)
     lacking = emulator.without_several_devices(folder)
     worker = Worker(key, folder, emulated=True, restless=chips.KINDS[chip].restless)
@@ -167,5 +213,6 @@ def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
 
 def _in_use(number: int) -> str | None:
     """The chip of the device of this number that a bmodel was opened on last, while it lives."""
-    device = _latest.get(number, lambda: None)()
+    with _lock:
+        device = _latest.get(number, lambda: None)()
     return device.chip if device is not None and device.worker.alive else None

@@ -18,6 +18,8 @@ from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 ADVICE = "install Sophgo's toolchain with `make toolchains` (or `dlinfer toolchain install sophgo`)"
 
+_CACHE_ADVICE = "set DLINFER_CACHE_DIR to a folder that can be written"
+
 ONE_DEVICE = "libone_device.so"
 _COMPILERS = ("cc", "gcc", "clang")
 _COMPILE_SECONDS = 60
@@ -42,13 +44,18 @@ def missing(chip: str) -> str:
 
 def folder(chip: str) -> Path:
     """A folder from which the emulator of a chip can be opened. Raises SophgoUnavailableError."""
+    what = f"the emulator of {chip}"
     lacking = missing(chip)
     if lacking:
-        raise SophgoUnavailableError(what=f"the emulator of {chip}", reason=lacking, advice=ADVICE)
+        raise SophgoUnavailableError(what=what, reason=lacking, advice=ADVICE)
     place = cache_folder() / "sophgo" / "emulators" / chip
-    place.mkdir(parents=True, exist_ok=True)
-    for name, file in _files(chip).items():
-        _link(place / name, file)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for name, file in _files(chip).items():
+            _link(place / name, file)
+    except OSError as error:
+        reason = f"its folder cannot be made: {error}"
+        raise SophgoUnavailableError(what=what, reason=reason, advice=_CACHE_ADVICE) from None
     return place
 
 
@@ -64,14 +71,32 @@ def without_several_devices(place: Path) -> str:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         return f"there is no C compiler ({', '.join(_COMPILERS)})"
-    with tempfile.TemporaryDirectory(dir=place) as scratch:
-        made = Path(scratch) / ONE_DEVICE
-        command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(made), str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
-        if done.returncode:
-            return f"{compiler} failed: {done.stderr.strip()[-200:]}"
-        os.replace(made, library)
-    return ""
+    try:
+        with tempfile.TemporaryDirectory(dir=place) as scratch:
+            made = Path(scratch) / ONE_DEVICE
+            fault = _compiled([compiler, "-O1", "-shared", "-fPIC", "-o", str(made), str(source)])
+            if not fault:
+                os.replace(made, library)
+    except OSError as error:
+        return f"{error}"
+    return fault
+
+
+def _compiled(command: list[str]) -> str:
+    """Run a compiler; how it failed, or nothing."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMPILE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{command[0]} did not end in {_COMPILE_SECONDS} seconds"
+    return f"{command[0]} failed: {done.stderr.strip()[-200:]}" if done.returncode else ""
 
 
 def _files(chip: str) -> dict[str, Path]:

@@ -4,6 +4,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from dlinfer.vendor.sophgo.errors import (
     SophgoUnavailableError,
 )
 from dlinfer.vendor.sophgo.runtime import bmodel, chips
-from dlinfer.vendor.sophgo.runtime.device import DeviceMemory, Place, open_device
+from dlinfer.vendor.sophgo.runtime.device import DeviceMemory, Place, number_of, open_device
+from dlinfer.vendor.sophgo.runtime.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,9 @@ class LoadedModel:
     def __init__(
         self, source: str | os.PathLike[str] | bytes, devices: Sequence[int], flags: int | None
     ) -> None:
+        devices = [number_of(device) for device in devices]
         if not devices or len(set(devices)) != len(devices):
-            raise SophgoCallError(
-                call="load", detail=f"devices {list(devices)}: one or more different numbers"
-            )
+            raise SophgoCallError(call="load", detail=f"devices {devices}: one or more different numbers")
         in_memory = isinstance(source, bytes)
         header = bmodel.read_bytes(source) if in_memory else bmodel.read_file(Path(source))
         self.source = "in memory" if in_memory else os.fspath(source)
@@ -90,7 +91,7 @@ class LoadedModel:
         if header.devices > 1 and self._worker.one_device:
             what = f"{self._worker.name} as {header.devices} devices"
             raise SophgoUnavailableError(what=what, reason=self._worker.one_device, advice="install one")
-        told = self._load(source, list(devices), flags)
+        told = self._load(source, devices=devices, flags=flags, growing=bool(header.growing()))
         self._number: int = told["number"]
         weakref.finalize(self, self._worker.discard, "unload", self._number).atexit = False
         self.flags: int = told["flags"]
@@ -108,21 +109,30 @@ class LoadedModel:
                 advice = f"compile the model for {device.chip}, or leave DLINFER_SOPHGO_EMULATE empty"
                 raise SophgoModelError(source=self.source, detail=detail, advice=advice)
 
-    def _load(self, source: Any, devices: list[int], flags: int | None) -> dict[str, Any]:
+    def _load(self, source: Any, **told: Any) -> dict[str, Any]:
         try:
             if not isinstance(source, bytes):
                 path = str(Path(source).absolute())
-                return self._worker.call("load", devices=devices, flags=flags, path=path, size=0)
-            file = os.memfd_create("bmodel", os.MFD_CLOEXEC)
-            try:
-                _write_all(file, source)
+                return self._worker.call("load", **told, path=path, size=0)
+            with self._in_memory(source) as file:
                 size = len(source)
-                return self._worker.call("load", file, devices=devices, flags=flags, path=None, size=size)
-            finally:
-                os.close(file)
+                number = file.fileno()
+                return self._worker.call("load", number, **told, path=None, size=size)
         except SophgoRuntimeError as error:
             detail = error.fields["detail"]
             raise SophgoModelError(source=self.source, detail=detail, advice="compile it again") from None
+
+    def _in_memory(self, data: bytes) -> FileIO:
+        """A file in memory with ``data``."""
+        try:
+            file = FileIO(os.memfd_create("bmodel", os.MFD_CLOEXEC), "r+")
+            view = memoryview(data)
+            while view:  # a write takes at most 2 GiB
+                view = view[file.write(view) :]
+        except OSError as error:
+            detail = f"it cannot be handed to the worker: {error}"
+            raise SophgoModelError(source=self.source, detail=detail, advice="give it as a file") from None
+        return file
 
     def _network(self, told: dict[str, Any]) -> NetworkInfo:
         inputs = tuple(self._tensor(each) for each in told.pop("inputs"))
@@ -150,12 +160,9 @@ class LoadedModel:
         Nothing is checked here but that all memory is of this model's worker: BMRuntime refuses what does not fit,
         or ends the worker. Raises SophgoCallError, and what a worker raises.
         """
-        for argument in (*inputs, *outputs):
-            if argument.memory.device.worker is not self._worker:
-                detail = (
-                    f"a tensor of {argument.memory.device.worker.name} for a model on {self._worker.name}"
-                )
-                raise SophgoCallError(call="run", detail=detail)
+        for side, arguments in (("input", inputs), ("output", outputs)):
+            for index, argument in enumerate(arguments):
+                self._check_worker(f"{side} {index} of {network!r}", argument.memory.device.worker)
         shapes = self._worker.call(
             "run",
             model=self._number,
@@ -165,9 +172,12 @@ class LoadedModel:
         )
         return [tuple(shape) for shape in shapes]
 
-
-def _write_all(file: int, data: bytes) -> None:
-    """``os.write`` takes at most 2 GiB at a time."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+    def _check_worker(self, which: str, worker: Worker) -> None:
+        """Where the model's own is gone, running it says so."""
+        if worker is self._worker or not self._worker.alive:
+            return
+        if worker.name != self._worker.name:
+            detail = f"{which} is a tensor of {worker.name}, and the model is on {self._worker.name}"
+        else:
+            detail = f"{which} is a tensor of a worker that is gone, with all that was on it: make the tensor again"
+        raise SophgoCallError(call="run", detail=detail)

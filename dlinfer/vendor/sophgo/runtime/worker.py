@@ -15,11 +15,14 @@ import sys
 import threading
 import weakref
 from collections import deque
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from dlinfer import settings
 from dlinfer.vendor.sophgo.errors import SophgoRuntimeError, SophgoTimeoutError, SophgoWorkerError
+from dlinfer.vendor.sophgo.runtime import starter
 from dlinfer.vendor.sophgo.runtime.child import wire
 
 SHARED_BYTES = 16 * 2**20
@@ -43,9 +46,9 @@ class Worker:
     """One worker. Calls from several threads wait for each other; another process may not use it.
 
     name: of the chip, for messages. restless: its emulator takes a whole core while it has nothing to do, so it is
-    stopped (SIGSTOP) between calls. Where this process ends meanwhile, also by force, the kernel sends what is
-    stopped in a process group that is orphaned by that a SIGHUP, which ends it.
-    Raises SophgoRuntimeError where the C libraries in ``folder`` cannot be loaded.
+    stopped (SIGSTOP) between calls. Where this process ends, also by force, the kernel ends a worker with it.
+    Raises SophgoWorkerError where no process can be started, SophgoRuntimeError where the C libraries in ``folder``
+    cannot be loaded.
     """
 
     def __init__(self, name: str, folder: Path, emulated: bool, restless: bool = False) -> None:
@@ -54,29 +57,25 @@ class Worker:
         self._restless = restless
         self._lock = threading.Lock()
         self._unwanted: deque[tuple[str, int]] = deque()
-        self._log = _memory_file(0)
-        memory = _memory_file(SHARED_BYTES)
-        self.shared = mmap.mmap(memory, SHARED_BYTES)
-        self._wire, theirs = socket.socketpair()
-        try:
-            self._process = self._start(theirs.fileno(), memory)
-        finally:
-            theirs.close()
-            os.close(memory)
         self._owner = os.getpid()
         self._death = ""
-        self._end = weakref.finalize(self, _end, self._process, self._wire, self._log, self._owner)
+        try:
+            self._start()
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # no more files, processes or memory; the interpreter is ending
+            how = f"could not be started: {error}"
+            raise SophgoWorkerError(chip=name, how=how, call="start", log="") from None
         self.call("start", folder=str(folder), emulated=emulated)
 
-    def _start(self, *numbers: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _START, str(_PACKAGE), *map(str, numbers), str(os.getpid())],
-            pass_fds=numbers,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            process_group=0,  # Ctrl-C is for the user's process
-        )
+    def _start(self) -> None:
+        self._log = _memory_file(0)
+        memory = _memory_file(SHARED_BYTES)
+        self.shared = mmap.mmap(memory.fileno(), SHARED_BYTES)
+        self._wire, theirs = socket.socketpair()
+        self._process = starter.start(partial(_started, theirs, memory, self._log))
+        self._end = weakref.finalize(self, _end, self._process, self._wire, self._log, self._owner)
 
     @property
     def pid(self) -> int:
@@ -86,7 +85,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether it can be asked."""
-        return not self._death and self._process.poll() is None
+        return not self._death and os.getpid() == self._owner and self._process.poll() is None
 
     def call(self, name: str, file: int | None = None, **arguments: Any) -> Any:
         """Ask for something; ``file`` is an open file that goes with it.
@@ -146,9 +145,10 @@ class Worker:
         self._forget_log()
         seconds = settings.current().sophgo_timeout
         self._wire.settimeout(seconds)
+        request = wire.packed({"call": name, **arguments})
         self._wake()
         try:
-            wire.send(self._wire, {"call": name, **arguments})
+            self._wire.sendall(request)
             if file is not None:
                 socket.send_fds(self._wire, [b"f"], [file])
             answer = wire.receive(self._wire)
@@ -201,28 +201,47 @@ class Worker:
         self._process.wait()
 
     def _forget_log(self) -> None:
-        os.ftruncate(self._log, 0)
-        os.lseek(self._log, 0, os.SEEK_SET)  # the worker writes where this file's one position is
+        log = self._log.fileno()
+        os.ftruncate(log, 0)
+        os.lseek(log, 0, os.SEEK_SET)  # the worker writes where this file's one position is
 
     def _tail(self) -> str:
         """What it printed during this call, as a part of a message."""
-        size = os.fstat(self._log).st_size
-        data = os.pread(self._log, _LOG_BYTES, max(0, size - _LOG_BYTES))
+        log = self._log.fileno()
+        size = os.fstat(log).st_size
+        data = os.pread(log, _LOG_BYTES, max(0, size - _LOG_BYTES))
         lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip("\0 ")]
         return "; it printed: " + " | ".join(lines[-4:]) if lines else ""
 
 
-def _memory_file(size: int) -> int:
-    """An open file in memory, without a name, so that none stays behind whatever happens."""
-    file = os.memfd_create("dlinfer-sophgo", os.MFD_CLOEXEC)
-    os.ftruncate(file, size)
+def _memory_file(size: int) -> FileIO:
+    """A file in memory, without a name, so that none stays behind whatever happens."""
+    file = FileIO(os.memfd_create("dlinfer-sophgo", os.MFD_CLOEXEC), "r+")
+    file.truncate(size)
     return file
 
 
-def _end(process: subprocess.Popen[bytes], connection: socket.socket, log: int, owner: int) -> None:
+def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subprocess.Popen[bytes]:
+    """A worker's process; the ends of wire and memory that it gets are closed here."""
+    with connection, memory:
+        numbers = connection.fileno(), memory.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _START, str(_PACKAGE), *map(str, numbers), str(os.getpid())],
+            pass_fds=numbers,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            process_group=0,  # Ctrl-C is for the user's process
+        )
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket, log: FileIO, owner: int) -> None:
     """Close the wire, at which the worker gives everything back and ends; by force where it does not."""
+    if os.getpid() == owner:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)  # a fork's child may have this end of the wire, too
     connection.close()
-    os.close(log)
+    log.close()
     if os.getpid() != owner:
         return
     process.send_signal(signal.SIGCONT)  # it may be stopped

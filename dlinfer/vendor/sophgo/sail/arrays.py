@@ -4,13 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.vendor.sophgo.errors import SophgoCallError
-from dlinfer.vendor.sophgo.sail.types import NUMPY, OF_NUMPY, Dtype
-
-
-def refuse(call: str, detail: str) -> SophgoCallError:
-    """The error of a call of sail's."""
-    return SophgoCallError(call=f"sail.{call}", detail=detail)
+from dlinfer.vendor.sophgo.sail.checks import finite, real, refuse
+from dlinfer.vendor.sophgo.sail.types import FLOATING, NUMPY, OF_NUMPY, Dtype
 
 
 def taken(call: str, data: Any) -> np.ndarray:
@@ -45,17 +40,6 @@ def fitting(call: str, data: Any, dtype: Dtype) -> np.ndarray:
     return array
 
 
-def shape_of(call: str, shape: Any) -> tuple[int, ...]:
-    """A shape of 1 to 8 sizes above 0. Raises SophgoCallError."""
-    try:
-        sizes = tuple(int(size) for size in shape)
-    except (TypeError, ValueError):
-        raise refuse(call, f"{shape!r} is no shape") from None
-    if not 1 <= len(sizes) <= 8 or min(sizes) < 1:
-        raise refuse(call, f"shape {list(sizes)}: 1 to 8 sizes of at least 1")
-    return sizes
-
-
 def to_bfloat16(values: Any) -> np.ndarray:
     """Bits of bfloat16, rounded to nearest even, as a uint16 array. float32 in; NaN stays NaN."""
     wide = np.ascontiguousarray(values, np.float32)
@@ -65,17 +49,28 @@ def to_bfloat16(values: Any) -> np.ndarray:
 
 
 def encoded(values: np.ndarray, dtype: Dtype) -> np.ndarray:
-    """Numbers as elements of ``dtype``: integers rounded to nearest and held within its range."""
-    if dtype == Dtype.BM_BFLOAT16:
-        return to_bfloat16(values)
-    if dtype == Dtype.BM_FLOAT16:
-        with np.errstate(over="ignore"):  # to infinity
+    """Numbers as elements of ``dtype``: integers rounded to nearest and held within its range, others infinite beyond
+    it. None is NaN where ``dtype`` is of integers."""
+    with np.errstate(over="ignore"):  # to infinity
+        if dtype == Dtype.BM_BFLOAT16:
+            return to_bfloat16(values)
+        if dtype == Dtype.BM_FLOAT16:
             return values.astype(np.float16).view(np.uint16)
-    kind = NUMPY[dtype]
-    if kind.kind == "f":
-        return values.astype(kind)
+        kind = NUMPY[dtype]
+        if kind.kind == "f":
+            return values.astype(kind)
     limits = np.iinfo(kind)
     return np.clip(np.rint(values.astype(np.float64)), limits.min, limits.max).astype(kind)
+
+
+def element(call: str, number: Any, dtype: Dtype) -> np.ndarray:
+    """A number as an array of one element. Raises SophgoCallError for a number that ``dtype`` does not have."""
+    value = (real if dtype in FLOATING else finite)(call, "the number", number)
+    made = encoded(np.array([value]), dtype)
+    held = decoded(made, dtype)[0] if dtype in FLOATING else made[0]
+    if np.isfinite(value) and (not np.isfinite(held) if dtype in FLOATING else held != value):
+        raise refuse(call, f"{number!r} is no element of {dtype.name}")
+    return made
 
 
 def decoded(array: np.ndarray, dtype: Dtype) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlinfer.vendor.sophgo.errors import SophgoCallError
 from dlinfer.vendor.sophgo.runtime.loaded import Argument, NetworkInfo, TensorInfo
-from dlinfer.vendor.sophgo.sail.arrays import refuse
+from dlinfer.vendor.sophgo.sail.checks import refuse
 from dlinfer.vendor.sophgo.sail.tensor import Tensor
 from dlinfer.vendor.sophgo.sail.types import NUMPY, Dtype
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlinfer.vendor.sophgo.runtime.loaded import LoadedModel
-from dlinfer.vendor.sophgo.sail.arrays import refuse
+from dlinfer.vendor.sophgo.sail.checks import is_count, refuse
 
 _MOST_FLAGS = 2**32 - 1
 
@@ -32,18 +32,18 @@ def _from_file(bmodel_path: str, dev_ids: Sequence[int]) -> LoadedModel:
 
 
 def _from_bytes(bmodel_bytes: bytes, bmodel_size: int, dev_ids: Sequence[int]) -> LoadedModel:
-    if bmodel_size != len(bmodel_bytes):
+    if not is_count(bmodel_size) or bmodel_size != len(bmodel_bytes):
         raise refuse("EngineLLM", f"bmodel_size is {bmodel_size!r}, the bytes are {len(bmodel_bytes)}")
     return LoadedModel(bytes(bmodel_bytes), _devices(dev_ids), None)
 
 
 def _with_flags(bmodel_path: str, flags: int, dev_ids: Sequence[int]) -> LoadedModel:
-    if not isinstance(flags, int) or isinstance(flags, bool) or not 0 <= flags <= _MOST_FLAGS:
+    if not is_count(flags) or flags > _MOST_FLAGS:
         raise refuse("EngineLLM", f"flags {flags!r} are no bits of sail.BmrtFlag")
     return LoadedModel(bmodel_path, _devices(dev_ids), int(flags))
 
 
 def _devices(dev_ids: Any) -> list[int]:
-    if isinstance(dev_ids, (str, bytes)) or not isinstance(dev_ids, Sequence):
+    if isinstance(dev_ids, (str, bytes, bytearray)) or not isinstance(dev_ids, Sequence):
         raise refuse("EngineLLM", f"dev_ids {dev_ids!r} is no list of numbers of devices")
     return list(dev_ids)

@@ -6,6 +6,7 @@ the document leaves a choice.
 
 import logging
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, overload
 
 from dlinfer.errors import DlinferError
@@ -16,8 +17,8 @@ from dlinfer.vendor.sophgo.errors import (
     SophgoWorkerError,
 )
 from dlinfer.vendor.sophgo.runtime.loaded import LoadedModel, NetworkInfo, TensorInfo
-from dlinfer.vendor.sophgo.sail.arrays import refuse
 from dlinfer.vendor.sophgo.sail.bind import arguments
+from dlinfer.vendor.sophgo.sail.checks import is_count, refuse
 from dlinfer.vendor.sophgo.sail.constructors import opened
 from dlinfer.vendor.sophgo.sail.tensor import Tensor
 from dlinfer.vendor.sophgo.sail.types import Dtype, Failure
@@ -256,21 +257,14 @@ def _shape(graph_name: str, tensor: TensorInfo, stage: int) -> list[int]:
 
 
 def _within(number: Any, count: int) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < count
+    return is_count(number) and number < count
 
 
 def _max_shape(tensor: TensorInfo) -> list[int]:
     """The maximum of each size; where stages differ in their number of sizes, the stage of most elements."""
     if len({len(shape) for shape in tensor.shapes}) > 1:
-        return list(max(tensor.shapes, key=_count))
+        return list(max(tensor.shapes, key=prod))
     return [max(sizes) for sizes in zip(*tensor.shapes, strict=True)]
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _name_and_stage(*args: Any, **kwargs: Any) -> tuple[str | None, int]:
@@ -285,6 +279,8 @@ def _name_and_stage(*args: Any, **kwargs: Any) -> tuple[str | None, int]:
 
 
 def _named(tensor_name: str, stage: int = 0) -> tuple[str | None, int]:
+    if not isinstance(tensor_name, str):
+        raise refuse("EngineLLM", f"tensor_name {tensor_name!r} is no str")
     return tensor_name, stage
 
 

@@ -2,7 +2,7 @@
 
 from dlinfer.vendor.sophgo.errors import SophgoUnavailableError
 from dlinfer.vendor.sophgo.runtime import chips
-from dlinfer.vendor.sophgo.runtime.device import Device, open_device
+from dlinfer.vendor.sophgo.runtime.device import Device, number_of, open_device
 
 _TARGETS = {"bm1684x": "BM1684X", "bm1688": "BM1688"}
 
@@ -16,11 +16,11 @@ class Handle:
     """
 
     def __init__(self, tpu_id: int) -> None:
+        self._number = number_of(tpu_id)
         found = chips.find()
         if not found.chips:
             raise SophgoUnavailableError(what="a Sophgo device", reason=found.reason, advice=found.advice)
-        self._number = tpu_id
-        self._device: Device | None = open_device(tpu_id) if found.libsophon is not None else None
+        self._device: Device | None = open_device(self._number) if found.libsophon is not None else None
 
     @property
     def device(self) -> Device:

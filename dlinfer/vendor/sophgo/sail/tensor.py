@@ -7,10 +7,11 @@ from typing import Any, overload
 
 import numpy as np
 
-from dlinfer.vendor.sophgo.runtime.device import Device, DeviceMemory
-from dlinfer.vendor.sophgo.sail.arrays import decoded, encoded, fitting, refuse, shape_of, taken
+from dlinfer.vendor.sophgo.runtime.device import LARGEST, Device, DeviceMemory
+from dlinfer.vendor.sophgo.sail.arrays import decoded, element, encoded, fitting, taken
+from dlinfer.vendor.sophgo.sail.checks import finite, is_count, refuse, shape_of, yes_or_no
 from dlinfer.vendor.sophgo.sail.handle import Handle
-from dlinfer.vendor.sophgo.sail.types import NUMPY, OF_NUMPY, Dtype
+from dlinfer.vendor.sophgo.sail.types import FLOATING, NUMPY, OF_NUMPY, Dtype
 
 
 class Tensor:
@@ -118,13 +119,15 @@ class Tensor:
         self._put(array)
 
     def scale_from(self, data: np.ndarray, scale: float) -> None:
-        """Write ``data * scale`` into system memory. data: float32 or integers; integer tensors are rounded to the
-        nearest and held within their range."""
+        """Write ``data * scale`` into system memory. data: float32 or integers, without NaN for a tensor of integers,
+        which are rounded to the nearest and held within their range."""
         array = taken("Tensor.scale_from", data)
         self._check_room("Tensor.scale_from", array.size)
         if array.dtype not in (np.float32, np.int32):
             raise refuse("Tensor.scale_from", f"{array.dtype} data; float32 or integers are scaled")
-        values = array.astype(np.float64) * np.float32(scale)
+        values = array.astype(np.float64) * _factor("Tensor.scale_from", scale)
+        if self._dtype not in FLOATING and np.isnan(values).any():
+            raise refuse("Tensor.scale_from", f"NaN for a tensor of {self._dtype.name}")
         self._of_system("Tensor.scale_from")[: array.size] = encoded(values, self._dtype).ravel()
 
     def scale_to(self, scale: float, shape: Sequence[int] | None = None) -> np.ndarray:
@@ -132,15 +135,17 @@ class Tensor:
         sizes = self._shape if shape is None else shape_of("Tensor.scale_to", shape)
         self._check_room("Tensor.scale_to", prod(sizes))
         data = self._of_system("Tensor.scale_to")[: prod(sizes)]
-        return (decoded(data, self._dtype) * np.float32(scale)).reshape(sizes)
+        with np.errstate(over="ignore", invalid="ignore"):  # infinite, or infinity times 0
+            return (decoded(data, self._dtype) * _factor("Tensor.scale_to", scale)).reshape(sizes)
 
     def memory_set(self, c: Any) -> None:
-        """Set every element to the number ``c``, as the tensor's type has it, wherever it has memory."""
-        element = encoded(np.array([c], np.float64), self._dtype)
+        """Set every element to the number ``c``, wherever the tensor has memory. A number that its type does not
+        have, as 300 or 0.5 for BM_INT8, is refused."""
+        value = element("Tensor.memory_set", c, self._dtype)
         if self._system is not None:
-            self._system[:] = element
+            self._system[:] = value
         if self._device is not None:
-            self._device.part(0, self.nbytes()).fill(element.tobytes())
+            self._device.part(0, self.nbytes()).fill(value.tobytes())
 
     def zeros(self) -> None:
         """Set every element to 0."""
@@ -180,7 +185,7 @@ class Tensor:
             return self, (0, 0, self.nbytes())
         if len(args) + len(kwargs) == 1:
             (size,) = (*args, *(kwargs.get(name) for name in kwargs))
-            if set(kwargs) - {"size"} or not _is_count(size) or size > self.nbytes():
+            if set(kwargs) - {"size"} or not is_count(size) or size > self.nbytes():
                 raise refuse(call, f"size {size!r}: a number of bytes up to {self.nbytes()}")
             return self, (0, 0, int(size))
         src, start, at, count = _made(call, _four, args, kwargs)
@@ -188,13 +193,13 @@ class Tensor:
             raise refuse(call, f"{type(src).__name__} is no sail.Tensor")
         if src._dtype != self._dtype:
             raise refuse(call, f"a tensor of {src._dtype.name} into one of {self._dtype.name}")
-        if not all(map(_is_count, (start, at, count))):
+        if not all(map(is_count, (start, at, count))):
             raise refuse(call, f"offsets {start!r}, {at!r} and length {count!r}: numbers of elements")
         if start + count > src.size() or at + count > self.size():
             detail = f"elements {start} to {start + count} of {src.size()} to {at} and on of {self.size()}"
             raise refuse(call, detail)
         width = self.element_size()
-        return src, (start * width, at * width, count * width)
+        return src, (int(start) * width, int(at) * width, int(count) * width)
 
     # --- memory
 
@@ -242,6 +247,8 @@ def _form(args: Any, kwargs: Any) -> str:
 
 def _of_array(handle: Handle, data: Any, own_sys_data: bool = True, own_dev_data: bool = True) -> _Made:
     array = taken("Tensor", data)
+    shape_of("Tensor", array.shape)
+    own_sys_data, own_dev_data = _owned(own_sys_data, own_dev_data)
     dtype = OF_NUMPY[array.dtype]
     flat = np.array(array, copy=True).ravel().view(NUMPY[dtype])  # never the caller's own memory
     if not own_sys_data and not own_dev_data:
@@ -256,21 +263,34 @@ def _of_shape(handle: Handle, shape: Any, dtype: Any, own_sys_data: bool, own_de
     sizes = shape_of("Tensor", shape)
     if not isinstance(dtype, Dtype):
         raise refuse("Tensor", f"{dtype!r} is no sail.Dtype")
-    system = np.zeros(prod(sizes), NUMPY[dtype]) if own_sys_data else None
+    own_sys_data, own_dev_data = _owned(own_sys_data, own_dev_data)
     size = prod(sizes) * NUMPY[dtype].itemsize
-    return sizes, dtype, system, _allocated(handle, size) if own_dev_data else None, bool(own_dev_data)
+    if size > LARGEST:
+        raise refuse("Tensor", f"shape {list(sizes)} takes {size} bytes; a tensor has at most {LARGEST}")
+    system = np.zeros(prod(sizes), NUMPY[dtype]) if own_sys_data else None
+    return sizes, dtype, system, _allocated(handle, size) if own_dev_data else None, own_dev_data
 
 
 def _part(src: Tensor, shape: Any, offset: int) -> _Made:
     sizes = shape_of("Tensor", shape)
-    if not _is_count(offset) or offset + prod(sizes) > src.size():
+    if not is_count(offset) or offset + prod(sizes) > src.size():
         raise refuse("Tensor", f"shape {list(sizes)} from element {offset!r} of {src.size()}")
     width = src.element_size()
-    memory = src.device_memory().part(offset * width, prod(sizes) * width)
+    memory = src.device_memory().part(int(offset) * width, prod(sizes) * width)
     return sizes, src.dtype(), None, memory, False
 
 
 _MAKERS = {"array": _of_array, "shape": _of_shape, "part": _part}
+
+
+def _owned(own_sys_data: Any, own_dev_data: Any) -> tuple[bool, bool]:
+    return yes_or_no("Tensor", "own_sys_data", own_sys_data), yes_or_no(
+        "Tensor", "own_dev_data", own_dev_data
+    )
+
+
+def _factor(call: str, scale: Any) -> np.float32:
+    return np.float32(finite(call, "scale", scale))
 
 
 def _allocated(handle: Handle, size: int) -> DeviceMemory:
@@ -289,10 +309,6 @@ def _made(call: str, maker: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     except TypeError as error:
         raise refuse(call, f"its arguments are none of its forms: {error}") from None
     return maker(*args, **kwargs)
-
-
-def _is_count(number: Any) -> bool:
-    return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and int(number) >= 0
 
 
 def _flat(array: np.ndarray) -> memoryview:

@@ -1,8 +1,11 @@
 """The enumerations of sail: data types, flags of the runtime, and why a ``process`` failed."""
 
 from enum import IntEnum, IntFlag
+from typing import Any
 
 import numpy as np
+
+from dlinfer.vendor.sophgo.errors import SophgoCallError
 
 
 class Dtype(IntEnum):
@@ -18,6 +21,10 @@ class Dtype(IntEnum):
     BM_UINT32 = 7
     BM_BFLOAT16 = 8
 
+    @classmethod
+    def _missing_(cls, value: Any) -> Any:
+        raise SophgoCallError(call="sail.Dtype", detail=f"{value!r} is no type of a tensor's elements")
+
 
 class BmrtFlag(IntFlag):
     """Flags of BMRuntime for ``EngineLLM``, with the bits of bm_runtime_flag_t."""
@@ -25,6 +32,12 @@ class BmrtFlag(IntFlag):
     BM_RUNTIME_AUTO = 0
     BM_RUNTIME_SHARE_MEM = 1
     BM_RUNTIME_CHECK_MEM = 2
+
+    @classmethod
+    def _missing_(cls, value: Any) -> Any:
+        if not isinstance(value, int):
+            raise SophgoCallError(call="sail.BmrtFlag", detail=f"{value!r} are no bits of flags")
+        return super()._missing_(value)
 
 
 class Failure(IntEnum):
@@ -36,6 +49,8 @@ class Failure(IntEnum):
     WORKER = 3  # the process in which BMRuntime ran is gone
     TIMEOUT = 4  # it did not answer in time and was ended
 
+
+FLOATING = frozenset({Dtype.BM_FLOAT32, Dtype.BM_FLOAT16, Dtype.BM_BFLOAT16})
 
 # numpy's type of each; both kinds of 16-bit floating point are handed over as their bits, as sail does.
 NUMPY = {

@@ -7,16 +7,17 @@ Bytes of tensors lie in memory that both sides have mapped, from its beginning.
 import ctypes
 import mmap
 import os
+import signal
 import socket
 import sys
-import threading
-import time
 from itertools import count
 from typing import Any
 
 from . import wire
 from .chip import Chip, RefusedError
 from .model import Model
+
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 class Server:
@@ -87,10 +88,12 @@ class Server:
         """A pattern, in hexadecimal digits, over memory of a device."""
         self.chip.fill(number, offset, size, bytes.fromhex(pattern))
 
-    def call_load(self, devices: list[int], flags: int | None, path: str | None, size: int) -> dict[str, Any]:
+    def call_load(
+        self, devices: list[int], flags: int | None, growing: bool, path: str | None, size: int
+    ) -> dict[str, Any]:
         """Load a bmodel from a file, or without a path from the file that comes behind this request."""
         data = None if path is not None else self._received_file()
-        model = Model(self.chip, devices, flags)
+        model = Model(self.chip, devices, flags, growing)
         try:
             if path is not None:
                 model.load_file(path)
@@ -139,19 +142,21 @@ class Server:
 def main() -> None:
     """Serve; the arguments are the numbers of a socket, of the shared memory, and of the parent process."""
     connection, shared, parent = map(int, sys.argv[1:4])
-    _print_at_once()
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    libc = ctypes.CDLL(None, use_errno=True)
+    _end_with(parent, libc)
+    _print_at_once(libc)
     Server(socket.socket(fileno=connection), mmap.mmap(shared, 0)).run()
 
 
-def _print_at_once() -> None:
+def _end_with(parent: int, libc: ctypes.CDLL) -> None:
+    """Have the kernel end this process with its parent: also where it hangs, and where it is stopped."""
+    if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), *map(ctypes.c_ulong, (0, 0, 0))):
+        error = ctypes.get_errno()
+        raise OSError(error, f"PR_SET_PDEATHSIG: {os.strerror(error)}")
+    if os.getppid() != parent:  # it has ended before that
+        os._exit(1)
+
+
+def _print_at_once(libc: ctypes.CDLL) -> None:
     """So that what the C library prints before it crashes is in the log."""
-    libc = ctypes.CDLL(None)
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 2, 0)  # 2 is _IONBF in glibc and musl
-
-
-def _end_with(parent: int) -> None:
-    """End when the parent has ended, also in the middle of a call that hangs."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)

@@ -12,10 +12,15 @@ class ClosedError(Exception):
     """The other side is gone."""
 
 
+def packed(message: dict[str, Any]) -> bytes:
+    """One message as it is sent."""
+    text = json.dumps(message).encode()
+    return _LENGTH.pack(len(text)) + text
+
+
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
     """Send one message. Raises OSError where the other side is gone."""
-    text = json.dumps(message).encode()
-    connection.sendall(_LENGTH.pack(len(text)) + text)
+    connection.sendall(packed(message))
 
 
 def receive(connection: socket.socket) -> dict[str, Any]:

@@ -1,0 +1,158 @@
+"""What a network is told besides its model: where and how it runs, and what it writes of its runs.
+
+S1-84, S1-86 to S1-88 and S1-95 to S1-101.
+"""
+
+import ctypes
+import os
+
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
+from dlinfer.vendor.megengine.lite.checks import folder, whole, writable
+from dlinfer.vendor.megengine.lite.library import library
+
+_ALL_STRATEGIES = 15
+
+_MOST_THREADS = 1024
+"""Where the system has no more, the library ends the process."""
+
+_UNRECORDED, _GRAPH_FREED = 0, 2
+"""Of the option comp_node_seq_record_level."""
+
+
+class NetworkSettings:
+    """The part of a LiteNetwork that these calls are; the network sets its fields.
+
+    _handle: the library's network. _record_level: its option comp_node_seq_record_level. _started: whether a run has
+    been started.
+    """
+
+    _handle: ctypes.c_void_p
+    _record_level: int
+    _started: bool
+
+    def _with_graph(self, call: str) -> ctypes.c_void_p:
+        """The handle, for a call that the library answers from the graph; without it the process would end.
+
+        Raises LiteError where the first run has freed it.
+        """
+        if self._started and self._record_level == _GRAPH_FREED:
+            raise LiteError(
+                call=call,
+                detail="comp_node_seq_record_level=2 freed the graph at the first run; call it before",
+            )
+        return self._handle
+
+    # --- where and how it runs: before ``load``
+
+    @property
+    def device_id(self) -> int:
+        """Which device it runs on; set it before ``load``, else LiteError."""
+        return self._asked("get_device_id")
+
+    @device_id.setter
+    def device_id(self, device_id: int) -> None:
+        library().call("set_device_id", self._handle, whole("device_id", "device_id", device_id))
+
+    @property
+    def stream_id(self) -> int:
+        """Which stream it runs in; set it before ``load``, else LiteError."""
+        return self._asked("get_stream_id")
+
+    @stream_id.setter
+    def stream_id(self, stream_id: int) -> None:
+        library().call("set_stream_id", self._handle, whole("stream_id", "stream_id", stream_id))
+
+    @property
+    def threads_number(self) -> int:
+        """How many threads of the CPU it runs in; set it before ``load``, else LiteError."""
+        number = ctypes.c_size_t()
+        library().call("get_cpu_threads_number", self._handle, ctypes.byref(number))
+        return number.value
+
+    @threads_number.setter
+    def threads_number(self, nr_threads: int) -> None:
+        number = whole("threads_number", "nr_threads", nr_threads, 1, _MOST_THREADS)
+        library().call("set_cpu_threads_number", self._handle, number)
+
+    def is_cpu_inplace_mode(self) -> bool:
+        """Whether it runs in the caller's thread alone (S1-87)."""
+        return bool(self._asked("is_cpu_inplace_mode"))
+
+    def enable_cpu_inplace_mode(self) -> None:
+        """Run in the caller's thread alone, which is quicker on one core; before ``load``, else LiteError."""
+        library().call("set_cpu_inplace_mode", self._handle, said="enable_cpu_inplace_mode")
+
+    def use_tensorrt(self) -> None:
+        """Use TensorRT where the device has it; before ``load``, else LiteError."""
+        library().call("use_tensorrt", self._handle)
+
+    def _asked(self, call: str) -> int:
+        value = ctypes.c_int()
+        library().call(call, self._handle, ctypes.byref(value))
+        return value.value
+
+    # --- algorithms, measuring, dumps
+
+    def enable_profile_performance(self, profile_file: str | os.PathLike[str]) -> None:
+        """Write the time of each op to a JSON file at each run (S1-95).
+
+        Raises LiteError for a network whose runs are recorded (comp_node_seq_record_level), which have no such times;
+        the library would wait for ever.
+        """
+        call = "enable_profile_performance"
+        if self._record_level != _UNRECORDED:
+            raise LiteError(
+                call=call, detail="runs that are recorded (comp_node_seq_record_level) have no profile"
+            )
+        library().call(call, self._handle, writable(call, profile_file))
+
+    def set_network_algo_workspace_limit(self, size_limit: int) -> None:
+        """Choose no algorithm that takes more than so many bytes of workspace (S1-96).
+
+        After ``load`` and before the first run, else LiteError.
+        """
+        call = "set_network_algo_workspace_limit"
+        limit = whole(call, "size_limit", size_limit, 0, 2**63 - 1)
+        library().call(call, self._with_graph(call), limit)
+
+    def set_network_algo_policy(
+        self, policy: int, shared_batch_size: int = 0, binary_equal_between_batch: bool = False
+    ) -> None:
+        """How algorithms are chosen (S1-97 to S1-99); before ``load``: later the library warns and may keep some.
+
+        policy: LiteAlgoSelectStrategy, members combined by ``|``. shared_batch_size: the batch by which the best is
+        chosen, 0 for the model's. binary_equal_between_batch: equal samples of a batch give equal bits.
+        """
+        call = "set_network_algo_policy"
+        if not isinstance(policy, int) or not 0 < policy <= _ALL_STRATEGIES:
+            raise LiteArgumentError(
+                call=call,
+                argument="policy",
+                expected="LiteAlgoSelectStrategy combined by |",
+                given=repr(policy),
+            )
+        batch = whole(call, "shared_batch_size", shared_batch_size, 0, 2**32 - 1)
+        handle, equal = self._with_graph(call), int(bool(binary_equal_between_batch))
+        library().call(call, handle, int(policy))
+        library().call("set_network_algo_fastrun_config", handle, batch, equal, said=call)
+
+    def io_txt_dump(self, txt_file: str | os.PathLike[str]) -> None:
+        """Write all inputs and outputs of ops to a text file when it runs (S1-100); after ``load``."""
+        call = "io_txt_dump"
+        library().call("enable_io_txt_dump", self._dumped(call), writable(call, txt_file), said=call)
+
+    def io_bin_dump(self, bin_dir: str | os.PathLike[str]) -> None:
+        """Write them to a folder, a binary file each (S1-101); the folder is made."""
+        call = "io_bin_dump"
+        library().call("enable_io_bin_dump", self._dumped(call), folder(call, bin_dir), said=call)
+
+    def _dumped(self, call: str) -> ctypes.c_void_p:
+        if self._record_level == _GRAPH_FREED:
+            raise LiteError(
+                call=call, detail="runs without their graph (comp_node_seq_record_level=2) dump nothing"
+            )
+        return self._handle
+
+    def get_static_memory_alloc_info(self, log_dir: str | os.PathLike[str] = "logs/test") -> None:
+        """Write the memory plan to a folder (S1-86). Raises LiteLackError with builds that have it not."""
+        library().call("get_static_memory_alloc_info", self._handle, os.fsencode(log_dir))
