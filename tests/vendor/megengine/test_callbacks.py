@@ -51,6 +51,18 @@ def test_an_asynchronous_callback_that_raises(layer, rng):
     check(network, rng)
 
 
+@pytest.mark.parametrize("call", ["forward", "wait"])
+@pytest.mark.parametrize("kind", ["async_with_callback", "set_start_callback", "set_finish_callback"])
+def test_a_callback_that_runs_its_own_network_or_waits_for_it_is_told(layer, rng, kind, call):
+    """It would wait for itself, or call itself for ever."""
+    network, fault = loaded(layer, config=with_options(var_sanity_check_first_run=0)), [True]
+    getattr(network, kind)(lambda *ios: getattr(network, call)() if fault[0] else 0)
+    with pytest.raises(LiteCallbackError, match=f"{call}: one of its own callbacks"):
+        run(network, np.ones((4, 8), "float32"))
+    fault[0] = False
+    check(network, rng)
+
+
 class Runner:
     """A network whose callbacks are its owner's methods, and so know it."""
 

@@ -104,6 +104,7 @@ class LiteNetwork(NetworkSettings):
         Raises LiteError, LiteBusyError where a network runs that shares its run-time memory, LiteCallbackError for
         what a callback raised.
         """
+        self._refuse_inside("forward")
         if self._asynchronous and self._no_copy:
             detail = (
                 "outputs that are not copied (force_output_...) have no end that a callback could be told of"
@@ -131,6 +132,7 @@ class LiteNetwork(NetworkSettings):
 
     def wait(self) -> None:
         """Wait until a run has ended (S1-83). Raises LiteError and LiteCallbackError."""
+        self._refuse_inside("wait")
         try:
             if self._asynchronous:
                 self._idle.wait()  # LITE_wait would call the callback again
@@ -139,6 +141,10 @@ class LiteNetwork(NetworkSettings):
         finally:
             self._end()
         self._callbacks.raise_failure()
+
+    def _refuse_inside(self, call: str) -> None:
+        if running_one(self._callbacks.mark):
+            raise LiteError(call=call, detail="one of its own callbacks called it, which is part of the run")
 
     def _end(self) -> None:
         self._group.end(self._number)
