@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from dlinfer.vendor.megengine.errors import LiteBusyError, LiteCallbackError
+from dlinfer.vendor.megengine.errors import LiteBusyError, LiteCallbackError, LiteError
 from dlinfer.vendor.megengine.lite import LiteNetwork
 from tests.vendor.megengine.running import check, feed, loaded, run, with_options
 
@@ -61,6 +61,36 @@ def test_a_callback_that_runs_its_own_network_or_waits_for_it_is_told(layer, rng
         run(network, np.ones((4, 8), "float32"))
     fault[0] = False
     check(network, rng)
+
+
+def test_an_asynchronous_run_ends_with_its_finish_callback(layer):
+    """``wait`` waits for it, and raises what it raises."""
+    network = loaded(layer, config=with_options(var_sanity_check_first_run=0))
+    network.async_with_callback(lambda: 0)
+    seen: list[bool] = []
+
+    def late(ios: object) -> None:
+        time.sleep(0.2)
+        seen.append(True)
+        raise Broken("at the end")
+
+    network.set_finish_callback(late)
+    feed(network, np.ones((4, 8), "float32"))
+    network.forward()
+    with pytest.raises(LiteCallbackError, match=r"set_finish_callback .* Broken: at the end"):
+        network.wait()
+    assert seen == [True]
+
+
+def test_there_is_no_profile_of_asynchronous_runs(layer, tmp_path):
+    """The library writes it after the callback has told of the end, and the network's end would wait for ever."""
+    profiled, asynchronous = loaded(layer), loaded(layer)
+    profiled.enable_profile_performance(tmp_path / "profile.json")
+    with pytest.raises(LiteError, match="profiles are of runs that wait"):
+        profiled.async_with_callback(lambda: 0)
+    asynchronous.async_with_callback(lambda: 0)
+    with pytest.raises(LiteError, match="profiles are of runs that wait"):
+        asynchronous.enable_profile_performance(tmp_path / "profile.json")
 
 
 class Runner:

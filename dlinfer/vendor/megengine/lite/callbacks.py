@@ -74,14 +74,18 @@ class Callbacks:
 
         return self._alive(kind, AsyncCallback(called))
 
-    def with_tensors(self, kind: str, function: Callable[[TensorsByIo], Any]) -> Any:
-        """For ``set_start_callback`` and ``set_finish_callback``."""
+    def with_tensors(
+        self, kind: str, function: Callable[[TensorsByIo], Any], after: Callable[[], None] = lambda: None
+    ) -> Any:
+        """For ``set_start_callback`` and ``set_finish_callback``; ``after`` as in ``without_arguments``."""
         run, mark = self._guarded(kind, function), self.mark
         network = self._network
 
         def called(ios: int, tensors: Any, count: int) -> int:
             with _inside(mark):
-                return run(lambda: (_given(network(), ios, tensors, count),))
+                status = run(lambda: (_given(network(), ios, tensors, count),))
+                after()
+                return status
 
         return self._alive(kind, IoCallback(called))
 
