@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from dlinfer.vendor.megengine.errors import LiteBusyError, LiteCallbackError, LiteError
-from dlinfer.vendor.megengine.lite import LiteNetwork
-from tests.vendor.megengine.running import check, feed, loaded, run, with_options
+from dlinfer.vendor.megengine.lite import LiteIO, LiteNetwork, LiteTensor
+from tests.vendor.megengine.models import expected_layer
+from tests.vendor.megengine.running import TOLERANCE, check, feed, loaded, run, with_options
 
 
 class Broken(Exception):
@@ -91,6 +92,22 @@ def test_there_is_no_profile_of_asynchronous_runs(layer, tmp_path):
     asynchronous.async_with_callback(lambda: 0)
     with pytest.raises(LiteError, match="profiles are of runs that wait"):
         asynchronous.enable_profile_performance(tmp_path / "profile.json")
+
+
+def test_memory_that_a_callback_shares_is_kept_for_the_run(layer, rng):
+    network, alive = loaded(layer), []
+    data = rng.standard_normal((4, 8)).astype("float32")
+
+    def sharing(ios: dict[LiteIO, LiteTensor]) -> None:
+        mine = data.copy()
+        alive.append(weakref.ref(mine))
+        next(tensor for io, tensor in ios.items() if io.name == "data").set_data_by_share(mine)
+
+    network.set_start_callback(sharing)
+    result = run(network, np.zeros((4, 8), "float32"))
+    np.testing.assert_allclose(result, expected_layer(data), **TOLERANCE)
+    gc.collect()
+    assert alive[0]() is not None  # the library still has its address
 
 
 class Runner:

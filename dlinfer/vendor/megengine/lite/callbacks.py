@@ -15,7 +15,7 @@ from typing import Any
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
 from dlinfer.vendor.megengine.lite.config import LiteIO
 from dlinfer.vendor.megengine.lite.library import AsyncCallback, IoCallback, library
-from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
+from dlinfer.vendor.megengine.lite.tensor import LiteTensor
 
 TensorsByIo = dict[LiteIO, LiteTensor]
 
@@ -138,9 +138,7 @@ def _given(network: Any, ios: int, tensors: Any, count: int) -> TensorsByIo:
     for index in range(count):
         one = described[index]
         io = LiteIO(one.name, one.is_host, one.io_type, one.config_layout)
-        tensor = LiteTensor._of(ctypes.c_void_p(tensors[index]), Kept(), owned=False)
-        tensor.network = network
-        given[io] = tensor
+        given[io] = network._tensor(io.name, ctypes.c_void_p(tensors[index]))
     return given
 
 

@@ -206,6 +206,10 @@ class LiteNetwork(NetworkSettings):
             ctypes.byref(handle),
             said=f"get_io_tensor({name!r})",
         )
+        return self._tensor(name, handle)
+
+    def _tensor(self, name: str, handle: ctypes.c_void_p) -> LiteTensor:
+        """One of its own tensors; memory that is shared with it is kept by the network."""
         kept = self._memory.setdefault((name, handle.value or 0), Kept())
         tensor = LiteTensor._of(handle, kept, owned=False)
         tensor.network = self
