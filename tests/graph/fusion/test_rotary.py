@@ -1,51 +1,14 @@
 """Rotary embedding of query and key, as the installed transformers write it, becomes one op (S4-12)."""
 
-import importlib
-
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from torch import nn
 
 from dlinfer.graph.fusion.rotary import ROTARY
 from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.normalise import NORMALISE
 from tests.graph.fusion.capturing import captured, fused_text
-
-SIZE = 16
-
-
-class Heads(nn.Module):
-    """Query and key as attention has them before the rotation: [batch, heads, tokens, size], views of projections."""
-
-    def __init__(self, rotate, *, heads_first=True):
-        super().__init__()
-        self.rotate = rotate
-        self.heads_first = heads_first
-
-    def forward(self, q, k, cos, sin):
-        q, k = (x.view(*x.shape[:2], -1, SIZE) for x in (q, k))
-        if self.heads_first:
-            q, k = q.transpose(1, 2), k.transpose(1, 2)
-        return self.rotate(q, k, cos, sin)
-
-
-def inputs(dtype=torch.float32, *, tables=None, batch=2, rotated=SIZE):
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 5, 4 * SIZE, dtype=dtype), torch.randn(2, 5, 2 * SIZE, dtype=dtype)
-    angles = torch.randn(batch, 5, rotated // 2)
-    angles = torch.cat((angles, angles), -1)
-    given = q, k, angles.cos().to(tables or dtype), angles.sin().to(tables or dtype)
-    for tensor in given:
-        torch._dynamo.mark_static(
-            tensor, 2
-        )  # the sizes of weights are known, those of batch and tokens are not
-    return given
-
-
-def rotation(family, name="apply_rotary_pos_emb"):
-    return getattr(importlib.import_module(f"transformers.models.{family}.modeling_{family}"), name)
-
+from tests.graph.fusion.rotating import SIZE, Heads, fuses_to_equal_bits, inputs, rotation
 
 llama = rotation("llama")
 
@@ -196,38 +159,28 @@ FAMILIES = {
 def test_transformers_function(family, dtype):
     """Products and sum are rounded where the model rounds them, so that results are equal bit by bit."""
     one = captured(Heads(rotation(family)), *inputs(dtype, rotated=FAMILIES[family]))
-    want, strides = one.run(), one.strides()
-    assert one.fuse(ROTARY) == 1
+    fuses_to_equal_bits(one, ROTARY)
     assert one.count("dlinfer.apply_rotary_pos_emb") == 1
     assert one.count("aten.neg") == one.count("aten.mul.Tensor") == 0
-    assert all(map(torch.equal, one.run(), want))
-    assert one.strides() == strides
 
 
 def test_after_the_clean_up():
     one = captured(Heads(llama), *inputs())
     NORMALISE.run(one.graph_module)
     CLEAN_UP.run(one.graph_module)
-    want = one.run()
-    assert one.fuse(ROTARY) == 1
-    assert all(map(torch.equal, one.run(), want))
+    fuses_to_equal_bits(one, ROTARY)
 
 
 @pytest.mark.parametrize("family", ["olmo2", "modernbert"])
 def test_float32_tables_on_a_16_bit_model(family):
     one = captured(Heads(rotation(family)), *inputs(torch.bfloat16, tables=torch.float32))
-    want = one.run()
-    assert one.fuse(ROTARY) == 1
-    assert all(map(torch.equal, one.run(), want))
+    fuses_to_equal_bits(one, ROTARY)
 
 
 def test_tokens_before_heads():
     one = captured(Heads(lambda *given: llama(*given, unsqueeze_dim=2), heads_first=False), *inputs())
-    want, strides = one.run(), one.strides()
-    assert one.fuse(ROTARY) == 1
+    fuses_to_equal_bits(one, ROTARY)
     assert one.count("aten.transpose.int") == 0
-    assert all(map(torch.equal, one.run(), want))
-    assert one.strides() == strides
 
 
 def test_vision_without_a_batch():
@@ -245,9 +198,7 @@ def test_vision_without_a_batch():
         return rotate(q, k, cos, sin)
 
     one = captured(vision, qkv, angles.cos(), angles.sin())
-    want = one.run()
-    assert one.fuse(ROTARY) == 1
-    assert all(map(torch.equal, one.run(), want))
+    fuses_to_equal_bits(one, ROTARY)
 
 
 def test_query_and_key_rotated_apart():
@@ -258,9 +209,7 @@ def test_query_and_key_rotated_apart():
         return rotate(q, cos, sin), rotate(k, cos, sin)
 
     one = captured(Heads(apart), *inputs())
-    want = one.run()
-    assert one.fuse(ROTARY) == 1
-    assert all(map(torch.equal, one.run(), want))
+    fuses_to_equal_bits(one, ROTARY)
 
 
 # --- what must not

@@ -54,7 +54,7 @@ def test_arguments_of_another_kind_are_refused_by_name(layer, rng, tmp_path):
         "shape": lambda: tensor.reshape(WRONG),
         "shape: ": lambda: setattr(tensor, "layout", 5),
         "start": lambda: tensor.slice(WRONG, [1]),
-        "end": lambda: tensor.slice([0], ["a"]),
+        "end": lambda: tensor.slice([0], [WRONG]),
         "set_data_by_copy: argument layout": lambda: tensor.set_data_by_copy([1.0], layout=WRONG),
         "set_data_by_share: argument layout": lambda: tensor.set_data_by_share(
             np.ones(4, "f4"), layout=WRONG
@@ -72,7 +72,8 @@ def test_arguments_of_another_kind_are_refused_by_name(layer, rng, tmp_path):
 
 def test_numbers_of_numpy_are_numbers():
     batch = TensorBatchCollector([2, 3], "int32", 0)
-    batch.collect_id(np.ones(3, "int32"), np.int64(1))
+    place: Any = np.int64(1)
+    batch.collect_id(np.ones(3, "int32"), place)
     assert batch.to_numpy()[1].tolist() == [1, 1, 1]
 
 

@@ -8,9 +8,10 @@ import weakref
 import numpy as np
 import pytest
 
-from dlinfer.vendor.megengine.errors import LiteBusyError, LiteCallbackError
-from dlinfer.vendor.megengine.lite import LiteNetwork
-from tests.vendor.megengine.running import check, feed, loaded, run, with_options
+from dlinfer.vendor.megengine.errors import LiteBusyError, LiteCallbackError, LiteError
+from dlinfer.vendor.megengine.lite import LiteIO, LiteNetwork, LiteTensor
+from tests.vendor.megengine.models import expected_layer
+from tests.vendor.megengine.running import TOLERANCE, check, feed, loaded, run, with_options
 
 
 class Broken(Exception):
@@ -49,6 +50,64 @@ def test_an_asynchronous_callback_that_raises(layer, rng):
         network.wait()
     fault[0] = False
     check(network, rng)
+
+
+@pytest.mark.parametrize("call", ["forward", "wait"])
+@pytest.mark.parametrize("kind", ["async_with_callback", "set_start_callback", "set_finish_callback"])
+def test_a_callback_that_runs_its_own_network_or_waits_for_it_is_told(layer, rng, kind, call):
+    """It would wait for itself, or call itself for ever."""
+    network, fault = loaded(layer, config=with_options(var_sanity_check_first_run=0)), [True]
+    getattr(network, kind)(lambda *ios: getattr(network, call)() if fault[0] else 0)
+    with pytest.raises(LiteCallbackError, match=f"{call}: one of its own callbacks"):
+        run(network, np.ones((4, 8), "float32"))
+    fault[0] = False
+    check(network, rng)
+
+
+def test_an_asynchronous_run_ends_with_its_finish_callback(layer):
+    """``wait`` waits for it, and raises what it raises."""
+    network = loaded(layer, config=with_options(var_sanity_check_first_run=0))
+    network.async_with_callback(lambda: 0)
+    seen: list[bool] = []
+
+    def late(ios: object) -> None:
+        time.sleep(0.2)
+        seen.append(True)
+        raise Broken("at the end")
+
+    network.set_finish_callback(late)
+    feed(network, np.ones((4, 8), "float32"))
+    network.forward()
+    with pytest.raises(LiteCallbackError, match=r"set_finish_callback .* Broken: at the end"):
+        network.wait()
+    assert seen == [True]
+
+
+def test_there_is_no_profile_of_asynchronous_runs(layer, tmp_path):
+    """The library writes it after the callback has told of the end, and the network's end would wait for ever."""
+    profiled, asynchronous = loaded(layer), loaded(layer)
+    profiled.enable_profile_performance(tmp_path / "profile.json")
+    with pytest.raises(LiteError, match="profiles are of runs that wait"):
+        profiled.async_with_callback(lambda: 0)
+    asynchronous.async_with_callback(lambda: 0)
+    with pytest.raises(LiteError, match="profiles are of runs that wait"):
+        asynchronous.enable_profile_performance(tmp_path / "profile.json")
+
+
+def test_memory_that_a_callback_shares_is_kept_for_the_run(layer, rng):
+    network, alive = loaded(layer), []
+    data = rng.standard_normal((4, 8)).astype("float32")
+
+    def sharing(ios: dict[LiteIO, LiteTensor]) -> None:
+        mine = data.copy()
+        alive.append(weakref.ref(mine))
+        next(tensor for io, tensor in ios.items() if io.name == "data").set_data_by_share(mine)
+
+    network.set_start_callback(sharing)
+    result = run(network, np.zeros((4, 8), "float32"))
+    np.testing.assert_allclose(result, expected_layer(data), **TOLERANCE)
+    gc.collect()
+    assert alive[0]() is not None  # the library still has its address
 
 
 class Runner:

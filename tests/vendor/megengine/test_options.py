@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -293,7 +294,7 @@ def test_s1_70_config(layer, held, rng, tmp_path):
     for name, value in (("device_id", "x"), ("options", 5), ("bare_model_cryption_name", 5)):
         with pytest.raises(LiteArgumentError, match=name):
             setattr(LiteConfig(), name, value)
-    unknown = LiteConfig()
+    unknown: Any = LiteConfig()
     unknown.backend = 1  # for which the library would end the process
     with pytest.raises(LiteArgumentError, match="backend"):
         LiteNetwork(unknown)

@@ -289,6 +289,8 @@ def test_calibration_is_for_int8_and_int8_wants_it(toolchain):
         ({"group_size": 48}, "multiple of 32"),
         ({"dynamic": 1}, "True or False"),
         ({"timeout": -1}, "above 0"),
+        ({"timeout": 1e300}, "at most"),
+        ({"chip": ["bm1688"]}, "bm1684x, bm1688, bm1690"),
     ],
 )
 def test_wrong_options_name_the_right_ones(wrong, named):

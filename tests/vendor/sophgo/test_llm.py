@@ -114,11 +114,27 @@ def test_all_that_is_needed_stands_in_the_bmodel(qwen2):
 
 @pytest.mark.parametrize(
     ("given", "count"),
-    [([], 1), ([1], 0), ([256], 1), ([-1], 1), (llms.prompt(20), 14), (llms.prompt(33), 1)],
+    [
+        ([], 1),
+        ([1], 0),
+        ([1], 1.0),
+        ([1.5], 1),
+        (7, 1),
+        ([256], 1),
+        ([-1], 1),
+        (llms.prompt(20), 14),
+        (llms.prompt(33), 1),
+    ],
 )
 def test_prompts_that_do_not_fit_are_refused(qwen2, given, count):
     with pytest.raises(SophgoLlmError):
         qwen2.generate(given, count)
+
+
+def test_tokens_of_numpy_and_torch_are_tokens(qwen2):
+    wanted = qwen2.generate([1, 2], 1).tokens
+    assert qwen2.generate(np.array([1, 2]), 1).tokens == wanted
+    assert qwen2.generate(torch.tensor([1, 2]), 1).tokens == wanted
 
 
 def test_a_worker_that_ends_is_an_error_and_a_new_engine_works(bmodel_of, model_folder):
@@ -151,6 +167,9 @@ def test_a_bmodel_that_is_no_language_model_is_refused(toolchain, model_folder, 
         ({"stages": (16, 8)}, "ascending"),
         ({"stages": (8, 64), "seq_length": 32}, "from 2 to seq_length"),
         ({"jobs": 0}, "jobs"),
+        ({"jobs": 1.0}, "whole numbers"),
+        ({"seq_length": "512"}, "whole numbers"),
+        ({"stages": "8"}, "whole numbers"),
         ({"compiler": BmodelOptions(quantize="INT8")}, "W8F16"),
         ({"compiler": BmodelOptions(dynamic=True)}, "stages"),
     ],
@@ -162,6 +181,17 @@ def test_wrong_options_name_the_right_ones(wrong, named):
 
 def test_one_stage_of_the_whole_length_is_the_default():
     assert LlmOptions(seq_length=64).stages == (64,)
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_loaded(toolchain, monkeypatch, tmp_path):
+    monkeypatch.setattr(hf, "load", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        compile_folder(tmp_path, tmp_path)
+    with pytest.raises(OSError):
+        compile_folder(tmp_path, tmp_path / "file" / "x.bmodel")
+    with pytest.raises(OSError):
+        compile_folder(tmp_path, Path("/proc/x.bmodel"))
 
 
 def test_folders_that_cannot_be_compiled_are_refused(toolchain, model_folder, tmp_path):
@@ -205,6 +235,19 @@ def test_models_of_other_kinds_are_refused_by_name(tmp_path, changes, named):
         hf.load(tmp_path, 32)
 
 
+def test_code_in_a_folder_is_not_run(tmp_path, monkeypatch):
+    """And nobody is asked whether it may."""
+    monkeypatch.setattr("builtins.input", lambda *asked: "y")
+    ran = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(
+        f"open({str(ran)!r}, 'w')\nfrom transformers import LlamaConfig as Own\n"
+    )
+    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}')
+    with pytest.raises(ModelFolderError, match="contains custom code"):
+        hf.load(tmp_path, 32)
+    assert not ran.exists()
+
+
 def test_the_command_says_what_is_wrong(toolchain, tmp_path, capsys):
     told = ["compile", "--engine", "sophgo", "-o", str(tmp_path / "x.bmodel"), str(tmp_path)]
     assert cli.main(told) == 1
@@ -231,7 +274,7 @@ def test_one_layers_copy_is_in_memory_at_a_time(model_folder, monkeypatch, tmp_p
     alive: list[weakref.ref] = []
     most = []
 
-    def onnx(part: parts.Part, folder: Path) -> bytes:
+    def onnx(part: parts.Part, folder: Path) -> bytes | Path:
         made = written(part, folder)
         alive.extend(weakref.ref(one) for one in part.module.parameters())
         return made

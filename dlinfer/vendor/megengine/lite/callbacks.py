@@ -15,7 +15,7 @@ from typing import Any
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
 from dlinfer.vendor.megengine.lite.config import LiteIO
 from dlinfer.vendor.megengine.lite.library import AsyncCallback, IoCallback, library
-from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
+from dlinfer.vendor.megengine.lite.tensor import LiteTensor
 
 TensorsByIo = dict[LiteIO, LiteTensor]
 
@@ -26,30 +26,36 @@ _KEPT = 2
 _here = threading.local()
 
 
-def running_one() -> bool:
-    """Whether this thread is inside a callback, where the library may not be asked to end a network."""
-    return getattr(_here, "depth", 0) > 0
+def running_one(network: object = None) -> bool:
+    """Whether this thread is inside a callback (of ``network``, a Callbacks' ``mark``, where one is given).
+
+    There the library may not be asked to end a network, nor to run or wait for the callback's own.
+    """
+    running = getattr(_here, "running", ())
+    return bool(running) if network is None else network in running
 
 
 @contextlib.contextmanager
-def _inside() -> Iterator[None]:
-    _here.depth = getattr(_here, "depth", 0) + 1
+def _inside(mark: object) -> Iterator[None]:
+    before = getattr(_here, "running", ())
+    _here.running = (*before, mark)
     try:
         with library().callers_numbers():
             yield
     finally:
-        _here.depth -= 1
+        _here.running = before
 
 
 class Callbacks:
     """Of one network, whose weak reference it gets.
 
     natives: what the library calls. It must outlive the network in the library, and knows the user's functions, which
-    often know the network, only weakly: they go with this object.
+    often know the network, only weakly: they go with this object. mark: of the network, for ``running_one``.
     """
 
     def __init__(self, network: weakref.ref[Any]) -> None:
         self.natives: dict[str, list[Any]] = {}
+        self.mark = object()
         self._network = network
         self._functions: dict[str, dict[int, Callable[..., Any]]] = {}
         self._numbers = itertools.count()
@@ -58,24 +64,28 @@ class Callbacks:
 
     def without_arguments(self, kind: str, function: Callable[[], Any], after: Callable[[], None]) -> Any:
         """For ``async_with_callback``. ``after`` is called when the user's function has returned or raised."""
-        run = self._guarded(kind, function)
+        run, mark = self._guarded(kind, function), self.mark
 
         def called() -> int:
-            with _inside():
+            with _inside(mark):
                 status = run(lambda: ())
                 after()
                 return status
 
         return self._alive(kind, AsyncCallback(called))
 
-    def with_tensors(self, kind: str, function: Callable[[TensorsByIo], Any]) -> Any:
-        """For ``set_start_callback`` and ``set_finish_callback``."""
-        run = self._guarded(kind, function)
+    def with_tensors(
+        self, kind: str, function: Callable[[TensorsByIo], Any], after: Callable[[], None] = lambda: None
+    ) -> Any:
+        """For ``set_start_callback`` and ``set_finish_callback``; ``after`` as in ``without_arguments``."""
+        run, mark = self._guarded(kind, function), self.mark
         network = self._network
 
         def called(ios: int, tensors: Any, count: int) -> int:
-            with _inside():
-                return run(lambda: (_given(network(), ios, tensors, count),))
+            with _inside(mark):
+                status = run(lambda: (_given(network(), ios, tensors, count),))
+                after()
+                return status
 
         return self._alive(kind, IoCallback(called))
 
@@ -128,9 +138,7 @@ def _given(network: Any, ios: int, tensors: Any, count: int) -> TensorsByIo:
     for index in range(count):
         one = described[index]
         io = LiteIO(one.name, one.is_host, one.io_type, one.config_layout)
-        tensor = LiteTensor._of(ctypes.c_void_p(tensors[index]), Kept(), owned=False)
-        tensor.network = network
-        given[io] = tensor
+        given[io] = network._tensor(io.name, ctypes.c_void_p(tensors[index]))
     return given
 
 

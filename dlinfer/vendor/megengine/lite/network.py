@@ -14,7 +14,7 @@ from dlinfer.vendor.megengine.lite.checks import instance, member, text, whole
 from dlinfer.vendor.megengine.lite.config import LiteConfig, LiteNetworkIO, NativeIO
 from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteTensorPhase
 from dlinfer.vendor.megengine.lite.library import library
-from dlinfer.vendor.megengine.lite.network_settings import NetworkSettings
+from dlinfer.vendor.megengine.lite.network_settings import ASYNCHRONOUS_PROFILE, NetworkSettings
 from dlinfer.vendor.megengine.lite.sharing import MemoryGroup
 from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
 
@@ -60,6 +60,8 @@ class LiteNetwork(NetworkSettings):
         self._started = False
         self._record_level = config.options.comp_node_seq_record_level
         self._asynchronous = False
+        self._profiled = False
+        self._last_callback = "async_with_callback"
         self._no_copy = bool(
             config.options.force_output_dynamic_alloc or config.options.force_output_use_user_specified_memory
         )
@@ -104,6 +106,7 @@ class LiteNetwork(NetworkSettings):
         Raises LiteError, LiteBusyError where a network runs that shares its run-time memory, LiteCallbackError for
         what a callback raised.
         """
+        self._refuse_inside("forward")
         if self._asynchronous and self._no_copy:
             detail = (
                 "outputs that are not copied (force_output_...) have no end that a callback could be told of"
@@ -131,6 +134,7 @@ class LiteNetwork(NetworkSettings):
 
     def wait(self) -> None:
         """Wait until a run has ended (S1-83). Raises LiteError and LiteCallbackError."""
+        self._refuse_inside("wait")
         try:
             if self._asynchronous:
                 self._idle.wait()  # LITE_wait would call the callback again
@@ -139,6 +143,10 @@ class LiteNetwork(NetworkSettings):
         finally:
             self._end()
         self._callbacks.raise_failure()
+
+    def _refuse_inside(self, call: str) -> None:
+        if running_one(self._callbacks.mark):
+            raise LiteError(call=call, detail="one of its own callbacks called it, which is part of the run")
 
     def _end(self) -> None:
         self._group.end(self._number)
@@ -152,19 +160,26 @@ class LiteNetwork(NetworkSettings):
     def async_with_callback(self, async_callback: Callable[[], Any]) -> None:
         """Let ``forward`` return at once; ``async_callback()`` is called when the run has ended (S1-92).
 
-        It is called in a thread of the library. What it raises is raised by the next ``wait`` or ``forward``.
+        It is called in a thread of the library, and after it the finish callback, if there is one. What they raise is
+        raised by the next ``wait`` or ``forward``. Raises LiteError for a network whose runs are profiled.
         """
         call = "async_with_callback"
-        ended = weakref.WeakMethod(self._end)
-
-        def after() -> None:
-            end = ended()
-            if end is not None:
-                end()
-
-        native = self._callbacks.without_arguments(call, async_callback, after)
+        if self._profiled:
+            raise LiteError(call=call, detail=ASYNCHRONOUS_PROFILE)
+        native = self._callbacks.without_arguments(call, async_callback, self._ending(call))
         library().call("set_async_callback", self._handle, native, said=call)
         self._asynchronous = True
+
+    def _ending(self, callback: str) -> Callable[[], None]:
+        """What ends an asynchronous run if that callback is its last one; knows the network weakly."""
+        weak = weakref.ref(self)
+
+        def after() -> None:
+            network = weak()
+            if network is not None and network._asynchronous and network._last_callback == callback:
+                network._end()
+
+        return after
 
     def set_start_callback(self, start_callback: Callable[[TensorsByIo], Any]) -> None:
         """Call ``start_callback(inputs)`` before each run, with a dict of LiteIO to LiteTensor (S1-93)."""
@@ -173,8 +188,10 @@ class LiteNetwork(NetworkSettings):
 
     def set_finish_callback(self, finish_callback: Callable[[TensorsByIo], Any]) -> None:
         """Call ``finish_callback(outputs)`` after each run, with a dict of LiteIO to LiteTensor (S1-94)."""
-        native = self._callbacks.with_tensors("set_finish_callback", finish_callback)
-        library().call("set_finish_callback", self._handle, native)
+        call = "set_finish_callback"
+        native = self._callbacks.with_tensors(call, finish_callback, self._ending(call))
+        library().call(call, self._handle, native)
+        self._last_callback = call
 
     # --- inputs and outputs
 
@@ -189,6 +206,10 @@ class LiteNetwork(NetworkSettings):
             ctypes.byref(handle),
             said=f"get_io_tensor({name!r})",
         )
+        return self._tensor(name, handle)
+
+    def _tensor(self, name: str, handle: ctypes.c_void_p) -> LiteTensor:
+        """One of its own tensors; memory that is shared with it is kept by the network."""
         kept = self._memory.setdefault((name, handle.value or 0), Kept())
         tensor = LiteTensor._of(handle, kept, owned=False)
         tensor.network = self

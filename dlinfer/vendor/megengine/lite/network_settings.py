@@ -19,16 +19,23 @@ _UNRECORDED, _GRAPH_FREED = 0, 2
 """Of the option comp_node_seq_record_level."""
 
 
+ASYNCHRONOUS_PROFILE = (
+    "profiles are of runs that wait() ends; async_with_callback's callback comes before they are written"
+)
+
+
 class NetworkSettings:
     """The part of a LiteNetwork that these calls are; the network sets its fields.
 
     _handle: the library's network. _record_level: its option comp_node_seq_record_level. _started: whether a run has
-    been started.
+    been started. _asynchronous: whether ``async_with_callback`` was called. _profiled: whether a profile is written.
     """
 
     _handle: ctypes.c_void_p
     _record_level: int
     _started: bool
+    _asynchronous: bool
+    _profiled: bool
 
     def _with_graph(self, call: str) -> ctypes.c_void_p:
         """The handle, for a call that the library answers from the graph; without it the process would end.
@@ -96,15 +103,18 @@ class NetworkSettings:
     def enable_profile_performance(self, profile_file: str | os.PathLike[str]) -> None:
         """Write the time of each op to a JSON file at each run (S1-95).
 
-        Raises LiteError for a network whose runs are recorded (comp_node_seq_record_level), which have no such times;
-        the library would wait for ever.
+        Raises LiteError for a network whose runs are recorded (comp_node_seq_record_level), which have no such times,
+        or asynchronous; the library would wait for ever.
         """
         call = "enable_profile_performance"
         if self._record_level != _UNRECORDED:
             raise LiteError(
                 call=call, detail="runs that are recorded (comp_node_seq_record_level) have no profile"
             )
+        if self._asynchronous:
+            raise LiteError(call=call, detail=ASYNCHRONOUS_PROFILE)
         library().call(call, self._handle, writable(call, profile_file))
+        self._profiled = True
 
     def set_network_algo_workspace_limit(self, size_limit: int) -> None:
         """Choose no algorithm that takes more than so many bytes of workspace (S1-96).

@@ -334,7 +334,7 @@ class LiteTensor:
 
 
 def _numbers(call: str, argument: str, values: Any) -> list[int]:
-    numbers = list(values) if isinstance(values, Iterable) else [None]
+    numbers: list[Any] = list(values) if isinstance(values, Iterable) else [values]
     if not all(isinstance(one, (int, np.integer)) for one in numbers):
         raise _argument(call, argument, "whole numbers", values)
     return [int(one) for one in numbers]
