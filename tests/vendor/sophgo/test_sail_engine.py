@@ -240,7 +240,8 @@ def test_s0_05_every_stage_runs(engine):
 @pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
 def test_s0_05_a_stage_before_a_larger_one_keeps_its_memory(bmodel, open_chips, chip, flags):
     """BMRuntime by itself gives it back, and the stage then runs over commands of others (raw/growing_stages.py)."""
-    engine = sail.EngineLLM(str(bmodel(f"growing {chip}")), *flags, [0])
+    arguments: list[Any] = [str(bmodel(f"growing {chip}")), *flags, [0]]
+    engine = sail.EngineLLM(*arguments)
     for graph, stage in (("mlp", 0), ("mlp", 0), ("head", 0), ("mlp", 1), ("mlp", 0), ("head", 0)):
         assert relative(*run(engine, graph, stage)) < FLOAT16
 
