@@ -79,19 +79,33 @@ class _Asked:
 def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
     """Write one bmodel of several of one chip; nets of one name become stages of one net.
 
-    ``to`` appears whole or not at all. Raises ToolchainMissingError, SophgoCompileError and OSError.
+    Nets stand in the order of their first file. Of a net's stages the one that works in the most memory is the first:
+    BMRuntime may run a smaller one that comes earlier in memory that it has given back (docs/sophgo.md).
+
+    ``to`` appears whole or not at all. Raises SophgoModelError for a file that is no bmodel, ToolchainMissingError,
+    SophgoCompileError and OSError.
     """
     to = to.resolve()
     with tempfile.TemporaryDirectory(prefix=".combining-", dir=to.parent) as scratch:
         folder = Path(scratch)
         made, log = folder / "combined.bmodel", folder / "log"
-        command = [process.model_tool(), "--combine", *map(str, bmodels), "-o", str(made)]
+        command = [process.model_tool(), "--combine", *map(str, _largest_first(bmodels)), "-o", str(made)]
         try:
             process.run(command, folder, log, timeout)
             _needed(made)
         except process.ProcessFailedError as failed:
             raise _error(f"{len(bmodels)} bmodels", to.name, failed, log, "combine") from failed
         os.replace(made, to)
+
+
+def _largest_first(bmodels: Sequence[Path]) -> list[Path]:
+    """Files of one net together, ordered by the memory that it works in."""
+    nets: dict[tuple[str, ...], dict[Path, int]] = {}
+    for path in bmodels:
+        memory = bmodel_file.read_file(path).memory
+        largest = max((size for sizes in memory.values() for size in sizes), default=0)
+        nets.setdefault(tuple(memory), {})[path] = largest
+    return [path for files in nets.values() for path in sorted(files, key=lambda one: -files[one])]
 
 
 def describe(bmodel: Path) -> str:

@@ -1,6 +1,7 @@
 """What can be asked of Sophgo's compiler, checked before it starts."""
 
 import re
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +61,9 @@ class BmodelOptions:
             )
         if not isinstance(self.dynamic, bool):
             raise SophgoOptionError(option="dynamic", given=self.dynamic, expected="True or False")
-        if not isinstance(self.timeout, (int, float)) or not 0 < self.timeout < float("inf"):
-            raise SophgoOptionError(option="timeout", given=self.timeout, expected="seconds above 0")
+        if not isinstance(self.timeout, (int, float)) or not 0 < self.timeout <= threading.TIMEOUT_MAX:
+            expected = f"seconds above 0, at most {threading.TIMEOUT_MAX:.0f}"
+            raise SophgoOptionError(option="timeout", given=self.timeout, expected=expected)
 
     def identity(self) -> dict[str, Any]:
         """What a compiled net depends on, as plain data."""
@@ -77,7 +79,7 @@ def check_name(name: str) -> None:
 
 
 def _one_of(option: str, given: Any, allowed: Any) -> None:
-    if given not in allowed:
+    if given not in tuple(allowed):  # a list has no hash
         raise SophgoOptionError(option=option, given=given, expected=f"one of {', '.join(allowed)}")
 
 

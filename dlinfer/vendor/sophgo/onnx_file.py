@@ -19,8 +19,9 @@ OPSET = 17
 IR_VERSION = 8
 """The newest that the toolchain's onnx package certainly reads."""
 
-FILE_BYTES = 1 << 30
-"""Weights from this size on stand in a file of their own; protobuf takes 2 GiB in one message."""
+FILE_BYTES = 1 << 26
+"""Weights from this size on stand in a file of their own: in a message they would be in memory three times more, and
+protobuf takes 2 GiB in one."""
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -34,6 +34,9 @@ class Part:
     addr_mode: str = "io_alone"
     dynamic: bool = False
     devices: int = 1
+    layer_groups: bool = (
+        True  # keep what lies between layers on the chip; else in the network's working memory
+    )
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Recipe:
     parts: tuple[Part, ...]
 
 
+GROWING = (Part(rows=1024, layer_groups=False), Part(rows=1088, layer_groups=False), Part("head", rows=4))
 LLM = (Part(rows=8), Part(rows=16), Part("head", rows=4))
 RECIPES = {
     "bm1684x": Recipe("bm1684x", LLM),
@@ -56,6 +60,8 @@ RECIPES = {
     "float32": Recipe("bm1684x", (Part(quantize="F32"),)),
     "bfloat16": Recipe("bm1684x", (Part(quantize="BF16"),)),
     "int8": Recipe("bm1684x", (Part(quantize="INT8"),)),
+    "growing bm1684x": Recipe("bm1684x", GROWING),
+    "growing bm1688": Recipe("bm1688", GROWING),
 }
 
 
@@ -109,6 +115,8 @@ def _compiled_part(chip: str, part: Part, folder: Path) -> Path:
     options += ["--addr_mode", part.addr_mode, "--quant_input", "--quant_output"]
     if part.dynamic:
         options.append("--dynamic")
+    if not part.layer_groups:
+        options.append("--disable_layer_group")
     if part.devices > 1:
         options += ["--num_device", str(part.devices)]
     if part.quantize == "INT8":

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlinfer import settings
+from dlinfer import cli, settings
 from dlinfer.toolchain import state
 from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.runtime import device
 from dlinfer.vendor.sophgo.runtime.device import Device, open_device
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
-from tests.vendor.sophgo import bmodels
+from tests.vendor.sophgo import bmodels, llms
 
 CHIPS = ("bm1684x", "bm1688")
 
@@ -31,6 +31,36 @@ def toolchain() -> None:
 def bmodel(toolchain: None) -> Callable[[str], Path]:
     """Path of a bmodel by the name of its recipe, compiled at first use."""
     return bmodels.build
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory) -> Callable[[str], Path]:
+    """The folder of a tiny model by its kind."""
+    made = {}
+
+    def folder(kind: str):
+        if kind not in made:
+            made[kind] = llms.write(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bmodel_of(toolchain: None, model_folder, tmp_path_factory) -> Callable[..., Path]:
+    """The file that the command writes, once for each model and chip."""
+    made = {}
+
+    def path(kind: str, chip: str, quantize: str = "F16"):
+        key = (kind, chip, quantize)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("bmodel") / f"{kind}.bmodel"
+            told = ["--engine", "sophgo", "--chip", chip, "--quantize", quantize, "--jobs", "2"]
+            told += ["--seq-length", str(llms.CAPACITY), "--stages", ",".join(map(str, llms.STAGES))]
+            assert cli.main(["compile", *told, str(model_folder(kind)), "-o", str(made[key])]) == 0
+        return made[key]
+
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from dlinfer.errors import ToolchainMissingError
 from dlinfer.vendor.sophgo import compiler, compiler_cache, compiler_process
 from dlinfer.vendor.sophgo.compiler import combine, compile_onnx, describe
 from dlinfer.vendor.sophgo.compiler_options import CHIPS, QUANTIZE, BmodelOptions
-from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoOptionError
+from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError, SophgoOptionError
+from dlinfer.vendor.sophgo.runtime.bmodel import Header
 
 WIDTH = 32
 
@@ -250,9 +251,21 @@ def test_what_a_killed_process_left_in_the_cache_goes(toolchain, monkeypatch, tm
     assert used.is_dir() and new.is_dir() and not own.exists()
 
 
+def test_the_largest_stage_of_a_net_is_its_first(monkeypatch):
+    """What BMRuntime does to a smaller one before it: raw/growing_stages.py."""
+    memory = {"block 8": 10, "block 16": 30, "head": 5, "block 12": 20}
+
+    def read(path: Path) -> Header:
+        return Header("BM1684X", 1, {path.name.split()[0]: (memory[path.name],)})
+
+    monkeypatch.setattr(compiler.bmodel_file, "read_file", read)
+    ordered = compiler._largest_first([Path(name) for name in memory])
+    assert [path.name for path in ordered] == ["block 16", "block 12", "block 8", "head"]
+
+
 def test_files_that_are_no_bmodels_cannot_be_combined(toolchain, tmp_path):
     (tmp_path / "a").write_bytes(b"no bmodel")
-    with pytest.raises(SophgoCompileError):
+    with pytest.raises(SophgoModelError, match="not even a header"):
         combine([tmp_path / "a", tmp_path / "a"], tmp_path / "out.bmodel")
     assert not (tmp_path / "out.bmodel").exists()
 
@@ -276,6 +289,8 @@ def test_calibration_is_for_int8_and_int8_wants_it(toolchain):
         ({"group_size": 48}, "multiple of 32"),
         ({"dynamic": 1}, "True or False"),
         ({"timeout": -1}, "above 0"),
+        ({"timeout": 1e300}, "at most"),
+        ({"chip": ["bm1688"]}, "bm1684x, bm1688, bm1690"),
     ],
 )
 def test_wrong_options_name_the_right_ones(wrong, named):

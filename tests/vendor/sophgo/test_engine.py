@@ -16,7 +16,7 @@ from dlinfer import settings
 from dlinfer.errors import CompileOptionError, EngineUnavailableError, GraphFallbackError
 from dlinfer.graph import report
 from dlinfer.ops import fallback
-from dlinfer.vendor.sophgo import compiler_cache, compiler_process
+from dlinfer.vendor.sophgo import compiler_cache, compiler_process, onnx_file
 from dlinfer.vendor.sophgo.engine import SophgoEngine
 from dlinfer.vendor.sophgo.engine_options import SophgoOptions
 from dlinfer.vendor.sophgo.errors import SophgoWorkerError
@@ -175,6 +175,14 @@ def test_each_set_of_sizes_has_a_bmodel_and_is_counted(graph_mode):
     assert torch.equal(result, product(given, *WEIGHTS))
     assert "max_shapes" in region.notes[-1]
     assert any("max_shapes" in kind.reason for kind in fallback.counts())
+
+
+def test_large_weights_reach_the_compiler_in_a_file_of_their_own(graph_mode, monkeypatch):
+    monkeypatch.setattr(onnx_file, "FILE_BYTES", 0)
+    x = torch.randn(6, 16)
+    region = compiled(product, x, *WEIGHTS, static=(1, 2))
+    (result,) = region.run(x, *WEIGHTS)
+    assert relative(result, product(x, *WEIGHTS)) < 1e-6
 
 
 def test_a_changed_weight_is_compiled_in(graph_mode):

@@ -15,15 +15,14 @@ from dlinfer.vendor.sophgo.compiler_group import Group
 from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
 from dlinfer.vendor.sophgo.errors import SophgoCompileError
 from dlinfer.vendor.sophgo.llm import LlmOptions, compile_folder
-from tests.vendor.sophgo import llms
 
 PROMPT_END = 10.0
 """Seconds in which the command ends; a compiler that it waited for would take longer, or for ever."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return llms.write("llama", tmp_path_factory.mktemp("llama"))
+@pytest.fixture
+def folder(model_folder):
+    return model_folder("llama")
 
 
 @pytest.fixture

@@ -24,3 +24,23 @@ def test_bm_memcpy_d2d_byte_ends_bm1688s_emulator(bmodel, chip, copies):
     assert "copying" in done.stdout
     assert ("copied True" in done.stdout) is copies
     assert (done.returncode == 0) is copies
+
+
+@pytest.mark.parametrize(
+    ("chip", "flags", "sound"), [("bm1684x", "own", False), ("bm1684x", "1", True), ("bm1688", "own", True)]
+)
+def test_bmruntime_runs_a_stage_in_memory_that_it_gave_back(bmodel, chip, flags, sound):
+    """Why ``Model`` sets flags that BMRuntime says it has, where a later stage is larger."""
+    given = [str(emulator.folder(chip)), str(bmodel(f"growing {chip}")), "mlp", "1024", flags]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-S", str(RAW / "growing_stages.py"), *given],
+            capture_output=True,
+            text=True,
+            timeout=120 if sound else 10,  # three runs take less than a second
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        assert not sound
+    else:
+        assert (done.stdout.count("as the first") == 3 and done.returncode == 0) is sound, done.stdout

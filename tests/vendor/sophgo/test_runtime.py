@@ -202,8 +202,17 @@ def test_the_header_of_a_bmodel(bmodel):
         ("eight devices", "BM1684X", 8),
     ):
         path = bmodel(name)
-        assert bmodel_file.read_file(path) == bmodel_file.Header(chip, devices)
-        assert bmodel_file.read_bytes(path.read_bytes()) == bmodel_file.Header(chip, devices)
+        header = bmodel_file.read_file(path)
+        assert (header.chip, header.devices, header.growing()) == (chip, devices, [])
+        assert bmodel_file.read_bytes(path.read_bytes()) == header
+
+
+def test_the_memory_of_a_bmodels_stages(bmodel):
+    header = bmodel_file.read_file(bmodel("growing bm1684x"))
+    first, second = header.memory["mlp"]
+    assert 0 < first < second
+    assert header.memory["head"] == (0,)
+    assert header.growing() == ["mlp"]
 
 
 @hypothesis_settings(deadline=None, max_examples=300)

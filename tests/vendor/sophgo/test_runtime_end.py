@@ -61,8 +61,11 @@ import os, signal, subprocess, sys, time
 victim = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE, text=True)
 worker = int(victim.stdout.readline())
 assert os.getpid() == 1 and os.getsid(worker) == os.getsid(0)
-fields = open(f"/proc/{worker}/stat").read().rpartition(")")[2].split()
-print("stopped" if fields[0] == "T" else "not stopped: " + fields[0])
+limit = time.monotonic() + 5
+while (state := open(f"/proc/{worker}/stat").read().rpartition(")")[2].split()[0]) != "T":
+    assert time.monotonic() < limit, state
+    time.sleep(0.01)
+print("stopped")
 victim.kill()
 victim.wait()
 limit = time.monotonic() + 5

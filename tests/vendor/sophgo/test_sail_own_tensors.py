@@ -7,6 +7,7 @@ import pytest
 
 from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.errors import SophgoCallError
+from dlinfer.vendor.sophgo.runtime.device import Place
 from tests.vendor.sophgo.bmodels import oracle
 from tests.vendor.sophgo.conftest import numbers, relative
 
@@ -26,10 +27,21 @@ def run_on(engine: sail.EngineLLM, inputs, outputs, rows: int) -> float:
     return relative(outputs[0].asnumpy().view(np.float16), oracle("mlp", *values))
 
 
+def place(engine: sail.EngineLLM, side: str, index: int, stage: int) -> Place:
+    """Where the runtime put an input or output."""
+    return getattr(engine._model.networks["mlp"], f"{side}s")[index].places[stage]
+
+
+def places(tensors: dict[int, sail.Tensor]) -> dict[int, Place]:
+    """Where tensors lie."""
+    return {index: tensor.device_memory().place for index, tensor in tensors.items()}
+
+
 def test_s0_60_get_input_tensors_of_a_name(engine):
     """S0-03: ``tensor_name``; the key is the index in the graph."""
     tensors = engine.get_input_tensors("mlp", "bias")
-    assert list(tensors) == [1]
+    assert places(tensors) == {1: place(engine, "input", 1, 0)}
+    assert places(engine.get_input_tensors("mlp", "x", 1)) == {0: place(engine, "input", 0, 1)}
     assert tensors[1].shape() == [1, 8, 16]
     assert engine.get_input_tensors("mlp", "bias", 1)[1].shape() == [1, 16, 16]
     assert engine.get_input_tensors("mlp", tensor_name="x", stage=1)[0].shape() == [1, 16, 16]
@@ -40,9 +52,17 @@ def test_s0_61_get_input_tensors_of_a_stage(engine):
     assert [t.shape() for t in engine.get_input_tensors("mlp").values()] == [[1, 8, 16]] * 2
     assert [t.shape() for t in engine.get_input_tensors("mlp", 1).values()] == [[1, 16, 16]] * 2
     assert [t.shape() for t in engine.get_input_tensors("mlp", stage=1).values()] == [[1, 16, 16]] * 2
+    for stage in (0, 1):
+        assert places(engine.get_input_tensors("mlp", stage)) == {
+            index: place(engine, "input", index, stage) for index in (0, 1)
+        }
 
 
 def test_s0_62_get_input_tensor(engine):
+    for index in (0, 1):
+        for stage in (0, 1):
+            tensor = engine.get_input_tensor("mlp", index, stage)
+            assert tensor.device_memory().place == place(engine, "input", index, stage)
     tensor = engine.get_input_tensor("mlp", 1, 1)
     assert tensor.shape() == [1, 16, 16]
     assert tensor.dtype() is sail.Dtype.BM_FLOAT16
@@ -50,7 +70,7 @@ def test_s0_62_get_input_tensor(engine):
 
 def test_s0_63_get_output_tensors_of_a_name(engine):
     name = engine.get_output_name("mlp", 0)
-    assert list(engine.get_output_tensors("mlp", name)) == [0]
+    assert places(engine.get_output_tensors("mlp", name)) == {0: place(engine, "output", 0, 0)}
     assert engine.get_output_tensors("mlp", name, 1)[0].shape() == [1, 16, 16]
     assert engine.get_output_tensors("mlp", "x") == {}
 
@@ -58,10 +78,31 @@ def test_s0_63_get_output_tensors_of_a_name(engine):
 def test_s0_64_get_output_tensors_of_a_stage(engine):
     assert engine.get_output_tensors("mlp")[0].shape() == [1, 8, 16]
     assert engine.get_output_tensors("mlp", 1)[0].shape() == [1, 16, 16]
+    for stage in (0, 1):
+        assert places(engine.get_output_tensors("mlp", stage)) == {0: place(engine, "output", 0, stage)}
 
 
 def test_s0_65_get_output_tensor(engine):
-    assert engine.get_output_tensor("mlp", 0, 1).shape() == [1, 16, 16]
+    for stage, rows in enumerate((8, 16)):
+        tensor = engine.get_output_tensor("mlp", 0, stage)
+        assert tensor.shape() == [1, rows, 16]
+        assert tensor.device_memory().place == place(engine, "output", 0, stage)
+
+
+def test_s0_60_to_69_of_several_devices_each_lies_on_its_own(bmodel, open_chips):
+    """Of one name there are as many inputs and outputs as devices."""
+    engine = sail.EngineLLM(str(bmodel("two devices")), [4, 7])
+    assert list(engine.get_input_tensors("mlp", "bias")) == [1, 3]
+    assert list(engine.get_output_tensors("mlp", "y_Add")) == [0, 1]
+    for inputs in (engine.get_input_tensors("mlp"), engine.get_input_tensors_addrmode0("mlp")):
+        assert [tensor.device_id() for tensor in inputs.values()] == [4, 4, 7, 7]
+    for outputs in (engine.get_output_tensors("mlp"), engine.get_output_tensors_addrmode0("mlp")):
+        assert [tensor.device_id() for tensor in outputs.values()] == [4, 7]
+    for index, device in enumerate((4, 7)):
+        tensor = engine.get_output_tensor("mlp", index)
+        assert tensor is not None
+        assert tensor.device_memory().place == place(engine, "output", index, 0)
+        assert tensor.device_id() == device
 
 
 def test_s0_66_they_are_the_graphs_own_memory(engine):

@@ -1,5 +1,8 @@
 """From a Hugging Face folder to one bmodel with all nets of the model."""
 
+import errno
+import gc
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -45,9 +48,14 @@ class LlmOptions:
             raise SophgoOptionError(
                 option="dynamic", given=True, expected="False: a model's lengths are stages"
             )
+        lengths = tuple(self.stages) if isinstance(self.stages, (tuple, list)) else (self.stages,)
+        numbers = {"seq_length": (self.seq_length,), "stages": lengths, "jobs": (self.jobs,)}
+        for name, given in numbers.items():
+            if any(type(one) is not int for one in given):
+                raise SophgoOptionError(option=name, given=getattr(self, name), expected="whole numbers")
         if self.seq_length < 2:
             raise SophgoOptionError(option="seq_length", given=self.seq_length, expected="2 tokens or more")
-        stages = tuple(self.stages) or (self.seq_length,)
+        stages = lengths or (self.seq_length,)
         if any(not 1 < one <= self.seq_length for one in stages) or list(stages) != sorted(set(stages)):
             expected = f"ascending lengths from 2 to seq_length ({self.seq_length})"
             raise SophgoOptionError(option="stages", given=stages, expected=expected)
@@ -73,7 +81,7 @@ def compile_folder(
         what = "dlinfer compile --engine sophgo"
         raise SophgoUnavailableError(what=what, reason=f"{missing} not installed", advice=packages.ADVICE)
     toolchain()  # before minutes are spent on loading
-    to.parent.mkdir(parents=True, exist_ok=True)
+    _check_place(to)
     model = hf.load(folder, chosen.seq_length)
     total = sum(1 for _ in _plan(model, chosen))
     made: dict[int, Path] = {}
@@ -83,14 +91,21 @@ def compile_folder(
         try:
             for index, part in enumerate(_plan(model, chosen)):
                 # torch.export is for one thread at a time; the compilers are processes of their own.
-                job = _job(part(), chosen.compiler, Path(scratch), stop)
-                running[pool.submit(job)] = index
+                running[pool.submit(_job(part, chosen.compiler, Path(scratch), stop))] = index
                 _wait(running, made, total, progress, chosen.jobs)
             _wait(running, made, total, progress, 1)
         except BaseException:
             stop.now()  # the pool waits for what is running
             raise
     combine([made[index] for index in sorted(made)], to)
+
+
+def _check_place(to: Path) -> None:
+    """Raise now what writing ``to`` would raise after all is compiled."""
+    if to.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(to))
+    to.parent.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=to.parent).close()
 
 
 def _plan(model: Any, options: LlmOptions) -> Iterator[Callable[[], Part]]:
@@ -119,13 +134,18 @@ def _wait(
             progress(len(made), total, name)
 
 
-def _job(part: Part, options: BmodelOptions, scratch: Path, stop: Stop) -> Callable[[], tuple[Path, str]]:
+def _job(
+    make: Callable[[], Part], options: BmodelOptions, scratch: Path, stop: Stop
+) -> Callable[[], tuple[Path, str]]:
     """The compilation of a net that has been written as ONNX; its files go with it."""
     folder = tempfile.TemporaryDirectory(dir=scratch)
-    model = part.onnx(Path(folder.name))
+    part = make()
+    name, model = part.name, part.onnx(Path(folder.name))
+    del part
+    gc.collect()  # graphs refer to themselves, and would keep copies of some layers' weights
 
     def compiled() -> tuple[Path, str]:
         with folder:
-            return compile_onnx(model, name=part.name, options=options, stop=stop), part.name
+            return compile_onnx(model, name=name, options=options, stop=stop), name
 
     return compiled

@@ -27,6 +27,7 @@ def load(folder: Path, seq_length: int) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,  # the other format is a pickle
             dtype="auto",
             attn_implementation="eager",
@@ -50,7 +51,7 @@ def _config(folder: Path) -> Any:
     if not (folder / "config.json").is_file():
         raise _wrong(folder, "it has no config.json")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as cause:
         raise _wrong(folder, f"{type(cause).__name__}: {_first_line(cause)}") from cause
 

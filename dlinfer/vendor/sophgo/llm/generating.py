@@ -4,6 +4,7 @@ Hidden states and KV caches stay on the device: each layer's cache is the memory
 prefill's keys and values, and then each token's, are copied there.
 """
 
+import operator
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ class Generator:
         token. Raises SophgoLlmError for a prompt or an answer beyond the KV cache, and SophgoRuntimeError and
         SophgoWorkerError where the device fails.
         """
-        self._check(prompt, max_new_tokens)
+        prompt = self._checked(prompt, max_new_tokens)
         prefilled = min(len(prompt), self.layout.lengths[-1])
         logits = self._prefill(prompt[:prefilled])
         for position in range(prefilled, len(prompt)):
@@ -118,16 +119,25 @@ class Generator:
                 kept.append(logits)
         return Generated(tokens, prefilled, np.stack(kept) if keep_logits else None)
 
-    def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
+    def _checked(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         sizes = self.layout
-        if not prompt or not all(0 <= token < sizes.vocabulary for token in prompt):
-            detail = f"a prompt is one token or more, of 0 to {sizes.vocabulary - 1}"
+        detail = f"a prompt is one token or more, of 0 to {sizes.vocabulary - 1}"
+        try:
+            tokens = [operator.index(token) for token in prompt]
+        except TypeError as cause:
+            raise SophgoLlmError(detail=f"{detail}, and not {prompt!r}") from cause
+        if not tokens or not all(0 <= token < sizes.vocabulary for token in tokens):
             raise SophgoLlmError(detail=detail)
-        if max_new_tokens < 1 or len(prompt) + max_new_tokens - 1 > sizes.capacity:
+        if (
+            type(max_new_tokens) is not int
+            or max_new_tokens < 1
+            or len(tokens) + max_new_tokens - 1 > sizes.capacity
+        ):
             detail = (
-                f"{len(prompt)} tokens of prompt and {max_new_tokens} new ones; it holds {sizes.capacity}"
+                f"{len(tokens)} tokens of prompt and {max_new_tokens} new ones; it holds {sizes.capacity}"
             )
             raise SophgoLlmError(detail=f"{detail}, the last new one aside, and gives 1 or more")
+        return tokens
 
     def _prefill(self, prompt: Sequence[int]) -> np.ndarray:
         """Logits after the prompt's last token; its keys and values are in the caches."""

@@ -1,19 +1,22 @@
-"""What a bmodel says of itself before it is loaded: for which chip and how many devices, and whether it is whole.
+"""What a bmodel says of itself before it is loaded: chip, devices, memory of its stages, and whether it is whole.
 
 The file, by the public schema of sophgo/tpu-mlir (include/tpu_mlir/Builder/BM168x/bmodel.fbs): a header of four
 32-bit numbers (magic, size of the header, of the flatbuffer, of the binary data), the flatbuffer, the data.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlinfer.vendor.sophgo.errors import SophgoModelError
+from dlinfer.vendor.sophgo.runtime.flatbuffer import Table
 
 _MAGIC = 0xFF55AAEE
 _HEADER = struct.Struct("<4I")
-_CHIP, _DEVICES = 3, 7  # numbers of fields in the table Model
+_CHIP, _NETS, _DEVICES = 3, 4, 7  # numbers of fields in the table Model,
+_NAME, _STAGES = 0, 3  # in Net,
+_MEMORY, _MEMORY_PARTS = 3, 14  # in NetParameter, which is a stage: ctx_size, ctx_sizes
 _MOST = 64 * 2**20  # a flatbuffer without the binary data is far smaller
 _ADVICE = "compile or copy it again"
 _PATH_ADVICE = "check the path"
@@ -21,10 +24,18 @@ _PATH_ADVICE = "check the path"
 
 @dataclass(frozen=True)
 class Header:
-    """The chip as the file names it, and how many devices it runs on."""
+    """chip: as the file names it. devices: how many it runs on.
+
+    memory: the bytes that each stage of a network works in, by the network's name.
+    """
 
     chip: str
     devices: int
+    memory: Mapping[str, tuple[int, ...]]
+
+    def growing(self) -> list[str]:
+        """The networks of which a stage works in more memory than one before it."""
+        return [name for name, sizes in self.memory.items() if sizes != tuple(sorted(sizes, reverse=True))]
 
 
 def read_file(path: Path) -> Header:
@@ -59,30 +70,25 @@ def _parsed(source: str, start: bytes, size: int, read: Callable[[int, int], byt
         needed = header + flat + binary
         raise _unsound(source, f"it has {size} bytes and by its header should have {needed}")
     try:
-        return _fields(read(header, flat))
+        return _header(Table.root(read(header, flat)))
     except (struct.error, IndexError, UnicodeDecodeError):
         raise _unsound(source, "its description cannot be read") from None
 
 
-def _fields(flat: bytes) -> Header:
-    """A flatbuffer: a root offset; a table points back to its list of fields' offsets."""
-    (table,) = struct.unpack_from("<I", flat, 0)
-    fields = table - struct.unpack_from("<i", flat, table)[0]
-    (length,) = struct.unpack_from("<H", flat, fields)
+def _header(model: Table) -> Header:
+    chip = model.text(_CHIP)
+    if chip is None:
+        raise IndexError("no chip")
+    memory: dict[str, tuple[int, ...]] = {}
+    for net in model.tables(_NETS):
+        memory[net.text(_NAME) or ""] = tuple(_working_memory(stage) for stage in net.tables(_STAGES))
+    return Header(chip, max(1, model.number(_DEVICES)), memory)
 
-    def place(number: int) -> int:
-        at = 4 + 2 * number
-        offset = struct.unpack_from("<H", flat, fields + at)[0] if at < length else 0
-        return table + offset if offset else 0
 
-    text = place(_CHIP)
-    if not text:
-        raise IndexError
-    start = text + struct.unpack_from("<I", flat, text)[0]
-    (count,) = struct.unpack_from("<I", flat, start)
-    chip = flat[start + 4 : start + 4 + count].decode("ascii")
-    devices = struct.unpack_from("<I", flat, place(_DEVICES))[0] if place(_DEVICES) else 0
-    return Header(chip, max(1, devices))
+def _working_memory(stage: Table) -> int:
+    """Of a stage: one size, or where there is a list, those of its parts."""
+    parts = stage.numbers(_MEMORY_PARTS, "<Q")
+    return stage.number(_MEMORY, "<Q") if parts is None else sum(parts)
 
 
 def _unsound(source: str, detail: str) -> SophgoModelError:

@@ -91,7 +91,7 @@ class LoadedModel:
         if header.devices > 1 and self._worker.one_device:
             what = f"{self._worker.name} as {header.devices} devices"
             raise SophgoUnavailableError(what=what, reason=self._worker.one_device, advice="install one")
-        told = self._load(source, devices, flags)
+        told = self._load(source, devices=devices, flags=flags, growing=bool(header.growing()))
         self._number: int = told["number"]
         weakref.finalize(self, self._worker.discard, "unload", self._number).atexit = False
         self.flags: int = told["flags"]
@@ -109,15 +109,15 @@ class LoadedModel:
                 advice = f"compile the model for {device.chip}, or leave DLINFER_SOPHGO_EMULATE empty"
                 raise SophgoModelError(source=self.source, detail=detail, advice=advice)
 
-    def _load(self, source: Any, devices: list[int], flags: int | None) -> dict[str, Any]:
+    def _load(self, source: Any, **told: Any) -> dict[str, Any]:
         try:
             if not isinstance(source, bytes):
                 path = str(Path(source).absolute())
-                return self._worker.call("load", devices=devices, flags=flags, path=path, size=0)
+                return self._worker.call("load", **told, path=path, size=0)
             with self._in_memory(source) as file:
                 size = len(source)
                 number = file.fileno()
-                return self._worker.call("load", number, devices=devices, flags=flags, path=None, size=size)
+                return self._worker.call("load", number, **told, path=None, size=size)
         except SophgoRuntimeError as error:
             detail = error.fields["detail"]
             raise SophgoModelError(source=self.source, detail=detail, advice="compile it again") from None

@@ -1,5 +1,6 @@
 """Numpy arrays on their way into tensors: which are taken, and as what."""
 
+from math import trunc
 from typing import Any
 
 import numpy as np
@@ -64,12 +65,18 @@ def encoded(values: np.ndarray, dtype: Dtype) -> np.ndarray:
 
 
 def element(call: str, number: Any, dtype: Dtype) -> np.ndarray:
-    """A number as an array of one element. Raises SophgoCallError for a number that ``dtype`` does not have."""
-    value = (real if dtype in FLOATING else finite)(call, "the number", number)
-    made = encoded(np.array([value]), dtype)
-    held = decoded(made, dtype)[0] if dtype in FLOATING else made[0]
-    if np.isfinite(value) and (not np.isfinite(held) if dtype in FLOATING else held != value):
-        raise refuse(call, f"{number!r} is no element of {dtype.name}")
+    """A number as an array of one element, for integers without its fraction as in C. Raises SophgoCallError for a
+    number beyond ``dtype``'s range."""
+    if dtype in FLOATING:
+        value = real(call, "the number", number)
+        made = encoded(np.array([value]), dtype)
+        fits = not np.isfinite(value) or np.isfinite(decoded(made, dtype)[0])
+    else:
+        value = float(trunc(finite(call, "the number", number)))
+        made = encoded(np.array([value]), dtype)
+        fits = made[0] == value
+    if not fits:
+        raise refuse(call, f"{number!r} is beyond the range of {dtype.name}")
     return made
 
 

@@ -1,6 +1,7 @@
 """sail.Tensor: data in system memory, in a device's memory, or in both, which only its ``sync`` calls make equal."""
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, overload
@@ -139,8 +140,8 @@ class Tensor:
             return (decoded(data, self._dtype) * _factor("Tensor.scale_to", scale)).reshape(sizes)
 
     def memory_set(self, c: Any) -> None:
-        """Set every element to the number ``c``, wherever the tensor has memory. A number that its type does not
-        have, as 300 or 0.5 for BM_INT8, is refused."""
+        """Set every element to the number ``c``, wherever the tensor has memory. Integers take it without its
+        fraction; a number beyond the type's range is refused."""
         value = element("Tensor.memory_set", c, self._dtype)
         if self._system is not None:
             self._system[:] = value
@@ -179,6 +180,63 @@ class Tensor:
         source, (start, at, count) = self._range(call, (src, offset_src, offset_dst, len), {})
         self._device_of(call).copy_from(source._device_of(call), at, start, count)
 
+    def sync_d2d_stride(self, src: "Tensor", stride_src: int, stride_dst: int, count: int) -> None:
+        """Copy ``count`` elements of another tensor's device memory: each stride_src-th to each stride_dst-th here.
+
+        stride_dst is 1, or 4 where stride_src is 1 and elements have one byte; count times each stride is within its
+        tensor. They go through the host, on chips too, and whole: count times the strides in bytes.
+        """
+        call = "Tensor.sync_d2d_stride"
+        source = self._other(call, src)
+        if not all(map(is_count, (stride_src, stride_dst, count))) or not stride_src:
+            raise refuse(
+                call, f"strides {stride_src!r}, {stride_dst!r} and count {count!r}: numbers of elements"
+            )
+        if stride_dst != 1 and (stride_dst, stride_src, self.element_size()) != (4, 1, 1):
+            raise refuse(call, f"stride_dst {stride_dst}; it is 1, or 4 for bytes that stride_src 1 reads")
+        if count * stride_src > src.size() or count * stride_dst > self.size():
+            detail = f"{count} elements in strides of {stride_src} of {src.size()} and of {stride_dst} of {self.size()}"
+            raise refuse(call, detail)
+        target, memory = self._device_of(call), source._device_of(call)
+        if not count:
+            return
+        taken = np.empty((int(count) - 1) * int(stride_src) + 1, NUMPY[self._dtype])
+        memory.read(_flat(taken))
+        written = np.empty((int(count) - 1) * int(stride_dst) + 1, NUMPY[self._dtype])
+        if stride_dst > 1:
+            target.read(_flat(written))  # what lies between stays
+        written[::stride_dst] = taken[::stride_src]
+        target.write(_flat(written))
+
+    def dump_data(self, file_name: str, bin: bool = False) -> None:
+        """Write what system memory holds, or without such memory the device, to a file.
+
+        bin: the bytes as they are; else text, a line for each row of the last dimension, which numpy.loadtxt reads:
+        integers, and floating point with four decimals.
+        """
+        call = "Tensor.dump_data"
+        if not isinstance(file_name, (str, os.PathLike)):
+            raise refuse(call, f"file_name {file_name!r} is no path")
+        binary = yes_or_no(call, "bin", bin)
+        array = self.asnumpy()
+        try:
+            if binary:
+                array.tofile(file_name)
+            else:
+                rows = decoded(array, self._dtype) if self._dtype in FLOATING else array
+                form = "%.4f" if self._dtype in FLOATING else "%d"
+                np.savetxt(os.fspath(file_name), rows.reshape(-1, self._shape[-1]), fmt=form)
+        except (OSError, ValueError) as error:
+            raise refuse(call, f"{file_name!r} cannot be written: {error}") from None
+
+    def _other(self, call: str, src: Any) -> "Tensor":
+        """Another tensor of the same type."""
+        if not isinstance(src, Tensor):
+            raise refuse(call, f"{type(src).__name__} is no sail.Tensor")
+        if src._dtype != self._dtype:
+            raise refuse(call, f"a tensor of {src._dtype.name} into one of {self._dtype.name}")
+        return src
+
     def _range(self, call: str, args: Any, kwargs: Any) -> tuple["Tensor", tuple[int, int, int]]:
         """(whose data, (its first byte, the first byte here, bytes)) of a sync's arguments."""
         if not args and not kwargs:
@@ -188,11 +246,8 @@ class Tensor:
             if set(kwargs) - {"size"} or not is_count(size) or size > self.nbytes():
                 raise refuse(call, f"size {size!r}: a number of bytes up to {self.nbytes()}")
             return self, (0, 0, int(size))
-        src, start, at, count = _made(call, _four, args, kwargs)
-        if not isinstance(src, Tensor):
-            raise refuse(call, f"{type(src).__name__} is no sail.Tensor")
-        if src._dtype != self._dtype:
-            raise refuse(call, f"a tensor of {src._dtype.name} into one of {self._dtype.name}")
+        given, start, at, count = _made(call, _four, args, kwargs)
+        src = self._other(call, given)
         if not all(map(is_count, (start, at, count))):
             raise refuse(call, f"offsets {start!r}, {at!r} and length {count!r}: numbers of elements")
         if start + count > src.size() or at + count > self.size():

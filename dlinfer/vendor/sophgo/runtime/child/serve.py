@@ -88,10 +88,12 @@ class Server:
         """A pattern, in hexadecimal digits, over memory of a device."""
         self.chip.fill(number, offset, size, bytes.fromhex(pattern))
 
-    def call_load(self, devices: list[int], flags: int | None, path: str | None, size: int) -> dict[str, Any]:
+    def call_load(
+        self, devices: list[int], flags: int | None, growing: bool, path: str | None, size: int
+    ) -> dict[str, Any]:
         """Load a bmodel from a file, or without a path from the file that comes behind this request."""
         data = None if path is not None else self._received_file()
-        model = Model(self.chip, devices, flags)
+        model = Model(self.chip, devices, flags, growing)
         try:
             if path is not None:
                 model.load_file(path)

@@ -1,0 +1,73 @@
+"""Reading tables of a flatbuffer, by the public format of FlatBuffers (flatbuffers.dev, "FlatBuffer Internals")."""
+
+import struct
+
+_MOST_ENTRIES = 1024  # of a vector of tables; a damaged count must not keep anybody busy
+
+
+class Table:
+    """A table: a place in the buffer that points back to a list of where its fields are.
+
+    What does not fit into the buffer raises struct.error or IndexError.
+    """
+
+    def __init__(self, data: bytes, place: int) -> None:
+        self._data = data
+        self._place = place
+        self._fields = place - self._unpacked("<i", place)
+        self._length = self._unpacked("<H", self._fields)
+
+    @classmethod
+    def root(cls, data: bytes) -> "Table":
+        """The table that the buffer begins with."""
+        (place,) = struct.unpack_from("<I", data)
+        return cls(data, place)
+
+    def number(self, field: int, form: str = "<I", default: int = 0) -> int:
+        """A number that stands in the table, in ``struct``'s words."""
+        place = self._where(field)
+        return self._unpacked(form, place) if place else default
+
+    def text(self, field: int) -> str | None:
+        """A string of ASCII; None where the table has none."""
+        place, count = self._vector(field)
+        return self._data[place : place + count].decode("ascii") if place else None
+
+    def numbers(self, field: int, form: str) -> tuple[int, ...] | None:
+        """A vector of numbers; None where the table has none."""
+        place, count = self._vector(field)
+        if not place:
+            return None
+        size = struct.calcsize(form)
+        return tuple(self._unpacked(form, place + size * index) for index in range(self._few(count)))
+
+    def tables(self, field: int) -> list["Table"]:
+        """A vector of tables; empty where the table has none."""
+        place, count = self._vector(field)
+        starts = range(place, place + 4 * self._few(count), 4)
+        return [Table(self._data, start + self._unpacked("<I", start)) for start in starts]
+
+    def _where(self, field: int) -> int:
+        """The place of a field's content; 0 where the table has not that field."""
+        at = 4 + 2 * field
+        offset = self._unpacked("<H", self._fields + at) if at < self._length else 0
+        return self._place + offset if offset else 0
+
+    def _vector(self, field: int) -> tuple[int, int]:
+        """(the place of a vector's first entry, number of entries); (0, 0) where the table has not that field."""
+        place = self._where(field)
+        if not place:
+            return 0, 0
+        start = place + self._unpacked("<I", place)
+        return start + 4, self._unpacked("<I", start)
+
+    @staticmethod
+    def _few(count: int) -> int:
+        if count > _MOST_ENTRIES:
+            raise IndexError(f"a vector of {count} entries")
+        return count
+
+    def _unpacked(self, form: str, place: int) -> int:
+        if place < 0:
+            raise IndexError(place)
+        return struct.unpack_from(form, self._data, place)[0]
