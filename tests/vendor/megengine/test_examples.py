@@ -58,7 +58,16 @@ def test_examples_with_a_model(name, layer):
         correct_data = expected_layer(DATA)
 
     text = f"def example(self, model_path):\n{body}\n    return output_tensor.to_numpy()\n"
-    result = run(text)["example"](Reader(), str(layer))
+    example = run(text)["example"]
+    for left in reversed(range(10 if name == "ASYNC_WITH_CALLBACK" else 1)):
+        try:
+            result = example(Reader(), str(layer))
+            break
+        except (
+            AssertionError
+        ):  # it asserts that it looks before the run has ended, which on a busy machine it may not
+            if not left:
+                raise
     np.testing.assert_allclose(result, Reader.correct_data, **TOLERANCE)
 
 
