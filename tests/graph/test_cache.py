@@ -139,7 +139,10 @@ def test_compiling_works_without_a_usable_folder(graph_mode, tmp_path):
 
 
 def _race(folder: str, number: int, rounds: int) -> None:
-    one, before = ArtifactCache(Path(folder), "kind"), cache.counts().get("corrupt")  # of the parent's other tests
+    one, before = (
+        ArtifactCache(Path(folder), "kind"),
+        cache.counts().get("corrupt"),
+    )  # of the parent's other tests
     for _ in range(rounds):
         one.store("key", bytes([number]) * 100_000, write)
         value = one.load("key", read)
