@@ -40,6 +40,7 @@ def test_arguments_of_another_kind_are_refused_by_name(layer, rng, tmp_path):
         "nr_threads": lambda: setattr(network, "threads_number", 10**6),
         "index": lambda: network.get_input_name(WRONG),
         "size_limit": lambda: network.set_network_algo_workspace_limit(-1),
+        "load: argument path": lambda: LiteNetwork().load(WRONG),
         "config": lambda: LiteNetwork(WRONG),
         "io": lambda: LiteNetwork(io=WRONG),
         "inputs, outputs": lambda: LiteNetwork(io=junk),

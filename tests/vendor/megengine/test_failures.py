@@ -5,12 +5,18 @@ import threading
 import pytest
 
 from dlinfer.vendor.megengine.errors import LiteError
-from dlinfer.vendor.megengine.lite import LiteNetwork
+from dlinfer.vendor.megengine.lite import LiteNetwork, failures
 from dlinfer.vendor.megengine.lite.library import library
 from tests.graph.threads import together
 from tests.vendor.megengine.running import loaded
 
 DOUBT = "another thread's call failed at once"
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """On a machine so busy that a thread does not get on for a while."""
+    monkeypatch.setattr(failures, "_MOMENT", 30.0)
 
 
 def complaint(network: LiteNetwork, name: str) -> str:
@@ -19,7 +25,7 @@ def complaint(network: LiteNetwork, name: str) -> str:
     return str(raised.value)
 
 
-def test_no_thread_gets_anothers_message_without_a_word(layer):
+def test_no_thread_gets_anothers_message_without_a_word(layer, patient):
     networks = [loaded(layer) for _ in range(2)]
 
     def mistakes(index: int) -> int:
@@ -43,7 +49,7 @@ def both_have_failed(monkeypatch):
     monkeypatch.setattr(library()._library, "LITE_get_io_tensor", held)
 
 
-def test_both_say_so_when_nobody_can_know(layer, both_have_failed):
+def test_both_say_so_when_nobody_can_know(layer, patient, both_have_failed):
     networks = [loaded(layer) for _ in range(2)]
     said = together(2, lambda index: complaint(networks[index], "left" if index else "right"))
     assert all(DOUBT in one for one in said)

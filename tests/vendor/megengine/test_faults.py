@@ -34,9 +34,16 @@ def test_no_file_and_no_model(tmp_path, layer, rng):
 def test_a_network_loads_once(layer, held, rng):
     """The library would keep the first model, or what it had read of a damaged one, and say nothing."""
     network = loaded(layer)
-    with pytest.raises(LiteError, match="make another LiteNetwork"):
-        network.load(held)
+    for again in (lambda: network.load(held), lambda: network.share_weights_with(loaded(held))):
+        with pytest.raises(LiteError, match="make another LiteNetwork"):
+            again()
     check(network, rng)
+    sharing = LiteNetwork()
+    sharing.share_weights_with(network)
+    for again in (lambda: sharing.load(held), lambda: sharing.share_weights_with(network)):
+        with pytest.raises(LiteError, match="make another LiteNetwork"):
+            again()
+    check(sharing, rng)
     network = LiteNetwork()
     with pytest.raises(LiteModelError):
         network.load(layer.read_bytes()[:-20])

@@ -144,7 +144,7 @@ def test_s1_90_the_weights_outlive_the_network_that_loaded_them(held, rng):
     data = rng.standard_normal((4, 4)).astype("float32")
     np.testing.assert_allclose(_squared(second, data), expected_held(data), **TOLERANCE)
     with pytest.raises(LiteError, match="loaded"):
-        second.share_weights_with(LiteNetwork())
+        LiteNetwork().share_weights_with(LiteNetwork())
     with pytest.raises(LiteArgumentError, match="a LiteNetwork"):
         second.share_weights_with("first")  # pyright: ignore[reportArgumentType]
 

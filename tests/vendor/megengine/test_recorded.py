@@ -12,8 +12,16 @@ def recorded(path, level: int) -> LiteNetwork:
     return loaded(path, lambda one: one.enable_cpu_inplace_mode(), options)
 
 
-def test_calls_that_need_the_graph_are_refused_once_it_is_freed(layer, rng):
-    network, other = recorded(layer, 2), LiteNetwork()
+def sharing(path) -> LiteNetwork:
+    network = LiteNetwork(with_options(comp_node_seq_record_level=2, var_sanity_check_first_run=0))
+    network.enable_cpu_inplace_mode()
+    network.share_weights_with(loaded(path))
+    return network
+
+
+@pytest.mark.parametrize("made", [lambda path: recorded(path, 2), sharing], ids=["loaded", "sharing"])
+def test_calls_that_need_the_graph_are_refused_once_it_is_freed(layer, rng, made):
+    network, other = made(layer), LiteNetwork()
     assert network.get_output_name(0) == "result_0"
     check(network, rng)
     calls = {

@@ -9,7 +9,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-_MOMENT = 0.1
+_MOMENT = 0.25
 """Seconds within which a call that has failed in the library has come back from it."""
 
 

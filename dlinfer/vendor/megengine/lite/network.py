@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from dlinfer.vendor.megengine.errors import LiteError, LiteModelError
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteModelError
 from dlinfer.vendor.megengine.lite import decryption, devices
 from dlinfer.vendor.megengine.lite.callbacks import Callbacks, TensorsByIo, running_one
 from dlinfer.vendor.megengine.lite.checks import instance, member, text, whole
@@ -18,9 +18,8 @@ from dlinfer.vendor.megengine.lite.network_settings import ASYNCHRONOUS_PROFILE,
 from dlinfer.vendor.megengine.lite.sharing import MemoryGroup
 from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
 
-_LOADS_ONCE = (
-    "a network loads once, and would give the same model again whatever it gets; make another LiteNetwork"
-)
+_LOADS_ONCE = "a network gets a model once, by load or share_weights_with; make another LiteNetwork"
+"""The library would load its first model again, whatever it gets, and its tensors would be others."""
 
 _PATIENCE = 10.0
 """Seconds that the end of Python waits for a run that has not ended."""
@@ -74,6 +73,10 @@ class LiteNetwork(NetworkSettings):
 
         Raises LiteModelError for one that is not there, damaged, or decrypted to something else than a model.
         """
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            raise LiteArgumentError(
+                call="load", argument="path", expected="a path or bytes", given=type(path).__name__
+            )
         shown = "of bytes" if isinstance(path, bytes) else os.fspath(path)
         try:
             memory = _read(path)
@@ -249,10 +252,12 @@ class LiteNetwork(NetworkSettings):
 
     def share_weights_with(self, src_network: "LiteNetwork") -> None:
         """Be the network that ``src_network`` has loaded, with the same weights (S1-90); both may run at once."""
-        instance("share_weights_with", "src_network", LiteNetwork, src_network)
-        library().call(
-            "shared_weight_with_network", self._handle, src_network._handle, said="share_weights_with"
-        )
+        call = "share_weights_with"
+        instance(call, "src_network", LiteNetwork, src_network)
+        if self._begun:
+            raise LiteError(call=call, detail=_LOADS_ONCE)
+        library().call("shared_weight_with_network", self._handle, src_network._handle, said=call)
+        self._begun = True
         self._kept.append(src_network._kept)
 
     def share_runtime_memroy(self, src_network: "LiteNetwork") -> None:
