@@ -103,7 +103,7 @@ def _largest_first(bmodels: Sequence[Path]) -> list[Path]:
     nets: dict[tuple[str, ...], dict[Path, int]] = {}
     for path in bmodels:
         memory = bmodel_file.read_file(path).memory
-        largest = max((size for sizes in memory.values() for size in sizes), default=0)
+        largest = max((sum(parts) for stages in memory.values() for parts in stages), default=0)
         nets.setdefault(tuple(memory), {})[path] = largest
     return [path for files in nets.values() for path in sorted(files, key=lambda one: -files[one])]
 

@@ -62,6 +62,8 @@ RECIPES = {
     "int8": Recipe("bm1684x", (Part(quantize="INT8"),)),
     "growing bm1684x": Recipe("bm1684x", GROWING),
     "growing bm1688": Recipe("bm1688", GROWING),
+    "large bm1684x": Recipe("bm1684x", (Part(rows=2048, layer_groups=False),)),
+    "large bm1688": Recipe("bm1688", (Part(rows=2048, layer_groups=False),)),
 }
 
 

@@ -256,7 +256,7 @@ def test_the_largest_stage_of_a_net_is_its_first(monkeypatch):
     memory = {"block 8": 10, "block 16": 30, "head": 5, "block 12": 20}
 
     def read(path: Path) -> Header:
-        return Header("BM1684X", 1, {path.name.split()[0]: (memory[path.name],)})
+        return Header("BM1684X", 1, {path.name.split()[0]: ((memory[path.name],),)}, frozenset())
 
     monkeypatch.setattr(compiler.bmodel_file, "read_file", read)
     ordered = compiler._largest_first([Path(name) for name in memory])

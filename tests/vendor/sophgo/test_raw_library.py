@@ -30,7 +30,8 @@ def test_bm_memcpy_d2d_byte_ends_bm1688s_emulator(bmodel, chip, copies):
     ("chip", "flags", "sound"), [("bm1684x", "own", False), ("bm1684x", "1", True), ("bm1688", "own", True)]
 )
 def test_bmruntime_runs_a_stage_in_memory_that_it_gave_back(bmodel, chip, flags, sound):
-    """Why ``Model`` sets flags that BMRuntime says it has, where a later stage is larger."""
+    """Why ``child/working_memory.py`` stands between BMRuntime and bmlib. Flags do not make it right: where they do so
+    for a stage, they do not for another bmodel, and unloading then ends the process."""
     given = [str(emulator.folder(chip)), str(bmodel(f"growing {chip}")), "mlp", "1024", flags]
     try:
         done = subprocess.run(

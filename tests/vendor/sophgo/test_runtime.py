@@ -21,7 +21,7 @@ from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
 from dlinfer.vendor.sophgo.runtime import chips, emulator
 from dlinfer.vendor.sophgo.runtime.child import layout
 from dlinfer.vendor.sophgo.runtime.worker import Worker
-from tests.vendor.sophgo.bmodels import oracle
+from tests.vendor.sophgo.bmodels import HIDDEN, WIDTH, oracle
 from tests.vendor.sophgo.conftest import numbers, relative
 from tests.vendor.sophgo.test_sail_engine import FLOAT16
 
@@ -99,11 +99,13 @@ def test_no_emulator_of_a_chip_that_the_toolchain_has_none_of(toolchain):
         emulator.folder("bm9999")
 
 
-def test_several_devices_without_a_compiler(fresh, bmodel, tmp_path, monkeypatch):
+def test_what_takes_a_compiler_without_one(fresh, bmodel, tmp_path, monkeypatch):
     monkeypatch.setattr(emulator, "_COMPILERS", ("no-such-compiler",))
-    monkeypatch.setattr(emulator, "ONE_DEVICE", "libnone.so")
-    with pytest.raises(SophgoUnavailableError, match="no C compiler"):
-        sail.EngineLLM(str(bmodel("two devices")), [0, 1])
+    monkeypatch.setattr(emulator, "SHIM", "libnone.so")
+    for name, devices in (("two devices", [0, 1]), ("growing bm1684x", [0])):
+        with pytest.raises(SophgoUnavailableError, match="no C compiler"):
+            sail.EngineLLM(str(bmodel(name)), devices)
+    assert sail.EngineLLM(str(bmodel("bm1684x")), [0]).get_graph_names()
 
 
 # --- the binding
@@ -156,7 +158,7 @@ def test_libraries_that_cannot_be_loaded(tmp_path):
 def in_the_machine(fresh, tmp_path, monkeypatch):
     """The emulator's libraries where libsophon's would be: the way to a chip, with another chip behind it."""
     for library in emulator.folder("bm1684x").iterdir():
-        if library.name != emulator.ONE_DEVICE:
+        if library.name != emulator.SHIM:
             shutil.copy(library, tmp_path / library.name, follow_symlinks=True)
     place = chips.Found(tmp_path, ("bm-sophon0",), "a stand-in")
     monkeypatch.setattr(chips, "find", lambda: place)
@@ -203,16 +205,17 @@ def test_the_header_of_a_bmodel(bmodel):
     ):
         path = bmodel(name)
         header = bmodel_file.read_file(path)
-        assert (header.chip, header.devices, header.growing()) == (chip, devices, [])
+        assert (header.chip, header.devices) == (chip, devices)
         assert bmodel_file.read_bytes(path.read_bytes()) == header
 
 
 def test_the_memory_of_a_bmodels_stages(bmodel):
     header = bmodel_file.read_file(bmodel("growing bm1684x"))
-    first, second = header.memory["mlp"]
+    (first,), (second,) = header.memory["mlp"]
     assert 0 < first < second
-    assert header.memory["head"] == (0,)
-    assert header.growing() == ["mlp"]
+    assert header.memory["head"] == ((0,),)
+    assert header.working() == {first, second}
+    assert min(header.weights - {0}) >= 2 * 2 * WIDTH * HIDDEN  # two float16 matrices
 
 
 @hypothesis_settings(deadline=None, max_examples=300)

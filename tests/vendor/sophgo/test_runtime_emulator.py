@@ -32,7 +32,7 @@ def test_a_compiler_that_does_not_end(compiler, monkeypatch):
     monkeypatch.setattr(emulator, "_COMPILE_SECONDS", 0.3)
     started = time.monotonic()
     place = compiler("#!/bin/sh\nexec sleep 60\n")
-    assert "odd-cc did not end in 0.3 seconds" in emulator.without_several_devices(place)
+    assert "odd-cc did not end in 0.3 seconds" in emulator.without_shim(place)
     assert time.monotonic() - started < 10
     assert [each.name for each in place.iterdir()] == ["bin"]
 
@@ -46,7 +46,7 @@ def test_a_compiler_that_does_not_end(compiler, monkeypatch):
     ],
 )
 def test_a_compiler_that_fails(compiler, lines, said):
-    assert said in emulator.without_several_devices(compiler(lines))
+    assert said in emulator.without_shim(compiler(lines))
 
 
 def test_a_folder_that_cannot_be_written(toolchain, tmp_path, monkeypatch):

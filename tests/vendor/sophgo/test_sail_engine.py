@@ -1,5 +1,6 @@
 """EngineLLM's constructors and ``process``, on emulated chips."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -234,6 +235,20 @@ def test_process_reads_and_writes_device_memory_only(engine):
 def test_s0_05_every_stage_runs(engine):
     for stage in range(2):
         assert relative(*run(engine, "mlp", stage)) < FLOAT16
+
+
+@pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
+@pytest.mark.parametrize("flags", [(), (sail.BmrtFlag.BM_RUNTIME_SHARE_MEM,)], ids=["own flags", "shared"])
+def test_an_engine_keeps_its_memory_when_a_larger_one_comes_and_goes(bmodel, open_chips, chip, flags):
+    """What it works in, which BMRuntime by itself gives back for the larger one's, as in the next test."""
+    small = sail.EngineLLM(str(bmodel(f"growing {chip}")), *flags, [0])
+    for _ in range(2):
+        large = sail.EngineLLM(str(bmodel(f"large {chip}")), *flags, [0])
+        for engine, stage in ((small, 0), (large, 0), (small, 1), (large, 0), (small, 0)):
+            assert relative(*run(engine, "mlp", stage)) < FLOAT16
+        del engine, large
+        gc.collect()
+        assert relative(*run(small, "mlp", 1)) < FLOAT16
 
 
 @pytest.mark.parametrize("flags", [(), (sail.BmrtFlag.BM_RUNTIME_AUTO,)], ids=["own flags", "flags 0"])

@@ -5,7 +5,7 @@ The file, by the public schema of sophgo/tpu-mlir (include/tpu_mlir/Builder/BM16
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,12 @@ _MAGIC = 0xFF55AAEE
 _HEADER = struct.Struct("<4I")
 _CHIP, _NETS, _DEVICES = 3, 4, 7  # numbers of fields in the table Model,
 _NAME, _STAGES = 0, 3  # in Net,
-_MEMORY, _MEMORY_PARTS = 3, 14  # in NetParameter, which is a stage: ctx_size, ctx_sizes
+_MEMORY, _WEIGHTS, _MEMORY_PARTS = (
+    3,
+    4,
+    14,
+)  # in NetParameter, which is a stage: ctx_size, coeff_mem, ctx_sizes,
+_WEIGHTS_DATA, _WEIGHTS_DECRYPTED = 2, 5  # in CoeffMem
 _MOST = 64 * 2**20  # a flatbuffer without the binary data is far smaller
 _ADVICE = "compile or copy it again"
 _PATH_ADVICE = "check the path"
@@ -26,16 +31,18 @@ _PATH_ADVICE = "check the path"
 class Header:
     """chip: as the file names it. devices: how many it runs on.
 
-    memory: the bytes that each stage of a network works in, by the network's name.
+    memory: the bytes that each stage of a network works in, in parts, by the network's name. weights: the bytes that
+    stages' weights take.
     """
 
     chip: str
     devices: int
-    memory: Mapping[str, tuple[int, ...]]
+    memory: Mapping[str, tuple[tuple[int, ...], ...]]
+    weights: frozenset[int]
 
-    def growing(self) -> list[str]:
-        """The networks of which a stage works in more memory than one before it."""
-        return [name for name, sizes in self.memory.items() if sizes != tuple(sorted(sizes, reverse=True))]
+    def working(self) -> set[int]:
+        """The sizes of memory that a runtime may ask for to work in."""
+        return {size for stages in self.memory.values() for parts in stages for size in parts} - {0}
 
 
 def read_file(path: Path) -> Header:
@@ -79,16 +86,26 @@ def _header(model: Table) -> Header:
     chip = model.text(_CHIP)
     if chip is None:
         raise IndexError("no chip")
-    memory: dict[str, tuple[int, ...]] = {}
+    memory: dict[str, tuple[tuple[int, ...], ...]] = {}
+    weights: set[int] = set()
     for net in model.tables(_NETS):
-        memory[net.text(_NAME) or ""] = tuple(_working_memory(stage) for stage in net.tables(_STAGES))
-    return Header(chip, max(1, model.number(_DEVICES)), memory)
+        stages = net.tables(_STAGES)
+        memory[net.text(_NAME) or ""] = tuple(_working_memory(stage) for stage in stages)
+        weights.update(size for stage in stages for size in _weight_bytes(stage))
+    return Header(chip, max(1, model.number(_DEVICES)), memory, frozenset(weights))
 
 
-def _working_memory(stage: Table) -> int:
-    """Of a stage: one size, or where there is a list, those of its parts."""
+def _working_memory(stage: Table) -> tuple[int, ...]:
+    """Of a stage: the sizes of its parts, or one size."""
     parts = stage.numbers(_MEMORY_PARTS, "<Q")
-    return stage.number(_MEMORY, "<Q") if parts is None else sum(parts)
+    return (stage.number(_MEMORY, "<Q"),) if parts is None else parts
+
+
+def _weight_bytes(stage: Table) -> Iterator[int]:
+    """What a stage's weights take in the file, and decrypted."""
+    for weights in stage.table(_WEIGHTS):
+        yield weights.number(_WEIGHTS_DATA, "<8xQ")  # a structure: start, size
+        yield weights.number(_WEIGHTS_DECRYPTED, "<Q")
 
 
 def _unsound(source: str, detail: str) -> SophgoModelError:

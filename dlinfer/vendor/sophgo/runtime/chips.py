@@ -19,18 +19,20 @@ class Kind:
     """A kind of chip: our name of it, the names that bmodels give it, and what bm_get_chipid answers.
 
     restless: whether its emulator waits for work in a loop that takes a whole core.
+    sharing: whether BMRuntime has all its networks work in one memory (child/working_memory.py).
     """
 
     name: str
     in_bmodels: tuple[str, ...]
     chip_id: int
     restless: bool = False
+    sharing: bool = False
 
 
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("bm1684x", ("BM1684X",), 0x1686, restless=True),
+        Kind("bm1684x", ("BM1684X",), 0x1686, restless=True, sharing=True),
         Kind("bm1688", ("BM1688", "BM1686"), 0x1686A200),
     )
 }

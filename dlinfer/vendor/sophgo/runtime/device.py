@@ -205,9 +205,9 @@ def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
         known = ", ".join(chips.KINDS)
         raise SophgoUnavailableError(what=key, reason=f"emulators are known of {known}", advice=_OTHER_CHIP)
     folder = emulator.folder(chip)
-    lacking = emulator.without_several_devices(folder)
+    lacking = emulator.without_shim(folder)
     worker = Worker(key, folder, emulated=True, restless=chips.KINDS[chip].restless)
-    worker.one_device = lacking
+    worker.without_shim = lacking
     return worker
 
 

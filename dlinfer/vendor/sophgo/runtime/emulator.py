@@ -20,7 +20,7 @@ ADVICE = "install Sophgo's toolchain with `make toolchains` (or `dlinfer toolcha
 
 _CACHE_ADVICE = "set DLINFER_CACHE_DIR to a folder that can be written"
 
-ONE_DEVICE = "libone_device.so"
+SHIM = "libshim.so"
 _COMPILERS = ("cc", "gcc", "clang")
 _COMPILE_SECONDS = 60
 
@@ -59,13 +59,14 @@ def folder(chip: str) -> Path:
     return place
 
 
-def without_several_devices(place: Path) -> str:
-    """Why the emulator in this folder cannot be several devices; nothing where it can.
+def without_shim(place: Path) -> str:
+    """Why there is nothing between BMRuntime and bmlib in the emulator of this folder; nothing where there is.
 
-    That takes a few lines of C (one_device.c), which are compiled here at first use.
+    That is a few lines of C (shim.c), which are compiled here at first use. Without them an emulator is one device, and
+    one that shares its networks' working memory takes no networks that need any.
     """
-    source = Path(__file__).with_name("one_device.c")
-    library = place / ONE_DEVICE
+    source = Path(__file__).with_name("shim.c")
+    library = place / SHIM
     if library.exists() and library.stat().st_mtime >= source.stat().st_mtime:
         return ""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
@@ -73,7 +74,7 @@ def without_several_devices(place: Path) -> str:
         return f"there is no C compiler ({', '.join(_COMPILERS)})"
     try:
         with tempfile.TemporaryDirectory(dir=place) as scratch:
-            made = Path(scratch) / ONE_DEVICE
+            made = Path(scratch) / SHIM
             fault = _compiled([compiler, "-O1", "-shared", "-fPIC", "-o", str(made), str(source)])
             if not fault:
                 os.replace(made, library)

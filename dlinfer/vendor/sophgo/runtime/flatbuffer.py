@@ -47,6 +47,11 @@ class Table:
         starts = range(place, place + 4 * self._few(count), 4)
         return [Table(self._data, start + self._unpacked("<I", start)) for start in starts]
 
+    def table(self, field: int) -> list["Table"]:
+        """The table that a field points to, as a list of it; empty where the table has none."""
+        place = self._where(field)
+        return [Table(self._data, place + self._unpacked("<I", place))] if place else []
+
     def _where(self, field: int) -> int:
         """The place of a field's content; 0 where the table has not that field."""
         at = 4 + 2 * field

@@ -88,10 +88,9 @@ class LoadedModel:
         self.devices = {number: open_device(number, self.chip) for number in devices}
         self._check_chip()
         self._worker = self.devices[devices[0]].worker
-        if header.devices > 1 and self._worker.one_device:
-            what = f"{self._worker.name} as {header.devices} devices"
-            raise SophgoUnavailableError(what=what, reason=self._worker.one_device, advice="install one")
-        told = self._load(source, devices=devices, flags=flags, growing=bool(header.growing()))
+        self._check_shim(header)
+        working, weights = sorted(header.working()), sorted(header.weights)
+        told = self._load(source, devices=devices, flags=flags, working=working, weights=weights)
         self._number: int = told["number"]
         weakref.finalize(self, self._worker.discard, "unload", self._number).atexit = False
         self.flags: int = told["flags"]
@@ -101,6 +100,14 @@ class LoadedModel:
         if header.devices > len(devices):
             detail = f"it runs on {header.devices} devices, and {len(devices)} were given"
             raise SophgoModelError(source=self.source, detail=detail, advice="name as many devices")
+
+    def _check_shim(self, header: bmodel.Header) -> None:
+        lacking = self._worker.without_shim
+        what = f"{self._worker.name} as {header.devices} devices"
+        if header.devices == 1:
+            what = f"{self._worker.name} with networks that work in its memory"
+        if lacking and (header.devices > 1 or (chips.KINDS[self.chip].sharing and header.working())):
+            raise SophgoUnavailableError(what=what, reason=lacking, advice="install one")
 
     def _check_chip(self) -> None:
         for device in self.devices.values():

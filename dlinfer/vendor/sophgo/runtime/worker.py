@@ -53,7 +53,7 @@ class Worker:
 
     def __init__(self, name: str, folder: Path, emulated: bool, restless: bool = False) -> None:
         self.name = name
-        self.one_device = ""  # why it cannot run what is compiled for several devices; empty where it can
+        self.without_shim = ""  # why an emulator has no shim (emulator.py); empty where it has one
         self._restless = restless
         self._lock = threading.Lock()
         self._unwanted: deque[tuple[str, int]] = deque()

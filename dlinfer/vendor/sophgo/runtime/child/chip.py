@@ -49,7 +49,7 @@ class Chip:
     """
 
     def __init__(self, folder: str, emulated: bool) -> None:
-        self.bmlib, self.bmrt = open_libraries(folder)
+        self.bmlib, self.bmrt, self.working = open_libraries(folder)
         self.emulated = emulated
         self.handles: dict[int, int] = {}
         self.memories: dict[int, Memory] = {}
@@ -138,6 +138,7 @@ class Chip:
         """Give back all memory and every device; without this the C library ends the process with a fault."""
         for number in list(self.memories):
             self.free(number)
+        self.working.close()
         for handle in self.handles.values():
             self.bmlib.bm_dev_free(handle)
         self.handles.clear()

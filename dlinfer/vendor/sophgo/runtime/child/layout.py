@@ -25,6 +25,18 @@ class DeviceMemory(ctypes.Structure):
     )
 
 
+class LargeMemory(ctypes.Structure):
+    """bm_device_mem_u64_t: the same with a size of 64 bits."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint),
+        ("dmabuf_fd", ctypes.c_int),
+        ("flags", ctypes.c_uint),
+        ("size", ctypes.c_uint64),
+    )
+
+
 class Shape(ctypes.Structure):
     """bm_shape_t."""
 

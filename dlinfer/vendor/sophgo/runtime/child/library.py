@@ -5,10 +5,11 @@ Functions return bm_status_t (0 is success), a bool or a pointer, as the public 
 
 import ctypes
 import os
-from ctypes import POINTER, c_bool, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
-from .layout import DeviceMemory, Network, Tensor
+from .layout import DeviceMemory, LargeMemory, Network, Tensor
+from .working_memory import WorkingMemory
 
 _MEMORY = POINTER(DeviceMemory)
 _TENSORS = POINTER(Tensor)
@@ -21,6 +22,8 @@ _BMLIB: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bm_get_sn": (c_int, (c_void_p, c_char_p)),
     "bm_malloc_device_byte": (c_int, (c_void_p, _MEMORY, c_uint)),
     "bm_free_device": (None, (c_void_p, DeviceMemory)),
+    "bm_malloc_device_byte_u64": (c_int, (c_void_p, POINTER(LargeMemory), c_uint64)),
+    "bm_free_device_u64": (None, (c_void_p, LargeMemory)),
     "bm_memcpy_s2d_partial": (c_int, (c_void_p, DeviceMemory, c_void_p, c_uint)),
     "bm_memcpy_d2s_partial": (c_int, (c_void_p, c_void_p, DeviceMemory, c_uint)),
     "bm_memcpy_d2d_byte": (c_int, (c_void_p, DeviceMemory, c_size_t, DeviceMemory, c_size_t, c_size_t)),
@@ -42,14 +45,15 @@ _BMRT: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-def open_libraries(folder: str) -> tuple[Any, Any]:
-    """(bmlib, bmrt) of a folder. Raises OSError where one cannot be loaded."""
-    devices = os.path.join(folder, "libone_device.so")  # of an emulator that is to be several devices
-    before = ctypes.CDLL(devices, ctypes.RTLD_GLOBAL) if os.path.exists(devices) else None
+def open_libraries(folder: str) -> tuple[Any, Any, WorkingMemory]:
+    """(bmlib, bmrt, what is between them) of a folder. Raises OSError where one cannot be loaded."""
+    shim = os.path.join(folder, "libshim.so")  # of an emulator
+    before = ctypes.CDLL(shim, ctypes.RTLD_GLOBAL) if os.path.exists(shim) else None
     bmlib = _typed(_open(folder, "libbmlib.so.0", "libbmlib.so"), _BMLIB)
+    working = WorkingMemory(bmlib)
     if before is not None:
-        before.dlinfer_set_request(bmlib.bm_dev_request)
-    return bmlib, _typed(_open(folder, "libbmrt.so.1.0", "libbmrt.so"), _BMRT)
+        before.dlinfer_set_functions(bmlib.bm_dev_request, working.allocating, working.releasing)
+    return bmlib, _typed(_open(folder, "libbmrt.so.1.0", "libbmrt.so"), _BMRT), working
 
 
 def _open(folder: str, *names: str) -> ctypes.CDLL:

@@ -8,19 +8,11 @@ from typing import Any
 from .chip import Chip, Memory, RefusedError
 from .layout import Network, Shape, Tensor
 
-_SHARE_MEM = 1  # BM_RUNTIME_SHARE_MEM of bmruntime_interface.h
-
 
 class Model:
-    """A bmodel on some devices of a chip; its first device runs what is not distributed.
+    """A bmodel on some devices of a chip; its first device runs what is not distributed."""
 
-    flags: bits of bm_runtime_flag_t, None leaves BMRuntime's own. growing: the bmodel has a network of which a later
-    stage works in more memory. On a chip of one core BMRuntime has BM_RUNTIME_SHARE_MEM by itself, and then gives the
-    earlier stage's memory back when it meets the later one, though the earlier one runs in it for ever after. Where the
-    same flag is set by hand it keeps it (version of tpu_mlir 1.30.2; tests/vendor/sophgo/raw/growing_stages.py).
-    """
-
-    def __init__(self, chip: Chip, devices: list[int], flags: int | None, growing: bool) -> None:
+    def __init__(self, chip: Chip, devices: list[int], flags: int | None) -> None:
         self.chip = chip
         self.devices = devices
         self._memories: list[int] = []
@@ -30,9 +22,6 @@ class Model:
             raise RefusedError("load", "BMRuntime could not be created")
         if flags is not None:
             chip.bmrt.bmrt_set_flags(self._runtime, flags)
-        own = chip.bmrt.bmrt_get_flags(self._runtime)
-        if growing and own & _SHARE_MEM:
-            chip.bmrt.bmrt_set_flags(self._runtime, own)
 
     def load_file(self, path: str) -> None:
         """Load a bmodel from a file. Raises RefusedError."""

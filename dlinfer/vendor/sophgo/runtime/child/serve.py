@@ -89,11 +89,18 @@ class Server:
         self.chip.fill(number, offset, size, bytes.fromhex(pattern))
 
     def call_load(
-        self, devices: list[int], flags: int | None, growing: bool, path: str | None, size: int
+        self,
+        devices: list[int],
+        flags: int | None,
+        working: list[int],
+        weights: list[int],
+        path: str | None,
+        size: int,
     ) -> dict[str, Any]:
         """Load a bmodel from a file, or without a path from the file that comes behind this request."""
         data = None if path is not None else self._received_file()
-        model = Model(self.chip, devices, flags, growing)
+        self.chip.working.expect(working, weights)
+        model = Model(self.chip, devices, flags)
         try:
             if path is not None:
                 model.load_file(path)
