@@ -1,6 +1,7 @@
 """EngineLLM's constructors and ``process``, on emulated chips."""
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,10 @@ def run(engine: sail.EngineLLM, graph: str, stage: int = 0, device: int = 0) -> 
     assert engine.process(graph, inputs, outputs) == 0, engine.last_error
     outputs[0].sync_d2s()
     return outputs[0].asnumpy().view(np.float16), oracle(graph, *values)
+
+
+def opened_with(path: Path, flags: sail.BmrtFlag | None) -> sail.EngineLLM:
+    return sail.EngineLLM(str(path), [0]) if flags is None else sail.EngineLLM(str(path), flags, [0])
 
 
 # --- making one
@@ -238,12 +243,12 @@ def test_s0_05_every_stage_runs(engine):
 
 
 @pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
-@pytest.mark.parametrize("flags", [(), (sail.BmrtFlag.BM_RUNTIME_SHARE_MEM,)], ids=["own flags", "shared"])
+@pytest.mark.parametrize("flags", [None, sail.BmrtFlag.BM_RUNTIME_SHARE_MEM])
 def test_an_engine_keeps_its_memory_when_a_larger_one_comes_and_goes(bmodel, open_chips, chip, flags):
     """What it works in, which BMRuntime by itself gives back for the larger one's, as in the next test."""
-    small = sail.EngineLLM(str(bmodel(f"growing {chip}")), *flags, [0])
+    small = opened_with(bmodel(f"growing {chip}"), flags)
     for _ in range(2):
-        large = sail.EngineLLM(str(bmodel(f"large {chip}")), *flags, [0])
+        large = opened_with(bmodel(f"large {chip}"), flags)
         for engine, stage in ((small, 0), (large, 0), (small, 1), (large, 0), (small, 0)):
             assert relative(*run(engine, "mlp", stage)) < FLOAT16
         del engine, large
@@ -251,12 +256,11 @@ def test_an_engine_keeps_its_memory_when_a_larger_one_comes_and_goes(bmodel, ope
         assert relative(*run(small, "mlp", 1)) < FLOAT16
 
 
-@pytest.mark.parametrize("flags", [(), (sail.BmrtFlag.BM_RUNTIME_AUTO,)], ids=["own flags", "flags 0"])
+@pytest.mark.parametrize("flags", [None, sail.BmrtFlag.BM_RUNTIME_AUTO])
 @pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
 def test_s0_05_a_stage_before_a_larger_one_keeps_its_memory(bmodel, open_chips, chip, flags):
     """BMRuntime by itself gives it back, and the stage then runs over commands of others (raw/growing_stages.py)."""
-    arguments: list[Any] = [str(bmodel(f"growing {chip}")), *flags, [0]]
-    engine = sail.EngineLLM(*arguments)
+    engine = opened_with(bmodel(f"growing {chip}"), flags)
     for graph, stage in (("mlp", 0), ("mlp", 0), ("head", 0), ("mlp", 1), ("mlp", 0), ("head", 0)):
         assert relative(*run(engine, graph, stage)) < FLOAT16
 

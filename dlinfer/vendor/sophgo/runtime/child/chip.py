@@ -138,7 +138,7 @@ class Chip:
         """Give back all memory and every device; without this the C library ends the process with a fault."""
         for number in list(self.memories):
             self.free(number)
-        self.working.close()
+        self.working.give_back()
         for handle in self.handles.values():
             self.bmlib.bm_dev_free(handle)
         self.handles.clear()

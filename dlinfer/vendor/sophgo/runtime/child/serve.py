@@ -136,6 +136,8 @@ class Server:
         """Give models back."""
         for number in models:
             self._models.pop(number).close()
+        if not self._models:
+            self.chip.working.give_back()
 
     def close(self) -> None:
         """Give everything back, models first."""

@@ -3,14 +3,14 @@
 BMRuntime (of tpu_mlir 1.30.2) gives such memory back when a later stage or bmodel needs more, or a bmodel is unloaded,
 and networks that were loaded before go on working at its address, over whatever has come to lie there (weights,
 commands, tensors): tests/vendor/sophgo/raw/growing_stages.py. So what was once memory for working stays that here
-until the chip is closed, and is given out again when BMRuntime asks for such memory. Runs are one after the other,
+while any network is loaded, and is given out again when BMRuntime asks for such memory. Runs are one after the other,
 which is what makes sharing right at all.
 """
 
 import ctypes
 from collections.abc import Collection
 from ctypes import POINTER, c_int, c_uint64, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 from .layout import LargeMemory
 
@@ -19,18 +19,26 @@ _ALLOCATING = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(LargeMemory), c_uint64)
 _RELEASING = ctypes.CFUNCTYPE(None, c_void_p, POINTER(LargeMemory))
 
 
+class _Kept(NamedTuple):
+    """handle: of the block's device. shared: whether the block is given out again; it may be weights otherwise."""
+
+    handle: int
+    block: LargeMemory
+    shared: bool
+
+
 class WorkingMemory:
     """Stands between BMRuntime and bmlib's functions for memory of 64-bit sizes.
 
     Such memory is asked for weights too. Which is which is told by size: those of every bmodel are known before it is
-    loaded (``expect``). Sizes that are both are given out once and never again.
+    loaded (``expect``). A block whose size may be either is nobody else's, and is not given back either.
     """
 
     def __init__(self, bmlib: Any) -> None:
         self._bmlib = bmlib
         self._working: set[int] = set()
         self._weights: set[int] = set()
-        self._kept: list[tuple[int, LargeMemory]] = []  # with the handle of its device
+        self._kept: list[_Kept] = []
         # ctypes functions live as long as somebody holds them, and C calls these until the process ends.
         self.allocating = _ALLOCATING(self._allocate)
         self.releasing = _RELEASING(self._release)
@@ -40,26 +48,26 @@ class WorkingMemory:
         self._working.update(working)
         self._weights.update(weights)
 
-    def close(self) -> None:
-        """Give all of it back; no network may be loaded."""
-        for handle, block in self._kept:
-            self._bmlib.bm_free_device_u64(handle, block)
+    def give_back(self) -> None:
+        """Give all of it back: no network is loaded."""
+        for kept in self._kept:
+            self._bmlib.bm_free_device_u64(kept.handle, kept.block)
         self._kept.clear()
 
     def _allocate(self, handle: int, made: Any, size: int) -> int:
         """BMRuntime asks for no bytes when the last network that needs some is unloaded."""
-        working = size == 0 or size in self._working
-        if working and size not in self._weights:
-            for owner, block in self._kept:
-                if owner == handle and block.size >= size:
-                    made[0] = LargeMemory.from_buffer_copy(block)
-                    made[0].size = size
-                    return 0
+        to_work_in = size == 0 or size in self._working
+        shared = to_work_in and size not in self._weights
+        for kept in self._kept:
+            if shared and kept.shared and kept.handle == handle and kept.block.size >= size:
+                made[0] = LargeMemory.from_buffer_copy(kept.block)
+                made[0].size = size
+                return 0
         status = self._bmlib.bm_malloc_device_byte_u64(handle, made, size or _PAGE)
-        if working and status == 0:
-            self._kept.append((handle, LargeMemory.from_buffer_copy(made[0])))
+        if to_work_in and status == 0:
+            self._kept.append(_Kept(handle, LargeMemory.from_buffer_copy(made[0]), shared))
         return status
 
     def _release(self, handle: int, block: Any) -> None:
-        if all(kept.address != block[0].address for _, kept in self._kept):
+        if all(kept.block.address != block[0].address for kept in self._kept):
             self._bmlib.bm_free_device_u64(handle, LargeMemory.from_buffer_copy(block[0]))
