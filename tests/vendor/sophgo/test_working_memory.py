@@ -57,10 +57,20 @@ def test_what_networks_worked_in_is_kept_and_given_out_again(memory, library):
     large = allocate(memory, 300)
     assert large.address != small.address
     release(memory, large)
+    memory.expect(working=[300], weights=[])
     again = allocate(memory, 100)
     assert (again.address, again.size) == (small.address, 100)
     assert allocate(memory, 300).address == large.address
     assert sorted(library.given.values()) == [100, 300]
+
+
+def test_a_bmodels_own_are_different_ones(memory, library):
+    """One stage may work in several at once."""
+    first, second = allocate(memory, 300), allocate(memory, 300)
+    assert first.address != second.address
+    memory.expect(working=[], weights=[])
+    assert {allocate(memory, 300).address for _ in range(2)} == {first.address, second.address}
+    assert len(library.given) == 2
 
 
 def test_weights_are_given_back_and_never_given_out_again(memory, library):
@@ -75,6 +85,7 @@ def test_weights_are_given_back_and_never_given_out_again(memory, library):
 def test_what_may_be_either_is_nobody_elses(memory, library):
     """A stage works in as many bytes as another's weights take."""
     either = allocate(memory, 500)
+    memory.expect(working=[], weights=[])
     assert allocate(memory, 500).address != either.address
     assert allocate(memory, 300).address not in library_addresses_of(library, 500)
     release(memory, either)
@@ -88,6 +99,7 @@ def library_addresses_of(library: Library, size: int) -> list[int]:
 def test_no_bytes_are_some(memory, library):
     """BMRuntime asks for none when the last network that needs some goes, and bmlib's pool then loses its count."""
     kept = allocate(memory, 100)
+    release(memory, kept)
     assert allocate(memory, 0).address == kept.address
     memory.give_back()
     assert not library.given
@@ -95,7 +107,9 @@ def test_no_bytes_are_some(memory, library):
 
 
 def test_devices_share_nothing(memory):
-    assert allocate(memory, 100).address != allocate(memory, 100, OTHER).address
+    first = allocate(memory, 100)
+    memory.expect(working=[], weights=[])
+    assert allocate(memory, 100, OTHER).address != first.address
 
 
 def test_a_failure_is_bmruntimes_to_see(memory, library):

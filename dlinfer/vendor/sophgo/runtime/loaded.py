@@ -89,7 +89,8 @@ class LoadedModel:
         self._check_chip()
         self._worker = self.devices[devices[0]].worker
         self._check_shim(header)
-        working, weights = sorted(header.working()), sorted(header.weights)
+        working = sorted(header.working()) if chips.sharing(self.chip) else []
+        weights = sorted(header.weights)
         told = self._load(source, devices=devices, flags=flags, working=working, weights=weights)
         self._number: int = told["number"]
         weakref.finalize(self, self._worker.discard, "unload", self._number).atexit = False
@@ -106,7 +107,7 @@ class LoadedModel:
         what = f"{self._worker.name} as {header.devices} devices"
         if header.devices == 1:
             what = f"{self._worker.name} with networks that work in its memory"
-        if lacking and (header.devices > 1 or (chips.KINDS[self.chip].sharing and header.working())):
+        if lacking and (header.devices > 1 or (chips.sharing(self.chip) and header.working())):
             raise SophgoUnavailableError(what=what, reason=lacking, advice="install one")
 
     def _check_chip(self) -> None:

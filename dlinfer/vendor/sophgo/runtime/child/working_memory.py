@@ -10,7 +10,8 @@ which is what makes sharing right at all.
 import ctypes
 from collections.abc import Collection
 from ctypes import POINTER, c_int, c_uint64, c_void_p
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from .layout import LargeMemory
 
@@ -19,12 +20,18 @@ _ALLOCATING = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(LargeMemory), c_uint64)
 _RELEASING = ctypes.CFUNCTYPE(None, c_void_p, POINTER(LargeMemory))
 
 
-class _Kept(NamedTuple):
-    """handle: of the block's device. shared: whether the block is given out again; it may be weights otherwise."""
+@dataclass
+class _Kept:
+    """handle: of the block's device. shared: whether the block is given out again; it may be weights otherwise.
+
+    free: whether it may be given out now. Not while BMRuntime has it for the bmodel that was loaded last: one stage may
+    work in several.
+    """
 
     handle: int
     block: LargeMemory
     shared: bool
+    free: bool = False
 
 
 class WorkingMemory:
@@ -47,6 +54,8 @@ class WorkingMemory:
         """Before a bmodel is loaded: the bytes that its stages work in, and those of its weights."""
         self._working.update(working)
         self._weights.update(weights)
+        for kept in self._kept:
+            kept.free = kept.shared
 
     def give_back(self) -> None:
         """Give all of it back: no network is loaded."""
@@ -59,7 +68,8 @@ class WorkingMemory:
         to_work_in = size == 0 or size in self._working
         shared = to_work_in and size not in self._weights
         for kept in self._kept:
-            if shared and kept.shared and kept.handle == handle and kept.block.size >= size:
+            if shared and kept.free and kept.handle == handle and kept.block.size >= size:
+                kept.free = False
                 made[0] = LargeMemory.from_buffer_copy(kept.block)
                 made[0].size = size
                 return 0
@@ -69,5 +79,8 @@ class WorkingMemory:
         return status
 
     def _release(self, handle: int, block: Any) -> None:
-        if all(kept.block.address != block[0].address for kept in self._kept):
-            self._bmlib.bm_free_device_u64(handle, LargeMemory.from_buffer_copy(block[0]))
+        for kept in self._kept:
+            if kept.block.address == block[0].address:
+                kept.free = kept.shared
+                return
+        self._bmlib.bm_free_device_u64(handle, LargeMemory.from_buffer_copy(block[0]))
