@@ -2,7 +2,7 @@
 
 import struct
 
-_MOST_ENTRIES = 1024  # of a vector of tables; a damaged count must not keep anybody busy
+_MOST_ENTRIES = 1024  # of a vector of tables or numbers; a damaged count must not keep anybody busy
 
 
 class Table:
@@ -23,10 +23,10 @@ class Table:
         (place,) = struct.unpack_from("<I", data)
         return cls(data, place)
 
-    def number(self, field: int, form: str = "<I", default: int = 0) -> int:
-        """A number that stands in the table, in ``struct``'s words."""
+    def number(self, field: int, form: str = "<I") -> int:
+        """A number that stands in the table, in ``struct``'s words; 0 where the table has none."""
         place = self._where(field)
-        return self._unpacked(form, place) if place else default
+        return self._unpacked(form, place) if place else 0
 
     def text(self, field: int) -> str | None:
         """A string of ASCII; None where the table has none."""

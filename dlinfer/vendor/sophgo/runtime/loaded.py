@@ -104,11 +104,15 @@ class LoadedModel:
 
     def _check_shim(self, header: bmodel.Header) -> None:
         lacking = self._worker.without_shim
-        what = f"{self._worker.name} as {header.devices} devices"
-        if header.devices == 1:
+        if not lacking:
+            return
+        if header.devices > 1:
+            what = f"{self._worker.name} as {header.devices} devices"
+        elif chips.sharing(self.chip) and header.working():
             what = f"{self._worker.name} with networks that work in its memory"
-        if lacking and (header.devices > 1 or (chips.sharing(self.chip) and header.working())):
-            raise SophgoUnavailableError(what=what, reason=lacking, advice="install one")
+        else:
+            return
+        raise SophgoUnavailableError(what=what, reason=lacking, advice="install one")
 
     def _check_chip(self) -> None:
         for device in self.devices.values():
