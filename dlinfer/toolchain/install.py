@@ -112,10 +112,11 @@ def _run(
             env={**os.environ, **variables},
         )
         try:
-            while process.poll() is None:
+            while True:
                 beat()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_BEAT)
+                    break
         finally:
             process.kill()
             process.wait()

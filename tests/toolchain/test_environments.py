@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,16 +122,46 @@ def test_an_environment_is_made_once_and_shared(recipe):
 
 @pytest.mark.usefixtures("cache", "quick")
 def test_two_at_once_make_it_once(recipe):
-    lines: list[str] = []
     bare = replace(recipe, packages=(), check="")
-    threads = [threading.Thread(target=install, args=(bare, lines.append)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert state(bare).installed
-    assert "another process is at it; waiting" in lines
-    assert len({line for line in lines if "an environment of CPython" in line}) == 1
+    begun, waits = threading.Event(), threading.Event()
+    said: dict[str, list[str]] = {"first": [], "second": []}
+
+    def first(line):  # is at it until the second has found that
+        said["first"].append(line)
+        begun.set()
+        assert waits.wait(60)
+
+    def second(line):
+        said["second"].append(line)
+        waits.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(install, bare, first)
+        assert begun.wait(60)
+        other = pool.submit(install, bare, second)
+        assert one.result() == other.result() == find(bare)
+    assert "an environment of CPython" in said["first"][0]
+    assert said["second"] == ["another process is at it; waiting"]
+
+
+@pytest.mark.usefixtures("cache", "quick")
+def test_a_step_is_told_of_however_short_it_is(recipe, monkeypatch):
+    wait = subprocess.Popen.wait
+
+    class Over(subprocess.Popen):
+        """A command that is over before anybody looks."""
+
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            wait(self)
+
+    monkeypatch.setattr(install_module.subprocess, "Popen", Over)
+    lines: list[str] = []
+    install(replace(recipe, packages=(), check="import json"), lines.append)
+    assert [line.split(" (")[0] for line in lines] == [
+        f"an environment of CPython {HERE}.0",
+        "a look whether it works",
+    ]
 
 
 @pytest.mark.usefixtures("cache", "quick")
