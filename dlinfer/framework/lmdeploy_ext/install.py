@@ -5,6 +5,7 @@ one leaves LMDeploy's own devices to the original. The device view is only insta
 """
 
 import logging
+import threading
 from importlib import metadata
 from types import ModuleType
 
@@ -16,6 +17,7 @@ from dlinfer.framework.patching import Patch, PatchSet
 logger = logging.getLogger("dlinfer")
 
 _patches: PatchSet | None = None
+_patches_lock = threading.Lock()
 _active: str | None = None
 _misfit_told = False
 
@@ -24,7 +26,9 @@ def patches() -> PatchSet:
     """The patch set of this process."""
     global _patches
     if _patches is None:
-        _patches = PatchSet("lmdeploy", _records())
+        made = PatchSet("lmdeploy", _records())  # without the lock, as this imports
+        with _patches_lock:  # a second set would take the replacements of the first for originals
+            _patches = _patches or made
     return _patches
 
 
