@@ -1,8 +1,11 @@
 """dlinfer.explain: text, JSON and HTML of real compilations (mission feature: explain)."""
 
+import itertools
 import json
 import re
+from collections import deque
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch import nn
 import dlinfer
 from dlinfer import settings
 from dlinfer.errors import CaptureError, CompileOptionError, ExplanationError
+from dlinfer.graph import report
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.explain import Explanation, GraphBreak, of_process
 from tests.graph.test_report import whole
@@ -58,6 +62,7 @@ def explained(tmp_path_factory) -> Explanation:
 
 def masked(text: str) -> str:
     """Without times, sizes of memory, versions, idle passes, keys of clusters, folders and line numbers."""
+    text = text.replace(str(Path(__file__).parent), "HERE")  # may look like anything that is masked below
     text = re.sub(r"\d+(\.\d+)? (ms|s)\b", "TIME", text)
     text = re.sub(r"\d+(\.\d+)? [GMK]iB", "SIZE", text)
     text = re.sub(r"with dlinfer .*", "with VERSIONS", text)
@@ -343,6 +348,16 @@ def test_a_recompile_shows_its_cause(tmp_path):
     page = explanation.to_html()
     assert "<b>Recompile</b>" in page
     assert "<b>Size-1 variant</b>" in page
+
+
+def test_graphs_are_found_also_when_the_oldest_reports_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_reports", deque([whole(), whole()], maxlen=2))
+    monkeypatch.setattr(report, "_numbers", itertools.count(7))
+    with settings.override(cache_dir=str(tmp_path)):
+        explanation = dlinfer.explain(product, torch.ones(2, 3), torch.ones(3, 4), dynamic=True)
+        explanation.run(torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 4, dtype=torch.float64))
+        explanation.run(torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 4, dtype=torch.int64))
+    assert [graph.index for graph in explanation.graphs] == [7, 8, 9]
 
 
 def test_guards_name_the_line_that_asked(tmp_path):
