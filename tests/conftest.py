@@ -32,6 +32,11 @@ def seed(name: str) -> None:
     torch.manual_seed(number)
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a module draws when it is imported is its own, too."""
+    seed(collector.nodeid)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
     """A fixture draws the same whichever test asks for it first."""
