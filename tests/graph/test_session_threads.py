@@ -1,6 +1,7 @@
 """Sessions of many threads, asynchronous runs, callbacks."""
 
 import sys
+import threading
 
 import pytest
 import torch
@@ -128,6 +129,28 @@ def test_an_asynchronous_run_that_fails_is_told_by_its_future_and_by_wait(tmp_pa
     assert isinstance(bad.exception(), ArtifactInputError)
     same(good.result(), Head().eval()(rows(3)))
     session.close()
+
+
+def test_an_asynchronous_run_may_be_cancelled_while_it_waits(tmp_path, monkeypatch):
+    use_stub(monkeypatch)
+    with dlinfer.load(saved(compiled_head()[1], tmp_path / "a.dlinfer")) as session:
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def blocks(found):
+            begun.set()
+            assert goes_on.wait(500)
+
+        first = session.run_async({"x": rows(3)}, callback=blocks)
+        try:
+            assert begun.wait(500)
+            second = session.run_async({"x": rows(3)})
+            assert second.cancel()
+            third = session.run_async({"x": rows(4)})
+        finally:
+            goes_on.set()
+        session.wait()
+        same(first.result(), Head().eval()(rows(3)))
+        same(third.result(), Head().eval()(rows(4)))
 
 
 def test_a_start_callback_that_raises_keeps_the_run_from_starting(tmp_path, monkeypatch):
