@@ -1,13 +1,53 @@
-"""Fixtures that several folders of tests share."""
+"""What all tests share: random numbers that are a test's own, patience with a slow machine, installed plugins."""
 
 import importlib
+import random
 import sys
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import hypothesis
+import numpy
 import pytest
+import torch
 
 from dlinfer.vendor import discovery
 from tests.plugins.builder import write_plugin
+
+# A machine that does much else besides is no fault of a test. All else stays as Hypothesis has it here or in a CI.
+hypothesis.settings.register_profile(
+    "patient",
+    hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]),
+)
+hypothesis.settings.load_profile("patient")
+
+
+def seed(name: str) -> None:
+    """Let all that is drawn from now on depend on a name alone."""
+    number = zlib.crc32(name.encode())
+    random.seed(number)
+    numpy.random.seed(number)
+    torch.manual_seed(number)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a module draws when it is imported is its own, too."""
+    seed(collector.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """A fixture draws the same whichever test asks for it first."""
+    seed(f"{request.node.nodeid} {fixturedef.argname}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test draws the same alone, in any order and beside any others: what it compares is no matter of luck."""
+    seed(item.nodeid)
+    return (yield)
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def in_a_new_process(code: str, **environment: str) -> dict:
         [sys.executable, "-c", f"import json, sys, time\nfound = {{}}\n{code}\nprint(json.dumps(found))"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **environment},
     )

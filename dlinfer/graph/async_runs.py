@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
 
@@ -21,7 +21,7 @@ class AsyncRuns:
                 self._worker = ThreadPoolExecutor(1, "dlinfer-session")
             future = self._worker.submit(job)
             # Those that went well need no waiting for; a failed one stays until wait() has raised its error.
-            self._pending = [one for one in self._pending if not one.done() or one.exception() is not None]
+            self._pending = [one for one in self._pending if not one.done() or _error_of(one) is not None]
             self._pending.append(future)
         return future
 
@@ -29,7 +29,7 @@ class AsyncRuns:
         """Wait for all jobs so far. Raises the first error that one of them ended with, once."""
         with self._lock:
             pending, self._pending = self._pending, []
-        errors = [error for future in pending if (error := future.exception()) is not None]
+        errors = [error for future in pending if (error := _error_of(future)) is not None]
         if errors:
             raise errors[0]
 
@@ -39,3 +39,11 @@ class AsyncRuns:
             worker, self._worker = self._worker, None
         if worker is not None:
             worker.shutdown(wait=True)
+
+
+def _error_of(future: Future[Any]) -> BaseException | None:
+    """What a job ended with, when it has ended; none for one that its caller has cancelled."""
+    try:
+        return future.exception()
+    except CancelledError:
+        return None

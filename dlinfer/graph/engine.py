@@ -4,6 +4,7 @@ An engine says of each node whether it takes it, and turns a region of taken nod
 vendor's folder; the vendor names it in ``Vendor.load_engines``.
 """
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,12 +175,14 @@ def find_engine(name: str | None, device_type: str) -> Engine:
 
 
 _engines: dict[str, Engine] = {}
+_lock = threading.RLock()
 
 
 def _loaded(vendor: Any, name: str) -> Engine:
-    if name not in _engines:
-        _engines[name] = vendor.load_engine(name)
-    return _engines[name]
+    with _lock:  # an engine is one, whoever asks for it first: it holds devices and what it compiled
+        if name not in _engines:
+            _engines[name] = vendor.load_engine(name)
+        return _engines[name]
 
 
 def _names() -> list[str]:

@@ -6,6 +6,7 @@ by the new content of each written argument. Engines lower the twin; run by torc
 """
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ NAMESPACE = "dlinfer_values"
 
 _library = Library(NAMESPACE, "DEF")
 _made: dict[OpOverload, OpOverload] = {}
+_lock = threading.Lock()
 
 # What they give says nothing of what they wrote: memory is exchanged, resized or drawn.
 _NO_VALUE = frozenset(f"aten::{name}" for name in ("set_", "resize_", "resize_as_", "swap_", "as_strided_"))
@@ -104,9 +106,10 @@ def _kinds(op: OpOverload) -> list[tuple[str, str]]:
 
 def twin_op(op: OpOverload) -> OpOverload:
     """The twin in ``dlinfer_values``, made at first need."""
-    if op not in _made:
-        _made[op] = _define(op)
-    return _made[op]
+    with _lock:  # torch takes a definition once
+        if op not in _made:
+            _made[op] = _define(op)
+        return _made[op]
 
 
 def _define(op: OpOverload) -> OpOverload:

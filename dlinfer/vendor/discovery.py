@@ -136,7 +136,8 @@ def most_recent() -> str:
 
 def active(device_type: str) -> Vendor | None:
     """The active vendor of a device type, or None when none has been needed or chosen yet."""
-    return _active.get(device_type)
+    with _lock:  # a vendor that takes over is absent for a moment
+        return _active.get(device_type)
 
 
 def activate_default(device_type: str) -> Vendor | None:

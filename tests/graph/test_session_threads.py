@@ -1,12 +1,14 @@
 """Sessions of many threads, asynchronous runs, callbacks."""
 
 import sys
+import threading
 
 import pytest
 import torch
 
 import dlinfer
 from dlinfer.errors import ArtifactInputError
+from dlinfer.graph.running import lock_of
 from tests.graph.artifact_files import Head, Keeps, Stub, compiled_head, rows, same, saved, use_stub
 from tests.graph.threads import together
 
@@ -82,6 +84,20 @@ def test_threads_that_come_first_set_it_up_once(tmp_path, monkeypatch):
     assert len(stub.regions) <= 1
 
 
+def test_no_thread_sees_it_before_its_runs_are_kept_apart(tmp_path, monkeypatch):
+    use_stub(monkeypatch)
+    session = dlinfer.load(saved(compiled_head()[1], tmp_path / "a.dlinfer"))
+    seen = []
+
+    def looked(*args, **options):
+        seen.append(session.is_set_up)
+        return lock_of(*args, **options)
+
+    monkeypatch.setattr("dlinfer.graph.session.lock_of", looked)
+    session.setup()
+    assert seen == [False]
+
+
 def test_asynchronous_runs_end_in_the_order_in_which_they_were_asked_for(tmp_path, monkeypatch):
     """S1-83, S1-92 to S1-94, U7."""
     use_stub(monkeypatch)
@@ -113,6 +129,28 @@ def test_an_asynchronous_run_that_fails_is_told_by_its_future_and_by_wait(tmp_pa
     assert isinstance(bad.exception(), ArtifactInputError)
     same(good.result(), Head().eval()(rows(3)))
     session.close()
+
+
+def test_an_asynchronous_run_may_be_cancelled_while_it_waits(tmp_path, monkeypatch):
+    use_stub(monkeypatch)
+    with dlinfer.load(saved(compiled_head()[1], tmp_path / "a.dlinfer")) as session:
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def blocks(found):
+            begun.set()
+            assert goes_on.wait(500)
+
+        first = session.run_async({"x": rows(3)}, callback=blocks)
+        try:
+            assert begun.wait(500)
+            second = session.run_async({"x": rows(3)})
+            assert second.cancel()
+            third = session.run_async({"x": rows(4)})
+        finally:
+            goes_on.set()
+        session.wait()
+        same(first.result(), Head().eval()(rows(3)))
+        same(third.result(), Head().eval()(rows(4)))
 
 
 def test_a_start_callback_that_raises_keeps_the_run_from_starting(tmp_path, monkeypatch):
