@@ -38,9 +38,8 @@ def benchmark(
         call(*arguments)
         start = last = clock()
         limit = inf_time if inf_time is not None else float("inf")
-        while (
-            len(latencies) < runs and last - start < limit
-        ):  # as inf_time is told: a sum would round otherwise
+        # A difference, as inf_time is told: the sum of start and limit would be rounded.
+        while len(latencies) < runs and last - start < limit:
             call(*arguments)
             now = clock()
             append(now - last)

@@ -128,9 +128,7 @@ def _torch_table(opset: int) -> Any:
     logger = logging.getLogger(_registration.__name__)
     with _lock:  # one puts the level back before another looks at it
         before = logger.level
-        logger.setLevel(
-            logging.ERROR
-        )  # and not by assignment: a logger remembers what it has let pass before
+        logger.setLevel(logging.ERROR)  # not by assignment: a logger remembers what it has let pass
         try:
             return _registration.ONNXRegistry.from_torchlib(opset)
         finally:
