@@ -65,9 +65,7 @@ def chip(open_chips, tmp_path, monkeypatch):
         yield open_chips["bm1684x"]
 
 
-ANY_ARGUMENTS = hypothesis_settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60
-)
+ANY_ARGUMENTS = hypothesis_settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
 
 
 def test_calls_of_an_engine(llm):

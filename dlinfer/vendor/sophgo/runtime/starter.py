@@ -25,8 +25,9 @@ def start(job: Callable[[], _Started]) -> _Started:
     An interrupt while it is being started is raised here, and the process ended as soon as there is one.
     """
     future: Future[_Started] = Future()
-    _thread().put((future, job))
+    queue = _thread()
     try:
+        queue.put((future, job))  # an interrupt may come as soon as it is there
         return future.result()
     except BaseException:
         future.add_done_callback(_end_unwanted)
