@@ -110,7 +110,7 @@ def test_an_interrupt_ends_the_worker_and_is_raised(fresh, bmodel):
     try:
         with (
             pytest.raises(KeyboardInterrupt),
-            while_it_waits(lambda: signal.setitimer(signal.ITIMER_REAL, 0.1)),
+            while_it_waits(lambda: signal.raise_signal(signal.SIGALRM)),
         ):
             engine.process("mlp", inputs, outputs)
     finally:
