@@ -18,7 +18,7 @@ def same(left: np.ndarray, right: np.ndarray) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and left.tobytes() == right.tobytes()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ARRAYS, st.data())
 def test_copies_shares_and_parts(array, data):
     tensor = LiteTensor(LiteLayout(array.shape, array.dtype))

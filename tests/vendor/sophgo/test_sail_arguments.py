@@ -65,7 +65,11 @@ def chip(open_chips, tmp_path, monkeypatch):
         yield open_chips["bm1684x"]
 
 
-ANY_ARGUMENTS = hypothesis_settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
+ANY_ARGUMENTS = hypothesis_settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 
 
 def test_calls_of_an_engine(llm):
