@@ -129,7 +129,7 @@ def test_two_at_once_make_it_once(recipe):
     def first(line):  # is at it until the second has found that
         said["first"].append(line)
         begun.set()
-        assert waits.wait(60)
+        assert waits.wait(300)
 
     def second(line):
         said["second"].append(line)
@@ -137,7 +137,7 @@ def test_two_at_once_make_it_once(recipe):
 
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(install, bare, first)
-        assert begun.wait(60)
+        assert begun.wait(300)
         other = pool.submit(install, bare, second)
         assert one.result() == other.result() == find(bare)
     assert "an environment of CPython" in said["first"][0]

@@ -58,7 +58,7 @@ def constant_convolution(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("megengine") / "constant.mge"
     script = Path(__file__).parent / "raw" / "constant_convolution.py"
     command = [find(TOOLCHAIN).python, "-I", script, path]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=500)
     return path
 
 

@@ -16,7 +16,7 @@ DOUBT = "another thread's call failed at once"
 @pytest.fixture
 def patient(monkeypatch):
     """On a machine so busy that a thread does not get on for a while."""
-    monkeypatch.setattr(failures, "_MOMENT", 30.0)
+    monkeypatch.setattr(failures, "_MOMENT", 300.0)
 
 
 def complaint(network: LiteNetwork, name: str) -> str:
@@ -43,7 +43,7 @@ def both_have_failed(monkeypatch):
 
     def held(*arguments):
         status = real(*arguments)
-        meeting.wait(30)
+        meeting.wait(300)
         return status
 
     monkeypatch.setattr(library()._library, "LITE_get_io_tensor", held)
@@ -63,7 +63,7 @@ def test_a_message_of_ones_own_is_not_doubted(layer):
     def long(index: int) -> list[str]:
         if index:
             with library()._failures.watching():
-                ended.wait(30)
+                assert ended.wait(300)
             return []
         try:
             return [complaint(network, name) for name in ("left", "right")]

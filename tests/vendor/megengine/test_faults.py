@@ -15,8 +15,8 @@ from dlinfer.vendor.megengine.errors import (
     LiteModelError,
 )
 from dlinfer.vendor.megengine.lite import LiteNetwork
+from tests.resident import ROUNDS, least_growth, resident
 from tests.vendor.megengine.running import check, loaded
-from tests.vendor.megengine.test_tensor import resident
 
 
 def test_no_file_and_no_model(tmp_path, layer, rng):
@@ -74,7 +74,7 @@ network.load(whole)
 print("alive", network.get_all_output_name())
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False
     )
     assert done.stdout == "alive ['result_0']\n", (done.returncode, done.stderr[-2000:])
 
@@ -100,16 +100,16 @@ def test_an_input_of_sizes_that_do_not_fit(layer, rng):
 
 def test_two_hundred_loads_and_unloads_leak_nothing(layer, rng):
     """Networks are made, loaded, run and dropped; what the first ones leave is the library's own memory."""
-    for _ in range(20):
-        check(loaded(layer), rng)
-    gc.collect()
-    before = resident()
-    for _ in range(200):
-        check(loaded(layer), rng)
-    gc.collect()
-    grown = resident() - before
-    print(f"RSS {before >> 20} MiB before, {grown >> 10} KiB more after 200 loads and unloads")
-    assert grown < 2 << 20  # a network that stayed would be 60 KiB and more
+
+    def some_loads(count: int = 200 // ROUNDS) -> None:
+        for _ in range(count):
+            check(loaded(layer), rng)
+        gc.collect()
+
+    some_loads(20)
+    (grown,) = least_growth(lambda: (resident(),), some_loads)
+    print(f"{grown >> 10} KiB more after each {200 // ROUNDS} loads and unloads, or more")
+    assert grown < (2 << 20) // ROUNDS  # a network that stayed would be 60 KiB and more
 
 
 def test_networks_with_callbacks_are_given_back(layer):
@@ -140,7 +140,7 @@ view = network.get_io_tensor("data").get_data_by_share()
 print(LiteGlobal.get_device_count(LiteDeviceType.LITE_CPU) > 0)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False
     )
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
 

@@ -191,7 +191,7 @@ def test_s1_113_set_and_s1_114_dump_persistent_cache(tmp_path):
     model.write_bytes(models.convolution())
     for first, second in itertools.pairwise(caches):
         command = [sys.executable, "-c", ALGORITHMS, model, first, second]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, check=True, capture_output=True, timeout=250)
     assert caches[1].stat().st_size > 500  # the profiled convolution is in it
     assert caches[2].read_bytes() == caches[1].read_bytes()  # nothing was left to profile
     for call in (LiteGlobal.set_persistent_cache, LiteGlobal.dump_persistent_cache):
@@ -251,7 +251,7 @@ def lacking(layer, tmp_path_factory) -> dict[str, str | None]:
     libraries = find(TOOLCHAIN).site_packages.glob("megenginelite/libs/liblite_shared*.so")
     script = Path(__file__).with_name("raw") / "lacking.py"
     command = [sys.executable, "-I", script, next(libraries), layer, convolution]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 

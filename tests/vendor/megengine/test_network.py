@@ -207,7 +207,7 @@ def test_s1_92_async_with_callback(heavy, rng):
         ended.clear()
         network.get_io_tensor("data").set_data_by_copy(data)
         network.forward()
-        assert ended.wait(60)
+        assert ended.wait(300)
         network.wait()
         assert np.array_equal(network.get_io_tensor("result_0").to_numpy(), expected)
         assert len(where) == runs

@@ -3,13 +3,13 @@
 import ctypes
 import gc
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
 from dlinfer.vendor.megengine.lite import LiteDeviceType, LiteLayout, LiteTensor
+from tests.resident import resident
 from tests.vendor.megengine.running import loaded, run
 
 
@@ -57,12 +57,6 @@ def test_s1_12_device_types():
     for unknown in (2, 6, 99):
         with pytest.raises(LiteArgumentError, match="LITE_CPU, LITE_CUDA"):
             LiteTensor(layout, unknown)
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
 
 
 def test_s1_13_memory_is_allocated_when_it_is_needed():

@@ -1,7 +1,7 @@
 """Tensors of any sizes and types against numpy: copies, views and parts."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
@@ -18,7 +18,7 @@ def same(left: np.ndarray, right: np.ndarray) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and left.tobytes() == right.tobytes()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ARRAYS, st.data())
 def test_copies_shares_and_parts(array, data):
     tensor = LiteTensor(LiteLayout(array.shape, array.dtype))

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from dlinfer.vendor.sophgo.compiler import combine, compile_onnx, describe
 from dlinfer.vendor.sophgo.compiler_options import CHIPS, QUANTIZE, BmodelOptions
 from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError, SophgoOptionError
 from dlinfer.vendor.sophgo.runtime.bmodel import Header
+from tests.vendor.sophgo.waiting import SECONDS, ended, until
 
 WIDTH = 32
 
@@ -177,18 +180,26 @@ def test_a_compiler_that_takes_too_long_is_ended_with_all_it_started(toolchain, 
     pids = tmp_path / "pids"
     sleeper.write_text(
         "import os, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])\n"
-        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(10000)'])\n"
         "print('asleep', flush=True)\n"
-        "time.sleep(100)\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}} all')\n"
+        "time.sleep(10000)\n"
     )
+
+    class Timer(threading.Timer):
+        """Its time is over as soon as all are asleep."""
+
+        def run(self) -> None:
+            until(lambda: pids.exists() and pids.read_text().endswith("all"))
+            self.function(*self.args, **self.kwargs)
+
+    monkeypatch.setattr(compiler_process.threading, "Timer", Timer)
     monkeypatch.setattr(compiler_process, "driver_command", lambda job: [sys.executable, str(sleeper)])
     monkeypatch.setattr(compiler_cache, "kept", lambda key: None)
     with pytest.raises(SophgoCompileError, match=r"ended after 3 s; it said: asleep"):
         compile_onnx(mlp(), name="mlp", options=BmodelOptions(timeout=3))
-    for pid in pids.read_text().split():
-        stat = Path(f"/proc/{pid}/stat")
-        assert not stat.exists() or stat.read_text().split()[2] == "Z"
+    for pid in pids.read_text().split()[:2]:
+        until(lambda pid=int(pid): ended(pid))
 
 
 def test_a_compiler_that_is_killed_or_writes_nothing_whole(toolchain, monkeypatch):
@@ -241,8 +252,8 @@ def test_what_a_killed_process_left_in_the_cache_goes(toolchain, monkeypatch, tm
     for folder in (left, used, new):
         folder.mkdir(parents=True)
         (folder / "net.onnx").write_bytes(b"0")
-    for folder in (left, used):
-        os.utime(folder, (0, 0))
+    for folder, seconds in ((left, 0), (used, 0), (new, time.time() + SECONDS)):  # however slow this is
+        os.utime(folder, (seconds, seconds))
     lock = os.open(used, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with compiler_cache.scratch() as own:
@@ -318,7 +329,7 @@ def test_the_compiler_sees_nothing_of_this_environment(toolchain, monkeypatch, t
     monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
     log = tmp_path / "log"
     code = "import json, os; print(json.dumps(dict(os.environ)))"
-    compiler_process.run([sys.executable, "-c", code], tmp_path, log, 60.0)
+    compiler_process.run([sys.executable, "-c", code], tmp_path, log, SECONDS)
     seen = json.loads(log.read_text().splitlines()[-1])
     assert not {"PYTHONPATH", "VIRTUAL_ENV"} & set(seen)
     assert seen["PATH"].startswith(str(compiler_process.toolchain().scripts))
@@ -332,4 +343,4 @@ def test_the_toolchains_stand_ins_are_enough_for_the_front_end(toolchain):
         "assert torch.tensor([1]).numpy().tolist() == [1] and torch.Tensor;"
         "assert onnx_op(op_type='x', inputs=[PyOp.dt_float])(len) is len and not hasattr(torch, '__path__')"
     )
-    subprocess.run([str(compiler_process.toolchain().python), "-s", "-c", code], check=True, timeout=60)
+    subprocess.run([str(compiler_process.toolchain().python), "-s", "-c", code], check=True, timeout=SECONDS)

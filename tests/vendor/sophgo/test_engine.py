@@ -273,7 +273,7 @@ def test_nodes_outside_are_refused_with_reasons_and_counted(graph_mode):
         torch.compile(model, backend="dlinfer", options={"engine": "sophgo"})(x)
 
 
-def test_after_a_worker_that_ended_the_next_run_works(graph_mode):
+def test_after_a_worker_that_ended_the_next_run_works(fresh, graph_mode):
     x = torch.randn(6, 16)
     region = compiled(product, x, *WEIGHTS, static=(1, 2))
     region.run(x, *WEIGHTS)

@@ -137,7 +137,7 @@ def test_tokens_of_numpy_and_torch_are_tokens(qwen2):
     assert qwen2.generate(torch.tensor([1, 2]), 1).tokens == wanted
 
 
-def test_a_worker_that_ends_is_an_error_and_a_new_engine_works(bmodel_of, model_folder):
+def test_a_worker_that_ends_is_an_error_and_a_new_engine_works(fresh, bmodel_of, model_folder):
     path = bmodel_of("qwen2", "bm1688")
     generator = Generator(open_engine(path))
     generator.engine._model._worker.kill()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlinfer.vendor.sophgo.runtime import emulator
+from tests.vendor.sophgo.waiting import SECONDS
 
 RAW = Path(__file__).parent / "raw"
 
@@ -18,7 +19,7 @@ def test_bm_memcpy_d2d_byte_ends_bm1688s_emulator(bmodel, chip, copies):
         [sys.executable, "-S", str(RAW / "copy_on_bm1688.py"), str(emulator.folder(chip)), str(bmodel(chip))],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=SECONDS,
         check=False,
     )
     assert "copying" in done.stdout
@@ -38,7 +39,7 @@ def test_bmruntime_runs_a_stage_in_memory_that_it_gave_back(bmodel, chip, flags,
             [sys.executable, "-S", str(RAW / "growing_stages.py"), *given],
             capture_output=True,
             text=True,
-            timeout=120 if sound else 10,  # three runs take less than a second
+            timeout=SECONDS if sound else 10,  # three runs take less than a second
             check=False,
         )
     except subprocess.TimeoutExpired:

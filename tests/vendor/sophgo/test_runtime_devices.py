@@ -10,8 +10,7 @@ import pytest
 from dlinfer import settings
 from dlinfer.vendor.sophgo.errors import SophgoCallError
 from dlinfer.vendor.sophgo.runtime import chips, device
-
-SECONDS = 10
+from tests.vendor.sophgo.waiting import SECONDS, until
 
 
 class StandIn:
@@ -75,8 +74,7 @@ def test_a_slow_chip_keeps_nobody_from_another(workers, what):
     slow, begun = workers
     go = slow("bm1684x", what)
     waiting = Opening(0, "bm1684x")
-    while f"bm1684x {what}" not in begun:
-        assert waiting.is_alive()
+    until(lambda: f"bm1684x {what}" in begun)
     other = Opening(0, "bm1688")
     other.join(SECONDS)
     assert other.opened is not None
@@ -93,8 +91,7 @@ def test_an_open_device_is_had_while_another_of_its_chip_is_being_opened(workers
     there = device.open_device(3, "bm1688")
     go = slow("bm1688", "open 4")
     waiting = Opening(4, "bm1688")
-    while "bm1688 open 4" not in begun:
-        assert waiting.is_alive()
+    until(lambda: "bm1688 open 4" in begun)
     again = Opening(3, "bm1688")
     again.join(SECONDS)
     assert again.opened is there

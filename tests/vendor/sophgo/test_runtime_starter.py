@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,11 @@ import pytest
 from dlinfer.vendor.sophgo.errors import SophgoWorkerError
 from dlinfer.vendor.sophgo.runtime import starter
 from dlinfer.vendor.sophgo.runtime.worker import Worker
+from tests.vendor.sophgo.waiting import until
 
 
 def sleeping() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)"])
 
 
 def test_all_start_in_one_thread_that_is_not_the_callers():
@@ -36,25 +36,30 @@ def test_all_start_in_one_thread_that_is_not_the_callers():
 
 
 def test_an_interrupt_while_it_starts_ends_the_process_that_comes_of_it():
-    interrupted, started = threading.Event(), []
+    interrupted, raised, started = threading.Event(), [], []
+    caller = threading.get_ident()
 
     def job() -> subprocess.Popen[bytes]:
-        assert interrupted.wait(10)
+        until(lambda: signal.pthread_kill(caller, signal.SIGALRM) or interrupted.is_set())
         started.append(sleeping())
         return started[0]
 
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    def once(
+        *_: object,
+    ) -> None:  # a signal just before the thread goes to sleep does not wake it; the next one does
+        if not raised:
+            raised.append(True)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, once)
     try:
         with pytest.raises(KeyboardInterrupt):
             starter.start(job)
     finally:
+        interrupted.set()
+        until(lambda: bool(started))  # and no signal comes any more
         signal.signal(signal.SIGALRM, before)
-    interrupted.set()
-    limit = time.monotonic() + 10
-    while not started or started[0].returncode is None:
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    until(lambda: started[0].returncode is not None)
     assert started[0].returncode == -signal.SIGKILL
 
 

@@ -66,7 +66,9 @@ def chip(open_chips, tmp_path, monkeypatch):
 
 
 ANY_ARGUMENTS = hypothesis_settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
 )
 
 

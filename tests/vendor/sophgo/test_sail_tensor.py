@@ -353,9 +353,10 @@ def test_data_types_have_the_numbers_of_bmruntime():
     assert [getattr(sail, f"BM_{name}") for name in names] == list(Dtype)
 
 
-@hypothesis_settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30
-)
+FREE = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@hypothesis_settings(deadline=None, suppress_health_check=FREE, max_examples=30)
 @given(st.data())
 def test_any_array_goes_to_the_device_and_comes_back(one, data):
     dtype = data.draw(st.sampled_from(sorted(OF_NUMPY, key=str)))
@@ -369,6 +370,7 @@ def test_any_array_goes_to_the_device_and_comes_back(one, data):
 FLOATING = [Dtype.BM_FLOAT32, Dtype.BM_FLOAT16, Dtype.BM_BFLOAT16]
 
 
+@hypothesis_settings(deadline=None, suppress_health_check=FREE)
 @given(st.floats(width=32), st.sampled_from(list(Dtype)))
 def test_a_number_as_an_element(value: float, dtype: Dtype):
     element = encoded(np.array([value], np.float32), dtype) if dtype in FLOATING else None

@@ -159,9 +159,17 @@ class Library:
         return getattr(self._caller, "state", None)
 
 
-@lru_cache(maxsize=1)
+_loading = threading.RLock()
+
+
 def library() -> Library:
     """The library of the toolchain. Raises ToolchainMissingError, and LiteError where it cannot be loaded."""
+    with _loading:  # one for all threads: each knows only of the calls that go through it
+        return _loaded()
+
+
+@lru_cache(maxsize=1)
+def _loaded() -> Library:
     folder = find(TOOLCHAIN).site_packages / "megenginelite" / "libs"
     found = sorted(folder.glob("liblite_shared*.so"))
     if len(found) != 1:

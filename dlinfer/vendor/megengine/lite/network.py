@@ -153,8 +153,8 @@ class LiteNetwork(NetworkSettings):
 
     def _end(self) -> None:
         self._group.end(self._number)
-        self._idle.set()
         _under_way.discard(self)
+        self._idle.set()  # last: who waited for it may begin the next run at once
 
     @property
     def _number(self) -> int:

@@ -8,12 +8,12 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
-from typing import Any
 
 _Started = subprocess.Popen[bytes]
-_Queue = SimpleQueue["tuple[Future[_Started], Callable[[], _Started]]"]
+_Answer = SimpleQueue["tuple[_Started | None, BaseException | None]"]
+_Queue = SimpleQueue[Callable[[], None]]
 
 _lock = threading.Lock()
 _queue: _Queue | None = None
@@ -24,15 +24,23 @@ def start(job: Callable[[], _Started]) -> _Started:
 
     An interrupt while it is being started is raised here, and the process ended as soon as there is one.
     """
-    future: Future[_Started] = Future()
-    _thread().put((future, job))
+    answer: _Answer = (
+        SimpleQueue()
+    )  # not a Future: an interrupt may leave that locked, and the thread waiting for it
+    queue = _thread()
     try:
-        return future.result()
+        queue.put(partial(_tell, job, answer))
+        process, error = answer.get()
     except BaseException:
-        future.add_done_callback(_end_unwanted)
+        queue.put(partial(_end_unwanted, answer))  # behind the job
         raise
-    finally:
-        del future  # which has the error, which has this frame
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error  # which has this frame
+    assert process is not None
+    return process
 
 
 def _thread() -> _Queue:
@@ -47,17 +55,21 @@ def _thread() -> _Queue:
 
 def _serve(queue: _Queue) -> None:
     while True:
-        future, job = queue.get()
-        try:
-            future.set_result(job())
-        except BaseException as error:  # noqa: BLE001  it is raised where the job was given
-            future.set_exception(error)
-        del future, job  # else the last process's would live until the next
+        work = queue.get()
+        work()
+        del work  # else what it has would live until the next
 
 
-def _end_unwanted(future: "Future[Any]") -> None:
-    if future.exception() is None:
-        process: _Started = future.result()
+def _tell(job: Callable[[], _Started], answer: _Answer) -> None:
+    try:
+        answer.put((job(), None))
+    except BaseException as error:  # noqa: BLE001  it is raised where the job was given
+        answer.put((None, error))
+
+
+def _end_unwanted(answer: _Answer) -> None:
+    process = None if answer.empty() else answer.get()[0]
+    if process is not None:
         process.kill()
         process.wait()
 
