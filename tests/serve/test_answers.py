@@ -11,7 +11,7 @@ import pytest
 
 from tests.serve.api_server import ENDED_BY_SIGTERM, MODEL_NAME, ApiServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PROMPTS = ["hello world, please introduce yourself", "the quick brown fox jumps over the lazy dog"]
 GREEDY: dict[str, Any] = {"model": MODEL_NAME, "max_tokens": 24, "temperature": 0.0}
