@@ -1,42 +1,52 @@
-"""What all tests share: the same random numbers in every run, and fixtures of several folders."""
+"""What all tests share: random numbers that are a test's own, patience with a slow machine, installed plugins."""
 
 import importlib
 import random
 import sys
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
-import numpy as np
+import numpy
 import pytest
 import torch
 
 from dlinfer.vendor import discovery
 from tests.plugins.builder import write_plugin
 
-# The same examples in every run, and as much time as a busy machine needs to draw them.
+# A machine that does much else besides is no fault of a test. The examples are the same in every run, as in a CI.
 hypothesis.settings.register_profile(
-    "calm", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "patient", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-hypothesis.settings.load_profile("calm")
+hypothesis.settings.load_profile("patient")
 
 
-def _seed() -> None:
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
+def seed(name: str) -> None:
+    """Let all that is drawn from now on depend on a name alone."""
+    number = zlib.crc32(name.encode())
+    random.seed(number)
+    numpy.random.seed(number)
+    torch.manual_seed(number)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a module draws when it is imported is its own, too."""
+    seed(collector.nodeid)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> None:
-    """What a module draws as it is imported depends on no other module."""
-    if isinstance(collector, pytest.Module):
-        _seed()
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """A fixture draws the same whichever test asks for it first."""
+    seed(f"{request.node.nodeid} {fixturedef.argname}")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """What a test and its fixtures draw depends on no other test, and so not on which worker ran which files before."""
-    _seed()
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test draws the same alone, in any order and beside any others: what it compares is no matter of luck."""
+    seed(item.nodeid)
+    return (yield)
 
 
 @pytest.fixture

@@ -33,8 +33,9 @@ def quick_framework_check(request, monkeypatch):
 
 
 @pytest.fixture
-def real_frameworks():
-    """Asks for the check as it is."""
+def real_frameworks(monkeypatch):
+    """Asks for the check as it is, with time for a machine that does much else."""
+    monkeypatch.setattr(selfcheck, "_TIMEOUT_SECONDS", 500)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_a_command_is_required(capsys):
 
 def test_python_dash_m_is_the_command():
     command = [sys.executable, "-m", "dlinfer", "--version"]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    out = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True).stdout
     assert out == f"dlinfer {dlinfer.__version__}\n"
 
 
@@ -130,7 +131,7 @@ def test_lmdeploy_is_not_imported():
         "from dlinfer.framework.lmdeploy_ext import selfcheck\nselfcheck._try_device = lambda *_: ('', '')\n"
         "doctor.collect()\nassert 'lmdeploy' not in sys.modules and 'rich' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=500)
 
 
 # --- vendors that cannot run

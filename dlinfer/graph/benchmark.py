@@ -37,8 +37,10 @@ def benchmark(
     with running.lock, torch.no_grad():
         call(*arguments)
         start = last = clock()
-        end = start + inf_time if inf_time is not None else float("inf")
-        while len(latencies) < runs and last < end:
+        limit = inf_time if inf_time is not None else float("inf")
+        while (
+            len(latencies) < runs and last - start < limit
+        ):  # as inf_time is told: a sum would round otherwise
             call(*arguments)
             now = clock()
             append(now - last)

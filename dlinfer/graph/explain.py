@@ -237,9 +237,10 @@ class _Compiled:
         """The backend ``dlinfer``."""
         from dlinfer.graph.backend import dlinfer_backend
 
-        before = len(report.reports())
+        before = report.reports()[-1:]
         run = dlinfer_backend(graph_module, example_inputs, options=self.options)
-        self.graphs += report.reports()[before:]  # Dynamo compiles one graph at a time in a process
+        # By number and not by place, as the oldest reports are forgotten; Dynamo compiles one graph at a time.
+        self.graphs += [new for new in report.reports() if not before or new.index > before[0].index]
         return run
 
     def run(self, explanation: Explanation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -74,7 +74,8 @@ class HeldWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of the weights that are built in now."""
-        return sum(weight.nbytes for weight in self._built.weights) if self._built is not None else 0
+        built = self._built  # read once: another thread may release it
+        return sum(weight.nbytes for weight in built.weights) if built is not None else 0
 
     def _renewed(self, inputs: Sequence[Any]) -> _Built:
         with self._lock:

@@ -83,17 +83,20 @@ def _timed(program: Program, rows: list[OpTimes], unless: frozenset[str] | set[s
 # --- in Python
 
 
+_profiling = threading.Lock()
+"""Since CPython 3.12 a process has one profiler at a time, whatever thread or session it is for."""
+
+
 class PythonProfiles:
-    """Python's profile of the first runs, one at a time."""
+    """Python's profile of the first runs, of which one at a time in the process is profiled."""
 
     def __init__(self) -> None:
         self.tables: list[list[tuple[str, int, float, float]]] = []
-        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def of_run(self, wanted: bool) -> Iterator[None]:
         """Profile a block, where it is wanted and one of the first."""
-        if not wanted or len(self.tables) >= PROFILED_RUNS or not self._lock.acquire(blocking=False):
+        if not wanted or len(self.tables) >= PROFILED_RUNS or not _profiling.acquire(blocking=False):
             yield
             return
         try:
@@ -105,7 +108,7 @@ class PythonProfiles:
                 profile.disable()
             self.tables.append(_rows(profile))
         finally:
-            self._lock.release()
+            _profiling.release()
 
     def text(self, runs: int) -> str:
         """The profiles of the first runs as tables (S3-29)."""

@@ -113,15 +113,16 @@ class Session(Introspection):
             every = [stage for stages in loaded.values() for stage in stages]
             written = frozenset(number for stage in every for number in stage.written)
             weights = Weights(self._tensors)
-            self._running = {
+            running = {
                 entry: [RunningStage(stage, weights.of(stage, written)) for stage in stages]
                 for entry, stages in loaded.items()
             }
-            self._relock()
+            self._relock(running)
+            self._running = running  # last: from here on other threads run it
 
-    def _relock(self) -> None:
+    def _relock(self, running: Mapping[str, Sequence[RunningStage]]) -> None:
         """Decide anew whether runs are kept apart."""
-        every = [stage for stages in self._running.values() for stage in stages]
+        every = [stage for stages in running.values() for stage in stages]
         lock = lock_of(
             [stage.loaded for stage in every],
             self._memory,
@@ -172,7 +173,7 @@ class Session(Introspection):
             expected = "no change after setup(): call reset() first"
             raise SessionOptionError(option=late[0], given=changes[late[0]], expected=expected)
         self.options = self.options.changed(changes)
-        self._relock()
+        self._relock(self._running)
 
     def share_weights_with(self, other: "Session") -> None:
         """Use the weights of another session of the same artifact, where they lie (S1-90). Both may run at once.
@@ -196,7 +197,7 @@ class Session(Introspection):
         self._need_fresh("share_runtime_memory_with")
         self._memory = other._memory
         self._shared_memory = other._shared_memory = True
-        other._relock()
+        other._relock(other._running)
 
     def _need_fresh(self, what: str) -> None:
         if self.is_set_up:

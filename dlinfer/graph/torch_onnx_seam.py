@@ -126,11 +126,12 @@ def _torch_table(opset: int) -> Any:
 
     # It says of each op of packages that are not installed (torchvision) that it is skipped.
     logger = logging.getLogger(_registration.__name__)
-    before, logger.level = logger.level, logging.ERROR
+    before = logger.level
+    logger.setLevel(logging.ERROR)  # and not by assignment: a logger remembers what it has let pass before
     try:
         return _registration.ONNXRegistry.from_torchlib(opset)
     finally:
-        logger.level = before
+        logger.setLevel(before)
 
 
 def onnx_type(dtype: torch.dtype) -> int | None:

@@ -8,6 +8,7 @@ import torch
 from dlinfer import explain, settings
 from dlinfer.errors import SettingError
 from dlinfer.graph import debug
+from dlinfer.vendor.cpu import native
 
 
 def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -17,6 +18,8 @@ def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def printed(capfd, tmp_path):
     """``printed(topics)`` compiles a product and gives what stands on stderr."""
+
+    native.load(tmp_path / "native")  # says that it compiles, where it is the first in its process
 
     def run(topics: str) -> str:
         capfd.readouterr()

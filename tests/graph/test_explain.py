@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from torch import nn
 
 import dlinfer
 from dlinfer import settings
-from dlinfer.errors import CaptureError, CompileOptionError, ExplanationError
-from dlinfer.graph.engine import find_engine
+from dlinfer.errors import ExplanationError
 from dlinfer.graph.explain import Explanation, GraphBreak, of_process
 from tests.graph.test_report import whole
 
@@ -58,6 +58,7 @@ def explained(tmp_path_factory) -> Explanation:
 
 def masked(text: str) -> str:
     """Without times, sizes of memory, versions, idle passes, keys of clusters, folders and line numbers."""
+    text = text.replace(str(Path(__file__).parent), "HERE")  # may look like anything that is masked below
     text = re.sub(r"\d+(\.\d+)? (ms|s)\b", "TIME", text)
     text = re.sub(r"\d+(\.\d+)? [GMK]iB", "SIZE", text)
     text = re.sub(r"with dlinfer .*", "with VERSIONS", text)
@@ -310,128 +311,8 @@ def test_the_page_escapes_whatever_comes_from_a_model():
     assert [attributes for tag, attributes in page.tags if tag == "b" and attributes] == []
 
 
-# --- what goes wrong shows
-
-
-def test_nothing_captured_shows():
-    explanation = Explanation("m")
-    assert explanation.coverage == 0.0
-    assert "nothing was captured" in str(explanation)
-    assert "Nothing was captured" in explanation.to_html()
-
-
-def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.mm(x, y)
-
-
-def test_a_recompile_shows_its_cause(tmp_path):
-    with settings.override(cache_dir=str(tmp_path)):
-        explanation = dlinfer.explain(product, torch.ones(2, 3), torch.ones(3, 4), dynamic=True)
-        explanation.run(torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 4, dtype=torch.float64))
-        explanation.run(torch.ones(1, 3), torch.ones(3, 4))
-        explanation.run(torch.ones(5, 6), torch.ones(6, 7))
-    first, again, unit = explanation.graphs
-    assert (first.cause, explanation.recompiles, explanation.size_1_variants) == (
-        "first call",
-        [again],
-        [unit],
-    )
-    assert "dtype mismatch. expected Float, actual Double" in again.cause
-    assert unit.variant == ("l_x_[0]",)
-    assert re.search(r"^recompile: graph 1, .*dtype mismatch", str(explanation), re.M)
-    assert re.search(r"^size-1 variant: graph 2, ", str(explanation), re.M)
-    page = explanation.to_html()
-    assert "<b>Recompile</b>" in page
-    assert "<b>Size-1 variant</b>" in page
-
-
-def test_guards_name_the_line_that_asked(tmp_path):
-    def clipped(x, y):
-        return torch.mm(x, y) if x.shape[0] > 3 else torch.mm(x, y[:, :2])
-
-    with settings.override(cache_dir=str(tmp_path)):
-        (graph,) = dlinfer.explain(clipped, torch.ones(5, 4), torch.ones(4, 4), dynamic=True).graphs
-    assert any("> 3" in guard and "x.shape[0] > 3" in guard for guard in graph.guards)
-    assert "4 and more, x.size()[0]" in graph.symbols.values()
-
-
-def test_a_refusal_shows(tmp_path, monkeypatch):
-    engine = find_engine(None, "cpu")
-    reason = "a test says so"
-    taken = type(engine).refuses
-    monkeypatch.setattr(
-        type(engine), "refuses", lambda self, n: reason if "mm" in str(n.target) else taken(self, n)
-    )
-    with settings.override(cache_dir=str(tmp_path), fallback="allow"):
-        explanation = dlinfer.explain(product, torch.ones(2, 3), torch.ones(3, 4), dynamic=False)
-    assert explanation.coverage == 0.0
-    assert f"graph 0, not in the engine: aten.mm, 1 nodes: {reason}" in str(explanation)
-    assert "mm  aten.mm float32[2, 4]: eager: a test says so" in explanation.to_text()
-    assert f"<b>Not in the engine</b>: aten.mm, 1 ×: {reason}" in explanation.to_html()
-
-
-def test_a_graph_that_cannot_be_captured_shows(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise CaptureError(reason="a test says so", line="model.py:3")
-
-    monkeypatch.setattr("dlinfer.graph.backend.capture", refuse)
-    with settings.override(cache_dir=str(tmp_path), fallback="allow"):
-        explanation = dlinfer.explain(product, torch.ones(2, 3), torch.ones(3, 4))
-    assert explanation.coverage == 0.0
-    (graph,) = explanation.graphs
-    assert "a test says so" in graph.refused
-    assert "graph 0 runs without dlinfer" in str(explanation)
-    assert "<b>Runs without dlinfer</b>" in explanation.to_html()
-
-
-def test_graph_breaks_show_reason_and_line(tmp_path):
-    def broken(x):
-        x = torch.mm(x, x)
-        print("in between")
-        return torch.mm(x, x)
-
-    with settings.override(cache_dir=str(tmp_path)):
-        explanation = dlinfer.explain(broken, torch.eye(3))
-    (found,) = explanation.graph_breaks
-    assert "builtin" in found.reason
-    assert re.search(r"test_explain.py:\d+, in broken", found.line)
-    assert "Hint:" in found.advice
-    assert len(explanation.graphs) == 2
-    assert f"graph break: {found.reason}" in str(explanation)
-
-
-def test_explaining_leaves_dynamos_other_entries_alone(tmp_path):
-    ran = []
-
-    def backend(graph_module, example_inputs):
-        ran.append(graph_module)
-        return graph_module.forward
-
-    def square(x):
-        return torch.mm(x, x)
-
-    with settings.override(cache_dir=str(tmp_path)):
-        compiled = torch.compile(square, backend=backend)
-        compiled(torch.eye(3))
-        for _ in range(2):
-            explanation = dlinfer.explain(square, torch.eye(3))
-            assert [graph.cause for graph in explanation.graphs] == ["first call"]
-        compiled(torch.eye(3))
-    assert len(ran) == 1
-
-
 def test_of_process_has_what_was_compiled_so_far(explained):
     everything = of_process()
     assert any(graph is explained.graphs[0] for graph in everything.graphs)
     assert everything.model == "this process"
     assert everything.cache["stored"] >= explained.cache["stored"] > 0
-
-
-def test_wrong_options_are_refused():
-    with pytest.raises(CompileOptionError, match="one of the options engine"):
-        dlinfer.explain(product, torch.eye(2), torch.eye(2), options={"enigne": "inductor"})
-
-
-def test_what_the_model_raises_is_raised():
-    with pytest.raises(Exception, match="same reduction dim"):
-        dlinfer.explain(product, torch.ones(2, 3), torch.ones(2, 3))

@@ -1,7 +1,10 @@
 """What a session measures: metrics, benchmarks, profiles."""
 
+import gc
 import json
+import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,6 +64,16 @@ def test_a_benchmark_of_so_many_seconds(path):
     assert found.inf_time >= 0.05
 
 
+def test_a_benchmark_never_ends_before_its_time(path, monkeypatch):
+    """Where the sum of start and time rounds down, a clock that shows this sum shows too little time."""
+    start = next(start for start in range(1, 100) if start + 0.1 - start < 0.1)
+    times = iter([float(start), start + 0.1, math.nextafter(start + 0.1, math.inf), start + 1.0])
+    monkeypatch.setattr("dlinfer.graph.benchmark.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    found = dlinfer.load(path).run_benchmark(inf_time=0.1)
+    assert found.inf_completed == 2
+    assert found.inf_time >= 0.1
+
+
 @pytest.mark.parametrize(
     "limits",
     [
@@ -92,11 +105,15 @@ def test_a_benchmark_calls_the_engine_and_nothing_else(path):
             called.append(frame.f_code)
 
     values = [rows(3)]
+    collects = gc.isenabled()
+    gc.disable()  # what other tests left behind would be finalised in the midst, by calls from the same frame
     sys.setprofile(follow)
     try:
         benchmark(running, values, 25, None)
     finally:
         sys.setprofile(None)
+        if collects:
+            gc.enable()
     per_run = [code for code in set(called) if called.count(code) >= 25]
     assert len(per_run) == 1
     assert called.count(per_run[0]) == 26  # one before them is not counted

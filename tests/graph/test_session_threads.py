@@ -7,6 +7,7 @@ import torch
 
 import dlinfer
 from dlinfer.errors import ArtifactInputError
+from dlinfer.graph.running import lock_of
 from tests.graph.artifact_files import Head, Keeps, Stub, compiled_head, rows, same, saved, use_stub
 from tests.graph.threads import together
 
@@ -80,6 +81,20 @@ def test_threads_that_come_first_set_it_up_once(tmp_path, monkeypatch):
     for one in found:
         same(one, Head().eval()(rows(3)))
     assert len(stub.regions) <= 1
+
+
+def test_no_thread_sees_it_before_its_runs_are_kept_apart(tmp_path, monkeypatch):
+    use_stub(monkeypatch)
+    session = dlinfer.load(saved(compiled_head()[1], tmp_path / "a.dlinfer"))
+    seen = []
+
+    def looked(*args, **options):
+        seen.append(session.is_set_up)
+        return lock_of(*args, **options)
+
+    monkeypatch.setattr("dlinfer.graph.session.lock_of", looked)
+    session.setup()
+    assert seen == [False]
 
 
 def test_asynchronous_runs_end_in_the_order_in_which_they_were_asked_for(tmp_path, monkeypatch):

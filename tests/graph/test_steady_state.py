@@ -1,5 +1,6 @@
 """Cached decoding through torch.compile: the cache stays where it is, and changing sizes compile nothing."""
 
+import gc
 import random
 from pathlib import Path
 
@@ -72,7 +73,11 @@ def test_a_thousand_steps_with_other_sizes_each_compile_once() -> None:
 
 @torch.no_grad()
 def test_a_compiled_step_needs_no_more_memory_than_an_eager_one() -> None:
-    """The cache of 256 MiB would show: one copy of it is far more than the 5 % that are allowed."""
+    """The cache of 256 MiB would show: one copy of it is far more than the 32 MiB that are allowed.
+
+    What counts is how far a step goes beyond what was resident just before: other tests' leavings, which the process
+    or the system may give back at any time, do not.
+    """
     status, peak = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not peak.exists():
         pytest.skip("this system does not report the peak memory of a process")
@@ -82,14 +87,19 @@ def test_a_compiled_step_needs_no_more_memory_than_an_eager_one() -> None:
     caches = [torch.zeros(65536, BLOCK, KV_HEADS, SIZE // 1, dtype=torch.float32) for _ in range(2)]
     given = inputs(4, 40, *caches)
 
-    def peak_bytes(step) -> int:
-        step(*given)  # compiles, touches what it needs
-        peak.write_text("5")
-        for _ in range(20):
-            step(*given)
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    def resident(what: str) -> int:
+        line = next(line for line in status.read_text().splitlines() if line.startswith(what))
         return int(line.split()[1]) * 1024
 
-    compiled_peak, eager_peak = peak_bytes(compiled), peak_bytes(model)
+    def grown_by(step) -> int:
+        step(*given)  # compiles, touches what it needs
+        gc.collect()
+        peak.write_text("5")  # the peak is what is resident now
+        before = resident("VmRSS")
+        for _ in range(20):
+            step(*given)
+        return resident("VmHWM") - before
+
+    ours, theirs = grown_by(compiled), grown_by(model)
     assert caches[0].nbytes == 256 * 2**20
-    assert compiled_peak <= 1.05 * eager_peak, (compiled_peak, eager_peak)
+    assert ours <= theirs + 32 * 2**20, (ours, theirs)

@@ -1,12 +1,14 @@
 """The private parts of torch's ONNX exporter behind the seam: what a torch release moves fails here, by name."""
 
+import logging
+
 import pytest
 import torch
 from torch import fx
 
 pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 
-from dlinfer.graph import torch_seam
+from dlinfer.graph import torch_onnx_seam, torch_seam
 from dlinfer.graph.torch_onnx_seam import Registry, UntranslatableError, onnx_type
 
 aten = torch.ops.aten
@@ -63,8 +65,16 @@ def test_ops_without_a_translation_have_torchs_decompositions(registry):
 
 
 def test_a_table_is_made_without_a_word(caplog, capsys):
+    """Also where the logger has spoken before, and it may speak again afterwards."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    logger.warning("before")
+    caplog.clear()
+    torch_onnx_seam._torch_table.cache_clear()
+    capsys.readouterr()
     Registry(19, {})
     assert (caplog.text, capsys.readouterr().err) == ("", "")
+    logger.warning("afterwards")
+    assert caplog.messages == ["afterwards"]
 
 
 def test_types_have_onnxs_numbers():

@@ -112,9 +112,11 @@ def test_calls_from_a_thread_while_another_switches(activate):
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(work)
-        for turn in range(200):
-            vendor.use(("one", "two")[turn % 2])
-        done.set()
+        try:
+            for turn in range(200):
+                vendor.use(("one", "two")[turn % 2])
+        finally:
+            done.set()
         running.result()
     assert seen <= {1.0, 2.0}
 

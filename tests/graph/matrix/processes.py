@@ -79,8 +79,8 @@ def kill_group(leader: int) -> None:
 class Worker:
     """Runs ``command``; each line it is given must be answered by one line of JSON.
 
-    command: the child. limit: seconds that an answer may take. lifetime: answers after which the child is replaced,
-    because what is compiled in a process stays in its memory.
+    command: the child. limit: seconds that an answer may take where ``ask`` is told none. lifetime: answers after
+    which the child is replaced, because what is compiled in a process stays in its memory.
     """
 
     def __init__(self, command: list[str], limit: float, lifetime: int = 100) -> None:
@@ -92,8 +92,9 @@ class Worker:
         self._errors: IO[bytes] | None = None
         self._given = 0
 
-    def ask(self, line: str) -> dict[str, Any]:
+    def ask(self, line: str, limit: float | None = None) -> dict[str, Any]:
         """The child's answer, or ``{"trouble": why}`` when it died or took too long."""
+        limit = self._limit if limit is None else limit
         if self._child is None or self._given >= self._lifetime:
             self._start()
         assert self._child is not None and self._child.stdin is not None
@@ -101,10 +102,10 @@ class Worker:
         try:
             self._child.stdin.write(line + "\n")
             self._child.stdin.flush()
-            reply = self._answers.get(timeout=self._limit)
+            reply = self._answers.get(timeout=limit)
         except queue.Empty:
             self.close()
-            return {"trouble": f"did not end within {self._limit:.0f} s"}
+            return {"trouble": f"did not end within {limit:.0f} s"}
         except BrokenPipeError:
             reply = ""
         return json.loads(reply) if reply else {"trouble": self._obituary()}
