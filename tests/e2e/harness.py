@@ -35,13 +35,11 @@ GRACE = 120.0
 ENGINE_DEFAULTS = {"session_len": 512, "max_batch_size": 16, "cache_max_entry_count": 0.02}
 
 
-def run_process(
-    command: list[str], timeout: float, grace: float = GRACE, **env: str
-) -> subprocess.CompletedProcess[str]:
+def run_process(command: list[str], timeout: float, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a session of its own and leave nothing of it behind.
 
     Raises:
-        AssertionError: it took longer than ``timeout`` seconds, or a descendant outlived it by more than ``grace``;
+        AssertionError: it took longer than ``timeout`` seconds, or a descendant outlived it by more than ``GRACE``;
             either way the whole process group is killed first. The message ends with the command's output.
     """
     child = subprocess.Popen(
@@ -57,7 +55,7 @@ def run_process(
     trouble = None
     try:
         out, err = child.communicate(timeout=timeout)
-        if not _group_ends(child.pid, within=grace):
+        if not _group_ends(child.pid, within=GRACE):
             trouble = "left processes behind"
     except subprocess.TimeoutExpired:
         trouble = f"was still running after {timeout} s"

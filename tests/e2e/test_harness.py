@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.e2e import harness
 from tests.e2e.harness import EngineRun, run_process
 from tests.e2e.matrix import BF16_TIE, compare_tokens
 
@@ -21,10 +22,11 @@ def test_a_process_that_does_not_end_is_killed() -> None:
     assert time.monotonic() - start < 300
 
 
-def test_an_orphan_is_reported_and_killed() -> None:
+def test_an_orphan_is_reported_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "GRACE", 1.0)
     closed = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
     with pytest.raises(AssertionError, match="left processes behind"):
-        run_process([sys.executable, "-c", ORPHAN.format(pipes=closed)], timeout=300, grace=1)
+        run_process([sys.executable, "-c", ORPHAN.format(pipes=closed)], timeout=300)
 
 
 class Run(EngineRun):

@@ -37,7 +37,7 @@ class ApiServer(ProcessTree):
     """A server; ``ready`` waits until it answers."""
 
     def __init__(self, model: Path, *options: str, session_len: int = 1024, port: int | None = None) -> None:
-        self._held = None if port else held_port()
+        self._held = socket.socket() if port else held_port()
         self.port = port or self._held.getsockname()[1]
         command = [LMDEPLOY, "serve", "api_server", str(model), "--backend", "pytorch", "--device", "cpu"]
         command += ["--model-name", MODEL_NAME, "--server-name", "127.0.0.1", "--server-port", str(self.port)]
@@ -46,8 +46,7 @@ class ApiServer(ProcessTree):
 
     def __exit__(self, *exc_info: object) -> None:
         super().__exit__(*exc_info)
-        if self._held is not None:
-            self._held.close()
+        self._held.close()
 
     def ready(self) -> float:
         """Wait until the server answers; seconds since its start. Raises AssertionError when it ends or hangs."""
