@@ -7,6 +7,7 @@ that other modules made by ``from module import name``.
 import inspect
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -65,6 +66,7 @@ class PatchSet:
         self.refused: dict[str, PatchError] = {}
         self._applied: dict[str, _Applied] = {}
         self._pending = self._by_module()
+        self._lock = threading.RLock()  # modules are imported in several threads at once
 
     def _by_module(self) -> dict[str, list[Patch]]:
         pending: dict[str, list[Patch]] = {}
@@ -79,15 +81,16 @@ class PatchSet:
 
     def apply_loaded(self) -> None:
         """Apply every pending patch whose target exists by now. A patch that does not fit is kept in ``refused``."""
-        for name in list(self._pending):
-            module = sys.modules.get(name)
-            if module is None:
-                continue
-            waiting = [patch for patch in self._pending[name] if not self._apply(module, patch)]
-            if waiting:
-                self._pending[name] = waiting
-            else:
-                del self._pending[name]
+        with self._lock:
+            for name in list(self._pending):
+                module = sys.modules.get(name)
+                if module is None:
+                    continue
+                waiting = [patch for patch in self._pending[name] if not self._apply(module, patch)]
+                if waiting:
+                    self._pending[name] = waiting
+                else:
+                    del self._pending[name]
 
     def require_all_fit(self) -> None:
         """Raise the first refusal, if any: what a user meets who asks for the patched behaviour."""
@@ -96,13 +99,14 @@ class PatchSet:
 
     def revert(self) -> None:
         """Put every original back."""
-        for applied in reversed(self._applied.values()):
-            setattr(applied.owner, applied.name, applied.raw)
-            for module, name, original in applied.aliases:
-                setattr(module, name, original)
-        self._applied.clear()
-        self.refused.clear()
-        self._pending = self._by_module()
+        with self._lock:
+            for applied in reversed(self._applied.values()):
+                setattr(applied.owner, applied.name, applied.raw)
+                for module, name, original in applied.aliases:
+                    setattr(module, name, original)
+            self._applied.clear()
+            self.refused.clear()
+            self._pending = self._by_module()
 
     def _apply(self, module: ModuleType, patch: Patch) -> bool:
         """False when the target does not exist yet in a module that is still being executed."""

@@ -96,6 +96,7 @@ def use(name: str, device_type: str | None = None) -> Vendor:
     Takes effect for every later op call in the process. Raises VendorUnavailableError when its probe says no,
     and VendorLoadError when its kernels cannot be loaded; then the active vendor stays what it was.
     """
+    global _active
     vendor = get(name)
     device = device_type or ("cpu" if vendor.device_type == "any" else vendor.device_type)
     if not vendor.serves(device):
@@ -110,8 +111,9 @@ def use(name: str, device_type: str | None = None) -> Vendor:
     with _lock:
         if _active.get(device) is not vendor:
             _announce(device, vendor)
-            _active.pop(device, None)  # so that the newest stands last
-            _active[device] = vendor
+            # Another dict, so that who asks without the lock finds one vendor or the other. The newest stands last.
+            others = {name: one for name, one in _active.items() if name != device}
+            _active = {**others, device: vendor}
     return vendor
 
 
@@ -136,8 +138,7 @@ def most_recent() -> str:
 
 def active(device_type: str) -> Vendor | None:
     """The active vendor of a device type, or None when none has been needed or chosen yet."""
-    with _lock:  # a vendor that takes over is absent for a moment
-        return _active.get(device_type)
+    return _active.get(device_type)
 
 
 def activate_default(device_type: str) -> Vendor | None:

@@ -1,11 +1,14 @@
 """Build one tiny checkpoint: deterministic, atomic, and instant when it is there already."""
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -53,27 +56,39 @@ def build(family: str, out: Path, seed: int = 0, dtype: str = "float32") -> bool
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
     wanted = fingerprint(family, seed, dtype)
-    if is_built(out, wanted):
-        return False
-    if out.exists() and not (out / STAMP).is_file():
-        raise FileExistsError(f"{out} exists and was not built by this script; choose another folder")
     out.parent.mkdir(parents=True, exist_ok=True)
+    with _one_process_at_a_time(out.parent):
+        if is_built(out, wanted):
+            return False
+        if out.exists() and not (out / STAMP).is_file():
+            raise FileExistsError(f"{out} exists and was not built by this script; choose another folder")
     temp = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         _write(family, temp, seed, dtype)
         stamp = {"fingerprint": wanted, "family": family, "seed": seed, "dtype": dtype}
         (temp / STAMP).write_text(json.dumps(stamp) + "\n")
         temp.chmod(0o755)  # mkdtemp's 0700 would hide the model from other users
-        if out.exists():
-            shutil.rmtree(out)
-        try:
-            os.rename(temp, out)
-        except OSError:
-            if not is_built(out, wanted):  # else another process was faster, with the same bytes
-                raise
+        with _one_process_at_a_time(out.parent):
+            # Where another process was faster, it may be reading the same bytes already.
+            if not is_built(out, wanted):
+                if out.exists():
+                    shutil.rmtree(out)
+                os.rename(temp, out)
     finally:
         shutil.rmtree(temp, ignore_errors=True)
     return True
+
+
+@contextmanager
+def _one_process_at_a_time(folder: Path) -> Iterator[None]:
+    """A lock of the kernel's on the folder itself, which leaves no file in it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(family: str, folder: Path, seed: int, dtype: str) -> None:

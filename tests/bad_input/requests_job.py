@@ -61,7 +61,7 @@ def generate(pipe: Any, input_ids: list[int]) -> list[dict[str, Any]]:
         outputs = [out async for out in pipe.async_engine.generate(request, stream_response=False)]
         return [{"token_ids": [token for out in outputs for token in out.token_ids]}]
 
-    return asyncio.run_coroutine_threadsafe(run(), pipe.internal_thread.loop).result(60)
+    return asyncio.run_coroutine_threadsafe(run(), pipe.internal_thread.loop).result(300)
 
 
 def cases(pipe: Any) -> dict[str, Callable[[], list[Any]]]:

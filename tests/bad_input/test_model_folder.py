@@ -29,7 +29,7 @@ if __name__ == "__main__":
     pipeline(sys.argv[1], backend_config=PytorchEngineConfig(device_type="cpu", session_len=64))
     print("loaded")
 """
-SECONDS = 60
+SECONDS = 400
 
 # The cases of which every way into LMDeploy is tried; the rest differ in the check alone.
 THROUGH_LMDEPLOY = {

@@ -22,7 +22,7 @@ import pytest
 
 from tests.serve.processes import ProcessTree
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 JOB = Path(__file__).with_name("requests_job.py")
 SUFFIX = ", then a good prompt"
@@ -35,7 +35,7 @@ Answers = dict[str, Any]
 @pytest.fixture(scope="module")
 def answers(model: Path) -> Answers:
     with ProcessTree([sys.executable, str(JOB), str(model)]) as job:
-        assert job.wait(120) == 0, job.output()[-4000:]
+        assert job.wait(500) == 0, job.output()[-4000:]
         assert job.survivors() == []
         return json.loads(job.last_line())
 

@@ -1,6 +1,7 @@
 """A checkpoint that lacks a tensor: LMDeploy 0.18 generates from uninitialised memory; here it is said by name."""
 
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from examples.tiny_models.families import FAMILIES
 from tests.bad_input.broken_models import WEIGHTS
 from tests.e2e.harness import Lab, run_process
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 LOAD = """
 import sys
@@ -23,7 +24,9 @@ if __name__ == "__main__":
 
 
 def warnings(*paths: Path) -> list[str]:
-    done = run_process([sys.executable, "-c", LOAD, *map(str, paths)], timeout=300)
+    # transformers copies remote code beneath HF_HOME, while another process may be reading what lies there
+    with tempfile.TemporaryDirectory() as home:
+        done = run_process([sys.executable, "-c", LOAD, *map(str, paths)], timeout=1000, HF_HOME=home)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stderr.splitlines() if "got no value" in line]
 

@@ -42,9 +42,10 @@ THOROUGH = "qwen2"
 SCORED = [1, 3]
 
 # Prompts whose sessions are aborted after some tokens, and how many they ask for: so many that on a busy machine too
-# the abort comes first.
+# the abort comes first. Nobody waits for them, so they are as many as a session of these models may hold.
 CANCELLED = (0, 3)
-CANCELLED_TOKENS = 400
+CANCELLED_TOKENS = 1900
+SESSION_LEN = 2048
 
 # Where HF's two best scores are closer than this, the order of a sum may decide between them. In float32 such
 # a pair would make "equal" a matter of luck, so the models' seeds must not produce one; measured errors are
@@ -162,6 +163,7 @@ def check(lab: Lab, cell: Cell) -> list[str]:
         model,
         steps,
         environment=cell.environment,
+        session_len=SESSION_LEN,
         eager_mode=cell.mode == "eager",
         **CONFIGS[cell.config],
     )

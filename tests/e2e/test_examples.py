@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.tiny_models import build as tiny_models
 from examples.tiny_models.build import STAMP, build, fingerprint
 from tests.e2e.harness import ROOT, Lab, run_process
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 QUESTIONS = ["Shanghai is", "Please introduce China", "How are you?"]
 
@@ -25,7 +26,7 @@ def comparable(text: str) -> str:
 def test_mission(lab: Lab) -> None:
     """S4-50 to S4-53: the mission's example as written: tp, cache_max_entry_count, request_output_len."""
     model = lab.model("qwen2")
-    done = run_process([sys.executable, str(ROOT / "examples" / "mission.py"), str(model)], timeout=180)
+    done = run_process([sys.executable, str(ROOT / "examples" / "mission.py"), str(model)], timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     hf = lab.reference(model, prompts=QUESTIONS, max_new_tokens=256, natural=True)
     tokenizer = lab.tokenizer(model)
@@ -41,7 +42,7 @@ def test_mission(lab: Lab) -> None:
 
 
 def run_demo(*options: str, **env: str):
-    return run_process([sys.executable, str(ROOT / "examples" / "demo.py"), *options], timeout=180, **env)
+    return run_process([sys.executable, str(ROOT / "examples" / "demo.py"), *options], timeout=900, **env)
 
 
 def test_demo_builds_a_model_and_says_equal(tmp_path: Path) -> None:
@@ -80,12 +81,33 @@ def test_building_twice_changes_nothing(tmp_path: Path) -> None:
     assert Path("hf_reference", "model.safetensors") in files
     for file in files:
         assert (first / file).read_bytes() == (second / file).read_bytes(), file
-    before = os.stat(first / "model.safetensors")
+
+    def written() -> tuple[int, int]:
+        found = os.stat(first / "model.safetensors")
+        return found.st_ino, found.st_mtime_ns
+
+    before = written()
     assert not build("internlm2", first, seed=3)
-    assert os.stat(first / "model.safetensors") == before
+    assert written() == before
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == [], (
         "a temporary folder is left"
     )
+
+
+def test_building_leaves_what_another_process_built_meanwhile(tmp_path: Path, monkeypatch) -> None:
+    """Which may be reading it already."""
+    out, write, built = tmp_path / "model", tiny_models._write, []
+
+    def overtaken(*args) -> None:
+        monkeypatch.setattr(tiny_models, "_write", write)
+        assert build("llama", out)
+        built.append(os.stat(out).st_ino)
+        write(*args)
+
+    monkeypatch.setattr(tiny_models, "_write", overtaken)
+    build("llama", out)
+    assert [os.stat(out).st_ino] == built
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_building_replaces_an_outdated_model_only(tmp_path: Path) -> None:
@@ -109,7 +131,7 @@ def test_reference_refuses_to_share_its_process(lab: Lab, tmp_path: Path) -> Non
     job = tmp_path / "job.json"
     job.write_text("{}")
     script, model, out = ROOT / "examples" / "hf_reference.py", lab.model("qwen2"), tmp_path / "out.npz"
-    done = run_process([sys.executable, str(script), str(model), str(job), str(out)], timeout=120)
+    done = run_process([sys.executable, str(script), str(model), str(job), str(out)], timeout=500)
     assert done.returncode == 1
     assert "dlinfer" in done.stderr
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stderr

@@ -5,7 +5,7 @@ import pytest
 from examples.tiny_models.families import FAMILIES
 from tests.e2e.harness import Lab
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 STRICT = {"DLINFER_FALLBACK": "error", "DLINFER_SMALL_REGIONS": "engine"}
 REQUEST = {"name": "batch", "kind": "call", "gen": {"max_new_tokens": 6, "ignore_eos": True}}

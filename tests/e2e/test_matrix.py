@@ -8,7 +8,7 @@ from tests.e2e.harness import Lab
 from tests.e2e.ledger import Ledger, code_fingerprint
 from tests.e2e.matrix import Cell, cells, check
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 
 def as_param(cell: Cell):

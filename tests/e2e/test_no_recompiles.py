@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.harness import Lab
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 REQUESTS = 500
 LEAST_STEPS = 1000

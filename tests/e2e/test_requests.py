@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.harness import NEW_TOKENS, EngineRun, Lab
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 SESSION_LEN = 256
 GREEDY = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}

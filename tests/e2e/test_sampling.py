@@ -15,7 +15,7 @@ from examples.tiny_models.families import STOP_IDS
 from tests.e2e.harness import NEW_TOKENS, EngineRun, Lab
 from tests.e2e.sampling_oracle import chi_square, distribution, log_softmax, penalised
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 SAMPLED = {"do_sample": True, "max_new_tokens": 20, "ignore_eos": True}
 

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.harness import NEW_TOKENS, Lab
 from tests.e2e.matrix import check_logits
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 SEQUENCES = [list(range(10, 52)), list(range(100, 220))]
 

@@ -3,6 +3,7 @@
 import importlib
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -59,6 +60,25 @@ def test_a_function_and_the_copies_of_its_name_are_replaced_and_reverted(victim)
     assert core.size is original and user.size is original
     patches.apply_loaded()
     assert user.size() == 2
+
+
+def test_threads_that_import_at_once_apply_a_patch_once(victim):
+    core = victim("core")
+    built = []
+
+    def build(original):
+        built.append(original)
+        if len(built) == 1:
+            other.start()
+            other.join(0.2)  # it waits for this thread, however long it is given
+        return lambda device="cuda": original(device) + 1
+
+    patches = PatchSet("victim", [Patch("victim.core:size", "for the test", "(device='cuda')", build)])
+    other = threading.Thread(target=patches.apply_loaded)
+    patches.apply_loaded()
+    other.join()
+    assert len(built) == 1
+    assert core.size() == 2
 
 
 def test_methods_keep_their_kind(victim):

@@ -10,7 +10,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 def run(code: str, folder: Path) -> str:
     ended = subprocess.run(
-        [sys.executable, "-c", code], check=False, cwd=folder, capture_output=True, text=True
+        [sys.executable, "-c", code], check=False, cwd=folder, capture_output=True, text=True, timeout=250
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

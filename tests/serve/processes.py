@@ -4,6 +4,7 @@ Each tree is started with a variable of its own in the environment, which every 
 id, a process group or a session, no process loses it.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -61,8 +62,11 @@ class ProcessTree:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for process in self.alive():
-            process.kill()
+        while left := self.alive():
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1)
         self.process.wait()
         self._log.close()
 
@@ -96,13 +100,23 @@ class ProcessTree:
                 f"still running after {timeout} s:\n{alive}\n{self.output()[-4000:]}"
             ) from None
 
-    def survivors(self, grace: float = 20) -> list[str]:
+    def survivors(self, grace: float = 120) -> list[str]:
         """What still runs some seconds after the command's end: a helper that was being started then imports torch
         before it can see that its parent is gone. What stays, stays for ever."""
         end = time.monotonic() + grace
         while (left := self.alive()) and time.monotonic() < end:
             time.sleep(0.05)
         return [describe(process) for process in left]
+
+    def says(self, words: str, timeout: float = 300) -> None:
+        """Wait until the words are printed. Raises AssertionError, with the output, when they are not."""
+        end = time.monotonic() + timeout
+        while True:
+            over = self.process.poll() is not None or time.monotonic() > end
+            if words in self.output():
+                return
+            assert not over, self.output()[-4000:]
+            time.sleep(0.05)
 
     def send(self, which: signal.Signals) -> None:
         self.process.send_signal(which)

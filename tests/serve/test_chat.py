@@ -14,7 +14,7 @@ PROMPT = "double enter to end input >>> "
 def test_answers_a_line_and_exits(model: Path):
     command = [LMDEPLOY, "chat", str(model), "--backend", "pytorch", "--device", "cpu", "--session-len", "64"]
     with ProcessTree(command, stdin="hello world\n\nexit\n\n") as chat:
-        assert chat.wait(90) == 0, chat.output()
+        assert chat.wait(500) == 0, chat.output()
         _, answer, farewell = chat.output().split(PROMPT)
         assert answer.strip()
         assert farewell.strip() == "exiting..."

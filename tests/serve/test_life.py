@@ -2,50 +2,43 @@
 
 import signal
 import socket
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.serve.api_server import ENDED_BY_SIGTERM, MODEL_NAME, ApiServer
+from tests.serve.api_server import ENDED_BY_SIGTERM, MODEL_NAME, STOP_SECONDS, ApiServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 STARTS = 20
-TOKENS = 400
+TOKENS = 100
 
 
 def test_sigterm_during_a_request_lets_it_finish_and_ends_clean(model: Path):
-    chunks: list[str] = []
-    reasons: list[str] = []
-
-    def stream() -> None:
-        with server.client() as client:
-            for chunk in client.completions.create(
-                model=MODEL_NAME,
-                prompt="hello world",
-                max_tokens=TOKENS,
-                temperature=0.0,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            ):
-                chunks.append(chunk.choices[0].text)
-                reasons.extend(choice.finish_reason for choice in chunk.choices if choice.finish_reason)
-
-    with ApiServer(model) as server:
+    """The engine stands still until the server has begun to end, so that the request cannot be over before."""
+    with ApiServer(model) as server, server.client() as client:
         server.ready()
-        request = threading.Thread(target=stream)
-        request.start()
-        while len(chunks) < 5:
-            assert request.is_alive(), server.output()
-            time.sleep(0.01)
-        assert not reasons, "the request was over before the signal"
-        ending = server.stop()
-        request.join(10)
-        assert ending.status == ENDED_BY_SIGTERM, server.output()
-        assert ending.survivors == []
-        assert reasons == ["length"]
+        engine = server.engine_process()
+        engine.suspend()
+        stream = client.completions.create(
+            model=MODEL_NAME,
+            prompt="hello world",
+            max_tokens=TOKENS,
+            temperature=0.0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )  # returns with the head of the answer
+        server.send(signal.SIGTERM)
+        server.says("Waiting for connections to close")
+        engine.resume()
+        chunks = list(stream)
+        status = server.wait(STOP_SECONDS)
+        assert status == ENDED_BY_SIGTERM, server.output()
+        assert server.survivors() == []
+        reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
+        assert [reason for reason in reasons if reason] == ["length"]
+        assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [TOKENS]
         assert not server.answers()
 
 
@@ -74,7 +67,7 @@ def test_sigint_to_the_whole_group(model: Path):
         server.ready()
         for process in server.alive():
             process.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0, server.output()
+        assert server.wait(STOP_SECONDS) == 0, server.output()
         assert server.survivors() == []
 
 
@@ -85,7 +78,7 @@ def test_port_in_use_ends_the_server(model: Path):
         other.bind(("127.0.0.1", 0))
         other.listen(1)
         with ApiServer(model, port=other.getsockname()[1]) as server:
-            assert server.wait(90) != 0
+            assert server.wait(STOP_SECONDS) != 0
             assert "address already in use" in server.output()
             assert server.survivors() == []
 

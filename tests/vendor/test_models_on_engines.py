@@ -25,7 +25,7 @@ from tests.graph.matrix.models import ARCHITECTURES, VOCAB, build
 
 __all__ = ["artifact_folder", "graph_mode"]
 
-pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow, pytest.mark.timeout(2000)]
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def test_as_an_artifact_in_another_process(engine, architecture, tmp_path):
     arrays: dict[str, Any] = {str(call): one.numpy() for call, one in enumerate(given)}
     np.savez(tmp_path / "inputs.npz", **arrays)
     job = [sys.executable, "-m", "tests.vendor.session_job", str(tmp_path), case.name]
-    done = subprocess.run(job, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(job, capture_output=True, text=True, timeout=1000, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = np.load(tmp_path / "results.npz")
     with torch.no_grad():

@@ -129,7 +129,7 @@ def _receive(engine: Any) -> tuple[str, Any]:
     """The next message of the engine's process; a death without a word is ``("failed", how it ended)``."""
     try:
         return engine.start_report.recv()
-    except EOFError:
+    except (EOFError, OSError):  # OSError where it died in the middle of a word
         engine.proc.join(_SHUTDOWN_SECONDS)
         return "failed", _ending(engine.proc.exitcode)
 
@@ -180,7 +180,8 @@ def _abandon(engine: Any) -> None:
     """Free what an engine holds that did not get as far as registering its own ``close``."""
     if hasattr(engine, "rpc_client"):
         engine.rpc_client.stop()
-    if engine.proc is not None:
+    # Where Ctrl-C cut its start short there is no id: the process then finds what it is to run cut short, and ends.
+    if engine.proc is not None and engine.proc.pid is not None:
         engine.proc.terminate()
         engine.proc.join(_SHUTDOWN_SECONDS)
         if engine.proc.is_alive():

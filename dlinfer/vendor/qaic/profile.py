@@ -22,23 +22,25 @@ class CallRow:
     total_seconds: float
 
 
+_lock = threading.Lock()
+
+
 class Profiler:
-    """Profiles runs one at a time, since Python has one profiler; threads wait for each other."""
+    """Profiles runs one at a time, since Python has one profiler; threads wait for each other in every session."""
 
     def __init__(self) -> None:
         self.runs: list[list[CallRow]] = []
-        self._lock = threading.Lock()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The function's result; its calls become the next of ``runs``."""
-        with self._lock:
-            if len(self.runs) >= KEPT_RUNS:
-                return function(*arguments)
-            profile = cProfile.Profile()
-            result = profile.runcall(function, *arguments)
-            profile.create_stats()
-            self.runs.append(_rows(profile))
-            return result
+        with _lock:
+            if len(self.runs) < KEPT_RUNS:
+                profile = cProfile.Profile()
+                result = profile.runcall(function, *arguments)
+                profile.create_stats()
+                self.runs.append(_rows(profile))
+                return result
+        return function(*arguments)
 
 
 def _rows(profile: Any) -> list[CallRow]:

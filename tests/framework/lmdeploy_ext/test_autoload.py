@@ -40,7 +40,7 @@ def environment(tmp_path):
             [sys.executable, "-c", textwrap.dedent(script)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=500,
             check=False,
             env={**os.environ, "PYTHONPATH": path, **variables},
         )

@@ -80,7 +80,7 @@ def test_only_lmdeploys_own_modules_are_touched():
 
     script = textwrap.dedent(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=True
     )
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["changed"] == []

@@ -9,7 +9,7 @@ import pytest
 
 from examples.tiny_models.build import build
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 ENGINE = """
     from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
@@ -34,7 +34,7 @@ def run(script, *arguments, **variables):
         [sys.executable, "-c", textwrap.dedent(ENGINE) + textwrap.dedent(script), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=900,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables},
     )

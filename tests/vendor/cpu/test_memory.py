@@ -151,11 +151,12 @@ def test_a_system_without_proc_falls_back_to_physical_memory(tmp_path):
 
 def test_this_machine():
     found = usable_memory()
-    assert 0 < found.available <= found.limit
+    assert 0 <= found.available <= found.limit  # a machine may be full
+    assert found.limit > 0
     assert bounds()[0].source.startswith("host")
 
 
 def test_needs_the_standard_library_only():
     source = inspect.getsourcefile(usable_memory)
     code = f"import runpy, sys; runpy.run_path({source!r}); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

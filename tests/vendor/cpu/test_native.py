@@ -236,7 +236,9 @@ def page_faults() -> int:
 
 
 def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    """By the page tables: the number in /proc/self/statm is off by what each core has not added to it yet."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Rss:"))
 
 
 @needs_compiler
@@ -264,10 +266,15 @@ class TestResultMemory:
         pages = 16 * 20000 * 4 // mmap.PAGESIZE
         for _ in range(3):
             linear(x, weight)
-        before = page_faults()
-        for _ in range(10):
-            linear(x, weight)
-        assert page_faults() - before < pages
+
+        def faults() -> int:
+            before = page_faults()
+            for _ in range(10):
+                linear(x, weight)
+            return page_faults() - before
+
+        # The system may unmap pages for purposes of its own; results that lie elsewhere cost ten times this each time.
+        assert min(faults() for _ in range(5)) < pages
 
     def test_what_is_in_use_is_not_given_away(self):
         x, weight = tensor(0, (16, 64), torch.float32), tensor(1, (5000, 64), torch.float32)
@@ -280,12 +287,14 @@ class TestResultMemory:
             assert torch.equal(view, (expected * power)[3:].T)
 
     def test_no_more_than_a_bound_is_kept(self):
-        size = (32 << 20,)
+        def empty(size: int) -> Tensor:
+            return torch.ops.dlinfer_cpu.empty_strided.default((size,), (1,), torch.uint8, 1)
+
+        empty(128 << 20)  # takes the place of all that earlier tests left, and is too large for what follows
+        size = 32 << 20
         before = resident_bytes()
-        made = [
-            torch.ops.dlinfer_cpu.empty_strided.default(size, (1,), torch.uint8, 1).fill_(1) for _ in range(8)
-        ]
-        assert resident_bytes() - before > 8 * size[0] * 0.9
+        made = [empty(size).fill_(1) for _ in range(8)]
+        assert resident_bytes() - before > 8 * size * 0.9
         made.clear()
         kept = resident_bytes() - before
         assert kept < 160 << 20, "128 MiB, and what the process did besides"
@@ -494,7 +503,7 @@ test_native.check_sizes()
 test_native_norm.check_sizes()
 """
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, env=environment, timeout=300)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, env=environment, timeout=550)
 
 
 # --- building and keeping
@@ -581,7 +590,11 @@ assert runtimes() == before, "a second OpenMP runtime"
             subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
             for _ in range(2)
         ]
-        said = [racer.communicate(timeout=300)[1] for racer in racers]
+        try:
+            said = [racer.communicate(timeout=500)[1] for racer in racers]
+        finally:
+            for racer in racers:
+                racer.kill()
         assert [racer.returncode for racer in racers] == [0, 0], said
         assert sum("compiling the CPU kernels" in text for text in said) == 1
         assert len(list(tmp_path.glob("*.so"))) == 1

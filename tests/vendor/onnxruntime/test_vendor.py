@@ -50,7 +50,9 @@ def test_asking_imports_nothing():
         "import sys\nfrom dlinfer.vendor.onnxruntime import VENDOR\nVENDOR.probe()\n"
         "print(sorted({'onnxruntime', 'onnx', 'onnxscript', 'onnx_ir'} & set(sys.modules)))"
     )
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=True
+    )
     assert child.stdout.strip() == "[]"
 
 

@@ -1,5 +1,7 @@
 """Attention over the paged KV cache inside OpenVINO, on torch's own memory (S4-12, S0-66)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,22 @@ from tests.vendor.openvino.lowering import lowered
 BLOCK, HEADS, KV_HEADS, SIZE = 32, 4, 2, 16
 
 
-@pytest.fixture(autouse=True)
-def vendor():
-    """The openvino vendor lays out the caches."""
+@contextmanager
+def openvino_active() -> Iterator[None]:
     before = discovery.activate_default("cpu")
     assert before is not None
     discovery.use("openvino")
-    yield
-    discovery.use(before.name)
+    try:
+        yield
+    finally:
+        discovery.use(before.name)
+
+
+@pytest.fixture(autouse=True)
+def vendor():
+    """The openvino vendor lays out the caches."""
+    with openvino_active():
+        yield
 
 
 class Step:
@@ -125,12 +135,14 @@ def check(run: Any, step: Step, tolerance: float = 2e-5, **options: Any) -> None
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
     """Each function once, for all sizes; those of the example differ, since equal ones are taken to stay equal."""
-    discovery.use("openvino")
     old = [2, 7, 4, 0, 9]
-    return {
-        "prefill": lowered(prefill, *Step([3, 5, 1, 8, 6], old).args)[0],
-        "decode": lowered(decode, *Step([1] * 5, old).args)[0],
-    }
+    with (
+        openvino_active()
+    ):  # made before any test's own fixture, whose end must find the vendor that was there before
+        return {
+            "prefill": lowered(prefill, *Step([3, 5, 1, 8, 6], old).args)[0],
+            "decode": lowered(decode, *Step([1] * 5, old).args)[0],
+        }
 
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 70), st.integers(0, 130)), min_size=1, max_size=5)
