@@ -14,6 +14,9 @@ from dlinfer.errors import DlinferError
 ENGINES = ("sophgo",)
 """Engines that write such a file; others compile where a model runs."""
 
+_AGAIN = 0.05
+"""Seconds until an end that was lost is asked for again."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
@@ -52,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         with _ending():
             _sophgo(arguments)
     except KeyboardInterrupt as end:
-        number = end.number if isinstance(end, _Ended) else signal.SIGINT
+        number = _number(end)
         text = f"{signal.Signals(number).name}: {arguments.output} was not written; nets that are compiled are kept"
         sys.stderr.write(f"ended by {text}\n")
         return 128 + number
@@ -71,6 +74,10 @@ class _Ended(KeyboardInterrupt):
         self.number = number
 
 
+def _number(end: KeyboardInterrupt) -> int:
+    return end.number if isinstance(end, _Ended) else signal.SIGINT
+
+
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the command as Ctrl-C does, so that no compiler goes on without it."""
@@ -84,10 +91,37 @@ def _ending() -> Iterator[None]:
     try:
         for one in signals:
             signal.signal(one, end)
-        yield
+        with _asked_again() if here else contextlib.nullcontext():
+            yield
     finally:
         for one in signals:
             signal.signal(one, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _asked_again() -> Iterator[None]:
+    """Ask once more for an end that came while a finalizer ran: what is raised there, Python drops."""
+    lost: list[int] = []
+    before = sys.unraisablehook
+
+    def dropped(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            before(unraisable)
+            return
+        lost.append(_number(unraisable.exc_value))
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+
+    def again(number: int, frame: Any) -> None:
+        raise _Ended(lost[-1])
+
+    alarm = signal.signal(signal.SIGALRM, again)
+    sys.unraisablehook = dropped
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = before
+        signal.signal(signal.SIGALRM, alarm)
 
 
 def _sophgo(arguments: argparse.Namespace) -> None:

@@ -83,8 +83,8 @@ def _timed(program: Program, rows: list[OpTimes], unless: frozenset[str] | set[s
 # --- in Python
 
 
-_profiling = threading.Lock()
-"""Since CPython 3.12 a process has one profiler at a time, whatever thread or session it is for."""
+PROFILER = threading.Lock()
+"""Held by whoever profiles Python: since CPython 3.12 a process has one profiler, whatever thread it is for."""
 
 
 class PythonProfiles:
@@ -96,7 +96,7 @@ class PythonProfiles:
     @contextlib.contextmanager
     def of_run(self, wanted: bool) -> Iterator[None]:
         """Profile a block, where it is wanted and one of the first."""
-        if not wanted or len(self.tables) >= PROFILED_RUNS or not _profiling.acquire(blocking=False):
+        if not wanted or len(self.tables) >= PROFILED_RUNS or not PROFILER.acquire(blocking=False):
             yield
             return
         try:
@@ -108,7 +108,7 @@ class PythonProfiles:
                 profile.disable()
             self.tables.append(_rows(profile))
         finally:
-            _profiling.release()
+            PROFILER.release()
 
     def text(self, runs: int) -> str:
         """The profiles of the first runs as tables (S3-29)."""

@@ -1,10 +1,11 @@
 """What a run spends its time on, call by call, as ``print_profile_data`` shows it."""
 
 import cProfile
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from dlinfer.graph.profiles import PROFILER
 
 KEPT_RUNS = 1000
 """Runs that are profiled; later ones are only timed, so that a long-lived session does not grow."""
@@ -22,18 +23,15 @@ class CallRow:
     total_seconds: float
 
 
-_lock = threading.Lock()
-
-
 class Profiler:
-    """Profiles runs one at a time, since Python has one profiler; threads wait for each other in every session."""
+    """Profiles runs one at a time: threads wait for each other, of whatever session."""
 
     def __init__(self) -> None:
         self.runs: list[list[CallRow]] = []
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The function's result; its calls become the next of ``runs``."""
-        with _lock:
+        with PROFILER:
             if len(self.runs) < KEPT_RUNS:
                 profile = cProfile.Profile()
                 result = profile.runcall(function, *arguments)

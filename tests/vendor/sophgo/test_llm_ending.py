@@ -106,6 +106,41 @@ def test_the_command_ends_its_compilers(folder, own_cache, tmp_path, number):
     assert not list(scratch.iterdir()) and not list(to.parent.iterdir()) and not left(jobs)
 
 
+IN_A_FINALIZER = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from dlinfer.cli import main
+from dlinfer.vendor.sophgo.llm import build
+
+class Dropping:
+    def __del__(self):
+        signal.raise_signal(int(sys.argv[1]))
+
+def for_ever(*arguments):
+    Dropping()
+    signal.pause()
+    print("it went on")
+
+build.compile_folder = for_ever
+sys.exit(main("compile --engine sophgo -o model.bmodel folder".split()))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_while_an_object_is_finalized_ends_the_command(number):
+    """Python drops what a finalizer raises."""
+    said = subprocess.run(
+        [sys.executable, "-c", IN_A_FINALIZER, str(int(number))],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert said.returncode == 128 + number, said
+    assert f"ended by {number.name}: model.bmodel was not written" in said.stderr
+    assert not said.stdout
+
+
 def test_a_net_that_fails_ends_the_others(folder, toolchain, monkeypatch, tmp_path):
     """The first of two compiles for ever; the second fails."""
     begun = tmp_path / "begun"
