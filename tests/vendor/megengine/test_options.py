@@ -102,9 +102,7 @@ def test_s1_51_fuse_preprocess_is_three_more_optimisations(layer, rng, log):
 def test_s1_52_fake_next_exec_computes_from_the_second_run_on(layer, rng):
     options = {"fake_next_exec": 1, "var_sanity_check_first_run": 0}
     network = loaded(layer, config=with_options(**options))
-    data = np.full(
-        (4, 8), 52.5, "float32"
-    )  # of no other test, whose results may still lie in this one's memory
+    data = np.full((4, 8), 52.5, "float32")  # of no other test: its results lie in no memory
     first = run(network, data)
     assert not np.allclose(first, expected_layer(data))
     check(network, rng)

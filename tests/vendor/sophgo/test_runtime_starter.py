@@ -40,13 +40,12 @@ def test_an_interrupt_while_it_starts_ends_the_process_that_comes_of_it():
     caller = threading.get_ident()
 
     def job() -> subprocess.Popen[bytes]:
+        # A signal just before the thread goes to sleep does not wake it; the next one does.
         until(lambda: signal.pthread_kill(caller, signal.SIGALRM) or interrupted.is_set())
         started.append(sleeping())
         return started[0]
 
-    def once(
-        *_: object,
-    ) -> None:  # a signal just before the thread goes to sleep does not wake it; the next one does
+    def once(*_: object) -> None:
         if not raised:
             raised.append(True)
             raise KeyboardInterrupt

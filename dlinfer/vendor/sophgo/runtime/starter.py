@@ -12,7 +12,6 @@ from functools import partial
 from queue import SimpleQueue
 
 _Started = subprocess.Popen[bytes]
-_Answer = SimpleQueue["tuple[_Started | None, BaseException | None]"]
 _Queue = SimpleQueue[Callable[[], None]]
 
 _lock = threading.Lock()
@@ -24,23 +23,22 @@ def start(job: Callable[[], _Started]) -> _Started:
 
     An interrupt while it is being started is raised here, and the process ended as soon as there is one.
     """
-    answer: _Answer = (
-        SimpleQueue()
-    )  # not a Future: an interrupt may leave that locked, and the thread waiting for it
+    answer = _Answer()
     queue = _thread()
     try:
-        queue.put(partial(_tell, job, answer))
-        process, error = answer.get()
+        queue.put(partial(answer.make, job))
+        answer.there.get()
     except BaseException:
-        queue.put(partial(_end_unwanted, answer))  # behind the job
+        queue.put(answer.end)  # behind the job
         raise
+    error, answer.error = answer.error, None
     if error is not None:
         try:
             raise error
         finally:
             del error  # which has this frame
-    assert process is not None
-    return process
+    assert answer.process is not None
+    return answer.process
 
 
 def _thread() -> _Queue:
@@ -60,18 +58,25 @@ def _serve(queue: _Queue) -> None:
         del work  # else what it has would live until the next
 
 
-def _tell(job: Callable[[], _Started], answer: _Answer) -> None:
-    try:
-        answer.put((job(), None))
-    except BaseException as error:  # noqa: BLE001  it is raised where the job was given
-        answer.put((None, error))
+class _Answer:
+    """What came of a job. No Future: an interrupt may leave one locked for good, and the thread waits to fill it."""
 
+    def __init__(self) -> None:
+        self.process: _Started | None = None
+        self.error: BaseException | None = None
+        self.there: SimpleQueue[None] = SimpleQueue()
 
-def _end_unwanted(answer: _Answer) -> None:
-    process = None if answer.empty() else answer.get()[0]
-    if process is not None:
-        process.kill()
-        process.wait()
+    def make(self, job: Callable[[], _Started]) -> None:
+        try:
+            self.process = job()
+        except BaseException as error:  # noqa: BLE001  it is raised where the job was given
+            self.error = error
+        self.there.put(None)
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
 
 
 def _forget() -> None:
