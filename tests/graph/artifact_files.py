@@ -70,6 +70,11 @@ def rows(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))
 
 
+def wanted(count: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """What ``Head`` gives for ``rows(count, seed)``."""
+    return Head().eval()(rows(count, seed))
+
+
 def compiled_head(**options: Any) -> tuple[Head, Artifact]:
     """A Head and its artifact for 1 to 16 rows."""
     head = Head().eval()

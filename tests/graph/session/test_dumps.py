@@ -1,28 +1,11 @@
 """Inputs and outputs of runs on disk, as text and as arrays."""
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
 import dlinfer
-from tests.graph.artifact_files import compiled_head, rows, same, saved, use_stub
-
-
-@pytest.fixture(autouse=True)
-def stub(monkeypatch):
-    return use_stub(monkeypatch)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return saved(compiled_head()[1], tmp_path / "head.dlinfer")
-
-
-@pytest.fixture
-def session(path):
-    with dlinfer.load(path) as session:
-        yield session
+from tests.graph.artifact_files import rows, same, saved
 
 
 def test_runs_are_dumped_as_text(session, tmp_path):

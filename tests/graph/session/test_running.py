@@ -10,34 +10,7 @@ from torch.export import Dim
 
 import dlinfer
 from dlinfer.errors import ArtifactInputError, GraphRunError, SessionCallError
-from tests.graph.artifact_files import Head, Keeps, Stub, compiled_head, rows, same, saved, use_stub
-
-
-@pytest.fixture(autouse=True)
-def stub(monkeypatch):
-    return use_stub(monkeypatch)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return saved(compiled_head()[1], tmp_path / "head.dlinfer")
-
-
-@pytest.fixture
-def session(path):
-    with dlinfer.load(path) as session:
-        yield session
-
-
-@pytest.fixture
-def owned(path):
-    with dlinfer.load(path, options={"io": "owned"}) as session:
-        yield session
-
-
-def wanted(count, seed=0):
-    return Head().eval()(rows(count, seed))
-
+from tests.graph.artifact_files import Head, Keeps, Stub, compiled_head, rows, same, saved, use_stub, wanted
 
 # --- running
 

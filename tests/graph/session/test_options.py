@@ -8,22 +8,6 @@ from dlinfer.errors import CompileOptionError, SessionOptionError
 from tests.graph.artifact_files import Head, Stub, altered, compiled_head, rows, same, saved, use_stub
 
 
-@pytest.fixture(autouse=True)
-def stub(monkeypatch):
-    return use_stub(monkeypatch)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return saved(compiled_head()[1], tmp_path / "head.dlinfer")
-
-
-@pytest.fixture
-def session(path):
-    with dlinfer.load(path) as session:
-        yield session
-
-
 def test_set_up_once_reset_and_again(path):
     """S3-24, S3-25."""
     session = dlinfer.load(path)

@@ -7,34 +7,7 @@ import pytest
 import dlinfer
 from dlinfer.errors import SessionCallError
 from dlinfer.graph.session import Flags
-from tests.graph.artifact_files import ROWS, Head, compiled_head, rows, same, saved, use_stub
-
-
-@pytest.fixture(autouse=True)
-def stub(monkeypatch):
-    return use_stub(monkeypatch)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return saved(compiled_head()[1], tmp_path / "head.dlinfer")
-
-
-@pytest.fixture
-def session(path):
-    with dlinfer.load(path) as session:
-        yield session
-
-
-@pytest.fixture
-def owned(path):
-    with dlinfer.load(path, options={"io": "owned"}) as session:
-        yield session
-
-
-def wanted(count, seed=0):
-    return Head().eval()(rows(count, seed))
-
+from tests.graph.artifact_files import ROWS, Head, rows, same, saved, wanted
 
 # --- tensors of its own
 
