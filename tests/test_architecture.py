@@ -53,9 +53,9 @@ THIRD_PARTY = {
     "dlinfer.vendor.sophgo": TORCH | {"numpy", "onnx", "onnx_ir"},
     "dlinfer.vendor": TORCH,
     "dlinfer.graph.onnx": TORCH | {"onnx", "onnx_ir", "onnxscript"},
-    "dlinfer.graph.sealing": TORCH | {"cryptography"},
-    "dlinfer.graph.session_options": TORCH | {"yaml"},
-    "dlinfer.graph.torch_onnx_seam": TORCH | {"onnx_ir"},
+    "dlinfer.runtime.artifact.sealing": TORCH | {"cryptography"},
+    "dlinfer.runtime.options": TORCH | {"yaml"},
+    "dlinfer.graph.seam.onnx": TORCH | {"onnx_ir"},
     "dlinfer.graph": TORCH | {"numpy", "sympy"},  # guards and ranges of symbolic sizes are sympy's
     "dlinfer.ops": TORCH,
     "dlinfer.utils": TORCH,

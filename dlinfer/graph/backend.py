@@ -7,15 +7,16 @@ import torch
 from torch import fx
 
 from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError
-from dlinfer.graph import observe, torch_seam
-from dlinfer.graph.capture import capture
-from dlinfer.graph.compiled import CompiledGraph
-from dlinfer.graph.dialect import STATIC
+from dlinfer.graph import observe
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.capture.trace import capture
+from dlinfer.graph.lowering.compiled import CompiledGraph
+from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.engine import check_options, find_engine
-from dlinfer.graph.lower import lower, timed
+from dlinfer.graph.lowering.lower import lower, timed
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.policy import leave_graph
-from dlinfer.graph.report import GraphReport, record
+from dlinfer.graph.report.policy import leave_graph
+from dlinfer.graph.report.report import GraphReport, record
 
 
 def dlinfer_backend(

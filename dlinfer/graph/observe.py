@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph import debug, torch_seam
-from dlinfer.graph.capture import Captured
-from dlinfer.graph.compiled import CompiledGraph
-from dlinfer.graph.dialect import STATIC, fake, storages, written_arguments
-from dlinfer.graph.program import Program
-from dlinfer.graph.report import GraphReport, InputReport
+from dlinfer.graph.report import debug
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.capture.trace import Captured
+from dlinfer.graph.lowering.compiled import CompiledGraph
+from dlinfer.graph.ir.dialect import STATIC, fake, storages, written_arguments
+from dlinfer.graph.ir.program import Program
+from dlinfer.graph.report.report import GraphReport, InputReport
 
 
 def started(report: GraphReport, dynamo_graph: fx.GraphModule) -> None:

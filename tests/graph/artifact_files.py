@@ -15,9 +15,9 @@ from torch import nn
 from torch.export import Dim
 
 import dlinfer
-from dlinfer.graph import container
-from dlinfer.graph.artifact import Artifact
-from dlinfer.graph.container import Writer, open_container
+from dlinfer.runtime.artifact import container
+from dlinfer.runtime.artifact.artifact import Artifact
+from dlinfer.runtime.artifact.container import Writer, open_container
 from tests.graph.compiling import StubEngine
 
 ROWS = Dim("rows", min=1, max=16)

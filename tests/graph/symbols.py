@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-from dlinfer.graph import torch_seam
+from dlinfer.graph.seam import torch_seam
 
 
 def symbolic(*values: Any, fixed: Collection[int] = ()) -> list[Any]:

@@ -28,7 +28,7 @@ from dlinfer.errors import (
     ArtifactVersionError,
     DlinferError,
 )
-from dlinfer.graph.sealing import new_key
+from dlinfer.runtime.artifact.sealing import new_key
 from tests.graph.artifact_files import (
     ROWS,
     Head,

@@ -10,7 +10,7 @@ import torch
 
 import dlinfer
 from dlinfer.errors import BatchCollectorError
-from dlinfer.graph.batch_collector import BatchCollector
+from dlinfer.runtime.session.batch_collector import BatchCollector
 from tests.graph.artifact_files import Head, compiled_head, rows, same, saved, use_stub
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dlinfer.graph import cache, fingerprint
-from dlinfer.graph.cache import ArtifactCache
+from dlinfer.graph.cache import disk, fingerprint
+from dlinfer.graph.cache.disk import ArtifactCache
 
 
 def write(value: bytes, path: str) -> None:
@@ -21,7 +21,7 @@ def read(path: str) -> bytes:
 @pytest.fixture
 def counted(monkeypatch):
     monkeypatch.setattr(cache, "_counts", type(cache._counts)())
-    return cache.counts
+    return disk.counts
 
 
 @pytest.fixture
@@ -143,10 +143,10 @@ RACER = """
 import sys
 from pathlib import Path
 
-from dlinfer.graph import cache
+from dlinfer.graph.cache import disk
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
-one = cache.ArtifactCache(folder, "kind")
+one = disk.ArtifactCache(folder, "kind")
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(50):
@@ -154,7 +154,7 @@ for _ in range(50):
     value = one.load("key", lambda path: Path(path).read_bytes())
     assert stored and value is not None
     assert len(value) == 100_000 and len(set(value)) == 1, "halves of two writers"
-assert cache.counts() == {"stored": 50, "hit": 50}
+assert disk.counts() == {"stored": 50, "hit": 50}
 """
 
 
@@ -204,7 +204,7 @@ def test_the_fingerprint_of_another_process_is_the_same():
 
     code = (
         f"import torch; torch.set_num_threads({torch.get_num_threads()})\n"
-        "from dlinfer.graph.fingerprint import environment\nprint(environment())"
+        "from dlinfer.graph.cache.fingerprint import environment\nprint(environment())"
     )
     told = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=500

@@ -10,8 +10,10 @@ from torch import nn
 
 from dlinfer import settings
 from dlinfer.errors import CaptureError
-from dlinfer.graph import call_store, report, torch_seam
-from dlinfer.graph.call_store import CallStore, compile_call
+from dlinfer.graph.direct import store as direct_store
+from dlinfer.graph.report import report
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.direct.store import CallStore, compile_call
 from dlinfer.graph.options import CompileOptions
 from tests.graph.compiling import StubEngine
 
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("graph_mode")
 def engine(monkeypatch):
     chosen = StubEngine()
     monkeypatch.setattr("dlinfer.graph.backend.find_engine", lambda name, device: chosen)
-    monkeypatch.setattr(call_store, "find_engine", lambda name, device: chosen)
+    monkeypatch.setattr(direct_store, "find_engine", lambda name, device: chosen)
     return chosen
 
 
@@ -68,7 +70,7 @@ def test_the_second_time_it_comes_from_disk(folder, monkeypatch):
     def captures(*args, **kwargs):
         raise AssertionError("captured again")
 
-    monkeypatch.setattr(call_store, "capture_call", captures)
+    monkeypatch.setattr(direct_store, "capture_call", captures)
     second, again, stored = compile_call(
         model, arguments(), identity="model 1", steady=STEADY, options=folder
     )

@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlinfer.errors import CaptureError
-from dlinfer.graph import report, torch_seam
-from dlinfer.graph.capture import capture, trace
-from dlinfer.graph.dialect import fake, model_line, op_name, written_arguments
+from dlinfer.graph.report import report
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.capture.trace import capture, trace
+from dlinfer.graph.ir.dialect import fake, model_line, op_name, written_arguments
 from dlinfer.ops import spec
 from dlinfer.ops.samples import SampleMaker
 from tests.graph.compiling import StubEngine, compiled, use_engine

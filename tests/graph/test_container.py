@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlinfer.errors import ArtifactCorruptError, ArtifactNotFoundError
-from dlinfer.graph.container import ALIGNMENT, MANIFEST, Writer, open_container, written_whole
+from dlinfer.runtime.artifact.container import ALIGNMENT, MANIFEST, Writer, open_container, written_whole
 from tests.graph.artifact_files import archive, raw_zip, unpacked
 
 MEMBERS = {"graphs/forward.json": b'{"nodes":[]}', "weights.bin": bytes(range(256)) * 20, "empty.bin": b""}

@@ -7,7 +7,7 @@ import torch
 
 from dlinfer import explain, settings
 from dlinfer.errors import SettingError
-from dlinfer.graph import debug
+from dlinfer.graph.report import debug
 from dlinfer.vendor.cpu import native
 
 
@@ -49,7 +49,7 @@ def _write(value: str, path: str) -> None:
 
 
 def test_the_cache_says_what_happens_to_an_entry(capfd, tmp_path):
-    from dlinfer.graph.cache import ArtifactCache
+    from dlinfer.graph.cache.disk import ArtifactCache
 
     cache = ArtifactCache(tmp_path, "test")
     with settings.override(debug="cache"):

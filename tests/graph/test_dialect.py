@@ -9,7 +9,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph.dialect import (
+from dlinfer.graph.ir.dialect import (
     STATIC,
     arguments,
     brings_symbol,

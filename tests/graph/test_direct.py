@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dlinfer.errors import ArtifactInputError, CaptureError
-from dlinfer.graph.direct import capture_call
+from dlinfer.graph.direct.call import capture_call
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.torch_seam import mark_unbacked
+from dlinfer.graph.seam.torch_seam import mark_unbacked
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlinfer.errors import GraphFallbackError
-from dlinfer.graph.eager_region import eager_region
+from dlinfer.graph.engine_kit.eager_region import eager_region
 from dlinfer.ops import fallback
 from dlinfer.ops.fallback import FallbackWarning
 from tests.graph.compiling import StubEngine, compiled, last_report, same_as_eager, use_engine

@@ -13,7 +13,7 @@ from torch import nn
 import dlinfer
 from dlinfer import settings
 from dlinfer.errors import ExplanationError
-from dlinfer.graph.explain import Explanation, GraphBreak, of_process
+from dlinfer.graph.explain.explanation import Explanation, GraphBreak, of_process
 from tests.graph.test_report import whole
 
 

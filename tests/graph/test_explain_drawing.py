@@ -2,10 +2,10 @@
 
 import random
 
-from dlinfer.graph.explain_drawing import drawing_of, short_op
-from dlinfer.graph.explain_layout import layout
-from dlinfer.graph.explain_svg import svg_of
-from dlinfer.graph.report import GraphReport, InputReport, NodeReport
+from dlinfer.graph.explain.drawing import drawing_of, short_op
+from dlinfer.graph.explain.layout import layout
+from dlinfer.graph.explain.svg import svg_of
+from dlinfer.graph.report.report import GraphReport, InputReport, NodeReport
 
 
 def node(name, reads, place="engine", how="kernel op", module="", op="aten.linear"):

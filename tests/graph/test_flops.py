@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dlinfer import ops
 from dlinfer.graph.capture import trace
-from dlinfer.graph.flops import flops_of, share
+from dlinfer.graph.ir.flops import flops_of, share
 from tests.graph.compiling import StubEngine, compiled, last_report, use_engine
 from tests.graph.symbols import symbolic
 

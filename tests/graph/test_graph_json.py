@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.export import Dim
 
-from dlinfer.graph import debug
-from dlinfer.graph.exporting import Exported, from_one_on, read_export
-from dlinfer.graph.graph_json import Layout, ReadGraph, read_graph, write_graph
-from dlinfer.graph.node_json import GraphTextError, call_text, decode, encode, resolve_call
+from dlinfer.graph.report import debug
+from dlinfer.graph.capture.export import Exported, from_one_on, read_export
+from dlinfer.runtime.artifact.graph_json import Layout, ReadGraph, read_graph, write_graph
+from dlinfer.runtime.artifact.node_json import GraphTextError, call_text, decode, encode, resolve_call
 
 ROWS = Dim("rows", min=2, max=16)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlinfer.graph.held_weights import HeldWeights
+from dlinfer.graph.engine_kit.held_weights import HeldWeights
 
 
 class Product:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import fx, nn
 
-from dlinfer.graph.dialect import op_name
-from dlinfer.graph.memory import Writes
+from dlinfer.graph.ir.dialect import op_name
+from dlinfer.graph.ir.effects import Writes
 from tests.graph.fusion.capturing import captured
 
 pytestmark = pytest.mark.usefixtures("graph_mode")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlinfer.graph.metrics import Metrics
+from dlinfer.runtime.session.metrics import Metrics
 
 KEYS = (
     "num_of_inferences min_latency max_latency P25 P50 P75 P90 P99 P999 total_inference_time avg_latency"

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from dlinfer.graph.output_sizes import UnknownSizeError, reader, sizes_of
+from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError, reader, sizes_of
 from tests.graph.symbols import symbolic
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from dlinfer.errors import PassError
-from dlinfer.graph.dialect import op_name
+from dlinfer.graph.ir.dialect import op_name
 from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.normalise import NORMALISE
 from dlinfer.graph.passes.pipeline import Pass, run_passes, verify

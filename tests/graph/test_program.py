@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dlinfer.errors import CaptureError, GraphRunError
-from dlinfer.graph.program import Constant, Program, Step, Value, refer, values_in
+from dlinfer.graph.ir.program import Constant, Program, Step, Value, refer, values_in
 
 
 def program(steps, output, inputs=("x",), constants=None, functions=None, name="region_3") -> Program:

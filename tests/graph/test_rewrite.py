@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dlinfer.graph.dialect import fake, model_line, op_name
+from dlinfer.graph.ir.dialect import fake, model_line, op_name
 from dlinfer.graph.passes.rewrite import Rewriter
 from tests.graph.fusion.capturing import captured
 

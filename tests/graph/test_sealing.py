@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 pytest.importorskip("cryptography", reason="encryption needs the extra `sealed`")
 
 from dlinfer.errors import ArtifactCorruptError, ArtifactKeyError
-from dlinfer.graph import sealing
-from dlinfer.graph.sealing import FRAME, SealedWriter, new_key, register_decryption, unsealed
+from dlinfer.runtime.artifact import sealing
+from dlinfer.runtime.artifact.sealing import FRAME, SealedWriter, new_key, register_decryption, unsealed
 
 KEY = bytes(range(32))
 OTHER = bytes(32)

@@ -8,7 +8,7 @@ import torch
 
 import dlinfer
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.running import lock_of
+from dlinfer.runtime.session.running import lock_of
 from tests.graph.artifact_files import Head, Keeps, Stub, compiled_head, rows, same, saved, use_stub
 from tests.graph.threads import together
 
@@ -93,7 +93,7 @@ def test_no_thread_sees_it_before_its_runs_are_kept_apart(tmp_path, monkeypatch)
         seen.append(session.is_set_up)
         return lock_of(*args, **options)
 
-    monkeypatch.setattr("dlinfer.graph.session.lock_of", looked)
+    monkeypatch.setattr("dlinfer.runtime.session.session.lock_of", looked)
     session.setup()
     assert seen == [False]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlinfer.graph.size_text import Size, SizeTextError, parse_condition, parse_size
+from dlinfer.utils.size_text import Size, SizeTextError, parse_condition, parse_size
 
 NUMBERS = st.integers(min_value=0, max_value=1 << 40).map(Size)
 SYMBOLS = st.sampled_from([Size("s0"), Size("s1"), Size("u12")])

@@ -8,8 +8,8 @@ from torch import fx
 
 pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 
-from dlinfer.graph import torch_onnx_seam, torch_seam
-from dlinfer.graph.torch_onnx_seam import Registry, UntranslatableError, onnx_type
+from dlinfer.graph.seam import onnx, torch_seam
+from dlinfer.graph.seam.onnx import Registry, UntranslatableError, onnx_type
 
 aten = torch.ops.aten
 
@@ -69,7 +69,7 @@ def test_a_table_is_made_without_a_word(caplog, capsys):
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     logger.warning("before")
     caplog.clear()
-    torch_onnx_seam._torch_table.cache_clear()
+    onnx._torch_table.cache_clear()
     capsys.readouterr()
     Registry(19, {})
     assert (caplog.text, capsys.readouterr().err) == ("", "")

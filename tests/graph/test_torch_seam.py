@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlinfer.graph import torch_seam
+from dlinfer.graph.seam import torch_seam
 
 
 def asked_in_backend(question, function, *args):

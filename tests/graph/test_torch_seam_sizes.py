@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from dlinfer.graph.size_text import SizeTextError, parse_size
-from dlinfer.graph.torch_seam import mode_of
-from dlinfer.graph.torch_seam_sizes import (
+from dlinfer.utils.size_text import SizeTextError, parse_size
+from dlinfer.graph.seam.torch_seam import mode_of
+from dlinfer.graph.seam.sizes import (
     conditions_of,
     declared_range,
     from_on,

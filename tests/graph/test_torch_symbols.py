@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import fx
 
-from dlinfer.graph import torch_seam
-from dlinfer.graph.torch_symbols import number_node, number_tree
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.seam.symbols import number_node, number_tree
 
 EXPRESSIONS = {
     "sum": lambda a, b: a + b + 1,

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from dlinfer.graph import torch_seam
-from dlinfer.graph.dialect import fake
-from dlinfer.graph.twins import twins_of
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.vendor.cpu.inductor.twins import twins_of
 from tests.graph.fusion.capturing import captured
 
 pytestmark = pytest.mark.usefixtures("graph_mode")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dlinfer.graph import value_twins
-from dlinfer.graph.value_twins import twin_op
+from dlinfer.graph.functional import variants
+from dlinfer.graph.functional.variants import twin_op
 from tests.graph.threads import together
 
 
@@ -15,7 +15,7 @@ def writes(x: torch.Tensor) -> None:
 
 def test_threads_that_come_first_make_one_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch refuses an op that is defined twice."""
-    define, made = value_twins._define, []
+    define, made = variants._define, []
 
     def once(op):
         made.append(op)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import fx, nn
 
 from dlinfer.errors import NotAFunctionError
-from dlinfer.graph import torch_seam
+from dlinfer.graph.seam import torch_seam
 from dlinfer.graph.capture import trace
-from dlinfer.graph.extract import extract
-from dlinfer.graph.values import function_of
+from dlinfer.graph.ir.extract import extract
+from dlinfer.graph.functional.function import function_of
 from dlinfer.ops import fill_kv_cache
 from tests.graph.compiling import ValueEngine, ValueRun, compiled, last_report, same_as_eager, use_engine
 

@@ -7,11 +7,11 @@ import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph import torch_seam
+from dlinfer.graph.seam import torch_seam
 from dlinfer.graph.capture import trace
-from dlinfer.graph.dialect import STATIC
+from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.engine import CompiledRegion, Engine
-from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
 
 

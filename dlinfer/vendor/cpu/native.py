@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.errors import DlinferError
-from dlinfer.graph import torch_seam
+from dlinfer.graph.seam import torch_seam
 
 SOURCES = Path(__file__).with_name("csrc")
 # torch.utils.cpp_extension knows this folder too, but importing it may need setuptools.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.graph.metrics import Metrics
+from dlinfer.runtime.session.metrics import Metrics
 from dlinfer.vendor.qaic import metrics_text, profile
 from dlinfer.vendor.qaic.aic_backend import AicBackend
 from dlinfer.vendor.qaic.backend import Backend

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import fake, is_size, is_view, overload, tensors_of
+from dlinfer.graph.ir.dialect import fake, is_size, is_view, overload, tensors_of
 from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
 from dlinfer.vendor.sophgo.translations import table
 

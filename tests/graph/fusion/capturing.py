@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph import torch_seam
-from dlinfer.graph.capture import capture
-from dlinfer.graph.dialect import STATIC, fake, is_pure, is_size, op_name
-from dlinfer.graph.fusion.rule import FusionRule, apply_rule
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.capture.trace import capture
+from dlinfer.graph.ir.dialect import STATIC, fake, is_pure, is_size, op_name
+from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
 from dlinfer.graph.passes.pipeline import verify
 from dlinfer.graph.passes.rewrite import Edit
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from dlinfer.graph.fusion.add_rms_norm import ADD_RMS_NORM
-from dlinfer.graph.fusion.rms_norm import RMS_NORM
+from dlinfer.graph.passes.fusion.add_rms_norm import ADD_RMS_NORM
+from dlinfer.graph.passes.fusion.rms_norm import RMS_NORM
 from tests.graph.fusion.capturing import captured, fused_text
 
 HIDDEN = 64

@@ -10,7 +10,7 @@ from transformers.models.glm.modeling_glm import GlmMLP
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
-from dlinfer.graph.fusion.gated_activation import GATED_GELU, GATED_SILU
+from dlinfer.graph.passes.fusion.gated_activation import GATED_GELU, GATED_SILU
 from tests.graph.fusion.fusing import changes, clean, filled, fired, golden, tiny
 
 RULES = (GATED_SILU, GATED_GELU)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import fake
-from dlinfer.graph.fusion import match
-from dlinfer.graph.fusion.match import aten
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.passes.fusion import match
+from dlinfer.graph.passes.fusion.match import aten
 from tests.graph.fusion.capturing import captured
 
 

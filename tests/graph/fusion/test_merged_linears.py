@@ -10,8 +10,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
 from dlinfer import ops
-from dlinfer.graph.dialect import is_view
-from dlinfer.graph.fusion.merged_linears import MERGED_LINEARS
+from dlinfer.graph.ir.dialect import is_view
+from dlinfer.graph.passes.fusion.merged_linears import MERGED_LINEARS
 from tests.graph.fusion.fusing import changes, clean, filled, fired, golden, tiny
 
 X = torch.randn(2, 5, 8)

@@ -14,8 +14,8 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from dlinfer.graph.fusion.moe import MOE_EXPERTS, MOE_GATING
-from dlinfer.graph.fusion.private_writes import PRIVATE_WRITES
+from dlinfer.graph.passes.fusion.moe import MOE_EXPERTS, MOE_GATING
+from dlinfer.graph.passes.fusion.private_writes import PRIVATE_WRITES
 from tests.graph.fusion.fusing import changes, clean, filled, fired, golden, tiny
 
 STEPS = (PRIVATE_WRITES, MOE_GATING, MOE_EXPERTS)

@@ -5,8 +5,8 @@ import torch
 from expecttest import assert_expected_inline
 from torch.nn import functional
 
-from dlinfer.graph.fusion.private_writes import PRIVATE_WRITES
-from dlinfer.graph.fusion.sdpa_gqa import WRITTEN_OUT_ATTENTION
+from dlinfer.graph.passes.fusion.private_writes import PRIVATE_WRITES
+from dlinfer.graph.passes.fusion.sdpa_gqa import WRITTEN_OUT_ATTENTION
 from tests.graph.fusion.fusing import changes, clean, fired, golden
 
 X = torch.randn(4, 6)

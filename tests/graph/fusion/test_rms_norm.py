@@ -8,8 +8,8 @@ import torch
 from expecttest import assert_expected_inline
 from torch import nn
 
-from dlinfer.graph.dialect import is_view
-from dlinfer.graph.fusion.rms_norm import RMS_NORM
+from dlinfer.graph.ir.dialect import is_view
+from dlinfer.graph.passes.fusion.rms_norm import RMS_NORM
 from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.normalise import NORMALISE
 from tests.graph.fusion.capturing import captured, fused_text

@@ -4,7 +4,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from dlinfer.graph.fusion.rotary import ROTARY
+from dlinfer.graph.passes.fusion.rotary import ROTARY
 from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.normalise import NORMALISE
 from tests.graph.fusion.capturing import captured, fused_text

@@ -4,8 +4,8 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from dlinfer.graph.fusion.rotary import ROTARY
-from dlinfer.graph.fusion.rotary_interleaved import ROTARY_INTERLEAVED
+from dlinfer.graph.passes.fusion.rotary import ROTARY
+from dlinfer.graph.passes.fusion.rotary_interleaved import ROTARY_INTERLEAVED
 from tests.graph.fusion.capturing import captured, fused_text
 from tests.graph.fusion.rotating import SIZE, Heads, fuses_to_equal_bits, inputs, rotation
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph import torch_seam
-from dlinfer.graph.capture import capture
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.passes.pipeline import run_passes
 from dlinfer.graph.passes.registry import passes
 

@@ -15,7 +15,7 @@ pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 from torch import fx
 
 from dlinfer.errors import NotExportableError
-from dlinfer.graph import torch_seam
+from dlinfer.graph.seam import torch_seam
 from dlinfer.graph.capture import trace
 from dlinfer.graph.onnx.export import OnnxGraph, export
 from dlinfer.graph.onnx.translations.writing import Untranslated, opset

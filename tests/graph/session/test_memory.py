@@ -6,7 +6,7 @@ import pytest
 
 import dlinfer
 from dlinfer.errors import SessionCallError
-from dlinfer.graph.session import Flags
+from dlinfer.runtime.session.session import Flags
 from tests.graph.artifact_files import ROWS, Head, rows, same, saved, wanted
 
 # --- tensors of its own

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import dlinfer
 from dlinfer import settings
 from dlinfer.errors import CompileOptionError, EngineUnavailableError, GraphFallbackError
-from dlinfer.graph import report
+from dlinfer.graph.report import report
 from dlinfer.ops import fallback
 from dlinfer.vendor.sophgo import compiler_cache, compiler_process, onnx_file
 from dlinfer.vendor.sophgo.engine import SophgoEngine

@@ -115,7 +115,7 @@ def test_the_cases_are_all_ops_of_the_table():
     import onnx
 
     from dlinfer.graph.onnx.export import export
-    from dlinfer.graph.values import function_of
+    from dlinfer.graph.functional.function import function_of
     from dlinfer.vendor.sophgo.translations import table
 
     given = values()

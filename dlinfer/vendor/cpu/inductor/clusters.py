@@ -15,13 +15,13 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dlinfer.graph import torch_seam
-from dlinfer.graph.cache import ArtifactCache
-from dlinfer.graph.dialect import fake
-from dlinfer.graph.extract import Subgraph
-from dlinfer.graph.program import attribute
-from dlinfer.graph.report import ClusterReport
-from dlinfer.graph.twins import Twins, twins_of
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.cache.disk import ArtifactCache
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.report.report import ClusterReport
+from dlinfer.vendor.cpu.inductor.twins import Twins, twins_of
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.fusible import decompositions
 

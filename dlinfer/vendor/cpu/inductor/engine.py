@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import fx
 
-from dlinfer.graph import torch_seam
-from dlinfer.graph.cache import ArtifactCache, MissingEntryError
-from dlinfer.graph.dialect import is_compute, is_size, model_line, tensors_of
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.cache.disk import ArtifactCache, MissingEntryError
+from dlinfer.graph.ir.dialect import is_compute, is_size, model_line, tensors_of
 from dlinfer.graph.engine import CompiledRegion, no_options
-from dlinfer.graph.extract import Subgraph, extract_with_outputs
+from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.policy import leave_engine
-from dlinfer.graph.program import Program, Step, Value, constants_of, refer
-from dlinfer.graph.report import ClusterReport
+from dlinfer.graph.report.policy import leave_engine
+from dlinfer.graph.ir.program import Program, Step, Value, constants_of, refer
+from dlinfer.graph.report.report import ClusterReport
 from dlinfer.settings import cache_folder
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels

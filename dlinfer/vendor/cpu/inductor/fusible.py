@@ -12,8 +12,8 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dlinfer import ops
-from dlinfer.graph import torch_seam
-from dlinfer.graph.dialect import fake, is_compute, overload, tensors_of
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.ir.dialect import fake, is_compute, overload, tensors_of
 from dlinfer.ops.spec import registry
 
 _LIBRARY_CALLS = (

@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlinfer.graph import cache, torch_seam
-from dlinfer.graph.cache import ArtifactCache
-from dlinfer.graph.extract import extract
+from dlinfer.graph.cache import disk
+from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.cache.disk import ArtifactCache
+from dlinfer.graph.ir.extract import extract
 from dlinfer.vendor.cpu.inductor import clusters
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler
 from tests.graph.fusion.capturing import captured
@@ -174,8 +175,8 @@ def test_a_second_process_finds_clusters_on_disk(tmp_path):
 
     (path,) = store.folder.iterdir()
     path.write_bytes(path.read_bytes()[:-100])
-    before = cache.counts().get("corrupt", 0)
+    before = disk.counts().get("corrupt", 0)
     _, ((_, rebuilt),) = compile_all(tmp_path, subgraph_of(layered, x))
     assert rebuilt.origin == "compiled"
-    assert cache.counts()["corrupt"] == before + 1
+    assert disk.counts()["corrupt"] == before + 1
     assert not ClusterCompiler().load("unknown", store)

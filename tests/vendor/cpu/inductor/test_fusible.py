@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlinfer.graph.dialect import is_pure, op_name
+from dlinfer.graph.ir.dialect import is_pure, op_name
 from dlinfer.vendor.cpu.inductor.fusible import decompositions, loops_of
 from tests.graph.fusion.capturing import captured
 

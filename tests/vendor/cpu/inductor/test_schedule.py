@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.node import map_arg
 
-from dlinfer.graph.dialect import op_name
+from dlinfer.graph.ir.dialect import op_name
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
 from tests.graph.fusion.capturing import CapturedGraph, captured
 
