@@ -14,15 +14,15 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from dlinfer.graph.engine import CompiledRegion, no_options
 from dlinfer.graph.functional.function import Function, function_of, refusal
 from dlinfer.graph.ir import callee
-from dlinfer.graph.report import report
 from dlinfer.graph.ir.dialect import is_compute, op_name
-from dlinfer.graph.engine import CompiledRegion, no_options
 from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.ir.program import Program, Step, constants_of, refer
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.ir.program import Program, Step, constants_of, refer
+from dlinfer.graph.report import report
 from dlinfer.vendor.cpu.inductor import clusters
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
 
@@ -114,7 +114,7 @@ class ValueRun:
 
 def interpreted_engine(monkeypatch: pytest.MonkeyPatch) -> InductorEngine:
     """The engine inductor, whose clusters run node by node as decomposed."""
-    monkeypatch.setattr(clusters.torch_seam, "compile_loops", lambda graph, fakes, mode: graph)
+    monkeypatch.setattr(clusters.inductor, "compile_loops", lambda graph, fakes, mode: graph)
     return InductorEngine()
 
 

@@ -20,7 +20,7 @@ def read(path: str) -> bytes:
 
 @pytest.fixture
 def counted(monkeypatch):
-    monkeypatch.setattr(cache, "_counts", type(cache._counts)())
+    monkeypatch.setattr(disk, "_counts", type(disk._counts)())
     return disk.counts
 
 
@@ -50,7 +50,7 @@ def test_other_keys_and_kinds_are_other_entries(entry, counted):
 
 def test_other_surroundings_are_other_entries(entry, monkeypatch):
     one, _ = entry
-    monkeypatch.setattr(cache, "environment", lambda: "another torch")
+    monkeypatch.setattr(disk, "environment", lambda: "another torch")
     assert one.load("key", read) is None
 
 

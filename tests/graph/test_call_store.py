@@ -11,10 +11,10 @@ from torch import nn
 from dlinfer import settings
 from dlinfer.errors import CaptureError
 from dlinfer.graph.direct import store as direct_store
-from dlinfer.graph.report import report
-from dlinfer.graph.seam import torch_seam
 from dlinfer.graph.direct.store import CallStore, compile_call
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report import report
+from dlinfer.graph.seam import dynamo
 from tests.graph.compiling import StubEngine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
@@ -201,7 +201,7 @@ def test_sizes_marked_as_unknown_take_any(folder):
             return x * 2 + 1
 
     x = torch.ones(3, 4)
-    torch_seam.mark_unbacked(x, 0, "rows")
+    dynamo.mark_unbacked(x, 0, "rows")
     call, _, _ = compile_call(Plain(), {"x": x}, identity="m", options=folder)
     again, _, stored = compile_call(Plain(), {"x": torch.ones(1, 4)}, identity="m", options=folder)
     assert stored

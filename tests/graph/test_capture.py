@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlinfer.errors import CaptureError
-from dlinfer.graph.report import report
-from dlinfer.graph.seam import torch_seam
 from dlinfer.graph.capture.trace import capture, trace
 from dlinfer.graph.ir.dialect import fake, model_line, op_name, written_arguments
+from dlinfer.graph.report import report
+from dlinfer.graph.seam import fake_mode
 from dlinfer.ops import spec
 from dlinfer.ops.samples import SampleMaker
 from tests.graph.compiling import StubEngine, compiled, use_engine
@@ -152,7 +152,7 @@ def without_fake(x: torch.Tensor) -> torch.Tensor:
 
 def captured_directly(function, *args):
     """Capture a graph that Dynamo did not make."""
-    mode = torch_seam.fresh_mode()
+    mode = fake_mode.fresh_mode()
     fakes = [mode.from_tensor(arg) for arg in args]
     return trace(function, fakes, mode)
 
@@ -171,7 +171,7 @@ def test_what_an_ops_fake_refuses_is_told_with_the_models_line():
     node = graph.call_function(torch.ops.dlinfer_test.without_fake.default, (given,))
     node.stack_trace = 'File "model.py", line 12, in forward\n    y = without_fake(x)'
     graph.output((node,))
-    mode = torch_seam.fresh_mode()
+    mode = fake_mode.fresh_mode()
     with pytest.raises(CaptureError, match=r"at model.py:12, in forward"):
         capture(torch.fx.GraphModule({}, graph), [mode.from_tensor(x)], mode)
 
@@ -180,7 +180,7 @@ def test_sparse_fakes_are_refused():
     graph = torch.fx.Graph()
     graph.output((graph.placeholder("x"),))
     with pytest.raises(CaptureError, match=r"layout torch.sparse_coo"):
-        capture(torch.fx.GraphModule({}, graph), [x.to_sparse()], torch_seam.fresh_mode())
+        capture(torch.fx.GraphModule({}, graph), [x.to_sparse()], fake_mode.fresh_mode())
 
 
 def test_autocast_is_captured_below_dispatch():

@@ -10,9 +10,9 @@ import torch
 import dlinfer
 from dlinfer import settings
 from dlinfer.errors import CaptureError, CompileOptionError
-from dlinfer.graph.report import report
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.explain.explanation import Explanation
+from dlinfer.graph.report import report
 from tests.graph.test_report import whole
 
 

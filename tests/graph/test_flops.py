@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlinfer import ops
-from dlinfer.graph.capture import trace
+from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.ir.flops import flops_of, share
 from tests.graph.compiling import StubEngine, compiled, last_report, use_engine
 from tests.graph.symbols import symbolic

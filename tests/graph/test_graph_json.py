@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.export import Dim
 
-from dlinfer.graph.report import debug
 from dlinfer.graph.capture.export import Exported, from_one_on, read_export
+from dlinfer.graph.report import debug
 from dlinfer.runtime.artifact.graph_json import Layout, ReadGraph, read_graph, write_graph
 from dlinfer.runtime.artifact.node_json import GraphTextError, call_text, decode, encode, resolve_call
 

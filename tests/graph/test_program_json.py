@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
+from dlinfer.graph.cache.program_json import NotStorableError, parts_of, to_json
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.program import Constant, Program, Step, Value
-from dlinfer.graph.cache.program_json import NotStorableError, parts_of, to_json
 
 
 def returned(argument, constants=None):

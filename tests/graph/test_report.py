@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from dlinfer.graph.report import report
 from dlinfer.graph.passes.pipeline import PassReport
 from dlinfer.graph.passes.rewrite import Edit
+from dlinfer.graph.report import report
 from dlinfer.graph.report.report import ClusterReport, GraphReport, InputReport, NodeReport, RegionReport
 
 

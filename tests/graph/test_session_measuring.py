@@ -68,7 +68,9 @@ def test_a_benchmark_never_ends_before_its_time(path, monkeypatch):
     """Where the sum of start and time rounds down, a clock that shows this sum shows too little time."""
     start = next(start for start in range(1, 100) if start + 0.1 - start < 0.1)
     times = iter([float(start), start + 0.1, math.nextafter(start + 0.1, math.inf), start + 1.0])
-    monkeypatch.setattr("dlinfer.runtime.session.benchmark.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr(
+        "dlinfer.runtime.session.benchmark.time", SimpleNamespace(perf_counter=lambda: next(times))
+    )
     found = dlinfer.load(path).run_benchmark(inf_time=0.1)
     assert found.inf_completed == 2
     assert found.inf_time >= 0.1

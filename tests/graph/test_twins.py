@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from dlinfer.graph.seam import torch_seam
 from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.seam import fake_mode
 from dlinfer.vendor.cpu.inductor.twins import twins_of
 from tests.graph.fusion.capturing import captured
 
@@ -57,7 +57,7 @@ def test_plain_numbers_and_sizes_stay():
 
 @pytest.mark.parametrize("lower", [-3, 0, 1, 2])
 def test_ints_of_any_sign(lower):
-    (twin,) = twins_of([_symbol_of(torch_seam.fresh_mode(), lower + 5, lower)]).values
+    (twin,) = twins_of([_symbol_of(fake_mode.fresh_mode(), lower + 5, lower)]).values
     assert isinstance(twin, torch.SymInt)
     assert int(twin.node.hint) == lower + 5
 

@@ -21,7 +21,7 @@ def test_threads_that_come_first_make_one_twin(monkeypatch: pytest.MonkeyPatch) 
         made.append(op)
         return define(op)
 
-    monkeypatch.setattr(value_twins, "_define", once)
+    monkeypatch.setattr(variants, "_define", once)
     twins = together(8, lambda number: twin_op(torch.ops.dlinfer_test.writes_for_twins.default))
     assert len(made) == 1
     assert set(twins) == {twins[0]}

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import fx, nn
 
 from dlinfer.errors import NotAFunctionError
-from dlinfer.graph.seam import torch_seam
-from dlinfer.graph.capture import trace
-from dlinfer.graph.ir.extract import extract
+from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.functional.function import function_of
+from dlinfer.graph.ir.extract import extract
+from dlinfer.graph.seam import fake_mode
 from dlinfer.ops import fill_kv_cache
 from tests.graph.compiling import ValueEngine, ValueRun, compiled, last_report, same_as_eager, use_engine
 
@@ -426,7 +426,7 @@ steps = st.tuples(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(steps, min_size=1, max_size=8))
 def test_any_program(program):
-    mode = torch_seam.fresh_mode()
+    mode = fake_mode.fresh_mode()
     inputs = [tensor(4, 6), tensor(4, 6).flip(0)]
     captured = trace(
         lambda *given: run_program(program, given),

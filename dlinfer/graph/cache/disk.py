@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dlinfer.graph.report import debug
 from dlinfer.graph.cache.fingerprint import environment
+from dlinfer.graph.report import debug
 
 T = TypeVar("T")
 _MAGIC = b"dlinfer-artifact-1"

@@ -9,16 +9,18 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import CaptureError
-from dlinfer.runtime.artifact.artifact import NumberSpec, TensorSpec
+from dlinfer.graph.capture.small_sizes import Reference, Trial
 from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.passes.fusion.layout import fits
+from dlinfer.graph.seam.export import export_gives_results_only, export_kinds
+from dlinfer.graph.seam.fake_mode import mode_of
+from dlinfer.graph.seam.guards import conditions_of
+from dlinfer.graph.seam.symbols import declared_range, fixed_size, from_on, size_range, symbols_of
+from dlinfer.runtime.artifact.artifact import NumberSpec, TensorSpec
 from dlinfer.runtime.artifact.graph_json import Layout, read_graph, write_graph
 from dlinfer.runtime.artifact.node_json import GraphTextError
 from dlinfer.utils.size_text import SizeTextError
-from dlinfer.graph.capture.small_sizes import Reference, Trial
-from dlinfer.graph.seam.torch_seam import export_gives_results_only, export_kinds, fixed_size, mode_of, size_range
-from dlinfer.graph.seam.sizes import conditions_of, declared_range, from_on, symbols_of
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import STATIC, fake, storages, written_arguments
+from dlinfer.graph.seam.expressions import to_size
+from dlinfer.graph.seam.symbols import free_symbols
 from dlinfer.utils.size_text import Size, SizeTextError
-from dlinfer.graph.seam.torch_seam import free_symbols
-from dlinfer.graph.seam.sizes import to_size
 
 Reference = Callable[[Sequence[torch.Tensor], Sequence[Any]], Sequence[Any]]
 """The module's own outputs for these weights (some of them copies that it may write) and inputs."""

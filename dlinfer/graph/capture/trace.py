@@ -16,13 +16,9 @@ from torch.fx import traceback
 
 from dlinfer.errors import CaptureError
 from dlinfer.graph.ir.dialect import STATIC, model_line
-from dlinfer.graph.seam.torch_seam import (
-    FakeTensorMode,
-    free_unbacked_symbols,
-    is_static_input,
-    is_traceable_wrapper_subclass,
-    trace_coarse,
-)
+from dlinfer.graph.seam.dynamo import is_static_input
+from dlinfer.graph.seam.fake_mode import FakeTensorMode, is_traceable_wrapper_subclass, trace_coarse
+from dlinfer.graph.seam.symbols import free_unbacked_symbols
 
 
 @dataclass(frozen=True)

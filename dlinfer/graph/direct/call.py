@@ -15,12 +15,12 @@ import torch
 from torch import fx
 
 from dlinfer.errors import ArtifactInputError, CaptureError, DlinferError
-from dlinfer.graph.seam import torch_seam
 from dlinfer.graph.backend import compile_graph
 from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, reader, root
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
+from dlinfer.graph.seam import dynamo, guards
 
 
 @dataclass
@@ -66,7 +66,7 @@ class DirectCall:
             try:
                 value = evaluate(spec.source, given)
             except (KeyError, AttributeError, IndexError, TypeError) as cause:
-                name = torch_seam.source_name(spec.source)
+                name = dynamo.source_name(spec.source)
                 raise ArtifactInputError(name=name, expected=str(spec), given=f"nothing ({cause})") from cause
             spec.check(value)
         for assumption in self.assumptions:
@@ -117,14 +117,14 @@ def capture_call(
             result = compiled(**kwargs)
     except DlinferError:
         raise
-    except torch_seam.dynamo_errors() as cause:
+    except dynamo.dynamo_errors() as cause:
         ours = getattr(cause, "inner_exception", None)
         if isinstance(ours, DlinferError):
             raise ours from cause
-        reason, line = torch_seam.explain_dynamo_error(cause)
+        reason, line = dynamo.explain_dynamo_error(cause)
         raise CaptureError(reason=reason, line=line) from cause
     finally:
-        torch_seam.forget_compiled(method)  # each capture would count against Dynamo's limit for the function
+        dynamo.forget_compiled(method)  # each capture would count against Dynamo's limit for the function
     reason = collector.reason_against(result, steady)
     if reason:
         raise CaptureError(reason=reason, line=getattr(method, "__qualname__", repr(method)))
@@ -133,7 +133,7 @@ def capture_call(
     inputs = [InputSpec.of(source, example, evaluate(source, given)) for source, example in collector.inputs]
     for spec in inputs:
         if not is_steady(spec.source, steady) and (spec.folded is not None or spec.strides is not None):
-            name = torch_seam.source_name(spec.source)
+            name = dynamo.source_name(spec.source)
             raise CaptureError(
                 reason=f"it would hold only while {name} is {spec}, which may change between calls",
                 line=getattr(method, "__qualname__", repr(method)),
@@ -158,15 +158,15 @@ class _Collector:
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         placeholders = graph_module.graph.find_nodes(op="placeholder")
-        sources = torch_seam.input_sources(graph_module.graph)
+        sources = dynamo.input_sources(graph_module.graph)
         self.inputs = [
             (s, node.meta.get("example_value")) for s, node in zip(sources, placeholders, strict=True)
         ]
         self.program, self.report = compile_graph(graph_module, example_inputs, self.options)
-        mode = torch_seam.dynamo_fake_mode()
+        mode = dynamo.dynamo_fake_mode()
         assert mode is not None, "Dynamo calls its backends inside a tracing context"
-        self.assumptions = [Assumption(*one) for one in torch_seam.conditions(mode, self.inputs)]
-        self._twice = torch_seam.inputs_given_twice()
+        self.assumptions = [Assumption(*one) for one in guards.conditions(mode, self.inputs)]
+        self._twice = dynamo.inputs_given_twice()
         return self._run
 
     def _run(self, *inputs: Any) -> tuple[Any, ...]:
@@ -188,9 +188,11 @@ class _Collector:
                 return f"it would hold only while {assumption}, and {', '.join(changing)} may change between calls"
         for pair in self._twice:
             if all(map(root, pair)) and not all(is_steady(source, steady) for source in pair):
-                one, other = map(torch_seam.source_name, pair)
+                one, other = map(dynamo.source_name, pair)
                 return f"{one} and {other} are one tensor now, and may be two at another call"
         for (source, _), given in zip(self.inputs, self.report.inputs, strict=True):
             if given.written and not is_steady(source, steady):
-                return f"it writes into {torch_seam.source_name(source)}, which may be another tensor at each call"
+                return (
+                    f"it writes into {dynamo.source_name(source)}, which may be another tensor at each call"
+                )
         return ""

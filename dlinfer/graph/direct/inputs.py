@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.seam.torch_seam import fixed_size, source_name
+from dlinfer.graph.seam.dynamo import source_name
+from dlinfer.graph.seam.symbols import fixed_size
 
 
 @dataclass(frozen=True)

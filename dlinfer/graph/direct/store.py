@@ -14,10 +14,10 @@ import torch
 
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.cache.disk import ArtifactCache
-from dlinfer.graph.direct.inputs import Assumption, InputSpec
-from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.direct.call import DirectCall, capture_call
+from dlinfer.graph.direct.inputs import Assumption, InputSpec
 from dlinfer.graph.engine import find_engine
+from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import LOADED, GraphReport, record
 from dlinfer.settings import cache_folder

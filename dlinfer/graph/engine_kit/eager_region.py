@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from torch import fx
 
 from dlinfer.errors import GraphFallbackError
+from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import STATIC, describe, fake, is_compute, is_size, model_line
-from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.ir.program import Program, Step, constants_of, refer
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.policy import leave_engine
-from dlinfer.graph.ir.program import Program, Step, constants_of, refer
 from dlinfer.ops.fallback import Fallback, settle
 
 

@@ -19,11 +19,11 @@ from torch import fx
 import dlinfer
 from dlinfer.errors import ExplanationError
 from dlinfer.graph.cache import disk
-from dlinfer.graph.report import report
-from dlinfer.graph.seam import torch_seam
 from dlinfer.graph.ir.flops import share
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report import report
 from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
+from dlinfer.graph.seam import dynamo
 
 SCHEMA = 1
 FORMATS = (".txt", ".json", ".html")
@@ -207,7 +207,7 @@ def of_process() -> Explanation:
     """Everything that was compiled in this process so far, for example by LMDeploy."""
     graphs = report.reports()
     seconds = sum(sum(graph.seconds.values()) for graph in graphs)
-    breaks = _breaks(torch_seam.graph_breaks())
+    breaks = _breaks(dynamo.graph_breaks())
     return Explanation("this process", graphs, breaks, seconds, disk.counts(), versions())
 
 
@@ -233,7 +233,7 @@ class _Compiled:
     def __init__(self, function: Callable[..., Any], options: CompileOptions, dynamic: bool | None) -> None:
         self.options = options
         self.graphs: list[GraphReport] = []
-        self.function = torch_seam.compile_apart(function, self.compile, dynamic)
+        self.function = dynamo.compile_apart(function, self.compile, dynamic)
 
     def compile(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The backend ``dlinfer``."""
@@ -247,7 +247,7 @@ class _Compiled:
 
     def run(self, explanation: Explanation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function and add to the explanation what happened meanwhile."""
-        breaks, entries = torch_seam.graph_breaks(), disk.counts()
+        breaks, entries = dynamo.graph_breaks(), disk.counts()
         start = time.perf_counter()
         try:
             with torch.no_grad():
@@ -256,7 +256,7 @@ class _Compiled:
             explanation.seconds += time.perf_counter() - start
             explanation.graphs += self.graphs
             self.graphs = []
-            new = _breaks(torch_seam.graph_breaks()[len(breaks) :])
+            new = _breaks(dynamo.graph_breaks()[len(breaks) :])
             explanation.graph_breaks = _joined([*explanation.graph_breaks, *new])
             for kind, count in disk.counts().items():
                 if count > entries.get(kind, 0):

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from dlinfer import ops
+from dlinfer.graph.functional.slot_check import CHECK_SLOTS
 from dlinfer.graph.ir.dialect import (
     STATIC,
     arguments,
@@ -24,7 +25,6 @@ from dlinfer.graph.ir.dialect import (
 from dlinfer.graph.ir.own_ops import own_op
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
-from dlinfer.graph.functional.slot_check import CHECK_SLOTS
 from dlinfer.ops.kv_cache import canonical
 
 

@@ -17,6 +17,10 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from dlinfer.errors import NotAFunctionError
+from dlinfer.graph.functional.outputs import Results, is_same, results_of, viewed
+from dlinfer.graph.functional.overlap import overlapping, reads_in_place
+from dlinfer.graph.functional.scatter import written_through
+from dlinfer.graph.functional.variants import Twin, twin_of
 from dlinfer.graph.ir.dialect import (
     brings_symbol,
     fake,
@@ -29,10 +33,6 @@ from dlinfer.graph.ir.dialect import (
 )
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.functional.overlap import overlapping, reads_in_place
-from dlinfer.graph.functional.outputs import Results, is_same, results_of, viewed
-from dlinfer.graph.functional.variants import Twin, twin_of
-from dlinfer.graph.functional.scatter import written_through
 
 aten = torch.ops.aten
 

@@ -13,10 +13,10 @@ from torch import Tensor, fx
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.ir.dialect import fake, storages
-from dlinfer.graph.passes.fusion.layout import same_size
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.torch_seam import free_symbols, plain_symbol
-from dlinfer.graph.seam.symbols import number_node
+from dlinfer.graph.passes.fusion.layout import same_size
+from dlinfer.graph.seam.expressions import number_node
+from dlinfer.graph.seam.symbols import free_symbols, plain_symbol
 
 Order = tuple[int, ...] | None
 """How a tensor's dimensions lie in memory, outermost first; None where they lie as they are named."""

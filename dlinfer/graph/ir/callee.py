@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from dlinfer.graph.seam.torch_seam import HigherOrderOperator
+from dlinfer.graph.seam.dispatcher import HigherOrderOperator
 
 _MODULES: dict[str, Any] = {"operator": operator, "torch": torch, "math": math, "builtins": builtins}
 

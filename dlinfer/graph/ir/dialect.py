@@ -17,7 +17,8 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph.seam.torch_seam import free_symbols, storage_id
+from dlinfer.graph.seam.fake_mode import storage_id
+from dlinfer.graph.seam.symbols import free_symbols
 
 STATIC = "static_input"
 """Key in a placeholder's meta: the input is a parameter or buffer of a module, the same tensor at each call."""

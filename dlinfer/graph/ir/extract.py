@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from dlinfer.errors import CaptureError
 from dlinfer.graph.ir.dialect import STATIC, fake
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.torch_seam import free_symbols, plain_symbol
+from dlinfer.graph.seam.symbols import free_symbols, plain_symbol
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlinfer.graph.ir import callee
-from dlinfer.graph.engine import CompiledRegion
-from dlinfer.graph.ir.program import Program
 from dlinfer.graph.cache.program_json import NotStorableError, parts_of, to_json
+from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.ir import callee
+from dlinfer.graph.ir.program import Program
 
 
 @dataclass

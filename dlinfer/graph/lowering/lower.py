@@ -6,20 +6,20 @@ from contextlib import contextmanager
 
 from torch import fx
 
-from dlinfer.graph.ir import callee
-from dlinfer.graph.report import debug
 from dlinfer.graph.capture.trace import Captured
-from dlinfer.graph.lowering.compiled import CompiledGraph, resolver
-from dlinfer.graph.ir.dialect import describe, fake, is_compute, is_size, is_view, model_line, op_name
 from dlinfer.graph.engine import CompiledRegion, Engine, PayloadEngine
+from dlinfer.graph.ir import callee
+from dlinfer.graph.ir.dialect import describe, fake, is_compute, is_size, is_view, model_line, op_name
 from dlinfer.graph.ir.extract import Subgraph, extract
 from dlinfer.graph.ir.flops import flops_of
-from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.ir.program import Program, Step, constants_of, refer
+from dlinfer.graph.lowering.compiled import CompiledGraph, resolver
 from dlinfer.graph.lowering.partition import Partition, partition
+from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import run_passes
 from dlinfer.graph.passes.registry import passes
+from dlinfer.graph.report import debug
 from dlinfer.graph.report.policy import leave_engine
-from dlinfer.graph.ir.program import Program, Step, constants_of, refer
 from dlinfer.graph.report.report import GraphReport, NodeReport, RegionReport
 
 

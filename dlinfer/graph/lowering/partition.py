@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from dlinfer.graph.ir.dialect import STATIC, is_compute, is_pure, storages, written_arguments
 from dlinfer.graph.engine import Engine
+from dlinfer.graph.ir.dialect import STATIC, is_compute, is_pure, storages, written_arguments
 
 
 @dataclass

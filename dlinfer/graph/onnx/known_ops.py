@@ -22,8 +22,8 @@ from dlinfer.graph.ir.dialect import (
     written_arguments,
 )
 from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.seam.fake_mode import mode_of, trace_decomposed
 from dlinfer.graph.seam.onnx import Registry
-from dlinfer.graph.seam.torch_seam import mode_of, trace_decomposed
 
 _ASSERTIONS = frozenset(
     f"aten::{name}"

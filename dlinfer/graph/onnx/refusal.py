@@ -20,8 +20,8 @@ from dlinfer.graph.functional.function import function_of, refusal
 from dlinfer.graph.ir.dialect import STATIC, fake, is_size, tensors_of, written_arguments
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.export import OPSET, Table, export
+from dlinfer.graph.seam.dispatcher import HigherOrderOperator
 from dlinfer.graph.seam.onnx import onnx_type
-from dlinfer.graph.seam.torch_seam import HigherOrderOperator
 
 
 def no_type_of_onnx(dtype: torch.dtype) -> str | None:

@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dlinfer.graph.ir.dialect import fake, model_line
-from dlinfer.graph.seam.torch_seam import FakeTensor, FakeTensorMode
+from dlinfer.graph.seam.fake_mode import FakeTensor, FakeTensorMode
 
 
 @dataclass(frozen=True)

@@ -1,87 +1,184 @@
-"""The seam's second half: torch's private parts about symbolic sizes (``torch_seam`` has the others).
+"""Symbols of symbolic sizes: which a value has, the range and example of each, and new ones."""
 
-``tests/graph/test_torch_symbols.py`` uses each of them on a small case.
-"""
-
-import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
-from torch.fx.proxy import GraphAppendingTracer
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
+
+from dlinfer.graph.seam.dynamo import source_name
+
+__all__ = [
+    "ShapeEnv",
+    "declared_range",
+    "example_number",
+    "fixed_size",
+    "free_symbols",
+    "free_unbacked_symbols",
+    "fresh_symbol",
+    "from_on",
+    "new_symbol",
+    "plain_symbol",
+    "size_range",
+    "sized_symbols",
+    "symbol_ranges",
+    "symbolic_number",
+    "symbols_of",
+]
 
 
-def number_node(graph: fx.Graph, number: Any, symbols: dict[Any, fx.Node]) -> Any:
-    """A symbolic number written as nodes of a graph over the nodes of its symbols."""
-    from torch.utils._sympy.interp import sympy_interp
-    from torch.utils._sympy.reference import PythonReferenceAnalysis
-
-    tracer = GraphAppendingTracer(graph)
-    proxies: dict[Any, Any] = {symbol: fx.Proxy(node, tracer) for symbol, node in symbols.items()}
-    made = sympy_interp(PythonReferenceAnalysis, proxies, number.node.expr)
-    return made.node if isinstance(made, fx.Proxy) else made
+def free_symbols(value: Any) -> set[Any]:
+    """The symbols in a fake tensor's sizes and strides, or in a symbolic number."""
+    numbers = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
+    return {s for n in numbers if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
 
 
-def number_tree(number: Any, symbols: dict[Any, Any]) -> Any:
-    """A symbolic number as plain data: ``(operation, operand, operand)`` over numbers and over what ``symbols`` has
-    for its symbols.
+def symbols_of(value: Any) -> list[Any]:
+    """The symbols of a fake tensor's sizes and strides or of a symbolic number, in the order of their mention."""
+    numbers = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
+    return [
+        symbol
+        for number in numbers
+        if isinstance(number, torch.SymInt)
+        for symbol in sorted(number.node.expr.free_symbols, key=str)
+    ]
 
-    Operations are add, mul, floordiv, mod, pow, min and max, and of one operand trunc, which cuts a float to a whole
-    number. Raises KeyError for a symbol that is not given, and AttributeError for another operation.
+
+def plain_symbol(value: Any) -> Any:
+    """The symbol that a symbolic number is, where it is nothing but one; else None."""
+    if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
+        return value.node.expr
+    return None
+
+
+def fresh_symbol(mode: FakeTensorMode, symbol: Any, environment: ShapeEnv, number: int) -> Any:
+    """A symbol of ``mode`` with the range of ``symbol`` and, where it has one, its example value."""
+    from torch._dynamo.source import LocalSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    env = mode.shape_env
+    assert env is not None
+    limits = environment.var_to_range[symbol]
+    hint = environment.backed_var_to_val.get(symbol)
+    if hint is None:
+        with env.ignore_fresh_unbacked_symbols():  # it comes from an input, not from a node
+            made = env.create_unbacked_symint().node.expr
+    else:
+        made = env.create_symbol(
+            int(hint),
+            LocalSource(f"n{number}"),
+            DimDynamic.DYNAMIC,
+            positive=bool(limits.lower > 0) or None,
+            do_not_specialize_zero_one=bool(limits.lower < 2),
+        )
+    ranges: dict[Any, Any] = env.var_to_range
+    ranges[made] = limits
+    return made
+
+
+def new_symbol(
+    mode: FakeTensorMode, number: int, low: int, high: int | None, hint: int | None
+) -> torch.SymInt:
+    """A symbolic size. Where it may be 0 or 1 nothing is assumed of it, not even that it is not 1."""
+    from torch._dynamo.source import LocalSource
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    env = mode.shape_env
+    assert env is not None
+    if low < 2 or hint is None:
+        with env.ignore_fresh_unbacked_symbols():  # it comes from an input, not from a node
+            made = env.create_unbacked_symint()
+        symbol = made.node.expr
+    else:
+        symbol = env.create_symbol(hint, LocalSource(f"n{number}"), DimDynamic.DYNAMIC)
+        made: Any = env.create_symintnode(symbol, hint=hint)
+    ranges: dict[Any, Any] = env.var_to_range
+    ranges[symbol] = ValueRanges(low, int_oo if high is None else high)
+    return made
+
+
+def symbolic_number(mode: FakeTensorMode, value: torch.SymInt, fresh: dict[Any, Any]) -> Any:
+    """``value`` over the fresh symbols."""
+    assert mode.shape_env is not None
+    expression = value.node.expr.xreplace(fresh)
+    return mode.shape_env.create_symintnode(expression, hint=value.node.hint)
+
+
+def fixed_size(size: Any) -> int | None:
+    """A size that is a number, or a symbol that became one; None for one that may vary."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.expr) if size.node.expr.is_number else None
+    return size
+
+
+def example_number(number: int | torch.SymInt, unknown: int = 0) -> int:
+    """The value that a symbolic number had in the call that was captured; ``unknown`` where it had none."""
+    if not isinstance(number, torch.SymInt):
+        return number
+    return int(number.node.hint) if number.node.has_hint() else unknown
+
+
+def size_range(size: Any) -> int | tuple[int, int | None]:
+    """A size, or the range that a symbolic one may have."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    limits = size.node.shape_env.bound_sympy(size.node.expr)
+    high = limits.upper
+    return int(limits.lower), int(high) if high.is_Integer else None
+
+
+def declared_range(
+    symbol: Any, mode: FakeTensorMode, declared: Mapping[Any, Any]
+) -> tuple[int, int | None, int | None]:
+    """(lowest, highest or None, example or None) of a symbol; what torch.export was told goes before what it found.
+
+    torch.export takes every size for 2 or more while it looks, and widens the range to what it was told afterwards.
     """
-    from torch.utils._sympy.interp import sympy_interp
+    env = mode.shape_env
+    assert env is not None
+    limits = declared.get(symbol, env.var_to_range[symbol])
+    high = int(limits.upper) if limits.upper.is_Integer else None
+    hint = env.backed_var_to_val.get(symbol)
+    return max(0, int(limits.lower)), high, None if hint is None else int(hint)
 
-    return sympy_interp(_Trees, symbols, number.node.expr)  # pyright: ignore[reportArgumentType]
+
+def from_on(limits: Any, low: int) -> Any:
+    """A range of torch.export's without what lies below ``low``."""
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    return ValueRanges(low, limits.upper)
 
 
-class _Trees:
-    """What sympy_interp calls for each operation."""
+def symbol_ranges(fakes: Sequence[Any]) -> dict[str, str]:
+    """The range that each symbol in the inputs' sizes may take, as text."""
+    ranges: dict[str, str] = {}
+    for value in fakes:
+        numbers = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
+        for number in numbers:
+            if isinstance(number, torch.SymInt):
+                for symbol in number.node.expr.free_symbols:
+                    limits = number.node.shape_env.var_to_range.get(symbol)
+                    ranges[str(symbol)] = str(limits)
+    return ranges
 
-    @staticmethod
-    def constant(value: Any, dtype: Any) -> float:
-        if dtype is torch.bool or not math.isfinite(value):
-            raise AttributeError(f"the number {value}")
-        return int(value) if int(value) == value else float(value)
 
-    @staticmethod
-    def add(one: Any, other: Any) -> Any:
-        return ("add", one, other)
+def sized_symbols(mode: FakeTensorMode) -> dict[str, str]:
+    """Each symbolic integer that comes in: the values it may take and where it is read from."""
+    from torch.utils._sympy.numbers import int_oo
 
-    @staticmethod
-    def mul(one: Any, other: Any) -> Any:
-        return ("mul", one, other)
-
-    @staticmethod
-    def floordiv(one: Any, other: Any) -> Any:
-        return ("floordiv", one, other)
-
-    @staticmethod
-    def mod(one: Any, other: Any) -> Any:
-        return ("mod", one, other)
-
-    python_mod = mod
-
-    @staticmethod
-    def pow_by_natural(one: Any, other: Any) -> Any:
-        return ("pow", one, other)
-
-    @staticmethod
-    def minimum(one: Any, other: Any) -> Any:
-        return ("min", one, other)
-
-    @staticmethod
-    def maximum(one: Any, other: Any) -> Any:
-        return ("max", one, other)
-
-    @staticmethod
-    def trunc_to_int(one: Any, dtype: Any) -> Any:
-        return ("trunc", one)
-
-    @staticmethod
-    def to_dtype(one: Any, dtype: Any) -> Any:
-        """Whole numbers become floats where a float meets them."""
-        return one
-
-    @staticmethod
-    def identity(one: Any) -> Any:
-        return one
+    environment = mode.shape_env
+    assert environment is not None
+    found = {}
+    for symbol, sources in environment.var_to_sources.items():
+        limits = environment.var_to_range.get(symbol)
+        if limits is None or not sources or not symbol.is_integer:
+            continue
+        values = f"{limits.lower} to {limits.upper}"
+        if limits.lower == limits.upper:
+            values = str(limits.lower)
+        elif limits.upper == int_oo:
+            values = "any" if limits.lower == -int_oo else f"{limits.lower} and more"
+        found[str(symbol)] = f"{values}, {source_name(sources[0].name)}"
+    return found

@@ -20,10 +20,10 @@ from dlinfer.errors import (
     ArtifactStorageError,
     ArtifactVersionError,
 )
+from dlinfer.graph.cache.fingerprint import cpu_flags
+from dlinfer.graph.engine import PayloadEngine
 from dlinfer.runtime.artifact import sealing
 from dlinfer.runtime.artifact.container import Container, Writer, open_container, written_whole
-from dlinfer.graph.engine import PayloadEngine
-from dlinfer.graph.cache.fingerprint import cpu_flags
 from dlinfer.runtime.artifact.graph_json import Layout
 from dlinfer.runtime.artifact.node_json import GraphTextError, device_of, dtype_of
 from dlinfer.runtime.artifact.stored import Stage, payloads_of

@@ -15,7 +15,12 @@ from torch.fx.node import map_arg
 
 from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.ir.dialect import STATIC, fake, model_line, written_arguments
+from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.passes.fusion.layout import fits
+from dlinfer.graph.seam.expressions import to_size
+from dlinfer.graph.seam.fake_mode import FakeTensorMode, mode_of, strict_mode
+from dlinfer.graph.seam.guards import conditions_of
+from dlinfer.graph.seam.symbols import declared_range, new_symbol, symbols_of
 from dlinfer.runtime.artifact.node_json import (
     GraphTextError,
     call_text,
@@ -27,17 +32,7 @@ from dlinfer.runtime.artifact.node_json import (
     name_of,
     resolve_call,
 )
-from dlinfer.graph.ir.program import attribute
 from dlinfer.utils.size_text import Size, SizeTextError, parse_condition, parse_size
-from dlinfer.graph.seam.torch_seam import FakeTensorMode, mode_of
-from dlinfer.graph.seam.sizes import (
-    conditions_of,
-    declared_range,
-    new_symbol,
-    strict_mode,
-    symbols_of,
-    to_size,
-)
 
 _MOST_NODES = 1_000_000
 

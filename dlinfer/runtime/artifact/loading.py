@@ -12,17 +12,17 @@ from dlinfer.errors import (
     ArtifactVersionError,
     DlinferError,
 )
-from dlinfer.runtime.artifact.files import ReadArtifact, ReadStage
-from dlinfer.graph.lowering.compiled import CompiledGraph
-from dlinfer.graph.ir.dialect import STATIC, storages, written_arguments
 from dlinfer.graph.engine import Engine, PayloadEngine, check_options, find_engine, runs_concurrently
-from dlinfer.runtime.artifact.graph_json import ReadGraph, read_graph
+from dlinfer.graph.ir.dialect import STATIC, storages, written_arguments
+from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import place
-from dlinfer.runtime.artifact.node_json import GraphTextError, decode, device_of, dtype_of, name_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import LOADED, GraphReport, record
-from dlinfer.runtime.options import SessionOptions
+from dlinfer.runtime.artifact.files import ReadArtifact, ReadStage
+from dlinfer.runtime.artifact.graph_json import ReadGraph, read_graph
+from dlinfer.runtime.artifact.node_json import GraphTextError, decode, device_of, dtype_of, name_of
 from dlinfer.runtime.artifact.signature import Bounds, Port, Signature
+from dlinfer.runtime.options import SessionOptions
 from dlinfer.utils.size_text import Size, SizeTextError, parse_condition, parse_size
 
 

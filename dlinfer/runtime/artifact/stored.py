@@ -6,17 +6,18 @@ from typing import Any
 
 import torch
 
-from dlinfer.runtime.artifact.artifact import NumberSpec, TensorSpec
-from dlinfer.graph.capture.trace import Captured
-from dlinfer.graph.lowering.compiled import CompiledGraph
-from dlinfer.graph.ir.dialect import STATIC, fake, storages, written_arguments
-from dlinfer.graph.engine import Engine, Payload, PayloadEngine
 from dlinfer.graph.capture.export import Exported
+from dlinfer.graph.capture.trace import Captured
+from dlinfer.graph.engine import Engine, Payload, PayloadEngine
+from dlinfer.graph.ir.dialect import STATIC, fake, storages, written_arguments
+from dlinfer.graph.lowering.compiled import CompiledGraph
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.seam.expressions import to_size
+from dlinfer.graph.seam.symbols import symbols_of
+from dlinfer.runtime.artifact.artifact import NumberSpec, TensorSpec
 from dlinfer.runtime.artifact.graph_json import Layout, write_graph
 from dlinfer.runtime.artifact.node_json import GraphTextError
-from dlinfer.graph.options import CompileOptions
 from dlinfer.utils.size_text import SizeTextError
-from dlinfer.graph.seam.sizes import symbols_of, to_size
 
 
 @dataclass(frozen=True)

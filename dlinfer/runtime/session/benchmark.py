@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from dlinfer.errors import SessionCallError
-from dlinfer.runtime.session.running import RunningStage
 from dlinfer.runtime.artifact.signature import Port, Signature
+from dlinfer.runtime.session.running import RunningStage
 
 USUAL_RUNS = 40
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dlinfer.errors import SessionCallError
-from dlinfer.runtime.session.io_memory import IoTensors, RuntimeMemory
 from dlinfer.runtime.artifact.loading import Plan
-from dlinfer.runtime.options import SessionOptions
 from dlinfer.runtime.artifact.signature import Port, Signature
+from dlinfer.runtime.options import SessionOptions
+from dlinfer.runtime.session.io_memory import IoTensors, RuntimeMemory
 
 
 class Introspection:

@@ -11,12 +11,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from dlinfer.graph.ir.dialect import fake, is_size, storages
+from dlinfer.graph.seam.expressions import to_size
+from dlinfer.graph.seam.fake_mode import storage_id
+from dlinfer.graph.seam.symbols import symbols_of
 from dlinfer.runtime.artifact.graph_json import Layout, ReadGraph
 from dlinfer.runtime.artifact.signature import Port, Signature
-from dlinfer.utils.size_text import SizeTextError
 from dlinfer.runtime.artifact.tensor_file import nbytes
-from dlinfer.graph.seam.torch_seam import storage_id
-from dlinfer.graph.seam.sizes import symbols_of, to_size
+from dlinfer.utils.size_text import SizeTextError
 
 
 def stage_plan(read: ReadGraph, signature: Signature, weights: Sequence[Layout]) -> dict[str, Any]:

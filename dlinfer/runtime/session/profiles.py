@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.ir.program import Program
+from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.runtime.session.running import RunningStage
 
 PROFILED_RUNS = 10

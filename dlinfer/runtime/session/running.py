@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError, SessionCallError
-from dlinfer.runtime.session.io_memory import IoTensors, RuntimeMemory
 from dlinfer.runtime.artifact.loading import LoadedStage
 from dlinfer.runtime.artifact.signature import Port, shown
 from dlinfer.runtime.artifact.tensor_file import TensorFile
+from dlinfer.runtime.session.io_memory import IoTensors, RuntimeMemory
 
 
 class RunningStage:

@@ -17,18 +17,26 @@ import torch
 
 from dlinfer.errors import ArtifactInputError, DlinferError, SessionCallError, SessionOptionError
 from dlinfer.runtime.artifact.files import ReadArtifact, read
+from dlinfer.runtime.artifact.loading import Plan, load_stage, plan_of, read_stage
+from dlinfer.runtime.artifact.signature import Signature
+from dlinfer.runtime.options import Flags, SessionOptions
 from dlinfer.runtime.session.async_runs import AsyncRuns
 from dlinfer.runtime.session.benchmark import BenchmarkResult, benchmark, random_inputs
 from dlinfer.runtime.session.dumps import Dumps
 from dlinfer.runtime.session.introspection import Introspection
 from dlinfer.runtime.session.io_memory import COMMON, IoTensors, RuntimeMemory
-from dlinfer.runtime.artifact.loading import Plan, load_stage, plan_of, read_stage
 from dlinfer.runtime.session.memory_plan import stage_plan, write_plan
 from dlinfer.runtime.session.metrics import Metrics, table
 from dlinfer.runtime.session.profiles import OpTimes, PythonProfiles, time_ops
-from dlinfer.runtime.session.running import RunningStage, Values, Weights, check_target, into_own, lock_of, write_into
-from dlinfer.runtime.options import Flags, SessionOptions
-from dlinfer.runtime.artifact.signature import Signature
+from dlinfer.runtime.session.running import (
+    RunningStage,
+    Values,
+    Weights,
+    check_target,
+    into_own,
+    lock_of,
+    write_into,
+)
 
 __all__ = ["Flags", "Session", "load"]
 

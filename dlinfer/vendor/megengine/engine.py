@@ -9,14 +9,14 @@ import torch
 from torch import fx
 
 from dlinfer.errors import CompileOptionError, NotAFunctionError
+from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.engine_kit.eager_region import eager_region
+from dlinfer.graph.engine_kit.torch_steps import TorchSteps
 from dlinfer.graph.functional.function import function_of, refusal
 from dlinfer.graph.ir.dialect import fake, is_compute, is_size, tensors_of, written_arguments
-from dlinfer.graph.engine_kit.eager_region import eager_region
-from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.engine_kit.torch_steps import TorchSteps
 from dlinfer.vendor.megengine import translations
 from dlinfer.vendor.megengine.building import model_of
 from dlinfer.vendor.megengine.errors import LiteBuildError, LiteError

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.torch_seam import fixed_size, size_range
+from dlinfer.graph.seam.symbols import fixed_size, size_range
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.registry import Call, lowering
 from dlinfer.vendor.openvino.written import InPlace, Rows

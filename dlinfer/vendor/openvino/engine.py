@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, fx
 
 from dlinfer.errors import NotAFunctionError
-from dlinfer.graph.functional.function import Function, function_of, is_check, refusal
-from dlinfer.graph.seam import torch_seam
-from dlinfer.graph.functional.cached_attention import cached_attention_pass
-from dlinfer.graph.ir.dialect import is_compute, op_name, overload, written_arguments
-from dlinfer.graph.engine_kit.eager_region import eager_program, eager_region, leave_for_a_call
 from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.engine_kit.eager_region import eager_program, eager_region, leave_for_a_call
+from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
+from dlinfer.graph.engine_kit.torch_steps import TorchSteps
+from dlinfer.graph.functional.cached_attention import cached_attention_pass
+from dlinfer.graph.functional.function import Function, function_of, is_check, refusal
+from dlinfer.graph.functional.variants import Twin, twin_of
+from dlinfer.graph.ir.dialect import is_compute, op_name, overload, written_arguments
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.engine_kit.torch_steps import TorchSteps
-from dlinfer.graph.functional.variants import Twin, twin_of
+from dlinfer.graph.seam import dispatcher
 from dlinfer.vendor.openvino import lowerings, registry
 from dlinfer.vendor.openvino.builder import LoweringError
 from dlinfer.vendor.openvino.devices import check_device, core, properties
@@ -59,7 +59,7 @@ class OpenVINOEngine(TorchSteps):
         """Why a node is not taken: its effect is no value, or it has no lowering for these arguments."""
         if node.op != "call_function":
             return None
-        if isinstance(node.target, torch_seam.HigherOrderOperator):
+        if isinstance(node.target, dispatcher.HigherOrderOperator):
             return f"{node.target} is a higher-order op"
         if (reason := refusal(node)) is not None:
             return reason

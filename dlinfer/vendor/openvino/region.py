@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dlinfer.graph.engine_kit.held_weights import HeldWeights
 from dlinfer.graph.engine_kit.output_sizes import reader
-from dlinfer.graph.functional.overlap import overlapping
 from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.overlap import overlapping
 from dlinfer.vendor.openvino.requests import Requests
 from dlinfer.vendor.openvino.template import OUTPUT, Template
 

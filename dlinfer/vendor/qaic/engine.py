@@ -14,17 +14,17 @@ import torch
 from torch import fx
 
 from dlinfer.errors import CompileOptionError, NotAFunctionError, NotExportableError
+from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.engine_kit.eager_region import eager_region
+from dlinfer.graph.engine_kit.held_weights import HeldWeights
+from dlinfer.graph.engine_kit.torch_steps import TorchSteps
 from dlinfer.graph.functional.function import Function, function_of
 from dlinfer.graph.ir.dialect import STATIC, fake, is_compute, written_arguments
-from dlinfer.graph.engine_kit.eager_region import eager_region
-from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.ir.extract import Subgraph
-from dlinfer.graph.engine_kit.held_weights import HeldWeights
 from dlinfer.graph.onnx.export import OnnxGraph, export
 from dlinfer.graph.onnx.refusal import Refusals
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.engine_kit.torch_steps import TorchSteps
 from dlinfer.vendor.qaic import model_writer, sdk
 from dlinfer.vendor.qaic.errors import QaicCompileError, QaicOptionError, QaicUnavailableError
 from dlinfer.vendor.qaic.option_table import OPTIONS

@@ -7,15 +7,15 @@ from typing import Any
 from torch import fx
 
 from dlinfer.errors import EngineUnavailableError, NotAFunctionError, NotExportableError
-from dlinfer.graph.ir.dialect import is_compute
-from dlinfer.graph.engine_kit.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.engine_kit.eager_region import eager_region
+from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
+from dlinfer.graph.engine_kit.torch_steps import TorchSteps
+from dlinfer.graph.ir.dialect import is_compute
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.flops import flops_of
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.engine_kit.torch_steps import TorchSteps
 from dlinfer.vendor.sophgo import engine_nodes, packages
 from dlinfer.vendor.sophgo.compiler_process import compiler_version
 from dlinfer.vendor.sophgo.engine_chip import settled

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from dlinfer.errors import NotExportableError
-from dlinfer.graph.ir.dialect import STATIC, fake
 from dlinfer.graph.engine_kit.eager_region import eager_program, leave_for_a_call
-from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.engine_kit.held_weights import HeldWeights
-from dlinfer.graph.onnx.export import OPSET, OnnxGraph, export
-from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
 from dlinfer.graph.functional.function import function_of
+from dlinfer.graph.ir.dialect import STATIC, fake
+from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.onnx.export import OPSET, OnnxGraph, export
+from dlinfer.graph.options import CompileOptions
 from dlinfer.vendor.sophgo.compiler import compile_onnx
 from dlinfer.vendor.sophgo.engine_net import Net
 from dlinfer.vendor.sophgo.engine_nodes import FLOATS, lookups

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.seam import torch_seam
 from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.ir.dialect import STATIC, fake, is_pure, is_size, op_name
 from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
 from dlinfer.graph.passes.pipeline import verify
 from dlinfer.graph.passes.rewrite import Edit
+from dlinfer.graph.seam import dynamo
 
 
 @dataclass
@@ -67,11 +67,9 @@ def captured(function: Callable[..., Any], *args: Any, dynamic: bool = True, **k
     graphs: list[CapturedGraph] = []
 
     def backend(dynamo_graph: fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        mode = torch_seam.dynamo_fake_mode()
+        mode = dynamo.dynamo_fake_mode()
         assert mode is not None
-        one = CapturedGraph(
-            capture(dynamo_graph, torch_seam.fakes_of_inputs(mode, examples), mode).graph_module
-        )
+        one = CapturedGraph(capture(dynamo_graph, dynamo.fakes_of_inputs(mode, examples), mode).graph_module)
         graphs.append(one)
 
         def run(*inputs: Any) -> Any:

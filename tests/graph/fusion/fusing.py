@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
 from dlinfer.graph.passes.fusion.rules import RULES
-from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.normalise import NORMALISE
 from dlinfer.graph.passes.pipeline import Pass, verify
 from tests.graph.fusion.capturing import CapturedGraph, captured, graph_text

@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 
+from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.fusion.add_rms_norm import ADD_RMS_NORM
 from dlinfer.graph.passes.fusion.rms_norm import RMS_NORM
 from dlinfer.graph.passes.fusion.rotary import ROTARY
 from dlinfer.graph.passes.fusion.rotary_interleaved import ROTARY_INTERLEAVED
-from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.normalise import NORMALISE
 from tests.graph.fusion.capturing import CapturedGraph, captured
 

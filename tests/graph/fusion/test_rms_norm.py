@@ -9,8 +9,8 @@ from expecttest import assert_expected_inline
 from torch import nn
 
 from dlinfer.graph.ir.dialect import is_view
-from dlinfer.graph.passes.fusion.rms_norm import RMS_NORM
 from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.fusion.rms_norm import RMS_NORM
 from dlinfer.graph.passes.normalise import NORMALISE
 from tests.graph.fusion.capturing import captured, fused_text
 

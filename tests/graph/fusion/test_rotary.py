@@ -4,8 +4,8 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from dlinfer.graph.passes.fusion.rotary import ROTARY
 from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.fusion.rotary import ROTARY
 from dlinfer.graph.passes.normalise import NORMALISE
 from tests.graph.fusion.capturing import captured, fused_text
 from tests.graph.fusion.rotating import SIZE, Heads, fuses_to_equal_bits, inputs, rotation

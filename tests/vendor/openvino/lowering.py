@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph.capture import trace
+from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import lower
 from dlinfer.graph.options import CompileOptions

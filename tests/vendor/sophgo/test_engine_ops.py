@@ -114,8 +114,8 @@ def test_every_case_gives_what_torch_gives(toolchain):
 def test_the_cases_are_all_ops_of_the_table():
     import onnx
 
-    from dlinfer.graph.onnx.export import export
     from dlinfer.graph.functional.function import function_of
+    from dlinfer.graph.onnx.export import export
     from dlinfer.vendor.sophgo.translations import table
 
     given = values()

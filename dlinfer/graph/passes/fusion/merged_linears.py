@@ -13,9 +13,9 @@ from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments, op_name
+from dlinfer.graph.ir.effects import Writes
 from dlinfer.graph.passes.fusion.geometry import same_sizes, shown
 from dlinfer.graph.passes.fusion.replacement import call_like
-from dlinfer.graph.ir.effects import Writes
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
 

@@ -16,7 +16,14 @@ from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments, op_name, tensors_of
-from dlinfer.graph.passes.fusion.geometry import halves, same_sizes, seen_through, shown, swapped, views_between
+from dlinfer.graph.passes.fusion.geometry import (
+    halves,
+    same_sizes,
+    seen_through,
+    shown,
+    swapped,
+    views_between,
+)
 from dlinfer.graph.passes.fusion.match import CASTS, calls, only_user, operands, same_size, widened_from
 from dlinfer.graph.passes.fusion.replacement import call_like, is_packed
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match

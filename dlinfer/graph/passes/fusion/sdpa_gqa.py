@@ -12,8 +12,23 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments
-from dlinfer.graph.passes.fusion.geometry import same_sizes, seen_through, shown, swapped, tensor, views_between
-from dlinfer.graph.passes.fusion.match import CASTS, calls, is_last_dim, is_number, only_user, operands, same_size
+from dlinfer.graph.passes.fusion.geometry import (
+    same_sizes,
+    seen_through,
+    shown,
+    swapped,
+    tensor,
+    views_between,
+)
+from dlinfer.graph.passes.fusion.match import (
+    CASTS,
+    calls,
+    is_last_dim,
+    is_number,
+    only_user,
+    operands,
+    same_size,
+)
 from dlinfer.graph.passes.fusion.replacement import call_like, is_packed
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
 from dlinfer.graph.passes.rewrite import Rewriter

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import fake, is_compute, overload, written_arguments
-from dlinfer.graph.seam.torch_seam import example_number
+from dlinfer.graph.seam.symbols import example_number
 
 _KEPT = {
     "aten::linear",

@@ -11,7 +11,7 @@ from torch import fx
 from dlinfer.graph.ir.dialect import arguments, fake, overload
 from dlinfer.graph.ir.effects import Writes
 from dlinfer.graph.passes.rewrite import Rewriter
-from dlinfer.graph.seam.torch_seam import fixed_size
+from dlinfer.graph.seam.symbols import fixed_size
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 

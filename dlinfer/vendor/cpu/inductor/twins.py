@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.seam import torch_seam
+from dlinfer.graph.seam import fake_mode, guards, symbols
 
 
 @dataclass
@@ -19,22 +19,22 @@ class Twins:
     """values: one for each fake, in order. mode: theirs. original: fresh symbol -> the model's symbol."""
 
     values: list[Any]
-    mode: torch_seam.FakeTensorMode
+    mode: fake_mode.FakeTensorMode
     original: dict[Any, Any] = field(default_factory=dict)
     environment: Any = None
 
     def assumptions(self) -> list[str]:
         """What compiling the twins assumed about their symbols, as expressions that are true."""
-        return torch_seam.guards_of(self.mode)
+        return guards.guards_of(self.mode)
 
     def holds(self, assumptions: Sequence[str]) -> bool:
         """Whether the model's symbols satisfy these, now and by guards from now on."""
-        return torch_seam.guard_all(assumptions, self.original, self.environment)
+        return guards.guard_all(assumptions, self.original, self.environment)
 
 
 def twins_of(fakes: Sequence[Any]) -> Twins:
     """Twins of tensors and symbolic numbers; plain numbers are their own."""
-    mode = torch_seam.fresh_mode()
+    mode = fake_mode.fresh_mode()
     made = Twins([], mode)
     fresh: dict[Any, Any] = {}
 
@@ -44,9 +44,9 @@ def twins_of(fakes: Sequence[Any]) -> Twins:
         made.environment = value.node.shape_env
         for symbol in sorted(value.node.expr.free_symbols, key=str):
             if symbol not in fresh:
-                fresh[symbol] = torch_seam.fresh_symbol(mode, symbol, value.node.shape_env, len(fresh))
+                fresh[symbol] = symbols.fresh_symbol(mode, symbol, value.node.shape_env, len(fresh))
                 made.original[fresh[symbol]] = symbol
-        return torch_seam.symbolic_number(mode, value, fresh)
+        return symbols.symbolic_number(mode, value, fresh)
 
     for value in fakes:
         if isinstance(value, torch.Tensor):

@@ -15,7 +15,7 @@ import torch
 from openvino import Output
 from torch import Tensor
 
-from dlinfer.graph.seam.torch_seam import fixed_size
+from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.matrix import product
 from dlinfer.vendor.openvino.lowerings.shapes import rank

@@ -18,8 +18,8 @@ from openvino.op import Constant, Parameter
 from torch import Tensor
 
 from dlinfer.graph.functional.cached_attention import CACHED_ATTENTION
-from dlinfer.graph.seam.torch_seam import example_number, fixed_size
 from dlinfer.graph.functional.variants import twin_op
+from dlinfer.graph.seam.symbols import example_number, fixed_size
 from dlinfer.vendor import discovery
 from dlinfer.vendor.openvino import VENDOR
 from dlinfer.vendor.openvino.builder import Builder

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlinfer.graph.cache import disk
-from dlinfer.graph.seam import torch_seam
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.ir.extract import extract
+from dlinfer.graph.seam import inductor
 from dlinfer.vendor.cpu.inductor import clusters
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler
 from tests.graph.fusion.capturing import captured
@@ -27,7 +27,7 @@ class Compilations(list):
 @pytest.fixture
 def compilations(monkeypatch):
     noted = Compilations()
-    monkeypatch.setattr(clusters.torch_seam, "compile_loops", noted)
+    monkeypatch.setattr(clusters.inductor, "compile_loops", noted)
     return noted
 
 
@@ -128,7 +128,7 @@ def test_what_inductor_cannot_compile_runs_node_by_node_and_is_reported(tmp_path
     def fails(graph, fakes, mode):
         raise RuntimeError("no C++ compiler\nfound here")
 
-    monkeypatch.setattr(clusters.torch_seam, "compile_loops", fails)
+    monkeypatch.setattr(clusters.inductor, "compile_loops", fails)
     compiler, ((name, told),) = compile_all(tmp_path, subgraph_of(body, x, dynamic=False))
     assert (told.origin, told.reason) == ("eager", "inductor: RuntimeError: no C++ compiler")
     torch.testing.assert_close(compiler.run(name)(x)[0], body(x))
@@ -141,7 +141,7 @@ def test_assumptions_of_a_compilation_are_asked_of_later_graphs(tmp_path, monkey
         return graph
 
     assumed: list[bool] = []
-    monkeypatch.setattr(clusters.torch_seam, "compile_loops", assuming)
+    monkeypatch.setattr(clusters.inductor, "compile_loops", assuming)
     sizes = (4, 5, 200, 300, 7)
     _, made = compile_all(tmp_path, *[subgraph_of(body, torch.ones(n, 6)) for n in sizes])
     names = [name for name, _ in made]
@@ -151,9 +151,9 @@ def test_assumptions_of_a_compilation_are_asked_of_later_graphs(tmp_path, monkey
 
 
 def test_calls_of_a_library_are_as_inductor_sees_them():
-    assert torch_seam.inductor_calls_library(torch.ops.aten.cumsum.default) in (True, False)
-    assert not torch_seam.inductor_calls_library(torch.ops.aten.mul.Tensor)
-    assert torch_seam.inductor_calls_library(torch.ops.aten._fft_r2c.default)
+    assert inductor.calls_library(torch.ops.aten.cumsum.default) in (True, False)
+    assert not inductor.calls_library(torch.ops.aten.mul.Tensor)
+    assert inductor.calls_library(torch.ops.aten._fft_r2c.default)
 
 
 @pytest.mark.slow

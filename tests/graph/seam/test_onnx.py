@@ -8,7 +8,7 @@ from torch import fx
 
 pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 
-from dlinfer.graph.seam import onnx, torch_seam
+from dlinfer.graph.seam import fake_mode, onnx
 from dlinfer.graph.seam.onnx import Registry, UntranslatableError, onnx_type
 
 aten = torch.ops.aten
@@ -24,7 +24,7 @@ def refusing(A, *, driver=None):  # noqa: N803 - named as in torch's schema
 
 
 def graph_of(op, *shapes: tuple[int, ...]) -> fx.Graph:
-    mode = torch_seam.fresh_mode()
+    mode = fake_mode.fresh_mode()
     fakes = [mode.from_tensor(torch.zeros(shape)) for shape in shapes]
     graph = fx.Graph()
     inputs = [graph.placeholder(f"x{index}") for index in range(len(shapes))]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import fx
 
-from dlinfer.graph.seam import torch_seam
-from dlinfer.graph.seam.symbols import number_node, number_tree
+from dlinfer.graph.seam import fake_mode, symbols
+from dlinfer.graph.seam.expressions import number_node, number_tree
 
 EXPRESSIONS = {
     "sum": lambda a, b: a + b + 1,
@@ -21,11 +21,11 @@ EXPRESSIONS = {
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_a_number_is_written_over_its_symbols(name):
-    mode = torch_seam.fresh_mode()
+    mode = fake_mode.fresh_mode()
     a, b = mode.from_tensor(torch.ones(7, 3)).shape
     number = EXPRESSIONS[name](a, b)
     graph = fx.Graph()
-    nodes = {torch_seam.plain_symbol(size): graph.placeholder(text) for text, size in (("a", a), ("b", b))}
+    nodes = {symbols.plain_symbol(size): graph.placeholder(text) for text, size in (("a", a), ("b", b))}
     graph.output(number_node(graph, number, nodes))
     run = fx.GraphModule({}, graph)
     for given in ((7, 3), (12, 5), (2, 9)):
@@ -34,10 +34,8 @@ def test_a_number_is_written_over_its_symbols(name):
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_a_number_as_plain_data(name):
-    a, b = torch_seam.fresh_mode().from_tensor(torch.ones(7, 3)).shape
-    tree = number_tree(
-        EXPRESSIONS[name](a, b), {torch_seam.plain_symbol(a): "a", torch_seam.plain_symbol(b): "b"}
-    )
+    a, b = fake_mode.fresh_mode().from_tensor(torch.ones(7, 3)).shape
+    tree = number_tree(EXPRESSIONS[name](a, b), {symbols.plain_symbol(a): "a", symbols.plain_symbol(b): "b"})
     for given in ((7, 3), (12, 5), (2, 9)):
         assert evaluated(tree, dict(zip("ab", given, strict=True))) == EXPRESSIONS[name](*given)
 
@@ -52,6 +50,6 @@ def evaluated(tree, given):
 
 
 def test_a_symbol_that_is_not_given_has_no_place_in_plain_data():
-    (a,) = torch_seam.fresh_mode().from_tensor(torch.ones(7)).shape
+    (a,) = fake_mode.fresh_mode().from_tensor(torch.ones(7)).shape
     with pytest.raises(KeyError):
         number_tree(a + 1, {})
