@@ -11,7 +11,7 @@ from dlinfer.graph.ir.extract import extract
 from dlinfer.graph.seam import inductor
 from dlinfer.vendor.cpu.inductor import clusters
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler
-from tests.graph.fusion.capturing import captured
+from tests.graph.passes.fusion.capturing import captured
 
 x = torch.arange(24.0).view(4, 6)
 
