@@ -95,7 +95,7 @@ class PatchSet:
     def require_all_fit(self) -> None:
         """Raise the first refusal, if any: what a user meets who asks for the patched behaviour."""
         for error in self.refused.values():
-            raise error
+            raise error.again()
 
     def revert(self) -> None:
         """Put every original back."""

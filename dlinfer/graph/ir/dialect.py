@@ -127,6 +127,20 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     return [leaf for name in names for leaf in nodes_in(given[name])]
 
 
+def out_of_place(op: OpOverload) -> OpOverload | None:
+    """``aten.div.Tensor`` of ``aten.div_.Tensor``: the same parameters, a result of its own, nothing written."""
+    name = op._schema.name.removeprefix("aten::")
+    if op.namespace != "aten" or not name.endswith("_"):
+        return None
+    found = getattr(getattr(torch.ops.aten, name.removesuffix("_"), None), op._overloadname, None)
+    return found if found is not None and parameters_of(found) == parameters_of(op) else None
+
+
+def parameters_of(op: OpOverload) -> list[tuple[str, str]]:
+    """Name and type of each parameter of an op."""
+    return [(one.name, str(one.type)) for one in op._schema.arguments]
+
+
 def nodes_in(argument: Any) -> Iterator[fx.Node]:
     """Every node in an argument, however deep in lists, dicts and slices."""
     found: list[fx.Node] = []

@@ -32,7 +32,8 @@ from dlinfer.runtime.artifact.tensor_file import PLAIN_DTYPES, TensorFile, Tenso
 if TYPE_CHECKING:
     from dlinfer.runtime.artifact.artifact import Artifact
 
-FORMAT = 1
+FORMAT = 2
+_READ = (1, 2)  # in format 1 no two tensors share memory
 _WEIGHTS = "weights.bin"
 
 
@@ -161,7 +162,7 @@ def read(
         data = sealing.unsealed(whole, key, source)
     container = open_container(data, source)
     version = container.manifest.get("format")
-    if version != FORMAT:
+    if version not in _READ:
         raise ArtifactVersionError(source=source, what="format", wanted=version, here=FORMAT)
     try:
         return _read(container)

@@ -7,7 +7,7 @@ from torch import nn
 
 from dlinfer.errors import GraphFallbackError, GraphRunError
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
-from dlinfer.vendor.cpu.inductor.layouts import laid_out
+from dlinfer.graph.ir.layout import laid_out
 from tests.graph.compiling import compiled, last_report, same_as_eager, use_engine
 
 pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow]
