@@ -14,7 +14,7 @@ import dlinfer
 from dlinfer import settings
 from dlinfer.errors import ExplanationError
 from dlinfer.graph.explain.explanation import Explanation, GraphBreak, of_process
-from tests.graph.test_report import whole
+from tests.graph.report.test_report import whole
 
 
 class Norm(nn.Module):

@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache, which OpenVINO's own op reads and writes in place (dlinfer.graph.functional.cached_attention).
+"""Attention over a paged KV cache, which OpenVINO's own op reads and writes in place (``graph.functional``).
 
 The op takes 28 inputs: the new tokens, the caches, where each sequence begins and where its blocks are, and a dozen
 features that stay off. It writes new keys and values into the memory of the cache parameters themselves. Besides, when
