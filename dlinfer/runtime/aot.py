@@ -11,12 +11,13 @@ from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.export import Exported, from_one_on, input_names, read_export
 from dlinfer.graph.direct.inputs import Assumption, root
 from dlinfer.graph.engine import check_options, find_engine
+from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.lower import improve, place, timed
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport, record
 from dlinfer.graph.seam.guards import conditions
 from dlinfer.graph.seam.symbols import symbol_ranges
-from dlinfer.runtime.artifact.artifact import Artifact, NumberSpec, TensorSpec
+from dlinfer.runtime.artifact.artifact import Artifact
 from dlinfer.runtime.artifact.stored import keep
 
 

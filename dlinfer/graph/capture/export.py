@@ -9,17 +9,17 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import CaptureError
+from dlinfer.graph.capture.retrace import RetraceError, retrace
 from dlinfer.graph.capture.small_sizes import Reference, Trial
 from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.ir.layout import is_contiguous
+from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.seam.export import export_gives_results_only, export_kinds
-from dlinfer.graph.seam.fake_mode import mode_of
+from dlinfer.graph.seam.expressions import to_size
+from dlinfer.graph.seam.fake_mode import mode_of, strict_mode
 from dlinfer.graph.seam.guards import conditions_of
-from dlinfer.graph.seam.symbols import declared_range, fixed_size, from_on, size_range, symbols_of
-from dlinfer.runtime.artifact.artifact import NumberSpec, TensorSpec
-from dlinfer.runtime.artifact.graph_json import Layout, read_graph, write_graph
-from dlinfer.runtime.artifact.node_json import GraphTextError
+from dlinfer.graph.seam.symbols import declared_range, fixed_size, new_symbol, size_range, symbols_of
 from dlinfer.utils.size_text import SizeTextError
 
 
@@ -177,7 +177,6 @@ def from_one_on(exported: Exported) -> Exported:
     lows = {symbol: low for symbol, (low, _, _) in declared.items() if low < 2}
     if not lows:
         return exported
-    ranges = dict(exported.ranges)
     if exported.reference is not None and exported.examples is not None:
         served = _served(exported, lows)
         for symbol, low in served.items():
@@ -187,24 +186,53 @@ def from_one_on(exported: Exported) -> Exported:
                     "and more, so one graph cannot serve both",
                     line=f"dynamic_shapes with min=1 for {_places(placeholders, symbol)}",
                 )
-            if low > lows[symbol]:
-                ranges[symbol] = from_on(ranges[symbol], low)
+            declared[symbol] = (low, *declared[symbol][1:])
     try:
-        file = write_graph(captured.graph_module, len(exported.weights), ranges)
-        layouts = [Layout.of(tensor) for tensor in (*exported.weights, *file.constants)]
-        held = dict(enumerate(file.constants, len(exported.weights)))
-        # The ops are the module's own, which the caller runs anyway.
-        own = {item["call"] for item in file.data["nodes"] if "call" in item}
-        read = read_graph(file.data, layouts, held, allowed=own, like=captured.graph_module)
-    except GraphTextError:
+        captured = _over_new_symbols(captured, declared)
+    except (RetraceError, SizeTextError):
         return exported
-    nodes = read.captured.graph_module.graph.find_nodes(op="placeholder")
+    nodes = captured.graph_module.graph.find_nodes(op="placeholder")
     user = [node for node in nodes if not node.meta.get(STATIC)]
     inputs = [
         _spec(node, spec, spec.name) if isinstance(spec, (TensorSpec, NumberSpec)) else spec
         for node, spec in zip(user, exported.inputs, strict=True)
     ]
-    return replace(exported, captured=read.captured, inputs=inputs, ranges={})
+    return replace(exported, captured=captured, inputs=inputs, ranges={})
+
+
+def _over_new_symbols(
+    captured: Captured, declared: Mapping[Any, tuple[int, int | None, int | None]]
+) -> Captured:
+    """The graph over new symbols: for each of its own the lowest and the highest value and an example.
+
+    What was assumed of the old symbols is assumed of the new ones. Raises RetraceError, and SizeTextError for a size
+    that cannot be told over the symbols.
+    """
+    mode = strict_mode()
+    names = {symbol: f"s{number}" for number, symbol in enumerate(declared)}
+    values = {
+        names[symbol]: new_symbol(mode, number, *limits)
+        for number, (symbol, limits) in enumerate(declared.items())
+    }
+
+    def renewed(value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return to_size(value, names).evaluate(values)
+        if not isinstance(value, torch.Tensor):
+            return value
+        with mode:
+            return torch.empty_strided(
+                [renewed(size) for size in value.shape],
+                [renewed(stride) for stride in value.stride()],
+                dtype=value.dtype,
+                device=value.device,
+            )
+
+    for condition in conditions_of(captured.mode, names):
+        torch._check(condition.evaluate(values))
+    placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
+    inputs = {node: renewed(node.meta["val"]) for node in placeholders}
+    return Captured(retrace(captured.graph_module, inputs, mode), tuple(inputs.values()), mode)
 
 
 def _served(exported: Exported, lows: Mapping[Any, int]) -> dict[Any, int]:

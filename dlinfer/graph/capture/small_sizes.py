@@ -17,7 +17,7 @@ from torch import fx
 from dlinfer.graph.ir.dialect import STATIC, fake
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.seam.expressions import to_size
-from dlinfer.graph.seam.symbols import free_symbols
+from dlinfer.graph.seam.symbols import symbols_of
 from dlinfer.utils.size_text import Size, SizeTextError
 
 Reference = Callable[[Sequence[torch.Tensor], Sequence[Any]], Sequence[Any]]
@@ -157,7 +157,7 @@ class _Sized(fx.Interpreter):
     def _fits(self, known: torch.Tensor, real: torch.Tensor) -> bool:
         if known.dim() != real.dim():
             return False
-        unknown = free_symbols(known) - set(self.trial.names)
+        unknown = set(symbols_of(known)) - set(self.trial.names)
         return bool(unknown) or all(
             self.trial._size(want, self.values) in (None, size)
             for want, size in zip(known.shape, real.shape, strict=True)

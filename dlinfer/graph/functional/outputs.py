@@ -16,7 +16,7 @@ from dlinfer.graph.ir.dialect import fake, storages
 from dlinfer.graph.ir.layout import Order, dense_order, same_place
 from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.seam.expressions import number_node
-from dlinfer.graph.seam.symbols import free_symbols, plain_symbol
+from dlinfer.graph.seam.symbols import plain_symbol, symbols_of
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _Replay:
         if isinstance(value, (int, float, bool)) and not isinstance(value, torch.SymInt):
             return value
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            symbols = {symbol: self.symbol(symbol) for symbol in free_symbols(value)}
+            symbols = {symbol: self.symbol(symbol) for symbol in symbols_of(value)}
             return number_node(self.graph, value, symbols)
         if node.op == "get_attr":
             return self.graph.get_attr(str(node.target))

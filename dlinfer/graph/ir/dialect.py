@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dlinfer.graph.seam.fake_mode import storage_id
-from dlinfer.graph.seam.symbols import free_symbols
+from dlinfer.graph.seam.symbols import symbols_of
 
 STATIC = "static_input"
 """Key in a placeholder's meta: the input is a parameter or buffer of a module, the same tensor at each call."""
@@ -215,7 +215,7 @@ def brings_symbol(node: fx.Node) -> bool:
 
 
 def _symbols(node: fx.Node) -> set[Any]:
-    return {symbol for leaf in pytree.tree_leaves(fake(node)) for symbol in free_symbols(leaf)}
+    return {symbol for leaf in pytree.tree_leaves(fake(node)) for symbol in symbols_of(leaf)}
 
 
 def reshapes_argument(node: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from dlinfer.errors import CaptureError
 from dlinfer.graph.ir.dialect import STATIC, fake
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.symbols import free_symbols, plain_symbol
+from dlinfer.graph.seam.symbols import plain_symbol, symbols_of
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _symbol_inputs(
     used: set[Any] = set()
     for node in (*parents, *nodes):
         for leaf in pytree.tree_leaves(fake(node)):
-            used |= free_symbols(leaf)
+            used.update(symbols_of(leaf))
     inside = set(nodes)
     missing = sorted(used - shown, key=str)
     return [_node_of(owner, symbol) for symbol in missing if _origin(owner, symbol) not in inside]
@@ -92,7 +92,7 @@ def _origin(owner: fx.GraphModule, symbol: Any) -> fx.Node:
     return next(
         node
         for node in owner.graph.nodes
-        if any(symbol in free_symbols(leaf) for leaf in pytree.tree_leaves(fake(node)))
+        if any(symbol in symbols_of(leaf) for leaf in pytree.tree_leaves(fake(node)))
     )
 
 

@@ -14,10 +14,8 @@ __all__ = [
     "declared_range",
     "example_number",
     "fixed_size",
-    "free_symbols",
     "free_unbacked_symbols",
     "fresh_symbol",
-    "from_on",
     "new_symbol",
     "plain_symbol",
     "same_expression",
@@ -27,12 +25,6 @@ __all__ = [
     "symbolic_number",
     "symbols_of",
 ]
-
-
-def free_symbols(value: Any) -> set[Any]:
-    """The symbols in a fake tensor's sizes and strides, or in a symbolic number."""
-    numbers = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
-    return {s for n in numbers if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
 
 
 def symbols_of(value: Any) -> list[Any]:
@@ -66,19 +58,36 @@ def same_expression(one: Any, other: Any) -> bool:
 
 def fresh_symbol(mode: FakeTensorMode, symbol: Any, environment: ShapeEnv, number: int) -> Any:
     """A symbol of ``mode`` with the range of ``symbol`` and, where it has one, its example value."""
+    hint = environment.backed_var_to_val.get(symbol)
+    return _create(mode, number, environment.var_to_range[symbol], None if hint is None else int(hint))
+
+
+def new_symbol(
+    mode: FakeTensorMode, number: int, low: int, high: int | None, hint: int | None
+) -> torch.SymInt:
+    """A symbolic size. Where it may be 0 or 1 nothing is assumed of it, not even that it is not 1."""
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    hint = None if low < 2 else hint
+    symbol = _create(mode, number, ValueRanges(low, int_oo if high is None else high), hint)
+    assert mode.shape_env is not None
+    made: Any = mode.shape_env.create_symintnode(symbol, hint=hint)
+    return made
+
+
+def _create(mode: FakeTensorMode, number: int, limits: Any, hint: int | None) -> Any:
+    """A new symbol in a range; without an example nothing is assumed of it."""
     from torch._dynamo.source import LocalSource
-    from torch.fx.experimental.symbolic_shapes import DimDynamic
 
     env = mode.shape_env
     assert env is not None
-    limits = environment.var_to_range[symbol]
-    hint = environment.backed_var_to_val.get(symbol)
     if hint is None:
         with env.ignore_fresh_unbacked_symbols():  # it comes from an input, not from a node
             made = env.create_unbacked_symint().node.expr
     else:
         made = env.create_symbol(
-            int(hint),
+            hint,
             LocalSource(f"n{number}"),
             DimDynamic.DYNAMIC,
             positive=bool(limits.lower > 0) or None,
@@ -86,28 +95,6 @@ def fresh_symbol(mode: FakeTensorMode, symbol: Any, environment: ShapeEnv, numbe
         )
     ranges: dict[Any, Any] = env.var_to_range
     ranges[made] = limits
-    return made
-
-
-def new_symbol(
-    mode: FakeTensorMode, number: int, low: int, high: int | None, hint: int | None
-) -> torch.SymInt:
-    """A symbolic size. Where it may be 0 or 1 nothing is assumed of it, not even that it is not 1."""
-    from torch._dynamo.source import LocalSource
-    from torch.utils._sympy.numbers import int_oo
-    from torch.utils._sympy.value_ranges import ValueRanges
-
-    env = mode.shape_env
-    assert env is not None
-    if low < 2 or hint is None:
-        with env.ignore_fresh_unbacked_symbols():  # it comes from an input, not from a node
-            made = env.create_unbacked_symint()
-        symbol = made.node.expr
-    else:
-        symbol = env.create_symbol(hint, LocalSource(f"n{number}"), DimDynamic.DYNAMIC)
-        made: Any = env.create_symintnode(symbol, hint=hint)
-    ranges: dict[Any, Any] = env.var_to_range
-    ranges[symbol] = ValueRanges(low, int_oo if high is None else high)
     return made
 
 
@@ -154,13 +141,6 @@ def declared_range(
     high = int(limits.upper) if limits.upper.is_Integer else None
     hint = env.backed_var_to_val.get(symbol)
     return max(0, int(limits.lower)), high, None if hint is None else int(hint)
-
-
-def from_on(limits: Any, low: int) -> Any:
-    """A range of torch.export's without what lies below ``low``."""
-    from torch.utils._sympy.value_ranges import ValueRanges
-
-    return ValueRanges(low, limits.upper)
 
 
 def symbol_ranges(fakes: Sequence[Any]) -> dict[str, str]:

@@ -3,71 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.direct.inputs import Assumption
+from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.report.report import GraphReport
-
-if TYPE_CHECKING:
-    from dlinfer.runtime.artifact.stored import Stage
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One tensor that a caller passes.
-
-    sizes: numbers, or ranges (low, high or None) that the graph takes. strides: None for a contiguous tensor.
-    """
-
-    name: str
-    dtype: torch.dtype
-    device: torch.device
-    sizes: tuple[int | tuple[int, int | None], ...]
-    strides: tuple[int, ...] | None = None
-
-    def misfit(self, value: Any) -> str | None:
-        """What is wrong with a value for this input; None when nothing is."""
-        if not isinstance(value, torch.Tensor):
-            return f"a {type(value).__name__}"
-        if value.dtype != self.dtype or value.device != self.device or value.dim() != len(self.sizes):
-            return f"{value.dtype} {tuple(value.shape)} on {value.device}"
-        for size, wanted in zip(value.shape, self.sizes, strict=True):
-            low, high = (wanted, wanted) if isinstance(wanted, int) else wanted
-            if size < low or (high is not None and size > high):
-                return f"sizes {tuple(value.shape)}"
-        if not (value.is_contiguous() if self.strides is None else value.stride() == self.strides):
-            return f"sizes {tuple(value.shape)} with strides {value.stride()}"
-        return None
-
-    def __str__(self) -> str:
-        sizes = ", ".join(
-            str(size) if isinstance(size, int) else f"{size[0]}..{'' if size[1] is None else size[1]}"
-            for size in self.sizes
-        )
-        layout = "contiguous" if self.strides is None else f"strides {self.strides}"
-        return f"{self.dtype} [{sizes}] {layout} on {self.device}"
-
-
-@dataclass(frozen=True)
-class NumberSpec:
-    """One integer that a caller passes and that may change. bounds: what it may be, as a size of TensorSpec."""
-
-    name: str
-    bounds: int | tuple[int, int | None]
-
-    def misfit(self, value: Any) -> str | None:
-        """What is wrong with a value for this input; None when nothing is."""
-        low, high = (self.bounds, self.bounds) if isinstance(self.bounds, int) else self.bounds
-        fits = type(value) is int and value >= low and (high is None or value <= high)
-        return None if fits else repr(value)
-
-    def __str__(self) -> str:
-        return f"an integer of {self.bounds}"
+from dlinfer.runtime.artifact.files import save
+from dlinfer.runtime.artifact.stored import Stage
 
 
 @dataclass
@@ -86,17 +33,15 @@ class Artifact:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     report: GraphReport
-    stored: "Stage | str" = "it was not made by dlinfer.compile"
+    stored: Stage | str = "it was not made by dlinfer.compile"
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
         """Write it to a file that ``dlinfer.load`` opens, anywhere: see docs/artifacts.md.
 
-        The file appears whole or not at all. key: 32 bytes to encrypt it with; ``dlinfer.runtime.artifact.sealing.new_key()``
-        makes one. Raises ArtifactStorageError where the graph holds something that has no place in a file, and
-        ArtifactNotFoundError where the file cannot be written.
+        The file appears whole or not at all. key: 32 bytes to encrypt it with, as
+        ``dlinfer.runtime.artifact.sealing.new_key()`` makes them. Raises ArtifactStorageError where the graph holds
+        something that has no place in a file, and ArtifactNotFoundError where the file cannot be written.
         """
-        from dlinfer.runtime.artifact.files import save
-
         save({"forward": [self]}, path, key=key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

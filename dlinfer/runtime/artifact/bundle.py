@@ -7,6 +7,7 @@ from typing import Any
 
 from dlinfer.errors import ArtifactStorageError, SessionCallError
 from dlinfer.runtime.artifact.artifact import Artifact
+from dlinfer.runtime.artifact.files import save
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,6 @@ class Bundle:
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
         """Write it to a file, as ``Artifact.save`` does; a tensor that several entries use is written once."""
-        from dlinfer.runtime.artifact.files import save
-
         save(self.entries, path, key=key)
 
 

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 
@@ -26,11 +26,8 @@ from dlinfer.runtime.artifact import sealing
 from dlinfer.runtime.artifact.container import Container, Writer, open_container, written_whole
 from dlinfer.runtime.artifact.graph_json import Layout
 from dlinfer.runtime.artifact.node_json import GraphTextError, device_of, dtype_of
-from dlinfer.runtime.artifact.stored import Stage, payloads_of
+from dlinfer.runtime.artifact.stored import Stage, Storable, payloads_of
 from dlinfer.runtime.artifact.tensor_file import PLAIN_DTYPES, TensorFile, TensorTable
-
-if TYPE_CHECKING:
-    from dlinfer.runtime.artifact.artifact import Artifact
 
 FORMAT = 2
 _READ = (1, 2)  # in format 1 no two tensors share memory
@@ -40,7 +37,7 @@ _WEIGHTS = "weights.bin"
 # --- writing
 
 
-def save(entries: Mapping[str, Sequence["Artifact"]], path: str | Path, *, key: bytes | None = None) -> None:
+def save(entries: Mapping[str, Sequence[Storable]], path: str | Path, *, key: bytes | None = None) -> None:
     """Write artifacts to one file: for each entry its stages. Tensors that several of them share are written once.
 
     Raises ArtifactStorageError and ArtifactNotFoundError.
@@ -73,7 +70,7 @@ def save(entries: Mapping[str, Sequence["Artifact"]], path: str | Path, *, key: 
 def _described(
     entry: str,
     number: int,
-    artifact: "Artifact",
+    artifact: Storable,
     stage: Stage,
     table: TensorTable,
     members: list[tuple[str, Any]],

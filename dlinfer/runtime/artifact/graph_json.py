@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
+from dlinfer.graph.capture.retrace import fake_result
 from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.ir.dialect import STATIC, fake, model_line
 from dlinfer.graph.ir.effects import effects_of
@@ -178,17 +178,15 @@ def read_graph(
     constants: Mapping[int, torch.Tensor],
     *,
     allowed: Collection[str] = (),
-    like: fx.GraphModule | None = None,
 ) -> ReadGraph:
     """The graph that ``write_graph`` wrote, every op tried on fakes.
 
     weights: how weights and constants lie, by their number; constants: those that nodes name.
     allowed: names of ops outside torch's and dlinfer's own namespaces that are trusted.
-    like: a graph of the same names whose nodes' origins in the model are taken over.
     Raises GraphTextError where the data is not such a graph or does not fit the weights.
     """
     try:
-        return _Reader(data, weights, constants, allowed, like).read()
+        return _Reader(data, weights, constants, allowed).read()
     except (
         KeyError,
         TypeError,
@@ -198,7 +196,7 @@ def read_graph(
         OverflowError,
         RecursionError,
     ) as cause:
-        # One that is not ours comes from data of another form than ours, or from an op's own checks.
+        # Data of another form than ours raises these, and so do the ops' own checks.
         raise GraphTextError(_first_line(cause)) from cause
 
 
@@ -214,13 +212,11 @@ class _Reader:
         weights: Sequence[Layout],
         constants: Mapping[int, torch.Tensor],
         allowed: Collection[str],
-        like: fx.GraphModule | None,
     ) -> None:
         self.data = data
         self.weights = weights
         self.constants = constants
         self.allowed = allowed
-        self.origins = {node.name: node.meta for node in like.graph.nodes} if like is not None else {}
         self.mode: FakeTensorMode = strict_mode()
         self.graph = fx.Graph()
         self.nodes: dict[str, fx.Node] = {}
@@ -310,20 +306,13 @@ class _Reader:
         node = self.new(
             name, lambda: self.graph.create_node("call_function", function, args, kwargs, name=name)
         )
-        values: tuple[Any, Any] = map_arg((args, kwargs), fake)
         try:
-            check_call(function, values[0], values[1])
-            with self.mode:
-                node.meta["val"] = function(*values[0], **values[1])
+            node.meta["val"] = fake_result(node, self.mode, check_call)
         except (
             Exception
         ) as cause:  # whatever an op's fake function raises, the node that has it is what helps
             raise GraphTextError(f"node {name}: {item['call']}: {_first_line(cause)}") from cause
-        origin = self.origins.get(name)
-        if origin is not None:
-            node.meta |= {key: origin[key] for key in ("stack_trace", "nn_module_stack") if key in origin}
-        else:
-            node.meta["stack_trace"] = _trace(item.get("line"))
+        node.meta["stack_trace"] = _trace(item.get("line"))
 
     def new(self, name: str, make: Any) -> fx.Node:
         if name in self.nodes or len(self.nodes) >= _MOST_NODES:

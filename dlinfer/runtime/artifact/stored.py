@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -10,11 +10,11 @@ from dlinfer.graph.capture.export import Exported
 from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.engine import Engine, Payload, PayloadEngine
 from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.seam.expressions import to_size
 from dlinfer.graph.seam.symbols import symbols_of
-from dlinfer.runtime.artifact.artifact import NumberSpec, TensorSpec
 from dlinfer.runtime.artifact.graph_json import write_graph
 from dlinfer.runtime.artifact.node_json import GraphTextError
 from dlinfer.utils.size_text import SizeTextError
@@ -36,6 +36,13 @@ class Stage:
     tensors: Sequence[torch.Tensor]
     engine_options: dict[str, Any] = field(default_factory=dict)
     outputs: list[dict[str, Any] | None] = field(default_factory=list)
+
+
+class Storable(Protocol):
+    """A compiled graph and the form in which it is saved, or why it has none."""
+
+    stored: Stage | str
+    run: CompiledGraph
 
 
 def keep(exported: Exported, engine: Engine, options: CompileOptions, model: str) -> Stage | str:

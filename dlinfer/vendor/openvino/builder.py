@@ -95,7 +95,7 @@ class Builder:
                 self.notes.append(
                     f"{node.name} is copied at each call: other ops than attention read it whole"
                 )
-                found.full = found.put(self)
+                found.full = found.put()
             return found.full
         return found
 

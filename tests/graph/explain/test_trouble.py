@@ -13,7 +13,7 @@ from dlinfer.errors import CaptureError, CompileOptionError
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.explain.explanation import Explanation
 from dlinfer.graph.report import report
-from tests.graph.test_report import whole
+from tests.graph.report.test_report import whole
 
 
 def test_nothing_captured_shows():

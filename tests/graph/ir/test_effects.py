@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import fx
 
 from dlinfer.graph.ir.dialect import op_name
 from dlinfer.graph.ir.effects import effects_of

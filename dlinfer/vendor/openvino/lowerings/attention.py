@@ -91,7 +91,7 @@ def _tensor(b: Builder, value: Output | Rows) -> Output:
     if isinstance(value, Rows):
         if value.full is None:
             b.notes.append("a cache is copied at each call: attention reads what was written to it otherwise")
-            value.full = value.put(b)
+            value.full = value.put()
         return value.full
     return value
 

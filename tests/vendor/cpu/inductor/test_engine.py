@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlinfer.errors import GraphFallbackError, GraphRunError
-from dlinfer.vendor.cpu.inductor.engine import InductorEngine
 from dlinfer.graph.ir.layout import laid_out
+from dlinfer.vendor.cpu.inductor.engine import InductorEngine
 from tests.graph.compiling import compiled, last_report, same_as_eager, use_engine
 
 pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow]
