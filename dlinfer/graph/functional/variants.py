@@ -58,7 +58,8 @@ class Twin:
 def twin_of(node: fx.Node) -> Twin | str:
     """The twin of a node that writes, or why it has none."""
     op = overload(node)
-    assert op is not None, "only ops write"
+    if op is None:
+        return f"{node.target} calls a graph that writes"
     targets = written_arguments(node)
     if reshapes_argument(node) or op._schema.name in _NO_VALUE:
         return f"{op} changes what memory a tensor is"
