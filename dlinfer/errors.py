@@ -208,6 +208,13 @@ class ModelFolderError(DlinferError, ValueError):
     next_step = "{advice}"
 
 
+class GenerationOptionError(DlinferError, ValueError):
+    """A field that says how tokens are drawn has a value that cannot be served."""
+
+    message = "{field}={given} is not valid: expected {expected}."
+    next_step = "correct the field in the GenerationConfig or in the request."
+
+
 class EngineStartError(DlinferError, RuntimeError):
     """A framework's engine process ended before it could serve."""
 
