@@ -15,6 +15,7 @@ from typing import Any
 
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext.refusals import refuse
 from dlinfer.framework.patching import Patch
 
 _INT32 = 2**31 - 1
@@ -31,10 +32,10 @@ class _Number:
 
     def __str__(self) -> str:
         kind = "a whole number" if self.whole else "a number"
-        limits = (
-            f"of at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
-        )
-        return f"{kind} {limits}" + (", or None" if self.optional else "")
+        limits = [f"at least {self.low}"] if self.low > -math.inf else []
+        limits += [f"at most {self.high}"] if self.high < math.inf else []
+        text = f"{kind} of {' and '.join(limits)}" if limits else kind
+        return f"{text}, or None" if self.optional else text
 
     def takes(self, value: Any) -> bool:
         if value is None:
@@ -93,6 +94,8 @@ def check_generation(config: Any) -> None:
     least, most = config.min_new_tokens, config.max_new_tokens
     if least is not None and most is not None and least > most:
         raise _refuse("min_new_tokens", least, f"at most max_new_tokens={most}")
+    if config.logprob_start_len >= 0 and config.logprobs is None:
+        raise _refuse("logprobs", None, "a number of them, since logprob_start_len is given")
     style = config.response_format
     if isinstance(style, dict) and style.get("type") == "regex_schema" and not style.get("regex_schema"):
         raise _refuse("response_format", style, "a pattern under 'regex_schema'")
@@ -108,8 +111,9 @@ def _check_fields(config: Any, takes: dict[str, _Number | _List]) -> None:
         if hasattr(config, name) and not rule.takes(getattr(config, name)):
             raise _refuse(name, getattr(config, name), str(rule))
     window = _repetition_window()
-    if not _Number(-math.inf, window).takes(config.repetition_ngram_size):
-        raise _refuse("repetition_ngram_size", config.repetition_ngram_size, f"a whole number up to {window}")
+    size = _Number(-math.inf, window)
+    if not size.takes(config.repetition_ngram_size):
+        raise _refuse("repetition_ngram_size", config.repetition_ngram_size, str(size))
 
 
 def _refuse(field: str, given: Any, expected: str) -> GenerationOptionError:
@@ -155,21 +159,9 @@ def _build(original: Callable[..., Any]) -> Callable[..., Any]:
         defaults = dict(default_gen_config)
         if max_new_tokens is not None and (defaults.get("min_new_tokens") or 0) > max_new_tokens:
             defaults["min_new_tokens"] = max_new_tokens  # the model's wish, not the client's fault
-        try:
-            return original(request, defaults, max_new_tokens=max_new_tokens, **extra_kwargs)
-        except GenerationOptionError as error:
-            raise _bad_request(error.fields["field"], error.explanation) from error
-        except (AssertionError, ValueError) as error:
-            raise _bad_request("", str(error)) from error
+        return original(request, defaults, max_new_tokens=max_new_tokens, **extra_kwargs)
 
     return build_generation_config
-
-
-def _bad_request(field: str, message: str) -> Exception:
-    """What the server's own handler turns into a 400 in the words of each protocol."""
-    from fastapi.exceptions import RequestValidationError
-
-    return RequestValidationError([{"loc": ("body", field) if field else ("body",), "msg": message}])
 
 
 # --- where the server looks at a request
@@ -197,15 +189,17 @@ def _check_request(request: Any, server_context: Any) -> None:
     from lmdeploy.serve.openai.endpoints.common import build_serving_generation_config
     from lmdeploy.serve.openai.protocol import CompletionRequest
 
-    own: dict[str, Any] = {"logprobs": None}  # a flag in some protocols, checked by their endpoints
+    own: dict[str, Any] = {
+        "logprobs": None,
+        "logprob_start_len": -1,
+    }  # the endpoints themselves look at these
     if isinstance(request, CompletionRequest):
         prompts = request.prompt
         if isinstance(prompts, list) and not (prompts and all(isinstance(each, str) for each in prompts)):
-            raise _bad_request("prompt", "expected a string, or a list of at least one string")
+            raise _refuse("prompt", prompts, "a string, or a list of at least one string")
         if request.logprobs:
-            raise _bad_request(
-                "logprobs", "LMDeploy returns none here; use /v1/chat/completions or /generate"
-            )
+            instead = "none here, where LMDeploy returns none (/v1/chat/completions and /generate do)"
+            raise _refuse("logprobs", request.logprobs, instead)
         own["logprobs"] = request.logprobs
     else:
         own["n"] = 1  # a chat of several choices becomes as many requests
@@ -254,7 +248,7 @@ def _reward_score(original: Callable[..., Any]) -> Callable[..., Any]:
         except ValueError as error:
             if install.active() is None:
                 raise
-            raise _bad_request("model", str(error)) from error
+            raise refuse(f"a reward score of {self.arch}", "use a reward model") from error
 
     return async_get_reward_score
 
@@ -268,7 +262,8 @@ PATCHES = (
     ),
     Patch(
         target="lmdeploy.serve.core.generation_config:build_generation_config",
-        why="what GenerationConfig asserts is a 500 on four of five endpoints; /generate fails on a single stop word",
+        why="/generate passes on a single stop word as it came; min_new_tokens of generation_config.json may be more "
+        "than a request asks for",
         signature="(request, default_gen_config, *, max_new_tokens=None, **extra_kwargs)",
         build=_build,
     ),
