@@ -49,5 +49,6 @@ PATCHES = (
         why="drops request_output_len in silence, so that a documented limit has no effect",
         signature="(self, prompts, sessions=None, gen_config=None, **kwargs)",
         build=_request_generator,
+        essential=False,
     ),
 )

@@ -266,23 +266,27 @@ PATCHES = (
         "than a request asks for",
         signature="(request, default_gen_config, *, max_new_tokens=None, **extra_kwargs)",
         build=_build,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.serve.openai.endpoints.common:validate_request",
         why="n of null is a 500; a request that fails after it leaves its session open for ever",
         signature="(request, server_context, request_validator, **validator_kwargs)",
         build=_validate_request,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.serve.openai.chat_completions.logits_processors:logit_bias_logits_processor",
         why="gives a local function, which cannot be sent to the engine's process: a 500 for any logit_bias",
         signature="(logit_bias, tokenizer)",
         build=_logit_bias,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.serve.core.async_engine:AsyncEngine.async_get_reward_score",
         why="/pooling on a model without rewards is a 500",
         signature="(self, input_ids)",
         build=_reward_score,
+        essential=False,
     ),
 )

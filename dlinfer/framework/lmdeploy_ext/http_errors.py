@@ -46,5 +46,6 @@ PATCHES = (
         why="stands around every endpoint, where an error that none of them expects is a 500 without a word",
         signature="(self, scope, receive, send)",
         build=_call,
+        essential=False,
     ),
 )

@@ -236,23 +236,27 @@ PATCHES = (
         why="takes a mistyped path for a hub id and reports a network failure or an ill-formed id",
         signature="(pretrained_model_name_or_path, download_dir=None, revision=None, token=None)",
         build=_get_model,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.tokenizer:HuggingFaceTokenizer.__init__",
         why="a folder without tokenizer fails in transformers with advice on converting slow tokenizers",
         signature="(self, model_dir, trust_remote_code=False)",
         build=_load_tokenizer,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.cli.utils:FlexibleArgumentParser.parse_args",
         why="the command line looks for the model before it makes the engine config that chooses our device",
         signature="(self, args=None, namespace=None)",
         build=_parse_args,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.cli.entrypoint:run",
         why="a user of the command line needs the error, not the way to it",
         signature="()",
         build=_run,
+        essential=False,
     ),
 )
