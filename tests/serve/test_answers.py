@@ -56,7 +56,7 @@ def whole(text: str) -> str:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_texts_are_those_of_transformers(prompt: str, client: openai.OpenAI, expected: dict[str, str]):
-    options = GREEDY | {"extra_body": {"ignore_eos": True}}
+    options: dict[str, Any] = GREEDY | {"extra_body": {"ignore_eos": True}}
     text = client.completions.create(prompt=prompt, **options).choices[0].text
     messages: Any = [{"role": "user", "content": prompt}]
     said = client.chat.completions.create(messages=messages, **options).choices[0].message.content

@@ -31,7 +31,7 @@ BAD: dict[str, tuple[tuple[str, ...], list[Any]]] = {
     "temperature": (ALL, [-1, 3, NAN, INF, "x"]),
     "top_p": (ALL, [-0.5, 2, NAN, "x"]),
     "top_k": (ALL, [-1, 1.5, NAN, "x"]),
-    # LMDeploy 0.18 itself: a 500 on three of these four
+    # LMDeploy 0.18 itself: a 500 on two of these four
     "min_p": (OPENAI, [-1, 2, NAN, INF, "x"]),
     # LMDeploy 0.18 itself: taken for 1 in silence, or logits of infinity and NaN
     "repetition_penalty": (OPENAI, [0, -1, NAN, INF, 1e-320, 1e308]),

@@ -40,11 +40,11 @@ class _Number:
     def takes(self, value: Any) -> bool:
         if value is None:
             return self.optional
-        kind = numbers.Integral if self.whole else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, kind):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.whole else numbers.Real):
             return False
+        number: Any = value  # the abstract classes declare no comparison
         # Whole numbers may be too large for a float; infinities and NaN are no whole numbers.
-        return self.low <= value <= self.high and (self.whole or math.isfinite(value))
+        return self.low <= number <= self.high and (self.whole or math.isfinite(number))
 
 
 @dataclass(frozen=True)

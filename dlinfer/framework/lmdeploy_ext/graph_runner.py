@@ -89,9 +89,10 @@ class CompiledRunner(GraphRunner):
         super().__init__(model, *args, **kwargs)
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._phases_alike = find_engine(CompileOptions().wanted_engine, "cpu").phases_alike
+        context: Any = self.ctx_mgr
         self._identity = model_identity(
             model,
-            build_context=self.ctx_mgr.build_ctx,
+            build_context=context.build_ctx,
             model_config=self.model_config,
             cache_config=self.cache_config,
             backend_config=self.backend_config,

@@ -32,13 +32,13 @@ def _update_running_seqs(original: Callable[..., None]) -> Callable[..., None]:
     def update_running_seqs(self: Any, running: list[Any], inputs: Any) -> None:
         from lmdeploy.pytorch.disagg.config import EngineRole
 
-        chunk = inputs is not None and self.long_context_chunker.enabled() and inputs.is_chunk
-        whole_prefill = inputs is not None and not chunk and self.config.role != EngineRole.Prefill
-        # A prefill for the logprobs of its input samples nothing, and the model agent keeps none of its rows.
-        if install.active() is None or not whole_prefill or inputs.logits_indices is not None:
-            original(self, running, inputs)
-        else:
-            self.running_seqs.extend(running)
+        if install.active() is not None and inputs is not None and self.config.role != EngineRole.Prefill:
+            chunk = self.long_context_chunker.enabled() and inputs.is_chunk
+            # A prefill for the logprobs of its input samples nothing, and the model agent keeps none of its rows.
+            if not chunk and inputs.logits_indices is None:
+                self.running_seqs.extend(running)
+                return
+        original(self, running, inputs)
 
     return update_running_seqs
 
