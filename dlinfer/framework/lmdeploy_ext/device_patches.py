@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext import install, vendor_devices
 from dlinfer.framework.lmdeploy_ext.devices import SERVED
 from dlinfer.framework.patching import Patch
 
@@ -18,6 +18,8 @@ def _get_backend(original: Callable[[], Any]) -> Callable[[], Any]:
 
         context = get_device_manager().current_context()
         if context is None or context.device_type not in SERVED:
+            if context is not None:
+                vendor_devices.check_vendor(context.device_type)
             return original()
         device_type = context.device_type
         install.activate(device_type)
@@ -64,14 +66,6 @@ def _to_device(original: Callable[..., Any]) -> Callable[..., Any]:
     return _try_to_cuda
 
 
-def _flash_mla(original: Callable[[], bool]) -> Callable[[], bool]:
-    @functools.wraps(original)
-    def flash_mla_available() -> bool:
-        return False if install.active() is not None else original()
-
-    return flash_mla_available
-
-
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.backends.selector:_get_backend",
@@ -97,11 +91,5 @@ PATCHES = (
         why="moves each batch of inputs by Tensor.cuda()",
         signature="(val, non_blocking=False)",
         build=_to_device,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.configurations.utils:flash_mla_available",
-        why="asks torch.cuda for its properties, which raises where there is no CUDA",
-        signature="()",
-        build=_flash_mla,
     ),
 )

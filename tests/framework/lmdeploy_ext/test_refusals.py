@@ -1,5 +1,7 @@
 """What is not served is refused by name, in the user's process, before any weight is read."""
 
+import asyncio
+
 import pytest
 from lmdeploy import PytorchEngineConfig
 from lmdeploy.messages import SpeculativeConfig
@@ -7,6 +9,8 @@ from lmdeploy.pytorch.backends import get_backend
 from lmdeploy.pytorch.backends.lora import LoRABuildSpec
 from lmdeploy.pytorch.config import DistConfig
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
+from lmdeploy.pytorch.engine.engine import Engine as PytorchEngine
+from lmdeploy.serve.core import AsyncEngine
 
 from dlinfer.errors import DeviceConflictError, UnknownVendorError, UnsupportedFeatureError
 from tests.framework.lmdeploy_ext.attention_specs import paged_spec
@@ -24,6 +28,7 @@ from tests.framework.lmdeploy_ext.attention_specs import paged_spec
         ({"model_format": "fp8"}, "model_format='fp8'"),
         ({"dllm_block_length": 4}, "dllm_block_length=4"),
         ({"distributed_executor_backend": "ray"}, "distributed_executor_backend='ray'"),
+        ({"hf_overrides": {"memory_model_path": "memory"}}, "MemDecode"),
     ],
 )
 def test_options_of_the_engine(option, named):
@@ -50,8 +55,22 @@ def test_speculative_decoding():
 
 
 def test_an_unknown_device_type_names_the_available_ones():
-    with pytest.raises(UnknownVendorError, match=r"'tpu'.*cpu, cuda, ascend, maca, camb"):
+    with pytest.raises(UnknownVendorError, match=r"'tpu'.*Available: cpu, cuda\."):
         PytorchEngineConfig(device_type="tpu")
+
+
+class Engine:
+    """Stands for an engine that may not be put to sleep: asking anything of it is an AttributeError."""
+
+
+@pytest.mark.parametrize("owner", [AsyncEngine, PytorchEngine])
+@pytest.mark.parametrize("level", [2, 0, None])
+def test_a_sleep_that_loses_the_weights_is_refused_before_anything_changes(owner, level):
+    PytorchEngineConfig(device_type="cpu")
+    with pytest.raises(UnsupportedFeatureError, match=rf"sleep\(level={level}\).*level 1"):
+        asyncio.run(owner.sleep(Engine(), level))
+    with pytest.raises(AttributeError):  # level 1 is LMDeploy's own business
+        asyncio.run(owner.sleep(Engine(), 1))
 
 
 def test_lmdeploys_own_checks_still_run():
