@@ -45,6 +45,12 @@ def end_tokens(model, tokenizer) -> list[int]:
 
 
 @torch.inference_mode()
+def forget(model) -> None:
+    """Let a short text reset dynamic rotary frequencies, which stay those of the longest text until one comes."""
+    model(torch.tensor([[0]]), use_cache=False)
+
+
+@torch.inference_mode()
 def greedy(
     model, prompt: list[int], max_new_tokens: int, ends: list[int], ignore_eos: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -60,6 +66,7 @@ def greedy(
         return_dict_in_generate=True,
     )
     model.generation_config = plain
+    forget(model)
     ids = torch.tensor([prompt])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=plain)
     tokens = out.sequences[0, len(prompt) :]
@@ -72,6 +79,7 @@ def greedy(
 @torch.inference_mode()
 def score(model, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Teacher-forced logits float32[len, vocab] and the mean cross-entropy loss of ids[1:]."""
+    forget(model)
     logits = model(torch.tensor([ids])).logits[0].float()
     if len(ids) < 2:
         return logits.numpy(), np.asarray(np.nan)

@@ -12,10 +12,11 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
-from .families import FAMILIES
+from .families import FAMILIES, POSITIONAL
 
 STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
+BUILT = FAMILIES | POSITIONAL
 DTYPES = ("float32", "bfloat16")
 
 
@@ -51,8 +52,8 @@ def build(family: str, out: Path, seed: int = 0, dtype: str = "float32") -> bool
         ValueError: unknown family or dtype.
         FileExistsError: ``out`` exists and is not a tiny model.
     """
-    if family not in FAMILIES:
-        raise ValueError(f"unknown family {family!r}; available: {', '.join(FAMILIES)}")
+    if family not in BUILT:
+        raise ValueError(f"unknown family {family!r}; available: {', '.join(BUILT)}")
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
     wanted = fingerprint(family, seed, dtype)
@@ -99,7 +100,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     from . import internlm2, tokenizer
     from .families import STOP_IDS
 
-    spec = FAMILIES[family]
+    spec = BUILT[family]
     config = getattr(transformers, f"{spec.hf_name}Config")(**spec.config)
     torch.manual_seed(seed)
     model = getattr(transformers, f"{spec.hf_name}ForCausalLM")(config)
@@ -130,7 +131,7 @@ def _randomise_vectors(model) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.tiny_models", description=__doc__)
-    parser.add_argument("family", choices=FAMILIES)
+    parser.add_argument("family", choices=BUILT)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")

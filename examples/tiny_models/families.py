@@ -69,3 +69,67 @@ FAMILIES: dict[str, Family] = {
         dense=False,
     ),
 }
+
+# The length that rope types below were trained for, as it were: the tests' prompts lie on both sides of it.
+ORIGINAL_LENGTH = 64
+
+
+def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}}
+
+
+_YARN = _rope("yarn", factor=16.0, original_max_position_embeddings=ORIGINAL_LENGTH)
+_LLAMA3 = _rope(
+    "llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=ORIGINAL_LENGTH,
+)
+_LONGROPE = _rope(
+    "longrope",
+    short_factor=[1.0 + 0.1 * i for i in range(8)],
+    long_factor=[1.0 + 2.0 * i for i in range(8)],
+    original_max_position_embeddings=ORIGINAL_LENGTH,
+) | {"original_max_position_embeddings": ORIGINAL_LENGTH}
+_GEMMA = {"head_dim": 16, "tie_word_embeddings": True}
+
+# Models that differ in what they make of positions: rope types, and windows.
+POSITIONAL: dict[str, Family] = {
+    "llama_linear": Family("Llama", "linear scaling", _rope("linear", factor=4.0)),
+    "llama_dynamic": Family(
+        "Llama",
+        "dynamic NTK scaling: frequencies depend on the length of the text",
+        _rope("dynamic", factor=4.0) | {"max_position_embeddings": ORIGINAL_LENGTH},
+    ),
+    "llama_llama3": Family("Llama", "Llama 3.1's frequencies", _LLAMA3),
+    "llama_yarn": Family("Llama", "YaRN", _YARN),
+    "qwen2_yarn": Family("Qwen2", "YaRN with bias on q, k and v", _YARN),
+    "phi3_longrope": Family(
+        "Phi3", "longrope, computed anew where a text outgrows the original length", _LONGROPE
+    ),
+    "glm4": Family(
+        "Glm4", "rotary on half of each head, in pairs", {"head_dim": 16, "partial_rotary_factor": 0.5}
+    ),
+    "mistral_window": Family("Mistral", "a sliding window in every layer", {"sliding_window": 16}),
+    "gemma": Family("Gemma", "scaled embeddings, norm weights around zero", _GEMMA),
+    "gemma2_window": Family(
+        "Gemma2",
+        "a sliding window in every second layer, soft-capped scores",
+        _GEMMA | {"sliding_window": 16},
+    ),
+    "gemma3_window": Family(
+        "Gemma3",
+        "sliding windows with frequencies of their own",
+        _GEMMA
+        | {
+            "sliding_window": 16,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+}

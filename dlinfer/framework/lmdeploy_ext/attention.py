@@ -13,7 +13,7 @@ from lmdeploy.pytorch.backends.flash_attention import FlashAttentionImpl
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext import refusals
+from dlinfer.framework.lmdeploy_ext import refusals, windows
 
 
 def step_metadata(context: Any) -> DlinferAttentionMetadata:
@@ -84,7 +84,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
             num_kv_heads=spec.num_kv_heads,
             v_head_size=spec.v_head_dim,
             alibi=spec.alibi,
-            sliding_window=spec.sliding_window,
+            sliding_window=windows.as_pair(spec.sliding_window),
             logit_softcapping=spec.logit_softcapping or 0.0,
             causal=spec.causal,
         )
