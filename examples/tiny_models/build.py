@@ -37,7 +37,7 @@ def is_built(out: Path, wanted: str) -> bool:
 
 
 def reference_folder(model: Path) -> Path:
-    """The folder that transformers can load: the model's own, or the twin it carries (InternLM2's Llama)."""
+    """The folder that transformers can load: the model's own, or the twin it carries (InternLM's Llama)."""
     twin = model / REFERENCE
     return twin if twin.is_dir() else model
 
@@ -97,7 +97,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import internlm2, tokenizer
+    from . import internlm2, internlm3, tokenizer
     from .families import STOP_IDS
 
     spec = BUILT[family]
@@ -108,10 +108,11 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     model.generation_config.eos_token_id = STOP_IDS
     model = model.to(getattr(torch, dtype)).eval()
     tokens = tokenizer.train()
-    if family == "internlm2":
+    twins = {"internlm2": internlm2, "internlm3": internlm3}
+    if family in twins:
         model.save_pretrained(folder / REFERENCE)
         tokens.save_pretrained(folder / REFERENCE)
-        internlm2.save(model, folder)
+        twins[family].save(model, folder)
         model.generation_config.save_pretrained(folder)
     else:
         model.save_pretrained(folder)

@@ -132,4 +132,33 @@ POSITIONAL: dict[str, Family] = {
             },
         },
     ),
+    "deepseek_v2": Family(
+        "DeepseekV2",
+        "latent attention, whose keys are wider than values; rotary on a part of the head; YaRN",
+        _YARN
+        | {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,  # this and the next are of the original configuration, which LMDeploy reads
+            "scoring_func": "softmax",
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        dense=False,
+    ),
+    "internlm3": Family(
+        "Llama",
+        "remote-code config; biases everywhere; dynamic NTK scaling",
+        _rope("dynamic", factor=6.0)
+        | {"max_position_embeddings": ORIGINAL_LENGTH, "attention_bias": True, "mlp_bias": True},
+    ),
 }

@@ -182,7 +182,7 @@ class Lab:
         """
         job = {
             "model": str(model),
-            "trust_remote_code": (model / "configuration_internlm2.py").is_file(),
+            "trust_remote_code": any(model.glob("configuration_*.py")),
             "engine": ENGINE_DEFAULTS | options,
             "steps": steps,
         }

@@ -114,7 +114,7 @@ class DynamicTables(nn.Module):
         )
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """position_ids: int64 [2, N], positions above the lengths that govern them. Returns cos and sin, [1, N, dim]."""
+        """position_ids: int64 [2, N], positions and the lengths that govern them. Returns cos and sin, [1, N, dim]."""
         positions, lengths = _split(position_ids)
         angles = positions.unsqueeze(-1).float() * self._ntk_inv_freq(lengths)
         return _tables(angles.unsqueeze(0), 1.0, x.dtype)
@@ -136,7 +136,7 @@ class LongRopeTables(nn.Module):
             self.register_buffer(name, inv_freq, persistent=False)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """position_ids: int64 [2, N], positions above the lengths that govern them. Returns cos and sin, [1, N, dim]."""
+        """position_ids: int64 [2, N], positions and the lengths that govern them. Returns cos and sin, [1, N, dim]."""
         positions, lengths = _split(position_ids)
         is_long = (lengths > self.original_length).unsqueeze(-1)
         inv_freq = torch.where(is_long, self.long_factor.to(x.device), self.short_factor.to(x.device))
