@@ -101,9 +101,10 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     from .families import STOP_IDS
 
     spec = BUILT[family]
-    config = getattr(transformers, f"{spec.hf_name}Config")(**spec.config)
+    model_class = getattr(transformers, f"{spec.hf_name}ForCausalLM")
+    config = model_class.config_class(**spec.config)
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{spec.hf_name}ForCausalLM")(config)
+    model = model_class(config)
     _randomise_vectors(model)
     model.generation_config.eos_token_id = STOP_IDS
     model = model.to(getattr(torch, dtype)).eval()

@@ -33,7 +33,7 @@ MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermed
 
 @dataclass(frozen=True)
 class Family:
-    """``hf_name`` begins transformers' ``...Config`` and ``...ForCausalLM``; ``exercises``: what for."""
+    """``hf_name`` begins transformers' ``...ForCausalLM``; ``exercises``: what for."""
 
     hf_name: str
     exercises: str
@@ -94,6 +94,9 @@ _LONGROPE = _rope(
 ) | {"original_max_position_embeddings": ORIGINAL_LENGTH}
 _GEMMA = {"head_dim": 16, "tie_word_embeddings": True}
 
+# Enough layers, and scores of such a size, that a text says what comes next, and not its last token alone.
+_SHARP = {"num_hidden_layers": 4, "query_pre_attn_scalar": 4, "initializer_range": 0.1}
+
 # Models that differ in what they make of positions: rope types, and windows.
 POSITIONAL: dict[str, Family] = {
     "llama_linear": Family("Llama", "linear scaling", _rope("linear", factor=4.0)),
@@ -116,16 +119,16 @@ POSITIONAL: dict[str, Family] = {
     "gemma2_window": Family(
         "Gemma2",
         "a sliding window in every second layer, soft-capped scores",
-        _GEMMA | {"sliding_window": 16},
+        _GEMMA | _SHARP | {"sliding_window": 16},
     ),
     "gemma3_window": Family(
         "Gemma3",
         "sliding windows with frequencies of their own",
         _GEMMA
+        | _SHARP
         | {
             "sliding_window": 16,
-            "num_hidden_layers": 3,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},

@@ -95,15 +95,18 @@ def _runs(process: psutil.Process, group: int) -> bool:
 
 
 class EngineRun:
-    """What one engine start answered; indexing by a step's name raises what that step raised."""
+    """What one engine start answered; indexing by a step's name raises what that step, or the start, raised."""
 
-    def __init__(self, folder: Path, log: str) -> None:
-        self.results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    def __init__(self, folder: Path, log: str, number: int = 0) -> None:
+        self.results: dict[str, Any] = json.loads((folder / "results.json").read_text())[number]
+        own = f"{number}/"
         with np.load(folder / "logits.npz") as arrays:
-            self.logits = dict(arrays)
+            self.logits = {name.removeprefix(own): arrays[name] for name in arrays if name.startswith(own)}
         self.log = log
 
     def __getitem__(self, step: str):
+        if "raised" in self.results:
+            raise AssertionError(f"the engine ended early:\n{self.results['raised']}")
         answer = self.results[step]
         if isinstance(answer, dict) and "raised" in answer:
             raise AssertionError(f"step {step!r} raised in the engine's process:\n{answer['raised']}")
@@ -180,15 +183,28 @@ class Lab:
 
         A graph that no earlier run has compiled takes most of the time; compiled ones are kept beside the models.
         """
-        job = {
-            "model": str(model),
-            "trust_remote_code": any(model.glob("configuration_*.py")),
-            "engine": ENGINE_DEFAULTS | options,
-            "steps": steps,
-        }
+        (run,) = self.engines([(model, steps, options)], timeout, environment)
+        return run
+
+    def engines(
+        self,
+        starts: list[tuple[Path, list[dict], dict[str, Any]]],
+        timeout: float = 1000,
+        environment: dict[str, str] | None = None,
+    ) -> list[EngineRun]:
+        """Start engines one after another in one process: (model, steps, options) of each."""
+        jobs = [
+            {
+                "model": str(model),
+                "trust_remote_code": any(model.glob("configuration_*.py")),
+                "engine": ENGINE_DEFAULTS | options,
+                "steps": steps,
+            }
+            for model, steps, options in starts
+        ]
         with tempfile.TemporaryDirectory(prefix="dlinfer-e2e-") as temp:
-            job_file = Path(temp, "job.json")
-            job_file.write_text(json.dumps(job))
+            job_file = Path(temp, "jobs.json")
+            job_file.write_text(json.dumps(jobs))
             # transformers copies remote code beneath HF_HOME, while another process may be reading what lies there
             done = run_process(
                 [sys.executable, str(ENGINE_SCRIPT), str(job_file), temp],
@@ -199,4 +215,4 @@ class Lab:
             )
             log = done.stdout + done.stderr
             assert done.returncode == 0, f"LMDeploy ended with {done.returncode}:\n{log[-6000:]}"
-            return EngineRun(Path(temp), log)
+            return [EngineRun(Path(temp), log, number) for number in range(len(jobs))]
