@@ -5,7 +5,7 @@ can reach into the reference::
 
     TORCH_DEVICE_BACKEND_AUTOLOAD=0 python examples/hf_reference.py MODEL_FOLDER JOB.json OUT.npz
 
-The job is a JSON object, every field optional:
+Further triples of model, job and output may follow. A job is a JSON object, every field optional:
 
 ``dtype``
     "auto" (the checkpoint's, the default), "float32", "bfloat16" or "float16".
@@ -110,17 +110,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("job", type=Path)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="MODEL JOB OUT")
     args = parser.parse_args()
+    if len(args.runs) % 3:
+        parser.error("give a model, a job and an output file, or several such triples")
     polluted = [name for name in ("lmdeploy", "dlinfer") if name in sys.modules]
     if polluted:
         sys.exit(
             f"error: {', '.join(polluted)} lives in the oracle's process; set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
         )
-    answer = run(args.model, json.loads(args.job.read_text()))
-    np.savez(args.out, **answer)  # pyright: ignore[reportArgumentType]
+    for model, job, out in zip(*[iter(args.runs)] * 3, strict=True):
+        answer = run(model, json.loads(job.read_text()))
+        np.savez(out, **answer)  # pyright: ignore[reportArgumentType]
 
 
 if __name__ == "__main__":

@@ -149,27 +149,43 @@ class Lab:
 
     def reference(self, model: Path, **job) -> dict[str, np.ndarray]:
         """HF's answer to a job of ``examples/hf_reference.py``, from its own process, kept on disk."""
+        (answer,) = self.references([(model, job)])
+        return answer
+
+    def references(self, jobs: list[tuple[Path, dict]]) -> list[dict[str, np.ndarray]]:
+        """HF's answers to several (model, job), from one process where they are not on disk."""
+        kept = [self._kept_reference(model, job) for model, job in jobs]
+        missing = [
+            (model, job, file) for (model, job), file in zip(jobs, kept, strict=True) if not file.is_file()
+        ]
+        if missing:
+            self._ask_transformers(missing)
+        answers = []
+        for file in kept:
+            with np.load(file) as arrays:
+                answers.append(dict(arrays))
+        return answers
+
+    def _kept_reference(self, model: Path, job: dict) -> Path:
         versions = [metadata.version(name) for name in ("torch", "transformers")]
         stamp = (model / STAMP).read_text()
         key = json.dumps([stamp, job, versions, REFERENCE_SCRIPT.read_text()], sort_keys=True)
-        kept = self.cache / "references" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
-        if not kept.is_file():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=kept.parent) as temp:
-                job_file, out = Path(temp, "job.json"), Path(temp, "out.npz")
+        return self.cache / "references" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
+
+    def _ask_transformers(self, missing: list[tuple[Path, dict, Path]]) -> None:
+        folder = missing[0][2].parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temp:
+            runs = []
+            for number, (model, job, _) in enumerate(missing):
+                job_file, out = Path(temp, f"{number}.json"), Path(temp, f"{number}.npz")
                 job_file.write_text(json.dumps(job))
-                command = [
-                    sys.executable,
-                    str(REFERENCE_SCRIPT),
-                    str(reference_folder(model)),
-                    str(job_file),
-                    str(out),
-                ]
-                done = run_process(command, timeout=500, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-                assert done.returncode == 0, done.stderr[-4000:]
-                out.rename(kept)
-        with np.load(kept) as arrays:
-            return dict(arrays)
+                runs += [str(reference_folder(model)), str(job_file), str(out)]
+            command = [sys.executable, str(REFERENCE_SCRIPT), *runs]
+            done = run_process(command, timeout=500, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+            assert done.returncode == 0, done.stderr[-4000:]
+            for out, (_, _, file) in zip(runs[2::3], missing, strict=True):
+                Path(out).rename(file)
 
     def engine(
         self,

@@ -72,6 +72,18 @@ def _flash_mla(original: Callable[[], bool]) -> Callable[[], bool]:
     return flash_mla_available
 
 
+def _bmm(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def forward(self: Any, x: torch.Tensor, output: torch.Tensor) -> None:
+        """x [N, H, in] and output [N, H, out], which is written. A graph takes no ``out`` with gaps."""
+        if install.active() is None:
+            original(self, x, output)
+        else:
+            output.copy_(torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1))
+
+    return forward
+
+
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.backends.selector:_get_backend",
@@ -103,5 +115,11 @@ PATCHES = (
         why="asks torch.cuda for its properties, which raises where there is no CUDA",
         signature="()",
         build=_flash_mla,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.models.deepseek_v2:DeepseekV2BMM.forward",
+        why="writes torch.bmm into a transposed tensor, which Dynamo cannot capture",
+        signature="(self, x, output)",
+        build=_bmm,
     ),
 )

@@ -57,6 +57,10 @@ class RopeLengths:
         """
         return self.computed_anew and sequence.num_all_ids == self.original
 
+    def invalidates(self, sequence: Any) -> bool:
+        """Whether a waiting sequence holds a cache of its shorter days."""
+        return self.computed_anew and 0 < sequence.num_history_ids <= self.original < sequence.num_all_ids
+
 
 def of_model(config: Any) -> RopeLengths | None:
     """From a text model's configuration; None where frequencies never depend on the length."""
@@ -147,6 +151,25 @@ def _schedule_running(original: Callable[..., list[bool]]) -> Callable[..., list
     return schedule_running
 
 
+def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def schedule(
+        self: Any,
+        is_prefill: bool,
+        prealloc_size: int = 0,
+        allow_long_prefill: bool = True,
+        prefer_long_prefill: bool = False,
+    ) -> Any:
+        lengths = _lengths(self)
+        if is_prefill and lengths is not None:
+            for sequence in self.waiting:
+                if lengths.invalidates(sequence):
+                    sequence.state.release_paging_resources()
+        return original(self, is_prefill, prealloc_size, allow_long_prefill, prefer_long_prefill)
+
+    return schedule
+
+
 def _shared_blocks(original: Callable[..., None]) -> Callable[..., None]:
     """For the prefix tree's ``match`` and ``allocate``."""
 
@@ -188,6 +211,12 @@ PATCHES = (
         why="transformers computes Phi-3's cache anew when a text outgrows the original length",
         signature="(self, running, num_required_tokens=1, prealloc_size=1)",
         build=_schedule_running,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.paging.scheduler:Scheduler.schedule",
+        why="a preempted sequence keeps its blocks while there is room, and Phi-3's are of other frequencies then",
+        signature="(self, is_prefill, prealloc_size=0, allow_long_prefill=True, prefer_long_prefill=False)",
+        build=_schedule,
     ),
     Patch(
         target="lmdeploy.pytorch.paging.block_trie.trie:BlockTrie.match",

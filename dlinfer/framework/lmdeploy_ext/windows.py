@@ -55,15 +55,19 @@ def check(model_config: Any) -> None:
 def apply(model: nn.Module, config: Any) -> None:
     """Give each attention layer of an LMDeploy model the window that transformers gives it.
 
-    config: of the text model. Layers are known by the number in their names.
+    config: of the text model. Layers are known by the number in their names. The module around a layer may keep
+    LMDeploy's idea of the window, -1 for none: Gemma 3's chooses its frequencies by it.
     """
     layers = of_layers(config)
     if layers is None:
         return
     for name, module in model.named_modules():
         implementation = getattr(module, "impl", None)
-        if not hasattr(implementation, "sliding_window"):
-            continue
         number = next((int(part) for part in name.split(".") if part.isdigit()), None)
-        if number is not None and number < len(layers):
-            implementation.sliding_window = as_pair(layers[number])
+        if not hasattr(implementation, "sliding_window") or number is None or number >= len(layers):
+            continue
+        window = layers[number]
+        implementation.sliding_window = as_pair(window)
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if hasattr(owner, "sliding_window"):
+            owner.sliding_window = -1 if window is None else window
