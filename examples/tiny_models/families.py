@@ -92,6 +92,12 @@ _LONGROPE = _rope(
     long_factor=[1.0 + 2.0 * i for i in range(8)],
     original_max_position_embeddings=ORIGINAL_LENGTH,
 ) | {"original_max_position_embeddings": ORIGINAL_LENGTH}
+_PARTLY_ROTATED = {
+    "head_dim": 16,
+    "partial_rotary_factor": 0.75,
+    "rope_parameters": _LONGROPE["rope_parameters"]
+    | {"short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]},
+}
 _GEMMA = {"head_dim": 16, "tie_word_embeddings": True}
 
 # Enough layers, and scores of such a size, that a text says what comes next, and not its last token alone.
@@ -164,4 +170,34 @@ POSITIONAL: dict[str, Family] = {
         _rope("dynamic", factor=6.0)
         | {"max_position_embeddings": ORIGINAL_LENGTH, "attention_bias": True, "mlp_bias": True},
     ),
+    "phi4_longrope": Family("Phi3", "longrope on three quarters of a head", _LONGROPE | _PARTLY_ROTATED),
+    "glm4_moe": Family(
+        "Glm4Moe",
+        "rotary on half of each head; sigmoid routing with a correction bias",
+        {
+            "head_dim": 16,
+            "partial_rotary_factor": 0.5,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        dense=False,
+    ),
+    "qwen2_window": Family(
+        "Qwen2",
+        "a sliding window in the upper layers only",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
+    "mixtral_window": Family(
+        "Mixtral",
+        "experts, and a sliding window that LMDeploy's class passes over",
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16},
+        dense=False,
+    ),
+    "qwen3_yarn": Family("Qwen3", "YaRN with q/k norms", _YARN | {"head_dim": 32}),
 }

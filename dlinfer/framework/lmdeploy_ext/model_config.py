@@ -3,7 +3,7 @@ configuration: before any weight is loaded.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext import install, refusals, rope_parameters, windows
@@ -16,9 +16,6 @@ _REFUSED = {
     "minicpm3": "LMDeploy's class cannot read the rope parameters of transformers 5",
 }
 
-# Methods of quantised checkpoints whose layers need kernels that are not there.
-_REFUSED_QUANTISATION = ("gptq", "mxfp4")
-
 
 def check(model_config: Any) -> None:
     """Raise UnsupportedFeatureError for a model that cannot be served. model_config: LMDeploy's, adjusted in place."""
@@ -26,9 +23,13 @@ def check(model_config: Any) -> None:
     kind = getattr(config, "model_type", "")
     if kind in _REFUSED:
         raise refusals.refuse(f"the model type {kind!r} ({_REFUSED[kind]})", "use another model")
-    method = (getattr(model_config.hf_config, "quantization_config", None) or {}).get("quant_method")
-    if method in _REFUSED_QUANTISATION:
-        raise refusals.refuse(f"{method} quantisation", "use the unquantised model in bfloat16 or float32")
+    quantised = getattr(model_config.hf_config, "quantization_config", None) or getattr(
+        config, "quantization_config", None
+    )
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+        advice = "use the unquantised model in bfloat16 or float32"
+        raise refusals.refuse(f"{method or 'this'} quantisation", advice)
     rope_parameters.check(config)
     windows.check(model_config)
 
