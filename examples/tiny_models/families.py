@@ -171,23 +171,6 @@ POSITIONAL: dict[str, Family] = {
         | {"max_position_embeddings": ORIGINAL_LENGTH, "attention_bias": True, "mlp_bias": True},
     ),
     "phi4_longrope": Family("Phi3", "longrope on three quarters of a head", _LONGROPE | _PARTLY_ROTATED),
-    "glm4_moe": Family(
-        "Glm4Moe",
-        "rotary on half of each head; sigmoid routing with a correction bias",
-        {
-            "head_dim": 16,
-            "partial_rotary_factor": 0.5,
-            "use_qk_norm": True,
-            "n_routed_experts": 8,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-        },
-        dense=False,
-    ),
     "qwen2_window": Family(
         "Qwen2",
         "a sliding window in the upper layers only",

@@ -12,6 +12,7 @@ from dlinfer.framework.patching import Patch
 # Model types that LMDeploy 0.18 has a class for, and why they do not run here.
 _REFUSED = {
     "gpt_oss": "its experts have biases and an activation of their own, and LMDeploy's loader needs CUDA",
+    "glm4_moe": "LMDeploy's class routes tokens by a softmax, where the model has sigmoids and a correction bias",
     "phimoe": "LMDeploy's class cannot read the rope parameters of transformers 5",
     "minicpm3": "LMDeploy's class cannot read the rope parameters of transformers 5",
 }

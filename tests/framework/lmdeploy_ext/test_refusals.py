@@ -87,6 +87,7 @@ def test_a_layer_that_no_op_serves_is_named():
 
 REFUSED_MODELS = {
     "gpt-oss": ("GptOssConfig", "GptOssForCausalLM", {}, "gpt_oss"),
+    "GLM-4.5": ("Glm4MoeConfig", "Glm4MoeForCausalLM", {}, "glm4_moe"),
     "Phi-3.5-MoE": ("PhimoeConfig", "PhiMoEForCausalLM", {}, "phimoe"),
     "MiniCPM3": ("MiniCPM3Config", "MiniCPM3ForCausalLM", {}, "minicpm3"),
     "GPTQ": ("LlamaConfig", "LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
