@@ -96,7 +96,9 @@ class Region:
         """Why a written input is not apart from the others; looked up where they lie as at the last call."""
         tensors = [inputs[index] for index in self._changing]
         places: list[Any] = [(one.data_ptr(), one.shape, one.stride()) for one in tensors]
-        places += [inputs[index].data_ptr() for index in self.template.held]  # weights: a caller may pass one's memory
+        places += [
+            inputs[index].data_ptr() for index in self.template.held
+        ]  # weights: a caller may pass one's memory
         if places == self._apart:
             return None
         conflict = overlapping(inputs, self._written)

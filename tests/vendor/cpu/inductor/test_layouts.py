@@ -167,7 +167,7 @@ def lies_elsewhere(x: torch.Tensor) -> torch.Tensor:
     return (x * 2).t().contiguous().t()
 
 
-@lies_elsewhere.register_fake
+@torch.library.register_fake("dlinfer_test::lies_elsewhere")
 def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
@@ -178,7 +178,7 @@ def writes_and_lies_elsewhere(state: torch.Tensor, x: torch.Tensor) -> list[torc
     return [(x * 2).t().contiguous().t(), torch.stack([x[0], x[0] + 1], 1)[:, 0]]
 
 
-@writes_and_lies_elsewhere.register_fake
+@torch.library.register_fake("dlinfer_test::writes_and_lies_elsewhere")
 def _(state: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
     return [torch.empty_like(x), torch.empty_like(x[0])]
 
