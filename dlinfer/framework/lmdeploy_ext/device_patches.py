@@ -66,6 +66,18 @@ def _to_device(original: Callable[..., Any]) -> Callable[..., Any]:
     return _try_to_cuda
 
 
+def _bmm(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def forward(self: Any, x: torch.Tensor, output: torch.Tensor) -> None:
+        """x [N, H, in] and output [N, H, out], which is written. A graph takes no ``out`` with gaps."""
+        if install.active() is None:
+            original(self, x, output)
+        else:
+            output.copy_(torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1))
+
+    return forward
+
+
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.backends.selector:_get_backend",
@@ -91,5 +103,11 @@ PATCHES = (
         why="moves each batch of inputs by Tensor.cuda()",
         signature="(val, non_blocking=False)",
         build=_to_device,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.models.deepseek_v2:DeepseekV2BMM.forward",
+        why="writes torch.bmm into a transposed tensor, which Dynamo cannot capture",
+        signature="(self, x, output)",
+        build=_bmm,
     ),
 )

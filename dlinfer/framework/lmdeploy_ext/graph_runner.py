@@ -43,6 +43,7 @@ _STEADY = (
     "past_key_values",
     "attn_metadata.block_size",
     "hidden_states.size()[2]",
+    "position_ids.size()[0]",  # two rows where rotary frequencies depend on lengths
     "inputs_embeds.size()[2]",
 )
 

@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
+import transformers
 from lmdeploy import PytorchEngineConfig
 from lmdeploy.messages import SpeculativeConfig
 from lmdeploy.pytorch.backends import get_backend
 from lmdeploy.pytorch.backends.lora import LoRABuildSpec
-from lmdeploy.pytorch.config import DistConfig
+from lmdeploy.pytorch.config import DistConfig, ModelConfig
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 from lmdeploy.pytorch.engine.engine import Engine as PytorchEngine
 from lmdeploy.serve.core import AsyncEngine
@@ -101,3 +102,36 @@ def test_a_layer_that_no_op_serves_is_named():
     spec = LoRABuildSpec.__new__(LoRABuildSpec)
     with pytest.raises(UnsupportedFeatureError, match="LoRABuildSpec"):
         get_backend("cpu").build_op(spec)
+
+
+REFUSED_MODELS = {
+    "gpt-oss": ("GptOssConfig", "GptOssForCausalLM", {}, "gpt_oss"),
+    "GLM-4.5": ("Glm4MoeConfig", "Glm4MoeForCausalLM", {}, "glm4_moe"),
+    "Phi-3.5-MoE": ("PhimoeConfig", "PhiMoEForCausalLM", {}, "phimoe"),
+    "MiniCPM3": ("MiniCPM3Config", "MiniCPM3ForCausalLM", {}, "minicpm3"),
+    "GPTQ": ("LlamaConfig", "LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+    "MXFP4": ("Qwen2Config", "Qwen2ForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+    "AWQ": ("LlamaConfig", "LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+    "an unknown rope type": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}},
+        "rope type 'proportional'",
+    ),
+    "chunked layers": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {"num_hidden_layers": 1, "layer_types": ["chunked_attention"]},
+        "chunked_attention",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture", "fields", "named"), REFUSED_MODELS.values(), ids=REFUSED_MODELS
+)
+def test_models_are_refused_while_their_configuration_is_read(config, architecture, fields, named):
+    PytorchEngineConfig(device_type="cpu")
+    hf_config = getattr(transformers, config)(architectures=[architecture], **fields)
+    with pytest.raises(UnsupportedFeatureError, match=named):
+        ModelConfig.from_hf_config(hf_config, device_type="cpu")

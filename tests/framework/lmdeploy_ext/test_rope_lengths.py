@@ -1,0 +1,122 @@
+"""The length that governs a token is that of its own text, in batches, chunks and after preemption."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dlinfer.framework.lmdeploy_ext import install, rope_lengths
+from dlinfer.framework.lmdeploy_ext.rope_lengths import RopeLengths
+
+DYNAMIC = SimpleNamespace(rope_parameters={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=64)
+PHI3 = SimpleNamespace(
+    rope_parameters={"rope_type": "longrope", "original_max_position_embeddings": 64}, model_type="phi3"
+)
+LLAMA = SimpleNamespace(rope_parameters={"rope_type": "default"}, model_type="llama")
+
+
+def sequence(history: int, every: int, prompt: int) -> SimpleNamespace:
+    """history: tokens in the cache; every: all tokens known; prompt: how many of them were asked with."""
+    return SimpleNamespace(num_history_ids=history, num_all_ids=every, input_end_pos=prompt)
+
+
+def inputs(*new: int) -> SimpleNamespace:
+    return SimpleNamespace(seq_length=torch.tensor(new), target_position_ids=None)
+
+
+def test_of_which_models():
+    assert rope_lengths.of_model(DYNAMIC) == RopeLengths(64, computed_anew=False)
+    assert rope_lengths.of_model(PHI3) == RopeLengths(64, computed_anew=True)
+    assert rope_lengths.of_model(LLAMA) is None
+
+
+def test_a_field_of_the_configuration_has_priority_over_one_of_the_rope_parameters():
+    config = SimpleNamespace(**{**vars(PHI3), "original_max_position_embeddings": 32})
+    assert rope_lengths.of_model(config) == RopeLengths(32, computed_anew=True)
+
+
+def test_a_batch_of_prompts():
+    given = inputs(3, 5)
+    RopeLengths(64, computed_anew=False).govern(given, [sequence(0, 3, 3), sequence(0, 5, 5)])
+    assert given.target_position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4], [3, 3, 3, 5, 5, 5, 5, 5]]
+
+
+def test_a_chunk_has_the_length_of_the_whole_prompt():
+    given = inputs(4)
+    RopeLengths(64, computed_anew=False).govern(given, [sequence(4, 100, 100)])
+    assert given.target_position_ids.tolist() == [[4, 5, 6, 7], [100] * 4]
+
+
+def test_what_was_generated_before_a_preemption_keeps_its_lengths():
+    given = inputs(6)
+    RopeLengths(64, computed_anew=False).govern(given, [sequence(0, 6, 4)])
+    assert given.target_position_ids.tolist() == [[0, 1, 2, 3, 4, 5], [4, 4, 4, 4, 5, 6]]
+    RopeLengths(64, computed_anew=True).govern(given, [sequence(0, 6, 4)])
+    assert given.target_position_ids.tolist() == [[0, 1, 2, 3, 4, 5], [6] * 6]
+
+
+@pytest.mark.parametrize(
+    ("positions", "q_seqlens", "lengths"),
+    [([9, 63, 200], [1, 1, 1], [10, 64, 201]), ([0, 1, 2, 5, 6], [3, 2], [3, 3, 3, 7, 7])],
+    ids=["decoding", "dummy prefill"],
+)
+def test_steps_that_come_without_lengths(positions, q_seqlens, lengths):
+    context = SimpleNamespace(
+        position_ids=torch.tensor([positions]),
+        q_seqlens=torch.tensor(q_seqlens),
+        model_config=SimpleNamespace(llm_config=DYNAMIC, hf_config=None),
+    )
+    assert rope_lengths.of_step(context).tolist() == [positions, lengths]
+    context.model_config.llm_config = LLAMA
+    assert rope_lengths.of_step(context) is context.position_ids
+
+
+def test_phi3_is_computed_anew_once():
+    lengths = RopeLengths(64, computed_anew=True)
+    decoding = [n for n in range(60, 70) if lengths.outgrown_by(sequence(n - 1, n, 60))]
+    assert decoding == [64], "planned a step ahead: the token in flight is the first beyond"
+    assert lengths.invalidates(sequence(64, 65, 60))
+    assert not lengths.invalidates(sequence(65, 66, 60)), "its cache is long already"
+    assert not lengths.invalidates(sequence(0, 600, 600)), "it has no cache"
+    assert not RopeLengths(64, computed_anew=False).outgrown_by(sequence(63, 64, 60))
+
+
+class Scheduler:
+    """As much of LMDeploy's as the patches see."""
+
+    def __init__(self, lengths: RopeLengths | None, waiting: list) -> None:
+        self.waiting = waiting
+        setattr(self, rope_lengths._ATTRIBUTE, lengths)
+
+
+def test_a_cache_of_shorter_days_is_released_before_the_prefill():
+    released = []
+    stale, fresh = sequence(64, 65, 60), sequence(0, 30, 30)
+    stale.state = SimpleNamespace(release_paging_resources=lambda: released.append(stale))
+    scheduler = Scheduler(RopeLengths(64, computed_anew=True), [stale, fresh])
+    schedule = rope_lengths._schedule(lambda self, *rest: rest)
+    assert schedule(scheduler, True, 1) == (True, 1, True, False)
+    assert released == [stale]
+
+
+def test_running_sequences_are_given_up_when_they_outgrow_their_cache():
+    running = [sequence(63, 64, 60), sequence(70, 71, 60), sequence(10, 11, 5)]
+    scheduler = Scheduler(RopeLengths(64, computed_anew=True), [])
+    schedule_running = rope_lengths._schedule_running(lambda self, seqs, *rest: [True, True, False])
+    assert schedule_running(scheduler, running) == [False, True, False]
+    assert schedule_running(Scheduler(None, []), running) == [True, True, False]
+
+
+@pytest.mark.parametrize(("length", "shared"), [(63, True), (64, False), (600, False)])
+def test_blocks_are_shared_up_to_the_original_length(length, shared):
+    met = []
+    match = rope_lengths._shared_blocks(lambda self, seq: met.append(seq))
+    match(Scheduler(RopeLengths(64, computed_anew=False), []), sequence(0, length, length))
+    assert bool(met) == shared
+
+
+def test_lmdeploys_own_devices_are_left_alone(monkeypatch):
+    monkeypatch.setattr(install, "_active", None)
+    engine = SimpleNamespace(model_config=SimpleNamespace(llm_config=DYNAMIC, hf_config=None))
+    maker = rope_lengths._inputs_maker(lambda engine: SimpleNamespace())(engine)
+    assert not vars(maker)
