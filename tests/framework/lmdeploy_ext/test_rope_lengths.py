@@ -115,6 +115,22 @@ def test_blocks_are_shared_up_to_the_original_length(length, shared):
     assert bool(met) == shared
 
 
+@pytest.mark.parametrize(
+    ("config", "limit"), [(PHI3, 65), (DYNAMIC, 32), (LLAMA, 32)], ids=["phi3", "dynamic", "llama"]
+)
+def test_phi3_is_computed_anew_at_once(config, limit, monkeypatch):
+    monkeypatch.setattr(install, "_active", "cpu")
+    engine = SimpleNamespace(
+        model_config=SimpleNamespace(llm_config=config),
+        cache_config=SimpleNamespace(max_prefill_token_num=32),
+        scheduler=SimpleNamespace(block_trie=SimpleNamespace()),
+    )
+    maker = rope_lengths._inputs_maker(lambda engine: SimpleNamespace())(engine)
+    assert engine.cache_config.max_prefill_token_num == limit
+    for owner in (maker, engine.scheduler, engine.scheduler.block_trie):
+        assert rope_lengths._lengths(owner) == rope_lengths.of_model(config)
+
+
 def test_lmdeploys_own_devices_are_left_alone(monkeypatch):
     monkeypatch.setattr(install, "_active", None)
     engine = SimpleNamespace(model_config=SimpleNamespace(llm_config=DYNAMIC, hf_config=None))
