@@ -32,6 +32,9 @@ _COMPUTED_ANEW = ("phi3",)
 # Attribute of an engine's inputs maker, scheduler and prefix tree.
 _ATTRIBUTE = "dlinfer_rope_lengths"
 
+# Attribute of a sequence: the length that its last prefill was governed by.
+_CACHED_FOR = "dlinfer_cached_for"
+
 
 @dataclass(frozen=True)
 class RopeLengths:
@@ -51,19 +54,24 @@ class RopeLengths:
             first = sequence.num_history_ids
             length = sequence.num_all_ids if self.computed_anew else sequence.input_end_pos
             rows.append(of_positions(torch.arange(first, first + new), length))
+            setattr(sequence, _CACHED_FOR, length)
         inputs.target_position_ids = torch.cat(rows, dim=1)
 
     def outgrown_by(self, sequence: Any) -> bool:
-        """Whether a sequence's next token is the first beyond the original length, and its cache is to be dropped.
+        """Whether a sequence's next token may be the first beyond the original length, and its cache is for less.
 
-        The scheduler plans a step ahead of the tokens, so the sequence has the original length here, and one more
-        when it is prefilled again. Longer prompts never have that length while they decode.
+        LMDeploy may plan a step ahead of the tokens that it knows. Where it does not, this comes a token early, and
+        that token is prefilled by itself.
         """
-        return self.computed_anew and sequence.num_all_ids == self.original
+        return self._is_short(sequence) and sequence.num_all_ids >= self.original
 
     def invalidates(self, sequence: Any) -> bool:
         """Whether a waiting sequence holds a cache of its shorter days."""
-        return self.computed_anew and 0 < sequence.num_history_ids <= self.original < sequence.num_all_ids
+        outgrown = sequence.num_history_ids > 0 and sequence.num_all_ids > self.original
+        return outgrown and self._is_short(sequence)
+
+    def _is_short(self, sequence: Any) -> bool:
+        return self.computed_anew and getattr(sequence, _CACHED_FOR, self.original + 1) <= self.original
 
 
 def of_model(config: Any) -> RopeLengths | None:
