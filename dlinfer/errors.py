@@ -21,6 +21,13 @@ class DlinferError(Exception):
         self.step = self.next_step.format(**fields)
         super().__init__(f"{self.explanation} Next step: {self.step}" if self.step else self.explanation)
 
+    def again(self) -> "DlinferError":
+        """A new error that says the same, to be raised in place of one that is kept: Python writes the way of each
+        raise into the error itself, and what that way holds lives as long."""
+        new = _rebuild(type(self), self.fields)
+        new.__cause__ = self.__cause__
+        return new
+
     def __reduce__(self):
         return _rebuild, (type(self), self.fields)
 

@@ -98,7 +98,7 @@ class PatchSet:
     def require_essential(self) -> None:
         """Raise the first refusal of an essential patch: what a user meets who asks for the patched behaviour."""
         for error in self._refusals(essential=True):
-            raise error
+            raise error.again()
 
     def done_without(self) -> list[PatchError]:
         """The refusals of patches that are not essential."""

@@ -95,13 +95,13 @@ class Region:
     def _conflict(self, inputs: Sequence[Any]) -> str | None:
         """Why a written input is not apart from the others; looked up where they lie as at the last call."""
         tensors = [inputs[index] for index in self._changing]
-        places = [(one.data_ptr(), one.shape, one.stride()) for one in tensors]
+        places: list[Any] = [(one.data_ptr(), one.shape, one.stride()) for one in tensors]
+        places += [
+            inputs[index].data_ptr() for index in self.template.held
+        ]  # weights: a caller may pass one's memory
         if places == self._apart:
             return None
-        given: list[Any] = [None] * len(inputs)
-        for index, one in zip(self._changing, tensors, strict=True):
-            given[index] = one
-        conflict = overlapping(given, self._written)
+        conflict = overlapping(inputs, self._written)
         if conflict is None:
             self._apart = places
         return conflict
