@@ -19,7 +19,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.options": "errors settings graph.passes",
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
     "dlinfer.graph.cache": "dlinfer graph.ir graph.report",
-    "dlinfer.graph.capture": "errors utils graph.seam graph.ir graph.passes",
+    "dlinfer.graph.capture": "errors utils graph.seam graph.ir",
     "dlinfer.graph.engine_kit": "errors ops graph.seam graph.ir graph.report graph.options graph.engine",
     "dlinfer.graph.functional": "errors ops graph.seam graph.ir graph.passes",
     "dlinfer.graph.onnx": "errors graph.seam graph.ir graph.functional",
@@ -33,7 +33,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.explain": "dlinfer errors graph.seam graph.ir graph.report graph.options graph.cache "
     "graph.backend",
     "dlinfer.runtime.options": "errors settings",
-    "dlinfer.runtime.artifact": "dlinfer errors utils ops graph.seam graph.ir graph.passes graph.report "
+    "dlinfer.runtime.artifact": "dlinfer errors utils ops graph.seam graph.ir graph.report "
     "graph.options graph.engine graph.cache graph.capture graph.lowering graph.direct runtime.options",
     "dlinfer.runtime.aot": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.direct runtime.artifact",
