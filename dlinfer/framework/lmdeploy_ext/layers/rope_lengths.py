@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext import install, rope_parameters
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import rope_parameters
 from dlinfer.framework.patching import Patch
 
 logger = logging.getLogger("dlinfer")
@@ -110,7 +111,7 @@ def _lengths(owner: Any) -> RopeLengths | None:
 def _inputs_maker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def build_inputs_maker(engine: Any) -> Any:
-        if install.active() is None:
+        if activation.active() is None:
             return original(engine)
         lengths = of_model(engine.model_config.llm_config or engine.model_config.hf_config)
         if lengths is not None and lengths.computed_anew:

@@ -15,8 +15,8 @@ from lmdeploy.pytorch.backends.dlinfer.apply_rotary_emb import DlinferApplyRotar
 from lmdeploy.pytorch.backends.rotary_embedding import RopeType
 from torch import Tensor, nn
 
-from dlinfer.framework.lmdeploy_ext import refusals
-from dlinfer.framework.lmdeploy_ext.rope_parameters import longrope_scale, yarn_scale
+from dlinfer.framework.lmdeploy_ext.layers.rope_parameters import longrope_scale, yarn_scale
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 
 
 def base_frequencies(dim: int, base: float) -> Tensor:

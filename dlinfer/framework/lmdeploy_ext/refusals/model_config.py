@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext import install, model_support, rope_parameters, windows
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import rope_parameters, windows
+from dlinfer.framework.lmdeploy_ext.refusals import model_support
 from dlinfer.framework.patching import Patch
 
 
@@ -22,7 +24,7 @@ def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def from_hf_config(cls: Any, hf_config: Any, *args: Any, **kwargs: Any) -> Any:
         model_config = original(cls, hf_config, *args, **kwargs)
-        if install.active() is not None:
+        if activation.active() is not None:
             check(model_config)
         return model_config
 
