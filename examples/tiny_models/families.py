@@ -86,17 +86,18 @@ _LLAMA3 = _rope(
     high_freq_factor=4.0,
     original_max_position_embeddings=ORIGINAL_LENGTH,
 )
-_LONGROPE = _rope(
-    "longrope",
-    short_factor=[1.0 + 0.1 * i for i in range(8)],
-    long_factor=[1.0 + 2.0 * i for i in range(8)],
-    original_max_position_embeddings=ORIGINAL_LENGTH,
-) | {"original_max_position_embeddings": ORIGINAL_LENGTH}
-_PARTLY_ROTATED = {
+
+
+def _longrope(short_factor: list[float], long_factor: list[float]) -> dict[str, Any]:
+    # Phi-3's configurations have the length beside the rope parameters as well.
+    own = {"original_max_position_embeddings": ORIGINAL_LENGTH}
+    return _rope("longrope", short_factor=short_factor, long_factor=long_factor, **own) | own
+
+
+_LONGROPE = _longrope([1.0 + 0.1 * i for i in range(8)], [1.0 + 2.0 * i for i in range(8)])
+_LONGROPE_OF_A_PART = _longrope([1.0 + 0.1 * i for i in range(6)], [1.0 + 2.0 * i for i in range(6)]) | {
     "head_dim": 16,
     "partial_rotary_factor": 0.75,
-    "rope_parameters": _LONGROPE["rope_parameters"]
-    | {"short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]},
 }
 _GEMMA = {"head_dim": 16, "tie_word_embeddings": True}
 
@@ -170,7 +171,7 @@ POSITIONAL: dict[str, Family] = {
         _rope("dynamic", factor=6.0)
         | {"max_position_embeddings": ORIGINAL_LENGTH, "attention_bias": True, "mlp_bias": True},
     ),
-    "phi4_longrope": Family("Phi3", "longrope on three quarters of a head", _LONGROPE | _PARTLY_ROTATED),
+    "phi4_longrope": Family("Phi3", "longrope on three quarters of a head", _LONGROPE_OF_A_PART),
     "qwen2_window": Family(
         "Qwen2",
         "a sliding window in the upper layers only",

@@ -15,11 +15,11 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.seam": "utils",
     "dlinfer.graph.ir": "errors graph.seam",
     "dlinfer.graph.passes": "errors ops graph.seam graph.ir",
-    "dlinfer.graph.report.report": "errors settings ops graph.ir graph.passes",
+    "dlinfer.graph.report": "errors settings ops graph.ir graph.passes",
     "dlinfer.graph.options": "errors settings graph.passes",
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
-    "dlinfer.graph.cache.disk": "dlinfer graph.ir graph.report",
-    "dlinfer.graph.capture.trace": "errors utils graph.seam graph.ir graph.passes",
+    "dlinfer.graph.cache": "dlinfer graph.ir graph.report",
+    "dlinfer.graph.capture": "errors utils graph.seam graph.ir",
     "dlinfer.graph.engine_kit": "errors ops graph.seam graph.ir graph.report graph.options graph.engine",
     "dlinfer.graph.functional": "errors ops graph.seam graph.ir graph.passes",
     "dlinfer.graph.onnx": "errors graph.seam graph.ir graph.functional",
@@ -28,12 +28,12 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.observe": "graph.seam graph.ir graph.report graph.capture graph.lowering",
     "dlinfer.graph.backend": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.observe",
-    "dlinfer.graph.direct.call": "errors settings graph.seam graph.report graph.options graph.engine graph.cache "
+    "dlinfer.graph.direct": "errors settings graph.seam graph.report graph.options graph.engine graph.cache "
     "graph.lowering graph.backend",
-    "dlinfer.graph.explain.explanation": "dlinfer errors graph.seam graph.ir graph.report graph.options graph.cache "
+    "dlinfer.graph.explain": "dlinfer errors graph.seam graph.ir graph.report graph.options graph.cache "
     "graph.backend",
     "dlinfer.runtime.options": "errors settings",
-    "dlinfer.runtime.artifact": "dlinfer errors utils ops graph.seam graph.ir graph.passes graph.report "
+    "dlinfer.runtime.artifact": "dlinfer errors utils ops graph.seam graph.ir graph.report "
     "graph.options graph.engine graph.cache graph.capture graph.lowering graph.direct runtime.options",
     "dlinfer.runtime.aot": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.direct runtime.artifact",

@@ -1,6 +1,6 @@
 """``dlinfer.explain``: what dlinfer made of a model, as an object that shows itself as text, JSON and HTML.
 
-An Explanation only gathers what compilations reported (``dlinfer.graph.report.report``); nothing is compiled for its
+An Explanation only gathers what compilations reported (``dlinfer.graph.report``); nothing is compiled for its
 sake that the model's own call would not compile.
 """
 

@@ -105,10 +105,10 @@ def test_a_layer_that_no_op_serves_is_named():
 
 
 REFUSED_MODELS = {
-    "gpt-oss": ("GptOssConfig", "GptOssForCausalLM", {}, "gpt_oss"),
-    "GLM-4.5": ("Glm4MoeConfig", "Glm4MoeForCausalLM", {}, "glm4_moe"),
-    "Phi-3.5-MoE": ("PhimoeConfig", "PhiMoEForCausalLM", {}, "phimoe"),
-    "MiniCPM3": ("MiniCPM3Config", "MiniCPM3ForCausalLM", {}, "minicpm3"),
+    "gpt-oss": ("GptOssConfig", "GptOssForCausalLM", {}, "GptOssForCausalLM"),
+    "GLM-4.5": ("Glm4MoeConfig", "Glm4MoeForCausalLM", {}, "Glm4MoeForCausalLM"),
+    "Phi-3.5-MoE": ("PhimoeConfig", "PhiMoEForCausalLM", {}, "PhiMoEForCausalLM"),
+    "MiniCPM3": ("MiniCPM3Config", "MiniCPM3ForCausalLM", {}, "MiniCPM3ForCausalLM"),
     "GPTQ": ("LlamaConfig", "LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
     "MXFP4": ("Qwen2Config", "Qwen2ForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
     "AWQ": ("LlamaConfig", "LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "awq"),

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlinfer.framework.lmdeploy_ext import install, rope_lengths
-from dlinfer.framework.lmdeploy_ext.rope_lengths import RopeLengths
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import rope_lengths
+from dlinfer.framework.lmdeploy_ext.layers.rope_lengths import RopeLengths
 
 DYNAMIC = SimpleNamespace(rope_parameters={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=64)
 PHI3 = SimpleNamespace(
@@ -71,14 +72,43 @@ def test_steps_that_come_without_lengths(positions, q_seqlens, lengths):
     assert rope_lengths.of_step(context) is context.position_ids
 
 
-def test_phi3_is_computed_anew_once():
-    lengths = RopeLengths(64, computed_anew=True)
-    decoding = [n for n in range(60, 70) if lengths.outgrown_by(sequence(n - 1, n, 60))]
-    assert decoding == [64], "planned a step ahead: the token in flight is the first beyond"
-    assert lengths.invalidates(sequence(64, 65, 60))
-    assert not lengths.invalidates(sequence(65, 66, 60)), "its cache is long already"
-    assert not lengths.invalidates(sequence(0, 600, 600)), "it has no cache"
-    assert not RopeLengths(64, computed_anew=False).outgrown_by(sequence(63, 64, 60))
+def prefilled(length: int, history: int, every: int) -> SimpleNamespace:
+    """A sequence of Phi-3's whose last prefill was of so many tokens, and what is in its cache and known now."""
+    given = sequence(0, length, length)
+    RopeLengths(64, computed_anew=True).govern(inputs(length), [given])
+    given.num_history_ids, given.num_all_ids = history, every
+    return given
+
+
+@pytest.mark.parametrize(
+    ("sequence", "outgrown"),
+    [
+        (prefilled(60, 62, 63), False),
+        (prefilled(60, 63, 64), True),  # planned a step ahead, so a token more is on its way
+        (prefilled(60, 64, 65), True),  # not ahead: others were prefilled meanwhile
+        (prefilled(64, 0, 64), True),
+        (prefilled(65, 0, 65), False),
+        (prefilled(65, 65, 66), False),
+        (prefilled(600, 32, 600), False),
+    ],
+)
+def test_a_cache_is_outgrown_by_the_first_token_beyond(sequence, outgrown):
+    assert RopeLengths(64, computed_anew=True).outgrown_by(sequence) == outgrown
+    assert not RopeLengths(64, computed_anew=False).outgrown_by(sequence)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "invalid"),
+    [
+        (prefilled(60, 64, 65), True),
+        (prefilled(60, 63, 64), False),
+        (prefilled(65, 65, 66), False),
+        (prefilled(600, 32, 600), False),
+        (sequence(0, 600, 600), False),
+    ],
+)
+def test_a_cache_of_shorter_days_is_dropped(sequence, invalid):
+    assert RopeLengths(64, computed_anew=True).invalidates(sequence) == invalid
 
 
 class Scheduler:
@@ -91,7 +121,7 @@ class Scheduler:
 
 def test_a_cache_of_shorter_days_is_released_before_the_prefill():
     released = []
-    stale, fresh = sequence(64, 65, 60), sequence(0, 30, 30)
+    stale, fresh = prefilled(60, 64, 65), sequence(0, 30, 30)
     stale.state = SimpleNamespace(release_paging_resources=lambda: released.append(stale))
     scheduler = Scheduler(RopeLengths(64, computed_anew=True), [stale, fresh])
     schedule = rope_lengths._schedule(lambda self, *rest: rest)
@@ -100,7 +130,7 @@ def test_a_cache_of_shorter_days_is_released_before_the_prefill():
 
 
 def test_running_sequences_are_given_up_when_they_outgrow_their_cache():
-    running = [sequence(63, 64, 60), sequence(70, 71, 60), sequence(10, 11, 5)]
+    running = [prefilled(60, 63, 64), prefilled(65, 70, 71), prefilled(5, 10, 11)]
     scheduler = Scheduler(RopeLengths(64, computed_anew=True), [])
     schedule_running = rope_lengths._schedule_running(lambda self, seqs, *rest: [True, True, False])
     assert schedule_running(scheduler, running) == [False, True, False]
@@ -115,8 +145,24 @@ def test_blocks_are_shared_up_to_the_original_length(length, shared):
     assert bool(met) == shared
 
 
+@pytest.mark.parametrize(
+    ("config", "limit"), [(PHI3, 65), (DYNAMIC, 32), (LLAMA, 32)], ids=["phi3", "dynamic", "llama"]
+)
+def test_phi3_is_computed_anew_at_once(config, limit, monkeypatch):
+    monkeypatch.setattr(activation, "_active", "cpu")
+    engine = SimpleNamespace(
+        model_config=SimpleNamespace(llm_config=config),
+        cache_config=SimpleNamespace(max_prefill_token_num=32),
+        scheduler=SimpleNamespace(block_trie=SimpleNamespace()),
+    )
+    maker = rope_lengths._inputs_maker(lambda engine: SimpleNamespace())(engine)
+    assert engine.cache_config.max_prefill_token_num == limit
+    for owner in (maker, engine.scheduler, engine.scheduler.block_trie):
+        assert rope_lengths._lengths(owner) == rope_lengths.of_model(config)
+
+
 def test_lmdeploys_own_devices_are_left_alone(monkeypatch):
-    monkeypatch.setattr(install, "_active", None)
+    monkeypatch.setattr(activation, "_active", None)
     engine = SimpleNamespace(model_config=SimpleNamespace(llm_config=DYNAMIC, hf_config=None))
     maker = rope_lengths._inputs_maker(lambda engine: SimpleNamespace())(engine)
     assert not vars(maker)

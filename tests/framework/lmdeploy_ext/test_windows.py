@@ -1,14 +1,15 @@
 """Each layer shows the keys that transformers shows, whichever way the configuration says so."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext import windows
-from dlinfer.framework.lmdeploy_ext.attention import PagedAttention
+from dlinfer.framework.lmdeploy_ext.layers import windows
+from dlinfer.framework.lmdeploy_ext.layers.attention import PagedAttention
 from tests.framework.lmdeploy_ext.attention_specs import paged_spec
 
 TOKENS, LAYERS = 24, 4
@@ -45,6 +46,24 @@ CONFIGS = {
 }
 
 
+class Layer(torch.nn.Module):
+    """As much of an LMDeploy layer as has to do with windows; Gemma's keeps its own."""
+
+    def __init__(self, sliding_window: int | None) -> None:
+        super().__init__()
+        self.sliding_window = sliding_window
+        self.attn_fwd: Any = torch.nn.Module()
+        self.attn_fwd.impl = PagedAttention.from_spec(paged_spec(sliding_window=sliding_window))
+
+
+class Model(torch.nn.Module):
+    """All layers with the window that LMDeploy's class passes."""
+
+    def __init__(self, sliding_window: int | None) -> None:
+        super().__init__()
+        self.layers: Any = torch.nn.ModuleList(Layer(sliding_window) for _ in range(LAYERS))
+
+
 @pytest.mark.parametrize(("family", "fields"), CONFIGS.values(), ids=CONFIGS)
 def test_layers_show_as_many_keys_as_transformers(family, fields):
     """The oracle is transformers' own attention: the keys of the last token that have any weight."""
@@ -55,22 +74,17 @@ def test_layers_show_as_many_keys_as_transformers(family, fields):
         out = model_class(config).eval()(torch.arange(TOKENS)[None], output_attentions=True)
     shown = [int((weights[0, 0, -1] > 0).sum()) for weights in out.attentions]
 
-    layers = [SimpleNamespace(attn=SimpleNamespace()) for _ in range(LAYERS)]
-    model = torch.nn.Module()
-    model.layers = torch.nn.ModuleList()
-    for layer in layers:
-        layer.impl = PagedAttention.from_spec(
-            paged_spec(sliding_window=getattr(config, "sliding_window", None))
-        )
-        module = torch.nn.Module()
-        module.impl = layer.impl
-        model.layers.append(module)
+    model = Model(getattr(config, "sliding_window", None))
     if family == "Llama":  # LMDeploy's class passes no window
         assert windows.of_layers(config) is None
         return
     windows.apply(model, config)
-    pairs = [layer.impl.sliding_window for layer in layers]
+    pairs = [layer.attn_fwd.impl.sliding_window for layer in model.layers]
     assert [TOKENS if pair is None else pair[0] + 1 for pair in pairs] == shown
+
+    assert [layer.sliding_window for layer in model.layers] == [
+        -1 if keys == TOKENS else keys for keys in shown
+    ]
 
     cache = SimpleNamespace(llm_config=config, hf_config=config, sliding_window=6)
     windows.check(cache)

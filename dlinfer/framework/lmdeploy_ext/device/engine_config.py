@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from dlinfer.errors import UnknownVendorError
-from dlinfer.framework.lmdeploy_ext import cache_blocks, install, refusals, vendor_devices
-from dlinfer.framework.lmdeploy_ext.devices import OWN, SERVED
+from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks, vendor_devices
+from dlinfer.framework.lmdeploy_ext.device.devices import OWN, SERVED
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 from dlinfer.framework.patching import Patch
 
 
@@ -31,7 +32,7 @@ def _post_init(original: Callable[..., None]) -> Callable[..., None]:
             original(self)
         finally:
             self.device_type, self.dtype = device_type, dtype
-        install.activate(device_type)
+        activation.activate(device_type)
 
     return __post_init__
 
@@ -48,7 +49,7 @@ def _bf16(original: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(original)
     def is_bf16_supported(device_type: str = "cuda") -> bool:
         # "auto" and the default are asked by code that does not know the device; it is ours once one is active.
-        if device_type in SERVED or (install.active() is not None and device_type in ("auto", "cuda")):
+        if device_type in SERVED or (activation.active() is not None and device_type in ("auto", "cuda")):
             return True
         return original(device_type)
 
@@ -58,7 +59,7 @@ def _bf16(original: Callable[..., bool]) -> Callable[..., bool]:
 def _torch_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _update_torch_dtype(config: Any, dtype: str, device_type: str = "auto") -> Any:
-        if install.active() is None:
+        if activation.active() is None:
             return original(config, dtype, device_type)
         config = original(config, "auto" if dtype == "float32" else dtype, device_type)
         stored = getattr(config.hf_config, "dtype", None) or getattr(
@@ -75,7 +76,7 @@ def _import_deeplink(original: Callable[[str], None]) -> Callable[[str], None]:
     @functools.wraps(original)
     def try_import_deeplink(device_type: str) -> None:
         if device_type in SERVED:
-            install.activate(device_type)
+            activation.activate(device_type)
         else:
             vendor_devices.check_vendor(device_type)
             original(device_type)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext import install, vendor_devices
+from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.patching import Patch
 
 # field of PytorchEngineConfig -> (the value that means "not asked for", what to do instead)
@@ -26,7 +26,7 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
 
 def refuse(feature: str, advice: str) -> UnsupportedFeatureError:
     """The error for a feature that is asked for and not served."""
-    where = f"device_type {install.active() or 'cpu'!r}"
+    where = f"device_type {activation.active() or 'cpu'!r}"
     return UnsupportedFeatureError(feature=feature, where=where, advice=advice)
 
 
@@ -51,10 +51,10 @@ def _update_engine_config(original: Callable[[Any], Any]) -> Callable[[Any], Any
     @functools.wraps(original)
     def update_engine_config(engine_config: Any) -> Any:
         engine_config = original(engine_config)
-        if install.serves(engine_config.device_type):
+        if activation.serves(engine_config.device_type):
             check_engine_config(engine_config)  # fields may have changed since the config was made
         vendor_devices.check_vendor(engine_config.device_type)
-        install.check_device(engine_config.device_type)
+        activation.check_device(engine_config.device_type)
         return engine_config
 
     return update_engine_config
@@ -70,7 +70,7 @@ def _specdecode_config(original: Callable[..., Any]) -> Callable[..., Any]:
         dist_config: Any,
         trust_remote_code: bool = False,
     ) -> Any:
-        if speculative_config is not None and install.serves(engine_config.device_type):
+        if speculative_config is not None and activation.serves(engine_config.device_type):
             raise refuse(
                 f"speculative decoding (method {speculative_config.method!r})", "leave speculative_config out"
             )
@@ -84,7 +84,7 @@ def _specdecode_config(original: Callable[..., Any]) -> Callable[..., Any]:
 def _sleep(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def sleep(self: Any, level: int = 1) -> Any:
-        if install.active() is not None and level != 1:
+        if activation.active() is not None and level != 1:
             raise refuse(f"sleep(level={level!r})", "use level 1, which keeps the weights")
         return await original(self, level)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from dlinfer.framework.lmdeploy_ext import refusals
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 
 # Types whose every layer has the window, if there is one. Others that have one name it layer by layer.
 _ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
@@ -62,12 +62,12 @@ def apply(model: nn.Module, config: Any) -> None:
     if layers is None:
         return
     for name, module in model.named_modules():
-        implementation = getattr(module, "impl", None)
+        implementation: Any = getattr(module, "impl", None)
         number = next((int(part) for part in name.split(".") if part.isdigit()), None)
         if not hasattr(implementation, "sliding_window") or number is None or number >= len(layers):
             continue
         window = layers[number]
         implementation.sliding_window = as_pair(window)
-        owner = model.get_submodule(name.rpartition(".")[0])
+        owner: Any = model.get_submodule(name.rpartition(".")[0])
         if hasattr(owner, "sliding_window"):
             owner.sliding_window = -1 if window is None else window

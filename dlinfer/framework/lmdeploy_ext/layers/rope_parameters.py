@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext import install, refusals
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 from dlinfer.framework.patching import Patch
 
 SERVED_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "mrope")
@@ -102,7 +103,7 @@ def _build_rotary_params(original: Callable[[Any], dict[str, Any]]) -> Callable[
     @functools.wraps(original)
     def build_rotary_params(config: Any) -> dict[str, Any]:
         params = original(config)
-        if install.active() is not None:
+        if activation.active() is not None:
             _read_as_transformers_does(config, params)
         return params
 

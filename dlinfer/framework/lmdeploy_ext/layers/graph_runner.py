@@ -18,7 +18,7 @@ from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 
 from dlinfer import settings
 from dlinfer.errors import CaptureError
-from dlinfer.framework.lmdeploy_ext.graph_identity import model_identity
+from dlinfer.framework.lmdeploy_ext.layers.graph_identity import model_identity
 from dlinfer.graph.direct.call import DirectCall
 from dlinfer.graph.direct.store import compile_call
 from dlinfer.graph.engine import find_engine

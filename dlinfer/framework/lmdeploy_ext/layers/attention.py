@@ -13,7 +13,8 @@ from lmdeploy.pytorch.backends.flash_attention import FlashAttentionImpl
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext import refusals, windows
+from dlinfer.framework.lmdeploy_ext.layers import windows
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 
 
 def step_metadata(context: Any) -> DlinferAttentionMetadata:

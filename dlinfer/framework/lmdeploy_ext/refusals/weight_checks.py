@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.patching import Patch
 
 logger = logging.getLogger("dlinfer")
@@ -41,7 +41,7 @@ def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
         prefix: str | None = None,
         device: torch.device | None = None,
     ) -> None:
-        if install.active() is None:
+        if activation.active() is None:
             original(model, checkpoint_path, prefix, device)
             return
         before = dict(model.named_parameters())

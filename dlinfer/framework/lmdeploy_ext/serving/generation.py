@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.patching import Patch
 
 logger = logging.getLogger("dlinfer")
@@ -20,7 +20,7 @@ def _request_generator(original: Callable[..., Any]) -> Callable[..., Any]:
     def _request_generator(
         self: Any, prompts: Any, sessions: Any = None, gen_config: Any = None, **kwargs: Any
     ) -> Any:
-        if install.active() is None:
+        if activation.active() is None:
             return original(self, prompts, sessions=sessions, gen_config=gen_config, **kwargs)
         if "request_output_len" in kwargs:
             length = kwargs.pop("request_output_len")

@@ -6,12 +6,14 @@ is therefore prefilled with those of the prompt's length, and each later token h
 after preemption, so the length travels with the position: ``position_ids`` become [2, N], with the lengths below.
 
 Phi-3 differs: when a text outgrows the original length, transformers computes its whole cache anew with the long
-factors. Here its sequence is preempted then, and prefilled again with all its tokens.
+factors. Here its sequence is preempted then, and prefilled again with all its tokens. LMDeploy would decode such a
+sequence between its chunks, so that a prefill takes at least as many tokens.
 
 Blocks of the prefix cache are shared only up to the original length, where frequencies are the same for everybody.
 """
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext import install, rope_parameters
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import rope_parameters
 from dlinfer.framework.patching import Patch
+
+logger = logging.getLogger("dlinfer")
 
 # transformers' classes that drop their cache when a text outgrows the original length.
 _COMPUTED_ANEW = ("phi3",)
 
 # Attribute of an engine's inputs maker, scheduler and prefix tree.
 _ATTRIBUTE = "dlinfer_rope_lengths"
+
+# Attribute of a sequence: the length that its last prefill was governed by.
+_CACHED_FOR = "dlinfer_cached_for"
 
 
 @dataclass(frozen=True)
@@ -47,19 +55,24 @@ class RopeLengths:
             first = sequence.num_history_ids
             length = sequence.num_all_ids if self.computed_anew else sequence.input_end_pos
             rows.append(of_positions(torch.arange(first, first + new), length))
+            setattr(sequence, _CACHED_FOR, length)
         inputs.target_position_ids = torch.cat(rows, dim=1)
 
     def outgrown_by(self, sequence: Any) -> bool:
-        """Whether a sequence's next token is the first beyond the original length, and its cache is to be dropped.
+        """Whether a sequence's next token may be the first beyond the original length, and its cache is for less.
 
-        The scheduler plans a step ahead of the tokens, so the sequence has the original length here, and one more
-        when it is prefilled again. Longer prompts never have that length while they decode.
+        LMDeploy may plan a step ahead of the tokens that it knows. Where it does not, this comes a token early, and
+        that token is prefilled by itself.
         """
-        return self.computed_anew and sequence.num_all_ids == self.original
+        return self._is_short(sequence) and sequence.num_all_ids >= self.original
 
     def invalidates(self, sequence: Any) -> bool:
         """Whether a waiting sequence holds a cache of its shorter days."""
-        return self.computed_anew and 0 < sequence.num_history_ids <= self.original < sequence.num_all_ids
+        outgrown = sequence.num_history_ids > 0 and sequence.num_all_ids > self.original
+        return outgrown and self._is_short(sequence)
+
+    def _is_short(self, sequence: Any) -> bool:
+        return self.computed_anew and getattr(sequence, _CACHED_FOR, self.original + 1) <= self.original
 
 
 def of_model(config: Any) -> RopeLengths | None:
@@ -98,14 +111,28 @@ def _lengths(owner: Any) -> RopeLengths | None:
 def _inputs_maker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def build_inputs_maker(engine: Any) -> Any:
+        if activation.active() is None:
+            return original(engine)
+        lengths = of_model(engine.model_config.llm_config or engine.model_config.hf_config)
+        if lengths is not None and lengths.computed_anew:
+            _raise_limit(engine.cache_config, lengths.original + 1)
         maker = original(engine)
-        if install.active() is not None:
-            config = engine.model_config.llm_config or engine.model_config.hf_config
-            for owner in (maker, engine.scheduler, engine.scheduler.block_trie):
-                setattr(owner, _ATTRIBUTE, of_model(config))
+        for owner in (maker, engine.scheduler, engine.scheduler.block_trie):
+            setattr(owner, _ATTRIBUTE, lengths)
         return maker
 
     return build_inputs_maker
+
+
+def _raise_limit(cache_config: Any, tokens: int) -> None:
+    if cache_config.max_prefill_token_num < tokens:
+        logger.warning(
+            "max_prefill_token_num is %d instead of %d: this model's cache is computed anew, at once, for texts that"
+            " outgrow its original length",
+            tokens,
+            cache_config.max_prefill_token_num,
+        )
+        cache_config.max_prefill_token_num = tokens
 
 
 def _model_inputs(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,8 +22,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from dlinfer.errors import DlinferError, EngineStartError
-from dlinfer.framework.lmdeploy_ext import install
-from dlinfer.framework.lmdeploy_ext.model_checks import in_short
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.refusals.model_checks import in_short
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
@@ -32,7 +32,7 @@ _SHUTDOWN_SECONDS = 10
 
 
 def _serves(engine_config: Any) -> bool:
-    return engine_config is not None and install.serves(engine_config.device_type)
+    return engine_config is not None and activation.serves(engine_config.device_type)
 
 
 # --- in the engine's process
@@ -192,7 +192,7 @@ def _abandon(engine: Any) -> None:
 def _close_sockets(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def close_sockets(self: Any) -> None:
-        if install.active() is not None:
+        if activation.active() is not None:
             for socket in (self.async_socket, self.sync_socket):
                 if not socket.closed:
                     socket.linger = 0
@@ -204,7 +204,7 @@ def _close_sockets(original: Callable[..., None]) -> Callable[..., None]:
 def _stop_health_monitor(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def stop(self: Any) -> None:
-        if install.active() is None or self._task is None:
+        if activation.active() is None or self._task is None:
             await original(self)
             return
         while not self._task.done():

@@ -13,17 +13,11 @@ from lmdeploy.pytorch.backends.rotary_embedding import RotaryEmbeddingBuildSpec
 from lmdeploy.pytorch.distributed import get_dist_manager
 
 from dlinfer import settings
-from dlinfer.framework.lmdeploy_ext import (
-    attention,
-    cache_blocks,
-    refusals,
-    rope_lengths,
-    rotary,
-    sampling,
-    windows,
-)
-from dlinfer.framework.lmdeploy_ext.devices import SERVED
-from dlinfer.framework.lmdeploy_ext.graph_runner import CompiledRunner
+from dlinfer.framework.lmdeploy_ext.device import cache_blocks
+from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.layers import attention, rope_lengths, rotary, sampling, windows
+from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.host_streams import HostAccelerator
+from dlinfer.framework.lmdeploy_ext.device.host_streams import HostAccelerator
 
 _FACTORIES = (
     "arange",

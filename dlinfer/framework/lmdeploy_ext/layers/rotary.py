@@ -15,8 +15,8 @@ from lmdeploy.pytorch.backends.dlinfer.apply_rotary_emb import DlinferApplyRotar
 from lmdeploy.pytorch.backends.rotary_embedding import RopeType
 from torch import Tensor, nn
 
-from dlinfer.framework.lmdeploy_ext import refusals
-from dlinfer.framework.lmdeploy_ext.rope_parameters import longrope_scale, yarn_scale
+from dlinfer.framework.lmdeploy_ext.layers.rope_parameters import longrope_scale, yarn_scale
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 
 
 def base_frequencies(dim: int, base: float) -> Tensor:
@@ -79,6 +79,7 @@ class RotaryTables(nn.Module):
     ``inv_freq``, ``scaling_factor`` and ``attention_scaling`` by these names.
     """
 
+    inv_freq: Tensor
     scaling_factor = 1.0
 
     def __init__(self, inv_freq: Tensor, scale: float = 1.0) -> None:
@@ -97,6 +98,9 @@ class DynamicTables(nn.Module):
 
     The names are LMDeploy's: its mrope wrapper knows by ``_ntk_inv_freq`` that frequencies are not fixed.
     """
+
+    inv_freq: Tensor
+    exponents: Tensor
 
     def __init__(self, dim: int, base: float, factor: float, trained_length: int) -> None:
         super().__init__()
@@ -123,8 +127,12 @@ class DynamicTables(nn.Module):
 class LongRopeTables(nn.Module):
     """LongRoPE: one set of factors up to the original length, another one beyond it (arXiv:2402.13753).
 
-    scales: (short, long) factors of cos and sin.
+    short_factor, long_factor: the frequencies that these give, float32 [dim / 2]. scales: (short, long) factors of cos
+    and sin.
     """
+
+    short_factor: Tensor
+    long_factor: Tensor
 
     def __init__(self, dim: int, base: float, params: Any, scales: tuple[float, float]) -> None:
         super().__init__()
@@ -159,11 +167,11 @@ def _tables(angles: Tensor, scale: float | Tensor, dtype: torch.dtype) -> tuple[
 
 def _longrope(spec: Any) -> LongRopeTables:
     params = spec.longrope_params
-    given = params.short_mscale, params.long_mscale
-    if None in given:
+    short, long = params.short_mscale, params.long_mscale
+    if short is None or long is None:
         factor = spec.max_position_embeddings / params.original_max_position_embeddings
-        given = (longrope_scale(factor, params.original_max_position_embeddings),) * 2
-    return LongRopeTables(spec.dim, spec.base, params, given)
+        short = long = longrope_scale(factor, params.original_max_position_embeddings)
+    return LongRopeTables(spec.dim, spec.base, params, (short, long))
 
 
 def _linear(spec: Any) -> RotaryTables:

@@ -3,34 +3,19 @@ configuration: before any weight is loaded.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext import install, refusals, rope_parameters, windows
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import rope_parameters, windows
+from dlinfer.framework.lmdeploy_ext.refusals import model_support
 from dlinfer.framework.patching import Patch
-
-# Model types that LMDeploy 0.18 has a class for, and why they do not run here.
-_REFUSED = {
-    "gpt_oss": "its experts have biases and an activation of their own, and LMDeploy's loader needs CUDA",
-    "glm4_moe": "LMDeploy's class routes tokens by a softmax, where the model has sigmoids and a correction bias",
-    "phimoe": "LMDeploy's class cannot read the rope parameters of transformers 5",
-    "minicpm3": "LMDeploy's class cannot read the rope parameters of transformers 5",
-}
 
 
 def check(model_config: Any) -> None:
     """Raise UnsupportedFeatureError for a model that cannot be served. model_config: LMDeploy's, adjusted in place."""
+    model_support.check_support(model_config.hf_config.to_dict())
     config = model_config.llm_config or model_config.hf_config
-    kind = getattr(config, "model_type", "")
-    if kind in _REFUSED:
-        raise refusals.refuse(f"the model type {kind!r} ({_REFUSED[kind]})", "use another model")
-    quantised = getattr(model_config.hf_config, "quantization_config", None) or getattr(
-        config, "quantization_config", None
-    )
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
-        advice = "use the unquantised model in bfloat16 or float32"
-        raise refusals.refuse(f"{method or 'this'} quantisation", advice)
     rope_parameters.check(config)
     windows.check(model_config)
 
@@ -39,7 +24,7 @@ def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def from_hf_config(cls: Any, hf_config: Any, *args: Any, **kwargs: Any) -> Any:
         model_config = original(cls, hf_config, *args, **kwargs)
-        if install.active() is not None:
+        if activation.active() is not None:
             check(model_config)
         return model_config
 

@@ -7,7 +7,7 @@ the kernels. A vendor whose graph engine knows one size only gets that as the se
 from typing import Any
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
 from dlinfer.vendor import KVCacheLayout, activate_default
 
 NOT_CHOSEN = -1

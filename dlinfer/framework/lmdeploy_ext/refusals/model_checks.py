@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer.errors import DlinferError, ModelFolderError
-from dlinfer.framework.lmdeploy_ext import install, vendor_devices
-from dlinfer.framework.lmdeploy_ext.model_support import architectures, check_support
+from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
+from dlinfer.framework.lmdeploy_ext.refusals.model_support import architectures, check_support
 from dlinfer.framework.patching import Patch
 
 logger = logging.getLogger("dlinfer")
@@ -147,7 +147,7 @@ def _get_task(original: Callable[..., Any]) -> Callable[..., Any]:
         backend: str, model_path: str, trust_remote_code: bool = False, backend_config: Any = None
     ) -> Any:
         device_type = getattr(backend_config, "device_type", None)
-        if backend == "pytorch" and device_type is not None and install.serves(device_type):
+        if backend == "pytorch" and device_type is not None and activation.serves(device_type):
             check_model_folder(Path(model_path))
         return original(backend, model_path, trust_remote_code, backend_config)
 
@@ -163,7 +163,7 @@ def _get_model(original: Callable[..., str]) -> Callable[..., str]:
         token: str | None = None,
     ) -> str:
         name = pretrained_model_name_or_path
-        if install.active() is None:
+        if activation.active() is None:
             return original(name, download_dir, revision, token)
         advice = "correct the path; for a model id, see that the hub can be reached"
         if looks_like_path(name):
@@ -180,7 +180,7 @@ def _get_model(original: Callable[..., str]) -> Callable[..., str]:
 def _load_tokenizer(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, model_dir: str, trust_remote_code: bool = False) -> None:
-        if install.active() is None:
+        if activation.active() is None:
             original(self, model_dir, trust_remote_code)
             return
         try:
@@ -205,8 +205,8 @@ def _parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
         device_type = getattr(parsed, "device", None)
         if device_type is not None:
             vendor_devices.check_vendor(device_type)
-            if install.serves(device_type):
-                install.activate(device_type)
+            if activation.serves(device_type):
+                activation.activate(device_type)
         return parsed
 
     return parse_args

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext import install, vendor_devices
-from dlinfer.framework.lmdeploy_ext.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
+from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
 from dlinfer.framework.patching import Patch
 
 
@@ -22,8 +22,8 @@ def _get_backend(original: Callable[[], Any]) -> Callable[[], Any]:
                 vendor_devices.check_vendor(context.device_type)
             return original()
         device_type = context.device_type
-        install.activate(device_type)
-        from dlinfer.framework.lmdeploy_ext.backend import BACKENDS
+        activation.activate(device_type)
+        from dlinfer.framework.lmdeploy_ext.layers.backend import BACKENDS
 
         return BACKENDS[device_type]
 
@@ -33,7 +33,7 @@ def _get_backend(original: Callable[[], Any]) -> Callable[[], Any]:
 def _torch_check(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def check(self: Any) -> None:
-        device_type = install.active()
+        device_type = activation.active()
         if device_type is not None:
             self.device = SERVED[device_type].torch_device
         original(self)
@@ -45,7 +45,7 @@ def _agent_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        device_type = install.active()
+        device_type = activation.active()
         if device_type is not None:
             self.device = SERVED[device_type].torch_device
 
@@ -55,7 +55,7 @@ def _agent_init(original: Callable[..., None]) -> Callable[..., None]:
 def _to_device(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _try_to_cuda(val: Any, non_blocking: bool = False) -> Any:
-        device_type = install.active()
+        device_type = activation.active()
         if device_type is None or val is None:
             return original(val, non_blocking)
         device = SERVED[device_type].torch_device
@@ -70,7 +70,7 @@ def _bmm(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def forward(self: Any, x: torch.Tensor, output: torch.Tensor) -> None:
         """x [N, H, in] and output [N, H, out], which is written. A graph takes no ``out`` with gaps."""
-        if install.active() is None:
+        if activation.active() is None:
             original(self, x, output)
         else:
             output.copy_(torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1))

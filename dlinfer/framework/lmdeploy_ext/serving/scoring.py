@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
@@ -20,7 +20,7 @@ def _step_postprocess(original: Callable[..., Any]) -> Callable[..., Any]:
     def _step_postprocess_with_output(
         self: Any, last_logits: torch.Tensor, logits: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        if install.active() is not None and (kwargs.get("return_logits") or kwargs.get("return_ce_loss")):
+        if activation.active() is not None and (kwargs.get("return_logits") or kwargs.get("return_ce_loss")):
             last_logits = last_logits.clone()  # sampling divides it by the temperature, in place
         return original(self, last_logits, logits, *args, **kwargs)
 
@@ -32,7 +32,7 @@ def _update_running_seqs(original: Callable[..., None]) -> Callable[..., None]:
     def update_running_seqs(self: Any, running: list[Any], inputs: Any) -> None:
         from lmdeploy.pytorch.disagg.config import EngineRole
 
-        if install.active() is not None and inputs is not None and self.config.role != EngineRole.Prefill:
+        if activation.active() is not None and inputs is not None and self.config.role != EngineRole.Prefill:
             chunk = self.long_context_chunker.enabled() and inputs.is_chunk
             # A prefill for the logprobs of its input samples nothing, and the model agent keeps none of its rows.
             if not chunk and inputs.logits_indices is None:
@@ -55,7 +55,7 @@ def _schedule(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         turn_policy: Any,
         prealloc_size: int = 0,
     ) -> list[Any]:
-        if install.active() is not None and waiting:
+        if activation.active() is not None and waiting:
             first = min(waiting, key=lambda seq: seq.arrive_time)
             other = [seq for seq in waiting if _scores(seq) != _scores(first)]
             waiting = [seq for seq in waiting if _scores(seq) == _scores(first)]
@@ -81,7 +81,7 @@ def _scores(seq: Any) -> bool:
 def _get_logits(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_logits(self: Any) -> torch.Tensor | None:
-        if install.active() is None or self._data is None or self._torch_dtype is None:
+        if activation.active() is None or self._data is None or self._torch_dtype is None:
             return original(self)
         words = self.get_real()  # int16 [tokens, vocabulary * words in a number]
         return torch.frombuffer(words, dtype=self._torch_dtype).view(words.shape[0], -1)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from dlinfer.errors import GenerationOptionError
-from dlinfer.framework.lmdeploy_ext import install
-from dlinfer.framework.lmdeploy_ext.generation_checks import check_generation, check_sampling
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.refusals.generation_checks import check_generation, check_sampling
 from dlinfer.framework.patching import Patch
 
 _LARGE_LOGIT = 100.0
@@ -71,7 +71,7 @@ def _tokens(ids: Iterable[int], vocab_size: int) -> list[int]:
 def _determine_gen_config(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _determine_gen_config(self: Any, input_ids: Sequence[int], gen_config: Any = None) -> Any:
-        if install.active() is not None:
+        if activation.active() is not None:
             from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
 
             # Some remote-code configurations nest the language model where transformers does not look.
@@ -95,7 +95,7 @@ def _is_servable(data: dict[str, Any], vocab_size: int) -> bool:
 def _add_message(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _add_message(self: Any, reqs: list[Any]) -> None:
-        if not install.serves(self.engine_config.device_type):
+        if not activation.serves(self.engine_config.device_type):
             original(self, reqs)
             return
         from lmdeploy.messages import ResponseType

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlinfer.errors import GenerationOptionError
-from dlinfer.framework.lmdeploy_ext import install
-from dlinfer.framework.lmdeploy_ext.refusals import refuse
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.refusals.features import refuse
 from dlinfer.framework.patching import Patch
 
 _INT32 = 2**31 - 1
@@ -136,7 +136,7 @@ def _repetition_window() -> int:
 def _post_init(original: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(original)
     def __post_init__(self: Any) -> None:
-        if install.active() is not None:
+        if activation.active() is not None:
             check_generation(self)
         original(self)
 
@@ -152,7 +152,7 @@ def _build(original: Callable[..., Any]) -> Callable[..., Any]:
         max_new_tokens: int | None = None,
         **extra_kwargs: Any,
     ) -> Any:
-        if install.active() is None:
+        if activation.active() is None:
             return original(request, default_gen_config, max_new_tokens=max_new_tokens, **extra_kwargs)
         if isinstance(extra_kwargs.get("stop_words"), str):  # /generate passes on one word as it came
             extra_kwargs["stop_words"] = [extra_kwargs["stop_words"]]
@@ -172,7 +172,7 @@ def _validate_request(original: Callable[..., Any]) -> Callable[..., Any]:
     def validate_request(
         request: Any, server_context: Any, request_validator: Callable[..., str], **validator_kwargs: Any
     ) -> Any:
-        if install.active() is None:
+        if activation.active() is None:
             return original(request, server_context, request_validator, **validator_kwargs)
         if getattr(request, "n", 1) is None:  # the protocol's word for "not given"
             request.n = 1
@@ -226,7 +226,7 @@ def _logit_bias(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def logit_bias_logits_processor(logit_bias: dict[Any, float], tokenizer: Any) -> Any:
         processor = original(logit_bias, tokenizer)  # checks the token ids
-        if install.active() is None:
+        if activation.active() is None:
             return processor
         wrong = next((token for token, bias in logit_bias.items() if not math.isfinite(bias)), None)
         if wrong is not None:
@@ -246,7 +246,7 @@ def _reward_score(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return await original(self, input_ids)
         except ValueError as error:
-            if install.active() is None:
+            if activation.active() is None:
                 raise
             raise refuse(f"a reward score of {self.arch}", "use a reward model") from error
 

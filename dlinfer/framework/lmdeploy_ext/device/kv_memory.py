@@ -18,7 +18,7 @@ from typing import Any
 
 from dlinfer import settings
 from dlinfer.errors import MemoryPlanError
-from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.patching import Patch
 from dlinfer.vendor.cpu.memory import usable_memory
 
@@ -58,7 +58,7 @@ def plan_blocks(
 def _device_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_gpu_memory(device_id: int | None = None) -> tuple[int, int]:
-        if install.active() is None:
+        if activation.active() is None:
             return original(device_id)
         memory = usable_memory()
         return memory.available, memory.limit
@@ -70,7 +70,7 @@ def _cache_config(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def build_cache_config(engine_config: Any) -> Any:
         cache_config = original(engine_config)
-        if install.serves(engine_config.device_type):
+        if activation.serves(engine_config.device_type):
             cache_config.dlinfer_session_len = engine_config.session_len
         return cache_config
 
@@ -92,7 +92,7 @@ def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]
     def _update_num_gpu_blocks(
         self: Any, free_mems: list[int], cache_block_sizes: Sequence[Any], spec_cache_config: Any
     ) -> None:
-        if not install.serves(self.device_type):
+        if not activation.serves(self.device_type):
             original(self, free_mems, cache_block_sizes, spec_cache_config)
             return
         config = self.cache_config
@@ -138,7 +138,7 @@ def _reserve_runtime_mem(original: Callable[..., list[int]]) -> Callable[..., li
         try:
             return original(self, free_mems, cache_block_sizes, spec_cache_config)
         except RuntimeError as cause:
-            if not install.serves(self.device_type) or "No enough gpu memory" not in str(cause):
+            if not activation.serves(self.device_type) or "No enough gpu memory" not in str(cause):
                 raise
             block_bytes = self._get_rank_cache_block_sizes(cache_block_sizes)[0]
             asked = (

@@ -7,20 +7,25 @@ needs and the ops lack is refused layer by layer as it is built.
 from collections.abc import Iterator
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.refusals import refuse
+from dlinfer.framework.lmdeploy_ext.refusals.features import refuse
 
-_DRAFT = "a draft model of speculative decoding", "give the model that it drafts for"
-_DIFFUSION = "block diffusion", "use an autoregressive model"
-_LINEAR_ATTENTION = "gated linear attention", "use a model of full attention"
-_SPARSE = "DeepSeek sparse attention", "use DeepSeek-V2 or V3"
+_DRAFT = "it drafts for speculative decoding, and is no model of its own"
+_DIFFUSION = "it decodes by block diffusion"
+_LINEAR_ATTENTION = "it has layers of gated linear attention"
+_SPARSE = "it has DeepSeek's sparse attention"
+_ROPE = "LMDeploy's class cannot read the rope parameters of transformers 5"
 
-NOT_SERVED: dict[str, tuple[str, str]] = {
-    "GptOssForCausalLM": ("experts with biases and a clamped activation", "use another model"),
+NOT_SERVED = {
+    "GptOssForCausalLM": "its experts have biases and an activation of their own, and LMDeploy's loader needs CUDA",
+    "Glm4MoeForCausalLM": "LMDeploy's class routes tokens by a softmax, where the model has sigmoids and a correction "
+    "bias",
+    "PhiMoEForCausalLM": _ROPE,
+    "MiniCPM3ForCausalLM": _ROPE,
     "Qwen3NextForCausalLM": _LINEAR_ATTENTION,
     "MetaMoeForConditionalGeneration": _LINEAR_ATTENTION,
     "DeepseekV32ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE,
-    "DeepseekV4ForCausalLM": ("compressed sparse attention", "use DeepSeek-V2 or V3"),
+    "DeepseekV4ForCausalLM": _SPARSE,
     "SDARForCausalLM": _DIFFUSION,
     "SDARMoeForCausalLM": _DIFFUSION,
     "EagleLlamaForCausalLM": _DRAFT,
@@ -34,8 +39,7 @@ NOT_SERVED: dict[str, tuple[str, str]] = {
     "Qwen3_5MTPModel": _DRAFT,
     "DFlashDraftModel": _DRAFT,
 }
-"""Architecture -> (what it needs that is not there, what to do instead). Vision-language models are told by
-``is_vision_language``."""
+"""Architecture -> why it is not served. Vision-language models are told by ``is_vision_language``."""
 
 
 def architectures(config: dict[str, Any]) -> list[str]:
@@ -45,15 +49,14 @@ def architectures(config: dict[str, Any]) -> list[str]:
 
 
 def check_support(config: dict[str, Any]) -> None:
-    """Raise UnsupportedFeatureError for a ``config.json`` whose model is not served."""
+    """Raise UnsupportedFeatureError for a configuration, as ``config.json`` has it, whose model is not served."""
     names = architectures(config)
     shown = f" ({', '.join(names)})" if names else ""
     if is_vision_language(config):
         raise refuse(f"a vision-language model{shown}", "use the language model of the same family")
     for name in names:
         if name in NOT_SERVED:
-            what, advice = NOT_SERVED[name]
-            raise refuse(f"{name}, which needs {what},", advice)
+            raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
     method = next(_quantisation(config), None)
     if method is not None:
         raise refuse(f"a quantised model ({method})", "use the unquantised model in bfloat16 or float32")

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.devices import OWN, SERVED
+from dlinfer.framework.lmdeploy_ext.device.devices import OWN, SERVED
 from dlinfer.framework.patching import Patch
 
 

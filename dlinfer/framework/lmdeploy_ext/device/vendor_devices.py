@@ -6,7 +6,7 @@ device's name in ``dlinfer.vendors``. Without one LMDeploy would end in a Module
 """
 
 from dlinfer.errors import DeviceWithoutVendorError
-from dlinfer.framework.lmdeploy_ext.devices import OWN, SERVED
+from dlinfer.framework.lmdeploy_ext.device.devices import OWN, SERVED
 from dlinfer.vendor import discovery
 
 NEED_VENDOR = tuple(name for name in OWN if name != "cuda")
