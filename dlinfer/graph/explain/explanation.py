@@ -7,9 +7,8 @@ sake that the model's own call would not compile.
 import json
 import platform
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,89 +18,22 @@ from torch import fx
 import dlinfer
 from dlinfer.errors import ExplanationError
 from dlinfer.graph.cache import disk
-from dlinfer.graph.ir.flops import share
+from dlinfer.graph.explain.facts import SCHEMA, Facts, GraphBreak
+from dlinfer.graph.explain.html import page_of
+from dlinfer.graph.explain.text import summary_of, text_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import report
-from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
+from dlinfer.graph.report.report import GraphReport
 from dlinfer.graph.seam import dynamo
 
-SCHEMA = 1
 FORMATS = (".txt", ".json", ".html")
 
 
-@dataclass(frozen=True)
-class GraphBreak:
-    """A place where Dynamo had to leave the graph. reason: its first words; advice: the rest of what it says."""
-
-    reason: str
-    advice: str
-    line: str
-    count: int
-
-
 @dataclass
-class Explanation:
-    """What compiling something gave.
+class Explanation(Facts):
+    """What compiling something gave: ``str()`` is a summary, ``to_text()`` everything."""
 
-    model: what was explained. graphs: one report each, in order. graph_breaks: where Dynamo left a graph.
-    seconds: of the explained calls, compiling included. cache: what happened to disk entries, by kind.
-    versions: what it was compiled with. ``str()`` is a summary, ``to_text()`` everything.
-    """
-
-    model: str
-    graphs: list[GraphReport] = field(default_factory=list)
-    graph_breaks: list[GraphBreak] = field(default_factory=list)
-    seconds: float = 0.0
-    cache: dict[str, int] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
     _compiled: "_Compiled | None" = field(default=None, repr=False, compare=False)
-
-    @property
-    def recompiles(self) -> list[GraphReport]:
-        """Graphs that were compiled because an earlier one did not fit the call; ``cause`` says why.
-
-        Variants for a size of 1 are not among them: see ``size_1_variants``.
-        """
-        return [graph for graph in self.graphs if self.kind_of(graph) == "recompile"]
-
-    @property
-    def size_1_variants(self) -> list[GraphReport]:
-        """Graphs compiled again because a size was 1, which Dynamo always takes as a constant."""
-        return [graph for graph in self.graphs if self.kind_of(graph) == "size-1 variant"]
-
-    def kind_of(self, graph: GraphReport) -> str:
-        """Why one of the graphs was compiled, in short: ``first call``, ``recompile`` or ``size-1 variant``.
-
-        One that was not compiled at all is ``loaded from the disk cache``.
-        """
-        if graph.cause in (FIRST_CALL, LOADED):
-            return graph.cause
-        earlier = [other for other in self.graphs if other.index < graph.index]
-        return "size-1 variant" if graph.is_size_1_variant(earlier) else "recompile"
-
-    @property
-    def fired(self) -> dict[str, int]:
-        """Fusion rule -> how often it fired, over all graphs."""
-        counts: Counter[str] = Counter()
-        for graph in self.graphs:
-            counts.update(graph.rules())
-        return dict(counts)
-
-    @property
-    def coverage(self) -> float:
-        """Share of the nodes that compute which run in the engine; 0 where nothing was captured."""
-        inside = sum(len(graph.placed("engine")) for graph in self.graphs)
-        outside = sum(len(graph.placed("eager")) for graph in self.graphs)
-        if inside + outside == 0:
-            return 0.0 if not self.graphs or any(graph.refused for graph in self.graphs) else 1.0
-        return inside / (inside + outside)
-
-    @property
-    def flop_coverage(self) -> float:
-        """Share of the floating-point operations of products which run in the engine; 0 where nothing was captured."""
-        inside = sum(graph.flops("engine") for graph in self.graphs)
-        outside = sum(graph.flops("eager") for graph in self.graphs)
-        return share(inside, outside) if self.coverage or inside + outside else 0.0
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call what was explained once more, under no_grad; what that compiles is added. Gives its result.
@@ -111,19 +43,6 @@ class Explanation:
         if self._compiled is None:
             raise ExplanationError(detail="it holds reports only, nothing that could be called")
         return self._compiled.run(self, args, kwargs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it; docs/explain.md describes the keys."""
-        plain = asdict(self._without_function())
-        del plain["_compiled"]
-        figures: dict[str, Any] = {
-            "fired": self.fired,
-            "coverage": self.coverage,
-            "flop_coverage": self.flop_coverage,
-        }
-        for name in ("recompiles", "size_1_variants"):
-            figures[name] = [graph.index for graph in getattr(self, name)]
-        return {"schema": SCHEMA, **plain, **figures}
 
     @classmethod
     def from_json(cls, text: str) -> "Explanation":
@@ -150,14 +69,10 @@ class Explanation:
 
     def to_text(self) -> str:
         """Everything, for people."""
-        from dlinfer.graph.explain.text import text_of
-
         return text_of(self)
 
     def to_html(self) -> str:
         """One page that needs nothing else, with the graphs drawn."""
-        from dlinfer.graph.explain.html import page_of
-
         return page_of(self)
 
     def save(self, path: str | Path) -> Path:
@@ -170,14 +85,7 @@ class Explanation:
         return target
 
     def __str__(self) -> str:
-        from dlinfer.graph.explain.text import summary_of
-
         return summary_of(self)
-
-    def _without_function(self) -> "Explanation":
-        return Explanation(
-            self.model, self.graphs, self.graph_breaks, self.seconds, self.cache, self.versions
-        )
 
 
 def explain(

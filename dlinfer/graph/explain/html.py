@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
-from dlinfer.graph.explain.explanation import Explanation
+from dlinfer.graph.explain.facts import Facts
 from dlinfer.graph.explain.svg import svg_of
 from dlinfer.graph.explain.text import amount, duration, headline, short_cause, short_line
 from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
@@ -18,9 +18,9 @@ _LEGEND = (
 )
 
 
-def page_of(explanation: Explanation) -> str:
+def page_of(explanation: Facts) -> str:
     """The page. Everything that comes from a model is escaped; no script, font or image is loaded."""
-    template = resources.files("dlinfer.graph").joinpath("explain_page.html").read_text(encoding="utf-8")
+    template = resources.files("dlinfer.graph.explain").joinpath("page.html").read_text(encoding="utf-8")
     body = [_head(explanation)]
     body += [
         _graph(number, graph, explanation.kind_of(graph)) for number, graph in enumerate(explanation.graphs)
@@ -30,7 +30,7 @@ def page_of(explanation: Explanation) -> str:
     return "".join((before, escape(explanation.model), between, *body, after))
 
 
-def _head(explanation: Explanation) -> str:
+def _head(explanation: Facts) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in explanation.versions.items())
     facts = "".join(
         f'<div class="fact{" wide" if len(text) > 24 else ""}"><b>{escape(name)}</b>{escape(text)}</div>'

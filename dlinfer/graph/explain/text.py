@@ -4,16 +4,16 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from dlinfer.graph.explain.explanation import Explanation
+from dlinfer.graph.explain.facts import Facts
 from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
 
 
-def summary_of(explanation: Explanation) -> str:
+def summary_of(explanation: Facts) -> str:
     """A few lines: how many graphs, what fired, what does not run in the engine."""
     return "\n".join(_summary(explanation)) + "\n"
 
 
-def text_of(explanation: Explanation) -> str:
+def text_of(explanation: Facts) -> str:
     """The summary, and every graph with all that is known of it."""
     lines = _summary(explanation)
     for number, graph in enumerate(explanation.graphs):
@@ -21,7 +21,7 @@ def text_of(explanation: Explanation) -> str:
     return "\n".join(lines) + "\n"
 
 
-def headline(explanation: Explanation) -> dict[str, str]:
+def headline(explanation: Facts) -> dict[str, str]:
     """The figures that come first, by name."""
     engine = sum(len(graph.placed("engine")) for graph in explanation.graphs)
     eager = sum(len(graph.placed("eager")) for graph in explanation.graphs)
@@ -38,7 +38,7 @@ def headline(explanation: Explanation) -> dict[str, str]:
     }
 
 
-def _summary(explanation: Explanation) -> list[str]:
+def _summary(explanation: Facts) -> list[str]:
     lines = [f"dlinfer explain: {explanation.model}", *table(headline(explanation).items(), "  ")]
     lines.append(f"  with {', '.join(f'{name} {version}' for name, version in explanation.versions.items())}")
     if not explanation.graphs:

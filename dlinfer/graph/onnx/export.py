@@ -1,7 +1,7 @@
 """A function's graph as an ONNX model.
 
-``export`` takes a graph of values (``dlinfer.graph.functional``): ATen ops before dispatch and dlinfer's own, symbolic sizes,
-no writes. Every placeholder is an input of the model, weights too, in the graph's order; symbolic sizes are
+``export`` takes a graph of values (``dlinfer.graph.functional``): ATen ops before dispatch and dlinfer's own, symbolic
+sizes, no writes. Every placeholder is an input of the model, weights too, in the graph's order; symbolic sizes are
 named dimensions. What weights become (initialisers of a file, memory bound to a session) is up to who uses it.
 """
 

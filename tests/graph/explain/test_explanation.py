@@ -77,7 +77,7 @@ def test_text(explained):
     assert_expected_inline(
         masked(explained.to_text()),
         """\
-dlinfer explain: tests.graph.test_explain.Model
+dlinfer explain: tests.graph.explain.test_explanation.Model
   graphs           1
   in the engine    100% (8 of 8 nodes that compute)
   of the products  100% of their floating-point operations
@@ -89,7 +89,7 @@ dlinfer explain: tests.graph.test_explain.Model
   time             TIME
   with VERSIONS
 
-=== graph 0: forward (test_explain.py:N)
+=== graph 0: forward (test_explanation.py:N)
   engine  inductor
   cause   first call
   time    capture TIME, passes TIME, partition TIME, compile TIME
@@ -98,22 +98,22 @@ dlinfer explain: tests.graph.test_explain.Model
   s77  2 and more, x.size()[0]
   s27  8, x.size()[1]
 --- guards
-  Eq(s27, 8)  return self.weight * wide.to(x.dtype)  # test_explain.py:N in forward
+  Eq(s27, 8)  return self.weight * wide.to(x.dtype)  # test_explanation.py:N in forward
 --- passes
   normalise: 4 edits in TIME, 27 nodes after it
     drop aten.to.dtype: to -> l_x_
-      test_explain.py:N, in forward
+      test_explanation.py:N, in forward
     drop aten.to.dtype: to_1 -> mul
-      test_explain.py:N, in forward
+      test_explanation.py:N, in forward
     drop aten.to.dtype: to_2 -> mm
-      test_explain.py:N, in forward
+      test_explanation.py:N, in forward
     drop aten.to.dtype: to_3 -> mul_2
-      test_explain.py:N, in forward
+      test_explanation.py:N, in forward
   rms_norm: 2 edits in TIME, 17 nodes after it
     pow_1, mean, add, rsqrt, mul, mul_1 -> rms_norm_default
-      test_explain.py:N, in forward
+      test_explanation.py:N, in forward
     pow_2, mean_1, add_1, rsqrt_1, mul_2, mul_3 -> rms_norm_default_1
-      test_explain.py:N, in forward
+      test_explanation.py:N, in forward
   nothing to do: PASSES
 --- regions
   region_0: 10 nodes for inductor

@@ -19,8 +19,8 @@ from dlinfer.graph.lowering.lower import improve
 from dlinfer.graph.onnx.export import OPSET, export
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
-from dlinfer.vendor.sophgo.onnx_file import onnx_bytes_or_file
-from dlinfer.vendor.sophgo.translations import finite_table
+from dlinfer.vendor.sophgo.compiler.onnx_file import onnx_bytes_or_file
+from dlinfer.vendor.sophgo.compiler.translations import finite_table
 
 
 @dataclass(frozen=True)

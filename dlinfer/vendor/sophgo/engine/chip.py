@@ -2,7 +2,7 @@
 
 from dlinfer import settings
 from dlinfer.errors import CompileOptionError
-from dlinfer.vendor.sophgo.engine_options import AUTO, SophgoOptions
+from dlinfer.vendor.sophgo.engine.options import AUTO, SophgoOptions
 from dlinfer.vendor.sophgo.runtime import chips
 from dlinfer.vendor.sophgo.runtime.device import open_device
 

@@ -5,7 +5,7 @@ quic/cloud-ai-sdk-pages and, where marked, the samples of quic/cloud-ai-sdk. Lef
 TensorFlow and PyTorch models only (``output_node_names``, ``model_inputs``), since a Session takes .onnx.
 """
 
-from dlinfer.vendor.qaic.option import (
+from dlinfer.vendor.qaic.options.option import (
     ONLY_TRUE,
     PATH,
     SYMBOLS,

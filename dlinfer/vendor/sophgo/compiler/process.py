@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dlinfer.toolchain import Environment, find
-from dlinfer.vendor.sophgo.compiler_group import Group, Stop
+from dlinfer.vendor.sophgo.compiler.group import Group, Stop
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 STEP = "dlinfer step: "
@@ -33,7 +33,7 @@ def compiler_version() -> str:
 
 def driver_command(job: Path) -> list[str]:
     """The command that compiles what a job's file says."""
-    driver = Path(__file__).with_name("compiler_driver.py")
+    driver = Path(__file__).with_name("driver.py")
     return [str(toolchain().python), "-s", str(driver), str(job)]
 
 

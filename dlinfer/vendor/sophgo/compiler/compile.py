@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.vendor.sophgo import compiler_cache as cache
-from dlinfer.vendor.sophgo import compiler_process as process
-from dlinfer.vendor.sophgo.compiler_group import Stop
-from dlinfer.vendor.sophgo.compiler_options import BmodelOptions, check_name
+from dlinfer.vendor.sophgo.compiler import cache, process
+from dlinfer.vendor.sophgo.compiler.group import Stop
+from dlinfer.vendor.sophgo.compiler.options import BmodelOptions, check_name
 from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError, SophgoOptionError
 from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
 

@@ -3,9 +3,9 @@
 import ctypes
 
 from dlinfer.vendor.megengine.errors import LiteError
-from dlinfer.vendor.megengine.lite.checks import member
-from dlinfer.vendor.megengine.lite.enums import LiteDeviceType, native_device
-from dlinfer.vendor.megengine.lite.library import library
+from dlinfer.vendor.megengine.lite.binding.checks import member
+from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType, native_device
+from dlinfer.vendor.megengine.lite.binding.library import library
 
 _ALWAYS = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from dlinfer import settings
 from dlinfer.vendor.qaic.errors import QaicOptionError
-from dlinfer.vendor.qaic.option import Stage
-from dlinfer.vendor.qaic.option_table import ALIASES, OPTIONS
+from dlinfer.vendor.qaic.options.option import Stage
+from dlinfer.vendor.qaic.options.table import ALIASES, OPTIONS
 
 # What a card's runtime takes where nothing is said, after the "Runtime parameters" of Qualcomm's model settings.
 DEFAULTS = {"num_activations": 1, "set_size": 10, "dev_id": 0}

@@ -13,7 +13,7 @@ from typing import Any
 
 from dlinfer.vendor.qaic.errors import QaicCompileError
 from dlinfer.vendor.qaic.model_file import QPC_NAME
-from dlinfer.vendor.qaic.option_table import OPTIONS
+from dlinfer.vendor.qaic.options.table import OPTIONS
 
 # What each tool wants to hear of the hardware: "2.0" in the compile guide, "ai100" in newer samples.
 HARDWARE = {"qaic-exec": "2.0", "qaic-compile": "ai100"}

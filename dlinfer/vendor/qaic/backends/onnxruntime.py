@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.vendor.qaic.backend import Arrays, Benchmark
+from dlinfer.vendor.qaic.backends.backend import Arrays, Benchmark
+from dlinfer.vendor.qaic.backends.workers import run_loops
 from dlinfer.vendor.qaic.errors import QaicCompileError, QaicModelError, QaicRunError, QaicUnavailableError
 from dlinfer.vendor.qaic.model_file import ModelFile
-from dlinfer.vendor.qaic.options import DEFAULTS, Options, without_effect
+from dlinfer.vendor.qaic.options.options import DEFAULTS, Options, without_effect
 from dlinfer.vendor.qaic.tensors import TensorInfo, batch_size, random_inputs
-from dlinfer.vendor.qaic.workers import run_loops
 
 DTYPES = {
     "float": "float32",

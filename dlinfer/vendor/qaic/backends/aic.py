@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from dlinfer.vendor.qaic import sdk
-from dlinfer.vendor.qaic.backend import Arrays, Benchmark
-from dlinfer.vendor.qaic.compiler import compile_model
+from dlinfer.vendor.qaic.backends.backend import Arrays, Benchmark
+from dlinfer.vendor.qaic.engine.compiler import compile_model
 from dlinfer.vendor.qaic.errors import QaicRunError
 from dlinfer.vendor.qaic.model_file import ModelFile
-from dlinfer.vendor.qaic.options import Options
+from dlinfer.vendor.qaic.options.options import Options
 from dlinfer.vendor.qaic.tensors import TensorInfo
 
 

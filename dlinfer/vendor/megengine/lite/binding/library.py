@@ -15,7 +15,7 @@ from typing import Any
 
 from dlinfer.toolchain import find
 from dlinfer.vendor.megengine.errors import LiteError, LiteLackError
-from dlinfer.vendor.megengine.lite.failures import Failures
+from dlinfer.vendor.megengine.lite.binding.failures import Failures
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
 
 Decryption = ctypes.CFUNCTYPE(c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
-from dlinfer.vendor.megengine.lite.enums import LiteDataType
+from dlinfer.vendor.megengine.lite.binding.enums import LiteDataType
 
 NUMPY_TYPES: dict[LiteDataType, type[np.generic]] = {
     LiteDataType.LITE_FLOAT: np.float32,

@@ -25,10 +25,11 @@ from dlinfer.graph.onnx.export import OnnxGraph, export
 from dlinfer.graph.onnx.refusal import Refusals
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.vendor.qaic import model_writer, sdk
+from dlinfer.vendor.qaic import sdk
+from dlinfer.vendor.qaic.engine import model_writer
 from dlinfer.vendor.qaic.errors import QaicCompileError, QaicOptionError, QaicUnavailableError
-from dlinfer.vendor.qaic.option_table import OPTIONS
-from dlinfer.vendor.qaic.options import Options
+from dlinfer.vendor.qaic.options.options import Options
+from dlinfer.vendor.qaic.options.table import OPTIONS
 from dlinfer.vendor.qaic.session import BACKENDS, Session
 
 OWN = ("onnx_define_symbol", "output_dir", "enable_metrics", "enable_profiling")

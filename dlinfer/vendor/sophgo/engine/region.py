@@ -19,13 +19,13 @@ from dlinfer.graph.ir.dialect import STATIC, fake
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.export import OPSET, OnnxGraph, export
 from dlinfer.graph.options import CompileOptions
-from dlinfer.vendor.sophgo.compiler import compile_onnx
-from dlinfer.vendor.sophgo.engine_net import Net
-from dlinfer.vendor.sophgo.engine_nodes import FLOATS, lookups
-from dlinfer.vendor.sophgo.engine_options import SophgoOptions
+from dlinfer.vendor.sophgo.compiler.compile import compile_onnx
+from dlinfer.vendor.sophgo.compiler.onnx_file import in_one_shape, onnx_bytes_or_file
+from dlinfer.vendor.sophgo.compiler.translations import table
+from dlinfer.vendor.sophgo.engine.net import Net
+from dlinfer.vendor.sophgo.engine.nodes import FLOATS, lookups
+from dlinfer.vendor.sophgo.engine.options import SophgoOptions
 from dlinfer.vendor.sophgo.errors import SophgoCompileError
-from dlinfer.vendor.sophgo.onnx_file import in_one_shape, onnx_bytes_or_file
-from dlinfer.vendor.sophgo.translations import table
 
 ENGINE = "sophgo"
 _INT32 = torch.iinfo(torch.int32)

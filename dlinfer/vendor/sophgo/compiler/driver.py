@@ -1,6 +1,6 @@
 """Run by the toolchain's Python, never imported by dlinfer: one ONNX file to a bmodel by Sophgo's own tools.
 
-``python compiler_driver.py job.json`` in an empty folder, where ``job.json`` says what ``compiler`` wrote into it.
+``python driver.py job.json`` in an empty folder, where ``job.json`` says what ``compile`` wrote into it.
 Each step is announced on a line that begins with ``dlinfer step:``. It is written for CPython 3.10. Its standard input
 is a pipe from dlinfer that stays empty; when that ends, dlinfer is gone, and this ends too.
 """

@@ -7,7 +7,7 @@ from torch import fx
 
 from dlinfer.graph.ir.dialect import fake, is_size, is_view, overload, tensors_of
 from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
-from dlinfer.vendor.sophgo.translations import table
+from dlinfer.vendor.sophgo.compiler.translations import table
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

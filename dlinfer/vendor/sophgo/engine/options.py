@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import CompileOptionError
-from dlinfer.vendor.sophgo.compiler_options import QUANTIZE, BmodelOptions
+from dlinfer.vendor.sophgo.compiler.options import QUANTIZE, BmodelOptions
 from dlinfer.vendor.sophgo.errors import SophgoOptionError
 
 AUTO = "auto"

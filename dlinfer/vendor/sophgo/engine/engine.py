@@ -16,11 +16,12 @@ from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.flops import flops_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.vendor.sophgo import engine_nodes, packages
-from dlinfer.vendor.sophgo.compiler_process import compiler_version
-from dlinfer.vendor.sophgo.engine_chip import settled
-from dlinfer.vendor.sophgo.engine_options import SophgoOptions
-from dlinfer.vendor.sophgo.engine_region import ENGINE, MixedDtypesError, Region
+from dlinfer.vendor.sophgo.compiler import packages
+from dlinfer.vendor.sophgo.compiler.process import compiler_version
+from dlinfer.vendor.sophgo.engine import nodes
+from dlinfer.vendor.sophgo.engine.chip import settled
+from dlinfer.vendor.sophgo.engine.options import SophgoOptions
+from dlinfer.vendor.sophgo.engine.region import ENGINE, MixedDtypesError, Region
 
 SMALLEST = 4
 """Nodes that are worth a bmodel, none of which is a product: compiling takes seconds, entering it a copy each way."""
@@ -39,7 +40,7 @@ class SophgoEngine(TorchSteps):
         if missing:
             reason = f"{missing} not installed; {packages.ADVICE}"
             raise EngineUnavailableError(engine=self.name, reason=reason, available="those of other vendors")
-        self._refusals = engine_nodes.refusals()
+        self._refusals = nodes.refusals()
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise CompileOptionError."""
@@ -47,7 +48,7 @@ class SophgoEngine(TorchSteps):
 
     def refuses(self, node: fx.Node) -> str | None:
         """What ONNX cannot say, and what was not tried with Sophgo's compiler."""
-        return engine_nodes.refusal(node, self._refusals)
+        return nodes.refusal(node, self._refusals)
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
         """A few nodes without a product among them run as fast one by one."""
