@@ -153,8 +153,8 @@ def _taken(value: Any, step: str) -> Any:
     return value[step[2:-2] if step.startswith("['") else int(step[1:-1])]
 
 
-def _is_plain(container: list[Any] | dict[Any, Any]) -> bool:
-    """Whether a container has only what is compared by identity: another value in it that changes means nothing."""
+def _is_plain(container: Any) -> bool:
+    """Whether a list or dict has only what stays where it is; a counter beside a tensor would change at each call."""
     values = container.values() if isinstance(container, dict) else container
     return all(
         value is None or type(value) in (list, dict, tuple) or isinstance(value, (torch.Tensor, nn.Module))

@@ -61,7 +61,8 @@ def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[s
 
     everything: dict[str, Any] = {}
     unlike: dict[str, Any] = {}
-    modules: tuple[tuple[str, Any], ...] = (("", config), ("functorch.", functorch_config))
+    modules: list[tuple[str, Any]] = [("", config)]
+    modules += [("functorch.", functorch_config)]
     for prefix, module in modules:
         told = module.save_config_portable(ignore_private_configs=False)
         told = {name: value for name, value in told.items() if name not in _PASSES}

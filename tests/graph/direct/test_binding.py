@@ -1,7 +1,9 @@
 """What a direct call holds is compared at each call, what changes is checked, and threads never mix two bindings."""
 
+import sys
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,8 @@ def captured(function, steady=(), **kwargs):
 
 class Layers(nn.Module):
     """Weights, a buffer of one element, a plain tensor, a list, a dict and a number of its own."""
+
+    shift: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,6 +169,7 @@ def test_what_does_not_fit_is_refused_and_what_fits_runs_again(model):
     call = compiled(model, cache)
     right(call, model, cache)
     kept = cache[1][0]
+    wrong: Any
     for wrong, given in (
         (kept.double(), r"float64"),
         (kept[None], r"sizes \(1, 6, 2\)"),
@@ -285,6 +290,16 @@ def test_a_changing_number_keeps_its_type():
 # --- threads
 
 
+@pytest.fixture
+def hurried():
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hurried")
 def test_threads_with_caches_of_their_own_never_read_each_others(model):
     both = [caches(1.0), caches(50.0)]
     call = compiled(model, both[0])
@@ -309,6 +324,21 @@ def test_threads_with_caches_of_their_own_never_read_each_others(model):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_call_reads_what_it_bound_though_another_binds_in_between(model, monkeypatch):
+    mine, others = caches(1.0), caches(50.0)
+    call = compiled(model, mine)
+    bind = call._bind
+    between = iter([lambda: call(x=x(), cache=others)])
+
+    def interrupted(*args):
+        bound = bind(*args)
+        next(between, lambda: None)()
+        return bound
+
+    monkeypatch.setattr(call, "_bind", interrupted)
+    right(call, model, mine)
 
 
 def test_unbind_lets_go_of_caches_and_weights(model):
