@@ -10,6 +10,8 @@ from dlinfer.vendor.sophgo.compiler.group import Group, Stop
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 STEP = "dlinfer step: "
+DRIVER = Path(__file__).with_name("driver.py")
+"""What runs the compiler, by the toolchain's Python."""
 
 
 class ProcessFailedError(Exception):
@@ -33,8 +35,7 @@ def compiler_version() -> str:
 
 def driver_command(job: Path) -> list[str]:
     """The command that compiles what a job's file says."""
-    driver = Path(__file__).with_name("driver.py")
-    return [str(toolchain().python), "-s", str(driver), str(job)]
+    return [str(toolchain().python), "-s", str(DRIVER), str(job)]
 
 
 def model_tool() -> str:
