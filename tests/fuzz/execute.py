@@ -173,7 +173,7 @@ def circumstances(call: Call) -> Iterator[None]:
     """The attention backends and the vendor of a call."""
     if call.vendor:
         dlinfer.vendor.use(call.vendor)
-    backends = [SDPBackend[call.sdpa], SDPBackend.MATH] if call.sdpa else []
+    backends = [getattr(SDPBackend, call.sdpa), SDPBackend.MATH] if call.sdpa else []
     with sdpa_kernel(backends) if backends else contextlib.nullcontext():
         yield
 
