@@ -57,7 +57,7 @@ def close(one, other):
     if not one.is_floating_point():
         return torch.equal(one, other)
     step = 8 * torch.finfo(one.dtype).eps
-    return torch.allclose(one.double(), other.double(), rtol=step, atol=step, equal_nan=True)
+    return torch.allclose(one.double(), other.double(), rtol=step, atol=1e-37, equal_nan=True)
 
 
 def same(want, got):
