@@ -194,7 +194,7 @@ def check(backend: str, name: str, layers: int) -> dict[str, Any]:
             "share": peers.inside / max(1, peers.all),
             "handed_to_inductor": peers.handed_over,
         }
-    from dlinfer.graph import report
+    from dlinfer.graph.report import report
 
     reports = report.reports()
     inside = sum(len(one.placed("engine")) for one in reports)

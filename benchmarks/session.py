@@ -19,7 +19,7 @@ from torch.export import Dim
 
 import dlinfer
 from benchmarks.timing import publish
-from dlinfer.graph.session import Session
+from dlinfer.runtime.session.session import Session
 
 
 def main() -> None:

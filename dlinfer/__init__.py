@@ -21,10 +21,10 @@ __all__ = ["__version__", "bundle", "compile", "errors", "explain", "load", "ops
 
 # Functions that stand here by their own name -> the module they come from; the other names are modules.
 _FUNCTIONS = {
-    "bundle": "dlinfer.graph.bundle",
-    "compile": "dlinfer.graph.aot",
-    "explain": "dlinfer.graph.explain",
-    "load": "dlinfer.graph.session",
+    "bundle": "dlinfer.runtime.artifact.bundle",
+    "compile": "dlinfer.runtime.aot",
+    "explain": "dlinfer.graph.explain.explanation",
+    "load": "dlinfer.runtime.session.session",
 }
 
 

@@ -387,7 +387,7 @@ class SessionOptionError(DlinferError, ValueError):
     """An option of dlinfer.load or of a Session that does not exist, has no such value, or comes too late."""
 
     message = "option {option!r}: {given!r} is not valid. Expected {expected}."
-    next_step = "see `dlinfer.graph.session_options.SessionOptions` for all options."
+    next_step = "see `dlinfer.runtime.options.SessionOptions` for all options."
 
 
 class SessionCallError(DlinferError, ValueError):

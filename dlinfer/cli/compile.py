@@ -128,7 +128,7 @@ def _sophgo(arguments: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
+    from dlinfer.vendor.sophgo.compiler.options import BmodelOptions
     from dlinfer.vendor.sophgo.llm.build import LlmOptions, compile_folder
 
     compiler = BmodelOptions(

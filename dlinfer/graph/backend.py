@@ -7,15 +7,16 @@ import torch
 from torch import fx
 
 from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError
-from dlinfer.graph import observe, torch_seam
-from dlinfer.graph.capture import capture
-from dlinfer.graph.compiled import CompiledGraph
-from dlinfer.graph.dialect import STATIC
+from dlinfer.graph import observe
+from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.engine import check_options, find_engine
-from dlinfer.graph.lower import lower, timed
+from dlinfer.graph.ir.dialect import STATIC
+from dlinfer.graph.lowering.compiled import CompiledGraph
+from dlinfer.graph.lowering.lower import lower, timed
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.policy import leave_graph
-from dlinfer.graph.report import GraphReport, record
+from dlinfer.graph.report.policy import leave_graph
+from dlinfer.graph.report.report import GraphReport, record
+from dlinfer.graph.seam import dynamo
 
 
 def dlinfer_backend(
@@ -63,12 +64,12 @@ def compile_graph(
     check_options(engine, options)
     report = record(GraphReport(model="a function", index=-1, engine=engine.name))
     observe.started(report, graph_module)
-    report.cause = torch_seam.recompilation_cause() or "first call"
-    mode = torch_seam.dynamo_fake_mode()
+    report.cause = dynamo.recompilation_cause() or "first call"
+    mode = dynamo.dynamo_fake_mode()
     assert mode is not None, "Dynamo calls its backends inside a tracing context"
     try:
         with timed(report, "capture"):
-            captured = capture(graph_module, torch_seam.fakes_of_inputs(mode, example_inputs), mode)
+            captured = capture(graph_module, dynamo.fakes_of_inputs(mode, example_inputs), mode)
     except CaptureError as error:
         report.refused = str(error)
         raise

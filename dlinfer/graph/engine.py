@@ -13,10 +13,10 @@ from typing import Any, Protocol, runtime_checkable
 from torch import fx
 
 from dlinfer.errors import CompileOptionError, EngineUnavailableError
-from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.report import ClusterReport
+from dlinfer.graph.report.report import ClusterReport
 from dlinfer.vendor import discovery
 
 

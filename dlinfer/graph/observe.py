@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph import debug, torch_seam
-from dlinfer.graph.capture import Captured
-from dlinfer.graph.compiled import CompiledGraph
-from dlinfer.graph.dialect import STATIC, fake, storages, written_arguments
-from dlinfer.graph.program import Program
-from dlinfer.graph.report import GraphReport, InputReport
+from dlinfer.graph.capture.trace import Captured
+from dlinfer.graph.ir.dialect import STATIC, fake, storages, written_arguments
+from dlinfer.graph.ir.program import Program
+from dlinfer.graph.lowering.compiled import CompiledGraph
+from dlinfer.graph.report import debug
+from dlinfer.graph.report.report import GraphReport, InputReport
+from dlinfer.graph.seam import guards, symbols
 
 
 def started(report: GraphReport, dynamo_graph: fx.GraphModule) -> None:
@@ -28,8 +29,8 @@ def started(report: GraphReport, dynamo_graph: fx.GraphModule) -> None:
 def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -> None:
     """Note what is known when all is compiled, and print where everything runs if DLINFER_DEBUG asks for it."""
     graph = captured.graph_module.graph
-    report.guards = torch_seam.shape_guards(captured.mode)
-    report.symbols = torch_seam.sized_symbols(captured.mode)
+    report.guards = guards.shape_guards(captured.mode)
+    report.symbols = symbols.sized_symbols(captured.mode)
     placeholders = graph.find_nodes(op="placeholder")
     written = {
         memory for node in graph.nodes for target in written_arguments(node) for memory in storages(target)
@@ -93,7 +94,7 @@ def _bytes_behind(nodes: Sequence[fx.Node]) -> int:
     sizes: dict[int, int] = {}
     for node in nodes:
         for identity in storages(node):
-            sizes[identity] = torch_seam.example_number(fake(node).untyped_storage().nbytes())
+            sizes[identity] = symbols.example_number(fake(node).untyped_storage().nbytes())
     return sum(sizes.values())
 
 

@@ -14,13 +14,15 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph import callee, report, values
-from dlinfer.graph.dialect import is_compute, op_name
 from dlinfer.graph.engine import CompiledRegion, no_options
-from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.functional.function import Function, function_of, refusal
+from dlinfer.graph.ir import callee
+from dlinfer.graph.ir.dialect import is_compute, op_name
+from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.ir.program import Program, Step, constants_of, refer
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.program import Program, Step, constants_of, refer
+from dlinfer.graph.report import report
 from dlinfer.vendor.cpu.inductor import clusters
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
 
@@ -78,13 +80,13 @@ class ValueEngine(StubEngine):
 
     def __init__(self, refused: Collection[str] = ()) -> None:
         super().__init__(refused)
-        self.functions: list[values.Function] = []
+        self.functions: list[Function] = []
 
     def refuses(self, node: fx.Node) -> str | None:
-        return super().refuses(node) or values.refusal(node)
+        return super().refuses(node) or refusal(node)
 
     def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
-        function = values.function_of(region)
+        function = function_of(region)
         self.functions.append(function)
         return CompiledRegion(ValueRun(function))
 
@@ -94,7 +96,7 @@ class ValueRun:
 
     source = "by torch"
 
-    def __init__(self, function: values.Function) -> None:
+    def __init__(self, function: Function) -> None:
         self.function = function
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
@@ -112,7 +114,7 @@ class ValueRun:
 
 def interpreted_engine(monkeypatch: pytest.MonkeyPatch) -> InductorEngine:
     """The engine inductor, whose clusters run node by node as decomposed."""
-    monkeypatch.setattr(clusters.torch_seam, "compile_loops", lambda graph, fakes, mode: graph)
+    monkeypatch.setattr(clusters.inductor, "compile_loops", lambda graph, fakes, mode: graph)
     return InductorEngine()
 
 

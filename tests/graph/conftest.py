@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dlinfer import settings
-from dlinfer.graph import report
+from dlinfer.graph.report import report
 from dlinfer.ops import fallback
 
 

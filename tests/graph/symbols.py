@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-from dlinfer.graph import torch_seam
+from dlinfer.graph.seam import fake_mode
 
 
 def symbolic(*values: Any, fixed: Collection[int] = ()) -> list[Any]:
@@ -16,7 +16,7 @@ def symbolic(*values: Any, fixed: Collection[int] = ()) -> list[Any]:
     """
     tensors = [id(value) for value in values if isinstance(value, torch.Tensor)]
     assert len(set(tensors)) == len(tensors), "one tensor given twice would be one fake"
-    mode = torch_seam.fresh_mode()
+    mode = fake_mode.fresh_mode()
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         kinds = [DimDynamic.STATIC if size in fixed else DimDynamic.DUCK for size in tensor.shape]

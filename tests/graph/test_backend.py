@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dlinfer.errors import GraphRunError
-from dlinfer.graph import report
+from dlinfer.graph.report import report
 from tests.graph.compiling import StubEngine, compiled, interpreted_engine, last_report, use_engine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")

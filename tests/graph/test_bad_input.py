@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dlinfer.errors import CaptureError, EngineUnavailableError, InferenceOnlyError
-from dlinfer.graph import report
+from dlinfer.graph.report import report
 from dlinfer.ops.fallback import FallbackWarning
 from tests.graph.compiling import StubEngine, compiled, interpreted_engine, same_as_eager, use_engine
 

@@ -82,7 +82,7 @@ def test_options_are_taken_as_they_are():
 
 @pytest.mark.parametrize("name", pass_names())
 def test_every_pass_can_be_left_out(name, monkeypatch):
-    from dlinfer.graph import report
+    from dlinfer.graph.report import report
 
     use_engine(monkeypatch, StubEngine())
     with torch.no_grad():
@@ -134,7 +134,7 @@ def test_an_engine_without_options_takes_none(engine):
 
 
 def test_an_engine_s_own_passes_run_after_the_common_ones_and_can_be_left_out(own):
-    from dlinfer.graph import report
+    from dlinfer.graph.report import report
 
     with torch.no_grad():
         compiled(lambda x: x + 1)(torch.ones(2))

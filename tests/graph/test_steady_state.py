@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dlinfer import ops
-from dlinfer.graph.report import reports
+from dlinfer.graph.report.report import reports
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph import torch_seam
-from dlinfer.graph.capture import trace
-from dlinfer.graph.dialect import STATIC
+from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.engine import CompiledRegion, Engine
-from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.ir.dialect import STATIC
+from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.seam import fake_mode
 
 
 def region_of(
@@ -26,7 +26,7 @@ def region_of(
     is_open: of an argument's number and a size of it, whether that size is a symbol. static: numbers of the arguments
     that are weights.
     """
-    mode = torch_seam.fresh_mode()
+    mode = fake_mode.fresh_mode()
 
     def twin(index: int, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import dlinfer
-from dlinfer.graph import report
-from dlinfer.graph.flops import share
-from dlinfer.graph.report import GraphReport
+from dlinfer.graph.ir.flops import share
+from dlinfer.graph.report import report
+from dlinfer.graph.report.report import GraphReport
 from dlinfer.vendor import discovery
 from tests.graph.conftest import artifact_folder, graph_mode
 from tests.graph.matrix.models import ARCHITECTURES, VOCAB, build

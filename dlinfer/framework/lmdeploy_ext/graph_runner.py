@@ -21,13 +21,13 @@ from lmdeploy.version import __version__ as lmdeploy_version
 
 from dlinfer import settings
 from dlinfer.errors import CaptureError
-from dlinfer.graph.call_store import compile_call
-from dlinfer.graph.direct import DirectCall
+from dlinfer.graph.direct.call import DirectCall
+from dlinfer.graph.direct.store import compile_call
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.policy import leave_graph
-from dlinfer.graph.report import GraphReport
-from dlinfer.graph.torch_seam import mark_unbacked
+from dlinfer.graph.report.policy import leave_graph
+from dlinfer.graph.report.report import GraphReport
+from dlinfer.graph.seam.dynamo import mark_unbacked
 
 # Field of the attention metadata -> what each of its sizes counts.
 _METADATA_SIZES = {

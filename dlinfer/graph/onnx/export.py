@@ -1,6 +1,6 @@
 """A function's graph as an ONNX model.
 
-``export`` takes a graph of values (``dlinfer.graph.values``): ATen ops before dispatch and dlinfer's own, symbolic
+``export`` takes a graph of values (``dlinfer.graph.functional``): ATen ops before dispatch and dlinfer's own, symbolic
 sizes, no writes. Every placeholder is an input of the model, weights too, in the graph's order; symbolic sizes are
 named dimensions. What weights become (initialisers of a file, memory bound to a session) is up to who uses it.
 """
@@ -14,12 +14,12 @@ from torch import fx
 from torch._ops import OpOverload
 
 from dlinfer.errors import NotExportableError
-from dlinfer.graph.dialect import op_name
+from dlinfer.graph.ir.dialect import op_name
 from dlinfer.graph.onnx.guards import guards
 from dlinfer.graph.onnx.known_ops import in_known_ops
 from dlinfer.graph.onnx.promotion import promote
 from dlinfer.graph.onnx.translations import STANDARD
-from dlinfer.graph.torch_onnx_seam import Registry, UntranslatableError
+from dlinfer.graph.seam.onnx import Registry, UntranslatableError
 
 OPSET = 18
 """The opset of the standard translations, old enough for vendors' compilers."""

@@ -12,7 +12,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dlinfer.errors import NotExportableError
-from dlinfer.graph.dialect import (
+from dlinfer.graph.ir.dialect import (
     fake,
     gives_something,
     is_size,
@@ -21,9 +21,9 @@ from dlinfer.graph.dialect import (
     tensors_of,
     written_arguments,
 )
-from dlinfer.graph.program import attribute
-from dlinfer.graph.torch_onnx_seam import Registry
-from dlinfer.graph.torch_seam import mode_of, trace_decomposed
+from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.seam.fake_mode import mode_of, trace_decomposed
+from dlinfer.graph.seam.onnx import Registry
 
 _ASSERTIONS = frozenset(
     f"aten::{name}"

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import arguments, fake, overload
-from dlinfer.graph.torch_seam import mode_of
+from dlinfer.graph.ir.dialect import arguments, fake, overload
+from dlinfer.graph.seam.fake_mode import mode_of
 
 _aten = torch.ops.aten
 

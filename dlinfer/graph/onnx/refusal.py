@@ -16,12 +16,12 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
-from dlinfer.graph import values
-from dlinfer.graph.dialect import STATIC, fake, is_size, tensors_of, written_arguments
-from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.functional.function import function_of, refusal
+from dlinfer.graph.ir.dialect import STATIC, fake, is_size, tensors_of, written_arguments
+from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.export import OPSET, Table, export
-from dlinfer.graph.torch_onnx_seam import onnx_type
-from dlinfer.graph.torch_seam import HigherOrderOperator
+from dlinfer.graph.seam.dispatcher import HigherOrderOperator
+from dlinfer.graph.seam.onnx import onnx_type
 
 
 def no_type_of_onnx(dtype: torch.dtype) -> str | None:
@@ -75,7 +75,7 @@ class Refusals:
             return reason
         if node.target is operator.getitem:  # one result of a node, which stays with it
             return self.of(node.all_input_nodes[0])
-        reason = values.refusal(node)
+        reason = refusal(node)
         if reason is not None:
             return reason
         # A node without a result that writes nothing is a check, which torch runs before the model.
@@ -106,7 +106,7 @@ class Refusals:
             alone = _alone(node)
             # A view is asked for too, though ``function_of`` leaves it to torch where nothing is computed.
             written = bool(written_arguments(node))
-            graph_module = values.function_of(alone).graph_module if written else alone.graph_module
+            graph_module = function_of(alone).graph_module if written else alone.graph_module
             model = export(graph_module, opset=self._opset, translations=self._translations)
         except (NotAFunctionError, NotExportableError) as error:
             return str(error.fields["reason"])

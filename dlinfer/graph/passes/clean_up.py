@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import brings_symbol, is_pure, is_view, model_line, reshapes_argument, storages
-from dlinfer.graph.memory import Writes
+from dlinfer.graph.ir.dialect import brings_symbol, is_pure, is_view, model_line, reshapes_argument, storages
+from dlinfer.graph.ir.effects import Writes
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit
 

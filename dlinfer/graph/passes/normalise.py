@@ -6,7 +6,7 @@ Assumes nothing. What is dropped gives a value that is equal to its input in dty
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import arguments, fake, is_pure, overload, reshapes_argument, storages
+from dlinfer.graph.ir.dialect import arguments, fake, is_pure, overload, reshapes_argument, storages
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
 

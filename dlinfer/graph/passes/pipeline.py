@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from dlinfer.errors import PassError
-from dlinfer.graph.dialect import gives_something, written_arguments
+from dlinfer.graph.ir.dialect import gives_something, written_arguments
 from dlinfer.graph.passes.rewrite import Edit
 
 StandsFor = Callable[[fx.Node], Sequence[Any] | None]

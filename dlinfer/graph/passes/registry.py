@@ -2,8 +2,8 @@
 
 import functools
 
-from dlinfer.graph.fusion.rule import FusionRule, apply_rule
 from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
 from dlinfer.graph.passes.normalise import NORMALISE
 from dlinfer.graph.passes.pipeline import Pass
 
@@ -11,7 +11,7 @@ from dlinfer.graph.passes.pipeline import Pass
 @functools.cache
 def passes() -> tuple[Pass, ...]:
     """Clean, fuse, clean again."""
-    from dlinfer.graph.fusion.rules import RULES
+    from dlinfer.graph.passes.fusion.rules import RULES
 
     fusion = tuple(item if isinstance(item, Pass) else _as_pass(item) for item in RULES)
     return (NORMALISE, CLEAN_UP, *fusion, CLEAN_UP)

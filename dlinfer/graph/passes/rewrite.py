@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dlinfer.graph.dialect import fake, model_line
-from dlinfer.graph.torch_seam import FakeTensor, FakeTensorMode
+from dlinfer.graph.ir.dialect import fake, model_line
+from dlinfer.graph.seam.fake_mode import FakeTensor, FakeTensorMode
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.errors import DlinferError
-from dlinfer.graph import torch_seam
+from dlinfer.graph.seam import inductor
 
 SOURCES = Path(__file__).with_name("csrc")
 # torch.utils.cpp_extension knows this folder too, but importing it may need setuptools.
@@ -95,7 +95,7 @@ def memory_for_results() -> Iterator[None]:
     if why_not() is not None:
         yield
         return
-    with torch_seam.results_from(torch.ops.dlinfer_cpu.empty_strided.default, LEAST_POOLED):
+    with inductor.results_from(torch.ops.dlinfer_cpu.empty_strided.default, LEAST_POOLED):
         yield
 
 

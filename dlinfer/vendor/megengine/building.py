@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from dlinfer.graph.cache import ArtifactCache
+from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.settings import cache_folder
 from dlinfer.toolchain import find
 from dlinfer.vendor.megengine.errors import LiteBuildError

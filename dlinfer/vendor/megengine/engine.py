@@ -9,14 +9,14 @@ import torch
 from torch import fx
 
 from dlinfer.errors import CompileOptionError, NotAFunctionError
-from dlinfer.graph import values
-from dlinfer.graph.dialect import fake, is_compute, is_size, tensors_of, written_arguments
-from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
-from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.engine_kit.eager_region import eager_region
+from dlinfer.graph.engine_kit.torch_steps import TorchSteps
+from dlinfer.graph.functional.function import function_of, refusal
+from dlinfer.graph.ir.dialect import fake, is_compute, is_size, tensors_of, written_arguments
+from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.torch_steps import TorchSteps
 from dlinfer.vendor.megengine import translations
 from dlinfer.vendor.megengine.building import model_of
 from dlinfer.vendor.megengine.errors import LiteBuildError, LiteError
@@ -50,7 +50,7 @@ class MegEngineEngine(TorchSteps):
             return self.refuses(node.all_input_nodes[0])
         if written_arguments(node):
             return "it writes, and a network's results are new tensors"
-        reason = values.refusal(node)
+        reason = refusal(node)
         if reason is not None:
             return reason
         if is_size(node):
@@ -68,7 +68,7 @@ class MegEngineEngine(TorchSteps):
         Raises GraphFallbackError under the policy ``error``, and ToolchainMissingError.
         """
         try:
-            function = values.function_of(region)
+            function = function_of(region)
             graph = written(function.graph_module)
             if not graph.outputs:
                 return eager_region(region, self.name, options, "it computes nothing")

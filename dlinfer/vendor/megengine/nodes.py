@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import fake
+from dlinfer.graph.ir.dialect import fake
 
 
 class UntranslatableError(Exception):

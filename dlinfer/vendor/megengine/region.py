@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import GraphRunError
-from dlinfer.graph.values import Function
+from dlinfer.graph.functional.function import Function
 from dlinfer.vendor.megengine import lite
 from dlinfer.vendor.megengine.nodes import NodeList
 

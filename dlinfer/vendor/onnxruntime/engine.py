@@ -8,15 +8,15 @@ import torch
 from torch import fx
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
-from dlinfer.graph.dialect import is_compute
-from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
-from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.engine_kit.eager_region import eager_region
+from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
+from dlinfer.graph.engine_kit.torch_steps import TorchSteps
+from dlinfer.graph.ir.dialect import is_compute
+from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.output_sizes import UnknownSizeError
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.torch_steps import TorchSteps
 from dlinfer.vendor.onnxruntime import contrib, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.region import Region

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import arguments, fake
+from dlinfer.graph.ir.dialect import arguments, fake
 from dlinfer.graph.onnx.translations.activation import silu_mul
 from dlinfer.graph.onnx.translations.moe import token_weights
 from dlinfer.graph.onnx.translations.writing import is_type, number, opset, shape_of, sizes

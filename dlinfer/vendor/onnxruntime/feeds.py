@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import STATIC, fake, is_view, tensors_of
+from dlinfer.graph.ir.dialect import STATIC, fake, is_view, tensors_of
 from dlinfer.vendor.onnxruntime.experts import split_experts
 
 View = Callable[[torch.Tensor], Any]

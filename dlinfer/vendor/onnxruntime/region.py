@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.dialect import STATIC, fake
-from dlinfer.graph.eager_region import eager_program, leave_for_a_call
-from dlinfer.graph.extract import Subgraph
-from dlinfer.graph.held_weights import HeldWeights
+from dlinfer.graph.engine_kit.eager_region import eager_program, leave_for_a_call
+from dlinfer.graph.engine_kit.held_weights import HeldWeights
+from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
+from dlinfer.graph.functional.function import Function, function_of
+from dlinfer.graph.ir.dialect import STATIC, fake
+from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.export import export
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.output_sizes import reader, sizes_of
-from dlinfer.graph.values import Function, function_of
 from dlinfer.vendor.onnxruntime import sessions
 from dlinfer.vendor.onnxruntime.contrib import OPSET, table
 from dlinfer.vendor.onnxruntime.feeds import fed

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.dialect import fake
-from dlinfer.graph.torch_onnx_seam import onnx_type
-from dlinfer.graph.value_memory import overlapping
-from dlinfer.graph.values import Function
+from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.overlap import overlapping
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.seam.onnx import onnx_type
 from dlinfer.vendor.onnxruntime.feeds import Feed
 
 Sizes = Callable[[Sequence[Any]], Sequence[Sequence[int]]]

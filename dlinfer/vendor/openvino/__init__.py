@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from importlib import metadata, util
 from typing import Any
 
-from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
+from dlinfer.vendor.base import Kernel, Probe, Vendor
+from dlinfer.vendor.openvino.layout import LAYOUT
 
 OLDEST = (2026, 1)
 _ADVICE = 'pip install "dlinfer[openvino]"'
@@ -39,8 +40,7 @@ VENDOR = Vendor(
     summary="graphs in OpenVINO's runtime on a CPU, or on an Intel GPU or NPU that it finds",
     probe=_probe,
     load_kernels=_kernels,
-    # What the attention of the CPU plugin reads and writes.
-    kv_cache_layout=KVCacheLayout("BHSD", block_size=32),
+    kv_cache_layout=LAYOUT,
     engines=("openvino",),
     default_engine="openvino",
     load_engine=_engine,

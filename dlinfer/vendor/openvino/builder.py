@@ -1,4 +1,4 @@
-"""From a function of values (``dlinfer.graph.values``) to an OpenVINO model: one lowering after the other.
+"""From a function of values (``dlinfer.graph.functional.function``) to an OpenVINO model: one lowering after the other.
 
 Every value has OpenVINO's type of its torch dtype and its rank; that is checked behind each lowering, so that a fault
 in one shows as a refused region and not as a wrong number. Sizes are i64 scalars, or Python numbers where known.
@@ -14,9 +14,9 @@ from openvino import Output
 from openvino.op import Constant
 from torch import Tensor, fx
 
-from dlinfer.graph.dialect import fake
-from dlinfer.graph.program import attribute
-from dlinfer.graph.torch_seam import fixed_size, size_range
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.seam.symbols import fixed_size, size_range
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.registry import Call, lowering
 from dlinfer.vendor.openvino.written import InPlace, Rows
@@ -95,7 +95,7 @@ class Builder:
                 self.notes.append(
                     f"{node.name} is copied at each call: other ops than attention read it whole"
                 )
-                found.full = found.put(self)
+                found.full = found.put()
             return found.full
         return found
 

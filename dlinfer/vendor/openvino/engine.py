@@ -8,17 +8,18 @@ import torch
 from torch import Tensor, fx
 
 from dlinfer.errors import NotAFunctionError
-from dlinfer.graph import torch_seam, values
-from dlinfer.graph.cached_attention import cached_attention_pass
-from dlinfer.graph.dialect import is_compute, op_name, overload, written_arguments
-from dlinfer.graph.eager_region import eager_program, eager_region, leave_for_a_call
 from dlinfer.graph.engine import CompiledRegion
-from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.engine_kit.eager_region import eager_program, eager_region, leave_for_a_call
+from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
+from dlinfer.graph.engine_kit.torch_steps import TorchSteps
+from dlinfer.graph.functional.cached_attention import cached_attention_pass
+from dlinfer.graph.functional.function import Function, function_of, is_check, refusal
+from dlinfer.graph.functional.variants import Twin, twin_of
+from dlinfer.graph.ir.dialect import is_compute, op_name, overload, written_arguments
+from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.output_sizes import UnknownSizeError
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.torch_steps import TorchSteps
-from dlinfer.graph.value_twins import Twin, twin_of
+from dlinfer.graph.seam import dispatcher
 from dlinfer.vendor.openvino import lowerings, registry
 from dlinfer.vendor.openvino.builder import LoweringError
 from dlinfer.vendor.openvino.devices import check_device, core, properties
@@ -58,11 +59,11 @@ class OpenVINOEngine(TorchSteps):
         """Why a node is not taken: its effect is no value, or it has no lowering for these arguments."""
         if node.op != "call_function":
             return None
-        if isinstance(node.target, torch_seam.HigherOrderOperator):
+        if isinstance(node.target, dispatcher.HigherOrderOperator):
             return f"{node.target} is a higher-order op"
-        if (reason := values.refusal(node)) is not None:
+        if (reason := refusal(node)) is not None:
             return reason
-        if values.is_check(node):
+        if is_check(node):
             return None
         if written_arguments(node):
             twin = twin_of(node)
@@ -81,7 +82,7 @@ class OpenVINOEngine(TorchSteps):
         """The region as a model; a region that OpenVINO cannot express runs eagerly, under the policy."""
         name = region.graph_module._get_name()
         try:
-            function = values.function_of(region)
+            function = function_of(region)
             template = template_of(function, name)
         except NotAFunctionError as cause:
             node, reason = str(cause.fields["node"]), str(cause.fields["reason"])
@@ -96,7 +97,7 @@ class OpenVINOEngine(TorchSteps):
         return self._compiled(region, options, function, template)
 
     def _compiled(
-        self, region: Subgraph, options: CompileOptions, function: values.Function, template: Template
+        self, region: Subgraph, options: CompileOptions, function: Function, template: Template
     ) -> CompiledRegion:
         chosen = OpenVINOOptions.of(options.wanted_engine_options)
         if (reason := template.misfit(chosen)) is not None:

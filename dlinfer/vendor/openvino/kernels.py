@@ -7,9 +7,7 @@ from typing import Any
 
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Kernel
-from dlinfer.vendor.openvino import VENDOR
-
-LAYOUT = VENDOR.kv_cache_layout
+from dlinfer.vendor.openvino.layout import LAYOUT
 
 _CACHES = ("k_cache", "v_cache")
 

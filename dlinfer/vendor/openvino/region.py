@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.graph.held_weights import HeldWeights
-from dlinfer.graph.output_sizes import reader
-from dlinfer.graph.value_memory import overlapping
-from dlinfer.graph.values import Function
+from dlinfer.graph.engine_kit.held_weights import HeldWeights
+from dlinfer.graph.engine_kit.output_sizes import reader
+from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.overlap import overlapping
 from dlinfer.vendor.openvino.requests import Requests
 from dlinfer.vendor.openvino.template import OUTPUT, Template
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph.dialect import arguments, fake, op_name, overload
+from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload
 from dlinfer.vendor.openvino import dtypes
 
 

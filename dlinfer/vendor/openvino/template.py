@@ -13,9 +13,9 @@ import torch
 from openvino import Output
 from torch import Tensor, fx
 
-from dlinfer.graph.dialect import STATIC, fake, tensors_of
-from dlinfer.graph.output_sizes import Size, sizes_of
-from dlinfer.graph.values import Function
+from dlinfer.graph.engine_kit.output_sizes import Size, sizes_of
+from dlinfer.graph.functional.function import Function
+from dlinfer.graph.ir.dialect import STATIC, fake, tensors_of
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.builder import Builder, LoweringError
 from dlinfer.vendor.openvino.options import OpenVINOOptions
@@ -54,7 +54,7 @@ class Template:
 
     inputs: for each input of the region, the name of its parameter; empty where the model does not read it.
     numbers: indices of inputs that are numbers. held: indices of those that become constants.
-    sizes: of the model's outputs, as ``dlinfer.graph.output_sizes`` writes them.
+    sizes: of the model's outputs, as ``dlinfer.graph.engine_kit.output_sizes`` writes them.
     whole: indices of 64-bit inputs, of which the plugin keeps 32 bits. limits: input -> size that it indexes.
     keep: memory that the model's constants lie in. notes: for reports.
     cache: the floating type of inputs that the model itself writes; empty where there are none.

@@ -6,14 +6,11 @@ the parts; the rows are results of the model, and torch writes them into the cac
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openvino as ov
 import openvino.opset16 as op
 from openvino import Output
-
-if TYPE_CHECKING:
-    from dlinfer.vendor.openvino.builder import Builder
 
 
 @dataclass
@@ -29,11 +26,10 @@ class Rows:
     sizes: tuple[Any, ...]
     full: Output | None = None
 
-    def put(self, b: "Builder") -> Output:
+    def put(self) -> Output:
         """The whole new content."""
-        return op.scatter_update(self.base, self.index, self.source, b.scalar(self.dim, ov.Type.i64)).output(
-            0
-        )
+        dim = op.constant(self.dim, ov.Type.i64)
+        return op.scatter_update(self.base, self.index, self.source, dim).output(0)
 
 
 @dataclass(frozen=True)

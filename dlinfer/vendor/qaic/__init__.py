@@ -39,7 +39,7 @@ def _kernels() -> Mapping[str, Kernel]:
 
 
 def _engine(name: str) -> Any:
-    from dlinfer.vendor.qaic.engine import QaicEngine
+    from dlinfer.vendor.qaic.engine.engine import QaicEngine
 
     return QaicEngine()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlinfer.graph.profiles import PROFILER
+from dlinfer.runtime.session.profiles import PROFILER
 
 KEPT_RUNS = 1000
 """Runs that are profiled; later ones are only timed, so that a long-lived session does not grow."""

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.graph.metrics import Metrics
+from dlinfer.runtime.session.metrics import Metrics
 from dlinfer.vendor.qaic import metrics_text, profile
-from dlinfer.vendor.qaic.aic_backend import AicBackend
-from dlinfer.vendor.qaic.backend import Backend
+from dlinfer.vendor.qaic.backends.aic import AicBackend
+from dlinfer.vendor.qaic.backends.backend import Backend
+from dlinfer.vendor.qaic.backends.onnxruntime import OnnxruntimeBackend
 from dlinfer.vendor.qaic.errors import QaicMetricsError, QaicOptionError
 from dlinfer.vendor.qaic.model_file import locate
-from dlinfer.vendor.qaic.onnxruntime_backend import OnnxruntimeBackend
-from dlinfer.vendor.qaic.options import Options
-from dlinfer.vendor.qaic.options_file import read_options
+from dlinfer.vendor.qaic.options.file import read_options
+from dlinfer.vendor.qaic.options.options import Options
 from dlinfer.vendor.qaic.tensors import ShapeDict, check_inputs
 
 BACKENDS = {"aic": AicBackend, "onnxruntime": OnnxruntimeBackend}

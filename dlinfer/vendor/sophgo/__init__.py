@@ -24,7 +24,7 @@ def _kernels() -> Mapping[str, Kernel]:
 
 
 def _engine(name: str) -> Any:
-    from dlinfer.vendor.sophgo.engine import SophgoEngine
+    from dlinfer.vendor.sophgo.engine.engine import SophgoEngine
 
     return SophgoEngine()
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph import torch_seam
-from dlinfer.graph.capture import capture
+from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.passes.pipeline import run_passes
 from dlinfer.graph.passes.registry import passes
+from dlinfer.graph.seam import dynamo
 
 ENGINE_OPTIONS = {"small_regions": "engine", "fallback": "allow"}
 """Every op goes to the engine however small its graph is; what the engine refuses is counted."""
@@ -68,9 +68,9 @@ def capture_only(
     graph_module: torch.fx.GraphModule, example_inputs: list[Any], **_: Any
 ) -> Callable[..., Any]:
     """Capture and passes, then the graph as FX runs it: no partition, no engine, no fallback."""
-    mode = torch_seam.dynamo_fake_mode()
+    mode = dynamo.dynamo_fake_mode()
     assert mode is not None
-    captured = capture(graph_module, torch_seam.fakes_of_inputs(mode, example_inputs), mode)
+    captured = capture(graph_module, dynamo.fakes_of_inputs(mode, example_inputs), mode)
     run_passes(captured.graph_module, passes())
     return captured.graph_module.forward
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
-from dlinfer.graph.report import reports
-from dlinfer.graph.report import reset as reset_reports
+from dlinfer.graph.report.report import reports
+from dlinfer.graph.report.report import reset as reset_reports
 from tests.graph.matrix import calls
 from tests.graph.matrix.backends import compiler
 from tests.graph.matrix.models import ARCHITECTURES, Architecture, build

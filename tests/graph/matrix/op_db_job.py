@@ -21,7 +21,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
 from dlinfer.errors import CaptureError
-from dlinfer.graph import report
+from dlinfer.graph.report import report
 from tests.graph.matrix import samples
 from tests.graph.matrix.backends import LANES, Lane, compiler
 from tests.graph.matrix.observer import first_line

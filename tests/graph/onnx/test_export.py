@@ -15,16 +15,16 @@ pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 from torch import fx
 
 from dlinfer.errors import NotExportableError
-from dlinfer.graph import torch_seam
-from dlinfer.graph.capture import trace
+from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.onnx.export import OnnxGraph, export
 from dlinfer.graph.onnx.translations.writing import Untranslated, opset
+from dlinfer.graph.seam import fake_mode
 
 X = torch.randn
 
 
 def graph_of(function: Callable[..., Any], *values: torch.Tensor) -> fx.GraphModule:
-    mode = torch_seam.fresh_mode()
+    mode = fake_mode.fresh_mode()
     fakes = [mode.from_tensor(value) for value in values]
     return trace(lambda *given: pytree.tree_leaves(function(*given)), fakes, mode).graph_module
 

@@ -5,8 +5,9 @@ import threading
 import pytest
 
 from dlinfer.vendor.megengine.errors import LiteError
-from dlinfer.vendor.megengine.lite import LiteNetwork, failures
-from dlinfer.vendor.megengine.lite.library import library
+from dlinfer.vendor.megengine.lite import LiteNetwork
+from dlinfer.vendor.megengine.lite.binding import failures
+from dlinfer.vendor.megengine.lite.binding.library import library
 from tests.graph.threads import together
 from tests.vendor.megengine.running import loaded
 

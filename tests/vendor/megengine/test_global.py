@@ -29,7 +29,7 @@ from dlinfer.vendor.megengine.lite import (
     get_log_level,
     set_log_level,
 )
-from dlinfer.vendor.megengine.lite.library import library
+from dlinfer.vendor.megengine.lite.binding.library import library
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
 from tests.vendor.megengine import models, sealed_models
 from tests.vendor.megengine.running import check, loaded

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dlinfer import settings
-from dlinfer.graph import report
+from dlinfer.graph.report import report
 from dlinfer.ops import fallback
 
 for _package in ("onnxruntime", "onnx", "onnxscript", "onnx_ir"):

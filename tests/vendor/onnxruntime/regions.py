@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dlinfer.graph.engine import CompiledRegion
-from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.vendor.onnxruntime.engine import OnnxRuntimeEngine
 from tests.vendor.regions import compiled_by, refused_by, region_of
 

@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("transformers", reason="the models are transformers' own classes")
 
-from dlinfer.graph import report
-from dlinfer.graph.flops import share
+from dlinfer.graph.ir.flops import share
+from dlinfer.graph.report import report
 from tests.graph.matrix.calls import PLANS
 from tests.graph.matrix.models import ARCHITECTURES, Architecture, build
 

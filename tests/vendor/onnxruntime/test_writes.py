@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dlinfer.graph import values
+from dlinfer.graph.functional.function import function_of
 from dlinfer.graph.onnx.export import export
 from dlinfer.ops import fill_kv_cache
 from dlinfer.vendor.onnxruntime.feeds import Feed
@@ -114,7 +114,7 @@ def test_only_nodes_that_read_where_they_write_may_write_in_place():
         return other + 1
 
     for function, safe in ((reversed_into, set()), (added, {0})):
-        made = values.function_of(subgraph(function, X(4, 4), X(4, 4)))
+        made = function_of(subgraph(function, X(4, 4), X(4, 4)))
         feeds = [Feed(index) for index in range(2)]
         assert safe_in_place(export(made.graph_module), feeds, made.writes) == safe
 

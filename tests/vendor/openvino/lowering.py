@@ -7,11 +7,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph.capture import trace
-from dlinfer.graph.compiled import CompiledGraph
-from dlinfer.graph.lower import lower
+from dlinfer.graph.capture.trace import trace
+from dlinfer.graph.lowering.compiled import CompiledGraph
+from dlinfer.graph.lowering.lower import lower
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.report import GraphReport
+from dlinfer.graph.report.report import GraphReport
 from dlinfer.vendor.openvino.engine import OpenVINOEngine
 from tests.graph.symbols import symbolic
 

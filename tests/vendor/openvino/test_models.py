@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlinfer.graph import report
+from dlinfer.graph.report import report
 from tests.graph.matrix.models import ARCHITECTURES, CACHE_LENGTH, build
 
 pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow, pytest.mark.full]

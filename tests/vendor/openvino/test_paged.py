@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dlinfer import ops
 from dlinfer.errors import GraphFallbackError, OpArgumentError
-from dlinfer.graph.direct import capture_call
+from dlinfer.graph.direct.call import capture_call
 from dlinfer.graph.options import CompileOptions
 from dlinfer.ops.attention import attend
 from dlinfer.vendor import discovery

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dlinfer.vendor.qaic import Session, workers
+from dlinfer.vendor.qaic import Session
+from dlinfer.vendor.qaic.backends import workers
+from dlinfer.vendor.qaic.backends.workers import run_loops
 from dlinfer.vendor.qaic.errors import QaicOptionError
-from dlinfer.vendor.qaic.workers import run_loops
 from tests.vendor.qaic import models
 
 

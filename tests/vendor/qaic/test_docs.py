@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from dlinfer.vendor.qaic.option_table import ROWS
+from dlinfer.vendor.qaic.options.table import ROWS
 
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[2] / "docs" / "qaic.md").read_text()

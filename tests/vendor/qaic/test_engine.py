@@ -11,7 +11,7 @@ from torch import nn
 import dlinfer
 from dlinfer import settings
 from dlinfer.errors import CompileOptionError, GraphFallbackError
-from dlinfer.graph import report
+from dlinfer.graph.report import report
 from dlinfer.vendor.qaic.errors import QaicUnavailableError
 from tests.graph.compiling import compiled, last_report
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dlinfer import settings
 from dlinfer.vendor.qaic import Session
 from dlinfer.vendor.qaic.errors import QaicOptionError, QaicUnavailableError
-from dlinfer.vendor.qaic.option_table import ALIASES, OPTIONS
-from dlinfer.vendor.qaic.options import Options, QaicOptionWarning
-from dlinfer.vendor.qaic.options_file import read_options
+from dlinfer.vendor.qaic.options.file import read_options
+from dlinfer.vendor.qaic.options.options import Options, QaicOptionWarning
+from dlinfer.vendor.qaic.options.table import ALIASES, OPTIONS
 
 # The YAML file of the guide, to the letter.
 GUIDE = """\

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dlinfer.vendor.qaic import Session, sdk
+from dlinfer.vendor.qaic.backends.workers import run_loops
 from dlinfer.vendor.qaic.errors import QaicOptionError, QaicUnavailableError
-from dlinfer.vendor.qaic.workers import run_loops
 from tests.vendor.qaic import models
 
 
@@ -41,7 +41,7 @@ def test_s3_02_activations_run_at_once():
 def test_s3_02_each_activation_has_bindings_of_its_own(linear, monkeypatch):
     loops = []
     monkeypatch.setattr(
-        "dlinfer.vendor.qaic.onnxruntime_backend.run_loops",
+        "dlinfer.vendor.qaic.backends.onnxruntime.run_loops",
         lambda runs, count, seconds: (loops.append(runs), (count, 1.0))[1],
     )
     session = Session(linear, backend="onnxruntime", num_activations=3)

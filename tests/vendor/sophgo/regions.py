@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from dlinfer.graph.engine import CompiledRegion
-from dlinfer.graph.extract import Subgraph
-from dlinfer.vendor.sophgo.engine import SophgoEngine
+from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.vendor.sophgo.engine.engine import SophgoEngine
 from tests.vendor.regions import compiled_by, refused_by, region_of
 
 ENGINE = SophgoEngine()

@@ -16,9 +16,11 @@ import pytest
 
 from dlinfer import settings
 from dlinfer.errors import ToolchainMissingError
-from dlinfer.vendor.sophgo import compiler, compiler_cache, compiler_process
-from dlinfer.vendor.sophgo.compiler import combine, compile_onnx, describe
-from dlinfer.vendor.sophgo.compiler_options import CHIPS, QUANTIZE, BmodelOptions
+from dlinfer.vendor.sophgo.compiler import cache as compiler_cache
+from dlinfer.vendor.sophgo.compiler import compile as compiler
+from dlinfer.vendor.sophgo.compiler import process as compiler_process
+from dlinfer.vendor.sophgo.compiler.compile import combine, compile_onnx, describe
+from dlinfer.vendor.sophgo.compiler.options import CHIPS, QUANTIZE, BmodelOptions
 from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError, SophgoOptionError
 from dlinfer.vendor.sophgo.runtime.bmodel import Header
 from tests.vendor.sophgo.waiting import SECONDS, ended, until

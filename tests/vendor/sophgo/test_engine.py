@@ -14,11 +14,13 @@ from torch.nn import functional as F
 import dlinfer
 from dlinfer import settings
 from dlinfer.errors import CompileOptionError, EngineUnavailableError, GraphFallbackError
-from dlinfer.graph import report
+from dlinfer.graph.report import report
 from dlinfer.ops import fallback
-from dlinfer.vendor.sophgo import compiler_cache, compiler_process, onnx_file
-from dlinfer.vendor.sophgo.engine import SophgoEngine
-from dlinfer.vendor.sophgo.engine_options import SophgoOptions
+from dlinfer.vendor.sophgo.compiler import cache as compiler_cache
+from dlinfer.vendor.sophgo.compiler import onnx_file
+from dlinfer.vendor.sophgo.compiler import process as compiler_process
+from dlinfer.vendor.sophgo.engine.engine import SophgoEngine
+from dlinfer.vendor.sophgo.engine.options import SophgoOptions
 from dlinfer.vendor.sophgo.errors import SophgoWorkerError
 from tests.vendor.sophgo.regions import ENGINE, compiled, refused, relative, subgraph
 

@@ -8,8 +8,8 @@ import torch
 
 from dlinfer import settings
 from dlinfer.errors import CompileOptionError
-from dlinfer.vendor.sophgo import engine_chip
-from dlinfer.vendor.sophgo.engine_options import SophgoOptions
+from dlinfer.vendor.sophgo.engine import chip as engine_chip
+from dlinfer.vendor.sophgo.engine.options import SophgoOptions
 from dlinfer.vendor.sophgo.runtime import chips
 from tests.vendor.sophgo.regions import compiled
 

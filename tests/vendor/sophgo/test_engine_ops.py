@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dlinfer.vendor.sophgo.engine_nodes import OPS
+from dlinfer.vendor.sophgo.engine.nodes import OPS
 from tests.vendor.sophgo.regions import compiled, relative, subgraph
 
 # What each shows -> a function of x, y [2, 8, 16] float32 (y above 0.5), image [1, 4, 8, 8] and weights.
@@ -114,9 +114,9 @@ def test_every_case_gives_what_torch_gives(toolchain):
 def test_the_cases_are_all_ops_of_the_table():
     import onnx
 
+    from dlinfer.graph.functional.function import function_of
     from dlinfer.graph.onnx.export import export
-    from dlinfer.graph.values import function_of
-    from dlinfer.vendor.sophgo.translations import table
+    from dlinfer.vendor.sophgo.compiler.translations import table
 
     given = values()
     names, tensors = list(given), list(given.values())

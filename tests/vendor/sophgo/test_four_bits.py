@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from dlinfer.vendor.sophgo.compiler import compile_onnx
-from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
-from dlinfer.vendor.sophgo.engine_net import Net
+from dlinfer.vendor.sophgo.compiler.compile import compile_onnx
+from dlinfer.vendor.sophgo.compiler.options import BmodelOptions
+from dlinfer.vendor.sophgo.engine.net import Net
 from dlinfer.vendor.sophgo.llm import folder as hf
 from dlinfer.vendor.sophgo.llm import generate, layout, parts
 from tests.vendor.sophgo import llms

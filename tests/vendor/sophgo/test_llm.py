@@ -17,8 +17,8 @@ import torch
 from dlinfer import cli
 from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 from dlinfer.vendor.sophgo import sail
-from dlinfer.vendor.sophgo.compiler import compile_onnx
-from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
+from dlinfer.vendor.sophgo.compiler.compile import compile_onnx
+from dlinfer.vendor.sophgo.compiler.options import BmodelOptions
 from dlinfer.vendor.sophgo.errors import SophgoLlmError, SophgoOptionError, SophgoWorkerError
 from dlinfer.vendor.sophgo.llm import Generator, LlmOptions, build, compile_folder, generate, layout, parts
 from dlinfer.vendor.sophgo.llm import folder as hf

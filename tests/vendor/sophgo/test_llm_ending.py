@@ -12,9 +12,10 @@ import pytest
 
 from dlinfer.toolchain import find
 from dlinfer.toolchain.folder import STAMP
-from dlinfer.vendor.sophgo import compiler_cache, compiler_process
-from dlinfer.vendor.sophgo.compiler_group import Group
-from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
+from dlinfer.vendor.sophgo.compiler import cache as compiler_cache
+from dlinfer.vendor.sophgo.compiler import process as compiler_process
+from dlinfer.vendor.sophgo.compiler.group import Group
+from dlinfer.vendor.sophgo.compiler.options import BmodelOptions
 from dlinfer.vendor.sophgo.errors import SophgoCompileError
 from dlinfer.vendor.sophgo.llm import LlmOptions, compile_folder
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN

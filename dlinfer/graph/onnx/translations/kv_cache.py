@@ -9,7 +9,7 @@ from dlinfer.graph.onnx.translations.writing import opset, shape_of
 
 def table() -> dict[Any, Any]:
     """Translations by op."""
-    from dlinfer.graph.value_twins import twin_op
+    from dlinfer.graph.functional.variants import twin_op
 
     return {twin_op(torch.ops.dlinfer.fill_kv_cache.default): fill_kv_cache}
 

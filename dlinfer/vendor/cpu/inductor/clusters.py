@@ -15,15 +15,15 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dlinfer.graph import torch_seam
-from dlinfer.graph.cache import ArtifactCache
-from dlinfer.graph.dialect import fake
-from dlinfer.graph.extract import Subgraph
-from dlinfer.graph.program import attribute
-from dlinfer.graph.report import ClusterReport
-from dlinfer.graph.twins import Twins, twins_of
+from dlinfer.graph.cache.disk import ArtifactCache
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.report.report import ClusterReport
+from dlinfer.graph.seam import fake_mode, inductor, symbols
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.fusible import decompositions
+from dlinfer.vendor.cpu.inductor.twins import Twins, twins_of
 
 
 @dataclass
@@ -86,7 +86,7 @@ class ClusterCompiler:
                     return key, ClusterReport(key, nodes, 1, seconds, known.origin_again, known.reason)
             placeholders = subgraph.graph_module.graph.find_nodes(op="placeholder")
             twins = twins_of([fake(node) for node in placeholders])
-            graph = torch_seam.trace_decomposed(
+            graph = fake_mode.trace_decomposed(
                 subgraph.graph_module, twins.values, twins.mode, decompositions()
             )
             name, origin = self._fitting(cluster_key(graph, twins), graph, twins, cache)
@@ -124,7 +124,7 @@ def canonical_text(graph_module: fx.GraphModule) -> str:
 
     It is a cheap first look: a layer like one before need not be traced again to be recognised.
     """
-    symbols: dict[str, str] = {}
+    seen: dict[str, str] = {}
     names: dict[fx.Node, str] = {}
     lines = [f"threads {torch.get_num_threads()}"]
     for index, node in enumerate(graph_module.graph.nodes):
@@ -137,13 +137,13 @@ def canonical_text(graph_module: fx.GraphModule) -> str:
         if node.op == "get_attr":
             lines.append(_constant(attribute(graph_module, target)))
     placeholders = graph_module.graph.find_nodes(op="placeholder")
-    ranges = torch_seam.symbol_ranges([fake(node) for node in placeholders])
+    ranges = symbols.symbol_ranges([fake(node) for node in placeholders])
 
     def renamed(found: re.Match[str]) -> str:
         name = found.group()
-        if name not in symbols:
-            symbols[name] = f"{name[0]}_{len(symbols)}:{ranges.get(name)}"
-        return symbols[name]
+        if name not in seen:
+            seen[name] = f"{name[0]}_{len(seen)}:{ranges.get(name)}"
+        return seen[name]
 
     return _SYMBOL.sub(renamed, "\n".join(lines))
 
@@ -155,7 +155,7 @@ def _load(key: str, cache: ArtifactCache) -> _Compiled | None:
 def _compile(graph: fx.GraphModule, twins: Twins, key: str, cache: ArtifactCache) -> _Compiled:
     try:
         with native.memory_for_results():
-            artifact = torch_seam.compile_loops(graph, twins.values, twins.mode)
+            artifact = inductor.compile_loops(graph, twins.values, twins.mode)
     # Whatever inductor stumbles over, the nodes still run one by one, and it is reported.
     except Exception as cause:  # noqa: BLE001
         reason = (
@@ -170,7 +170,7 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: str, cache: ArtifactCache
 def _write(compiled: _Compiled, path: str) -> None:
     """The assumptions as a line of JSON, then torch's own bytes."""
     plain = Path(path + ".artifact")
-    torch_seam.save_loops(compiled.run, str(plain))
+    inductor.save_loops(compiled.run, str(plain))
     Path(path).write_bytes(json.dumps(compiled.assumptions).encode() + b"\n" + plain.read_bytes())
 
 
@@ -179,7 +179,7 @@ def _read(path: str) -> _Compiled:
     plain = Path(path + ".artifact")
     plain.write_bytes(artifact)
     with native.memory_for_results():
-        run = torch_seam.load_loops(str(plain))
+        run = inductor.load_loops(str(plain))
     return _Compiled(run, json.loads(assumptions), "disk", stored=True)
 
 
@@ -188,7 +188,7 @@ def cluster_key(graph: fx.GraphModule, twins: Twins) -> str:
     names: dict[fx.Node, str] = {}
     lines = [_shown(value) for value in twins.values]
     lines.append(f"threads {torch.get_num_threads()}")  # loops are divided among them when compiled
-    lines += [f"{name}: {limits}" for name, limits in sorted(torch_seam.symbol_ranges(twins.values).items())]
+    lines += [f"{name}: {limits}" for name, limits in sorted(symbols.symbol_ranges(twins.values).items())]
     for index, node in enumerate(graph.graph.nodes):
         names[node] = f"%{index}"
         arguments = map_arg((node.args, node.kwargs), lambda parent: _Named(names[parent]))

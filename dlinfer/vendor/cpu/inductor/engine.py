@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import fx
 
-from dlinfer.graph import torch_seam
-from dlinfer.graph.cache import ArtifactCache, MissingEntryError
-from dlinfer.graph.dialect import is_compute, is_size, model_line, tensors_of
+from dlinfer.graph.cache.disk import ArtifactCache, MissingEntryError
 from dlinfer.graph.engine import CompiledRegion, no_options
-from dlinfer.graph.extract import Subgraph, extract_with_outputs
+from dlinfer.graph.ir.dialect import is_compute, is_size, model_line, tensors_of
+from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
+from dlinfer.graph.ir.program import Program, Step, Value, constants_of, refer
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.policy import leave_engine
-from dlinfer.graph.program import Program, Step, Value, constants_of, refer
-from dlinfer.graph.report import ClusterReport
+from dlinfer.graph.report.policy import leave_engine
+from dlinfer.graph.report.report import ClusterReport
+from dlinfer.graph.seam import dispatcher
 from dlinfer.settings import cache_folder
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
@@ -47,7 +47,7 @@ class InductorEngine:
 
     def refuses(self, node: fx.Node) -> str | None:
         """Higher-order ops and other devices are not taken; every other op has a kernel."""
-        if node.op == "call_function" and isinstance(node.target, torch_seam.HigherOrderOperator):
+        if node.op == "call_function" and isinstance(node.target, dispatcher.HigherOrderOperator):
             return f"{node.target} is a higher-order op"
         for one in (node, *node.all_input_nodes):
             for tensor in tensors_of(one):

@@ -12,8 +12,8 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dlinfer import ops
-from dlinfer.graph import torch_seam
-from dlinfer.graph.dialect import fake, is_compute, overload, tensors_of
+from dlinfer.graph.ir.dialect import fake, is_compute, overload, tensors_of
+from dlinfer.graph.seam import fake_mode, inductor, symbols
 from dlinfer.ops.spec import registry
 
 _LIBRARY_CALLS = (
@@ -68,9 +68,7 @@ def is_rounded_norm(node: fx.Node) -> bool:
 
 def _is_data(value: Any) -> bool:
     """Whether a number that is no integer comes from a tensor's values: loops take sizes only."""
-    return isinstance(value, (torch.SymFloat, torch.SymBool)) and bool(
-        torch_seam.free_unbacked_symbols(value)
-    )
+    return isinstance(value, (torch.SymFloat, torch.SymBool)) and bool(symbols.free_unbacked_symbols(value))
 
 
 def _key(node: fx.Node) -> str:
@@ -81,7 +79,7 @@ def _key(node: fx.Node) -> str:
 
     args, kwargs = map_arg((node.args, node.kwargs), lambda parent: _Shown(shown(fake(parent))))
     # The names of symbols mean other sizes in another graph.
-    ranges = torch_seam.symbol_ranges([fake(parent) for parent in node.all_input_nodes])
+    ranges = symbols.symbol_ranges([fake(parent) for parent in node.all_input_nodes])
     return f"{node.target}{args}{kwargs}{sorted(ranges.items())}"
 
 
@@ -95,7 +93,7 @@ class _Shown(str):
 def decompositions() -> dict[Any, Any]:
     """Inductor's decompositions and, for dlinfer's ops, their own bodies."""
     ours = {spec.overload: spec.reference for spec in registry().values() if not spec.mutates}
-    return torch_seam.inductor_decompositions() | ours
+    return inductor.decompositions() | ours
 
 
 def _count_loops(node: fx.Node) -> int:
@@ -112,8 +110,8 @@ def _count_loops(node: fx.Node) -> int:
         return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     try:
-        graph = torch_seam.trace_decomposed(
-            call, values, torch_seam.mode_of(tensors_of(node)), decompositions()
+        graph = fake_mode.trace_decomposed(
+            call, values, fake_mode.mode_of(tensors_of(node)), decompositions()
         )
     except Exception:  # noqa: BLE001 - what cannot be decomposed here is called as it is: that is the answer
         return 0
@@ -138,7 +136,7 @@ def _is_loop(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return True  # arithmetic on sizes
-    if torch_seam.inductor_calls_library(target):
+    if inductor.calls_library(target):
         return False
     if node.kwargs.get("rounding_mode") == "trunc" and not fake(node).is_floating_point():
         return False  # inductor's code for it ends the process where an integer is divided by 0

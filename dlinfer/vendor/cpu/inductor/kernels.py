@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph import callee
-from dlinfer.graph.dialect import arguments, fake, overload
+from dlinfer.graph.ir import callee
+from dlinfer.graph.ir.dialect import arguments, fake, overload
 from dlinfer.ops.kernels import direct_kernel
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.fusible import ROUNDED_NORMS, is_rounded_norm

@@ -11,8 +11,8 @@ import operator
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import fake, is_compute, overload, written_arguments
-from dlinfer.graph.torch_seam import example_number
+from dlinfer.graph.ir.dialect import fake, is_compute, overload, written_arguments
+from dlinfer.graph.seam.symbols import example_number
 
 _KEPT = {
     "aten::linear",

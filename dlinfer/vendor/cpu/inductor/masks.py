@@ -8,10 +8,10 @@ time. Here it is made in front of the first layer, in the loops that compute the
 import torch
 from torch import fx
 
-from dlinfer.graph.dialect import arguments, fake, overload
-from dlinfer.graph.memory import Writes
+from dlinfer.graph.ir.dialect import arguments, fake, overload
+from dlinfer.graph.ir.effects import Writes
 from dlinfer.graph.passes.rewrite import Rewriter
-from dlinfer.graph.torch_seam import fixed_size
+from dlinfer.graph.seam.symbols import fixed_size
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from dlinfer.graph.dialect import is_pure, is_size, is_view, reads_number, reshapes_argument, storages
-from dlinfer.graph.memory import Writes
+from dlinfer.graph.ir.dialect import is_pure, is_size, is_view, reads_number, reshapes_argument, storages
+from dlinfer.graph.ir.effects import Writes
 from dlinfer.vendor.cpu.inductor.fusible import loops_of
 
 

@@ -4,9 +4,7 @@
 loads nothing; the library of the toolchain is loaded when the first tensor, network or setting is made.
 """
 
-from dlinfer.vendor.megengine.lite.config import LiteConfig, LiteIO, LiteNetworkIO, LiteOptions
-from dlinfer.vendor.megengine.lite.decryption import decryption_func
-from dlinfer.vendor.megengine.lite.enums import (
+from dlinfer.vendor.megengine.lite.binding.enums import (
     LiteAlgoSelectStrategy,
     LiteBackend,
     LiteDataType,
@@ -15,6 +13,8 @@ from dlinfer.vendor.megengine.lite.enums import (
     LiteLogLevel,
     LiteTensorPhase,
 )
+from dlinfer.vendor.megengine.lite.config import LiteConfig, LiteIO, LiteNetworkIO, LiteOptions
+from dlinfer.vendor.megengine.lite.decryption import decryption_func
 from dlinfer.vendor.megengine.lite.global_setting import LiteGlobal, get_log_level, set_log_level
 from dlinfer.vendor.megengine.lite.layout import LiteLayout
 from dlinfer.vendor.megengine.lite.network import LiteNetwork

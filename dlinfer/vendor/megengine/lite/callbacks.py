@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
+from dlinfer.vendor.megengine.lite.binding.library import AsyncCallback, IoCallback, library
 from dlinfer.vendor.megengine.lite.config import LiteIO
-from dlinfer.vendor.megengine.lite.library import AsyncCallback, IoCallback, library
 from dlinfer.vendor.megengine.lite.tensor import LiteTensor
 
 TensorsByIo = dict[LiteIO, LiteTensor]

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError
-from dlinfer.vendor.megengine.lite.checks import member
-from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteDeviceType, LiteIOType
+from dlinfer.vendor.megengine.lite.binding.checks import member
+from dlinfer.vendor.megengine.lite.binding.enums import LiteBackend, LiteDeviceType, LiteIOType
 from dlinfer.vendor.megengine.lite.layout import LiteLayout, copied
 
 _OPTIONS = (

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
-from dlinfer.vendor.megengine.lite.checks import text
-from dlinfer.vendor.megengine.lite.library import Decryption, library
+from dlinfer.vendor.megengine.lite.binding.checks import text
+from dlinfer.vendor.megengine.lite.binding.library import Decryption, library
 
 BUILT_IN_KEYS = {"AES_default": 32, "RC4_default": 16, "SIMPLE_FAST_RC4_default": 16}
 """Bytes of the keys of the library's own methods; it reads so many, whatever it is given."""

@@ -5,10 +5,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from dlinfer.vendor.megengine.lite import decryption, devices
-from dlinfer.vendor.megengine.lite.checks import existing, instance, member, whole, writable
-from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteLogLevel
-from dlinfer.vendor.megengine.lite.library import library
+from dlinfer.vendor.megengine.lite import decryption
+from dlinfer.vendor.megengine.lite.binding import devices
+from dlinfer.vendor.megengine.lite.binding.checks import existing, instance, member, whole, writable
+from dlinfer.vendor.megengine.lite.binding.enums import LiteBackend, LiteLogLevel
+from dlinfer.vendor.megengine.lite.binding.library import library
 
 
 def set_log_level(level: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError
-from dlinfer.vendor.megengine.lite.dtypes import lite_type, numpy_type
+from dlinfer.vendor.megengine.lite.binding.dtypes import lite_type, numpy_type
 
 _PLACES = 7
 """Of the C structure."""

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteModelError
-from dlinfer.vendor.megengine.lite import decryption, devices
+from dlinfer.vendor.megengine.lite import decryption
+from dlinfer.vendor.megengine.lite.binding import devices
+from dlinfer.vendor.megengine.lite.binding.checks import instance, member, text, whole
+from dlinfer.vendor.megengine.lite.binding.enums import LiteBackend, LiteTensorPhase
+from dlinfer.vendor.megengine.lite.binding.library import library
 from dlinfer.vendor.megengine.lite.callbacks import Callbacks, TensorsByIo, running_one
-from dlinfer.vendor.megengine.lite.checks import instance, member, text, whole
 from dlinfer.vendor.megengine.lite.config import LiteConfig, LiteNetworkIO, NativeIO
-from dlinfer.vendor.megengine.lite.enums import LiteBackend, LiteTensorPhase
-from dlinfer.vendor.megengine.lite.library import library
 from dlinfer.vendor.megengine.lite.network_settings import ASYNCHRONOUS_PROFILE, NetworkSettings
 from dlinfer.vendor.megengine.lite.sharing import MemoryGroup
 from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor

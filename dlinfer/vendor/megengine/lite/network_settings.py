@@ -7,8 +7,8 @@ import ctypes
 import os
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
-from dlinfer.vendor.megengine.lite.checks import folder, whole, writable
-from dlinfer.vendor.megengine.lite.library import library
+from dlinfer.vendor.megengine.lite.binding.checks import folder, whole, writable
+from dlinfer.vendor.megengine.lite.binding.library import library
 
 _ALL_STRATEGIES = 15
 

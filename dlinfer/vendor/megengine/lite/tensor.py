@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError
-from dlinfer.vendor.megengine.lite import devices
-from dlinfer.vendor.megengine.lite.checks import instance, whole
-from dlinfer.vendor.megengine.lite.dtypes import for_copying, for_sharing, from_list, lite_type
-from dlinfer.vendor.megengine.lite.enums import LiteDeviceType, device_of_native
+from dlinfer.vendor.megengine.lite.binding import devices
+from dlinfer.vendor.megengine.lite.binding.checks import instance, whole
+from dlinfer.vendor.megengine.lite.binding.dtypes import for_copying, for_sharing, from_list, lite_type
+from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType, device_of_native
+from dlinfer.vendor.megengine.lite.binding.library import library
 from dlinfer.vendor.megengine.lite.layout import LiteLayout, copied
-from dlinfer.vendor.megengine.lite.library import library
 
 
 class _Description(ctypes.Structure):

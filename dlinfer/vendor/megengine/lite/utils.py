@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError
-from dlinfer.vendor.megengine.lite.checks import whole
-from dlinfer.vendor.megengine.lite.dtypes import lite_type
-from dlinfer.vendor.megengine.lite.enums import LiteDataType, LiteDeviceType
+from dlinfer.vendor.megengine.lite.binding.checks import whole
+from dlinfer.vendor.megengine.lite.binding.dtypes import lite_type
+from dlinfer.vendor.megengine.lite.binding.enums import LiteDataType, LiteDeviceType
 from dlinfer.vendor.megengine.lite.layout import LiteLayout
 from dlinfer.vendor.megengine.lite.tensor import LiteTensor
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from dlinfer.graph.dialect import arguments, fake, overload
+from dlinfer.graph.ir.dialect import arguments, fake, overload
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value, unfit
 from dlinfer.vendor.megengine.translations import activations as activations
 from dlinfer.vendor.megengine.translations import arithmetic as arithmetic

@@ -15,7 +15,7 @@ import torch
 from openvino import Output
 from torch import Tensor
 
-from dlinfer.graph.torch_seam import fixed_size
+from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.matrix import product
 from dlinfer.vendor.openvino.lowerings.shapes import rank
@@ -91,7 +91,7 @@ def _tensor(b: Builder, value: Output | Rows) -> Output:
     if isinstance(value, Rows):
         if value.full is None:
             b.notes.append("a cache is copied at each call: attention reads what was written to it otherwise")
-            value.full = value.put(b)
+            value.full = value.put()
         return value.full
     return value
 

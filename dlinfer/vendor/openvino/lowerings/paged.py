@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache, which OpenVINO's own op reads and writes in place (dlinfer.graph.cached_attention).
+"""Attention over a paged KV cache, which OpenVINO's own op reads and writes in place (``graph.functional``).
 
 The op takes 28 inputs: the new tokens, the caches, where each sequence begins and where its blocks are, and a dozen
 features that stay off. It writes new keys and values into the memory of the cache parameters themselves. Besides, when
@@ -17,17 +17,16 @@ from openvino import Output
 from openvino.op import Constant, Parameter
 from torch import Tensor
 
-from dlinfer.graph.cached_attention import CACHED_ATTENTION
-from dlinfer.graph.torch_seam import example_number, fixed_size
-from dlinfer.graph.value_twins import twin_op
+from dlinfer.graph.functional.cached_attention import CACHED_ATTENTION
+from dlinfer.graph.functional.variants import twin_op
+from dlinfer.graph.seam.symbols import example_number, fixed_size
 from dlinfer.vendor import discovery
-from dlinfer.vendor.openvino import VENDOR
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.devices import has_bfloat16
+from dlinfer.vendor.openvino.layout import LAYOUT
 from dlinfer.vendor.openvino.registry import Call, lowers
 from dlinfer.vendor.openvino.written import InPlace
 
-LAYOUT = VENDOR.kv_cache_layout
 PagedAttention: Any = vars(openvino.op)["_PagedAttentionExtension"]  # which the package's stubs do not export
 I32, F32 = ov.Type.i32, ov.Type.f32
 

@@ -27,7 +27,7 @@ def _placed(b: Builder, x: Output, dim: int, index: Output, source: Output, numb
     sizes = list(b.call.fake("self").shape)
     sizes[dim] = number
     rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes))
-    return rows if x.get_node().get_type_name() == "Parameter" else rows.put(b)
+    return rows if x.get_node().get_type_name() == "Parameter" else rows.put()
 
 
 @lowers(aten.index_copy.default)

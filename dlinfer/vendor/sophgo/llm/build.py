@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlinfer.vendor.sophgo import packages
-from dlinfer.vendor.sophgo.compiler import combine, compile_onnx
-from dlinfer.vendor.sophgo.compiler_group import Stop
-from dlinfer.vendor.sophgo.compiler_options import BmodelOptions
-from dlinfer.vendor.sophgo.compiler_process import toolchain
+from dlinfer.vendor.sophgo.compiler import packages
+from dlinfer.vendor.sophgo.compiler.compile import combine, compile_onnx
+from dlinfer.vendor.sophgo.compiler.group import Stop
+from dlinfer.vendor.sophgo.compiler.options import BmodelOptions
+from dlinfer.vendor.sophgo.compiler.process import toolchain
 from dlinfer.vendor.sophgo.errors import SophgoOptionError, SophgoUnavailableError
 from dlinfer.vendor.sophgo.llm import folder as hf
 from dlinfer.vendor.sophgo.llm import parts

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from dlinfer.errors import CaptureError
-from dlinfer.graph.exporting import read_export
-from dlinfer.graph.lower import improve
+from dlinfer.graph.capture.export import read_export
+from dlinfer.graph.lowering.lower import improve
 from dlinfer.graph.onnx.export import OPSET, export
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.report import GraphReport
-from dlinfer.vendor.sophgo.onnx_file import onnx_bytes_or_file
-from dlinfer.vendor.sophgo.translations import finite_table
+from dlinfer.graph.report.report import GraphReport
+from dlinfer.vendor.sophgo.compiler.onnx_file import onnx_bytes_or_file
+from dlinfer.vendor.sophgo.compiler.translations import finite_table
 
 
 @dataclass(frozen=True)

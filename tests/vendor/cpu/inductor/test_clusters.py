@@ -5,12 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlinfer.graph import cache, torch_seam
-from dlinfer.graph.cache import ArtifactCache
-from dlinfer.graph.extract import extract
+from dlinfer.graph.cache import disk
+from dlinfer.graph.cache.disk import ArtifactCache
+from dlinfer.graph.ir.extract import extract
+from dlinfer.graph.seam import inductor
 from dlinfer.vendor.cpu.inductor import clusters
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler
-from tests.graph.fusion.capturing import captured
+from tests.graph.passes.fusion.capturing import captured
 
 x = torch.arange(24.0).view(4, 6)
 
@@ -26,7 +27,7 @@ class Compilations(list):
 @pytest.fixture
 def compilations(monkeypatch):
     noted = Compilations()
-    monkeypatch.setattr(clusters.torch_seam, "compile_loops", noted)
+    monkeypatch.setattr(clusters.inductor, "compile_loops", noted)
     return noted
 
 
@@ -127,7 +128,7 @@ def test_what_inductor_cannot_compile_runs_node_by_node_and_is_reported(tmp_path
     def fails(graph, fakes, mode):
         raise RuntimeError("no C++ compiler\nfound here")
 
-    monkeypatch.setattr(clusters.torch_seam, "compile_loops", fails)
+    monkeypatch.setattr(clusters.inductor, "compile_loops", fails)
     compiler, ((name, told),) = compile_all(tmp_path, subgraph_of(body, x, dynamic=False))
     assert (told.origin, told.reason) == ("eager", "inductor: RuntimeError: no C++ compiler")
     torch.testing.assert_close(compiler.run(name)(x)[0], body(x))
@@ -140,7 +141,7 @@ def test_assumptions_of_a_compilation_are_asked_of_later_graphs(tmp_path, monkey
         return graph
 
     assumed: list[bool] = []
-    monkeypatch.setattr(clusters.torch_seam, "compile_loops", assuming)
+    monkeypatch.setattr(clusters.inductor, "compile_loops", assuming)
     sizes = (4, 5, 200, 300, 7)
     _, made = compile_all(tmp_path, *[subgraph_of(body, torch.ones(n, 6)) for n in sizes])
     names = [name for name, _ in made]
@@ -150,9 +151,9 @@ def test_assumptions_of_a_compilation_are_asked_of_later_graphs(tmp_path, monkey
 
 
 def test_calls_of_a_library_are_as_inductor_sees_them():
-    assert torch_seam.inductor_calls_library(torch.ops.aten.cumsum.default) in (True, False)
-    assert not torch_seam.inductor_calls_library(torch.ops.aten.mul.Tensor)
-    assert torch_seam.inductor_calls_library(torch.ops.aten._fft_r2c.default)
+    assert inductor.calls_library(torch.ops.aten.cumsum.default) in (True, False)
+    assert not inductor.calls_library(torch.ops.aten.mul.Tensor)
+    assert inductor.calls_library(torch.ops.aten._fft_r2c.default)
 
 
 @pytest.mark.slow
@@ -174,8 +175,8 @@ def test_a_second_process_finds_clusters_on_disk(tmp_path):
 
     (path,) = store.folder.iterdir()
     path.write_bytes(path.read_bytes()[:-100])
-    before = cache.counts().get("corrupt", 0)
+    before = disk.counts().get("corrupt", 0)
     _, ((_, rebuilt),) = compile_all(tmp_path, subgraph_of(layered, x))
     assert rebuilt.origin == "compiled"
-    assert cache.counts()["corrupt"] == before + 1
+    assert disk.counts()["corrupt"] == before + 1
     assert not ClusterCompiler().load("unknown", store)

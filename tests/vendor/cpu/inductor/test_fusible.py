@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlinfer.graph.dialect import is_pure, op_name
+from dlinfer.graph.ir.dialect import is_pure, op_name
 from dlinfer.vendor.cpu.inductor.fusible import decompositions, loops_of
-from tests.graph.fusion.capturing import captured
+from tests.graph.passes.fusion.capturing import captured
 
 x, w = torch.randn(3, 8), torch.randn(8, 8)
 tokens = torch.tensor([1, 2])

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
 
-from dlinfer.graph.dialect import op_name
+from dlinfer.graph.ir.dialect import op_name
 from dlinfer.vendor.cpu.inductor.masks import share_additive_masks
 from tests.graph.compiling import last_report, same_as_eager
-from tests.graph.fusion.capturing import captured
+from tests.graph.passes.fusion.capturing import captured
 
 QUERY = torch.arange(96.0).view(1, 2, 6, 8).sin()
 CAUSAL = torch.ones(1, 1, 6, 6).tril() > 0

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.node import map_arg
 
-from dlinfer.graph.dialect import op_name
+from dlinfer.graph.ir.dialect import op_name
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
-from tests.graph.fusion.capturing import CapturedGraph, captured
+from tests.graph.passes.fusion.capturing import CapturedGraph, captured
 
 
 def scheduled(function, *args, smallest: int = 2) -> tuple[CapturedGraph, list]:

@@ -1,0 +1,267 @@
+"""torch.export's program as a captured graph with its weights, and what sizes it really serves."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from dlinfer.errors import CaptureError
+from dlinfer.graph.capture.retrace import RetraceError, retrace
+from dlinfer.graph.capture.small_sizes import Reference, Trial
+from dlinfer.graph.capture.trace import Captured
+from dlinfer.graph.ir.dialect import STATIC
+from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
+from dlinfer.graph.passes.fusion.layout import fits
+from dlinfer.graph.seam.export import export_gives_results_only, export_kinds
+from dlinfer.graph.seam.expressions import to_size
+from dlinfer.graph.seam.fake_mode import mode_of, strict_mode
+from dlinfer.graph.seam.guards import conditions_of
+from dlinfer.graph.seam.symbols import declared_range, fixed_size, new_symbol, size_range, symbols_of
+from dlinfer.utils.size_text import SizeTextError
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A captured graph of torch.export's.
+
+    weights: tensors of its STATIC inputs. inputs: for each leaf that the caller passes, its spec or the constant.
+    ranges: what torch.export was told of its symbols. names: one for each output that the module gives.
+    examples: a value for each input that the caller passes, and reference: the module; None where unknown.
+    """
+
+    captured: Captured
+    weights: list[torch.Tensor]
+    inputs: list[Any]
+    names: list[str]
+    ranges: Mapping[Any, Any]
+    examples: Sequence[Any] | None
+    reference: Reference | None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first tensor that the caller passes."""
+        specs = (spec for spec in self.inputs if isinstance(spec, TensorSpec))
+        return next((spec.device for spec in specs), torch.device("cpu"))
+
+
+def read_export(
+    program: ExportedProgram,
+    module: torch.nn.Module | ExportedProgram,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+) -> Exported:
+    """The graph of a program, which is in the dialect already: ATen before dispatch, writes in place, weights as
+    inputs. Raises CaptureError."""
+    if not export_gives_results_only(program):
+        raise CaptureError(
+            reason="its writes are outputs of the graph, as run_decompositions makes them",
+            line="ExportedProgram",
+        )
+    graph_module = torch.fx.GraphModule(program.graph_module, _copied(program.graph))
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    called = input_names(placeholders, program)
+    weights: list[torch.Tensor] = []
+    targets: list[str] = []
+    inputs: list[Any] = []
+    for node, (kind, target, constant) in zip(placeholders, export_kinds(program), strict=True):
+        if kind == "user":
+            inputs.append(_spec(node, constant, called[node]))
+        else:
+            node.meta[STATIC] = True
+            held: Any = program.state_dict if target in program.state_dict else program.constants
+            weights.append(held[target])
+            targets.append(target)
+    captured = Captured(
+        graph_module, tuple(n.meta["val"] for n in placeholders), mode_of(n.meta["val"] for n in placeholders)
+    )
+    given = isinstance(module, ExportedProgram)
+    return Exported(
+        captured,
+        weights,
+        inputs,
+        _output_names(program),
+        program.range_constraints,
+        None if given else pytree.tree_leaves((args, dict(kwargs or {}))),
+        None if given else _reference(module, targets, program),
+    )
+
+
+def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A graph that the passes may change, without assertions of what the graph's own fakes say.
+
+    The caller's ExportedProgram keeps its own.
+    """
+    copy = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        if node.target is not torch.ops.aten._assert_tensor_metadata.default:
+            copies[node] = copy.node_copy(node, copies.__getitem__)
+    return copy
+
+
+def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram) -> dict[torch.fx.Node, str]:
+    """What the module calls its inputs. fx puts a number behind a word of Python's: ``input`` is node ``input_1``."""
+    signature = program.module_call_graph[0].signature
+    parameters = set((signature.forward_arg_names if signature is not None else None) or ())
+    names = {}
+    for node in placeholders:
+        word = node.name.removesuffix("_1")
+        names[node] = word if word in parameters and node.name not in parameters else node.name
+    return names
+
+
+def _spec(node: torch.fx.Node, constant: Any, name: str) -> Any:
+    fake = node.meta["val"]
+    if isinstance(fake, torch.SymInt):
+        return NumberSpec(name, size_range(fake))
+    if not isinstance(fake, torch.Tensor):
+        return constant
+    sizes = tuple(size_range(size) for size in fake.shape)
+    if fits(fake, None):
+        return TensorSpec(name, fake.dtype, fake.device, sizes)
+    strides = tuple(number for stride in fake.stride() if (number := fixed_size(stride)) is not None)
+    if len(strides) < fake.dim():
+        reason = f"input {node.name} is neither contiguous nor of fixed strides"
+        raise CaptureError(reason=reason, line="torch.export")
+    return TensorSpec(name, fake.dtype, fake.device, sizes, strides)
+
+
+def _output_names(program: ExportedProgram) -> list[str]:
+    """``logits`` for a result's key or field, ``output_0`` for the first of several, ``output`` for the only one."""
+    spec = program.call_spec.out_spec
+    assert spec is not None
+    leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))
+    names = ["_".join(filter(None, map(_part, path))) for path, _ in leaves]
+    names = [f"output_{name}" if name[:1].isdigit() else name or "output" for name in names]
+    if len(set(names)) < len(names):
+        names = [f"output_{index}" for index in range(len(names))]
+    return names
+
+
+def _part(key: Any) -> str:
+    text = str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
+    return "".join(letter if letter.isalnum() else "_" for letter in text)
+
+
+def _reference(module: torch.nn.Module, targets: list[str], program: ExportedProgram) -> Reference:
+    spec = program.call_spec.in_spec
+    assert spec is not None
+    known = dict(module.named_parameters(remove_duplicate=False)) | dict(
+        module.named_buffers(remove_duplicate=False)
+    )
+
+    def run(weights: Sequence[torch.Tensor], leaves: Sequence[Any]) -> Sequence[Any]:
+        args, kwargs = pytree.tree_unflatten(list(leaves), spec)
+        swapped = {name: one for name, one in zip(targets, weights, strict=True) if name in known}
+        return pytree.tree_leaves(
+            torch.func.functional_call(module, swapped, args, kwargs, tie_weights=False)
+        )
+
+    return run
+
+
+def from_one_on(exported: Exported) -> Exported:
+    """The same graph in a world where sizes that may be 0 or 1 are unknown to the compiler, so that they may be.
+
+    Only sizes at which a trial succeeded are left in their range. Where the graph cannot be told without knowing
+    that a size is 2 or more, it keeps the sizes from 2 on.
+    Raises CaptureError where size 1 was asked for by name and the module does something else there.
+    """
+    captured = exported.captured
+    placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
+    symbols = dict.fromkeys(symbol for node in placeholders for symbol in symbols_of(node.meta["val"]))
+    declared = {symbol: declared_range(symbol, captured.mode, exported.ranges) for symbol in symbols}
+    lows = {symbol: low for symbol, (low, _, _) in declared.items() if low < 2}
+    if not lows:
+        return exported
+    if exported.reference is not None and exported.examples is not None:
+        served = _served(exported, lows)
+        for symbol, low in served.items():
+            if lows[symbol] == 1 and low > 1:
+                raise CaptureError(
+                    reason="at a size of 1 the module gives something else than what torch.export captured for 2 "
+                    "and more, so one graph cannot serve both",
+                    line=f"dynamic_shapes with min=1 for {_places(placeholders, symbol)}",
+                )
+            declared[symbol] = (low, *declared[symbol][1:])
+    try:
+        captured = _over_new_symbols(captured, declared)
+    except (RetraceError, SizeTextError):
+        return exported
+    nodes = captured.graph_module.graph.find_nodes(op="placeholder")
+    user = [node for node in nodes if not node.meta.get(STATIC)]
+    inputs = [
+        _spec(node, spec, spec.name) if isinstance(spec, (TensorSpec, NumberSpec)) else spec
+        for node, spec in zip(user, exported.inputs, strict=True)
+    ]
+    return replace(exported, captured=captured, inputs=inputs, ranges={})
+
+
+def _over_new_symbols(
+    captured: Captured, declared: Mapping[Any, tuple[int, int | None, int | None]]
+) -> Captured:
+    """The graph over new symbols: for each of its own the lowest and the highest value and an example.
+
+    What was assumed of the old symbols is assumed of the new ones. Raises RetraceError, and SizeTextError for a size
+    that cannot be told over the symbols.
+    """
+    mode = strict_mode()
+    names = {symbol: f"s{number}" for number, symbol in enumerate(declared)}
+    values = {
+        names[symbol]: new_symbol(mode, number, *limits)
+        for number, (symbol, limits) in enumerate(declared.items())
+    }
+
+    def renewed(value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return to_size(value, names).evaluate(values)
+        if not isinstance(value, torch.Tensor):
+            return value
+        with mode:
+            return torch.empty_strided(
+                [renewed(size) for size in value.shape],
+                [renewed(stride) for stride in value.stride()],
+                dtype=value.dtype,
+                device=value.device,
+            )
+
+    for condition in conditions_of(captured.mode, names):
+        torch._check(condition.evaluate(values))
+    placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
+    inputs = {node: renewed(node.meta["val"]) for node in placeholders}
+    return Captured(retrace(captured.graph_module, inputs, mode), tuple(inputs.values()), mode)
+
+
+def _served(exported: Exported, lows: Mapping[Any, int]) -> dict[Any, int]:
+    captured = exported.captured
+    names = {symbol: str(symbol) for node in captured.fakes for symbol in symbols_of(node)}
+    assert exported.examples is not None and exported.reference is not None
+    try:
+        conditions = conditions_of(captured.mode, names)
+    except SizeTextError:
+        conditions = []  # a size that one of them forbids fails its trial by itself
+    trial = Trial(
+        captured.graph_module,
+        exported.weights,
+        exported.examples,
+        names,
+        {names[symbol]: low for symbol, low in lows.items()},
+        conditions,
+        exported.reference,
+    )
+    served = trial.lowest()
+    return {symbol: served[names[symbol]] for symbol in lows}
+
+
+def _places(placeholders: Sequence[torch.fx.Node], symbol: Any) -> str:
+    found = [
+        f"{node.name}.shape[{dim}]"
+        for node in placeholders
+        if isinstance(node.meta["val"], torch.Tensor)
+        for dim, size in enumerate(node.meta["val"].shape)
+        if isinstance(size, torch.SymInt) and size.node.expr == symbol
+    ]
+    return ", ".join(found)

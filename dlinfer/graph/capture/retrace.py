@@ -1,0 +1,64 @@
+"""Retracing: a graph that is there, over other fakes of its inputs."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.seam.fake_mode import FakeTensorMode
+
+
+class RetraceError(Exception):
+    """Why a graph cannot be told over these fakes."""
+
+
+def retrace(
+    graph_module: fx.GraphModule, inputs: Mapping[fx.Node, Any], mode: FakeTensorMode
+) -> fx.GraphModule:
+    """A copy of a graph in which every result is a fake of ``mode``.
+
+    inputs: the new value of each placeholder: a fake of ``mode``, a symbolic number of it, or a constant.
+    Names, order, the model's lines and marks of static inputs stay. The copy shares the constants of the original.
+    Raises RetraceError where an op cannot be told over these fakes, because it would have to know a size.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    held: dict[str, Any] = {}
+    for node in graph_module.graph.nodes:
+        copy = copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node.op == "placeholder":
+            copy.meta["val"] = inputs[node]
+        elif node.op == "get_attr":
+            held[str(node.target)] = attribute(graph_module, str(node.target))
+            copy.meta["val"] = _fake_constant(held[str(node.target)], mode)
+        elif node.op == "call_function":
+            try:
+                copy.meta["val"] = fake_result(copy, mode)
+            except Exception as cause:  # an op's fake function may raise anything
+                raise RetraceError(f"{node.name}: {cause}") from cause
+    return fx.GraphModule(held, graph, "graph")
+
+
+def fake_result(
+    node: fx.Node,
+    mode: FakeTensorMode,
+    check: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
+) -> Any:
+    """What a call gives on the fakes of its arguments. check: sees the target and these before it is called."""
+    assert callable(node.target)
+    args, kwargs = map_arg((node.args, node.kwargs), fake)
+    if check is not None:
+        check(node.target, args, kwargs)
+    with torch.no_grad(), mode:
+        return node.target(*args, **kwargs)
+
+
+def _fake_constant(value: Any, mode: FakeTensorMode) -> torch.Tensor:
+    if type(value) is not torch.Tensor:
+        raise RetraceError(f"a constant of {type(value).__name__}")
+    with mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)

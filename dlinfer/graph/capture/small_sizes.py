@@ -1,0 +1,164 @@
+"""Sizes 0 and 1: what torch.export takes for granted is tried.
+
+torch.export looks at a model with every changing size at 2 or more, and then promises the whole range that it was
+told. A model may do something else at size 1 (``if x.shape[0] == 1``, ``squeeze``). So the captured graph is run at
+these sizes, op by op: each result must have the sizes that the graph says, and the outputs and writes must be the
+module's own.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.graph.ir.dialect import STATIC, fake, storages, written_arguments
+from dlinfer.graph.seam.expressions import to_size
+from dlinfer.graph.seam.symbols import symbols_of
+from dlinfer.utils.size_text import Size, SizeTextError
+
+Reference = Callable[[Sequence[torch.Tensor], Sequence[Any]], Sequence[Any]]
+"""The module's own outputs for these weights (some of them copies that it may write) and inputs."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A captured graph, and what to try it with.
+
+    weights: the values of its STATIC inputs; examples: those of the others, where they are known.
+    names: a name for each symbol of its inputs; lows: the lowest that each may be.
+    conditions: what must be true of the sizes.
+    """
+
+    graph_module: fx.GraphModule
+    weights: Sequence[torch.Tensor]
+    examples: Sequence[Any]
+    names: Mapping[Any, str]
+    lows: Mapping[str, int]
+    conditions: Sequence[Size]
+    reference: Reference
+
+    def lowest(self) -> dict[str, int]:
+        """The lowest value from which on each symbol is served: as declared, or 1 or 2 where a trial failed."""
+        served = dict(self.lows)
+        usual = self._usual()
+        for size in (1, 0):
+            small = [name for name, low in served.items() if low <= size]
+            for chosen in [[name] for name in small] + ([small] if len(small) > 1 else []):
+                values = usual | dict.fromkeys(chosen, size)
+                if not all(served[name] <= size for name in chosen) or not self._allowed(values):
+                    continue
+                if not self._succeeds(values):
+                    served |= dict.fromkeys(chosen, size + 1)
+        return served
+
+    def _usual(self) -> dict[str, int]:
+        """The sizes of the examples."""
+        values = {}
+        for node, example in zip(self._inputs(), self.examples, strict=True):
+            for fake_size, size in zip(*map(_numbers, (fake(node), example)), strict=True):
+                if isinstance(fake_size, torch.SymInt) and fake_size.node.expr in self.names:
+                    values[self.names[fake_size.node.expr]] = size
+        return values
+
+    def _inputs(self) -> list[fx.Node]:
+        return [n for n in self.graph_module.graph.find_nodes(op="placeholder") if not n.meta.get(STATIC)]
+
+    def _allowed(self, values: Mapping[str, int]) -> bool:
+        try:
+            return all(condition.evaluate(values) for condition in self.conditions)
+        except (KeyError, ZeroDivisionError):
+            return False
+
+    def _succeeds(self, values: Mapping[str, int]) -> bool:
+        inputs = [
+            self._resized(node, value, values)
+            for node, value in zip(self._inputs(), self.examples, strict=True)
+        ]
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            wanted = self._outcome(inputs, self.reference)
+            given = self._outcome(inputs, lambda weights, leaves: _Sized(self, values).run(*weights, *leaves))
+        return (
+            wanted is not None
+            and given is not None
+            and all(itertools.starmap(_same, zip(given, wanted, strict=True)))
+        )
+
+    def _outcome(self, inputs: Sequence[Any], run: Callable[..., Sequence[Any]]) -> list[Any] | None:
+        """Outputs and written tensors of a run on copies of what is written; None where it fails."""
+        written = self._written()
+        weights = [w.clone() if index in written else w for index, w in enumerate(self.weights)]
+        leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in inputs]
+        torch.manual_seed(0)
+        try:
+            outputs = list(run(weights, leaves))
+        except Exception:  # noqa: BLE001 - a module may refuse a size in any way; then the size is not served
+            return None
+        return [*outputs, *leaves, *(weights[index] for index in sorted(written))]
+
+    def _written(self) -> set[int]:
+        graph = self.graph_module.graph
+        targets = [target for node in graph.nodes for target in written_arguments(node)]
+        memory = {one for target in targets for one in storages(target)}
+        static = [node for node in graph.find_nodes(op="placeholder") if node.meta.get(STATIC)]
+        return {index for index, node in enumerate(static) if storages(node) & memory}
+
+    def _resized(self, node: fx.Node, example: Any, values: Mapping[str, int]) -> Any:
+        """The example with its rows repeated or left out until it has these sizes."""
+        if not isinstance(example, torch.Tensor):
+            return self._size(fake(node), values) if isinstance(fake(node), torch.SymInt) else example
+        for dim, size in enumerate(fake(node).shape):
+            wanted = self._size(size, values)
+            if wanted is not None and wanted != example.shape[dim]:
+                example = example.index_select(dim, torch.arange(wanted) % max(1, example.shape[dim]))
+        return example
+
+    def _size(self, size: Any, values: Mapping[str, int]) -> int | None:
+        try:
+            return to_size(size, self.names).evaluate(values)
+        except SizeTextError:
+            return None  # one that only running it tells
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    return iter(value.shape) if isinstance(value, torch.Tensor) else iter((value,))
+
+
+def _same(given: Any, wanted: Any) -> bool:
+    if not isinstance(wanted, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return type(given) is type(wanted) and given == wanted
+    if given.shape != wanted.shape or given.dtype != wanted.dtype:
+        return False
+    # Both run torch's kernels, on the same numbers: what differs by more than rounding is another computation.
+    tolerance = {"rtol": 1e-3, "atol": 1e-3} if given.dtype.itemsize >= 4 else {"rtol": 5e-2, "atol": 5e-2}
+    return torch.allclose(given, wanted, equal_nan=True, **tolerance)
+
+
+class _Sized(fx.Interpreter):
+    """Runs the graph and compares the sizes of each result with what the graph says of them."""
+
+    def __init__(self, trial: Trial, values: Mapping[str, int]) -> None:
+        super().__init__(trial.graph_module)
+        self.trial, self.values = trial, values
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        known, real = fake(n), result
+        if not isinstance(known, (tuple, list)):
+            known, real = (known,), (result,)
+        if n.op != "output":
+            for one, other in zip(known, real, strict=True):
+                if isinstance(one, torch.Tensor) and not self._fits(one, other):
+                    raise ValueError(f"{n.name} has sizes {tuple(other.shape)}, not {tuple(one.shape)}")
+        return result
+
+    def _fits(self, known: torch.Tensor, real: torch.Tensor) -> bool:
+        if known.dim() != real.dim():
+            return False
+        unknown = set(symbols_of(known)) - set(self.trial.names)
+        return bool(unknown) or all(
+            self.trial._size(want, self.values) in (None, size)
+            for want, size in zip(known.shape, real.shape, strict=True)
+        )

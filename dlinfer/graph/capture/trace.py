@@ -1,0 +1,133 @@
+"""Capture: a Dynamo graph, or any function, as a graph in the dialect.
+
+Dynamo's graph speaks torch's Python API in its many spellings. Replaying it before dispatch gives one spelling,
+ATen's, without splitting the ops that engines have kernels for: ``linear`` stays ``linear`` and a write stays a
+write (AOT autograd would make it a clone of the cache).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.fx import traceback
+
+from dlinfer.errors import CaptureError
+from dlinfer.graph.ir.dialect import STATIC, model_line
+from dlinfer.graph.seam.dynamo import is_static_input
+from dlinfer.graph.seam.fake_mode import FakeTensorMode, is_traceable_wrapper_subclass, trace_coarse
+from dlinfer.graph.seam.symbols import free_unbacked_symbols
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph in the dialect with its inputs' fakes, in the order in which it is called."""
+
+    graph_module: fx.GraphModule
+    fakes: tuple[Any, ...]
+    mode: FakeTensorMode
+
+
+_AUTOCAST = ("_enter_autocast", "_exit_autocast")
+
+
+def capture(dynamo_graph: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> Captured:
+    """The dialect's form of a graph of torch calls. Raises CaptureError with the reason and the model's line."""
+    _refuse_exotic(fakes)
+    _refuse_derivatives(dynamo_graph)
+    replay = _Replay(dynamo_graph)
+    decomposed = torch.is_autocast_enabled("cpu") or any(map(_acts_below, dynamo_graph.graph.nodes))
+    captured = trace(replay.run, fakes, mode, decomposed=decomposed)
+    for new, old in zip(
+        captured.graph_module.graph.find_nodes(op="placeholder"),
+        dynamo_graph.graph.find_nodes(op="placeholder"),
+        strict=True,
+    ):
+        new._rename(old.name)
+        new.meta[STATIC] = is_static_input(old)
+    captured.graph_module.recompile()
+    return captured
+
+
+def _acts_below(node: fx.Node) -> bool:
+    """Whether a node changes what ops mean between their call and their kernels: autocast's casts, vmap's batching."""
+    module = getattr(node.target, "__module__", None) or ""
+    return getattr(node.target, "__name__", "") in _AUTOCAST or module.startswith("torch._functorch")
+
+
+def trace(
+    function: Callable[..., Any], fakes: Sequence[Any], mode: FakeTensorMode, *, decomposed: bool = False
+) -> Captured:
+    """Record what ``function`` calls on fake inputs of ``mode``. Raises CaptureError."""
+    try:
+        with traceback.preserve_node_meta():
+            graph_module = trace_coarse(function, fakes, mode, decomposed=decomposed)
+    except CaptureError:
+        raise
+    except Exception as cause:  # whatever an op's fake function raises, the reason is what the user needs
+        reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
+        raise CaptureError(reason=reason, line=getattr(cause, "model_line", "an unknown line")) from cause
+    return Captured(graph_module, tuple(fakes), mode)
+
+
+def _refuse_exotic(fakes: Sequence[Any]) -> None:
+    for value in fakes:
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.layout != torch.strided:
+            raise CaptureError(reason=f"an input is a tensor of layout {value.layout}", line="the call")
+        if is_traceable_wrapper_subclass(value):
+            raise CaptureError(reason=f"an input is a {type(value).__name__}", line="the call")
+
+
+_DERIVATIVES = ("_autograd_grad", "_grad_increment_nesting", "_jvp_increment_nesting")
+
+
+def _refuse_derivatives(dynamo_graph: fx.GraphModule) -> None:
+    for node in dynamo_graph.graph.nodes:
+        if getattr(node.target, "__name__", "") in _DERIVATIVES:
+            line = model_line(node) or "an unknown line"
+            raise CaptureError(
+                reason="it differentiates with torch.func, and graphs are for inference", line=line
+            )
+
+
+class _Replay(fx.Interpreter):
+    """Runs a Dynamo graph node by node, so that each recorded op keeps the model's line."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            if _is_scalar_read(n):
+                # Dynamo passes a module's float (LayerNorm.eps) as a 0-d tensor and reads it by item().
+                # Asking its symbol for the value folds it and adds the guard Eq(symbol, value).
+                return float(n.meta["example_value"])
+            if n.op == "call_function" and n.target is torch._C._set_grad_enabled:
+                return None  # nothing here has a gradient: the backend made sure
+            return super().run_node(n)
+        except CaptureError:
+            raise
+        except Exception as cause:
+            if not hasattr(cause, "model_line"):
+                cause.model_line = model_line(n) or "an unknown line"  # pyright: ignore[reportAttributeAccessIssue]
+            raise
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target in (F.dropout, torch.dropout):
+            given = dict(zip(("input", "p", "train"), args, strict=False)) | kwargs
+            if not given.get("training", given.get("train", True)) or given.get("p") == 0:
+                # The kernel gives its input back, but the fake result would be memory of its own.
+                return given["input"]
+        return super().call_function(target, args, kwargs)
+
+
+def _is_scalar_read(node: fx.Node) -> bool:
+    return (
+        node.op == "call_method"
+        and node.target == "item"
+        and isinstance(node.meta.get("example_value"), torch.SymFloat)
+        and not free_unbacked_symbols(node.meta["example_value"])  # the model's own item() of a tensor
+        and isinstance(node.args[0], fx.Node)
+        and node.args[0].op == "placeholder"
+    )

@@ -1,0 +1,198 @@
+"""Compiled calls without guards, for adaptors that know themselves what can change between two calls.
+
+Dynamo captures the function once; after that the inputs are read by the expressions that Dynamo found them by and the
+program is called directly. Nothing is compiled behind the adaptor's back, and no guard costs time at each step. What
+Dynamo would guard is the adaptor's business: it compiles one call for each combination of flags that it may pass,
+and marks the sizes that change. A capture that assumes something of a size or number that may change is refused.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.errors import ArtifactInputError, CaptureError, DlinferError
+from dlinfer.graph.backend import compile_graph
+from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, reader, root
+from dlinfer.graph.lowering.compiled import CompiledGraph
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.report import GraphReport
+from dlinfer.graph.seam import dynamo, guards
+
+
+@dataclass
+class DirectCall:
+    """A compiled function. ``steady``: see ``capture_call``."""
+
+    function: Callable[..., Any]
+    program: CompiledGraph
+    inputs: Sequence[InputSpec]
+    assumptions: Sequence[Assumption]
+    steady: frozenset[str]
+    report: GraphReport
+
+    def __post_init__(self) -> None:
+        self._read: Callable[[Mapping[str, Any]], tuple[Any, ...]] | None = None
+        self._held: tuple[Any, ...] = ()
+        self._steady_names = sorted(name for name in self.steady if "." not in name)
+        parameters = inspect.signature(method_of(self.function)[0]).parameters
+        read = {root(spec.source) for spec in self.inputs if not is_steady(spec.source, self.steady)}
+        self._defaults = {  # of arguments that the graph reads and a call may leave out
+            name: parameters[name].default
+            for name in read
+            if name in parameters and parameters[name].default is not inspect.Parameter.empty
+        }
+
+    def __call__(self, **kwargs: Any) -> torch.Tensor:
+        """Raises ArtifactInputError where a steady argument is another object and does not fit."""
+        held = tuple(kwargs.get(name) for name in self._steady_names)
+        if self._read is None or any(old is not new for old, new in zip(self._held, held, strict=True)):
+            self._bind(kwargs, held)
+        assert self._read is not None
+        return self.program(*self._read(self._defaults | kwargs if self._defaults else kwargs))[0]
+
+    def unbind(self) -> None:
+        """Let go of what was read once: weights and steady arguments. The next call reads them again."""
+        self._read, self._held = None, ()
+        self.program.unbind()
+
+    def check(self, kwargs: Mapping[str, Any]) -> None:
+        """Raises ArtifactInputError where this compiled function is not one for such arguments."""
+        given = _given(self.function, kwargs)
+        for spec in self.inputs:
+            try:
+                value = evaluate(spec.source, given)
+            except (KeyError, AttributeError, IndexError, TypeError) as cause:
+                name = dynamo.source_name(spec.source)
+                raise ArtifactInputError(name=name, expected=str(spec), given=f"nothing ({cause})") from cause
+            spec.check(value)
+        for assumption in self.assumptions:
+            assumption.check(given)
+
+    def _bind(self, kwargs: Mapping[str, Any], held: tuple[Any, ...]) -> None:
+        """Read what is steady once, and make a function that reads the rest."""
+        self.check(kwargs)
+        given = _given(self.function, kwargs)
+        steady = {
+            index: evaluate(spec.source, given)
+            for index, spec in enumerate(self.inputs)
+            if is_steady(spec.source, self.steady)
+        }
+        self._read, self._held = reader(self.inputs, steady), held
+
+
+def method_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
+    """(the function that Dynamo traces, what it calls self)."""
+    if isinstance(function, torch.nn.Module):
+        return function.forward, function
+    return function, getattr(function, "__self__", None)
+
+
+def _given(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The function's arguments as Dynamo's expressions find them in ``L``."""
+    method, owner = method_of(function)
+    parameters = inspect.signature(method).parameters.values()
+    return {p.name: p.default for p in parameters} | dict(kwargs) | {"self": owner}
+
+
+def capture_call(
+    function: Callable[..., Any], kwargs: Mapping[str, Any], *, steady: Sequence[str], options: CompileOptions
+) -> tuple[DirectCall, torch.Tensor]:
+    """Compile ``function`` for calls like this one, and run it: (compiled, its result).
+
+    function: a module, or a method of one, that gives one tensor and stores none; what it does besides to Python
+    objects happens in this first run only.
+    steady: arguments that are the same objects call after call; when another object comes, all is read anew. Of an
+    argument that changes, ``argument.field`` or ``argument.size()[2]`` names a number in it that never does.
+    Raises CaptureError where it is not one graph, or one that holds only for some values of what is not steady.
+    """
+    method, _ = method_of(function)
+    collector = _Collector(options)
+    compiled = torch.compile(function, backend=collector, fullgraph=True, dynamic=True)
+    try:
+        with torch.no_grad():
+            result = compiled(**kwargs)
+    except DlinferError:
+        raise
+    except dynamo.dynamo_errors() as cause:
+        ours = getattr(cause, "inner_exception", None)
+        if isinstance(ours, DlinferError):
+            raise ours from cause
+        reason, line = dynamo.explain_dynamo_error(cause)
+        raise CaptureError(reason=reason, line=line) from cause
+    finally:
+        dynamo.forget_compiled(method)  # each capture would count against Dynamo's limit for the function
+    reason = collector.reason_against(result, steady)
+    if reason:
+        raise CaptureError(reason=reason, line=getattr(method, "__qualname__", repr(method)))
+    assert collector.program is not None and collector.report is not None
+    given = _given(function, kwargs)
+    inputs = [InputSpec.of(source, example, evaluate(source, given)) for source, example in collector.inputs]
+    for spec in inputs:
+        if not is_steady(spec.source, steady) and (spec.folded is not None or spec.strides is not None):
+            name = dynamo.source_name(spec.source)
+            raise CaptureError(
+                reason=f"it would hold only while {name} is {spec}, which may change between calls",
+                line=getattr(method, "__qualname__", repr(method)),
+            )
+    call = DirectCall(
+        function, collector.program, inputs, collector.assumptions, frozenset(steady), collector.report
+    )
+    return call, result
+
+
+class _Collector:
+    """A Dynamo backend that keeps what it compiled."""
+
+    def __init__(self, options: CompileOptions) -> None:
+        self.options = options
+        self.program: CompiledGraph | None = None
+        self.report: GraphReport | None = None
+        self.inputs: list[tuple[str, Any]] = []
+        self.assumptions: list[Assumption] = []
+        self._twice: list[tuple[str, str]] = []
+        self._outputs: tuple[Any, ...] = ()
+
+    def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        sources = dynamo.input_sources(graph_module.graph)
+        self.inputs = [
+            (s, node.meta.get("example_value")) for s, node in zip(sources, placeholders, strict=True)
+        ]
+        self.program, self.report = compile_graph(graph_module, example_inputs, self.options)
+        mode = dynamo.dynamo_fake_mode()
+        assert mode is not None, "Dynamo calls its backends inside a tracing context"
+        self.assumptions = [Assumption(*one) for one in guards.conditions(mode, self.inputs)]
+        self._twice = dynamo.inputs_given_twice()
+        return self._run
+
+    def _run(self, *inputs: Any) -> tuple[Any, ...]:
+        assert self.program is not None
+        self._outputs = self.program(*inputs)
+        return self._outputs
+
+    def reason_against(self, result: Any, steady: Sequence[str]) -> str:
+        """Why the graph cannot stand for the function at later calls; empty where it can."""
+        if self.report is None or not isinstance(result, torch.Tensor):
+            return "it does not give one tensor"
+        if len(self._outputs) != 1 or self._outputs[0] is not result:
+            return "it gives or stores other tensors than the one that it computes"
+        for source, _ in self.inputs:
+            if not root(source):
+                return f"it reads {source!r}, which is no argument of its own"
+        for assumption in self.assumptions:
+            if changing := assumption.changing(steady):
+                return f"it would hold only while {assumption}, and {', '.join(changing)} may change between calls"
+        for pair in self._twice:
+            if all(map(root, pair)) and not all(is_steady(source, steady) for source in pair):
+                one, other = map(dynamo.source_name, pair)
+                return f"{one} and {other} are one tensor now, and may be two at another call"
+        for (source, _), given in zip(self.inputs, self.report.inputs, strict=True):
+            if given.written and not is_steady(source, steady):
+                return (
+                    f"it writes into {dynamo.source_name(source)}, which may be another tensor at each call"
+                )
+        return ""

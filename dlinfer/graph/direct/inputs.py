@@ -1,0 +1,146 @@
+"""What a compiled call reads from its arguments, what it needs them to be, and what its capture assumed of them."""
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dlinfer.errors import ArtifactInputError
+from dlinfer.graph.seam.dynamo import source_name
+from dlinfer.graph.seam.symbols import fixed_size
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a graph: the expression over ``L`` that reads it, and what it must be.
+
+    dtype: of a tensor; empty for a number. sizes: of a tensor, None where the graph takes any.
+    strides: None for a contiguous tensor; else they must be these. device: of a tensor.
+    folded: the number that the graph took as a constant.
+    """
+
+    source: str
+    dtype: str
+    sizes: tuple[int | None, ...]
+    strides: tuple[int, ...] | None = None
+    device: str = ""
+    folded: float | None = None
+
+    @classmethod
+    def of(cls, source: str, example: Any, value: Any) -> "InputSpec":
+        """The spec of a graph input with this fake, that was read as ``value``."""
+        if isinstance(value, float):  # a module's eps: Dynamo passes it as a tensor, the capture folds it
+            return cls(source, "", (), folded=value)
+        if not isinstance(example, torch.Tensor):
+            return cls(source, "", ())
+        strides = None if value.is_contiguous() else value.stride()
+        return cls(
+            source, str(value.dtype), tuple(map(fixed_size, example.shape)), strides, str(value.device)
+        )
+
+    def check(self, value: Any) -> None:
+        """Raises ArtifactInputError where a value cannot be this input."""
+        if not self._takes(value):
+            raise ArtifactInputError(name=source_name(self.source), expected=str(self), given=_shown(value))
+
+    def _takes(self, value: Any) -> bool:
+        if self.folded is not None:
+            return value == self.folded
+        if not self.dtype:
+            return isinstance(value, (int, float))
+        return (
+            isinstance(value, torch.Tensor)
+            and (str(value.dtype), str(value.device)) == (self.dtype, self.device)
+            and value.dim() == len(self.sizes)
+            and all(want in (None, size) for want, size in zip(self.sizes, value.shape, strict=True))
+            and (value.is_contiguous() if self.strides is None else value.stride() == self.strides)
+        )
+
+    def __str__(self) -> str:
+        if self.folded is not None:
+            return str(self.folded)
+        if not self.dtype:
+            return "a number"
+        sizes = ", ".join("any" if size is None else str(size) for size in self.sizes)
+        layout = "contiguous" if self.strides is None else f"strides {self.strides}"
+        return f"a {self.dtype} tensor of sizes ({sizes}), {layout}, on {self.device}"
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A condition on sizes and numbers that a graph holds under: Python text over v0, v1, ..., read by ``sources``."""
+
+    text: str
+    sources: tuple[str, ...]
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raises ArtifactInputError where it is not true of the arguments."""
+        values = {f"v{index}": evaluate(source, given) for index, source in enumerate(self.sources)}
+        if not eval(self.text, dict(_PRINTED), values):  # text that torch's printer of sympy made
+            numbers = ", ".join(str(number) for number in values.values())
+            raise ArtifactInputError(
+                name=", ".join(map(source_name, self.sources)), expected=str(self), given=numbers
+            )
+
+    def changing(self, steady: Collection[str]) -> list[str]:
+        """What it reads that is not steady."""
+        return [source_name(source) for source in self.sources if not is_steady(source, steady)]
+
+    def __str__(self) -> str:
+        return re.sub(r"\bv(\d+)\b", lambda found: source_name(self.sources[int(found.group(1))]), self.text)
+
+
+_PRINTED = {"__builtins__": {}, "math": math, "torch": torch} | {
+    function.__name__: function for function in (min, max, abs, round, int, float)
+}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        layout = "contiguous" if value.is_contiguous() else f"strides {value.stride()}"
+        return f"a {value.dtype} tensor of sizes {tuple(value.shape)}, {layout}, on {value.device}"
+    return repr(value)
+
+
+_EXPRESSION = re.compile(r"L\['(\w+)'\](\.(?:size|stride|storage_offset)\(\)|\.\w+|\['\w+'\]|\[\d+\])*")
+
+
+def root(source: str) -> str:
+    """The argument that an expression reads from; empty for an expression of another form."""
+    found = _EXPRESSION.fullmatch(source)
+    return found.group(1) if found else ""
+
+
+def evaluate(source: str, given: Mapping[str, Any]) -> Any:
+    """The value of an expression over ``L``: attributes and items only. Raises KeyError on another form."""
+    if not root(source):
+        raise KeyError(source)
+    return eval(source, {"__builtins__": {}}, {"L": given})
+
+
+def is_steady(source: str, steady: Collection[str]) -> bool:
+    """Whether an expression reads from the function's owner or something named in ``steady``."""
+    name = source_name(source)
+    return any(name == one or name.startswith((f"{one}.", f"{one}[")) for one in ("self", *steady))
+
+
+def reader(
+    specs: Sequence[InputSpec], held: Mapping[int, Any]
+) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """A function from the arguments to the tuple of all inputs: some held, the others read by their expression.
+
+    A tensor that does not lie as the loops expect is copied: for small inputs that is no more than a step's metadata.
+    """
+    parts = []
+    for index, spec in enumerate(specs):
+        if index in held:
+            parts.append(f"c{index}")
+        else:
+            parts.append(f"{spec.source}.contiguous()" if spec.dtype else spec.source)
+    scope: dict[str, Any] = {f"c{index}": value for index, value in held.items()}
+    text = f"def read(L):\n    return ({''.join(f'{part}, ' for part in parts)})\n"
+    exec(compile(text, "<dlinfer inputs>", "exec"), scope)  # expressions of Dynamo's own, as its guards are
+    return scope["read"]

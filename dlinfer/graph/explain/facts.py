@@ -1,0 +1,97 @@
+"""The facts of an explanation: what compilations reported, and the figures that follow from it."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from dlinfer.graph.ir.flops import share
+from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """A place where Dynamo had to leave the graph. reason: its first words; advice: the rest of what it says."""
+
+    reason: str
+    advice: str
+    line: str
+    count: int
+
+
+@dataclass
+class Facts:
+    """What compiling something gave.
+
+    model: what was explained. graphs: one report each, in order. graph_breaks: where Dynamo left a graph.
+    seconds: of the explained calls, compiling included. cache: what happened to disk entries, by kind.
+    versions: what it was compiled with.
+    """
+
+    model: str
+    graphs: list[GraphReport] = field(default_factory=list)
+    graph_breaks: list[GraphBreak] = field(default_factory=list)
+    seconds: float = 0.0
+    cache: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def recompiles(self) -> list[GraphReport]:
+        """Graphs that were compiled because an earlier one did not fit the call; ``cause`` says why.
+
+        Variants for a size of 1 are not among them: see ``size_1_variants``.
+        """
+        return [graph for graph in self.graphs if self.kind_of(graph) == "recompile"]
+
+    @property
+    def size_1_variants(self) -> list[GraphReport]:
+        """Graphs compiled again because a size was 1, which Dynamo always takes as a constant."""
+        return [graph for graph in self.graphs if self.kind_of(graph) == "size-1 variant"]
+
+    def kind_of(self, graph: GraphReport) -> str:
+        """Why one of the graphs was compiled, in short: ``first call``, ``recompile`` or ``size-1 variant``.
+
+        One that was not compiled at all is ``loaded from the disk cache``.
+        """
+        if graph.cause in (FIRST_CALL, LOADED):
+            return graph.cause
+        earlier = [other for other in self.graphs if other.index < graph.index]
+        return "size-1 variant" if graph.is_size_1_variant(earlier) else "recompile"
+
+    @property
+    def fired(self) -> dict[str, int]:
+        """Fusion rule -> how often it fired, over all graphs."""
+        counts: Counter[str] = Counter()
+        for graph in self.graphs:
+            counts.update(graph.rules())
+        return dict(counts)
+
+    @property
+    def coverage(self) -> float:
+        """Share of the nodes that compute which run in the engine; 0 where nothing was captured."""
+        inside = sum(len(graph.placed("engine")) for graph in self.graphs)
+        outside = sum(len(graph.placed("eager")) for graph in self.graphs)
+        if inside + outside == 0:
+            return 0.0 if not self.graphs or any(graph.refused for graph in self.graphs) else 1.0
+        return inside / (inside + outside)
+
+    @property
+    def flop_coverage(self) -> float:
+        """Share of the floating-point operations of products which run in the engine; 0 where nothing was captured."""
+        inside = sum(graph.flops("engine") for graph in self.graphs)
+        outside = sum(graph.flops("eager") for graph in self.graphs)
+        return share(inside, outside) if self.coverage or inside + outside else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it; docs/explain.md describes the keys."""
+        plain = {item.name: getattr(self, item.name) for item in fields(Facts)}
+        plain |= {name: [asdict(one) for one in plain[name]] for name in ("graphs", "graph_breaks")}
+        figures: dict[str, Any] = {
+            "fired": self.fired,
+            "coverage": self.coverage,
+            "flop_coverage": self.flop_coverage,
+        }
+        for name in ("recompiles", "size_1_variants"):
+            figures[name] = [graph.index for graph in getattr(self, name)]
+        return {"schema": SCHEMA, **plain, **figures}

@@ -1,0 +1,183 @@
+"""Cache write and paged attention as one node, for engines whose attention writes the cache itself.
+
+Such attention is told where each sequence's blocks are and puts the new tokens behind the old ones; it takes no
+slots. So two nodes may become one only where the slots are just these places. That is a matter of values: the graph
+assumes it, and ``check_slots`` looks before each run.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, fx
+
+from dlinfer import ops
+from dlinfer.graph.functional.slot_check import CHECK_SLOTS
+from dlinfer.graph.ir.dialect import (
+    STATIC,
+    arguments,
+    fake,
+    is_compute,
+    model_line,
+    op_name,
+    storages,
+    written_arguments,
+)
+from dlinfer.graph.ir.own_ops import own_op
+from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.passes.rewrite import Edit, Rewriter
+from dlinfer.ops.kv_cache import canonical
+
+
+def cached_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_start_indices: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor | None,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    window_left: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    """``dlinfer.fill_kv_cache`` of k and v, then causal paged attention of q over the caches that it wrote.
+
+    The arguments are those of the two ops. q_ends: where each sequence's queries end in q, None for one new token a
+    sequence. k_cache, v_cache and attn_output are mutated; attn_output may be q's memory.
+    """
+    ops.fill_kv_cache.overload(k, v, k_cache, v_cache, kv_start_indices)
+    pages = (q, k_cache, v_cache, block_offsets, block_size)
+    heads = (num_q_heads, num_kv_heads, attn_output, softmax_scale)
+    extras = (logit_softcapping, alibi_slopes, sinks)
+    if q_ends is None:
+        ops.paged_decode_attention.overload(*pages, kv_seqlens, max_kv_seq_len, *heads, window_left, *extras)
+        return
+    ops.paged_prefill_attention.overload(
+        *pages, q_ends, kv_seqlens, max_q_seq_len, max_kv_seq_len, *heads, True, window_left, -1, *extras
+    )
+
+
+CACHED_ATTENTION = own_op(cached_attention, cached_attention, mutates=("k_cache", "v_cache", "attn_output"))
+
+
+# --- the pass
+
+
+def merge_cached_attention(graph_module: fx.GraphModule) -> list[Edit]:
+    """Merge each ``fill_kv_cache`` with the attention that reads what it wrote; gives one edit a pair."""
+    rewriter = Rewriter(graph_module)
+    merged = []
+    for attention in list(graph_module.graph.nodes):
+        found = _arguments_of(attention)
+        fill = _fill_of(attention) if found is not None else None
+        if found is None or fill is None:
+            continue
+        given = arguments(fill) | found
+        new = rewriter.call(attention, CACHED_ATTENTION, *(given[name] for name in _PARAMETERS))
+        graph_module.graph.erase_node(fill)
+        rewriter.edits.append(_edit(fill, attention, new))
+        graph_module.graph.erase_node(attention)
+        merged.append(new)
+    _insert_checks(rewriter, merged)
+    return rewriter.edits
+
+
+_PARAMETERS = tuple(parameter.name for parameter in CACHED_ATTENTION._schema.arguments)
+
+
+def _edit(fill: fx.Node, attention: fx.Node, new: fx.Node) -> Edit:
+    return Edit("cache write and attention", (fill.name, attention.name), (new.name,), model_line(attention))
+
+
+def _arguments_of(attention: fx.Node) -> dict[str, Any] | None:
+    """The arguments of a causal paged attention as the merged op names them; None for any other node."""
+    if attention.target == ops.paged_decode_attention.overload:
+        return arguments(attention) | {"q_ends": None, "max_q_seq_len": 1}
+    if attention.target == ops.paged_prefill_attention.overload and arguments(attention)["causal"]:
+        return arguments(attention)
+    return None
+
+
+def _fill_of(attention: fx.Node) -> fx.Node | None:
+    """The write that an attention may be merged with: the last one to its caches, undisturbed up to here.
+
+    The caches must be inputs, since an engine writes them where they are.
+    """
+    caches = [arguments(attention)[name] for name in ("k_cache", "v_cache")]
+    if any(cache.op != "placeholder" for cache in caches) or storages(caches[0]) & storages(caches[1]):
+        return None
+    inputs = attention.graph.find_nodes(op="placeholder")
+    changing = {memory for node in inputs if not node.meta.get(STATIC) for memory in storages(node)}
+    memory = {memory for cache in caches for memory in storages(cache)}
+    memory |= changing if memory & changing else set()  # inputs may share memory, see memory.Writes
+    for node in _before(attention):
+        if node.target == ops.fill_kv_cache.overload:
+            same = [arguments(node)[name] for name in ("k_cache", "v_cache")] == caches
+            return node if same else None
+        # The write moves behind this node, which must neither see the difference nor change what is written.
+        if written_arguments(node) or _reads(node) & memory:
+            return None
+    return None
+
+
+_MADE_LIKE = frozenset(f"aten.{name}" for name in ("new_empty", "empty_like", "new_zeros", "zeros_like"))
+"""Ops that ask of a tensor only what it is like, as those do that make room for an attention's output."""
+
+
+def _reads(node: fx.Node) -> set[int]:
+    """Identities of the memory of which a node reads the values."""
+    if not is_compute(node) or op_name(node) in _MADE_LIKE:
+        return set()
+    return {memory for parent in node.all_input_nodes for memory in storages(parent)}
+
+
+def _before(node: fx.Node) -> Iterator[fx.Node]:
+    """The calls that stand before a node, nearest first."""
+    while (node := node.prev).op in ("call_function", "get_attr"):
+        if node.op == "call_function":
+            yield node
+
+
+def _insert_checks(rewriter: Rewriter, merged: list[fx.Node]) -> None:
+    """One check before the first of the nodes that share their slots and tables."""
+    groups: dict[tuple[Any, ...], list[fx.Node]] = {}
+    for node in merged:
+        given = arguments(node)
+        key = tuple(given[name] for name in _CHECKED)
+        groups.setdefault(key, []).append(node)
+    for key, nodes in groups.items():
+        caches = {
+            str(canonical(fake(arguments(n)["k_cache"])).shape[0]): arguments(n)["k_cache"] for n in nodes
+        }
+        rewriter.call(nodes[0], CHECK_SLOTS, *key, list(caches.values()))
+
+
+_CHECKED = ("kv_start_indices", "block_offsets", "block_size", "q_ends", "kv_seqlens")
+
+
+def cached_attention_pass(engine: str) -> Pass:
+    """The pass for an engine's ``passes``."""
+    return Pass(
+        f"{engine}.cached_attention",
+        "the engine's attention writes the cache itself, and writing it apart would need a copy",
+        merge_cached_attention,
+        stands_for=_stands_for,
+    )
+
+
+def _stands_for(node: fx.Node) -> tuple[Any, ...] | None:
+    if node.target != CACHED_ATTENTION:
+        return None
+    decodes = arguments(node)["q_ends"] is None
+    attention = ops.paged_decode_attention if decodes else ops.paged_prefill_attention
+    return ops.fill_kv_cache.overload, attention.overload

@@ -1,0 +1,360 @@
+"""A region as a pure function: values in, values out, no writes and no aliases.
+
+Engines whose graphs know values only (OpenVINO, ONNX) are given this. Each write becomes the functional twin of its
+op (``value_twins``), a write through a view the new content of the whole (``value_views``), and what was read of that
+memory before is read anew. New contents of inputs are outputs that an engine binds to the input's own memory, so a
+KV cache is never copied; outputs of the region that are views are made by torch afterwards (``value_results``).
+"""
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from dlinfer.errors import NotAFunctionError
+from dlinfer.graph.functional.outputs import Results, is_same, results_of, viewed
+from dlinfer.graph.functional.overlap import overlapping, reads_in_place
+from dlinfer.graph.functional.scatter import written_through
+from dlinfer.graph.functional.variants import Twin, twin_of
+from dlinfer.graph.ir.dialect import (
+    brings_symbol,
+    fake,
+    gives_something,
+    is_compute,
+    is_random,
+    overload,
+    storages,
+    written_arguments,
+)
+from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.ir.program import attribute
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Function:
+    """What ``function_of`` makes of a region.
+
+    graph_module: its placeholders are the region's inputs in their order, with their ``val`` and STATIC; it gives a
+        tuple of tensors, each of which an engine makes contiguous; nothing in it writes.
+    writes: for each output, the index of the input whose new content it is; None for a fresh tensor.
+    in_place: indices of the written inputs whose memory may be the output's own while the engine runs: each element
+        of the new content depends on no other element of the old one, and nothing else reads the old one.
+    """
+
+    graph_module: fx.GraphModule
+    writes: tuple[int | None, ...]
+    in_place: frozenset[int]
+    _results: Results
+    _checks: fx.GraphModule | None
+
+    def check(self, inputs: Sequence[Any]) -> None:
+        """Run the region's assertions on its inputs, and raise what they raise. To be called before the engine."""
+        if self._checks is not None:
+            self._checks(*inputs)
+
+    def conflict(self, inputs: Sequence[Any]) -> str | None:
+        """Why the function is not the region for these inputs: one that is written shares memory with another."""
+        return overlapping(inputs, {index for index in self.writes if index is not None})
+
+    def finish(self, inputs: Sequence[Any], values: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The region's outputs. inputs: with their new contents; values: the function's outputs."""
+        return self._results(inputs, values)
+
+
+def refusal(node: fx.Node) -> str | None:
+    """Why a node's effect has no meaning as values; None where it has one. For ``Engine.refuses``."""
+    if is_random(node):
+        return "it draws from torch's random generator"
+    if brings_symbol(node):
+        return "a size that only the data tells"
+    if written_arguments(node):
+        twin = twin_of(node)
+        return twin if isinstance(twin, str) else None
+    if node.op == "call_function" and not gives_something(node) and not is_check(node):
+        return "it is called for an effect"
+    return None
+
+
+def function_of(region: Subgraph) -> Function:
+    """The region as a function. Raises NotAFunctionError, naming the node, where it is none."""
+    return _Builder(region.graph_module).build()
+
+
+CHECKS: set[str] = {"aten::_assert_async", "aten::_assert_scalar"}
+"""Schema names of ops that give nothing and only raise; passes of engines may add theirs."""
+
+_METADATA = torch.ops.aten._assert_tensor_metadata.default
+"""It asks for the dtype, device and layout of a tensor, which the fakes of a capture have answered."""
+
+
+def is_check(node: fx.Node) -> bool:
+    """Whether a node gives nothing and only raises, so that a function's ``check`` may do it."""
+    op = overload(node)
+    return op is not None and (op is _METADATA or op._schema.name in CHECKS)
+
+
+class _Builder:
+    """One walk over a region's nodes, in order."""
+
+    def __init__(self, owner: fx.GraphModule) -> None:
+        self.owner = owner
+        self.graph = fx.Graph()
+        self.memory: dict[fx.Node, set[int]] = {}  # node -> identities of the memory that it lies in
+        self.root: dict[int, fx.Node] = {}  # memory -> the first node that lies in it
+        self.content: dict[
+            int, tuple[int, fx.Node]
+        ] = {}  # written memory -> (writes so far, its root's value)
+        self.value: dict[fx.Node, tuple[int, Any]] = {}  # old node -> (writes at that time, its value)
+        self.checks: list[fx.Node] = []
+        self.line: dict[str, Any] = {}
+
+    def build(self) -> Function:
+        placed = Counter(
+            one for node in self.owner.graph.find_nodes(op="placeholder") for one in storages(node)
+        )
+        shared = {memory for memory, times in placed.items() if times > 1}
+        for number, node in enumerate(self.owner.graph.nodes):
+            if node.op == "output":
+                continue
+            self.memory[node] = self._located(node, shared, number)
+            for memory in self.memory[node] if isinstance(fake(node), Tensor) else ():
+                self.root.setdefault(memory, node)
+            if node.op == "call_function":
+                self._call(node)
+            else:
+                self._copy(node)
+        return self._finished()
+
+    def _located(self, node: fx.Node, shared: set[int], number: int) -> set[int]:
+        """The memory that a node lies in. Inputs that are cut from one memory, as the caches of a model's layers often
+        are, count as apart: whether they are is asked at each call (``Function.conflict``).
+        """
+        found = storages(node)
+        if not found & shared:
+            return found
+        if node.op == "placeholder":
+            return {-1 - number}
+        parent = viewed(node)
+        return found - shared | (self.memory[parent] if parent is not None else set())
+
+    def _call(self, node: fx.Node) -> None:
+        reason = refusal(node)
+        if reason is not None:
+            raise NotAFunctionError(node=node.name, reason=reason)
+        if written_arguments(node):
+            self._write(node)
+        elif is_check(node):
+            self.checks += [] if overload(node) is _METADATA else [node]
+        else:
+            self._copy(node)
+
+    def _copy(self, node: fx.Node) -> None:
+        self.value[node] = (self._writes_to(node), self.graph.node_copy(node, self.current))
+
+    def emit(
+        self, op: Any, args: tuple[Any, ...], value: Any, kwargs: dict[str, Any] | None = None
+    ) -> fx.Node:
+        """A new node with the fake that says what it gives; it has the line of the node being walked."""
+        node = self.graph.call_function(op, args, kwargs or {})
+        node.meta = dict(self.line) | {"val": value}
+        return node
+
+    # --- what memory holds now
+
+    def _writes_to(self, node: fx.Node) -> int:
+        return sum(self.content[memory][0] for memory in self.memory[node] if memory in self.content)
+
+    def current(self, node: fx.Node) -> Any:
+        """The function's node for what an old node's memory holds at this point of the walk."""
+        writes, value = self.value[node]
+        if writes == self._writes_to(node):
+            return value
+        memories = self.memory[node]
+        if len(memories) == 1 and self.root.get(*memories) is node:
+            value = self.content[next(iter(memories))][1]
+        else:
+            value = self._seen_again(node)
+        self.value[node] = (self._writes_to(node), value)
+        return value
+
+    def _seen_again(self, node: fx.Node) -> Any:
+        """A view once more, of the new content."""
+        parent = viewed(node)
+        if parent is None:
+            raise NotAFunctionError(
+                node=node.name, reason="one of its results is written, and another read after it"
+            )
+        return self.current(parent) if is_same(node, parent) else self.graph.node_copy(node, self.current)
+
+    # --- writes
+
+    def _write(self, node: fx.Node) -> None:
+        self.line = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+        twin = twin_of(node)
+        assert isinstance(twin, Twin), "refused before"
+        new = self._contents(node, twin)
+        own = new[: twin.results]
+        for target, content in zip(twin.targets, new[twin.results :], strict=True):
+            self._store(target, content)
+        if not gives_something(node):
+            return
+        result = own[0] if len(own) == 1 else own if own else self.current(twin.targets[0])
+        self.value[node] = (self._writes_to(node), result)
+
+    def _contents(self, node: fx.Node, twin: Twin) -> list[Any]:
+        """The twin's results: the op's own, then the new content of each target in its dtype and sizes."""
+        args, kwargs = map_arg((twin.args, twin.kwargs), self.current)
+        if twin.op is None:
+            source = twin.args[0]
+            value = args[0] if isinstance(source, fx.Node) else None
+            if value is None:
+                raise NotAFunctionError(node=node.name, reason="it copies a number")
+            return [self._fitted(value, fake(source), twin.targets[0])]
+        own = [] if twin.results == 0 else [fake(node)] if twin.results == 1 else fake(node)
+        fakes = [*own, *(self._raw(twin, target) for target in twin.targets)]
+        made = self.emit(twin.op, tuple(args), tuple(fakes) if twin.listed else fakes[0], dict(kwargs))
+        parts = [made]
+        if twin.listed:
+            parts = [self.emit(operator.getitem, (made, index), value) for index, value in enumerate(fakes)]
+        fitted = [
+            self._fitted(part, value, target)
+            for part, value, target in zip(
+                parts[twin.results :], fakes[twin.results :], twin.targets, strict=True
+            )
+        ]
+        return [*parts[: twin.results], *fitted]
+
+    def _raw(self, twin: Twin, target: fx.Node) -> Tensor:
+        """The fake of a new content as the twin gives it: the target's, but for what an op in place converts."""
+        assert twin.op is not None
+        value = fake(target)
+        if torch.Tag.pointwise not in twin.op.tags:
+            return value
+        args, kwargs = map_arg((twin.args, twin.kwargs), lambda one: _unit(fake(one)))
+        with torch.no_grad():
+            dtype = twin.op(*args, **kwargs).dtype
+        return value if dtype == value.dtype else value.to(dtype)
+
+    def _fitted(self, value: fx.Node, given: Tensor, target: fx.Node) -> fx.Node:
+        """A new content in the dtype and sizes of what it goes into."""
+        wanted = fake(target)
+        if given.dtype != wanted.dtype:
+            value = self.emit(aten._to_copy.default, (value,), wanted, {"dtype": wanted.dtype})
+        if [str(size) for size in given.shape] != [str(size) for size in wanted.shape]:
+            value = self.emit(aten.expand.default, (value, self._sizes(target)), wanted)
+        return value
+
+    def _store(self, target: fx.Node, content: Any) -> None:
+        """Let the memory that ``target`` lies in hold ``content`` there."""
+        (memory,) = self.memory[target]
+        root = self.root[memory]
+        if root.op == "get_attr":
+            raise NotAFunctionError(node=target.name, reason="a constant of the graph is written")
+        node = target
+        while node is not root:
+            parent = viewed(node)
+            assert parent is not None, "every node that is not the first in its memory is a view"
+            if not is_same(node, parent):
+                view, index, parent = self._view(node, parent)
+                content = written_through(self.emit, self._sizes, view, index, self.current(parent), content)
+            node = parent
+        self.content[memory] = (self.content.get(memory, (0, None))[0] + 1, content)
+
+    def _view(self, node: fx.Node, parent: fx.Node) -> tuple[fx.Node, int | None, fx.Node]:
+        """(the view op, which of its results, what it is a view of)."""
+        if node.target is not operator.getitem:
+            return node, None, parent
+        whole, index = viewed(parent), node.args[1]
+        if whole is None or not isinstance(index, int):
+            raise NotAFunctionError(node=node.name, reason="a result that is taken twice is written")
+        return parent, index, whole
+
+    def _sizes(self, node: fx.Node) -> list[Any]:
+        """An old node's sizes, as arguments in the function."""
+        value = fake(node)
+        return [
+            size if isinstance(size, int) else self.emit(aten.sym_size.int, (self.current(node), dim), size)
+            for dim, size in enumerate(value.shape)
+        ]
+
+    # --- the end
+
+    def _finished(self) -> Function:
+        outputs = list(self.owner.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
+        placeholders = self.owner.graph.find_nodes(op="placeholder")
+        self.line = {}
+        writes: list[int | None] = []
+        values: list[fx.Node] = []
+        for index, node in enumerate(placeholders):
+            memory = next(iter(self.memory[node]), None)
+            if memory in self.content and self.root[memory] is node:
+                values.append(self.current(node))
+                writes.append(index)
+        results = results_of(self.owner, outputs, len(writes))
+        for base, order in results.fresh:
+            value = self.current(base)
+            values.append(
+                value
+                if order is None
+                else self.emit(aten.permute.default, (value, list(order)), fake(base).permute(order))
+            )
+            writes.append(None)
+        self.graph.output(tuple(values))
+        self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        constants = {
+            str(n.target): attribute(self.owner, str(n.target)) for n in self.graph.find_nodes(op="get_attr")
+        }
+        module = fx.GraphModule(constants, self.graph, self.owner._get_name())
+        written = [index for index in writes if index is not None]
+        in_place = frozenset(
+            index
+            for index, value in zip(written, values, strict=False)
+            if reads_in_place(self.graph, index, value)
+        )
+        return Function(module, tuple(writes), in_place, results, self._check_module())
+
+    def _check_module(self) -> fx.GraphModule | None:
+        """The region's assertions as a module of its inputs."""
+        if not self.checks:
+            return None
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        needed = self._needed(self.checks)
+        for node in self.owner.graph.nodes:
+            if node.op == "placeholder" or node in needed:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(())
+        constants = {
+            str(n.target): attribute(self.owner, str(n.target)) for n in graph.find_nodes(op="get_attr")
+        }
+        return fx.GraphModule(constants, graph, "checks")
+
+    def _needed(self, checks: Sequence[fx.Node]) -> set[fx.Node]:
+        """Checks and what they read. Raises NotAFunctionError where that has to be computed in the region."""
+        needed: set[fx.Node] = set()
+        waiting = list(checks)
+        while waiting:
+            node = waiting.pop()
+            if node in needed or node.op == "placeholder":
+                continue
+            if node not in checks and is_compute(node):
+                raise NotAFunctionError(node=node.name, reason="an assertion reads what the region computes")
+            needed.add(node)
+            waiting += node.all_input_nodes
+        return needed
+
+
+def _unit(value: Any) -> Any:
+    """A tensor of one element, or a number, of the same kind: enough to ask an op for its result's dtype."""
+    if isinstance(value, Tensor):
+        return torch.empty((1,) * value.dim(), dtype=value.dtype, device="meta")
+    if isinstance(value, (torch.SymBool, bool)):
+        return True
+    return 1.0 if isinstance(value, (torch.SymFloat, float)) else 1

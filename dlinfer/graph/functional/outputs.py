@@ -1,0 +1,182 @@
+"""The outputs of a region from the values that an engine computed: views are made by torch, with no copy.
+
+A region may give an input back, a view of one, or two tensors that share memory. An engine computes each memory once,
+contiguous; what the region's callers expect to share memory is cut from it here, by the views of the region itself.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dlinfer.errors import NotAFunctionError
+from dlinfer.graph.ir.dialect import fake, storages
+from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.passes.fusion.layout import same_size
+from dlinfer.graph.seam.expressions import number_node
+from dlinfer.graph.seam.symbols import plain_symbol, symbols_of
+
+Order = tuple[int, ...] | None
+"""How a tensor's dimensions lie in memory, outermost first; None where they lie as they are named."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What to ask of an engine, and how the region's outputs follow.
+
+    fresh: nodes of the region whose memory holds results, each with the order of its dimensions in memory.
+    module: takes the region's inputs, then the fresh values, each in the order of memory; gives the outputs.
+    """
+
+    fresh: Sequence[tuple[fx.Node, Order]]
+    module: fx.GraphModule
+    written: int = 0
+
+    def __call__(self, inputs: Sequence[Any], values: Sequence[Tensor]) -> tuple[Any, ...]:
+        """values: of the function, the new contents of ``written`` inputs first."""
+        return self.module(*inputs, *values[self.written :])
+
+
+def results_of(owner: fx.GraphModule, outputs: Sequence[Any], written: int) -> Results:
+    """How the outputs of a region follow from its inputs and from fresh memory. Raises NotAFunctionError.
+
+    written: how many inputs have a new content.
+    """
+    graph = fx.Graph()
+    inputs = owner.graph.find_nodes(op="placeholder")
+    made: dict[fx.Node, Any] = {node: graph.placeholder(node.name) for node in inputs}
+    bases = list(dict.fromkeys(base for node in outputs if (base := _base(node)) is not None))
+    fresh = [(base, _order(base)) for base in bases if base.op == "call_function"]
+    values = [(base, order, graph.placeholder(f"value_{n}")) for n, (base, order) in enumerate(fresh)]
+    for base, order, value in values:
+        made[base] = (
+            value
+            if order is None
+            else graph.call_function(torch.ops.aten.permute.default, (value, _inverse(order)))
+        )
+    replay = _Replay(graph, made, _symbols(graph, inputs, made))
+    graph.output(tuple(replay.of(node) for node in outputs))
+    constants = {str(n.target): attribute(owner, str(n.target)) for n in graph.find_nodes(op="get_attr")}
+    return Results(fresh, fx.GraphModule(constants, graph, "results"), written)
+
+
+def viewed(node: fx.Node) -> fx.Node | None:
+    """The input whose memory a node's result lies in; None where the result has memory of its own."""
+    mine = storages(node)
+    if node.op != "call_function" or not mine:
+        return None
+    return next((parent for parent in node.all_input_nodes if mine & storages(parent)), None)
+
+
+def is_same(node: fx.Node, other: fx.Node) -> bool:
+    """Whether a node shows another's memory just as that does: alias, or the result of an op in place."""
+    one, whole = fake(node), fake(other)
+    if not isinstance(one, Tensor) or not isinstance(whole, Tensor) or one.dtype != whole.dtype:
+        return False
+    return _places(one) == _places(whole)
+
+
+def _places(value: Tensor) -> list[str]:
+    """Sizes, strides and offset as text: nothing is asked of symbols, so nothing is assumed of them."""
+    return [str(number) for number in (*value.shape, "at", *value.stride(), value.storage_offset())]
+
+
+def _base(node: Any) -> fx.Node | None:
+    """The node whose memory a tensor output lies in; None for a number."""
+    if not isinstance(node, fx.Node) or not isinstance(fake(node), Tensor):
+        if isinstance(node, fx.Node) and isinstance(fake(node), (list, tuple)):
+            raise NotAFunctionError(node=node.name, reason="several tensors as one output")
+        return None
+    while (parent := viewed(node)) is not None and _is_tensor_or_parts(parent, node):
+        node = parent
+    return node
+
+
+def _is_tensor_or_parts(parent: fx.Node, node: fx.Node) -> bool:
+    """Whether to look for the memory behind ``parent``: not where that is an op which made several tensors."""
+    return isinstance(fake(parent), Tensor) or viewed(parent) is not None
+
+
+def _order(base: fx.Node) -> Order:
+    """How a fresh result lies in memory by its fake. Raises NotAFunctionError where it has gaps or overlaps."""
+    value = fake(base)
+    left = list(range(value.dim()))
+    order: list[int] = []
+    expected: Any = 1
+    while left:
+        # From the innermost: the dimension whose stride is what has been filled so far. Of several the last; sizes of
+        # 1 fit anywhere, but stay where they are if they can.
+        fitting = [dim for dim in left if same_size(value.stride(dim), expected)]
+        free = [dim for dim in left if same_size(value.shape[dim], 1)]
+        if not fitting and not free:
+            raise NotAFunctionError(node=base.name, reason="its result lies in memory with gaps or overlaps")
+        dim = left[-1] if left[-1] in free else max(fitting) if fitting else max(free)
+        left.remove(dim)
+        order.insert(0, dim)
+        size = value.shape[dim]
+        if not same_size(size, 1):
+            expected = expected * (size if isinstance(size, int) else torch.sym_max(size, 1))
+            if isinstance(size, int) and size == 0:
+                return None
+    return None if order == sorted(order) else tuple(order)
+
+
+def _inverse(order: tuple[int, ...]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def _symbols(
+    graph: fx.Graph, inputs: Sequence[fx.Node], made: Mapping[fx.Node, Any]
+) -> Callable[[Any], fx.Node]:
+    """A function from a symbol to the node that reads its value from the inputs."""
+    known: dict[Any, fx.Node] = {}
+
+    def read(symbol: Any) -> fx.Node:
+        if symbol not in known:
+            known[symbol] = _reader(graph, inputs, made, symbol)
+        return known[symbol]
+
+    return read
+
+
+def _reader(graph: fx.Graph, inputs: Sequence[fx.Node], made: Mapping[fx.Node, Any], symbol: Any) -> fx.Node:
+    for node in inputs:
+        value = fake(node)
+        if plain_symbol(value) == symbol:
+            return made[node]
+        for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
+            if plain_symbol(size) == symbol:
+                return graph.call_function(torch.ops.aten.sym_size.int, (made[node], dim))
+    raise NotAFunctionError(node=str(symbol), reason="a size that no input of the region shows")
+
+
+class _Replay:
+    """Writes the views of a region once more, behind its values."""
+
+    def __init__(self, graph: fx.Graph, made: dict[fx.Node, Any], symbol: Callable[[Any], fx.Node]) -> None:
+        self.graph, self.made, self.symbol = graph, made, symbol
+
+    def of(self, node: Any) -> Any:
+        """What an output of the region, or an argument of a view, is behind the values."""
+        if not isinstance(node, fx.Node):
+            return node
+        if node not in self.made:
+            self.made[node] = self._write(node)
+        return self.made[node]
+
+    def _write(self, node: fx.Node) -> Any:
+        value = fake(node)
+        if isinstance(value, (int, float, bool)) and not isinstance(value, torch.SymInt):
+            return value
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            symbols = {symbol: self.symbol(symbol) for symbol in symbols_of(value)}
+            return number_node(self.graph, value, symbols)
+        if node.op == "get_attr":
+            return self.graph.get_attr(str(node.target))
+        parent = viewed(node)
+        assert parent is not None, "what is no view is one of the values"
+        if is_same(node, parent):
+            return self.of(parent)
+        return self.graph.node_copy(node, self.of)

@@ -1,0 +1,79 @@
+"""Memory that a function's inputs and outputs share at run time: when that is safe, and when it is not."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dlinfer.graph.ir.dialect import fake, overload
+
+_PLACED = frozenset(
+    f"aten::{name}"
+    for name in (
+        "index_copy index_put index_fill index_add scatter scatter_add scatter_reduce slice_scatter select_scatter"
+        " masked_fill masked_scatter copy"
+    ).split()
+)
+"""Ops of which each element of the result depends on the element of the first argument in the same place alone."""
+
+
+def reads_in_place(graph: fx.Graph, index: int, content: Any) -> bool:
+    """Whether the new content of an input may be computed in the input's own memory.
+
+    The old content is read by one op at most, which is the first towards the new content and reads each element
+    where it writes it.
+    """
+    old = graph.find_nodes(op="placeholder")[index]
+    if content is old or any(user.op == "output" for user in old.users):
+        return False
+    readers = [user for user in old.users if overload(user) is not torch.ops.aten.sym_size.int]
+    if len(readers) > 1:
+        return False
+    return all(_in_place(reader, old) for reader in readers)
+
+
+def _in_place(reader: fx.Node, old: fx.Node) -> bool:
+    op = overload(reader)
+    if op is None or reader.all_input_nodes.count(old) != 1:
+        return False
+    if op.namespace == "dlinfer_values":  # it takes the place of an op that wrote into this very memory
+        return True
+    result = fake(reader)
+    if not isinstance(result, Tensor) or list(map(str, result.shape)) != list(map(str, fake(old).shape)):
+        return False
+    if torch.Tag.pointwise in op.tags:
+        return True
+    return op._schema.name in _PLACED and bool(reader.args) and reader.args[0] is old
+
+
+def overlapping(inputs: Sequence[Any], written: Collection[int]) -> str | None:
+    """Why inputs cannot be taken as values: one that is written shares memory with another; None where none does.
+
+    inputs: of a call, tensors and numbers. written: indices of those that get a new content.
+    """
+    if not written:
+        return None
+    ranges = sorted(
+        (value.data_ptr(), value.data_ptr() + _extent(value), index)
+        for index, value in enumerate(inputs)
+        if isinstance(value, Tensor) and value.numel()
+    )
+    reach, owner = 0, -1
+    # The furthest end so far, of any input and of a written one: an overlap matters where either side is written.
+    written_reach, written_owner = 0, -1
+    for start, end, index in ranges:
+        if start < written_reach or (index in written and start < reach):
+            other = written_owner if start < written_reach else owner
+            return f"inputs {min(index, other)} and {max(index, other)} share memory, and it is written"
+        if end > reach:
+            reach, owner = end, index
+        if index in written and end > written_reach:
+            written_reach, written_owner = end, index
+    return None
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from the first element of a tensor to behind its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

@@ -1,0 +1,76 @@
+"""Whether the slots that a cache write is given are the places that paged attention finds by itself."""
+
+import torch
+from torch import Tensor
+
+from dlinfer.graph.functional.function import CHECKS
+from dlinfer.graph.ir.own_ops import own_op
+from dlinfer.ops.checks import Rules
+from dlinfer.ops.kv_cache import canonical
+
+_FILL, _ATTENTION = Rules("fill_kv_cache"), Rules("paged_prefill_attention")
+
+
+def check_slots(
+    kv_start_indices: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor | None,
+    kv_seqlens: Tensor,
+    caches: list[Tensor],
+) -> None:
+    """Whether slots are what attention finds by itself: each sequence's last positions, in its blocks.
+
+    The arguments are those of ``cached_attention``; caches: some of the caches, of which the sizes are read.
+    Raises OpArgumentError, also for a block or a length outside the caches or the table.
+    """
+    slots, table, lengths = (one.long() for one in (kv_start_indices, block_offsets, kv_seqlens))
+    sequences, width = table.shape
+    ends = torch.arange(1, sequences + 1) if q_ends is None else q_ends.long()
+    tokens = slots.shape[0]
+    written = int(ends[-1]) if sequences else 0
+    _FILL.require(
+        tokens == written, "kv_start_indices", f"{written} slots, one for each query", lambda: tokens
+    )
+    new = ends.diff(prepend=ends.new_zeros(1))
+    _check_range(lengths, new, width * block_size)
+    column = torch.arange(width)
+    blocks = min(canonical(cache).shape[0] for cache in caches)
+    lost = ((table < 0) | (table >= blocks)) & (column * block_size < lengths[:, None])
+    if bool(lost.any()):
+        raise _ATTENTION.error("block_offsets", f"blocks below {blocks}", table[lost][0].item())
+    sequence = torch.repeat_interleave(new, output_size=tokens)
+    position = torch.arange(tokens) + (lengths - ends)[sequence]
+    expected = table[sequence, position // block_size] * block_size + position % block_size
+    if torch.equal(expected, slots):
+        return
+    token = int((expected != slots).nonzero()[0])
+    raise _FILL.error(
+        "kv_start_indices",
+        f"slot {int(expected[token])} for token {token}, the place behind its sequence's cached tokens "
+        "(the graph writes the cache and attends to it in one step)",
+        int(slots[token]),
+    )
+
+
+def _check_range(lengths: Tensor, new: Tensor, longest: int) -> None:
+    bad = (lengths < new) | (lengths > longest) | (new < 0)
+    if bool(bad.any()):
+        sequence = int(bad.nonzero()[0])
+        expected = f"{int(new[sequence])} to {longest} keys for sequence {sequence}"
+        raise _ATTENTION.error("kv_seqlens", expected, int(lengths[sequence]))
+
+
+def _check_kinds(
+    kv_start_indices: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor | None,
+    kv_seqlens: Tensor,
+    caches: list[Tensor],
+) -> None:
+    """What can be checked without values has been checked by the ops that were merged."""
+
+
+CHECK_SLOTS = own_op(check_slots, _check_kinds)
+CHECKS.add(CHECK_SLOTS._schema.name)

@@ -1,0 +1,152 @@
+"""The functional twin of an op that writes: same arguments, nothing written, the new contents as results.
+
+``aten.add_.Tensor`` has ``aten.add.Tensor``; an op outside ATen that declares its writes, such as
+``dlinfer::fill_kv_cache``, gets a twin in the namespace ``dlinfer_values``, which gives the op's own results followed
+by the new content of each written argument. Engines lower the twin; run by torch it copies and calls the op.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.library import Library, register_fake
+
+from dlinfer.graph.ir.dialect import arguments, overload, reshapes_argument, written_arguments
+
+NAMESPACE = "dlinfer_values"
+
+_library = Library(NAMESPACE, "DEF")
+_made: dict[OpOverload, OpOverload] = {}
+_lock = threading.Lock()
+
+# What they give says nothing of what they wrote: memory is exchanged, resized or drawn.
+_NO_VALUE = frozenset(f"aten::{name}" for name in ("set_", "resize_", "resize_as_", "swap_", "as_strided_"))
+_COPIES = frozenset({"aten::copy_"})
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What stands for a writing node.
+
+    op: None for a plain copy: the new content is the source itself, in the target's dtype and sizes.
+    targets: the nodes whose memory is written, in the order of their new contents among the twin's results.
+    results: how many results of the op's own come before the contents.
+    listed: whether the twin gives a sequence, and not one tensor.
+    args, kwargs: of the call.
+    """
+
+    op: OpOverload | None
+    targets: Sequence[fx.Node]
+    results: int
+    listed: bool
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def twin_of(node: fx.Node) -> Twin | str:
+    """The twin of a node that writes, or why it has none."""
+    op = overload(node)
+    assert op is not None, "only ops write"
+    targets = written_arguments(node)
+    if reshapes_argument(node) or op._schema.name in _NO_VALUE:
+        return f"{op} changes what memory a tensor is"
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return f"{op} draws random numbers"
+    if op._schema.name in _COPIES:
+        return Twin(None, targets, 0, False, (node.args[1],), {})
+    declared = [one for one in op._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    if len(declared) != len(targets):
+        return f"{op} writes into a list of tensors, or into one that its schema does not name"
+    if op.namespace != "aten":
+        own = len(op._schema.returns)
+        given = arguments(node)
+        args = tuple(given[one.name] for one in op._schema.arguments)
+        return Twin(twin_op(op), targets, own, own + len(targets) > 1, args, {})
+    if declared[0].kwarg_only:
+        return _without_out(node, op, targets)
+    return _functional(node, op, targets)
+
+
+def _functional(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> Twin | str:
+    """``aten.add.Tensor`` for ``aten.add_.Tensor``."""
+    name = op._schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    twin = getattr(packet, op._overloadname, None)
+    if twin is None or _kinds(twin) != _kinds(op) or len(targets) != 1:
+        return f"{op} has no functional twin"
+    return Twin(twin, targets, 0, False, tuple(node.args), dict(node.kwargs))
+
+
+def _without_out(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> Twin | str:
+    """``aten.add.Tensor`` for ``aten.add.out``."""
+    wanted = [kind for kind, one in zip(_kinds(op), op._schema.arguments, strict=True) if not _writes(one)]
+    packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"), None)
+    for name in packet.overloads() if packet is not None else ():
+        twin = getattr(packet, name)
+        if _kinds(twin) == wanted and len(twin._schema.returns) == len(targets):
+            inputs = [one.name for one in op._schema.arguments if not _writes(one)]
+            given = arguments(node)
+            kwargs = {key: given[key] for key in inputs if key in given}
+            return Twin(twin, targets, 0, len(targets) > 1, (), kwargs)
+    return f"{op} has no functional twin"
+
+
+def _writes(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _kinds(op: OpOverload) -> list[tuple[str, str]]:
+    return [(one.name, str(one.type)) for one in op._schema.arguments]
+
+
+def twin_op(op: OpOverload) -> OpOverload:
+    """The twin in ``dlinfer_values``, made at first need."""
+    with _lock:  # torch takes a definition once
+        if op not in _made:
+            _made[op] = _define(op)
+        return _made[op]
+
+
+def _define(op: OpOverload) -> OpOverload:
+    schema = op._schema
+    name = f"{schema.name.replace('::', '_')}{'_' if op._overloadname != 'default' else ''}"
+    name += "" if op._overloadname == "default" else op._overloadname
+    written = [index for index, one in enumerate(schema.arguments) if _writes(one)]
+    returns = ", ".join([*(str(one.type) for one in schema.returns), *("Tensor" for _ in written)])
+    _library.define(f"{name}({_parameters(schema)}) -> ({returns})", tags=(torch.Tag.pt2_compliant_tag,))
+
+    def run(*args: Any) -> Any:
+        given = [value.clone() if index in written else value for index, value in enumerate(args)]
+        return _joined(op(*given), len(schema.returns), [given[index] for index in written])
+
+    def shapes(*args: Any) -> Any:
+        fresh = [torch.empty_like(args[index], memory_format=torch.contiguous_format) for index in written]
+        return _joined(op(*args), len(schema.returns), fresh)
+
+    _implement(name, run, shapes)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _implement(name: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    register_fake(f"{NAMESPACE}::{name}", shapes, lib=_library)
+
+
+_ALIAS = re.compile(r"\(\w+!?\)")
+
+
+def _parameters(schema: Any) -> str:
+    """The parameters as the schema writes them, but nothing is written; each by position, so that a call binds."""
+    text = str(schema).partition("(")[2].rpartition(") -> ")[0]
+    return _ALIAS.sub("", text).replace("*, ", "")
+
+
+def _joined(results: Any, own: int, contents: list[torch.Tensor]) -> Any:
+    first = [] if own == 0 else [results] if own == 1 else list(results)
+    everything = [*first, *contents]
+    return everything[0] if len(everything) == 1 else tuple(everything)

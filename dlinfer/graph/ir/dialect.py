@@ -1,0 +1,238 @@
+"""The dialect: what a captured graph is made of, and the questions that passes ask of its nodes.
+
+A graph in the dialect is an ``fx.GraphModule`` of torch's core ops (``OpOverload``), dlinfer's ops and arithmetic
+on symbolic sizes. It is for inference only, sizes may be symbolic and writes stay in place, so the order of nodes
+means something: a node may not move across a write to memory that it reads. Each node's ``meta["val"]`` is its
+fake result; fakes whose storage is the same are views of one memory.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from dlinfer.graph.seam.fake_mode import storage_id
+from dlinfer.graph.seam.symbols import symbols_of
+
+STATIC = "static_input"
+"""Key in a placeholder's meta: the input is a parameter or buffer of a module, the same tensor at each call."""
+
+_UNDECLARED_WRITES: dict[str, Callable[[dict[str, Any]], tuple[str, ...]]] = {
+    # torch's schemas of these do not say that running statistics are updated.
+    "aten::batch_norm": lambda given: ("running_mean", "running_var") if given["training"] else (),
+    "aten::instance_norm": lambda given: ("running_mean", "running_var") if given["use_input_stats"] else (),
+    "aten::_batch_norm_impl_index": lambda given: (
+        ("running_mean", "running_var") if given["training"] else ()
+    ),
+    "aten::native_batch_norm": lambda given: ("running_mean", "running_var") if given["training"] else (),
+    "aten::cudnn_batch_norm": lambda given: ("running_mean", "running_var") if given["training"] else (),
+}
+
+# Random only where they train; torch tags the others ``nondeterministic_seeded``.
+_RANDOM_IN_TRAINING = {
+    "aten::dropout": "train",
+    "aten::feature_dropout": "train",
+    "aten::alpha_dropout": "train",
+    "aten::feature_alpha_dropout": "train",
+    "aten::rrelu": "training",
+    "aten::scaled_dot_product_attention": "dropout_p",
+}
+
+_PURE_PYTHON = frozenset(value for name, value in vars(operator).items() if name in operator.__all__) | {
+    torch.sym_float,
+    torch.sym_int,
+    torch.sym_max,
+    torch.sym_min,
+    torch.sym_not,
+    torch.sym_ite,
+    torch.sym_sum,
+    math.ceil,
+    math.floor,
+    math.trunc,
+    round,
+    getattr,
+}
+
+
+def fake(node: fx.Node) -> Any:
+    """The fake result of a node: a tensor, a symbolic or plain number, or a sequence of these."""
+    return node.meta.get("val")
+
+
+def tensors_of(node: fx.Node) -> list[torch.Tensor]:
+    """The fake tensors in a node's result."""
+    return [leaf for leaf in pytree.tree_leaves(fake(node)) if isinstance(leaf, torch.Tensor)]
+
+
+def storages(node: fx.Node) -> set[int]:
+    """Identities of the memory that a node's result lies in."""
+    return {storage_id(tensor) for tensor in tensors_of(node) if tensor.layout == torch.strided}
+
+
+def overload(node: fx.Node) -> OpOverload | None:
+    """The op that a node calls; None for arithmetic on sizes, placeholders and the like."""
+    return node.target if isinstance(node.target, OpOverload) else None
+
+
+def op_name(node: fx.Node) -> str:
+    """What a node calls, as people write it: ``aten.add.Tensor``, ``dlinfer.rms_norm``, ``operator.mul``."""
+    op = overload(node)
+    if op is not None:
+        return str(op).removesuffix(".default")
+    if node.op != "call_function":
+        return node.op
+    target: Any = node.target
+    module = getattr(target, "__module__", "") or ""
+    return f"{module.removeprefix('_')}.{getattr(target, '__name__', target)}"
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a node's op by parameter name, defaults included."""
+    op = overload(node)
+    assert op is not None, node.format_node()
+    given: dict[str, Any] = {}
+    for index, parameter in enumerate(op._schema.arguments):
+        if parameter.name in node.kwargs:
+            given[parameter.name] = node.kwargs[parameter.name]
+        elif not parameter.kwarg_only and index < len(node.args):
+            given[parameter.name] = node.args[index]
+        elif parameter.has_default_value():
+            given[parameter.name] = parameter.default_value
+    return given
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose memory this node writes."""
+    op = overload(node)
+    if op is None:
+        return []
+    undeclared = _UNDECLARED_WRITES.get(op._schema.name)
+    declares = any(p.alias_info is not None and p.alias_info.is_write for p in op._schema.arguments)
+    if not declares and undeclared is None:
+        return []
+    given = arguments(node)
+    names = [
+        p.name
+        for p in op._schema.arguments
+        if p.alias_info is not None and p.alias_info.is_write and p.name in given
+    ]
+    if undeclared is not None:
+        names += undeclared(given)
+    return [leaf for name in names for leaf in nodes_in(given[name])]
+
+
+def nodes_in(argument: Any) -> Iterator[fx.Node]:
+    """Every node in an argument, however deep in lists, dicts and slices."""
+    found: list[fx.Node] = []
+    map_arg(argument, found.append)
+    return iter(found)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws from a random generator, so that its order among such nodes matters."""
+    op = overload(node)
+    if op is None:
+        return False
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        flag = _RANDOM_IN_TRAINING.get(op._schema.name)
+        return flag is None or bool(arguments(node).get(flag))
+    flag = _RANDOM_IN_TRAINING.get(op._schema.name)
+    return flag is not None and bool(arguments(node).get(flag))
+
+
+def is_pure(node: fx.Node) -> bool:
+    """Whether a node only computes its result: it may be removed when unused and merged with its like."""
+    if node.op == "get_attr":
+        return True
+    if node.op != "call_function":
+        return False
+    op = overload(node)
+    if op is None:
+        return node.target in _PURE_PYTHON
+    if written_arguments(node) or is_random(node):
+        return False
+    # An op that returns nothing is called for an effect: an assertion, a message, a write.
+    return gives_something(node)
+
+
+def gives_something(node: fx.Node) -> bool:
+    """Whether a node has a result; what writes into arguments or only checks has none."""
+    op = overload(node)
+    return op is None or len(op._schema.returns) > 0
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node's result is nothing but its inputs' memory seen with another shape."""
+    if node.op != "call_function" or not is_pure(node):
+        return False
+    mine = storages(node)
+    if not mine:
+        return False
+    return mine <= {identity for parent in node.all_input_nodes for identity in storages(parent)}
+
+
+def is_size(node: fx.Node) -> bool:
+    """Whether a node's result is a number: a size or arithmetic on sizes."""
+    return isinstance(fake(node), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def reads_number(node: fx.Node) -> bool:
+    """Whether a node's result is a number that lies in a tensor's memory (``item``), and not one of its sizes."""
+    op = overload(node)
+    return op is not None and is_size(node) and not op._schema.name.startswith("aten::sym_")
+
+
+def brings_symbol(node: fx.Node) -> bool:
+    """Whether its result, or its result's size, is a number that only running it tells: item, nonzero."""
+    op = overload(node)
+    if op is None or reads_number(node):
+        return op is not None
+    if torch.Tag.dynamic_output_shape in op.tags:  # of some calls only: index by a mask, but not by numbers
+        return not _symbols(node) <= {
+            symbol for parent in node.all_input_nodes for symbol in _symbols(parent)
+        }
+    return torch.Tag.data_dependent_output in op.tags
+
+
+def _symbols(node: fx.Node) -> set[Any]:
+    return {symbol for leaf in pytree.tree_leaves(fake(node)) for symbol in symbols_of(leaf)}
+
+
+def reshapes_argument(node: fx.Node) -> bool:
+    """Whether a node gives one of its arguments other sizes in place, as ``t_`` and ``unsqueeze_`` do."""
+    op = overload(node)
+    return op is not None and torch.Tag.inplace_view in op.tags
+
+
+def is_compute(node: fx.Node) -> bool:
+    """Whether a node does work on tensors' values: neither a view nor arithmetic on sizes."""
+    if node.op != "call_function" or node.target is operator.getitem or is_size(node):
+        return False
+    return not is_view(node)
+
+
+def model_line(node: fx.Node) -> str:
+    """``file:line, in function`` of the model's code that a node came from; empty where it is not known."""
+    trace = node.meta.get("stack_trace") or ""
+    places = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not places:
+        return ""
+    path, _, rest = places[-1].removeprefix('File "').partition('", line ')
+    return f"{path}:{rest}"
+
+
+def describe(value: Any) -> str:
+    """A fake result for people: dtype and sizes."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{[str(size) for size in value.shape]}".replace(
+            "'", ""
+        )
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(describe(item) for item in value) + ")"
+    return str(value)

@@ -1,0 +1,242 @@
+"""A program: the straight line of calls that a compiled graph runs as.
+
+It is plain data, so that it can be stored: each step names what it calls by a reference that the engine resolves, and
+its arguments are fixed or the values of earlier steps. To run, the steps are written out as one Python function, a
+line each, in which a value is forgotten after its last use. When a step raises, the line number says which node of
+which model's line it was, at no cost while nothing raises.
+"""
+
+import itertools
+import linecache
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.errors import DlinferError, GraphRunError
+from dlinfer.graph.ir.dialect import model_line
+
+_serial = itertools.count()
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input of a program, or what an earlier step gave."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor that belongs to the program."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call.
+
+    results: the name of its value; a tuple of names where it gives a sequence of values.
+    kind: ``kernel``, ``cluster``, ``region``, ``view``, ``size`` or ``eager``; for reports.
+    callee: what is called, as the engine's ``resolve`` understands it.
+    args, kwargs: with Value and Constant for what is not fixed.
+    line: the model's line.
+    """
+
+    results: str | tuple[str, ...]
+    kind: str
+    callee: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    line: str
+
+    @classmethod
+    def of(cls, node: fx.Node, kind: str, callee: str) -> "Step":
+        """The call that a node of a graph is."""
+        args, kwargs = refer((node.args, dict(node.kwargs)))
+        return cls(node.name, kind, callee, args, kwargs, model_line(node))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its values."""
+        return (self.results,) if isinstance(self.results, str) else self.results
+
+
+def refer(argument: Any) -> Any:
+    """An argument with Value and Constant where it has nodes."""
+    if isinstance(argument, fx.Node):
+        return Constant(str(argument.target)) if argument.op == "get_attr" else Value(argument.name)
+    if isinstance(argument, tuple):
+        return tuple(refer(item) for item in argument)
+    if isinstance(argument, list):
+        return [refer(item) for item in argument]
+    if isinstance(argument, dict):
+        return {key: refer(item) for key, item in argument.items()}
+    if isinstance(argument, slice):
+        return slice(refer(argument.start), refer(argument.stop), refer(argument.step))
+    return argument
+
+
+def values_in(argument: Any) -> Iterator[str]:
+    """The names of all values in an argument."""
+    if isinstance(argument, Value):
+        yield argument.name
+    elif isinstance(argument, (tuple, list)):
+        for item in argument:
+            yield from values_in(item)
+    elif isinstance(argument, dict):
+        yield from values_in(list(argument.values()))
+    elif isinstance(argument, slice):
+        yield from values_in([argument.start, argument.stop, argument.step])
+
+
+@dataclass
+class Program:
+    """Callable with the graph's inputs, gives the tuple of its outputs. Threads may call it at once.
+
+    resolve: gives the function behind a step's callee; asked once, when the program is made.
+    """
+
+    name: str
+    inputs: Sequence[str]
+    steps: Sequence[Step]
+    output: Any
+    resolve: Callable[[str], Callable[..., Any]]
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.filename = f"<dlinfer {self.name} {next(_serial)}>"
+        self.source, scope = self._write()
+        linecache.cache[self.filename] = (len(self.source), None, self.source.splitlines(True), self.filename)
+        weakref.finalize(self, linecache.cache.pop, self.filename, None)
+        exec(compile(self.source, self.filename, "exec"), scope)  # a program written as source is the point
+        self._run: Callable[..., tuple[Any, ...]] = scope["run"]
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        try:
+            return self._run(*inputs)
+        except DlinferError:
+            raise
+        except Exception as cause:
+            error = self._explained(cause)
+            if error is None:
+                raise
+            raise error from cause
+
+    def counts(self) -> Counter[str]:
+        """How many steps of each kind."""
+        return Counter(step.kind for step in self.steps)
+
+    def _explained(self, cause: Exception) -> GraphRunError | None:
+        line, trace = 0, cause.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == self.filename:
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        if not 2 <= line < 2 + len(self.steps):
+            return None
+        step = self.steps[line - 2]
+        return GraphRunError(
+            region=self.name,
+            node=", ".join(step.names),
+            op=step.callee,
+            line=step.line or "an unknown line",
+            detail=f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}",
+        )
+
+    # --- writing it out
+
+    def _write(self) -> tuple[str, dict[str, Any]]:
+        constants = {name: f"c{index}" for index, name in enumerate(self.constants)}
+        scope: dict[str, Any] = {constants[name]: value for name, value in self.constants.items()}
+        computed = [name for step in self.steps for name in step.names]
+        names = {name: f"v{index}" for index, name in enumerate([*self.inputs, *computed])}
+        writer = _Writer(scope, names, constants)
+        last_use = self._last_uses()
+        lines = [f"def run({', '.join(names[name] for name in self.inputs)}):"]
+        for index, step in enumerate(self.steps):
+            function = writer.function(step.kind, step.callee, self.resolve)
+            arguments = [writer.text(arg) for arg in step.args]
+            arguments += [f"{key}={writer.text(value)}" for key, value in step.kwargs.items()]
+            targets = "".join(f"{names[name]}, " for name in step.names)
+            if isinstance(step.results, str):
+                targets = names[step.results]
+            line = f"    {targets or '_'} = {function}({', '.join(arguments)})"
+            if index in last_use:
+                line += "; " + " = ".join(names[name] for name in last_use[index]) + " = None"
+            lines.append(line)
+        lines.append(f"    return {writer.text(self.output)}")
+        return "\n".join(lines) + "\n", scope
+
+    def _last_uses(self) -> dict[int, list[str]]:
+        """For each step, the values that nothing reads after it."""
+        last: dict[str, int] = {}
+        for index, step in enumerate(self.steps):
+            for name in (*step.names, *values_in([step.args, dict(step.kwargs)])):
+                last[name] = index
+        kept = set(values_in(self.output))
+        by_step: dict[int, list[str]] = {}
+        for name, index in last.items():
+            if name not in kept:
+                by_step.setdefault(index, []).append(name)
+        return by_step
+
+
+class _Writer:
+    """Arguments as Python text; what has no literal becomes a name in the program's scope."""
+
+    def __init__(self, scope: dict[str, Any], names: Mapping[str, str], constants: Mapping[str, str]) -> None:
+        self.scope = scope
+        self.names = names
+        self.constants = constants
+        self._functions: dict[str, str] = {}
+        self._objects: dict[int, str] = {}
+
+    def function(self, kind: str, callee: str, resolve: Callable[[str], Callable[..., Any]]) -> str:
+        """A name in the scope for what a step calls."""
+        if callee not in self._functions:
+            name = self._functions[callee] = f"{kind}{len(self._functions)}"
+            self.scope[name] = resolve(callee)
+        return self._functions[callee]
+
+    def text(self, value: Any) -> str:
+        """Python text that evaluates to ``value``."""
+        if isinstance(value, Value):
+            return self.names[value.name]
+        if isinstance(value, Constant):
+            return self.constants[value.name]
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        if isinstance(value, tuple):
+            return f"({', '.join(self.text(item) for item in value)}{',' if len(value) == 1 else ''})"
+        if isinstance(value, list):
+            return f"[{', '.join(self.text(item) for item in value)}]"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k!r}: {self.text(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, slice):
+            return f"slice({self.text(value.start)}, {self.text(value.stop)}, {self.text(value.step)})"
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise TypeError(f"a symbolic number {value} stands in the graph without a node that computes it")
+        if id(value) not in self._objects:
+            name = self._objects[id(value)] = f"k{len(self._objects)}"
+            self.scope[name] = value
+        return self._objects[id(value)]
+
+
+def constants_of(graph_module: fx.GraphModule) -> dict[str, Any]:
+    """The values that a graph reads by get_attr, by their target."""
+    nodes = graph_module.graph.find_nodes(op="get_attr")
+    return {str(node.target): attribute(graph_module, str(node.target)) for node in nodes}
+
+
+def attribute(graph_module: fx.GraphModule, target: str) -> Any:
+    """The value of a get_attr node's dotted target."""
+    value: Any = graph_module
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,59 @@
+"""What a caller passes to a graph that was compiled ahead of time: tensors and integers, with their bounds."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor that a caller passes.
+
+    sizes: numbers, or ranges (low, high or None) that the graph takes. strides: None for a contiguous tensor.
+    """
+
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    sizes: tuple[int | tuple[int, int | None], ...]
+    strides: tuple[int, ...] | None = None
+
+    def misfit(self, value: Any) -> str | None:
+        """What is wrong with a value for this input; None when nothing is."""
+        if not isinstance(value, torch.Tensor):
+            return f"a {type(value).__name__}"
+        if value.dtype != self.dtype or value.device != self.device or value.dim() != len(self.sizes):
+            return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+        for size, wanted in zip(value.shape, self.sizes, strict=True):
+            low, high = (wanted, wanted) if isinstance(wanted, int) else wanted
+            if size < low or (high is not None and size > high):
+                return f"sizes {tuple(value.shape)}"
+        if not (value.is_contiguous() if self.strides is None else value.stride() == self.strides):
+            return f"sizes {tuple(value.shape)} with strides {value.stride()}"
+        return None
+
+    def __str__(self) -> str:
+        sizes = ", ".join(
+            str(size) if isinstance(size, int) else f"{size[0]}..{'' if size[1] is None else size[1]}"
+            for size in self.sizes
+        )
+        layout = "contiguous" if self.strides is None else f"strides {self.strides}"
+        return f"{self.dtype} [{sizes}] {layout} on {self.device}"
+
+
+@dataclass(frozen=True)
+class NumberSpec:
+    """One integer that a caller passes and that may change. bounds: what it may be, as a size of TensorSpec."""
+
+    name: str
+    bounds: int | tuple[int, int | None]
+
+    def misfit(self, value: Any) -> str | None:
+        """What is wrong with a value for this input; None when nothing is."""
+        low, high = (self.bounds, self.bounds) if isinstance(self.bounds, int) else self.bounds
+        fits = type(value) is int and value >= low and (high is None or value <= high)
+        return None if fits else repr(value)
+
+    def __str__(self) -> str:
+        return f"an integer of {self.bounds}"

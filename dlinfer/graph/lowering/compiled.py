@@ -1,0 +1,65 @@
+"""A compiled graph: the program that joins an engine's regions, with what is needed to store and restore it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dlinfer.graph.cache.program_json import NotStorableError, parts_of, to_json
+from dlinfer.graph.engine import CompiledRegion
+from dlinfer.graph.ir import callee
+from dlinfer.graph.ir.program import Program
+
+
+@dataclass
+class CompiledGraph:
+    """Callable with the graph's inputs, gives the tuple of its outputs.
+
+    regions: ``region_0`` -> what the engine made of it, a Program for engines that run steps. One that keeps hold of
+        inputs between two calls, weights above all, has a method ``unbind``.
+    parts: the same with what else the engine said; empty for a graph from the disk cache.
+    """
+
+    engine: Any
+    program: Program
+    regions: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, CompiledRegion] = field(default_factory=dict)
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        return self.program(*inputs)
+
+    def unbind(self) -> None:
+        """Let go of the inputs of earlier calls: memory that its owner frees is free. The next call binds anew."""
+        for run in self.regions.values():
+            if hasattr(run, "unbind"):
+                run.unbind()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it. Raises NotStorableError or AttributeError where a part cannot be stored."""
+        for name, run in self.regions.items():
+            if not self.engine.keeps({step.callee for step in run.steps}):
+                raise NotStorableError(
+                    f"a part of {name} that engine {self.engine.name!r} does not keep on disk"
+                )
+        regions = {name: to_json(run) for name, run in self.regions.items()}
+        return {"program": to_json(self.program), "regions": regions}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], engine: Any, cache_dir: Path) -> "CompiledGraph":
+        """What ``to_dict`` gave. Raises where the data is not sound or the engine lacks a part of it."""
+        regions: dict[str, Any] = {}
+        for name, stored in data["regions"].items():
+            parts = parts_of(stored)
+            engine.restore({step.callee for step in parts["steps"]}, cache_dir)
+            regions[name] = Program(**parts, resolve=engine.resolve)
+        return cls(engine, Program(**parts_of(data["program"]), resolve=resolver(regions)), regions)
+
+
+def resolver(regions: dict[str, Any]) -> Callable[[str], Callable[..., Any]]:
+    """What resolves the callees of a program that joins regions."""
+
+    def resolve(reference: str) -> Callable[..., Any]:
+        kind, _, name = reference.partition(" ")
+        return regions[name] if kind == "region" else callee.resolve(reference)
+
+    return resolve

@@ -1,0 +1,151 @@
+"""From a captured graph to what runs: passes, partition, the engine's regions, and the program that joins them."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import fx
+
+from dlinfer.graph.capture.trace import Captured
+from dlinfer.graph.engine import CompiledRegion, Engine, PayloadEngine
+from dlinfer.graph.ir import callee
+from dlinfer.graph.ir.dialect import describe, fake, is_compute, is_size, is_view, model_line, op_name
+from dlinfer.graph.ir.extract import Subgraph, extract
+from dlinfer.graph.ir.flops import flops_of
+from dlinfer.graph.ir.program import Program, Step, constants_of, refer
+from dlinfer.graph.lowering.compiled import CompiledGraph, resolver
+from dlinfer.graph.lowering.partition import Partition, partition
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.passes.pipeline import run_passes
+from dlinfer.graph.passes.registry import passes
+from dlinfer.graph.report import debug
+from dlinfer.graph.report.policy import leave_engine
+from dlinfer.graph.report.report import GraphReport, NodeReport, RegionReport
+
+
+def lower(captured: Captured, engine: Engine, options: CompileOptions, report: GraphReport) -> CompiledGraph:
+    """Compile a captured graph for ``engine``, filling in ``report``. Raises GraphFallbackError under ``error``."""
+    improve(captured.graph_module, options, report)
+    return place(captured.graph_module, engine, options, report)
+
+
+def improve(graph_module: fx.GraphModule, options: CompileOptions, report: GraphReport) -> None:
+    """Run the common passes that the options leave on; the graph is changed in place."""
+    report.captured = debug.text_of(graph_module)
+    debug.show("graph", "captured", report.captured)
+    with timed(report, "passes"):
+        report.passes = run_passes(
+            graph_module, passes(), disabled=options.disabled_passes, show=debug.show_pass
+        )
+
+
+def place(
+    graph_module: fx.GraphModule,
+    engine: Engine,
+    options: CompileOptions,
+    report: GraphReport,
+    payloads: Mapping[str, memoryview] | None = None,
+) -> CompiledGraph:
+    """Compile an improved graph: the engine's parts by the engine, after its own passes, the rest as single steps.
+
+    payloads: what ``engine`` had kept of regions, by their names; those are restored and not compiled.
+    """
+    with timed(report, "passes"):
+        report.passes += run_passes(
+            graph_module, engine.passes, disabled=options.disabled_passes, show=debug.show_pass
+        )
+    report.lowered = debug.text_of(graph_module)
+    with timed(report, "partition"):
+        divided = partition(graph_module.graph, engine, keep_small=options.keeps_small_regions)
+    _apply_policy(divided, engine, options)
+    with timed(report, "compile"):
+        return _assemble(graph_module, divided, engine, options, report, payloads or {})
+
+
+@contextmanager
+def timed(report: GraphReport, stage: str) -> Iterator[None]:
+    """Add the seconds of a block to a stage of the report."""
+    start = time.perf_counter()
+    yield
+    report.seconds[stage] = report.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
+def _apply_policy(divided: Partition, engine: Engine, options: CompileOptions) -> None:
+    """Refuse or warn of nodes that the engine does not run; regions left out as too small are no fault."""
+    small = {node for nodes, _ in divided.too_small for node in nodes}
+    for node, reason in divided.refusals.items():
+        if node in small or not is_compute(node):
+            continue
+        leave_engine(node, engine.name, reason, options.policy)
+
+
+def _assemble(
+    graph_module: fx.GraphModule,
+    divided: Partition,
+    engine: Engine,
+    options: CompileOptions,
+    report: GraphReport,
+    payloads: Mapping[str, memoryview],
+) -> CompiledGraph:
+    first: list[Step] = []
+    steps: list[Step] = []
+    placement: dict[str, str] = {}
+    parts: dict[str, CompiledRegion] = {}
+    for index, part in enumerate(divided.parts):
+        if not part.in_engine:
+            steps += [Step.of(node, "eager", callee.reference(node.target)) for node in part.nodes]
+            continue
+        name = f"region_{index}"
+        region = extract(graph_module, part.nodes, name)
+        first += [Step.of(node, "size", callee.reference(node.target)) for node in region.made]
+        compiled = parts[name] = _compiled(engine, region, options, payloads.get(name))
+        placement |= compiled.placement
+        divided.refusals |= {
+            node: compiled.refused[node.name] for node in part.nodes if node.name in compiled.refused
+        }
+        outputs = tuple(node.name for node in region.outputs)
+        steps.append(Step(outputs, "region", f"region {name}", refer(region.inputs), {}, ""))
+        report.regions.append(_region_report(name, engine, len(part.nodes), compiled))
+    nodes = graph_module.graph.nodes
+    report.nodes = [_node_report(node, divided, placement) for node in nodes if node.op == "call_function"]
+    output = refer(graph_module.graph.output_node().args[0])
+    inputs = [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
+    constants = constants_of(graph_module)
+    regions = {name: compiled.run for name, compiled in parts.items()}
+    program = Program("graph", inputs, first + steps, output, resolver(regions), constants)
+    return CompiledGraph(engine, program, regions, parts)
+
+
+def _compiled(
+    engine: Engine, region: Subgraph, options: CompileOptions, payload: memoryview | None
+) -> CompiledRegion:
+    if payload is None:
+        return engine.compile(region, options)
+    assert isinstance(engine, PayloadEngine), "whoever hands a payload over has asked"
+    return engine.restore_region(region, payload, options)
+
+
+def _region_report(name: str, engine: Engine, nodes: int, compiled: CompiledRegion) -> RegionReport:
+    return RegionReport(name, engine.name, nodes, "", compiled.clusters, compiled.run.source, compiled.notes)
+
+
+def _node_report(node: fx.Node, divided: Partition, placement: dict[str, str]) -> NodeReport:
+    if node.name in placement:
+        place = "engine"
+    elif is_size(node):
+        place = "size"
+    elif is_view(node) or not is_compute(node):
+        place = "view"
+    else:
+        place = "eager" if node in divided.refusals else "engine"
+    return NodeReport(
+        name=node.name,
+        op=op_name(node),
+        place=place,
+        how=placement.get(node.name, ""),
+        reason=divided.refusals.get(node, "") if place == "eager" else "",
+        line=model_line(node),
+        result=describe(fake(node)),
+        reads=tuple(parent.name for parent in node.all_input_nodes),
+        flops=flops_of(node),
+    )

@@ -1,0 +1,81 @@
+"""Partition: maximal regions for the engine, the rest eager, with a reason for every node that is not in one.
+
+Nodes get levels: a node of the engine stands one level behind the refused nodes that it depends on, a refused node
+on the level of what it reads. Level by level, the engine's nodes are one region and the refused ones follow it; so
+no region depends on itself, and there are no more regions than the refused nodes force. Reads and writes of the
+same memory are dependencies like any other; inputs may share memory at a later call, see ``memory.Writes``.
+"""
+
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from dlinfer.graph.engine import Engine
+from dlinfer.graph.ir.dialect import STATIC, is_compute, is_pure, storages, written_arguments
+
+
+@dataclass
+class Part:
+    """Nodes that run together: in the engine, or eagerly one by one."""
+
+    in_engine: bool
+    nodes: list[fx.Node] = field(default_factory=list)
+
+
+@dataclass
+class Partition:
+    """The parts in running order, and why each node that computes is not in the engine."""
+
+    parts: list[Part]
+    refusals: dict[fx.Node, str]
+    too_small: list[tuple[list[fx.Node], str]]
+
+
+def partition(graph: fx.Graph, engine: Engine, *, keep_small: bool) -> Partition:
+    """Divide a graph between ``engine`` and eager kernels. ``keep_small`` turns the small-region rule off."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    refusals = {node: reason for node in calls if (reason := engine.refuses(node)) is not None}
+    inputs = [node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)]
+    levels = _levels(calls, refusals, {memory for node in inputs for memory in storages(node)})
+    parts: list[Part] = []
+    for level in range(max(levels.values(), default=-1) + 1):
+        here = [node for node in calls if levels[node] == level]
+        taken = [node for node in here if node not in refusals]
+        left = [node for node in here if node in refusals]
+        parts += [Part(True, taken)] if taken else []
+        parts += [Part(False, left)] if left else []
+    too_small = []
+    for part in parts:
+        reason = engine.entry_cost(part.nodes) if part.in_engine and not keep_small else None
+        if reason is not None:
+            part.in_engine = False
+            too_small.append((part.nodes, reason))
+            refusals |= {node: reason for node in part.nodes if is_compute(node)}
+    return Partition(parts, refusals, too_small)
+
+
+def _levels(calls: list[fx.Node], refusals: dict[fx.Node, str], inputs: set[int]) -> dict[fx.Node, int]:
+    levels: dict[fx.Node, int] = {}
+    last_write: dict[int, fx.Node] = {}
+    last_reads: dict[int, list[fx.Node]] = {}
+    last_effect: fx.Node | None = None
+    for node in calls:
+        before = set(node.all_input_nodes)
+        written = {memory for target in written_arguments(node) for memory in storages(target)}
+        written |= inputs if written & inputs else set()
+        read = {memory for parent in node.all_input_nodes for memory in storages(parent)}
+        before |= {last_write[memory] for memory in read | written if memory in last_write}
+        for memory in written:
+            before |= set(last_reads.pop(memory, ()))
+            last_write[memory] = node
+        for memory in read - written:
+            last_reads.setdefault(memory, []).append(node)
+        if not is_pure(node):  # writes, draws and messages keep their order
+            before |= {last_effect} if last_effect is not None else set()
+            last_effect = node
+        level = 0
+        for parent in before:
+            if parent in levels:
+                level = max(level, levels[parent] + (parent in refusals and node not in refusals))
+        levels[node] = level
+    return levels

@@ -1,0 +1,128 @@
+"""Linear layers of one input (q, k and v; gate and up) as one node.
+
+This is a pass of its own and no fusion rule: the merged node stands where the first of the layers stood, since the
+others' weights are there from the start, while a rule's replacement stands where its last output stood.
+"""
+
+from dataclasses import dataclass, field
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer import ops
+from dlinfer.graph.ir.dialect import arguments, op_name
+from dlinfer.graph.ir.effects import Writes
+from dlinfer.graph.passes.fusion.geometry import same_sizes, shown
+from dlinfer.graph.passes.fusion.replacement import call_like
+from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.passes.rewrite import Edit, Rewriter
+
+_LINEAR = (torch.ops.aten.linear.default, ops.linear.overload)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what the op takes
+
+_HEAVY = frozenset(
+    f"aten.{name}"
+    for name in (
+        "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm",
+        "scaled_dot_product_attention", "convolution", "conv1d", "conv2d", "conv3d",
+    )
+) | frozenset(
+    f"dlinfer.{name}"
+    for name in (
+        "linear", "linears", "fused_moe",
+        "prefill_attention", "paged_prefill_attention", "paged_decode_attention",
+    )
+)  # fmt: skip
+
+REACH = 2
+"""How many other heavy ops may stand between the first and the last of merged layers.
+
+A result that is computed earlier is kept longer. Layers of one block are near each other: nothing stands between q,
+k and v or gate and up, and one product between the two down-projections of multi-head latent attention. The
+cross-attentions of an encoder-decoder all project the encoder's output too, but merging them would keep the keys
+and values of every layer alive from the first one on.
+"""
+
+
+@dataclass
+class _Group:
+    """Layers that may be one node; ``rank`` counts the heavy ops before the first."""
+
+    rank: int
+    layers: list[fx.Node] = field(default_factory=list)
+
+
+def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
+    """Merge the linear layers that read the same input in the same state; gives one edit a group."""
+    writes = Writes(graph_module.graph)
+    rewriter = Rewriter(graph_module)
+    open_groups: dict[tuple[fx.Node, int], _Group] = {}
+    groups: list[_Group] = []
+    rank = 0
+    for node in graph_module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if _is_mergeable(node):
+            x, *parameters = _operands(node)
+            group = open_groups.get((x, writes.epoch_at(x, node)))
+            if group is None or not _may_join(group, parameters, node, rank, writes):
+                group = open_groups[x, writes.epoch_at(x, node)] = _Group(rank)
+                groups.append(group)
+            group.layers.append(node)
+        if op_name(node) in _HEAVY:
+            rank += 1
+    for group in groups:
+        if len(group.layers) > 1:
+            _merge(rewriter, group.layers)
+    return rewriter.edits
+
+
+def _may_join(group: _Group, parameters: list[fx.Node], node: fx.Node, rank: int, writes: Writes) -> bool:
+    """Whether a layer may be computed where the first of a group is."""
+    first = group.layers[0]
+    return (
+        rank - group.rank - len(group.layers) <= REACH
+        and all(parameter < first for parameter in parameters)
+        and not writes.between(parameters, first, node)
+    )
+
+
+def _operands(node: fx.Node) -> list[Any]:
+    given = arguments(node)
+    bias = given.get("bias")
+    return [given.get("x", given.get("input")), given["weight"], *([] if bias is None else [bias])]
+
+
+def _is_mergeable(node: fx.Node) -> bool:
+    """A linear layer as the op takes it, whose parameters exist before the graph starts."""
+    if node.target not in _LINEAR:
+        return False
+    x, weight, *bias = _operands(node)
+    if any(parameter.op not in ("placeholder", "get_attr") for parameter in (weight, *bias)):
+        return False
+    dtype = shown(x).dtype
+    return (
+        dtype in _FLOATS
+        and shown(weight).dim() == 2
+        and all(same_sizes(shown(one).shape, shown(weight).shape[:1]) for one in bias)
+        and all(shown(parameter).dtype is dtype for parameter in (weight, *bias))
+    )
+
+
+def _merge(rewriter: Rewriter, layers: list[fx.Node]) -> None:
+    first = layers[0]
+    given = [arguments(layer) for layer in layers]
+    weights, biases = [one["weight"] for one in given], [one.get("bias") for one in given]
+    merged = call_like(rewriter, first, first, ops.linears.overload, _operands(first)[0], weights, biases)
+    merged.meta["val"] = [shown(layer) for layer in layers]
+    results = [call_like(rewriter, layer, first, getitem, merged, i) for i, layer in enumerate(layers)]
+    rewriter.replace(MERGED_LINEARS.name, layers, results)
+
+
+MERGED_LINEARS = Pass(
+    name="merged_linears",
+    why="q, k, v and gate, up read their input once and share one parallel region; the weights stay where they are.",
+    run=merge_linears,
+)

@@ -1,0 +1,257 @@
+"""Rotary embedding of a query and a key as model code writes it -> ``dlinfer.apply_rotary_pos_emb``.
+
+A rotation is x * cos + rotate_half(x) * sin. Two of them by the same tables, one after the other, are a layer's
+query and key. In partial rotary x is a slice of the head and the rest is concatenated behind: the slice and the
+concatenation stay, the rotation between them is the same.
+
+The tables of all tokens are shared by all heads: the dimension of size 1 in them is the heads'. Where the model has
+the heads before the tokens, the op gets views with the two exchanged.
+"""
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from dlinfer import ops
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.passes.fusion.geometry import same_sizes
+from dlinfer.graph.passes.fusion.layout import Swap, cast, fits, swapped
+from dlinfer.graph.passes.fusion.match import (
+    LAST,
+    aten,
+    calls,
+    cast_source,
+    dtype_of,
+    is_last_dim,
+    is_tensor,
+    operands,
+    rank_of,
+    same_shape,
+    same_size,
+    slice_of,
+    widened_from,
+)
+from dlinfer.graph.passes.fusion.rule import FusionRule, Match
+from dlinfer.graph.passes.rewrite import Rewriter
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A cosine or sine table made ready for x.
+
+    rows: [batch or 1, tokens, size] or [tokens, size], before it was. heads: the dimension of x that all rows serve.
+    passed: the nodes from rows to x.
+    """
+
+    rows: fx.Node
+    heads: int
+    passed: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class _Rotation:
+    """x * cos + rotate_half(x) * sin. casts: those that made x wide for it."""
+
+    node: fx.Node
+    x: fx.Node
+    cos: _Table
+    sin: _Table
+    interior: tuple[fx.Node, ...]
+    casts: tuple[fx.Node, ...]
+
+    @property
+    def swap(self) -> Swap:
+        """What brings the heads behind the tokens."""
+        rank = rank_of(self.x)
+        return None if self.cos.heads == rank - 2 else (rank - 3, rank - 2)
+
+
+def _match(anchor: fx.Node) -> Match | None:
+    key = _rotation(anchor)
+    if key is None:
+        return None
+    query = _rotation_before(key)
+    if query is None:
+        return None
+    inputs = (query.x, key.x, query.cos.rows, query.sin.rows)
+    shared = dict.fromkeys(
+        node
+        for one in (query, key)
+        for node in (*one.casts, *one.cos.passed, *one.sin.passed)
+        if node not in inputs
+    )
+    interior = (*query.interior, *key.interior)
+    values = {"dtype": dtype_of(key.node), "swap": key.swap}
+    return Match((query.node, key.node), interior, inputs, values, tuple(shared))
+
+
+# --- one rotation
+
+
+def _rotation(node: fx.Node) -> _Rotation | None:
+    for straight, crossed in operands(node, aten.add.Tensor):
+        for rotated, ready_sin in operands(crossed, aten.mul.Tensor):
+            half = _rotated_half(rotated)
+            if half is None:
+                continue
+            source, casts = widened_from(half[0])
+            for x, ready_cos in operands(straight, aten.mul.Tensor):
+                if not is_tensor(x) or widened_from(x)[0] is not source:
+                    continue
+                cos, sin = _table(ready_cos, x), _table(ready_sin, x)
+                if cos is None or sin is None or cos.heads != sin.heads:
+                    continue
+                casts = (*casts, *widened_from(x)[1])
+                return _checked(_Rotation(node, x, cos, sin, (straight, crossed, *half[1]), casts))
+    return None
+
+
+def _checked(found: _Rotation) -> _Rotation | None:
+    """The rotation, when the op can give its result in the same layout."""
+    if (
+        rank_of(found.x) not in (3, 4)
+        or not same_shape(found.node, found.x)
+        or not fits(fake(found.node), found.swap)
+    ):
+        return None
+    wide = next((one for one in found.casts if dtype_of(one) is dtype_of(found.node)), found.x)
+    return replace(found, x=wide)  # a cast that the model makes anyway saves one here
+
+
+def _rotated_half(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]] | None:
+    """(x, nodes), when ``node`` is (-second half of x, first half of x)."""
+    nodes: list[fx.Node] = []
+    while (below := cast_source(node)) is not None:
+        if widened_from(node)[0] is node:
+            return None
+        nodes.append(node)
+        node = below
+    if not calls(node, aten.cat.default) or len(node.args) != 2:
+        return None
+    parts, dim = node.args
+    if not isinstance(parts, (list, tuple)) or len(parts) != 2 or not is_last_dim(dim, rank_of(node)):
+        return None
+    negative, first = parts
+    if not calls(negative, aten.neg.default):
+        return None
+    second = negative.args[0]
+    x, size = _half(first, 0)
+    other, other_size = _half(second, 1)
+    if x is None or x is not other or size != other_size:
+        return None
+    return x, (*nodes, node, negative, *(one for one in (first, second) if isinstance(one, fx.Node)))
+
+
+def _half(node: object, which: int) -> tuple[fx.Node | None, int]:
+    """(x, its size), when ``node`` is the first (0) or second (1) half of x's last dimension."""
+    cut = slice_of(node)
+    if cut is None:
+        return None, 0
+    source, dim, start, end, step = cut
+    size = fake(source).shape[-1]
+    if dim != rank_of(source) - 1 or step != 1 or not isinstance(size, int) or size % 2:
+        return None, 0
+    bounds = (0, size // 2) if which == 0 else (size // 2, LAST)
+    return (source, size) if (start, end) == bounds else (None, 0)
+
+
+# --- the tables
+
+
+def _table(ready: fx.Node, x: fx.Node) -> _Table | None:
+    """How a table became ready for x, when it has one row for each token, the same for all heads."""
+    rank = rank_of(x)
+    node, casts = widened_from(ready)
+    if calls(node, aten.unsqueeze.default) and is_tensor(node.args[0]) and isinstance(node.args[1], int):
+        rows, passed = node.args[0], (*casts, node)
+        heads = node.args[1] % rank_of(node) + rank - rank_of(node)
+    else:  # [tokens, size] meets [heads, tokens, size] without help
+        rows, passed, heads = node, casts, rank - 3
+        if rank_of(rows) != 2:
+            return None
+    if heads not in (rank - 3, rank - 2) or rank_of(rows) not in (2, 3) or rank_of(rows) >= rank:
+        return None
+    tokens = rank - 2 if heads == rank - 3 else rank - 3
+    shape, sizes = fake(rows).shape, fake(x).shape
+    if not same_size(shape[-1], sizes[-1]) or not same_size(shape[-2], sizes[tokens]):
+        return None
+    if len(shape) == 3 and not same_size(shape[0], sizes[0]) and not same_size(shape[0], 1):
+        return None
+    return _Table(rows, heads, passed) if fake(rows).is_floating_point() else None
+
+
+# --- its partner
+
+
+def _rotation_before(key: _Rotation) -> _Rotation | None:
+    """The last rotation above ``key`` by the same tables."""
+    nearest = max((node for node in _sums_with(key.cos.rows) if node < key.node), default=None)
+    query = _rotation(nearest) if nearest is not None else None
+    if query is None or query.node in key.interior or widened_from(key.x)[0] is query.node:
+        return None  # a rotation of a rotation
+    if query.cos.rows is not key.cos.rows or query.sin.rows is not key.sin.rows:
+        return None
+    if query.swap != key.swap or dtype_of(query.node) is not dtype_of(key.node):
+        return None
+    if rank_of(query.x) != rank_of(key.x):
+        return None
+    heads = key.cos.heads
+    alike = [
+        same_size(one, other)
+        for dim, (one, other) in enumerate(zip(fake(query.x).shape, fake(key.x).shape, strict=True))
+        if dim != heads
+    ]
+    return query if all(alike) else None
+
+
+def _sums_with(rows: fx.Node) -> Iterator[fx.Node]:
+    """Sums of a product with a table."""
+    ready = [rows]
+    while ready:
+        node = ready.pop()
+        for user in node.users:
+            if calls(user, aten.mul.Tensor):
+                yield from (total for total in user.users if calls(total, aten.add.Tensor))
+            elif calls(user, aten.unsqueeze.default) or cast_source(user) is node:
+                ready.append(user)
+
+
+# --- the replacement
+
+
+def _build(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
+    dtype, swap = match.values["dtype"], match.values["swap"]
+    query, key, cos, sin = (cast(rewriter, place, node, dtype) for node in match.inputs)
+    query, key = (swapped(rewriter, place, node, swap) for node in (query, key))
+    cos, sin = (_one_row_per_token(rewriter, place, table, query) for table in (cos, sin))
+    both = rewriter.call(place, ops.apply_rotary_pos_emb.overload, query, key, cos, sin)
+    items = [rewriter.call(place, operator.getitem, both, index) for index in range(2)]
+    return [swapped(rewriter, place, item, swap) for item in items]
+
+
+def _one_row_per_token(rewriter: Rewriter, at: fx.Node, rows: fx.Node, query: fx.Node) -> fx.Node:
+    """A table repeated for each sequence of a batch: a view, however large the batch."""
+    shape = fake(query).shape
+    if (
+        len(shape) == 3
+        or same_size(shape[0], 1)
+        or (rank_of(rows) == 3 and same_size(fake(rows).shape[0], shape[0]))
+    ):
+        return rows
+    for user in rows.users:  # the query of the layer before was of this size too
+        wanted = (shape[0], *fake(rows).shape[-2:])
+        if calls(user, aten.expand.default) and user < at and same_sizes(fake(user).shape, wanted):
+            return user
+    batch = shape[0] if isinstance(shape[0], int) else rewriter.call(at, aten.sym_size.int, query, 0)
+    return rewriter.call(at, aten.expand.default, rows, [batch, -1, -1])
+
+
+ROTARY = FusionRule(
+    name="rotary",
+    why="a rotation is seven kernels and four tensors as large as the query; the op reads each element once",
+    anchors=(aten.add.Tensor,),
+    match=_match,
+    build=_build,
+)

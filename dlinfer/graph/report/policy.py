@@ -1,0 +1,40 @@
+"""The fallback policy for graphs: what happens to a node, or a whole function, that its engine does not run."""
+
+from torch import fx
+
+from dlinfer.errors import CaptureError, GraphFallbackError
+from dlinfer.graph.ir.dialect import describe, fake, model_line, op_name
+from dlinfer.ops.fallback import Fallback, settle
+
+
+def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
+    """Let a node run outside ``engine``: counted, under ``warn`` said once for each reason.
+
+    Raises GraphFallbackError under the policy ``error``.
+    """
+
+    def refusal() -> GraphFallbackError:
+        return GraphFallbackError(
+            node=node.name,
+            op=op_name(node),
+            call=", ".join(describe(fake(parent)) for parent in node.all_input_nodes),
+            line=model_line(node) or "an unknown line",
+            engine=engine,
+            reason=reason,
+        )
+
+    def text() -> str:
+        return (
+            f"{op_name(node)} runs outside graph engine {engine!r}: {reason} (from {model_line(node)}). "
+            "Said once; dlinfer.explain shows all."
+        )
+
+    settle(Fallback(op_name(node), engine, reason), policy, refusal, text)
+
+
+def leave_graph(what: str, error: CaptureError, policy: str) -> None:
+    """Let a function that could not be captured run eagerly: counted, under ``warn`` said once for each reason.
+
+    what: its name, for the count. Raises ``error`` under the policy ``error``.
+    """
+    settle(Fallback(what, "capture", str(error)), policy, lambda: error, lambda: f"{error} It runs eagerly.")

@@ -1,0 +1,238 @@
+"""What is known of every compiled graph: the data behind ``dlinfer.explain`` and ``DLINFER_DEBUG``.
+
+Plain data that turns into JSON. Who compiles fills it; how it is shown stands elsewhere.
+"""
+
+import itertools
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.normalise import NORMALISE
+from dlinfer.graph.passes.pipeline import PassReport
+from dlinfer.graph.passes.rewrite import Edit
+
+FIRST_CALL = "first call"
+"""The cause of a compilation that no earlier one preceded."""
+
+LOADED = "loaded from the disk cache"
+"""The cause of a graph that was not compiled in this process."""
+
+
+@dataclass
+class NodeReport:
+    """One node of the final graph and where it runs.
+
+    place: ``engine``, ``eager``, ``view``, ``size`` or ``input``. how: the kernel or cluster that runs it.
+    reason: why it is not in the engine; empty when it is. line: the model's. result: dtype and sizes.
+    module: path of the module whose code it came from, ``layers.0.mlp``. flops: its floating-point operations, if it
+    is a product (``dlinfer.graph.ir.flops``).
+    """
+
+    name: str
+    op: str
+    place: str
+    how: str
+    reason: str
+    line: str
+    result: str
+    reads: tuple[str, ...]
+    module: str = ""
+    flops: int = 0
+
+    @property
+    def where(self) -> str:
+        """Where it runs, in words: its kernel or cluster, or that it runs eagerly and why."""
+        return f"eager: {self.reason}" if self.place == "eager" else self.how or self.place
+
+
+@dataclass
+class InputReport:
+    """One input of a graph.
+
+    weight: a parameter or buffer that is the same tensor at each call and never written. sizes: as numbers or symbols.
+    written: whether the graph writes into it.
+    """
+
+    name: str
+    result: str
+    weight: bool
+    sizes: tuple[str, ...] = ()
+    written: bool = False
+
+
+@dataclass
+class ClusterReport:
+    """One group of nodes compiled as a unit; ``uses`` counts how often the graph runs it.
+
+    origin: ``compiled`` now, ``disk`` from the cache, ``shared`` with an earlier graph of this process, ``eager``
+    where compiling it failed (``reason`` says why).
+    """
+
+    key: str
+    nodes: int
+    uses: int
+    seconds: float
+    origin: str
+    reason: str = ""
+
+
+@dataclass
+class RegionReport:
+    """One part of a graph that an engine took, or refused as too small (``reason``).
+
+    notes: what else the engine says of it, also while it runs: which weights it holds, that they changed.
+    """
+
+    name: str
+    engine: str
+    nodes: int
+    reason: str = ""
+    clusters: list[ClusterReport] = field(default_factory=list)
+    source: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class GraphReport:
+    """One captured graph: from Dynamo's call to what runs.
+
+    cause: why it was compiled: ``first call`` or Dynamo's reason for a recompilation.
+    variant: the inputs whose size 1 Dynamo took as a constant; empty for the generic graph.
+    captured, lowered: the graph as text before and after the passes. symbols: symbolic size -> range and source.
+    guards: what was assumed about sizes. seconds: stage -> seconds.
+    memory: bytes of the ``weights`` and of the ``written inputs`` (KV caches) that the graph takes as inputs, bytes
+    ``held`` besides by what was compiled (constants, copies of weights), and the most that the process had
+    resident, ``peak before`` and ``peak after``.
+    refused: why the graph could not be captured and runs without dlinfer; empty when it could.
+    """
+
+    model: str
+    index: int
+    engine: str
+    cause: str = FIRST_CALL
+    variant: tuple[str, ...] = ()
+    captured: str = ""
+    lowered: str = ""
+    passes: list[PassReport] = field(default_factory=list)
+    inputs: list[InputReport] = field(default_factory=list)
+    nodes: list[NodeReport] = field(default_factory=list)
+    outputs: tuple[str, ...] = ()
+    regions: list[RegionReport] = field(default_factory=list)
+    symbols: dict[str, str] = field(default_factory=dict)
+    guards: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    refused: str = ""
+
+    def is_size_1_variant(self, earlier: Iterable["GraphReport"]) -> bool:
+        """Whether it has a size of 1 where an earlier graph of the same function takes another size.
+
+        Dynamo's cause does not tell: it names what differs from one of the earlier graphs only.
+        """
+        ones = set(self.variant)
+        mine = [graph for graph in earlier if graph.function == self.function]
+        return any(
+            size != "1" and f"{given.name}[{dim}]" in ones
+            for graph in mine
+            for given in graph.inputs
+            for dim, size in enumerate(given.sizes)
+        )
+
+    @property
+    def function(self) -> str:
+        """Name and file of the function that it was captured from, without the line."""
+        return self.model.rpartition(":")[0]
+
+    def placed(self, place: str) -> list[NodeReport]:
+        """Its nodes at one place."""
+        return [node for node in self.nodes if node.place == place]
+
+    def flops(self, place: str) -> int:
+        """Floating-point operations of products at one place."""
+        return sum(node.flops for node in self.placed(place))
+
+    def fired(self) -> dict[str, int]:
+        """Fusion rule or edit -> how often."""
+        counts: dict[str, int] = {}
+        for report in self.passes:
+            for edit in report.edits:
+                counts[edit.what] = counts.get(edit.what, 0) + 1
+        return counts
+
+    def rules(self) -> dict[str, int]:
+        """Fusion rule -> how often it fired, without those that never did."""
+        plain = (NORMALISE.name, CLEAN_UP.name)
+        return {item.name: len(item.edits) for item in self.passes if item.edits and item.name not in plain}
+
+    def kernels(self) -> dict[str, int]:
+        """Kernel -> how many nodes it runs, the most frequent first."""
+        return _counted(
+            node.how.removeprefix("kernel ") for node in self.nodes if node.how.startswith("kernel ")
+        )
+
+    def refusals(self) -> dict[tuple[str, str], list[NodeReport]]:
+        """(op, reason) -> the nodes that run eagerly for it."""
+        found: dict[tuple[str, str], list[NodeReport]] = {}
+        for node in self.placed("eager"):
+            found.setdefault((node.op, node.reason), []).append(node)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> "GraphReport":
+        """What ``to_dict`` gave, also after a way through JSON."""
+        passes = [{**item, "edits": [_edit(edit) for edit in item["edits"]]} for item in given["passes"]]
+        regions = [
+            {**item, "clusters": [ClusterReport(**c) for c in item["clusters"]]} for item in given["regions"]
+        ]
+        made = {
+            "variant": tuple(given["variant"]),
+            "outputs": tuple(given["outputs"]),
+            "passes": [PassReport(**item) for item in passes],
+            "inputs": [InputReport(**{**item, "sizes": tuple(item["sizes"])}) for item in given["inputs"]],
+            "nodes": [NodeReport(**{**item, "reads": tuple(item["reads"])}) for item in given["nodes"]],
+            "regions": [RegionReport(**item) for item in regions],
+        }
+        return cls(**{**given, **made})
+
+
+def _edit(given: dict[str, Any]) -> Edit:
+    return Edit(given["what"], tuple(given["removed"]), tuple(given["added"]), given["line"])
+
+
+def _counted(words: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(words).most_common())
+
+
+_lock = threading.Lock()
+_reports: deque[GraphReport] = deque(maxlen=1000)  # a server that compiles again and again must not grow
+_numbers = itertools.count()
+
+
+def record(report: GraphReport) -> GraphReport:
+    """Keep a report of a compilation in this process, and number it."""
+    with _lock:
+        report.index = next(_numbers)
+        _reports.append(report)
+    return report
+
+
+def reports() -> list[GraphReport]:
+    """The latest compilations of this process, 1,000 at most, in order."""
+    with _lock:
+        return list(_reports)
+
+
+def reset() -> None:
+    """Forget all reports."""
+    global _numbers
+    with _lock:
+        _numbers = itertools.count()
+        _reports.clear()

@@ -1,0 +1,128 @@
+"""Dynamo: what it says of the graph that it hands to a backend, why it compiles again, and what it is told."""
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+def dynamo_fake_mode() -> FakeTensorMode | None:
+    """The fake mode that Dynamo made for the backend it is calling; None outside such a call."""
+    context = TracingContext.try_get()
+    return context.fake_mode if context is not None else None
+
+
+def fakes_of_inputs(mode: FakeTensorMode, inputs: Sequence[Any]) -> list[Any]:
+    """Fake twins of a Dynamo graph's inputs, with the symbolic sizes that Dynamo chose for them.
+
+    Dynamo hands the backend a fresh fake mode, because its own fakes may have been changed by the tracing.
+    The symbols come back through the symbolic context that it kept for each tensor.
+    """
+    context = TracingContext.try_get()
+    assert context is not None, "called outside a Dynamo backend"
+
+    def twin(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        symbolic = context.tensor_to_context.get(value)
+        # Symbols are found again by the name of the place that the tensor came from.
+        source = getattr(symbolic, "tensor_source", None)
+        return mode.from_tensor(
+            value, symbolic_context=symbolic, source=source, static_shapes=symbolic is None
+        )
+
+    return [twin(value) for value in inputs]
+
+
+def input_sources(graph: fx.Graph) -> list[str]:
+    """For each placeholder of a Dynamo graph, the Python expression over ``L`` that Dynamo reads it from."""
+    names = []
+    for node in graph.find_nodes(op="placeholder"):
+        argument = node.meta.get("grapharg")
+        names.append(argument.source.name if argument is not None else "")
+    return names
+
+
+def is_static_input(placeholder: fx.Node) -> bool:
+    """Whether Dynamo knows this input as a parameter or buffer of a module, the same tensor at each call."""
+    return "_dynamo_static_input_type" in (placeholder.meta.get("tensor_dict") or {})
+
+
+def inputs_given_twice() -> list[tuple[str, str]]:
+    """Dynamo's expressions for inputs that are one tensor, of which its graph takes only the first."""
+    context = TracingContext.try_get()
+    assert context is not None, "called outside a Dynamo backend"
+    return [
+        (guard.name, guard.create_fn.keywords["source_b"].name)  # pyright: ignore[reportFunctionMemberAccess]
+        for guard in context.guards_context.dynamo_guards
+        if guard.create_fn_name() == "DUPLICATE_INPUT"
+    ]
+
+
+def recompilation_cause() -> str:
+    """Why Dynamo compiles a function again; empty at the first time."""
+    from torch._dynamo.utils import get_metrics_context
+
+    return get_metrics_context()._metrics.get("recompile_reason") or ""
+
+
+def dynamo_errors() -> tuple[type[Exception], ...]:
+    """What Dynamo raises where it cannot capture a function."""
+    from torch._dynamo import exc
+
+    return (exc.TorchDynamoException,)
+
+
+def explain_dynamo_error(cause: Exception) -> tuple[str, str]:
+    """(reason, the model's line) of such an error."""
+    inner = getattr(cause, "inner_exception", None)  # of an error that the backend raised
+    cause = inner if isinstance(inner, Exception) else cause
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    places = [line for line in lines if line.startswith("File ")]
+    return lines[0] if lines else type(cause).__name__, places[-1] if places else "an unknown line"
+
+
+def graph_breaks() -> list[tuple[str, str]]:
+    """(reason, ``file:line, in function``) of each graph break of this process, in order; ``reset`` empties it."""
+    from torch._dynamo.utils import graph_break_reasons
+
+    found = []
+    for broken in graph_break_reasons:
+        frame = broken.user_stack[-1] if broken.user_stack else None
+        line = f"{frame.filename}:{frame.lineno}, in {frame.name}" if frame is not None else ""
+        found.append((broken.reason, line))
+    return found
+
+
+def source_name(source: str) -> str:
+    """Dynamo's expression for an input, ``L['self']._modules['norm'].eps``, as people write it: ``self.norm.eps``."""
+    return re.sub(
+        r"^L\['(\w+)'\]", r"\1", re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", source)
+    )
+
+
+def mark_unbacked(tensor: torch.Tensor, dim: int, counted: str) -> None:
+    """Tell Dynamo to assume nothing of a size, not even that it is not 1; sizes that count the same are equal."""
+    from torch._dynamo.decorators import mark_unbacked as mark
+
+    mark(tensor, dim, shape_id=counted)
+
+
+def forget_compiled(method: Callable[..., Any]) -> None:
+    """Drop what Dynamo has compiled for a function."""
+    from torch._dynamo.eval_frame import reset_code
+
+    reset_code(inspect.unwrap(method).__code__)
+
+
+def compile_apart(function: Callable[..., Any], backend: Callable[..., Any], dynamic: bool | None) -> Any:
+    """``torch.compile`` whose cache entries are its own: nothing compiled before is used, counted or replaced."""
+    apart: dict[str, Any] = {"isolate_recompiles": True}
+    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        apart = {}  # torch 2.12: a backend object of its own has entries of its own too, under one common limit
+    return torch.compile(function, backend=backend, dynamic=dynamic, **apart)

@@ -1,0 +1,88 @@
+"""Fake tensors and the modes that make them; tracing a function on fakes."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "fresh_mode",
+    "is_traceable_wrapper_subclass",
+    "mode_of",
+    "storage_id",
+    "strict_mode",
+    "trace_coarse",
+    "trace_decomposed",
+    "undecided_errors",
+]
+
+
+def storage_id(fake: torch.Tensor) -> int:
+    """An identity of the memory behind a fake tensor: views of each other share it."""
+    return fake.untyped_storage()._cdata
+
+
+def mode_of(values: Iterable[Any]) -> FakeTensorMode:
+    """The fake mode that fake tensors belong to."""
+    return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+
+
+def fresh_mode() -> FakeTensorMode:
+    """A fake mode with symbols of its own."""
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def strict_mode() -> FakeTensorMode:
+    """A fake mode with symbols of its own, in which no op runs for real and no real tensor is taken."""
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False, allow_fallback_kernels=False)
+
+
+@contextmanager
+def _admits_real_constants(mode: FakeTensorMode) -> Iterator[None]:
+    before = mode.allow_non_fake_inputs
+    mode.allow_non_fake_inputs = True
+    try:
+        yield
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
+def trace_coarse(
+    function: Callable[..., Any], fakes: Sequence[Any], mode: FakeTensorMode, *, decomposed: bool = False
+) -> fx.GraphModule:
+    """Run ``function`` on fake inputs and record the ATen and custom ops that it calls, uncomposed.
+
+    Before dispatch, ``linear``, ``layer_norm`` and ``scaled_dot_product_attention`` are one node each and writes
+    stay in place. ``decomposed`` records what reaches the kernels instead, which autocast needs: its casts happen
+    between the two.
+    """
+    with torch.no_grad(), mode, _admits_real_constants(mode):
+        return make_fx(function, pre_dispatch=not decomposed, _allow_non_fake_inputs=True)(*fakes)
+
+
+def trace_decomposed(
+    function: Callable[..., Any],
+    fakes: Sequence[Any],
+    mode: FakeTensorMode,
+    table: dict[Any, Callable[..., Any]],
+) -> fx.GraphModule:
+    """Record ``function`` on fakes as the ops that are left after dispatch and the decompositions in ``table``."""
+    # As AOTAutograd does: kernels in C++ that take no symbolic sizes (pad) are decomposed in Python instead.
+    with torch.no_grad(), mode, _admits_real_constants(mode), enable_python_dispatcher():
+        return make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
+
+
+def undecided_errors() -> tuple[type[Exception], ...]:
+    """What fake ops raise where they would have to know a size that is only known at each call."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return (GuardOnDataDependentSymNode,)

@@ -1,0 +1,90 @@
+"""Inductor: its decompositions, the ops that it calls a library for, and graphs that it compiles, saves and loads."""
+
+import math
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The decompositions that inductor applies before it lowers."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+def calls_library(op: Any) -> bool:
+    """Whether inductor has no loop of its own for an op and calls torch's kernel from its code."""
+    from torch._inductor import lowering
+
+    return op not in lowering.lowerings or op in lowering.fallbacks
+
+
+def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> Any:
+    """Compile a functional graph by inductor: a callable with the graph's inputs, that can be saved.
+
+    Guards that inductor puts on the symbols land in the mode's ShapeEnv: see ``guards_of``.
+    """
+    from torch._guards import tracing
+    from torch._inductor import standalone_compile
+
+    patches = {
+        "fallback_random": True,
+        "size_asserts": False,
+        # Round to bfloat16 after each op as the model written in torch does, so that results agree with eager's.
+        "emulate_precision_casts": True,
+        # Its constant folding also turns ``x + zeros`` into x, so that two results, or a result and an input,
+        # would share memory; a later write to one would show in the other.
+        "joint_graph_constant_folding": False,
+    }
+    # Loading an artifact finds its code in inductor's own cache by a key and takes whatever lies there first: a graph
+    # that was compiled for other sizes has the same key but for the tag.
+    settings: Any = torch.compiler.config
+    unique = settings.patch(cache_key_tag=f"dlinfer {uuid.uuid4().hex}")
+    with unique, tracing(TracingContext(mode)):
+        return standalone_compile(
+            graph_module,
+            list(fakes),
+            dynamic_shapes="from_tracing_context",
+            options={"config_patches": patches},
+        )
+
+
+def save_loops(artifact: Any, path: str) -> None:
+    """Write what ``compile_loops`` gave to a file. Raises where torch cannot save it."""
+    artifact.save(path=path, format="binary")
+
+
+def load_loops(path: str) -> Callable[..., Any]:
+    """What ``save_loops`` wrote. Raises on a damaged file or one of another torch."""
+    from torch._inductor.standalone_compile import CompiledArtifact
+
+    return CompiledArtifact.load(path=path, format="binary")
+
+
+@contextmanager
+def results_from(large: Callable[..., torch.Tensor], least: int) -> Iterator[None]:
+    """Loops that are compiled or loaded meanwhile take results of ``least`` bytes and more from ``large(size, stride,
+    dtype, bytes of an element)``.
+
+    Code that torch had loaded before is shared, and stays as it is.
+    """
+    from torch._inductor.codecache import PyCodeCache
+
+    def make(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        if math.prod(size) * dtype.itemsize < least:
+            return plain(size, stride, dtype)
+        return large(size, stride, dtype, dtype.itemsize)
+
+    plain = torch._C._dynamo.guards._empty_strided_cpu  # pyright: ignore[reportAttributeAccessIssue]
+    known = {id(module) for module in PyCodeCache.modules}
+    yield
+    for module in PyCodeCache.modules:
+        if id(module) not in known and vars(module).get("empty_strided_cpu") is plain:
+            vars(module)["empty_strided_cpu"] = make

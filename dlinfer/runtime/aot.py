@@ -1,0 +1,99 @@
+"""Ahead of time: ``dlinfer.compile`` takes a module, or what torch.export made of one, through the same passes."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from dlinfer.errors import CaptureError
+from dlinfer.graph.capture.export import Exported, from_one_on, input_names, read_export
+from dlinfer.graph.direct.inputs import Assumption, root
+from dlinfer.graph.engine import check_options, find_engine
+from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
+from dlinfer.graph.lowering.lower import improve, place, timed
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.report import GraphReport, record
+from dlinfer.graph.seam.guards import conditions
+from dlinfer.graph.seam.symbols import symbol_ranges
+from dlinfer.runtime.artifact.artifact import Artifact
+from dlinfer.runtime.artifact.stored import keep
+
+
+def compile(
+    module: torch.nn.Module | ExportedProgram,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    engine: str | None = None,
+    options: Mapping[str, Any] | CompileOptions | None = None,
+) -> Artifact:
+    """Compile a module ahead of time.
+
+    module: a module, in the mode (eval, train) that it is to be compiled in, or an ExportedProgram.
+    args, kwargs: an example call; not needed for an ExportedProgram.
+    dynamic_shapes: which sizes may change, as torch.export takes it. A size whose range starts at 0 or 1
+        (``Dim("batch", min=1, max=64)``) is served from there on: what torch.export assumes of these is tried.
+    engine: name of the graph engine; overrides the option.
+    options: as for ``torch.compile(backend="dlinfer", options=...)``.
+
+    Returns an Artifact, callable like the module for inference; it shares the module's weights.
+    Raises CaptureError where torch.export cannot capture the module or the module does something else at a size of
+    1 that was asked for, CompileOptionError, EngineUnavailableError and, under the fallback policy ``error``,
+    GraphFallbackError.
+    """
+    chosen = CompileOptions.of(options)
+    if engine is not None:
+        chosen = replace(chosen, engine=engine)
+    report = GraphReport(model=type(module).__name__, index=-1, engine="", cause="dlinfer.compile")
+    with timed(report, "capture"):
+        given = isinstance(module, ExportedProgram)
+        program = module if given else _export(module, args, kwargs, dynamic_shapes)
+        exported = read_export(program, module, args, kwargs)
+    found = find_engine(chosen.wanted_engine, exported.device.type)
+    check_options(found, chosen)
+    report.engine = found.name
+    record(report)
+    assumptions = _assumptions(exported, program)
+    with timed(report, "capture"):
+        exported = from_one_on(exported)
+    captured = exported.captured
+    report.symbols = symbol_ranges(captured.fakes)
+    improve(captured.graph_module, chosen, report)
+    stored = keep(
+        exported, found, chosen, report.model
+    )  # the engine may change the graph while it compiles it
+    run = place(captured.graph_module, found, chosen, report)
+    spec = program.call_spec
+    assert spec.in_spec is not None and spec.out_spec is not None
+    return Artifact(
+        run, exported.weights, exported.inputs, assumptions, spec.in_spec, spec.out_spec, report, stored
+    )
+
+
+def _export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> ExportedProgram:
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+    except Exception as cause:  # export raises many classes; the reason is what the user needs
+        first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
+        raise CaptureError(
+            reason=f"torch.export: {type(cause).__name__}: {first}", line=type(module).__name__
+        ) from cause
+
+
+def _assumptions(exported: Exported, program: ExportedProgram) -> list[Assumption]:
+    """What the caller's tensors must satisfy together: torch.export's program itself checks it, ours must too."""
+    names = {spec.name for spec in exported.inputs if isinstance(spec, (TensorSpec, NumberSpec))}
+    placeholders = exported.captured.graph_module.graph.find_nodes(op="placeholder")
+    called = input_names(placeholders, program)
+    sources = [(f"L['{called[node]}']", node.meta["val"]) for node in placeholders if called[node] in names]
+    found = [Assumption(*one) for one in conditions(exported.captured.mode, sources)]
+    for assumption in found:
+        if not {root(source) for source in assumption.sources} <= names:
+            raise CaptureError(reason=f"it holds only while {assumption}", line="torch.export")
+    return found

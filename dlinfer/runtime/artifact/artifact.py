@@ -1,0 +1,77 @@
+"""An artifact: a compiled graph with its weights and its signature, callable like the module it was made from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dlinfer.errors import ArtifactInputError
+from dlinfer.graph.direct.inputs import Assumption
+from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
+from dlinfer.graph.lowering.compiled import CompiledGraph
+from dlinfer.graph.report.report import GraphReport
+from dlinfer.runtime.artifact.files import save
+from dlinfer.runtime.artifact.stored import Stage
+
+
+@dataclass
+class Artifact:
+    """What ``dlinfer.compile`` gives. Weights are those of the module, shared and not copied.
+
+    inputs: for each leaf of (args, kwargs), its spec, or the constant that the graph was made with.
+    assumptions: what must be true of the inputs' sizes together.
+    stored: the form in which it is saved, or why it has none.
+    """
+
+    run: CompiledGraph
+    weights: Sequence[torch.Tensor]
+    inputs: Sequence[TensorSpec | NumberSpec | Any]
+    assumptions: Sequence[Assumption]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    report: GraphReport
+    stored: Stage | str = "it was not made by dlinfer.compile"
+
+    def save(self, path: str | Path, *, key: bytes | None = None) -> None:
+        """Write it to a file that ``dlinfer.load`` opens, anywhere: see docs/artifacts.md.
+
+        The file appears whole or not at all. key: 32 bytes to encrypt it with, as
+        ``dlinfer.runtime.artifact.sealing.new_key()`` makes them. Raises ArtifactStorageError where the graph holds
+        something that has no place in a file, and ArtifactNotFoundError where the file cannot be written.
+        """
+        save({"forward": [self]}, path, key=key)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result for these arguments. Raises ArtifactInputError."""
+        leaves = self._leaves(args, kwargs)
+        for index, (wanted, value) in enumerate(zip(self.inputs, leaves, strict=True)):
+            self._check(index, wanted, value)
+        if self.assumptions:
+            named = zip(self.inputs, leaves, strict=True)
+            given = {spec.name: value for spec, value in named if isinstance(spec, (TensorSpec, NumberSpec))}
+            for assumption in self.assumptions:
+                assumption.check(given)
+        # What the graph took as a constant (a number, None) is no input of it any more, but keeps its place.
+        with torch.no_grad():
+            results = self.run(*self.weights, *leaves)
+        return pytree.tree_unflatten(list(results), self.out_spec)
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        names = list(self.in_spec.child(1).context)
+        if sorted(names) != sorted(kwargs):
+            raise ArtifactInputError(name="keywords", expected=sorted(names), given=sorted(kwargs))
+        leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in names}))
+        if spec != self.in_spec:
+            raise ArtifactInputError(name="arguments", expected=self.in_spec, given=spec)
+        return leaves
+
+    def _check(self, index: int, wanted: Any, value: Any) -> None:
+        if isinstance(wanted, (TensorSpec, NumberSpec)):
+            wrong = wanted.misfit(value)
+            if wrong is not None:
+                raise ArtifactInputError(name=wanted.name, expected=wanted, given=wrong)
+        elif type(value) is not type(wanted) or value != wanted:
+            raise ArtifactInputError(name=f"argument {index}", expected=repr(wanted), given=repr(value))

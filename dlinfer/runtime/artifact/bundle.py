@@ -1,0 +1,64 @@
+"""Several compiled graphs in one artifact: entries by name (prefill, decode, embedding, head), their weights once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlinfer.errors import ArtifactStorageError, SessionCallError
+from dlinfer.runtime.artifact.artifact import Artifact
+from dlinfer.runtime.artifact.files import save
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What ``dlinfer.bundle`` gives. entries: for each name its stages, one or more shape profiles."""
+
+    entries: Mapping[str, tuple[Artifact, ...]]
+
+    def __getitem__(self, entry: str) -> Artifact:
+        """The first stage of an entry. Raises SessionCallError."""
+        if entry not in self.entries:
+            raise SessionCallError(what="entry", name=entry, detail=f"it has {', '.join(self.entries)}")
+        return self.entries[entry][0]
+
+    def save(self, path: str | Path, *, key: bytes | None = None) -> None:
+        """Write it to a file, as ``Artifact.save`` does; a tensor that several entries use is written once."""
+        save(self.entries, path, key=key)
+
+
+def bundle(entries: Mapping[str, Artifact | Sequence[Artifact]]) -> Bundle:
+    """Put artifacts together: ``dlinfer.bundle({"prefill": a, "decode": b}).save(path)``.
+
+    A sequence of artifacts is one entry with several stages: the same inputs and outputs for other sizes. A run takes
+    the first stage that its inputs fit. Artifacts of one module share its weights, in the file and in a session, and
+    a buffer that they write (a KV cache) is the same one for all.
+
+    Raises ArtifactStorageError for names that are no identifiers and stages that are not alike.
+    """
+    found = {name: _stages(name, given) for name, given in entries.items()}
+    if not found:
+        raise ArtifactStorageError(what="a bundle", detail="it has no entry")
+    return Bundle(found)
+
+
+def _stages(name: str, given: Any) -> tuple[Artifact, ...]:
+    stages = (given,) if isinstance(given, Artifact) else tuple(given)
+    if not name.isidentifier() or not name.isascii():
+        raise ArtifactStorageError(what=f"entry {name!r}", detail="its name is no identifier")
+    if not stages or not all(isinstance(stage, Artifact) for stage in stages):
+        raise ArtifactStorageError(what=f"entry {name!r}", detail="it has no artifact of dlinfer.compile")
+    interfaces = {_interface(stage) for stage in stages}
+    if len(interfaces) > 1:
+        raise ArtifactStorageError(what=f"entry {name!r}", detail="its stages take or give other tensors")
+    return stages
+
+
+def _interface(artifact: Artifact) -> Any:
+    """The names and dtypes of what a stage takes and gives."""
+    stored = artifact.stored
+    if isinstance(stored, str):
+        return stored
+    inputs = [(item["name"], item.get("dtype")) for item in stored.graph["inputs"] if "weight" not in item]
+    outputs = [item and (item["name"], item["dtype"]) for item in stored.outputs]
+    return tuple(inputs), tuple(outputs)

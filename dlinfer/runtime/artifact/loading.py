@@ -1,0 +1,261 @@
+"""From a stage as it lies in a file to one that runs: its signature, its graph, its engine, its weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dlinfer.errors import (
+    ArtifactCorruptError,
+    ArtifactEngineError,
+    ArtifactVersionError,
+    DlinferError,
+)
+from dlinfer.graph.engine import Engine, PayloadEngine, check_options, find_engine, runs_concurrently
+from dlinfer.graph.ir.dialect import STATIC, storages, written_arguments
+from dlinfer.graph.lowering.compiled import CompiledGraph
+from dlinfer.graph.lowering.lower import place
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.report import LOADED, GraphReport, record
+from dlinfer.runtime.artifact.files import ReadArtifact, ReadStage
+from dlinfer.runtime.artifact.graph_json import ReadGraph, read_graph
+from dlinfer.runtime.artifact.node_json import GraphTextError, decode, device_of, dtype_of, name_of
+from dlinfer.runtime.artifact.signature import Bounds, Port, Signature
+from dlinfer.runtime.options import SessionOptions
+from dlinfer.utils.size_text import Size, SizeTextError, parse_condition, parse_size
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value that the graph takes after its weights: an input of the signature by its number, or a constant."""
+
+    port: int | None
+    constant: Any = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a stage takes and gives. leaves: what is passed behind the weights.
+
+    results: for each result of the graph, its output of the signature; None for one that is no tensor.
+    """
+
+    signature: Signature
+    leaves: tuple[Leaf, ...]
+    results: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class LoadedStage:
+    """A stage that runs: called with the weights and the leaves of its plan, it gives the results.
+
+    numbers: its weights in the artifact; written: those of them that the graph writes.
+    concurrent: whether threads may run it at once.
+    """
+
+    plan: Plan
+    engine: Engine
+    run: CompiledGraph
+    numbers: tuple[int, ...]
+    written: frozenset[int]
+    report: GraphReport
+    concurrent: bool
+
+
+def plan_of(artifact: ReadArtifact, stage: ReadStage) -> Plan:
+    """The signature of a stage from what the file says. Raises ArtifactCorruptError."""
+    try:
+        return _plan(stage)
+    except (KeyError, TypeError, ValueError, AttributeError) as cause:
+        detail = f"a graph's signature is not one: {_said(cause)}"
+        raise ArtifactCorruptError(source=artifact.source, detail=detail) from cause
+
+
+def _said(cause: Exception) -> str:
+    ours = isinstance(cause, (GraphTextError, SizeTextError))
+    return str(cause) if ours else f"{type(cause).__name__}: {cause}"
+
+
+def _plan(stage: ReadStage) -> Plan:
+    symbols = {name_of(item["name"]): _range(item) for item in stage.graph["symbols"]}
+    inputs: list[Port] = []
+    leaves: list[Leaf] = []
+    for item in stage.graph["inputs"]:
+        if "weight" in item:
+            continue
+        if "fixed" in item:
+            leaves.append(Leaf(None, decode(item["fixed"], {})))
+            continue
+        leaves.append(Leaf(len(inputs)))
+        inputs.append(_input(item, symbols))
+    outputs = [_output(item, symbols) for item in stage.outputs if item is not None]
+    for ports in (inputs, outputs):
+        if len({port.name for port in ports}) < len(ports):
+            raise GraphTextError("two inputs or outputs of one name")
+    plain = {size.symbol for port in inputs for size in port.sizes if size is not None}
+    if not set(symbols) <= plain:
+        raise GraphTextError(f"no input has the size {min(set(symbols) - plain)} itself")
+    conditions = tuple(map(parse_condition, stage.graph["conditions"]))
+    if not all(name in symbols for one in conditions for name in one.symbols()):
+        raise GraphTextError("a condition on an unknown size")
+    numbers = iter(range(len(outputs)))
+    results = tuple(None if item is None else next(numbers) for item in stage.outputs)
+    examples = {item["name"]: item["hint"] for item in stage.graph["symbols"] if type(item["hint"]) is int}
+    signature = Signature(tuple(inputs), tuple(outputs), symbols, conditions, examples)
+    return Plan(signature, tuple(leaves), results)
+
+
+def _range(item: Any) -> Bounds:
+    low, high = item["low"], item["high"]
+    if type(low) is not int or not (high is None or type(high) is int):
+        raise GraphTextError("a range that is not of integers")
+    return low, high
+
+
+def _input(item: Any, symbols: Mapping[str, Bounds]) -> Port:
+    device = device_of(item.get("device", "cpu"))
+    name = name_of(item.get("called", item["name"]))
+    if "number" in item:
+        value = parse_size(item["number"])
+        return Port(name, torch.int64, (value,), _bounds([value], symbols), device, number=True)
+    sizes = [parse_size(text) for text in item["sizes"]]
+    strides = item.get("strides")
+    return Port(
+        name,
+        dtype_of(item["dtype"]),
+        tuple(sizes),
+        _bounds(sizes, symbols),
+        device,
+        None if strides is None else tuple(map(parse_size, strides)),
+    )
+
+
+def _output(item: Any, symbols: Mapping[str, Bounds]) -> Port:
+    sizes = [None if text is None else parse_size(text) for text in item["sizes"]]
+    bounds = _bounds(sizes, symbols)
+    return Port(
+        name_of(item["name"]), dtype_of(item["dtype"]), tuple(sizes), bounds, device_of(item["device"])
+    )
+
+
+def _bounds(sizes: Sequence[Size | None], symbols: Mapping[str, Bounds]) -> tuple[Bounds, ...]:
+    found = [(0, None) if size is None else size.bounds(symbols) for size in sizes]
+    return tuple((max(0, low or 0), high) for low, high in found)
+
+
+# --- making it run
+
+
+def load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: SessionOptions) -> LoadedStage:
+    """Lower the stored graph through its engine, or restore what the engine kept of it.
+
+    Raises ArtifactCorruptError, ArtifactEngineError, ArtifactVersionError, EngineUnavailableError,
+    CompileOptionError for options that the engine does not have and, under the fallback policy ``error``,
+    GraphFallbackError.
+    """
+    read = read_stage(artifact, stage, options)
+    plan = _told(plan, read)
+    if options.engine not in (None, stage.engine) and stage.payloads:
+        given = f"engine {options.engine!r}"
+        raise ArtifactEngineError(source=artifact.source, wanted=f"engine {stage.engine!r}", given=given)
+    engine = find_engine(options.engine or stage.engine, "")
+    if stage.payloads:
+        _check_version(artifact, stage, engine)
+    report = GraphReport(model=stage.model, index=-1, engine=engine.name, cause=LOADED)
+    record(report)
+    compile_options = CompileOptions(
+        engine=engine.name,
+        fallback=options.fallback,
+        small_regions="engine" if stage.small_regions else "eager",
+        cache_dir=options.cache_dir,
+        engine_options=_engine_options(stage, engine, options),
+    )
+    check_options(engine, compile_options)
+    graph_module = read.captured.graph_module
+    run = _placed(artifact, stage, engine, compile_options, report, graph_module)
+    written = frozenset(stage.tensors[number] for number in read.writes)
+    concurrent = runs_concurrently(engine) and not written
+    weights = sum("weight" in item for item in stage.graph["inputs"])
+    return LoadedStage(plan, engine, run, stage.tensors[:weights], written, report, concurrent)
+
+
+def _engine_options(stage: ReadStage, engine: Engine, options: SessionOptions) -> dict[str, Any]:
+    """The session's over the artifact's, of which only those count that are meant to be kept in a file."""
+    of_its_own = stage.engine_options if engine.name == stage.engine else {}
+    kept = {name: value for name, value in of_its_own.items() if name in engine.stored_options}
+    return kept | dict(options.engine_options)
+
+
+def _placed(
+    artifact: ReadArtifact,
+    stage: ReadStage,
+    engine: Engine,
+    options: CompileOptions,
+    report: GraphReport,
+    graph_module: torch.fx.GraphModule,
+) -> CompiledGraph:
+    if not stage.payloads:
+        return place(graph_module, engine, options, report)
+    try:
+        return place(graph_module, engine, options, report, stage.payloads)
+    except DlinferError:
+        raise
+    except Exception as cause:  # an engine judges its own payload, by whatever its SDK raises
+        detail = f"engine {engine.name!r} does not take its payload: {type(cause).__name__}: {cause}"
+        raise ArtifactCorruptError(source=artifact.source, detail=detail) from cause
+
+
+def read_stage(artifact: ReadArtifact, stage: ReadStage, options: SessionOptions) -> ReadGraph:
+    """The graph of a stage, every op tried on fakes. Raises ArtifactCorruptError."""
+    weights = sum("weight" in item for item in stage.graph["inputs"])
+    constants = {
+        number: artifact.tensors.tensor(stage.tensors[number])
+        for number in range(weights, len(stage.tensors))
+    }
+    try:
+        read = read_graph(stage.graph, artifact.layouts(stage), constants, allowed=options.allow_ops)
+        _check(read, weights, len(stage.outputs))
+    except GraphTextError as cause:
+        detail = f"the graph of entry {stage.entry!r}: {cause}"
+        raise ArtifactCorruptError(source=artifact.source, detail=detail) from cause
+    return read
+
+
+def _check(read: ReadGraph, weights: int, outputs: int) -> None:
+    """A graph is called with its weights in order, before all else, and gives what the stage says."""
+    order = [item.get("weight") for item in read.inputs]
+    if order != [*range(weights), *[None] * (len(order) - weights)]:
+        raise GraphTextError("its weights are not in their order")
+    if any(number >= weights for number in read.writes):
+        raise GraphTextError("it writes a constant")
+    if len(read.captured.graph_module.graph.output_node().args[0]) != outputs:  # pyright: ignore[reportArgumentType]
+        raise GraphTextError(f"it does not give {outputs} results")
+
+
+def _told(plan: Plan, read: ReadGraph) -> Plan:
+    """The plan with what the graph itself tells: its conditions, and which inputs it writes."""
+    graph = read.captured.graph_module.graph
+    targets = [target for node in graph.nodes for target in written_arguments(node)]
+    memory = {one for target in targets for one in storages(target)}
+    nodes = [node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)]
+    taken = [node for node, leaf in zip(nodes, plan.leaves, strict=True) if leaf.port is not None]
+    inputs = tuple(
+        replace(port, written=bool(storages(node) & memory))
+        for node, port in zip(taken, plan.signature.inputs, strict=True)
+    )
+    signature = replace(plan.signature, inputs=inputs, conditions=tuple(read.conditions))
+    return replace(plan, signature=signature)
+
+
+def _check_version(artifact: ReadArtifact, stage: ReadStage, engine: Engine) -> None:
+    if not isinstance(engine, PayloadEngine):
+        wanted = f"an engine {engine.name!r} that keeps compiled regions"
+        raise ArtifactEngineError(source=artifact.source, wanted=wanted, given="one that does not")
+    if engine.version() != stage.engine_version:
+        raise ArtifactVersionError(
+            source=artifact.source,
+            what=f"engine {engine.name!r}",
+            wanted=stage.engine_version,
+            here=engine.version(),
+        )

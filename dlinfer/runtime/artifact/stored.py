@@ -1,0 +1,126 @@
+"""What of a compiled graph is kept in an artifact: plain data and the tensors that it reads."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from dlinfer.graph.capture.export import Exported
+from dlinfer.graph.capture.trace import Captured
+from dlinfer.graph.engine import Engine, Payload, PayloadEngine
+from dlinfer.graph.ir.dialect import STATIC, fake, storages, written_arguments
+from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
+from dlinfer.graph.lowering.compiled import CompiledGraph
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.seam.expressions import to_size
+from dlinfer.graph.seam.symbols import symbols_of
+from dlinfer.runtime.artifact.graph_json import Layout, write_graph
+from dlinfer.runtime.artifact.node_json import GraphTextError
+from dlinfer.utils.size_text import SizeTextError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One graph of an entry: a shape profile of it.
+
+    graph: its written form. tensors: its weights and constants, by the numbers that the graph calls them.
+    engine_options: what the engine was told, as far as it is to be told so again.
+    outputs: name, dtype, sizes and device of each tensor that it gives; those that are None or numbers are left out.
+    """
+
+    model: str
+    engine: str
+    small_regions: bool
+    graph: dict[str, Any]
+    tensors: Sequence[torch.Tensor]
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    outputs: list[dict[str, Any] | None] = field(default_factory=list)
+
+
+class Storable(Protocol):
+    """A compiled graph and the form in which it is saved, or why it has none."""
+
+    stored: Stage | str
+    run: CompiledGraph
+
+
+def keep(exported: Exported, engine: Engine, options: CompileOptions, model: str) -> Stage | str:
+    """The stage to store of a graph after its passes, or why it cannot be stored."""
+    graph_module = exported.captured.graph_module
+    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in exported.weights):
+        return "a weight is of a class of its own"
+    try:
+        file = write_graph(graph_module, len(exported.weights), exported.ranges)
+    except GraphTextError as cause:
+        return str(cause)
+    outputs = _outputs(exported.captured, exported.names)
+    _name_inputs(file.data["inputs"], exported.inputs)
+    tensors = [*exported.weights, *file.constants]
+    if _writes_shared_memory(graph_module, exported.weights):
+        return "it writes a weight whose memory belongs to another weight too"
+    told = {
+        name: value for name, value in options.wanted_engine_options.items() if name in engine.stored_options
+    }
+    return Stage(model, engine.name, options.keeps_small_regions, file.data, tensors, told, outputs)
+
+
+def _name_inputs(written: Iterable[dict[str, Any]], specs: Iterable[Any]) -> None:
+    """Say what the module calls an input, where its node has another name."""
+    given = [item for item in written if "weight" not in item]
+    for item, spec in zip(given, specs, strict=True):
+        if isinstance(spec, (TensorSpec, NumberSpec)) and spec.name != item["name"]:
+            item["called"] = spec.name
+
+
+def _writes_shared_memory(graph_module: torch.fx.GraphModule, weights: Sequence[torch.Tensor]) -> bool:
+    """Whether a weight that is written lies in another one's memory, but is not the same tensor.
+
+    A session has a copy of what is written, and could not keep the two together.
+    """
+    static = [node for node in graph_module.graph.find_nodes(op="placeholder") if node.meta.get(STATIC)]
+    targets = [target for node in graph_module.graph.nodes for target in written_arguments(node)]
+    memory = {one for target in targets for one in storages(target)}
+    layouts: dict[int, set[Any]] = {}
+    for tensor in weights:
+        place = tensor.untyped_storage().data_ptr()
+        layouts.setdefault(place, set()).add((tensor.data_ptr(), Layout.of(tensor)))
+    return any(
+        len(layouts[tensor.untyped_storage().data_ptr()]) > 1
+        for node, tensor in zip(static, weights, strict=True)
+        if storages(node) & memory
+    )
+
+
+def _outputs(captured: Captured, names: Sequence[str]) -> list[dict[str, Any] | None]:
+    symbols = dict.fromkeys(symbol for value in captured.fakes for symbol in symbols_of(value))
+    known = {symbol: f"s{index}" for index, symbol in enumerate(symbols)}
+    nodes: Any = captured.graph_module.graph.output_node().args[0]
+    return [_output(node, name, known) for node, name in zip(nodes, names, strict=True)]
+
+
+def _output(node: Any, name: str, known: Mapping[Any, str]) -> dict[str, Any] | None:
+    value = fake(node) if isinstance(node, torch.fx.Node) else node
+    if not isinstance(value, torch.Tensor):
+        return None
+    return {
+        "name": name,
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "device": str(value.device),
+        "sizes": [_size(size, known) for size in value.shape],
+    }
+
+
+def _size(size: int | torch.SymInt, known: Mapping[Any, str]) -> int | str | None:
+    try:
+        return size if isinstance(size, int) else str(to_size(size, known))
+    except SizeTextError:
+        return None  # only running it tells
+
+
+def payloads_of(compiled: CompiledGraph) -> dict[str, Payload]:
+    """What the engine keeps of a graph's regions, by their names; empty for an engine that compiles again."""
+    if not isinstance(compiled.engine, PayloadEngine):
+        return {}
+    found = {name: compiled.engine.payload(part) for name, part in compiled.parts.items()}
+    return {name: payload for name, payload in found.items() if payload is not None}

@@ -1,0 +1,215 @@
+"""What a session says of itself: entries, stages, inputs, outputs, and tensors of its own for them.
+
+Names and indexes are those of the S0 interface (Sophgo's EngineLLM), so that its users find them: an entry is its
+graph, a stage a shape profile of it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from dlinfer.errors import SessionCallError
+from dlinfer.runtime.artifact.loading import Plan
+from dlinfer.runtime.artifact.signature import Port, Signature
+from dlinfer.runtime.options import SessionOptions
+from dlinfer.runtime.session.io_memory import IoTensors, RuntimeMemory
+
+
+class Introspection:
+    """The part of a Session that needs no set-up: it reads the signatures."""
+
+    devices: list[torch.device]
+    options: SessionOptions
+    _plans: Mapping[str, Sequence[Plan]]
+    _io: dict[tuple[str, int], IoTensors]
+    _memory: RuntimeMemory
+
+    def signature(self, entry: str | None = None, stage: int = 0) -> Signature:
+        """What an entry takes and gives. ``entry`` may be left out where there is one."""
+        name = self._entry(entry)
+        plans = self._plans[name]
+        if not isinstance(stage, int) or not 0 <= stage < len(plans):
+            raise SessionCallError(what=f"stage of {name!r}", name=stage, detail=f"it has {len(plans)}")
+        return plans[stage].signature
+
+    def _entry(self, entry: str | None) -> str:
+        if entry is None and len(self._plans) == 1:
+            return next(iter(self._plans))
+        if entry is None or entry not in self._plans:
+            given = "" if entry is None else entry
+            raise SessionCallError(what="entry", name=given, detail=f"it has {', '.join(self._plans)}")
+        return entry
+
+    def _port(self, entry: str, index: int, which: str, stage: int = 0) -> Port:
+        ports = getattr(self.signature(entry, stage), which)
+        if not isinstance(index, int) or not 0 <= index < len(ports):
+            detail = f"entry {entry!r} has {len(ports)}"
+            raise SessionCallError(what=f"index in {which}", name=index, detail=detail)
+        return ports[index]
+
+    def get_device_ids(self) -> list[int]:
+        """The index of each device that it runs on (S0-30)."""
+        return [device.index or 0 for device in self.devices]
+
+    def get_graph_names(self) -> list[str]:
+        """The names of all entries (S0-31)."""
+        return list(self._plans)
+
+    def get_addr_mode(self, entry: str) -> int:
+        """1 where inputs and outputs are tensors of the session (``io="owned"``), else 0 (S0-32)."""
+        self.signature(entry)
+        return int(self.options.io == "owned")
+
+    def get_stage_num(self, entry: str) -> int:
+        """How many stages an entry has (S0-33)."""
+        return len(self._plans[self._entry(entry)])
+
+    def get_input_num(self, entry: str) -> int:
+        """How many inputs an entry has (S0-34)."""
+        return len(self.signature(entry).inputs)
+
+    def get_output_num(self, entry: str) -> int:
+        """How many outputs an entry has (S0-35)."""
+        return len(self.signature(entry).outputs)
+
+    def get_is_dynamic(self, entry: str) -> bool:
+        """Whether a size may change from call to call (S0-36)."""
+        return self.signature(entry).is_dynamic
+
+    def get_input_name(self, entry: str, index: int) -> str:
+        """The name of an input (S0-37)."""
+        return self._port(entry, index, "inputs").name
+
+    def get_output_name(self, entry: str, index: int) -> str:
+        """The name of an output (S0-38)."""
+        return self._port(entry, index, "outputs").name
+
+    def get_input_tensor_devid(self, entry: str, index: int) -> int:
+        """The index of the device that an input lies on (S0-39)."""
+        return self._port(entry, index, "inputs").device.index or 0
+
+    def get_output_tensor_devid(self, entry: str, index: int) -> int:
+        """The index of the device that an output lies on (S0-40)."""
+        return self._port(entry, index, "outputs").device.index or 0
+
+    def get_input_shape(self, entry: str, index: int, stage: int = 0) -> list[int]:
+        """The sizes of an input in a stage; of one that may change the highest, -1 where there is none (S0-41)."""
+        return list(self._port(entry, index, "inputs", stage).max_shape)
+
+    def get_output_shape(self, entry: str, index: int, stage: int = 0) -> list[int]:
+        """The sizes of an output in a stage, as for inputs (S0-42)."""
+        return list(self._port(entry, index, "outputs", stage).max_shape)
+
+    def get_input_max_shape(self, entry: str, index: int) -> list[int]:
+        """The highest sizes of an input over all stages (S0-43)."""
+        return self._max_shape(entry, index, "inputs")
+
+    def get_output_max_shape(self, entry: str, index: int) -> list[int]:
+        """The highest sizes of an output over all stages (S0-44)."""
+        return self._max_shape(entry, index, "outputs")
+
+    def _max_shape(self, entry: str, index: int, which: str) -> list[int]:
+        stages = range(self.get_stage_num(entry))
+        shapes = [self._port(entry, index, which, stage).max_shape for stage in stages]
+        return [-1 if -1 in sizes else max(sizes) for sizes in zip(*shapes, strict=True)]
+
+    def get_input_dtype(self, entry: str, index: int) -> torch.dtype:
+        """The dtype of an input (S0-45)."""
+        return self._port(entry, index, "inputs").dtype
+
+    def get_output_dtype(self, entry: str, index: int) -> torch.dtype:
+        """The dtype of an output (S0-46)."""
+        return self._port(entry, index, "outputs").dtype
+
+    def get_input_scale(self, entry: str, index: int) -> float:
+        """The quantisation scale of an input, 1.0 where it is not quantised (S0-47)."""
+        return self._port(entry, index, "inputs").scale
+
+    def get_output_scale(self, entry: str, index: int) -> float:
+        """The quantisation scale of an output, 1.0 where it is not quantised (S0-48)."""
+        return self._port(entry, index, "outputs").scale
+
+    def model_input_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
+        """name -> (sizes as of get_input_shape, dtype by numpy's name) of each input (S3-22)."""
+        return {port.name: _shape_and_type(port) for port in self.signature(entry).inputs}
+
+    def model_output_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
+        """name -> (sizes, dtype) of each output (S3-23)."""
+        return {port.name: _shape_and_type(port) for port in self.signature(entry).outputs}
+
+    # --- tensors of the session's own
+
+    def get_input_tensors(
+        self, entry: str, tensor_name: str | None = None, stage: int = 0
+    ) -> dict[int, torch.Tensor]:
+        """index -> the session's own tensor of each input, or of the one named (S0-60, S0-61).
+
+        They are at the highest sizes. Writing one and running with it (or with ``io_tensor`` views of it) copies
+        nothing on the way in. Empty where addr_mode is 0 (S0-67).
+        """
+        return self._own(entry, "inputs", stage, tensor_name) if self.get_addr_mode(entry) else {}
+
+    def get_output_tensors(
+        self, entry: str, tensor_name: str | None = None, stage: int = 0
+    ) -> dict[int, torch.Tensor]:
+        """index -> the session's own tensor of each output (S0-63, S0-64); each run writes them anew."""
+        return self._own(entry, "outputs", stage, tensor_name) if self.get_addr_mode(entry) else {}
+
+    def get_input_tensor(self, entry: str, index: int, stage: int = 0) -> torch.Tensor:
+        """The session's own tensor of an input (S0-62). Raises SessionCallError where addr_mode is 0."""
+        return self._safe(entry, index, "inputs", stage)
+
+    def get_output_tensor(self, entry: str, index: int, stage: int = 0) -> torch.Tensor:
+        """The session's own tensor of an output (S0-65). Raises SessionCallError where addr_mode is 0."""
+        return self._safe(entry, index, "outputs", stage)
+
+    def get_input_tensors_addrmode0(self, entry: str, stage: int = 0) -> dict[int, torch.Tensor]:
+        """As ``get_input_tensors``, in any mode (S0-68); the caller minds that nobody else runs meanwhile."""
+        return self._own(entry, "inputs", stage)
+
+    def get_output_tensors_addrmode0(self, entry: str, stage: int = 0) -> dict[int, torch.Tensor]:
+        """As ``get_output_tensors``, in any mode (S0-69). With addr_mode 0 a run writes them only where they are
+        given to it as outputs."""
+        return self._own(entry, "outputs", stage)
+
+    def io_tensor(self, entry: str, name: str, shape: Sequence[int], stage: int = 0) -> torch.Tensor:
+        """A contiguous tensor of smaller sizes in the memory of the session's own tensor of this name."""
+        signature = self.signature(entry, stage)
+        for port in (*signature.inputs, *signature.outputs):
+            if port.name == name and not port.number:
+                return self._io_tensors(self._entry(entry), stage).tensor(port, shape)
+        raise SessionCallError(
+            what="tensor", name=name, detail=f"entry {entry!r} takes and gives none of this name"
+        )
+
+    def _own(
+        self, entry: str, which: str, stage: int, tensor_name: str | None = None
+    ) -> dict[int, torch.Tensor]:
+        ports = getattr(self.signature(entry, stage), which)
+        if tensor_name is not None and tensor_name not in [port.name for port in ports]:
+            raise SessionCallError(
+                what=which[:-1], name=tensor_name, detail=f"entry {entry!r} has no such tensor"
+            )
+        io = self._io_tensors(self._entry(entry), stage)
+        return {
+            index: io.tensor(port)
+            for index, port in enumerate(ports)
+            if tensor_name in (None, port.name) and not port.number
+        }
+
+    def _safe(self, entry: str, index: int, which: str, stage: int) -> torch.Tensor:
+        port = self._port(entry, index, which, stage)
+        if not self.get_addr_mode(entry):
+            detail = 'its addr_mode is 0; load it with options={"io": "owned"}'
+            raise SessionCallError(what="tensor of its own for", name=port.name, detail=detail)
+        return self._io_tensors(self._entry(entry), stage).tensor(port)
+
+    def _io_tensors(self, entry: str, stage: int) -> IoTensors:
+        with self._memory.lock:
+            if (entry, stage) not in self._io:
+                self._io[entry, stage] = IoTensors(self.signature(entry, stage), self._memory)
+            return self._io[entry, stage]
+
+
+def _shape_and_type(port: Port) -> tuple[list[int], str]:
+    return list(port.max_shape), str(port.dtype).removeprefix("torch.")

@@ -1,0 +1,183 @@
+"""Stages at work: what a session calls for each run, with weights and memory in place."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dlinfer.errors import ArtifactInputError, SessionCallError
+from dlinfer.runtime.artifact.loading import LoadedStage
+from dlinfer.runtime.artifact.signature import Port, shown
+from dlinfer.runtime.artifact.tensor_file import TensorFile
+from dlinfer.runtime.session.io_memory import IoTensors, RuntimeMemory
+
+
+class RunningStage:
+    """A loaded stage with its weights. Called with the inputs in order, it gives the outputs in order.
+
+    lock: what keeps runs apart; ``Session`` sets it.
+    """
+
+    def __init__(self, stage: LoadedStage, weights: Sequence[torch.Tensor]) -> None:
+        self.signature = stage.plan.signature
+        self.loaded = stage
+        self.weights = tuple(weights)
+        self.lock: Any = contextlib.nullcontext()
+        self._leaves = stage.plan.leaves
+        self._kept = [index for index, number in enumerate(stage.plan.results) if number is not None]
+        self._drops_some = len(self._kept) < len(stage.plan.results)
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """The outputs for inputs that the signature takes."""
+        run, arguments = self.bound(values)
+        with self.lock, torch.no_grad():
+            results = run(*arguments)
+        return [results[index] for index in self._kept] if self._drops_some else results
+
+    def bound(self, values: Sequence[Any]) -> tuple[Callable[..., tuple[Any, ...]], tuple[Any, ...]]:
+        """What the engine made, and the arguments that it is called with for these inputs."""
+        leaves = (leaf.constant if leaf.port is None else values[leaf.port] for leaf in self._leaves)
+        return self.loaded.run, (*self.weights, *leaves)
+
+    def close(self) -> None:
+        """Let engines that hold more than Python's memory give it back."""
+        for run in self.loaded.run.regions.values():
+            close = getattr(run, "close", None)
+            if close is not None:
+                close()
+
+
+class Weights:
+    """The weights of an artifact as its stages use them: read where they lie in the file, or own where written."""
+
+    def __init__(self, tensors: TensorFile) -> None:
+        self._shared = tensors
+        self._own: dict[int, torch.Tensor] = {}
+
+    def of(self, stage: LoadedStage, written: frozenset[int]) -> list[torch.Tensor]:
+        """The weights of a stage. written: numbers that any stage of the session writes: these are one copy."""
+        return [
+            self._owned(number) if number in written else self._shared.tensor(number)
+            for number in stage.numbers
+        ]
+
+    def _owned(self, number: int) -> torch.Tensor:
+        if number not in self._own:
+            self._own[number] = self._shared.own(number)
+        return self._own[number]
+
+
+class Values:
+    """A caller's values as a stage takes them, and results as the caller's kind of array."""
+
+    def __init__(self, running: RunningStage, given: Mapping[str, Any]) -> None:
+        """Raises SessionCallError and ArtifactInputError."""
+        self.signature = running.signature
+        names = [port.name for port in running.signature.inputs]
+        if set(given) != set(names):
+            missing = sorted(set(names) - set(given))
+            unknown = sorted(set(given) - set(names), key=str)
+            wrong = (missing or unknown)[0]
+            detail = f"it takes {', '.join(names)}" if unknown and not missing else "it was not given"
+            raise SessionCallError(what="value for input" if missing else "input", name=wrong, detail=detail)
+        arrays = [value for value in given.values() if not isinstance(value, int)]
+        self.numpy = bool(arrays) and not any(isinstance(value, torch.Tensor) for value in arrays)
+        self.tensors = [tensor_of(port, given[port.name]) for port in running.signature.inputs]
+        self.symbols = running.signature.check(self.tensors)
+
+    def result(self, port: Port, tensor: Any) -> Any:
+        """A result in the kind of the inputs."""
+        return numpy_of(port, tensor) if self.numpy else tensor
+
+
+def tensor_of(port: Port, value: Any) -> Any:
+    """A value of an input as a tensor on its memory; copied only where it lies in strides that the graph does not
+    take, or in memory that may not be written. Raises ArtifactInputError."""
+    if port.number:
+        return value
+    if not isinstance(value, torch.Tensor):
+        value = _from_numpy(port, value)
+    if port.strides is None and not value.is_contiguous() and not port.written:
+        return value.contiguous()
+    return value
+
+
+def _from_numpy(port: Port, value: Any) -> torch.Tensor:
+    import numpy
+
+    if not isinstance(value, (numpy.ndarray, numpy.generic)):
+        raise ArtifactInputError(name=port.name, expected=port, given=shown(value))
+    array = numpy.asarray(value)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        if port.written:
+            raise ArtifactInputError(
+                name=port.name, expected=f"{port}, to be written", given="a read-only array"
+            )
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except TypeError as cause:
+        raise ArtifactInputError(name=port.name, expected=port, given=f"an array of {array.dtype}") from cause
+
+
+def numpy_of(port: Port, tensor: torch.Tensor) -> Any:
+    """A result as a numpy array on its memory. Raises ArtifactInputError for a dtype that numpy lacks."""
+    try:
+        return tensor.detach().cpu().numpy()
+    except TypeError as cause:
+        given = f"a result of {tensor.dtype}, which numpy has not: pass the inputs as torch tensors"
+        raise ArtifactInputError(name=port.name, expected="a dtype of numpy", given=given) from cause
+
+
+def check_target(port: Port, target: Any, symbols: Mapping[str, int]) -> None:
+    """Raise ArtifactInputError where a caller's tensor or array cannot take the result of a call with these sizes.
+
+    Asked before the run, so that no cache is written in vain; sizes that only the run tells are left to ``write_into``.
+    """
+    tensor = _target(port, target)
+    wanted = [None if size is None else size.evaluate(symbols) for size in port.sizes]
+    fits = len(wanted) == tensor.dim() and all(
+        want in (None, size) for want, size in zip(wanted, tensor.shape, strict=True)
+    )
+    if not fits or tensor.dtype != port.dtype or tensor.device != port.device:
+        shape = ", ".join("?" if size is None else str(size) for size in wanted)
+        raise ArtifactInputError(
+            name=port.name, expected=f"{port.dtype} [{shape}] on {port.device}", given=shown(tensor)
+        )
+
+
+def write_into(port: Port, target: Any, result: torch.Tensor) -> None:
+    """Copy a result into a caller's tensor or array. Raises ArtifactInputError where it does not fit."""
+    tensor = _target(port, target)
+    if tensor.shape != result.shape or tensor.dtype != result.dtype:
+        raise ArtifactInputError(name=port.name, expected=shown(result), given=shown(tensor))
+    if tensor.data_ptr() != result.data_ptr() or tensor.stride() != result.stride():
+        tensor.copy_(result)
+
+
+def _target(port: Port, target: Any) -> torch.Tensor:
+    """A caller's tensor, or an array as one."""
+    import numpy
+
+    if isinstance(target, torch.Tensor):
+        return target
+    if not isinstance(target, numpy.ndarray) or not target.flags.writeable:
+        raise ArtifactInputError(name=port.name, expected=f"{port}, to be written", given=shown(target))
+    return _from_numpy(port, target)
+
+
+def lock_of(stages: Sequence[LoadedStage], memory: RuntimeMemory, *, shared: bool, owned: bool) -> Any:
+    """What keeps runs apart; nothing where the engine takes several at once and none writes what others read."""
+    alone = shared or owned or not all(stage.concurrent for stage in stages)
+    return memory.lock if alone else contextlib.nullcontext()
+
+
+def into_own(io: IoTensors, outputs: Sequence[Port], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Results in the session's own tensors."""
+    placed = []
+    for port, result in zip(outputs, results, strict=True):
+        target = io.tensor(port, result.shape)
+        target.copy_(result)
+        placed.append(target)
+    return placed

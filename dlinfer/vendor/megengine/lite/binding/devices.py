@@ -1,0 +1,31 @@
+"""Which devices this machine has: asked first, since an Atlas tensor without an Atlas ends the process at its exit."""
+
+import ctypes
+
+from dlinfer.vendor.megengine.errors import LiteError
+from dlinfer.vendor.megengine.lite.binding.checks import member
+from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType, native_device
+from dlinfer.vendor.megengine.lite.binding.library import library
+
+_ALWAYS = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
+
+
+def device_count(device_type: int) -> int:
+    """How many there are (S1-115). Raises LiteError for a kind that the library does not know."""
+    count = ctypes.c_size_t()
+    native = checked("get_device_count", device_type)
+    library().call("get_device_count", native, ctypes.byref(count), said=f"get_device_count({device_type!r})")
+    return count.value
+
+
+def usable(call: str, device_type: int) -> int:
+    """The C header's number of a device that this machine has. Raises LiteArgumentError and LiteError."""
+    native = checked(call, device_type)
+    if device_type not in _ALWAYS and not device_count(device_type):
+        raise LiteError(call=call, detail=f"this machine has no {LiteDeviceType(device_type).name}")
+    return native
+
+
+def checked(call: str, device_type: int) -> int:
+    """The C header's number of a device. Raises LiteArgumentError."""
+    return native_device(member(call, "device_type", LiteDeviceType, device_type))

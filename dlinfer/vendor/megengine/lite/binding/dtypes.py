@@ -1,0 +1,127 @@
+"""Types of elements: Lite's seven, their numpy types, and what happens to others.
+
+At the boundary: float32, float16, int32, int16, int8, uint8, uint16 pass as they are. Copying an int64 array makes it
+int32 where every value fits, and a bool array uint8 (0 and 1); sharing cannot convert and refuses them. Everything
+else (float64, bfloat16, uint32, uint64, complex) is refused: it would lose digits or range in silence.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
+from dlinfer.vendor.megengine.lite.binding.enums import LiteDataType
+
+NUMPY_TYPES: dict[LiteDataType, type[np.generic]] = {
+    LiteDataType.LITE_FLOAT: np.float32,
+    LiteDataType.LITE_HALF: np.float16,
+    LiteDataType.LITE_INT: np.int32,
+    LiteDataType.LITE_INT16: np.int16,
+    LiteDataType.LITE_INT8: np.int8,
+    LiteDataType.LITE_UINT8: np.uint8,
+    LiteDataType.LITE_UINT16: np.uint16,
+}
+_LITE_TYPES = {np.dtype(numpy): lite for lite, numpy in NUMPY_TYPES.items()}
+NAMES = ", ".join(str(np.dtype(one)) for one in NUMPY_TYPES.values())
+
+
+def lite_type(dtype: Any, call: str) -> LiteDataType:
+    """The LiteDataType of a LiteDataType, a name, a numpy dtype or a numpy type; None is float32 (S1-02 to S1-05).
+
+    Raises LiteArgumentError.
+    """
+    if dtype is None:
+        return LiteDataType.LITE_FLOAT
+    if isinstance(dtype, LiteDataType):
+        return dtype
+    try:
+        found = _LITE_TYPES.get(np.dtype(dtype)) if not isinstance(dtype, (int, np.integer)) else None
+    except TypeError:
+        found = None
+    if found is None:
+        raise LiteArgumentError(
+            call=call, argument="dtype", expected=f"a LiteDataType or one of {NAMES}", given=repr(dtype)
+        )
+    return found
+
+
+def numpy_type(number: int) -> type[np.generic]:
+    """The numpy type of a LiteDataType's number. Raises LiteError for one that the document does not have."""
+    found = {int(lite): numpy for lite, numpy in NUMPY_TYPES.items()}.get(number)
+    if found is None:
+        raise LiteError(call="LiteLayout", detail=f"data_type {number}, which is none of {NAMES}")
+    return found
+
+
+def for_copying(array: np.ndarray, call: str) -> np.ndarray:
+    """A contiguous array of one of the seven types with the same values. Raises LiteArgumentError."""
+    if array.dtype == np.int64:
+        array = _fitting(array, np.dtype(np.int32), call)
+    elif array.dtype == np.bool_:
+        array = array.astype(np.uint8)
+    elif array.dtype not in _LITE_TYPES:
+        raise _refused(array.dtype, call)
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def for_sharing(array: np.ndarray, call: str) -> np.ndarray:
+    """The array itself, when its memory can be a tensor's. Raises LiteArgumentError."""
+    if array.dtype not in _LITE_TYPES:
+        raise _refused(array.dtype, call)
+    if not array.flags.c_contiguous:
+        raise LiteArgumentError(
+            call=call, argument="data", expected="a contiguous array", given=f"strides {array.strides}"
+        )
+    return array
+
+
+def from_list(values: list[Any], dtype: np.dtype, call: str) -> np.ndarray:
+    """A list's numbers in a tensor's type. Decimals are rounded to it; whole numbers have to keep their values, and
+    nothing becomes infinite. Raises LiteArgumentError."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as error:  # ragged, or beyond 64 bits
+        raise LiteArgumentError(
+            call=call, argument="data", expected="a list of numbers", given=str(error)
+        ) from error
+    if array.dtype.kind not in "biuf" and array.size:
+        raise LiteArgumentError(
+            call=call, argument="data", expected="a list of numbers", given=repr(array.dtype)
+        )
+    if dtype.kind == "f":
+        return _rounded(array, dtype, call)
+    if array.dtype.kind == "f" and array.size:
+        raise LiteArgumentError(
+            call=call, argument="data", expected=f"integers for a tensor of {dtype}", given="floats"
+        )
+    return _fitting(array, dtype, call)
+
+
+def _rounded(array: np.ndarray, dtype: np.dtype, call: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        values = array.astype(dtype)
+    infinite = np.isfinite(array) & ~np.isfinite(values)
+    lost = infinite if array.dtype.kind == "f" else values.astype(np.float64) != array
+    if lost.any():
+        raise LiteArgumentError(
+            call=call, argument="data", expected=f"values that {dtype} has", given=repr(array[lost][0])
+        )
+    return values
+
+
+def _fitting(array: np.ndarray, dtype: np.dtype, call: str) -> np.ndarray:
+    info = np.iinfo(dtype)
+    if array.size and (int(array.min()) < info.min or int(array.max()) > info.max):
+        raise LiteArgumentError(
+            call=call,
+            argument="data",
+            expected=f"values from {info.min} to {info.max} ({dtype})",
+            given=f"{array.dtype} from {array.min()} to {array.max()}",
+        )
+    return array.astype(dtype)
+
+
+def _refused(dtype: np.dtype, call: str) -> LiteArgumentError:
+    return LiteArgumentError(
+        call=call, argument="data", expected=f"one of {NAMES} (convert it with astype)", given=str(dtype)
+    )

@@ -1,0 +1,1 @@
+"""What runs a model behind a Session: a card, or ONNX Runtime on the CPU."""

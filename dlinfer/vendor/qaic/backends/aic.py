@@ -1,0 +1,106 @@
+"""The backend ``aic``: a Cloud AI card, driven through Qualcomm's package ``qaic``."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlinfer.vendor.qaic import sdk
+from dlinfer.vendor.qaic.backends.backend import Arrays, Benchmark
+from dlinfer.vendor.qaic.engine.compiler import compile_model
+from dlinfer.vendor.qaic.errors import QaicRunError
+from dlinfer.vendor.qaic.model_file import ModelFile
+from dlinfer.vendor.qaic.options.options import Options
+from dlinfer.vendor.qaic.tensors import TensorInfo
+
+
+class AicBackend:
+    """A model on a card. Raises QaicUnavailableError, QaicCompileError, QaicRunError."""
+
+    def __init__(self, model: ModelFile, options: Options) -> None:
+        what = f"{'compile' if model.kind == 'onnx' else 'open'} {str(model.path)!r} for backend 'aic'"
+        sdk.require(what, compiling=model.kind == "onnx")
+        package = sdk.package()
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        qpc = model.path if model.kind == "qpc" else self._compiled(model, options)
+        # Metrics and profiles are taken by dlinfer, so that they mean the same on every backend.
+        keywords = {
+            name: value
+            for name, value in {**options.of_stage("run"), **options.of_stage("session")}.items()
+            if name not in ("enable_metrics", "enable_profiling")
+        }
+        self._session: Any = _asked(package.Session, model_path=str(qpc), **keywords)
+        self.inputs = _infos(self._session.model_input_shape_dict)
+        self.outputs = _infos(self._session.model_output_shape_dict)
+
+    def _compiled(self, model: ModelFile, options: Options) -> Path:
+        compiler = sdk.compiler()
+        assert compiler is not None  # require() has seen it
+        compiling = options.of_stage("compile")
+        if "output_dir" in compiling:
+            folder = Path(compiling["output_dir"])
+        else:
+            self._scratch = tempfile.TemporaryDirectory(prefix="dlinfer-qaic-")
+            folder = Path(self._scratch.name)
+        return compile_model(compiler, model.path, folder, compiling)
+
+    def settable(self) -> dict[str, Any]:
+        """What the package says."""
+        return dict(_value(self._session.backend_options))
+
+    def update(self, changed: Mapping[str, Any]) -> None:
+        """Hand changes to the package."""
+        _asked(self._session.update_backend_options, **changed)
+
+    def load(self) -> None:
+        """Load the network to the card."""
+        _asked(self._session.setup)
+
+    def release(self) -> None:
+        """Release what the card holds."""
+        _asked(self._session.reset)
+
+    def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """One inference on the card."""
+        given = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        values = _asked(self._session.run, given)
+        return {name: _shaped(values[name], info) for name, info in self.outputs.items()}
+
+    def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
+        """The package's own benchmark, which runs in C++ and makes random inputs where none are given."""
+        asked: dict[str, Any] = {"num_inferences": count} if seconds is None else {"inf_time": seconds}
+        if inputs is not None:
+            asked["input_dict"] = dict(inputs)
+        completed, rate, taken, size = _asked(self._session.run_benchmark, **asked)
+        return int(completed), float(rate), float(taken), int(size)
+
+
+def _asked(call: Any, *arguments: Any, **keywords: Any) -> Any:
+    """The package's answer. Raises QaicRunError for whatever it raises."""
+    try:
+        return call(*arguments, **keywords)
+    except Exception as cause:  # the package's classes are not published
+        name = getattr(call, "__name__", str(call))
+        detail = f"qaic's {name} raised {type(cause).__name__}: {cause}"
+        raise QaicRunError(backend="aic", detail=detail) from cause
+
+
+def _value(member: Any) -> Any:
+    """A member that is a method in Qualcomm's user guide and a property in its samples."""
+    return _asked(member) if callable(member) else member
+
+
+def _infos(member: Any) -> dict[str, TensorInfo]:
+    return {
+        name: TensorInfo(tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in _value(member).items()
+    }
+
+
+def _shaped(value: Any, info: TensorInfo) -> np.ndarray:
+    """An output as an array of its shape; samples read the package's outputs by ``numpy.frombuffer`` too."""
+    # A copy of a buffer is the caller's to write to, as an array is.
+    array = value if isinstance(value, np.ndarray) else np.frombuffer(value, info.dtype).copy()
+    shape = [size for size in info.shape if isinstance(size, int)]
+    return array.reshape(shape) if len(shape) == len(info.shape) else array

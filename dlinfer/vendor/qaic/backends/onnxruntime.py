@@ -1,0 +1,218 @@
+"""The backend ``onnxruntime``: the same .onnx on this machine's CPU, for real, where there is no card.
+
+A card's terms mean here: an instance is one inference at a time, all instances sharing one set of weights; an AI
+core is a thread of an inference; compiling is ONNX Runtime's optimisation for this CPU.
+"""
+
+import functools
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlinfer.vendor.qaic.backends.backend import Arrays, Benchmark
+from dlinfer.vendor.qaic.backends.workers import run_loops
+from dlinfer.vendor.qaic.errors import QaicCompileError, QaicModelError, QaicRunError, QaicUnavailableError
+from dlinfer.vendor.qaic.model_file import ModelFile
+from dlinfer.vendor.qaic.options.options import DEFAULTS, Options, without_effect
+from dlinfer.vendor.qaic.tensors import TensorInfo, batch_size, random_inputs
+
+DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    **{name: name for name in "float16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()},
+}
+HONOURED = ("aic_num_cores", "convert_to_fp16", "onnx_define_symbol", "output_dir", "compile_only")
+
+
+class OnnxruntimeBackend:
+    """A model in ONNX Runtime's CPU provider.
+
+    Raises QaicUnavailableError, QaicModelError, QaicCompileError, and QaicOptionError under fallback ``error``.
+    """
+
+    def __init__(self, model: ModelFile, options: Options) -> None:
+        if model.kind == "qpc":
+            raise QaicModelError(
+                path=str(model.path),
+                detail="a compiled QPC runs on a Cloud AI card only, not on backend 'onnxruntime'",
+                advice="pass the .onnx that it was compiled from",
+            )
+        without_effect(options, _ignored(options))
+        self._model = model
+        self._options = options
+        self._lock = threading.Lock()
+        self._loaded: Any = None
+        session = self._session()
+        self.inputs = {one.name: _info(one, model) for one in session.get_inputs()}
+        self.outputs = {one.name: _info(one, model) for one in session.get_outputs()}
+
+    def settable(self) -> dict[str, Any]:
+        """num_activations, set_size and dev_id."""
+        return {**DEFAULTS, **self._options.of_stage("run")}
+
+    def update(self, changed: Mapping[str, Any]) -> None:
+        """Instances are threads of a benchmark, so that nothing needs to be loaded anew."""
+        without_effect(changed, _ignored_run(changed))
+
+    def load(self) -> None:
+        """Compile again after ``release``."""
+        self._session()
+
+    def release(self) -> None:
+        """Drop the compiled network with its weights and memory."""
+        with self._lock:
+            self._loaded = None
+
+    def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """One inference. Raises QaicRunError."""
+        session = self._session()
+        try:
+            values = session.run(list(self.outputs), inputs)
+        except Exception as cause:  # ONNX Runtime's errors have no class of their own above Exception
+            raise _run_error(cause) from cause
+        return dict(zip(self.outputs, values, strict=True))
+
+    def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
+        """One thread for each instance; inputs and outputs stay bound to memory of their own."""
+        arrays = random_inputs(self.inputs) if inputs is None else inputs
+        session = self._session()
+        try:
+            runs = [self._bound(session, arrays) for _ in range(self.settable()["num_activations"])]
+            completed, taken = run_loops(runs, count, seconds)
+        except Exception as cause:  # as in run
+            raise _run_error(cause) from cause
+        return completed, completed / taken, taken, batch_size(arrays)
+
+    def _bound(self, session: Any, arrays: Arrays) -> functools.partial[Any]:
+        """A call that runs once on these inputs, into outputs that are allocated now."""
+        import onnxruntime
+
+        first = session.io_binding()
+        again = session.io_binding()
+        for name, array in arrays.items():
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            first.bind_ortvalue_input(name, value)
+            again.bind_ortvalue_input(name, value)
+        for name in self.outputs:
+            first.bind_output(name, "cpu")
+        session.run_with_iobinding(first)
+        for name, value in zip(self.outputs, first.get_outputs(), strict=True):
+            again.bind_ortvalue_output(name, value)
+        return functools.partial(session.run_with_iobinding, again)
+
+    # --- compiling
+
+    def _session(self) -> Any:
+        loaded = self._loaded
+        if loaded is not None:
+            return loaded
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = self._compiled()
+            return self._loaded
+
+    def _compiled(self) -> Any:
+        try:
+            import onnxruntime
+        except ImportError as cause:
+            raise QaicUnavailableError(
+                what="run on backend 'onnxruntime'",
+                missing=f"the package onnxruntime cannot be imported ({cause})",
+                advice="pip install 'dlinfer[qaic]'",
+            ) from cause
+        try:
+            with self._prepared() as path:
+                return onnxruntime.InferenceSession(
+                    path, self._session_options(onnxruntime), providers=["CPUExecutionProvider"]
+                )
+        except QaicUnavailableError:
+            raise
+        except Exception as cause:  # as in run; the model is the user's, and so may the fault be
+            detail = f"ONNX Runtime refuses it: {_first_line(cause)}"
+            raise QaicCompileError(path=str(self._model.path), detail=detail) from cause
+
+    def _session_options(self, onnxruntime: Any) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors; they are raised as well
+        if "aic_num_cores" in self._options:
+            options.intra_op_num_threads = min(self._options["aic_num_cores"], len(os.sched_getaffinity(0)))
+        for symbol, size in self._options.get("onnx_define_symbol", {}).items():
+            options.add_free_dimension_override_by_name(symbol, size)
+        if "output_dir" in self._options:
+            folder = Path(self._options["output_dir"])
+            folder.mkdir(parents=True, exist_ok=True)
+            options.optimized_model_filepath = str(folder / f"{self._model.path.stem}.compiled.onnx")
+        return options
+
+    @contextmanager
+    def _prepared(self) -> Iterator[str]:
+        """The path of the model to compile: the given one, or a copy in fp16 that lives as long as the block."""
+        if not self._options.get("convert_to_fp16"):
+            yield str(self._model.path)
+            return
+        with tempfile.TemporaryDirectory(prefix="dlinfer-qaic-") as folder:
+            path = str(Path(folder) / "fp16.onnx")
+            _convert_to_fp16(str(self._model.path), path)
+            yield path
+
+
+def _convert_to_fp16(source: str, target: str) -> None:
+    """Write a copy of a model that computes in fp16; its inputs and outputs keep their types, as on a card."""
+    try:
+        import onnx
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+    except ImportError as cause:
+        raise QaicUnavailableError(
+            what="convert_to_fp16",
+            missing=f"a package cannot be imported ({cause})",
+            advice="pip install 'dlinfer[qaic]'",
+        ) from cause
+    converted = convert_float_to_float16(onnx.load(source), keep_io_types=True)
+    # The converter also gives fp16 to inner values that stay float32 (a LayerNormalization's mean); ONNX Runtime finds
+    # the types of all inner values itself.
+    del converted.graph.value_info[:]
+    # Weights beside the graph: a graph of over 2 GiB cannot be one file.
+    onnx.save_model(converted, target, save_as_external_data=True)
+
+
+def _ignored(options: Options) -> dict[str, str]:
+    compiled = {
+        name: "for the card's compiler" for name, value in options.of_stage("compile").items() if value
+    }
+    session = {"oversubscription_name": "no card is shared"} if "oversubscription_name" in options else {}
+    reasons = {**_ignored_run(options), **session, **compiled}
+    return {name: why for name, why in reasons.items() if name not in HONOURED}
+
+
+def _ignored_run(options: Mapping[str, Any]) -> dict[str, str]:
+    reasons = {}
+    if options.get("dev_id"):
+        reasons["dev_id"] = "the CPU is device 0"
+    if "set_size" in options:
+        reasons["set_size"] = "nothing is transferred that a queue would hide"
+    return reasons
+
+
+def _info(one: Any, model: ModelFile) -> TensorInfo:
+    name = one.type.removeprefix("tensor(").removesuffix(")")
+    if name not in DTYPES:
+        raise QaicModelError(
+            path=str(model.path),
+            detail=f"{one.name!r} is a {one.type}, which numpy has no type for",
+            advice="export the model with another type for it",
+        )
+    return TensorInfo(tuple(one.shape), np.dtype(DTYPES[name]))
+
+
+def _run_error(cause: Exception) -> QaicRunError:
+    return QaicRunError(backend="onnxruntime", detail=_first_line(cause))
+
+
+def _first_line(cause: Exception) -> str:
+    return " ".join(str(cause).split())[:500]

@@ -1,0 +1,66 @@
+"""Compiling an ONNX model into a QPC with the SDK's command-line compiler, in a process of its own.
+
+The package ``qaic`` can compile too, but not in a process that has imported torch, as a note in the source of
+Qualcomm's own page says (quic/cloud-ai-sdk-pages, docs/Python-API/qaic/qaic.md); dlinfer's has.
+"""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dlinfer.vendor.qaic.errors import QaicCompileError
+from dlinfer.vendor.qaic.model_file import QPC_NAME
+from dlinfer.vendor.qaic.options.table import OPTIONS
+
+# What each tool wants to hear of the hardware: "2.0" in the compile guide, "ai100" in newer samples.
+HARDWARE = {"qaic-exec": "2.0", "qaic-compile": "ai100"}
+NO_FLAGS = ("output_dir", "compile_only")  # said by the caller, or on every line
+
+
+def command(compiler: Path, model: Path, folder: Path, options: Mapping[str, Any]) -> list[str]:
+    """The command line that compiles ``model`` into ``folder``, which must not exist yet."""
+    line = [
+        str(compiler),
+        f"-m={model}",
+        "-aic-hw",
+        f"-aic-hw-version={HARDWARE.get(compiler.name, '2.0')}",
+        f"-aic-binary-dir={folder}",
+        "-compile-only",
+    ]
+    for name, value in options.items():
+        if name not in NO_FLAGS:
+            line += OPTIONS[name].arguments(value)
+    return line
+
+
+def compile_model(compiler: Path, model: Path, output_dir: Path, options: Mapping[str, Any]) -> Path:
+    """Compile into ``output_dir``; gives the path of the QPC. Raises QaicCompileError.
+
+    The compiler wants a folder that does not exist. It gets one beside the wanted one, so that nothing of the
+    user's is deleted, and files of the same names are replaced only by a compilation that succeeded.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".compiling-", dir=output_dir) as scratch:
+            made = Path(scratch) / "qpc"
+            _run(command(compiler, model.resolve(), made, options), model)
+            if not (made / QPC_NAME).is_file():
+                raise QaicCompileError(
+                    path=str(model), detail=f"{compiler} ended well but wrote no {QPC_NAME}"
+                )
+            for item in made.iterdir():
+                os.replace(item, output_dir / item.name)
+    except OSError as cause:
+        raise QaicCompileError(path=str(model), detail=f"{type(cause).__name__}: {cause}") from cause
+    return output_dir / QPC_NAME
+
+
+def _run(line: list[str], model: Path) -> None:
+    done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[-2000:]
+        detail = f"{' '.join(line)} ended with status {done.returncode}: {said or 'it said nothing'}"
+        raise QaicCompileError(path=str(model), detail=detail)

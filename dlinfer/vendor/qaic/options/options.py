@@ -1,0 +1,118 @@
+"""The options of one Session: from keywords and a YAML file, checked, with the hints that a mistake deserves."""
+
+import difflib
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dlinfer import settings
+from dlinfer.vendor.qaic.errors import QaicOptionError
+from dlinfer.vendor.qaic.options.option import Stage
+from dlinfer.vendor.qaic.options.table import ALIASES, OPTIONS
+
+# What a card's runtime takes where nothing is said, after the "Runtime parameters" of Qualcomm's model settings.
+DEFAULTS = {"num_activations": 1, "set_size": 10, "dev_id": 0}
+
+
+class QaicOptionWarning(UserWarning):
+    """An option has no effect here, or is spelled as only some texts spell it."""
+
+
+class Options(Mapping[str, Any]):
+    """Options that were given, by their right names and in our form; ``run`` ones may change."""
+
+    def __init__(self, given: Mapping[str, Any], source: str = "Session") -> None:
+        self._values = _checked(given, source)
+        if self._values.get("enable_metrics") and self._values.get("enable_profiling"):
+            raise QaicOptionError(
+                option="enable_metrics",
+                given=True,
+                expected="only one of enable_metrics and enable_profiling",
+            )
+
+    @classmethod
+    def of(cls, in_file: Mapping[str, Any], keywords: Mapping[str, Any]) -> "Options":
+        """Options of a file and of keywords; a keyword goes before the file's key. Raises QaicOptionError."""
+        return cls({**_checked(in_file, "options_path"), **_checked(keywords, "Session")})
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def of_stage(self, stage: Stage) -> dict[str, Any]:
+        """The given options of one stage."""
+        return {name: value for name, value in self._values.items() if OPTIONS[name].stage == stage}
+
+    def changes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes of ``run`` options by their right names, checked and not yet made. Raises QaicOptionError."""
+        changed = _checked(given, "update_backend_options")
+        for name, value in changed.items():
+            if OPTIONS[name].stage != "run":
+                settable = ", ".join(row for row in OPTIONS if OPTIONS[row].stage == "run")
+                expected = f"one of the options that may change after creation: {settable}"
+                raise QaicOptionError(option=name, given=value, expected=expected)
+        return changed
+
+    def update(self, changed: Mapping[str, Any]) -> None:
+        """Make changes that ``changes`` gave."""
+        self._values |= changed
+
+
+def _checked(given: Mapping[str, Any], source: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = _right_name(key, value, source)
+        parsed = OPTIONS[name].parse(value)
+        if values.setdefault(name, parsed) != parsed:
+            raise QaicOptionError(
+                option=key, given=value, expected=f"one value for {name!r}, which is given twice"
+            )
+    return values
+
+
+def _right_name(key: Any, value: Any, source: str) -> str:
+    # Published YAML files write some keys as the compiler's flags: multicast-weights.
+    name = key.replace("-", "_") if isinstance(key, str) else key
+    if name in OPTIONS:
+        return name
+    if name in ALIASES:
+        hint = f"option {name!r} is taken as {ALIASES[name]!r}; write that"
+        warnings.warn(hint, QaicOptionWarning, stacklevel=_outside())
+        return ALIASES[name]
+    close = difflib.get_close_matches(str(name), OPTIONS, n=1)
+    meant = f"{close[0]!r} (did you mean that?), or " if close else ""
+    raise QaicOptionError(
+        option=key, given=value, expected=f"{meant}one of {', '.join(OPTIONS)}, in {source}"
+    )
+
+
+def without_effect(values: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+    """Treat options of ``values`` that a backend cannot honour (name -> why) by the fallback policy.
+
+    ``allow`` says nothing, ``warn`` warns, ``error`` raises QaicOptionError.
+    """
+    policy = settings.current().fallback
+    if policy == "allow" or not reasons:
+        return
+    if policy == "error":
+        name, why = next(iter(reasons.items()))
+        expected = f"nothing: it has no effect on this backend ({why}), and the fallback policy is 'error'"
+        raise QaicOptionError(option=name, given=values[name], expected=expected)
+    listed = "; ".join(f"{name} ({why})" for name, why in reasons.items())
+    warnings.warn(
+        f"options without effect on this backend: {listed}", QaicOptionWarning, stacklevel=_outside()
+    )
+
+
+def _outside() -> int:
+    """The stack level of the first caller outside this package, for warnings that point at the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("dlinfer."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,264 @@
+"""ONNX to bmodel by Sophgo's compiler, in a process of its own, kept in the cache by the content of what went in."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlinfer.vendor.sophgo.compiler import cache, process
+from dlinfer.vendor.sophgo.compiler.group import Stop
+from dlinfer.vendor.sophgo.compiler.options import BmodelOptions, check_name
+from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError, SophgoOptionError
+from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
+
+_FORMAT = 1
+"""Part of every key: a change of how jobs are written makes old entries unknown."""
+
+Progress = Callable[[str], None]
+
+
+def compile_onnx(
+    model: bytes | Path,
+    *,
+    name: str,
+    options: BmodelOptions | None = None,
+    calibration: Sequence[Mapping[str, np.ndarray]] = (),
+    progress: Progress | None = None,
+    stop: Stop | None = None,
+) -> Path:
+    """The bmodel of an ONNX model, as a file of the cache; not to be changed.
+
+    model: the model, or its file, with weights in files beside it where it says so. Sizes of inputs are fixed.
+    name: of the net in the bmodel. calibration: inputs by name, for INT8 only: at least one set.
+    progress: is told each step: transform, calibrate, compile; nothing where the bmodel was there already.
+
+    Inputs and outputs of the net have the dtype that ``quantize`` names (float32 for INT8), whole numbers are int32,
+    and stand in the model's order; the compiler gives outputs names of its own.
+
+    stop: ends the compiler from another thread. Of several calls for one net at once, in this process or others, one
+    compiles and the others wait for it.
+
+    Raises SophgoOptionError, ToolchainMissingError and SophgoCompileError; StoppedError after ``stop``.
+    """
+    chosen = options if options is not None else BmodelOptions()
+    check_name(name)
+    if (chosen.quantize == "INT8") != bool(calibration):
+        expected = "at least one set of inputs for INT8, and none for others"
+        raise SophgoOptionError(option="calibration", given=f"{len(calibration)} sets", expected=expected)
+    asked = _Asked(model, name, chosen, calibration, progress, stop if stop is not None else Stop())
+    key = _key(model, name, chosen, calibration)
+    try:
+        return cache.kept(key) or _made(key, asked)
+    except OSError as error:  # a full disk, above all
+        detail = f"{error.strerror or error} ({error.filename or cache.place()})"
+        raise SophgoCompileError(
+            what=f"net {name!r}", target=_target(chosen), detail=detail, log="none"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One call of ``compile_onnx``."""
+
+    model: bytes | Path
+    name: str
+    options: BmodelOptions
+    calibration: Sequence[Mapping[str, np.ndarray]]
+    progress: Progress | None
+    stop: Stop
+
+
+def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
+    """Write one bmodel of several of one chip; nets of one name become stages of one net.
+
+    Nets stand in the order of their first file. Of a net's stages the one that works in the most memory is the first:
+    BMRuntime may run a smaller one that comes earlier in memory that it has given back (docs/sophgo.md).
+
+    ``to`` appears whole or not at all. Raises SophgoModelError for a file that is no bmodel, ToolchainMissingError,
+    SophgoCompileError and OSError.
+    """
+    to = to.resolve()
+    with tempfile.TemporaryDirectory(prefix=".combining-", dir=to.parent) as scratch:
+        folder = Path(scratch)
+        made, log = folder / "combined.bmodel", folder / "log"
+        command = [process.model_tool(), "--combine", *map(str, _largest_first(bmodels)), "-o", str(made)]
+        try:
+            process.run(command, folder, log, timeout)
+            _needed(made)
+        except process.ProcessFailedError as failed:
+            raise _error(f"{len(bmodels)} bmodels", to.name, failed, log, "combine") from failed
+        os.replace(made, to)
+
+
+def _largest_first(bmodels: Sequence[Path]) -> list[Path]:
+    """Files of one net together, ordered by the memory that it works in."""
+    nets: dict[tuple[str, ...], dict[Path, int]] = {}
+    for path in bmodels:
+        memory = bmodel_file.read_file(path).memory
+        largest = max((sum(parts) for stages in memory.values() for parts in stages), default=0)
+        nets.setdefault(tuple(memory), {})[path] = largest
+    return [path for files in nets.values() for path in sorted(files, key=lambda one: -files[one])]
+
+
+def describe(bmodel: Path) -> str:
+    """What Sophgo's own ``model_tool --info`` says of a bmodel. Raises ToolchainMissingError, SophgoCompileError."""
+    with tempfile.TemporaryDirectory(prefix="dlinfer-") as scratch:
+        folder = Path(scratch)
+        log = folder / "log"
+        try:
+            process.run([process.model_tool(), "--info", str(bmodel.resolve())], folder, log, 120.0)
+        except process.ProcessFailedError as failed:
+            raise _error(str(bmodel), "a description", failed, log, "info") from failed
+        return log.read_text(errors="replace")
+
+
+def _made(key: str, asked: _Asked) -> Path:
+    with cache.alone(key, asked.stop):
+        found = cache.kept(key)  # another was first
+        if found is not None:
+            return found
+        with cache.scratch() as folder:
+            return _compiled(folder, key, asked)
+
+
+def _compiled(folder: Path, key: str, asked: _Asked) -> Path:
+    source = folder / "net.onnx"
+    if isinstance(asked.model, bytes):
+        source.write_bytes(asked.model)
+    else:
+        source = asked.model.resolve()
+    job = _job(source, asked.name, asked.options, _calibration_files(folder, asked.calibration))
+    log = folder / "log"
+    try:
+        try:
+            made = _run(folder / "first", job, log, asked)
+        except process.ProcessFailedError as failed:
+            if not _died_optimising(failed):
+                raise
+            job["deploy"] += ["--opt", "1"]
+            made = _run(folder / "again", job, log, asked)
+    except process.ProcessFailedError as failed:
+        raise _error(f"net {asked.name!r}", _target(asked.options), failed, log, key) from failed
+    return cache.store(made, key)
+
+
+def _run(folder: Path, job: dict[str, Any], log: Path, asked: _Asked) -> Path:
+    folder.mkdir()
+    path = folder / "job.json"
+    path.write_text(json.dumps(job))
+    command = process.driver_command(path)
+    process.run(command, folder, log, asked.options.timeout, asked.progress, asked.stop)
+    made = folder / "net.bmodel"
+    _needed(made)
+    return made
+
+
+def _target(options: BmodelOptions) -> str:
+    return f"{options.chip} as {options.quantize}"
+
+
+def _died_optimising(failed: process.ProcessFailedError) -> bool:
+    """Whether the compiler's core ended without a word, as its usual level of optimisation does on some nets that
+    level 1 compiles: only the command is named that failed."""
+    named = [line for line in failed.lines if "RuntimeError: [!Error]: tpuc-opt" in line]
+    return bool(named) and "--processor-tpu-optimize" in named[-1]
+
+
+def _job(source: Path, name: str, options: BmodelOptions, calibration: list[str]) -> dict[str, Any]:
+    deploy = ["--mlir", "net.mlir", "--chip", options.chip, "--quantize", options.quantize]
+    deploy += ["--addr_mode", options.addr_mode, "--num_core", str(options.cores), "--model", "net.bmodel"]
+    if options.quantize.startswith("W"):
+        deploy += ["--q_group_size", str(options.group_size)]
+    if calibration:
+        deploy += ["--calibration_table", "net.table"]
+    elif options.quantize != "F32":
+        deploy += ["--quant_input", "--quant_output"]
+    if options.dynamic:
+        deploy += ["--dynamic"]
+    return {
+        "transform": ["--model_name", name, "--model_def", str(source), "--mlir", "net.mlir"],
+        "deploy": deploy,
+        "calibration": calibration,
+        "mlir": "net.mlir",
+        "table": "net.table",
+    }
+
+
+def _calibration_files(folder: Path, calibration: Sequence[Mapping[str, np.ndarray]]) -> list[str]:
+    paths = []
+    for index, inputs in enumerate(calibration):
+        path = folder / f"calibration_{index}.npz"
+        arrays: Any = dict(inputs)
+        np.savez(path, **arrays)
+        paths.append(str(path))
+    return paths
+
+
+def _needed(made: Path) -> None:
+    """The compiler's status is 0 also where the disk was full."""
+    if not made.is_file():
+        raise process.ProcessFailedError("it ended well but wrote no bmodel", ())
+    try:
+        bmodel_file.read_file(made)
+    except SophgoModelError as error:
+        how = f"it ended well but wrote no whole bmodel: {error.fields['detail']}"
+        raise process.ProcessFailedError(how, ()) from error
+
+
+_TELLING = ("Error", "error:", "assert", "Assert", "not support", "unsupported", "failed")
+_NOISE = ("Traceback", 'File "', "raise ", "[Running]", "onnxsim opt failed", "_os_system(")
+
+
+def _error(
+    what: str, target: str, failed: process.ProcessFailedError, log: Path, key: str
+) -> SophgoCompileError:
+    """The error with what the compiler said, its log kept where the user finds it."""
+    kept = cache.place() / "logs" / f"{key}.log"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    if log.is_file():
+        shutil.copyfile(log, kept)
+    lines = [line.strip() for line in failed.lines if not any(word in line for word in _NOISE)]
+    said = ([line for line in lines if any(word in line for word in _TELLING)] or lines)[-4:]
+    detail = f"{failed}; it said: {' | '.join(said)}" if said else str(failed)
+    return SophgoCompileError(what=what, target=target, detail=detail, log=str(kept))
+
+
+def _key(
+    model: bytes | Path, name: str, options: BmodelOptions, calibration: Sequence[Mapping[str, np.ndarray]]
+) -> str:
+    """A digest of all that a bmodel depends on."""
+    said = [_FORMAT, process.compiler_version(), name, sorted(options.identity().items())]
+    digest = hashlib.sha256(json.dumps(said).encode())
+    if isinstance(model, bytes):
+        digest.update(model)
+    else:
+        for path in _files(model):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    for inputs in calibration:
+        for key in sorted(inputs):
+            value = np.ascontiguousarray(inputs[key])
+            digest.update(f"{key} {value.dtype} {value.shape}".encode())
+            digest.update(value.tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _files(model: Path) -> list[Path]:
+    """A model's file, and those beside it that hold its weights."""
+    import onnx
+
+    loaded = onnx.load(str(model), load_external_data=False)
+    places = {
+        entry.value
+        for tensor in loaded.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return [model, *(model.parent / place for place in sorted(places))]

@@ -1,0 +1,84 @@
+"""Run by the toolchain's Python, never imported by dlinfer: one ONNX file to a bmodel by Sophgo's own tools.
+
+``python driver.py job.json`` in an empty folder, where ``job.json`` says what ``compile`` wrote into it.
+Each step is announced on a line that begins with ``dlinfer step:``. It is written for CPython 3.10. Its standard input
+is a pipe from dlinfer that stays empty; when that ends, dlinfer is gone, and this ends too.
+"""
+
+import importlib
+import json
+import os
+import runpy
+import signal
+import sys
+import threading
+
+
+def main(path):
+    """Do the job that the file at ``path`` describes; the process's exit status says whether it succeeded."""
+    _end_with_caller()
+    with open(path) as file:
+        job = json.load(file)
+    tools = importlib.import_module("tpu_mlir")  # sets the search paths of its tools
+    root = str(tools.__path__[0])
+    sys.path[:0] = [os.path.join(root, "python"), os.path.join(root, "python", "tools")]
+    _announce("transform")
+    _tool(root, "model_transform", job["transform"])
+    if job["calibration"]:
+        _announce("calibrate")
+        _calibrate(job)
+    _announce("compile")
+    _tool(root, "model_deploy", job["deploy"])
+
+
+def _end_with_caller():
+    """End this process and all that it started when the other end of standard input is closed."""
+    pipe = os.dup(0)  # for this process alone; what it starts reads nothing
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def watch():
+        os.read(pipe, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _announce(step):
+    print(f"dlinfer step: {step}", flush=True)
+
+
+def _tool(root, name, arguments):
+    sys.argv = [name, *arguments]
+    try:
+        runpy.run_path(os.path.join(root, "python", "tools", f"{name}.py"), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+def _calibrate(job):
+    """Write the largest and smallest value of each tensor over all calibration inputs as the compiler's table."""
+    import numpy
+
+    pymlir = importlib.import_module("pymlir")
+    pymlir.set_mem_mode("value_mem")  # keeps every tensor in memory of its own
+    module = pymlir.module()
+    module.load(job["mlir"])
+    found = {}
+    for path in job["calibration"]:
+        for name, value in numpy.load(path).items():
+            module.set_tensor(name, value.astype(numpy.float32), value.shape)
+        module.invoke(True)
+        for name, tensor in module.get_all_tensor().items():
+            low, high = found.get(name, (0.0, 0.0))
+            found[name] = (min(low, float(tensor.min())), max(high, float(tensor.max())))
+    with open(job["table"], "w") as file:
+        file.write("# op_name    threshold    min    max\n")
+        for name, (low, high) in found.items():
+            file.write(f"{name} {max(-low, high, 1e-6):.7f} {low:.7f} {high:.7f}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

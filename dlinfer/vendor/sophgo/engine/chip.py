@@ -1,0 +1,28 @@
+"""Which chip ``chip="auto"`` is: the machine's own, else the one that is emulated where nothing else is asked for."""
+
+from dlinfer import settings
+from dlinfer.errors import CompileOptionError
+from dlinfer.vendor.sophgo.engine.options import AUTO, SophgoOptions
+from dlinfer.vendor.sophgo.runtime import chips
+from dlinfer.vendor.sophgo.runtime.device import open_device
+
+
+def settled(options: SophgoOptions) -> tuple[SophgoOptions, str]:
+    """(options with the name of a chip, a sentence for the report that says why this one).
+
+    Raises CompileOptionError where the machine's chip is none that can be compiled for, or has fewer cores than asked
+    for, and what opening a device raises.
+    """
+    if options.chip != AUTO:
+        return options, f"chip {options.chip}, as asked for"
+    emulated = settings.current().sophgo_emulate
+    if emulated:
+        return options.on(emulated), f"chip {emulated}, emulated as DLINFER_SOPHGO_EMULATE says"
+    if chips.find().libsophon is None:
+        chip = chips.DEFAULT_EMULATED
+        return options.on(chip), f"chip {chip}, emulated: this machine has no Sophgo chip"
+    chip = open_device(options.device).chip
+    if chip not in chips.KINDS:
+        expected = f"{' or '.join(chips.KINDS)}; device {options.device} of this machine is {chip}"
+        raise CompileOptionError(option="engine_options['chip']", given=AUTO, expected=expected)
+    return options.on(chip), f"chip {chip}, device {options.device} of this machine"

@@ -1,0 +1,96 @@
+"""The rooms of the house, which rooms each may import, and which third-party packages."""
+
+from tests.architecture.imports import within
+
+# From the lowest to the highest: a room may import itself and, of those before it, the ones that its row names.
+# A room is a package path; a module belongs to the longest room that it starts with.
+ARROWS: dict[str, str] = {
+    "dlinfer": "",  # the package's __init__: it names modules and imports them when they are asked for
+    "dlinfer.errors": "",
+    "dlinfer.utils": "",
+    "dlinfer.settings": "errors",
+    "dlinfer.toolchain": "errors settings",
+    "dlinfer.vendor": "errors settings toolchain",  # base.py, discovery.py: the noun and its lazy loading
+    "dlinfer.ops": "errors settings utils vendor",
+    "dlinfer.graph.seam": "utils",
+    "dlinfer.graph.ir": "errors graph.seam",
+    "dlinfer.graph.passes": "errors ops graph.seam graph.ir",
+    "dlinfer.graph.report": "errors settings ops graph.ir graph.passes",
+    "dlinfer.graph.options": "errors settings graph.passes",
+    "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
+    "dlinfer.graph.cache": "dlinfer graph.ir graph.report",
+    "dlinfer.graph.capture": "errors utils graph.seam graph.ir graph.passes",
+    "dlinfer.graph.engine_kit": "errors ops graph.seam graph.ir graph.report graph.options graph.engine",
+    "dlinfer.graph.functional": "errors ops graph.seam graph.ir graph.passes",
+    "dlinfer.graph.onnx": "errors graph.seam graph.ir graph.functional",
+    "dlinfer.graph.lowering": "graph.ir graph.passes graph.report graph.options graph.engine graph.cache "
+    "graph.capture",
+    "dlinfer.graph.observe": "graph.seam graph.ir graph.report graph.capture graph.lowering",
+    "dlinfer.graph.backend": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
+    "graph.lowering graph.observe",
+    "dlinfer.graph.direct": "errors settings graph.seam graph.report graph.options graph.engine graph.cache "
+    "graph.lowering graph.backend",
+    "dlinfer.graph.explain": "dlinfer errors graph.seam graph.ir graph.report graph.options graph.cache "
+    "graph.backend",
+    "dlinfer.runtime.options": "errors settings",
+    "dlinfer.runtime.artifact": "dlinfer errors utils ops graph.seam graph.ir graph.passes graph.report "
+    "graph.options graph.engine graph.cache graph.capture graph.lowering graph.direct runtime.options",
+    "dlinfer.runtime.aot": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
+    "graph.lowering graph.direct runtime.artifact",
+    "dlinfer.runtime.session": "errors utils graph.seam graph.ir graph.lowering runtime.options "
+    "runtime.artifact",
+    "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder
+    "dlinfer.framework": "errors settings utils vendor ops graph vendor.*",
+    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime vendor.* framework",
+    "dlinfer.__main__": "cli",
+}
+ROOMS = tuple(ARROWS)
+# Packages that hold rooms and are none themselves: they say what is in them, and import nothing.
+HALLS = ("dlinfer.graph", "dlinfer.runtime")
+NOUN = ("dlinfer.vendor.base", "dlinfer.vendor.discovery")
+
+# The autoload hook runs in everybody's `import torch`; it reaches the adaptor inside a function only.
+AUTOLOAD = "dlinfer._autoload"
+AUTOLOAD_REACHES = {"dlinfer.framework.lmdeploy_ext"}
+
+# Third-party packages by room, longest name first; what is not listed is refused. A vendor's SDK belongs in a
+# row for its folder, a framework in the row of its adaptor.
+TORCH = {"torch"}
+THIRD_PARTY = {
+    "dlinfer.framework.lmdeploy_ext": TORCH
+    | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors"},
+    "dlinfer.framework": TORCH | {"packaging"},
+    "dlinfer.cli.explain": TORCH | {"transformers"},
+    "dlinfer.cli": TORCH | {"rich"},
+    "dlinfer.vendor.megengine": TORCH | {"numpy"},
+    "dlinfer.vendor.onnxruntime": TORCH | {"numpy", "onnx", "onnxruntime", "onnxscript"},
+    "dlinfer.vendor.openvino": TORCH | {"numpy", "openvino"},
+    "dlinfer.vendor.qaic": TORCH | {"numpy", "onnx", "onnx_ir", "onnxruntime", "qaic", "yaml"},
+    "dlinfer.vendor.sophgo.compiler.driver": {"numpy"},  # run by the toolchain's Python
+    "dlinfer.vendor.sophgo.llm": TORCH | {"numpy", "transformers"},
+    "dlinfer.vendor.sophgo": TORCH | {"numpy", "onnx", "onnx_ir"},
+    "dlinfer.vendor": TORCH,
+    "dlinfer.graph.onnx": TORCH | {"onnx", "onnx_ir", "onnxscript"},
+    "dlinfer.graph.seam.onnx": TORCH | {"onnx_ir"},
+    "dlinfer.graph": TORCH | {"numpy", "sympy"},  # guards and ranges of symbolic sizes are sympy's
+    "dlinfer.runtime.artifact.sealing": TORCH | {"cryptography"},
+    "dlinfer.runtime.options": TORCH | {"yaml"},
+    "dlinfer.runtime": TORCH | {"numpy"},
+    "dlinfer.ops": TORCH,
+    "dlinfer.utils": TORCH,
+    "dlinfer": set(),
+}
+
+
+def room(name: str) -> str:
+    """The room that a module belongs to."""
+    if within(name, "dlinfer.vendor"):
+        return "dlinfer.vendor" if name == "dlinfer.vendor" or name in NOUN else "dlinfer.vendor.*"
+    return max((r for r in ROOMS if within(name, r)), key=len)
+
+
+def allowed(name: str) -> set[str]:
+    """The rooms that a room may import, itself among them."""
+    named = {word if word == "dlinfer" else f"dlinfer.{word}" for word in ARROWS[name].split()}
+    halls = named & set(HALLS)
+    return {name} | named - halls | {one for one in ROOMS if any(within(one, hall) for hall in halls)}

@@ -1,0 +1,71 @@
+"""Calls without guards: what they may assume, and what makes them refuse to be made."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from dlinfer.errors import ArtifactInputError, CaptureError
+from dlinfer.graph.direct.call import capture_call
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.seam.dynamo import mark_unbacked
+
+pytestmark = pytest.mark.usefixtures("graph_mode")
+
+
+def halves_for_long_tables(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return x / 2 + table.sum() if table.shape[0] > 3 else x * 3
+
+
+def captured(function, steady=(), **kwargs):
+    return capture_call(function, kwargs, steady=steady, options=CompileOptions())
+
+
+def test_an_assumption_on_a_size_that_may_change_is_refused():
+    with pytest.raises(
+        CaptureError, match=r"only while table.size\(\)\[0\] > 3, and table\.size\(\)\[0\] may change"
+    ):
+        captured(halves_for_long_tables, x=torch.ones(2, 9), table=torch.ones(5))
+
+
+def test_an_assumption_on_a_steady_argument_is_asked_of_each_new_one():
+    x, table = torch.ones(2, 9), torch.ones(5)
+    call, result = captured(halves_for_long_tables, steady=["table"], x=x, table=table)
+    assert torch.equal(result, halves_for_long_tables(x, table))
+    for given in (x * 4, x[:, :3]):
+        assert torch.equal(call(x=given, table=table), halves_for_long_tables(given, table))
+    longer = torch.ones(7)
+    assert torch.equal(call(x=x, table=longer), halves_for_long_tables(x, longer))
+    with pytest.raises(ArtifactInputError, match=r"table\.size\(\)\[0\] > 3, given 2"):
+        call(x=x, table=torch.ones(2))
+
+
+def test_sizes_that_were_equal_by_chance_must_stay_equal():
+    def added(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return x * 2 + table[0]
+
+    x, table = torch.ones(5, 9), torch.ones(5)
+    with pytest.raises(CaptureError, match=r"only while x\.size\(\)\[0\] == table\.size\(\)\[0\]"):
+        captured(added, x=x, table=table)
+    mark_unbacked(x, 0, "rows")
+    call, _ = captured(added, steady=["table"], x=x, table=table)
+    for rows in (1, 2, 7):
+        assert torch.equal(call(x=torch.ones(rows, 9), table=table), added(torch.ones(rows, 9), table))
+
+
+def test_a_number_in_a_changing_argument_may_be_steady():
+    @dataclass
+    class Meta:
+        width: int
+        shift: torch.Tensor
+
+    def cut(x: torch.Tensor, meta: Meta) -> torch.Tensor:
+        return x.view(-1, meta.width) + meta.shift
+
+    x = torch.arange(12.0)
+    with pytest.raises(CaptureError, match=r"meta\.width may change"):
+        captured(cut, x=x, meta=Meta(4, torch.ones(1)))
+    call, _ = captured(cut, steady=["x", "meta.width"], x=x, meta=Meta(4, torch.ones(1)))
+    assert torch.equal(call(x=x, meta=Meta(4, torch.ones(1) * 3)), x.view(3, 4) + 3)
+    other = torch.arange(8.0)
+    assert torch.equal(call(x=other[:12], meta=Meta(4, torch.ones(1))), other.view(2, 4) + 1)

@@ -1,0 +1,91 @@
+"""Running rules and passes on captured code the way the pipeline does: clean, fuse, clean again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
+from dlinfer.graph.passes.fusion.rules import RULES
+from dlinfer.graph.passes.normalise import NORMALISE
+from dlinfer.graph.passes.pipeline import Pass, verify
+from tests.graph.passes.fusion.capturing import CapturedGraph, captured, graph_text
+
+Step = FusionRule | Pass
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_hidden_layers": 1,
+    "vocab_size": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def clean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> CapturedGraph:
+    """A captured graph as rules meet it."""
+    one = captured(function, *args, **kwargs)
+    apply(one, NORMALISE, CLEAN_UP)
+    return one
+
+
+def apply(one: CapturedGraph, *steps: Step) -> dict[str, int]:
+    """How often each of some rules and passes fired; each must leave a valid graph."""
+    fired = {}
+    for step in steps:
+        edits = step.run(one.graph_module) if isinstance(step, Pass) else apply_rule(step, one.graph_module)
+        verify(one.graph_module, step.name, None)
+        if edits:
+            fired[step.name] = len(edits)
+    return fired
+
+
+def fired(
+    function: Callable[..., Any], *args: Any, steps: tuple[Step, ...], dynamic: bool = True
+) -> dict[str, int]:
+    """How often rules fire on some code."""
+    return apply(clean(function, *args, dynamic=dynamic), *steps)
+
+
+def golden(one: CapturedGraph, *steps: Step) -> str:
+    """The graph before and after, as text."""
+    before = graph_text(one.graph_module)
+    apply(one, *steps, CLEAN_UP)
+    return f"{before}\n--->\n{graph_text(one.graph_module)}\n"
+
+
+def changes(
+    one: CapturedGraph, *steps: Step
+) -> tuple[dict[str, int], list[torch.Tensor], list[torch.Tensor]]:
+    """What fired, and the results before and after."""
+    want, strides = one.run(), one.strides()
+    count = apply(one, *steps, CLEAN_UP)
+    assert one.strides() == strides
+    return count, one.run(), want
+
+
+def all_fired(
+    function: Callable[..., Any], *args: Any
+) -> tuple[dict[str, int], list[torch.Tensor], list[torch.Tensor]]:
+    """``changes`` of the rules and passes that the pipeline runs."""
+    return changes(clean(function, *args), *RULES)
+
+
+def tiny(config: Callable[..., Any], **options: Any) -> Any:
+    """A configuration of transformers with one small layer."""
+    return config(**{**_SIZES, **options})
+
+
+def filled(module: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A module of transformers with weights of a size that keeps values near 1."""
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    return module.eval().to(dtype)

@@ -1,0 +1,71 @@
+"""DLINFER_DEBUG: what each topic prints, and that a topic that does not exist is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dlinfer import explain, settings
+from dlinfer.errors import SettingError
+from dlinfer.graph.report import debug
+from dlinfer.vendor.cpu import native
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x.to(torch.float32), y).view(-1)
+
+
+@pytest.fixture
+def printed(capfd, tmp_path):
+    """``printed(topics)`` compiles a product and gives what stands on stderr."""
+
+    native.load(tmp_path / "native")  # says that it compiles, where it is the first in its process
+
+    def run(topics: str) -> str:
+        capfd.readouterr()
+        with settings.override(debug=topics, cache_dir=str(tmp_path)):
+            explain(product, torch.ones(2, 3), torch.ones(3, 2), dynamic=False)
+        return capfd.readouterr().err
+
+    return run
+
+
+def test_topics_print_what_they_name(printed):
+    assert printed("") == ""
+    assert "x: float32[2, 3] = input" in printed("graph").replace("l_x_", "x")
+    assert "normalise, 1 edits" in printed("passes")
+    placement = printed("placement")
+    assert "mm: aten.mm float32[2, 2]: kernel" in placement
+    assert "view" not in placement.replace(".view(-1)", "")
+    both = printed("passes, placement")
+    assert "dlinfer passes" in both
+    assert "dlinfer placement" in both
+    everything = printed("all")
+    assert all(f"dlinfer {topic}:" in everything for topic in ("graph", "passes", "placement"))
+
+
+def _write(value: str, path: str) -> None:
+    Path(path).write_text(value)
+
+
+def test_the_cache_says_what_happens_to_an_entry(capfd, tmp_path):
+    from dlinfer.graph.cache.disk import ArtifactCache
+
+    cache = ArtifactCache(tmp_path, "test")
+    with settings.override(debug="cache"):
+        cache.load("key", str)
+        cache.store("key", "value", _write)
+        cache.load("key", str)
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("dlinfer cache")]
+    assert said == ["dlinfer cache: missed", "dlinfer cache: stored", "dlinfer cache: hit"]
+
+
+def test_a_topic_that_does_not_exist_is_refused():
+    assert settings.from_environment({"DLINFER_DEBUG": "graph, all"}).debug == "graph, all"
+    with pytest.raises(SettingError, match="any of graph, passes, placement, cache, all with commas between"):
+        settings.from_environment({"DLINFER_DEBUG": "graph,plaecment"})
+
+
+def test_results_are_shown_with_dtype_and_sizes():
+    assert debug.shown(torch.empty(2, 3, dtype=torch.bfloat16)) == "bfloat16[2, 3]"
+    assert debug.shown((torch.empty(1), 4)) == "(float32[1], 4)"

@@ -1,0 +1,104 @@
+"""Where a session's tensors lie: inputs and outputs of its own, weights and memory that sessions share, their plan."""
+
+import json
+
+import pytest
+
+import dlinfer
+from dlinfer.errors import SessionCallError
+from dlinfer.runtime.session.session import Flags
+from tests.runtime.artifact.artifact_files import ROWS, Head, rows, same, saved, wanted
+
+# --- tensors of its own
+
+
+def test_its_own_tensors_go_in_and_come_out_without_a_copy(owned):
+    """S0-60 to S0-65."""
+    [x] = owned.get_input_tensors("forward").values()
+    assert x is not None
+    assert x.shape == (16, 8)
+    assert owned.get_input_tensors("forward", "x")[0].data_ptr() == x.data_ptr()
+    assert owned.get_input_tensor("forward", 0).data_ptr() == x.data_ptr()
+    few = owned.io_tensor("forward", "x", (3, 8))
+    assert few.data_ptr() == x.data_ptr()
+    few.copy_(rows(3))
+    found = owned.run({"x": few})
+    same(found, wanted(3))
+    assert found["logits"].data_ptr() == owned.get_output_tensor("forward", 0).data_ptr()
+    assert found["best"].data_ptr() == owned.get_output_tensors("forward", "best")[1].data_ptr()
+
+
+def test_mode_0_gives_its_own_tensors_only_by_the_call_that_says_so(session):
+    """S0-66 to S0-69."""
+    assert session.get_input_tensors("forward") == {}
+    assert session.get_output_tensors("forward") == {}
+    with pytest.raises(SessionCallError, match="owned"):
+        session.get_input_tensor("forward", 0)
+    [x] = session.get_input_tensors_addrmode0("forward").values()
+    x.copy_(rows(16))
+    outputs = session.get_output_tensors_addrmode0("forward")
+    assert session.process("forward", {0: x}, outputs) == 0
+    same({"logits": outputs[0], "best": outputs[1]}, wanted(16))
+    for shape in ((17, 8), (3, 9), (3,)):
+        with pytest.raises(SessionCallError):
+            session.io_tensor("forward", "x", shape)
+    with pytest.raises(SessionCallError, match="'z'"):
+        session.io_tensor("forward", "z", (1, 8))
+
+
+# --- shared weights and memory
+
+
+def weights_of(session):
+    session.setup()
+    return [one.data_ptr() for stages in session._running.values() for one in stages[0].weights]
+
+
+def test_two_sessions_share_weights(path, tmp_path):
+    """S1-90, U6."""
+    first, second, third = dlinfer.load(path), dlinfer.load(path), dlinfer.load(path)
+    second.share_weights_with(first)
+    assert weights_of(first) == weights_of(second)
+    assert not set(weights_of(third)) & set(weights_of(first))
+    same(second.run({"x": rows(3)}), wanted(3))
+    with pytest.raises(SessionCallError, match="reset"):
+        second.share_weights_with(third)
+    other = saved(dlinfer.compile(Head(1).eval(), (rows(2),)), tmp_path / "other.dlinfer")
+    with pytest.raises(SessionCallError, match="not these"):
+        dlinfer.load(other).share_weights_with(first)
+
+
+def test_two_sessions_share_runtime_memory(path):
+    """S1-91, S0-13."""
+    options = {"io": "owned"}
+    first, second = dlinfer.load(path, options=options), dlinfer.load(path, options=options)
+    second.share_runtime_memory_with(first)
+    both = [dlinfer.load(path, options=options, flags=Flags.SHARE_MEM) for _ in range(2)]
+    for one, other in ((first, second), both):
+        assert (
+            one.get_input_tensor("forward", 0).data_ptr() == other.get_input_tensor("forward", 0).data_ptr()
+        )
+        same(one.run({"x": rows(3)}), wanted(3))
+        same(other.run({"x": rows(4)}), wanted(4))
+    with pytest.raises(SessionCallError, match="reset"):
+        second.share_runtime_memory_with(first)
+    for one in both:
+        one.close()
+
+
+def test_the_memory_plan_counts_every_value(owned, tmp_path):
+    """S1-86, U10: at 16 rows, layer_norm gives 512 bytes, linear 256, argmax 128; sums of those that live at once."""
+    owned.get_input_tensors("forward")
+    plan = json.loads(owned.get_static_memory_alloc_info(tmp_path / "plan").read_text())
+    [stage] = plan["entries"]["forward"]
+    assert {one["name"]: one["bytes"] for one in stage["values"]} == {
+        "layer_norm": 16 * 8 * 4,
+        "linear": 16 * 4 * 4,
+        "argmax": 16 * 8,
+    }
+    assert stage["peak_bytes"] == 16 * 8 * 4 + 16 * 4 * 4
+    assert stage["weights_bytes"] == 4 * (8 + 8 + 32 + 4)
+    assert stage["inputs"] == {"x": 512}
+    assert stage["outputs"] == {"logits": 256, "best": 128}
+    assert plan["runtime_memory_bytes"] == 512 + 256 + 128
+    assert ROWS.max == 16
