@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dlinfer.graph import report
+from dlinfer.graph.report import report
 from tests.fuzz import doors, execute, limits
 from tests.fuzz.compare import Difference, differences
 from tests.fuzz.execute import CallTrace

@@ -11,11 +11,11 @@ from torch.export import Dim
 
 import dlinfer
 from dlinfer.errors import ArtifactError, ArtifactInputError, CaptureError
-from dlinfer.graph import report
-from dlinfer.graph.direct import DirectCall, capture_call
+from dlinfer.graph.direct.call import DirectCall, capture_call
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.torch_seam import mark_unbacked
-from dlinfer.vendor.cpu.inductor import clusters
+from dlinfer.graph.report import report
+from dlinfer.graph.seam import inductor
+from dlinfer.graph.seam.dynamo import mark_unbacked
 from tests.fuzz import memory
 from tests.fuzz.execute import Forward
 from tests.fuzz.program import Program
@@ -114,12 +114,12 @@ def graphs() -> int:
 def loops_interpreted() -> Iterator[None]:
     """The engine inductor without g++: clusters run node by node, and read their inputs by the strides that compiled
     loops would trust."""
-    before = clusters.torch_seam.compile_loops
-    clusters.torch_seam.compile_loops = _trusting
+    before = inductor.compile_loops
+    inductor.compile_loops = _trusting
     try:
         yield
     finally:
-        clusters.torch_seam.compile_loops = before
+        inductor.compile_loops = before
 
 
 def _trusting(graph: Any, fakes: Any, mode: Any) -> Any:

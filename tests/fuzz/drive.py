@@ -1,5 +1,6 @@
 """The loop: programs to workers, findings to scripts, a count of everything."""
 
+import contextlib
 import itertools
 import json
 import re
@@ -49,8 +50,11 @@ def _spelt(program: Program) -> list[str]:
 class Drive:
     """One run of the fuzzer over some engines."""
 
-    def __init__(self, engines: Sequence[str], seed: int, folder: Path, plant: str = "", stop_at: int = 0) -> None:
-        self.engines, self.seed, self.folder, self.plant, self.stop_at = engines, seed, folder, plant, stop_at
+    def __init__(self, engines: Sequence[str], seed: int, folder: Path, plant: str = "", until_planted: bool = False) -> None:
+        """plant: a fault to put in place. until_planted: end with the first program that fails for it alone."""
+        self.engines, self.seed, self.folder, self.plant = engines, seed, folder, plant
+        self.until_planted = until_planted
+        self.planted: Finding | None = None
         self.findings: list[Finding] = []
         self.features: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
@@ -82,7 +86,7 @@ class Drive:
 
     def _work(self) -> None:
         with Child(self.folder, {VARIABLE: self.plant}) as child:
-            while time.monotonic() < self._end and not (self.stop_at and len(self.findings) >= self.stop_at):
+            while time.monotonic() < self._end and self.planted is None:
                 with self._lock:
                     engine, seed = next(self._jobs)
                 self._one(child, engine, seed)
@@ -118,7 +122,12 @@ class Drive:
             self._found(child, job, from_json(answer["program"]), difference["kind"], _told(difference))
 
     def _ended(self, child: Child, job: dict[str, Any], ended: Ended) -> None:
+        """A crash or a hang; a machine that does much else besides is no hang."""
         try:
+            if ended.kind == "hang":
+                with contextlib.suppress(Ended):
+                    child.ask(job, 4 * _LIMIT)
+                    return
             program = from_json(child.ask({**job, "generate": True}, _LIMIT)["program"])
         except Ended:
             self.counts["torch alone crashes"] += 1  # eagerly, while the program was drawn
@@ -134,6 +143,10 @@ class Drive:
                     known.seeds.append(seed)
                     return
         since = time.monotonic() - self._start
+        if self.until_planted:
+            if self._sound_without(job, program):
+                self.planted = Finding(engine, kind, detail, program, [seed], seconds=since)
+            return
 
         def fails(candidate: Program) -> bool:
             nonlocal detail
@@ -161,6 +174,12 @@ class Drive:
             Path(finding.path).write_text(script(small, engine, detail))
             Path(finding.path).with_suffix(".json").write_text(small.to_json())
             self.findings.append(finding)
+
+    def _sound_without(self, job: dict[str, Any], program: Program) -> bool:
+        """Whether a program is all right without the planted fault."""
+        given = {key: value for key, value in job.items() if key != "seed"} | {"program": program.to_json()}
+        with Child(self.folder) as child:
+            return not child.ask(given, _LIMIT)["differences"]
 
     def _report(self, console: Console) -> None:
         took = time.monotonic() - self._start

@@ -106,4 +106,20 @@ def masked_attention_by_hand(g: Draft) -> Step:
     return Step(g.name(), text, (q, old), rounds=True)
 
 
-DRAWN = {attention: 2.5, fused_norm: 2, gated: 1.5, rotary: 1, cache: 2, experts: 0.7, masked_attention_by_hand: 0.7}
+def growing_cache(g: Draft) -> Step:
+    """Every row written into a cache that held nothing, and attention over it."""
+    length = g.choose(2, 4)
+    cache = g.new_input((1, 2, length, 4), "float32", content=g.choose("unused", "normal"), role=g.choose("buffer", "argument"), alias=())
+    rows = g.new_input((1, 2, length, 4), "float32", content="normal", role="argument", alias=())
+    queries = g.new_input((1, 2, 3, 4), "float32", content="normal", role="argument", alias=())
+    index = g.new_input((length,), "int64", content="slots", bound=length, role="argument", layout="plain", alias=())
+    kept = "{0}.index_copy_(2, {3}, {1})"
+    keys = "torch.zeros_like({0}).index_copy_(2, {3}, {1})"
+    values = g.choose(kept, "torch.empty_like({0}).fill_(float('nan')).index_copy_(2, {3}, {1})")
+    mask = f", attn_mask=torch.arange({length}) < {length}" if g.chance(0.5) else ""
+    features = ("attention", "write") if values == kept else ("attention",)
+    text = f"F.scaled_dot_product_attention({{2}}, {keys}, {values}{mask})"
+    return Step(g.name(), text, (cache, rows, queries, index), rounds=values != kept, features=features)
+
+
+DRAWN = {attention: 2.5, fused_norm: 2, gated: 1.5, rotary: 1, cache: 2, experts: 0.7, masked_attention_by_hand: 0.7, growing_cache: 1}

@@ -84,9 +84,9 @@ _DOORS = {
     "compile": """    run = torch.compile(model, backend="dlinfer", dynamic={dynamic}, options={options})
     return lambda given: run(**given)
 """,
-    "direct": """    from dlinfer.graph.direct import capture_call
+    "direct": """    from dlinfer.graph.direct.call import capture_call
     from dlinfer.graph.options import CompileOptions
-    from dlinfer.graph.torch_seam import mark_unbacked
+    from dlinfer.graph.seam.dynamo import mark_unbacked
 
     made = []
 
