@@ -52,6 +52,11 @@ test: $(STAMP) ## every test but the whole matrix
 test-full: $(STAMP) ## the whole matrix; run it again to go on where it stopped
 	$(PYTEST) --dist worksteal -m full $(PYTEST_ARGS)
 
+.PHONY: fuzz
+fuzz: $(STAMP) ## random programs eagerly and through each engine; SECONDS=60, ENGINE=inductor|openvino|onnxruntime, SEED=
+	@OMP_WAIT_POLICY=passive $(PY) -m tests.fuzz --seconds $(or $(SECONDS),60) \
+		$(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED))
+
 .PHONY: graph-models
 graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/graph_models.md
 	$(PY) -m tests.graph.matrix.run_models --write-docs $(GRAPH_ARGS)

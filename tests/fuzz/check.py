@@ -46,7 +46,8 @@ def check(program: Program, engine: str, interpreted: bool = False) -> Verdict:
         verdict.raised = expected[-1].error is not None
         budget = _Budget(program)
         watch = program.door != "loaded"
-        for given in _compiled(program, engine, watch):
+        for run in _compiled(program, engine, watch):
+            given = run
             if given[-1].error is not None and isinstance(given[-1].error, doors.Refused):
                 verdict.refused = str(given[-1].error)
                 given, expected = given[:-1], expected[: len(given) - 1]
@@ -99,7 +100,9 @@ class _Budget:
     def _run(self, widen: bool, seed: int = 0) -> list[CallTrace]:
         model, kept = execute.module(self._program, widen)
         make = execute.run_step if widen else perturbing(seed)
-        return execute.calls(self._program, execute.interpreted(self._program, model, widen, make), kept, widen)
+        return execute.calls(
+            self._program, execute.interpreted(self._program, model, widen, make), kept, widen
+        )
 
 
 def _compiles_again(program: Program, engine: str) -> list[Difference]:

@@ -35,7 +35,9 @@ Budget = Callable[[], Sequence[Sequence[CallTrace]]]
 """Other correct runs of the program: the same with other roundings, and in float64 where that works."""
 
 
-def differences(expected: Sequence[CallTrace], given: Sequence[CallTrace], budget: Budget, watch: bool = True) -> list[Difference]:
+def differences(
+    expected: Sequence[CallTrace], given: Sequence[CallTrace], budget: Budget, watch: bool = True
+) -> list[Difference]:
     """All differences of the first call that has any."""
     for number, want in enumerate(expected):
         got = given[number]
@@ -46,11 +48,19 @@ def differences(expected: Sequence[CallTrace], given: Sequence[CallTrace], budge
         if not found:
             others = _Lazy(budget, number)
             for index, (one, other) in enumerate(zip(want.results, got.results, strict=True)):
-                found += _values(number, "value", f"result {index}", one, other, lambda t, i=index: t.results[i], others)
+                found += _values(
+                    number, "value", f"result {index}", one, other, lambda t, i=index: t.results[i], others
+                )
             for name, one in want.storages.items():
                 if name in got.storages:
                     found += _values(
-                        number, "memory", name, one, got.storages[name], lambda t, n=name: t.storages[n], others
+                        number,
+                        "memory",
+                        name,
+                        one,
+                        got.storages[name],
+                        lambda t, n=name: t.storages[n],
+                        others,
                     )
         if found:
             return found
@@ -80,7 +90,9 @@ def _structure(number: int, want: CallTrace, got: CallTrace, watch: bool):
         if one.dtype != other.dtype:
             yield Difference("dtype", number, f"result {index}", f"{other.dtype} in place of {one.dtype}")
         elif one.shape != other.shape:
-            yield Difference("shape", number, f"result {index}", f"{tuple(other.shape)} in place of {tuple(one.shape)}")
+            yield Difference(
+                "shape", number, f"result {index}", f"{tuple(other.shape)} in place of {tuple(one.shape)}"
+            )
     if not watch:
         return
     first = len(want.results) - len(want.strides)
@@ -100,11 +112,21 @@ class _Lazy:
         self._budget, self._call = budget, call
 
     def tensors(self, read: Callable[[CallTrace], torch.Tensor]) -> list[torch.Tensor]:
-        return [read(run[self._call]) for run in self._budget() if len(run) > self._call and run[self._call].error is None]
+        return [
+            read(run[self._call])
+            for run in self._budget()
+            if len(run) > self._call and run[self._call].error is None
+        ]
 
 
 def _values(
-    number: int, kind: str, what: str, want: torch.Tensor, got: torch.Tensor, read: Callable[[CallTrace], torch.Tensor], others: _Lazy
+    number: int,
+    kind: str,
+    what: str,
+    want: torch.Tensor,
+    got: torch.Tensor,
+    read: Callable[[CallTrace], torch.Tensor],
+    others: _Lazy,
 ) -> list[Difference]:
     if want.numel() == 0 or _close(want, got):
         return []
@@ -114,14 +136,17 @@ def _values(
     if not count:
         return []
     place = tuple(int(one) for one in wrong.nonzero()[0])
-    detail = f"{got[place].item()!r} in place of {want[place].item()!r} at {list(place)}, {count} of {wrong.numel()} elements"
+    values = f"{got[place].item()!r} in place of {want[place].item()!r} at {list(place)}"
+    detail = f"{values}, {count} of {wrong.numel()} elements"
     return [Difference(kind, number, what, detail)]
 
 
 def _close(want: torch.Tensor, got: torch.Tensor) -> bool:
     if want.is_floating_point():
         eps = torch.finfo(want.dtype).eps
-        return torch.allclose(want.double(), got.double(), rtol=2 * eps, atol=_TINY[want.dtype], equal_nan=True)
+        return torch.allclose(
+            want.double(), got.double(), rtol=2 * eps, atol=_TINY[want.dtype], equal_nan=True
+        )
     return torch.equal(want, got)
 
 

@@ -1,4 +1,4 @@
-"""The ways by which a program reaches an engine: torch.compile, an artifact, the same saved and loaded, a direct call."""
+"""The ways by which a program reaches an engine: torch.compile, an artifact, a saved one, a direct call."""
 
 import contextlib
 import tempfile
@@ -95,7 +95,9 @@ class _Artifact:
             example[one.name] = example[same] if same else given.clone()
             named = {dim: Dim.AUTO for dim, size in enumerate(one.shape) if isinstance(size, str)}
             shapes[one.name] = named if self.program.dynamic is not False else {}
-        artifact = dlinfer.compile(self.model, (), example, dynamic_shapes=shapes, options=options(self.engine))
+        artifact = dlinfer.compile(
+            self.model, (), example, dynamic_shapes=shapes, options=options(self.engine)
+        )
         if self.program.door == "artifact":
             return lambda given: artifact(**given)
         path = self.folder / "program.dlinfer"

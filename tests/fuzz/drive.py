@@ -50,7 +50,9 @@ def _spelt(program: Program) -> list[str]:
 class Drive:
     """One run of the fuzzer over some engines."""
 
-    def __init__(self, engines: Sequence[str], seed: int, folder: Path, plant: str = "", until_planted: bool = False) -> None:
+    def __init__(
+        self, engines: Sequence[str], seed: int, folder: Path, plant: str = "", until_planted: bool = False
+    ) -> None:
         """plant: a fault to put in place. until_planted: end with the first program that fails for it alone."""
         self.engines, self.seed, self.folder, self.plant = engines, seed, folder, plant
         self.until_planted = until_planted
@@ -150,7 +152,9 @@ class Drive:
 
         def fails(candidate: Program) -> bool:
             nonlocal detail
-            given = {key: value for key, value in job.items() if key != "seed"} | {"program": candidate.to_json()}
+            given = {key: value for key, value in job.items() if key != "seed"} | {
+                "program": candidate.to_json()
+            }
             try:
                 answer = child.ask(given, _LIMIT)
             except Ended as ended:
@@ -187,16 +191,27 @@ class Drive:
         console.print(f"{self._line()}, {rate:.0f} programs a minute")
         for engine in self.engines:
             count, of = self.counts[f"nodes taken by {engine}"], max(self.counts[f"nodes of {engine}"], 1)
-            seconds = self.counts[f"seconds on {engine}"] / 1000 / max(self.counts[f"programs on {engine}"], 1)
-            console.print(
-                f"  {engine}: {self.counts[f'programs on {engine}']} programs of {seconds:.1f} s, it took {100 * count // of} % of nodes"
+            seconds = (
+                self.counts[f"seconds on {engine}"] / 1000 / max(self.counts[f"programs on {engine}"], 1)
             )
+            programs = self.counts[f"programs on {engine}"]
+            share = 100 * count // of
+            console.print(f"  {engine}: {programs} programs of {seconds:.1f} s, it took {share} % of nodes")
         for name in ("eager raises", "torch alone differs", "torch alone crashes"):
             console.print(f"  {name}: {self.counts[name]}")
-        for title, counter in (("documented limits met", self.limits), ("refused", self.refusals), ("features", self.features)):
-            console.print(f"{title}: " + ", ".join(f"{name} {count}" for name, count in counter.most_common()), soft_wrap=True)
+        for title, counter in (
+            ("documented limits met", self.limits),
+            ("refused", self.refusals),
+            ("features", self.features),
+        ):
+            console.print(
+                f"{title}: " + ", ".join(f"{name} {count}" for name, count in counter.most_common()),
+                soft_wrap=True,
+            )
         for found in self.findings:
-            console.print(f"[red]{found.engine} {found.kind}[/] x{len(found.seeds)} {found.path}", soft_wrap=True)
+            console.print(
+                f"[red]{found.engine} {found.kind}[/] x{len(found.seeds)} {found.path}", soft_wrap=True
+            )
             console.print(f"   {found.detail[:300]}", soft_wrap=True, markup=False)
         summary = {
             "seed": self.seed,

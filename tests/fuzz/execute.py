@@ -62,7 +62,11 @@ def source(program: Program) -> str:
     kept = [one.name for one in program.of_role(*KEPT)]
     arguments = ", ".join(["self", *(one.name for one in program.of_role("argument"))])
     lines = [f"{name} = self.{name}" for name in kept] + [step.line for step in program.steps]
-    results = program.returns[0] if program.door == "direct" else "(" + "".join(f"{name}, " for name in program.returns).rstrip() + ")"
+    results = (
+        program.returns[0]
+        if program.door == "direct"
+        else "(" + "".join(f"{name}, " for name in program.returns).rstrip() + ")"
+    )
     body = "".join(f"        {line}\n" for line in [*lines, f"return {results}"])
     return f"class Model(torch.nn.Module):\n    def forward({arguments}):\n{body}"
 
@@ -191,19 +195,33 @@ def vendor_kept() -> Iterator[None]:
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors share an element."""
-    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or not one.numel() or not other.numel():
+    if (
+        one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+        or not one.numel()
+        or not other.numel()
+    ):
         return False
-    if not one.untyped_storage().nbytes() or one.dtype != other.dtype or max(one.numel(), other.numel()) > 65536:
+    if (
+        not one.untyped_storage().nbytes()
+        or one.dtype != other.dtype
+        or max(one.numel(), other.numel()) > 65536
+    ):
         return one.untyped_storage().nbytes() > 0
     return not _places(one).isdisjoint(_places(other))
 
 
 def _places(tensor: torch.Tensor) -> set[int]:
-    size, end = tensor.size(), sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True)) + 1
+    size, end = (
+        tensor.size(),
+        sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True)) + 1,
+    )
     places = torch.arange(end).as_strided(size, tensor.stride()).reshape(-1) + tensor.storage_offset()
     return set(places.tolist())
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal, NaN with NaN."""
-    return torch.equal(one, other) or torch.equal(one.nan_to_num(3.25) if one.is_floating_point() else one, other.nan_to_num(3.25) if other.is_floating_point() else other)
+    return torch.equal(one, other) or torch.equal(
+        one.nan_to_num(3.25) if one.is_floating_point() else one,
+        other.nan_to_num(3.25) if other.is_floating_point() else other,
+    )

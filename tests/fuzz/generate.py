@@ -20,6 +20,11 @@ _OF_INDICES = re.compile("out of (bounds|range)|ids of|slots below")
 _LARGEST = 4096  # elements of a value; programs are for many cases, not for large ones
 
 
+def alternatives(text: str) -> list[str]:
+    """The texts between bars and ends of lines."""
+    return text.strip().replace("\n", "|").split("|")
+
+
 class Draft:
     """A program that is being drawn, with a value of every name at the first call."""
 
@@ -29,7 +34,9 @@ class Draft:
         self.inputs: list[Input] = []
         self.steps: list[Step] = []
         self.values: dict[str, torch.Tensor] = {}
-        self.sizes = {name: self.random.choice((0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 16, 17, 33)) for name in "ABCD"}
+        self.sizes = {
+            name: self.random.choice((0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 16, 17, 33)) for name in "ABCD"
+        }
         self.dtype = self.random.choice(FLOATS)
         self.globals = namespace()
         self.raises = False
@@ -73,13 +80,18 @@ class Draft:
         alike = [
             other
             for other in self.inputs
-            if (other.dtype, other.shape, other.alias) == (one.dtype, one.shape, ()) and other.role != "weight"
+            if (other.dtype, other.shape, other.alias) == (one.dtype, one.shape, ())
+            and other.role != "weight"
         ]
         if not alike or one.role == "weight":
             return one
         # Only what is made at the same time can share memory; a buffer is made once.
         alike = [other for other in alike if other.role == one.role]
-        return replace(one, alias=(self.random.choice(alike).name, self.choose("same", "view", "shift"))) if alike else one
+        return (
+            replace(one, alias=(self.random.choice(alike).name, self.choose("same", "view", "shift")))
+            if alike
+            else one
+        )
 
     def pick(self, fits: Callable[[torch.Tensor], bool]) -> str | None:
         """The name of a value that fits, the latest ones more often; None where there is none."""
@@ -110,10 +122,16 @@ class Draft:
         """Something that broadcasts with a value: another one, a new input, or a number."""
         value = self.values[name]
         if self.chance(0.25):
-            return self.choose(2, 3, -1, 7) if not value.is_floating_point() else self.choose(0.5, 2, -1.5, 1e-3, 3.0)
+            return (
+                self.choose(2, 3, -1, 7)
+                if not value.is_floating_point()
+                else self.choose(0.5, 2, -1.5, 1e-3, 3.0)
+            )
         sizes = tuple(value.shape)
         other = self.pick(lambda v: tuple(v.shape) in (sizes, sizes[1:], sizes[-1:]) and v is not value)
-        return other or self.new_input(sizes[self.choose(0, 0, 0, 1) :], str(value.dtype).removeprefix("torch."))
+        return other or self.new_input(
+            sizes[self.choose(0, 0, 0, 1) :], str(value.dtype).removeprefix("torch.")
+        )
 
     def dim(self, name: str) -> int:
         """A dimension of a value, from the front or from the end."""
@@ -146,7 +164,9 @@ def generate(seed: int, steps: int = 0) -> Program:
     draft = Draft(seed)
     draft.new_input(draft.shape(1), role="argument")
     wanted = steps or draft.random.choice((2, 3, 4, 6, 8, 10, 12))
-    focus = draft.random.sample(list(FAMILIES), 3)  # some programs are of few kinds of steps, so that they meet often
+    focus = draft.random.sample(
+        list(FAMILIES), 3
+    )  # some programs are of few kinds of steps, so that they meet often
     weights = [family.weight * (4 if family in focus else 1) for family in FAMILIES]
     for _ in range(wanted * 4):
         if len(draft.steps) >= wanted:
@@ -156,7 +176,9 @@ def generate(seed: int, steps: int = 0) -> Program:
             step = family.draw(draft)
             if step is not None:
                 draft.add(replace(step, features=(family.name, *step.features)))
-    program = Program(seed, tuple(draft.inputs), tuple(draft.steps), _returns(draft), (Call(dict(draft.sizes)),))
+    program = Program(
+        seed, tuple(draft.inputs), tuple(draft.steps), _returns(draft), (Call(dict(draft.sizes)),)
+    )
     dynamic = draft.choose(True, True, None, None, False)
     program = _with_calls(replace(program, dynamic=dynamic).pruned(), draft)
     if program.door == "direct":
@@ -204,7 +226,13 @@ def _with_calls(program: Program, draft: Draft) -> Program:
     for _ in range(draft.choose(1, 2, 2, 3)):
         call = replace(first, sizes=dict(sizes), changes={}, feed={}, sdpa=_backend(program, draft), write=-1)
         if draft.chance(0.4):
-            call = replace(call, sizes={name: draft.choose(0, 1, 2, 3, 5, 8, 9) if draft.chance(0.6) else n for name, n in sizes.items()})
+            call = replace(
+                call,
+                sizes={
+                    name: draft.choose(0, 1, 2, 3, 5, 8, 9) if draft.chance(0.6) else n
+                    for name, n in sizes.items()
+                },
+            )
         made.append(replace(call, changes=_changes(program, draft)))
     if draft.chance(0.25):
         for number in range(1, len(made)):

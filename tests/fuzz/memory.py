@@ -24,7 +24,25 @@ unused: memory that nobody wrote, filled with NaN. same: all equal. slots: disti
 GUARD = 16  # elements in front and behind; 64 bytes or more keep float32's alignment of vectors
 
 _SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0)
-_EXTREME = (-104.0, -88.5, -30.0, -18.0, -9.0, -1e-6, 0.0, 1e-6, 1e-3, 9.0, 18.0, 21.0, 30.0, 88.5, 104.0, 1e4, -1e4)
+_EXTREME = (
+    -104.0,
+    -88.5,
+    -30.0,
+    -18.0,
+    -9.0,
+    -1e-6,
+    0.0,
+    1e-6,
+    1e-3,
+    9.0,
+    18.0,
+    21.0,
+    30.0,
+    88.5,
+    104.0,
+    1e4,
+    -1e4,
+)
 _BORDERS = (2**24, 2**31, 2**53)
 
 
@@ -91,10 +109,10 @@ def _lies(size: tuple[int, ...], layout: str) -> tuple[tuple[int, ...], int]:
     return tuple(stride), 0 if layout == "plain" else GUARD + (layout == "offset")
 
 
-def make(program: Program, number: int, roles: tuple[str, ...], widen: bool = False) -> tuple[
-    dict[str, Storage], dict[str, torch.Tensor]
-]:
-    """(storages, tensors) of a call's inputs of some roles. ``widen`` keeps floats as float64, rounded to their dtype."""
+def make(
+    program: Program, number: int, roles: tuple[str, ...], widen: bool = False
+) -> tuple[dict[str, Storage], dict[str, torch.Tensor]]:
+    """(storages, tensors) of a call's inputs of some roles; ``widen`` gives their floats as float64."""
     call = program.calls[number]
     views = plan(program, call, roles)
     inputs = {one.name: at_call(one, call) for one in program.inputs}
@@ -114,10 +132,17 @@ def make(program: Program, number: int, roles: tuple[str, ...], widen: bool = Fa
 
 
 def _storage(
-    seed: int, number: int, inputs: Mapping[str, Input], views: Mapping[str, View], owner: str, sizes: dict[str, int]
+    seed: int,
+    number: int,
+    inputs: Mapping[str, Input],
+    views: Mapping[str, View],
+    owner: str,
+    sizes: dict[str, int],
 ) -> Storage:
     one = inputs[owner]
-    end = max(1 + v.offset + sum((n - 1) * s for n, s in zip(v.size, v.stride, strict=True)) for v in views.values())
+    end = max(
+        1 + v.offset + sum((n - 1) * s for n, s in zip(v.size, v.stride, strict=True)) for v in views.values()
+    )
     if 0 in views[owner].size:
         end = views[owner].offset
     total = end if one.layout == "plain" and len(views) == 1 else end + GUARD
@@ -152,7 +177,9 @@ def content(kind: str, dtype: torch.dtype, count: int, bound: int, key: tuple[ob
         if not key or zlib.crc32(repr(key).encode()) % 2 == 0:
             found = found.abs().clamp(max=max(bound - 1, 0))  # embedding takes no negative ones
         if kind == "beyond" and count:
-            found[int(torch.randint(count, (1,), generator=random))] = pick([bound, bound + 3, -bound - 1], torch.int64)[0]
+            found[int(torch.randint(count, (1,), generator=random))] = pick(
+                [bound, bound + 3, -bound - 1], torch.int64
+            )[0]
         return found.to(dtype)
     if kind == "slots":
         return torch.randperm(max(bound, count), generator=random)[:count].to(dtype)
@@ -173,6 +200,8 @@ def content(kind: str, dtype: torch.dtype, count: int, bound: int, key: tuple[ob
     chosen = {
         "special": lambda: torch.where(normal.abs() > 0.7, pick(list(_SPECIAL), torch.float64), normal),
         "extreme": lambda: pick(list(_EXTREME), torch.float64),
-        "whole": lambda: torch.where(normal > 1.5, pick([2**24 - 1, 2**24, -(2**24)], torch.float64), (normal * 4).round()),
+        "whole": lambda: torch.where(
+            normal > 1.5, pick([2**24 - 1, 2**24, -(2**24)], torch.float64), (normal * 4).round()
+        ),
     }
     return chosen.get(kind, lambda: normal)().to(dtype)

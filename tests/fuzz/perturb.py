@@ -32,7 +32,9 @@ def perturbing(seed: int) -> Callable[..., Any]:
         operands = {name: values[name] for name in step.uses}
         if not made.is_floating_point() or any(overlap(made, one) for one in operands.values()):
             return made
-        return perturbed(run_step(step, {**values, **{name: perturbed(one) for name, one in operands.items()}}, names))
+        return perturbed(
+            run_step(step, {**values, **{name: perturbed(one) for name, one in operands.items()}}, names)
+        )
 
     def _write(step: Step, values: Mapping[str, Any], names: dict[str, Any]) -> Any:
         target = values[step.uses[0]]

@@ -78,7 +78,11 @@ def bools_in_float32() -> None:
 
     def counted(b: Any, x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
         rank = len(x.get_partial_shape())
-        dims = list(range(rank)) if dim in (None, []) else [one % rank for one in (dim if isinstance(dim, list) else [dim])]
+        dims = (
+            list(range(rank))
+            if dim in (None, [])
+            else [one % rank for one in (dim if isinstance(dim, list) else [dim])]
+        )
         if not rank:
             return b.cast(x, b.kind)
         if x.get_element_type() != ov.Type.boolean:
@@ -110,7 +114,9 @@ def stale_values() -> None:
 
     def over_rows(b: Any, q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
         last = b.scalar(len(q.get_partial_shape()) - 1, attention.I64)
-        scores = op.scatter_update(product(q, k.base, False, True), k.index, product(q, k.source, False, True), last)
+        scores = op.scatter_update(
+            product(q, k.base, False, True), k.index, product(q, k.source, False, True), last
+        )
         scores = op.multiply(scores, b.scalar(scale, scores.output(0).get_element_type())).output(0)
         scores = scores if mask is None else op.add(scores, mask).output(0)
         shares = op.softmax(scores, len(q.get_partial_shape()) - 1).output(0)
@@ -134,7 +140,9 @@ def lost_digits() -> None:
 
     def softplus(b: Any, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
         scaled = op.multiply(b.cast(x, wide), b.scalar(beta, wide))
-        made = op.divide(op.add(op.maximum(scaled, b.scalar(0.0, wide)), soft(b, scaled)), b.scalar(beta, wide))
+        made = op.divide(
+            op.add(op.maximum(scaled, b.scalar(0.0, wide)), soft(b, scaled)), b.scalar(beta, wide)
+        )
         above = op.greater(scaled, b.scalar(threshold, wide))
         return b.cast(op.select(above, b.cast(x, wide), made).output(0), b.kind)
 
@@ -209,13 +217,21 @@ def comparisons_of_nan() -> None:
     from dlinfer.vendor.openvino import engine, registry
 
     del engine
-    for target, other in ((aten.gt.Scalar, op.less_equal), (aten.ge.Scalar, op.less), (aten.gt.Tensor, op.less_equal)):
+    for target, other in (
+        (aten.gt.Scalar, op.less_equal),
+        (aten.ge.Scalar, op.less),
+        (aten.gt.Tensor, op.less_equal),
+    ):
         sound = registry._table[target].build
 
         def build(b: Any, x: Any, y: Any, _other: Any = other, _sound: Any = sound) -> Any:
             if not hasattr(x, "get_element_type") or not x.get_element_type().is_real():
                 return _sound(b, x, y)
-            y = b.cast(y, x.get_element_type()) if hasattr(y, "get_element_type") else b.scalar(y, x.get_element_type())
+            y = (
+                b.cast(y, x.get_element_type())
+                if hasattr(y, "get_element_type")
+                else b.scalar(y, x.get_element_type())
+            )
             return op.logical_not(_other(x, y)).output(0)
 
         _lowers(target, build)

@@ -96,7 +96,12 @@ class Program:
         found = {feature for step in self.steps for feature in step.features}
         found |= {f"door {self.door}", f"dynamic {self.dynamic}", f"results {len(self.returns)}"}
         for one in self.inputs:
-            found |= {f"role {one.role}", f"dtype {one.dtype}", f"layout {one.layout}", f"content {one.content}"}
+            found |= {
+                f"role {one.role}",
+                f"dtype {one.dtype}",
+                f"layout {one.layout}",
+                f"content {one.content}",
+            }
             found |= {f"alias {one.role} {one.alias[1]}"} if one.alias else set()
         for call in self.calls:
             found |= {f"changed {name}" for change in call.changes.values() for name in change}

@@ -182,7 +182,9 @@ def _tensors(program: Program, number: int, roles: tuple[str, ...]) -> list[str]
         if view.same_as:
             lines.append(f"    {name} = {view.same_as}")
         else:
-            lines.append(f"    {name} = memory_{view.storage}.as_strided({view.size}, {view.stride}, {view.offset})")
+            lines.append(
+                f"    {name} = memory_{view.storage}.as_strided({view.size}, {view.stride}, {view.offset})"
+            )
     return lines
 
 

@@ -55,7 +55,9 @@ def _candidates(program: Program) -> Iterator[Program]:
     yield from (bypassed(program, index) for index in range(steps))
     if len(program.returns) > 1:
         yield from (replace(program, returns=(name,)) for name in program.returns)
-        yield from (replace(program, returns=_left_out(program.returns, i)) for i in range(len(program.returns)))
+        yield from (
+            replace(program, returns=_left_out(program.returns, i)) for i in range(len(program.returns))
+        )
     yield from _plainer_calls(program)
     yield from _plainer_inputs(program)
     if program.dynamic is not None:
@@ -83,7 +85,9 @@ def bypassed(program: Program, index: int) -> Program:
     names = {step.makes: step.uses[0]}
     steps = [replace(one, uses=tuple(names.get(name, name) for name in one.uses)) for one in program.steps]
     steps.pop(index)
-    return replace(program, steps=tuple(steps), returns=tuple(names.get(name, name) for name in program.returns))
+    return replace(
+        program, steps=tuple(steps), returns=tuple(names.get(name, name) for name in program.returns)
+    )
 
 
 def _returns(program: Program, steps: list[Step], gone: set[str]) -> tuple[str, ...]:
@@ -113,7 +117,9 @@ def _plainer_calls(program: Program) -> Iterator[Program]:
         largest = max(call.sizes.get(name, 0) for call in program.calls)
         for number in (1, 2, 3, 4):
             if number < largest:
-                yield replace(program, calls=tuple(replace(c, sizes=c.sizes | {name: number}) for c in program.calls))
+                yield replace(
+                    program, calls=tuple(replace(c, sizes=c.sizes | {name: number}) for c in program.calls)
+                )
     for number, call in enumerate(program.calls[1:], 1):
         if call.sizes != program.calls[0].sizes:
             yield _with_call(program, number, sizes=dict(program.calls[0].sizes))
@@ -142,7 +148,9 @@ def _plainer_inputs(program: Program) -> Iterator[Program]:
         for dim, size in enumerate(one.shape):
             if isinstance(size, int) and size > 2:
                 for number in (1, 2, size // 2):
-                    yield _with_input(program, index, one, {"shape": (*one.shape[:dim], number, *one.shape[dim + 1 :])})
+                    yield _with_input(
+                        program, index, one, {"shape": (*one.shape[:dim], number, *one.shape[dim + 1 :])}
+                    )
 
 
 def _with_input(program: Program, index: int, one: Input, given: dict[str, Any]) -> Program:

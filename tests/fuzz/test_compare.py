@@ -19,7 +19,9 @@ PLAIN = Program(1, (X,), (SIN, SUM), ("v", "w"), (Call({"A": 3}), Call({"A": 5})
 Tensors = tuple[torch.Tensor, ...]
 
 
-def found(program: Program, spoil: Callable[[Mapping[str, torch.Tensor], execute.Forward], Tensors]) -> list[Difference]:
+def found(
+    program: Program, spoil: Callable[[Mapping[str, torch.Tensor], execute.Forward], Tensors]
+) -> list[Difference]:
     """What is said of the program when ``spoil(arguments, forward)`` runs in its place."""
     model, kept = execute.module(program)
     forward = execute.plain(model)
@@ -27,7 +29,9 @@ def found(program: Program, spoil: Callable[[Mapping[str, torch.Tensor], execute
     return differences(eagerly(program), given, _Budget(program))
 
 
-def kinds(program: Program, spoil: Callable[[Mapping[str, torch.Tensor], execute.Forward], Tensors]) -> set[str]:
+def kinds(
+    program: Program, spoil: Callable[[Mapping[str, torch.Tensor], execute.Forward], Tensors]
+) -> set[str]:
     return {difference.kind for difference in found(program, spoil)}
 
 
@@ -64,7 +68,9 @@ def test_what_is_not_finite_stands_where_eager_has_it(value: float):
 
 
 def test_whole_numbers_are_exact():
-    program = Program(1, (Input("i", "argument", "int64", (4,)),), (Step("v", "{0} * 3", ("i",)),), ("v",), (Call(),))
+    program = Program(
+        1, (Input("i", "argument", "int64", (4,)),), (Step("v", "{0} * 3", ("i",)),), ("v",), (Call(),)
+    )
     assert kinds(program, lambda arguments, forward: (forward(arguments)[0] + 1,)) == {"value"}
 
 

@@ -17,7 +17,13 @@ _COVERED = (
     *(f"content {kind}" for kind in memory.CONTENTS),
     *("role argument", "role buffer", "role weight", "size 0", "size 1", "result fed back"),
     *("alias argument same", "alias argument view", "alias argument shift", "alias buffer same"),
-    *("write to argument", "write to buffer", "write to an intermediate", "argument returned", "buffer returned"),
+    *(
+        "write to argument",
+        "write to buffer",
+        "write to an intermediate",
+        "argument returned",
+        "buffer returned",
+    ),
     *("changed sizes", "changed layout", "changed dtype", "changed content", "result written by the caller"),
     *("attention backend switched", "vendor switched", "two threads", "dlinfer op"),
 )
@@ -29,7 +35,9 @@ def programs() -> list[Program]:
 
 
 def test_a_seed_gives_the_same_program_always():
-    assert [generate(seed).to_json() for seed in range(20)] == [generate(seed).to_json() for seed in range(20)]
+    assert [generate(seed).to_json() for seed in range(20)] == [
+        generate(seed).to_json() for seed in range(20)
+    ]
 
 
 def test_a_program_is_read_again_from_its_text(programs: list[Program]):

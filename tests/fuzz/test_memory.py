@@ -40,7 +40,7 @@ def test_contents():
     special = content("special", torch.float32)
     assert special.isnan().any() and (special == torch.inf).any() and special.isfinite().any()
     index = content("index", torch.int64, 7)
-    assert -7 <= int(index.min()) and int(index.max()) == 6
+    assert int(index.min()) >= -7 and int(index.max()) == 6
     beyond = content("beyond", torch.int64, 7)
     assert int(beyond.max()) >= 7 or int(beyond.min()) < -7
     assert len({*content("slots", torch.int64, 500).tolist()}) == 400

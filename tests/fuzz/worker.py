@@ -36,7 +36,7 @@ def _answer(job: dict) -> dict:
     if job.get("generate"):
         return answer
     verdict = check(program, job["engine"], job.get("interpreted", False))
-    return answer | {name: value for name, value in dataclasses.asdict(verdict).items()}
+    return answer | dataclasses.asdict(verdict)
 
 
 if __name__ == "__main__":
