@@ -45,7 +45,7 @@ def differences(
         if found or want.error is not None:
             return found
         found = list(_structure(number, want, got, watch))
-        if not found:
+        if not any(difference.kind in ("dtype", "shape") for difference in found):
             others = _Lazy(budget, number)
             for index, (one, other) in enumerate(zip(want.results, got.results, strict=True)):
                 found += _values(

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +65,7 @@ def _candidates(program: Program) -> Iterator[Program]:
     yield from _plainer_steps(program)
 
 
-def without(program: Program, places: range) -> Program:
+def without(program: Program, places: Collection[int]) -> Program:
     """Without some steps and all that reads their results."""
     gone = {program.steps[place].makes for place in places} - {""}
     kept: list[Step] = []
