@@ -9,8 +9,8 @@ def attention(g: Draft) -> Step:
     batch, heads, queries, keys, size = (
         g.choose(1, 2),
         g.choose(1, 2, 4),
-        g.choose(1, "A", 4, 8),
-        g.choose(4, 8, "B"),
+        g.choose(1, "A", 4, 4, 8),
+        g.choose(4, 8, 8, "B"),
         g.choose(4, 8, 16),
     )
     moved = g.chance(0.6)
@@ -189,7 +189,7 @@ def growing_cache(g: Draft) -> Step:
 
 
 DRAWN = {
-    attention: 2.5,
+    attention: 4,
     fused_norm: 2,
     gated: 1.5,
     rotary: 1,

@@ -179,7 +179,11 @@ def generate(seed: int, steps: int = 0) -> Program:
     program = Program(
         seed, tuple(draft.inputs), tuple(draft.steps), _returns(draft), (Call(dict(draft.sizes)),)
     )
-    dynamic = draft.choose(True, True, None, None, False)
+    # torch takes ten seconds to trace attention with a symbol for each size.
+    attends = any("attention" in step.features for step in program.steps)
+    dynamic = (
+        draft.choose(None, None, False) if attends and draft.chance(0.9) else draft.choose(True, None, False)
+    )
     program = _with_calls(replace(program, dynamic=dynamic).pruned(), draft)
     if program.door == "direct":
         program = replace(program, returns=program.returns[:1]).pruned()

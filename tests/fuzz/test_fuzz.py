@@ -7,7 +7,7 @@ from tests.fuzz.check import check
 from tests.fuzz.generate import generate
 from tests.fuzz.program import ENGINES
 
-PROGRAMS = range(20)
+PROGRAMS = range(12)
 
 
 @pytest.mark.slow
@@ -22,4 +22,4 @@ def test_compiled_programs_do_what_eager_ones_do(engine: str, tmp_path):
             if verdict.differences and not verdict.torch:
                 found[seed] = str(verdict.differences[0])
     assert found == {}
-    assert taken > 3 * len(PROGRAMS)
+    assert taken > 2 * len(PROGRAMS)
