@@ -79,6 +79,9 @@ class OnnxLowered(Lowered):
         names = self.graph.inputs
         held = {names[index]: weight for index, weight in zip(self.held, weights, strict=True)}
         session = self._engine.session(OnnxModel(self.graph, held), self._options)
+        if weights:
+            size = sum(weight.nbytes for weight in weights)
+            self.notes.append(f"the session holds a copy of {len(weights)} weights, {size} bytes")
         fed = [(index, name) for index, name in enumerate(names) if name not in held]
 
         def run(*inputs: Any) -> Sequence[Tensor]:

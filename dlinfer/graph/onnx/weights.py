@@ -17,6 +17,19 @@ MOST_BYTES = (1 << 31) - (1 << 24)
 """Weights that one message of protobuf takes, which has 2 GiB, beside the graph itself."""
 
 
+def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list[Any]:
+    """Make inputs of a graph, by name, initialisers on the tensors' own memory; gives their values."""
+    import onnx_ir
+
+    body = graph.model.graph
+    held = [value for value in body.inputs if value.name in weights]
+    for value in held:
+        body.inputs.remove(value)
+        value.const_value = onnx_ir.tensor(weights[value.name].detach().contiguous(), name=value.name)
+        body.initializers[value.name] = value
+    return held
+
+
 @dataclass(frozen=True)
 class OnnxModel:
     """A graph, and the tensors that are known of its inputs, by name. What is known is an initialiser of the model.
@@ -49,17 +62,9 @@ class OnnxModel:
     @contextmanager
     def filled(self) -> Iterator[Any]:
         """The ``onnx_ir.Model`` while it has the weights in it. One thread at a time for one graph."""
-        import onnx_ir
-
         body = self.graph.model.graph
         inputs = list(body.inputs)
-        held = [value for value in inputs if value.name in self.weights]
-        for value in held:
-            body.inputs.remove(value)
-            value.const_value = onnx_ir.tensor(
-                self.weights[value.name].detach().contiguous(), name=value.name
-            )
-            body.initializers[value.name] = value
+        held = fill(self.graph, self.weights)
         try:
             yield self.graph.model
         finally:
