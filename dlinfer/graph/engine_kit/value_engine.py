@@ -32,7 +32,6 @@ from dlinfer.graph.engine_kit.value_region import Lowered, ValueRegion, Views
 from dlinfer.graph.functional.function import Function, function_of, is_check, refusal
 from dlinfer.graph.ir.dialect import is_compute, tensors_of, written_arguments
 from dlinfer.graph.ir.extract import Subgraph
-from dlinfer.graph.ir.flops import flops_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.seam.dispatcher import HigherOrderOperator
@@ -48,7 +47,6 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
     device_type: of the tensors that it reads.
     refuses_writes: why nodes that write are not taken; None where they are, as new contents of what they write.
     smallest: nodes that compute which a region needs to be worth entering.
-    products_suffice: whether a region with a product of matrices is worth entering however small it is.
     """
 
     name: str
@@ -60,7 +58,6 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
     device_type = "cpu"
     refuses_writes: str | None = None
     smallest = 1
-    products_suffice = False
 
     # --- what a vendor says
 
@@ -74,6 +71,10 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
 
         Raises RefusedError, and what ``graph.onnx.export`` raises.
         """
+
+    def is_heavy(self, node: fx.Node) -> bool:
+        """Whether a node makes its region worth entering, however small that is."""
+        return False
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
         """Why tensors of a dtype are not taken; None where they are."""
@@ -110,7 +111,7 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
         """A few nodes cost less one by one than entering the engine does."""
         count = sum(map(is_compute, nodes))
-        if count >= self.smallest or (self.products_suffice and any(map(flops_of, nodes))):
+        if count >= self.smallest or any(map(self.is_heavy, nodes)):
             return None
         return f"{count} nodes cost less than entering {self.name}"
 
