@@ -14,6 +14,7 @@ import torch
 
 from dlinfer.errors import NotExportableError
 from dlinfer.graph.onnx.export import OnnxGraph
+from dlinfer.graph.onnx.weights import fill
 
 OPSET = 17
 IR_VERSION = 8
@@ -22,8 +23,6 @@ IR_VERSION = 8
 FILE_BYTES = 1 << 26
 """Weights from this size on stand in a file of their own: in a message they would be in memory three times more, and
 protobuf takes 2 GiB in one."""
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], folder: Path) -> bytes | Path:
@@ -46,13 +45,8 @@ def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], fo
 
 def hold(graph: OnnxGraph, weights: Mapping[str, torch.Tensor]) -> None:
     """Make inputs of the model initialisers, and every 16-bit float a float32."""
-    import onnx_ir
-
+    fill(graph, weights)
     body = graph.model.graph
-    for value in [one for one in body.inputs if one.name in weights]:
-        body.inputs.remove(value)
-        value.const_value = onnx_ir.tensor(_plain(weights[value.name]), name=value.name)
-        body.initializers[value.name] = value
     for value in body.initializers.values():
         _widen_constant(value)
     for value in [*body.inputs, *body.outputs]:
@@ -77,11 +71,6 @@ def in_one_shape(graph: OnnxGraph, shapes: Mapping[str, Sequence[int]]) -> None:
 
 def _is_open(shape: Any) -> bool:
     return shape is not None and not all(isinstance(size, int) for size in shape)
-
-
-def _plain(weight: torch.Tensor) -> Any:
-    weight = weight.detach().contiguous()
-    return (weight.float() if weight.dtype in _HALF else weight).numpy()
 
 
 def _is_half(dtype: Any) -> bool:
