@@ -72,7 +72,7 @@ THIRD_PARTY = {
     "dlinfer.vendor.sophgo.llm": TORCH | {"numpy", "transformers"},
     "dlinfer.vendor.sophgo": TORCH | {"numpy", "onnx", "onnx_ir"},
     "dlinfer.vendor": TORCH,
-    "dlinfer.graph.onnx": TORCH | {"onnx", "onnx_ir", "onnxscript"},
+    "dlinfer.graph.onnx": TORCH | {"numpy", "onnx", "onnx_ir", "onnxscript"},
     "dlinfer.graph.seam.onnx": TORCH | {"onnx_ir"},
     "dlinfer.graph": TORCH | {"numpy", "sympy"},  # guards and ranges of symbolic sizes are sympy's
     "dlinfer.runtime.artifact.sealing": TORCH | {"cryptography"},
