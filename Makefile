@@ -11,6 +11,9 @@ STAMP := .venv/.setup-$(shell pwd | cksum | cut -d' ' -f1)
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores : 4)))
 PYTEST := OMP_WAIT_POLICY=passive $(PY) -m pytest --numprocesses $(WORKERS)
 
+# The oldest and the newest torch of pyproject.toml's range.
+SEAM_TORCH ?= 2.12.1 2.13.0
+
 # Read by requirements/setup.sh and requirements/lock.sh, and by examples/demo.py.
 export PYTHON TORCH_INDEX MODEL
 
@@ -51,6 +54,10 @@ test: $(STAMP) ## every test but the whole matrix
 .PHONY: test-full
 test-full: $(STAMP) ## the whole matrix; run it again to go on where it stopped
 	$(PYTEST) --dist worksteal -m full $(PYTEST_ARGS)
+
+.PHONY: test-seam
+test-seam: ## the tests of torch's private parts, on each torch that pyproject.toml admits; 5 GB in .venv-seam
+	@for torch in $(SEAM_TORCH); do requirements/seam.sh $$torch $(PYTEST_ARGS) || exit; done
 
 .PHONY: graph-models
 graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/graph_models.md

@@ -21,6 +21,13 @@ class DlinferError(Exception):
         self.step = self.next_step.format(**fields)
         super().__init__(f"{self.explanation} Next step: {self.step}" if self.step else self.explanation)
 
+    def again(self) -> "DlinferError":
+        """A new error that says the same, to be raised in place of one that is kept: Python writes the way of each
+        raise into the error itself, and what that way holds lives as long."""
+        new = _rebuild(type(self), self.fields)
+        new.__cause__ = self.__cause__
+        return new
+
     def __reduce__(self):
         return _rebuild, (type(self), self.fields)
 
@@ -201,11 +208,31 @@ class DeviceConflictError(DlinferError, RuntimeError):
     next_step = "use a second process for the second device_type."
 
 
+class DeviceWithoutVendorError(DlinferError, RuntimeError):
+    """A framework's device type is asked for whose vendor has no package installed here."""
+
+    message = (
+        "device_type {device!r} cannot be used: dlinfer brings the op interface for it, but its kernels and its graph "
+        "runner are a vendor's, and no installed package provides the vendor {device!r}."
+    )
+    next_step = (
+        "install the vendor's package (an entry point {device!r} in the group {group}; `dlinfer doctor` lists what is "
+        "there), or use device_type 'cpu'."
+    )
+
+
 class ModelFolderError(DlinferError, ValueError):
     """A model folder that cannot be served: missing, incomplete or corrupt."""
 
     message = "the model folder {path!r} cannot be served: {detail}."
     next_step = "{advice}"
+
+
+class GenerationOptionError(DlinferError, ValueError):
+    """A field that says how tokens are drawn has a value that cannot be served."""
+
+    message = "{field}={given} is not valid: expected {expected}."
+    next_step = "correct the field in the GenerationConfig or in the request."
 
 
 class EngineStartError(DlinferError, RuntimeError):

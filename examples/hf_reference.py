@@ -5,7 +5,7 @@ can reach into the reference::
 
     TORCH_DEVICE_BACKEND_AUTOLOAD=0 python examples/hf_reference.py MODEL_FOLDER JOB.json OUT.npz
 
-The job is a JSON object, every field optional:
+Further triples of model, job and output may follow. A job is a JSON object, every field optional:
 
 ``dtype``
     "auto" (the checkpoint's, the default), "float32", "bfloat16" or "float16".
@@ -45,6 +45,12 @@ def end_tokens(model, tokenizer) -> list[int]:
 
 
 @torch.inference_mode()
+def forget(model) -> None:
+    """Let a short text reset dynamic rotary frequencies, which stay those of the longest text until one comes."""
+    model(torch.tensor([[0]]), use_cache=False)
+
+
+@torch.inference_mode()
 def greedy(
     model, prompt: list[int], max_new_tokens: int, ends: list[int], ignore_eos: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -60,6 +66,7 @@ def greedy(
         return_dict_in_generate=True,
     )
     model.generation_config = plain
+    forget(model)
     ids = torch.tensor([prompt])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=plain)
     tokens = out.sequences[0, len(prompt) :]
@@ -72,6 +79,7 @@ def greedy(
 @torch.inference_mode()
 def score(model, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Teacher-forced logits float32[len, vocab] and the mean cross-entropy loss of ids[1:]."""
+    forget(model)
     logits = model(torch.tensor([ids])).logits[0].float()
     if len(ids) < 2:
         return logits.numpy(), np.asarray(np.nan)
@@ -102,17 +110,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("job", type=Path)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="MODEL JOB OUT")
     args = parser.parse_args()
+    if len(args.runs) % 3:
+        parser.error("give a model, a job and an output file, or several such triples")
     polluted = [name for name in ("lmdeploy", "dlinfer") if name in sys.modules]
     if polluted:
         sys.exit(
             f"error: {', '.join(polluted)} lives in the oracle's process; set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
         )
-    answer = run(args.model, json.loads(args.job.read_text()))
-    np.savez(args.out, **answer)  # pyright: ignore[reportArgumentType]
+    for model, job, out in zip(*[iter(args.runs)] * 3, strict=True):
+        answer = run(model, json.loads(job.read_text()))
+        np.savez(out, **answer)  # pyright: ignore[reportArgumentType]
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ class Patch:
     build: takes the original, gives the replacement.
     versions: the range of the package's versions that need it (PEP 440, ``">=1.2,<1.3"``), for patches on a fault that
         a later release may mend; outside it the original stays. Empty: every version that the signature fits.
+    essential: False where the package without the patch gives the same answers, if in other words or with less comfort;
+        then one that does not fit is told of and does without.
     """
 
     target: str
@@ -37,6 +39,7 @@ class Patch:
     signature: str
     build: Callable[[Any], Any]
     versions: str = ""
+    essential: bool = True
 
     @property
     def module(self) -> str:
@@ -92,10 +95,19 @@ class PatchSet:
                 else:
                     del self._pending[name]
 
-    def require_all_fit(self) -> None:
-        """Raise the first refusal, if any: what a user meets who asks for the patched behaviour."""
-        for error in self.refused.values():
-            raise error
+    def require_essential(self) -> None:
+        """Raise the first refusal of an essential patch: what a user meets who asks for the patched behaviour."""
+        for error in self._refusals(essential=True):
+            raise error.again()
+
+    def done_without(self) -> list[PatchError]:
+        """The refusals of patches that are not essential."""
+        return list(self._refusals(essential=False))
+
+    def _refusals(self, essential: bool) -> Iterator[PatchError]:
+        for patch in self.patches:
+            if patch.essential is essential and patch.target in self.refused:
+                yield self.refused[patch.target]
 
     def revert(self) -> None:
         """Put every original back."""

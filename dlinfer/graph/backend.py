@@ -109,6 +109,6 @@ def _unit_sizes(graph_module: fx.GraphModule) -> tuple[str, ...]:
 
 def _raises(error: DlinferError) -> Callable[..., Any]:
     def refused(*inputs: Any) -> Any:
-        raise error
+        raise error.again()
 
     return refused

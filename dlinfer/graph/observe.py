@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from dlinfer.graph.capture.trace import Captured
-from dlinfer.graph.ir.dialect import STATIC, fake, storages, written_arguments
+from dlinfer.graph.ir.dialect import STATIC, fake, storages
+from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.program import Program
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.report import debug
@@ -32,18 +33,16 @@ def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -
     report.guards = guards.shape_guards(captured.mode)
     report.symbols = symbols.sized_symbols(captured.mode)
     placeholders = graph.find_nodes(op="placeholder")
-    written = {
-        memory for node in graph.nodes for target in written_arguments(node) for memory in storages(target)
-    }
+    written = effects_of(graph).is_written
     # A static KV cache is the same tensor at each call too, but it is no weight: it is written.
-    weights = [node for node in placeholders if node.meta.get(STATIC) and not storages(node) & written]
+    weights = [node for node in placeholders if node.meta.get(STATIC) and not written(node)]
     report.inputs = [
         InputReport(
             node.name,
             debug.shown(fake(node)),
             node in weights,
             _sizes(fake(node)),
-            bool(storages(node) & written),
+            written(node),
         )
         for node in placeholders
     ]
@@ -52,9 +51,7 @@ def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -
     for node in report.nodes:
         node.module = modules.get(node.name, "")
     report.memory["weights"] = _bytes_behind(weights)
-    report.memory["written inputs"] = _bytes_behind(
-        [node for node in placeholders if storages(node) & written]
-    )
+    report.memory["written inputs"] = _bytes_behind(list(filter(written, placeholders)))
     report.memory["held"] = held_bytes(compiled)
     report.memory["peak after"] = peak_memory()
     debug.show_placement(report)

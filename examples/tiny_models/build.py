@@ -12,10 +12,11 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
-from .families import FAMILIES
+from .families import FAMILIES, POSITIONAL
 
 STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
+BUILT = FAMILIES | POSITIONAL
 DTYPES = ("float32", "bfloat16")
 
 
@@ -36,7 +37,7 @@ def is_built(out: Path, wanted: str) -> bool:
 
 
 def reference_folder(model: Path) -> Path:
-    """The folder that transformers can load: the model's own, or the twin it carries (InternLM2's Llama)."""
+    """The folder that transformers can load: the model's own, or the twin it carries (InternLM's Llama)."""
     twin = model / REFERENCE
     return twin if twin.is_dir() else model
 
@@ -51,8 +52,8 @@ def build(family: str, out: Path, seed: int = 0, dtype: str = "float32") -> bool
         ValueError: unknown family or dtype.
         FileExistsError: ``out`` exists and is not a tiny model.
     """
-    if family not in FAMILIES:
-        raise ValueError(f"unknown family {family!r}; available: {', '.join(FAMILIES)}")
+    if family not in BUILT:
+        raise ValueError(f"unknown family {family!r}; available: {', '.join(BUILT)}")
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
     wanted = fingerprint(family, seed, dtype)
@@ -96,21 +97,23 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import internlm2, tokenizer
+    from . import internlm2, internlm3, tokenizer
     from .families import STOP_IDS
 
-    spec = FAMILIES[family]
-    config = getattr(transformers, f"{spec.hf_name}Config")(**spec.config)
+    spec = BUILT[family]
+    model_class = getattr(transformers, f"{spec.hf_name}ForCausalLM")
+    config = model_class.config_class(**spec.config)
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{spec.hf_name}ForCausalLM")(config)
+    model = model_class(config)
     _randomise_vectors(model)
     model.generation_config.eos_token_id = STOP_IDS
     model = model.to(getattr(torch, dtype)).eval()
     tokens = tokenizer.train()
-    if family == "internlm2":
+    twins = {"internlm2": internlm2, "internlm3": internlm3}
+    if family in twins:
         model.save_pretrained(folder / REFERENCE)
         tokens.save_pretrained(folder / REFERENCE)
-        internlm2.save(model, folder)
+        twins[family].save(model, folder)
         model.generation_config.save_pretrained(folder)
     else:
         model.save_pretrained(folder)
@@ -130,7 +133,7 @@ def _randomise_vectors(model) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.tiny_models", description=__doc__)
-    parser.add_argument("family", choices=FAMILIES)
+    parser.add_argument("family", choices=BUILT)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")

@@ -33,7 +33,7 @@ MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermed
 
 @dataclass(frozen=True)
 class Family:
-    """``hf_name`` begins transformers' ``...Config`` and ``...ForCausalLM``; ``exercises``: what for."""
+    """``hf_name`` begins transformers' ``...ForCausalLM``; ``exercises``: what for."""
 
     hf_name: str
     exercises: str
@@ -68,4 +68,120 @@ FAMILIES: dict[str, Family] = {
         MOE | {"head_dim": 32, "norm_topk_prob": True},
         dense=False,
     ),
+}
+
+# The length that rope types below were trained for, as it were: the tests' prompts lie on both sides of it.
+ORIGINAL_LENGTH = 64
+
+
+def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}}
+
+
+_YARN = _rope("yarn", factor=16.0, original_max_position_embeddings=ORIGINAL_LENGTH)
+_LLAMA3 = _rope(
+    "llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=ORIGINAL_LENGTH,
+)
+
+
+def _longrope(short_factor: list[float], long_factor: list[float]) -> dict[str, Any]:
+    # Phi-3's configurations have the length beside the rope parameters as well.
+    own = {"original_max_position_embeddings": ORIGINAL_LENGTH}
+    return _rope("longrope", short_factor=short_factor, long_factor=long_factor, **own) | own
+
+
+_LONGROPE = _longrope([1.0 + 0.1 * i for i in range(8)], [1.0 + 2.0 * i for i in range(8)])
+_LONGROPE_OF_A_PART = _longrope([1.0 + 0.1 * i for i in range(6)], [1.0 + 2.0 * i for i in range(6)]) | {
+    "head_dim": 16,
+    "partial_rotary_factor": 0.75,
+}
+_GEMMA = {"head_dim": 16, "tie_word_embeddings": True}
+
+# Enough layers, and scores of such a size, that a text says what comes next, and not its last token alone.
+_SHARP = {"num_hidden_layers": 4, "query_pre_attn_scalar": 4, "initializer_range": 0.1}
+
+# Models that differ in what they make of positions: rope types, and windows.
+POSITIONAL: dict[str, Family] = {
+    "llama_linear": Family("Llama", "linear scaling", _rope("linear", factor=4.0)),
+    "llama_dynamic": Family(
+        "Llama",
+        "dynamic NTK scaling: frequencies depend on the length of the text",
+        _rope("dynamic", factor=4.0) | {"max_position_embeddings": ORIGINAL_LENGTH},
+    ),
+    "llama_llama3": Family("Llama", "Llama 3.1's frequencies", _LLAMA3),
+    "llama_yarn": Family("Llama", "YaRN", _YARN),
+    "qwen2_yarn": Family("Qwen2", "YaRN with bias on q, k and v", _YARN),
+    "phi3_longrope": Family(
+        "Phi3", "longrope, computed anew where a text outgrows the original length", _LONGROPE
+    ),
+    "glm4": Family(
+        "Glm4", "rotary on half of each head, in pairs", {"head_dim": 16, "partial_rotary_factor": 0.5}
+    ),
+    "mistral_window": Family("Mistral", "a sliding window in every layer", {"sliding_window": 16}),
+    "gemma": Family("Gemma", "scaled embeddings, norm weights around zero", _GEMMA),
+    "gemma2_window": Family(
+        "Gemma2",
+        "a sliding window in every second layer, soft-capped scores",
+        _GEMMA | _SHARP | {"sliding_window": 16},
+    ),
+    "gemma3_window": Family(
+        "Gemma3",
+        "sliding windows with frequencies of their own",
+        _GEMMA
+        | _SHARP
+        | {
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "deepseek_v2": Family(
+        "DeepseekV2",
+        "latent attention, whose keys are wider than values; rotary on a part of the head; YaRN",
+        _YARN
+        | {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,  # this and the next are of the original configuration, which LMDeploy reads
+            "scoring_func": "softmax",
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        dense=False,
+    ),
+    "internlm3": Family(
+        "Llama",
+        "remote-code config; biases everywhere; dynamic NTK scaling",
+        _rope("dynamic", factor=6.0)
+        | {"max_position_embeddings": ORIGINAL_LENGTH, "attention_bias": True, "mlp_bias": True},
+    ),
+    "phi4_longrope": Family("Phi3", "longrope on three quarters of a head", _LONGROPE_OF_A_PART),
+    "qwen2_window": Family(
+        "Qwen2",
+        "a sliding window in the upper layers only",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
+    "mixtral_window": Family(
+        "Mixtral",
+        "experts, and a sliding window that LMDeploy's class passes over",
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16},
+        dense=False,
+    ),
+    "qwen3_yarn": Family("Qwen3", "YaRN with q/k norms", _YARN | {"head_dim": 32}),
 }

@@ -1,11 +1,12 @@
-"""One LMDeploy engine on the CPU, driven by a JSON job; ``Lab.engine`` starts it as a process of its own.
+"""LMDeploy engines on the CPU, one after another, driven by JSON jobs; ``Lab.engines`` starts them as one process.
 
-    python engine_job.py JOB.json OUT_FOLDER
+    python engine_job.py JOBS.json OUT_FOLDER
 
-It is what a user would write: ``PytorchEngineConfig(device_type="cpu")`` and no word of dlinfer. The job
+It is what a user would write: ``PytorchEngineConfig(device_type="cpu")`` and no word of dlinfer. A job
 names the model, the engine's options and a list of steps; a step's ``kind`` is a function below.
-``results.json`` maps a step's name to what its function returned, or to ``{"raised": traceback}``; logits go
-to ``logits.npz`` as "name/index".
+``results.json`` has one object a job, which maps a step's name to what its function returned, or to
+``{"raised": traceback}``; logits go to ``logits.npz`` as "job/name/index". An engine that cannot start ends the
+process, or where there are several jobs is ``{"raised": traceback}`` itself.
 """
 
 import json
@@ -142,29 +143,19 @@ def teacher_forced(pipe, step: dict, logits: dict) -> list[list[int]]:
 KINDS = {f.__name__: f for f in (call, one_by_one, stream, staggered, cancel, perplexity, teacher_forced)}
 
 
-def phases() -> list[tuple[str, str, str]]:
-    """(phase, what became of it, why) of every graph of this process's engine, by now."""
-    from dlinfer.framework.lmdeploy_ext import graph_runner
-
-    return [(p.phase, p.outcome, p.reason) for runner in graph_runner.counts() for p in runner.phases]
+def phases(runners: list) -> list[tuple[str, str, str]]:
+    """(phase, what became of it, why) of every graph of an engine, by now. runners: its part of ``counts()``."""
+    return [(p.phase, p.outcome, p.reason) for runner in runners for p in runner.phases]
 
 
-def steps() -> int:
-    """How often this process's engine ran its model's forward as a graph."""
-    from dlinfer.framework.lmdeploy_ext import graph_runner
-
-    return sum(runner.steps for runner in graph_runner.counts())
-
-
-def explained() -> list[dict]:
+def explained(runners: list) -> list[dict]:
     """For each graph: its phase, engine, regions, nodes that run eagerly, and the share of computing nodes in the
     engine."""
-    from dlinfer.framework.lmdeploy_ext import graph_runner
-
     graphs = []
-    for runner in graph_runner.counts():
+    for runner in runners:
         for phase in runner.phases:
-            assert phase.report is not None, phase
+            if phase.report is None:  # it runs eagerly
+                continue
             eager = [f"{node.op}: {node.reason}" for node in phase.report.placed("eager")]
             inside = len(phase.report.placed("engine"))
             graphs.append(
@@ -180,22 +171,42 @@ def explained() -> list[dict]:
     return graphs
 
 
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
-    out = Path(sys.argv[2])
+def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
+    """Start one engine and let it do its steps."""
+    from dlinfer.framework.lmdeploy_ext import graph_runner
+
     config = PytorchEngineConfig(device_type="cpu", **job["engine"])
     results: dict[str, object] = {}
-    logits: dict[str, np.ndarray] = {}
+    earlier = len(graph_runner.counts())
     trust = job["trust_remote_code"]
     with pipeline(job["model"], backend_config=config, trust_remote_code=trust) as pipe:  # pyright: ignore[reportCallIssue]
-        ready = phases()
+        runners = graph_runner.counts()[earlier:]
+        ready = phases(runners)
         for step in job["steps"]:
             try:
                 results[step["name"]] = KINDS[step["kind"]](pipe, step, logits)
             except Exception:  # noqa: BLE001 - the other steps still have an answer; the harness raises this one
                 results[step["name"]] = {"raised": traceback.format_exc()}
-        results["explained"] = explained()
-        results["graphs"] = {"phases": ready, "late": len(phases()) - len(ready), "steps": steps()}
+        results["explained"] = explained(runners)
+        steps = sum(runner.steps for runner in runners)
+        results["graphs"] = {"phases": ready, "late": len(phases(runners)) - len(ready), "steps": steps}
+    return results
+
+
+def main() -> None:
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    out = Path(sys.argv[2])
+    results: list[dict[str, object]] = []
+    logits: dict[str, np.ndarray] = {}
+    for number, job in enumerate(jobs):
+        own: dict[str, np.ndarray] = {}
+        try:
+            results.append(answer(job, own))
+        except Exception:
+            if len(jobs) == 1:
+                raise
+            results.append({"raised": traceback.format_exc()})
+        logits |= {f"{number}/{name}": values for name, values in own.items()}
     np.savez(out / "logits.npz", **logits)  # pyright: ignore[reportArgumentType]
     (out / "results.json").write_text(json.dumps(results))
 

@@ -95,15 +95,18 @@ def _runs(process: psutil.Process, group: int) -> bool:
 
 
 class EngineRun:
-    """What one engine start answered; indexing by a step's name raises what that step raised."""
+    """What one engine start answered; indexing by a step's name raises what that step, or the start, raised."""
 
-    def __init__(self, folder: Path, log: str) -> None:
-        self.results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    def __init__(self, folder: Path, log: str, number: int = 0) -> None:
+        self.results: dict[str, Any] = json.loads((folder / "results.json").read_text())[number]
+        own = f"{number}/"
         with np.load(folder / "logits.npz") as arrays:
-            self.logits = dict(arrays)
+            self.logits = {name.removeprefix(own): arrays[name] for name in arrays if name.startswith(own)}
         self.log = log
 
     def __getitem__(self, step: str):
+        if "raised" in self.results:
+            raise AssertionError(f"the engine ended early:\n{self.results['raised']}")
         answer = self.results[step]
         if isinstance(answer, dict) and "raised" in answer:
             raise AssertionError(f"step {step!r} raised in the engine's process:\n{answer['raised']}")
@@ -146,27 +149,43 @@ class Lab:
 
     def reference(self, model: Path, **job) -> dict[str, np.ndarray]:
         """HF's answer to a job of ``examples/hf_reference.py``, from its own process, kept on disk."""
+        (answer,) = self.references([(model, job)])
+        return answer
+
+    def references(self, jobs: list[tuple[Path, dict]]) -> list[dict[str, np.ndarray]]:
+        """HF's answers to several (model, job), from one process where they are not on disk."""
+        kept = [self._kept_reference(model, job) for model, job in jobs]
+        missing = [
+            (model, job, file) for (model, job), file in zip(jobs, kept, strict=True) if not file.is_file()
+        ]
+        if missing:
+            self._ask_transformers(missing)
+        answers = []
+        for file in kept:
+            with np.load(file) as arrays:
+                answers.append(dict(arrays))
+        return answers
+
+    def _kept_reference(self, model: Path, job: dict) -> Path:
         versions = [metadata.version(name) for name in ("torch", "transformers")]
         stamp = (model / STAMP).read_text()
         key = json.dumps([stamp, job, versions, REFERENCE_SCRIPT.read_text()], sort_keys=True)
-        kept = self.cache / "references" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
-        if not kept.is_file():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=kept.parent) as temp:
-                job_file, out = Path(temp, "job.json"), Path(temp, "out.npz")
+        return self.cache / "references" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
+
+    def _ask_transformers(self, missing: list[tuple[Path, dict, Path]]) -> None:
+        folder = missing[0][2].parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temp:
+            runs = []
+            for number, (model, job, _) in enumerate(missing):
+                job_file, out = Path(temp, f"{number}.json"), Path(temp, f"{number}.npz")
                 job_file.write_text(json.dumps(job))
-                command = [
-                    sys.executable,
-                    str(REFERENCE_SCRIPT),
-                    str(reference_folder(model)),
-                    str(job_file),
-                    str(out),
-                ]
-                done = run_process(command, timeout=500, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-                assert done.returncode == 0, done.stderr[-4000:]
-                out.rename(kept)
-        with np.load(kept) as arrays:
-            return dict(arrays)
+                runs += [str(reference_folder(model)), str(job_file), str(out)]
+            command = [sys.executable, str(REFERENCE_SCRIPT), *runs]
+            done = run_process(command, timeout=500, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+            assert done.returncode == 0, done.stderr[-4000:]
+            for out, (_, _, file) in zip(runs[2::3], missing, strict=True):
+                Path(out).rename(file)
 
     def engine(
         self,
@@ -180,15 +199,28 @@ class Lab:
 
         A graph that no earlier run has compiled takes most of the time; compiled ones are kept beside the models.
         """
-        job = {
-            "model": str(model),
-            "trust_remote_code": (model / "configuration_internlm2.py").is_file(),
-            "engine": ENGINE_DEFAULTS | options,
-            "steps": steps,
-        }
+        (run,) = self.engines([(model, steps, options)], timeout, environment)
+        return run
+
+    def engines(
+        self,
+        starts: list[tuple[Path, list[dict], dict[str, Any]]],
+        timeout: float = 1000,
+        environment: dict[str, str] | None = None,
+    ) -> list[EngineRun]:
+        """Start engines one after another in one process: (model, steps, options) of each."""
+        jobs = [
+            {
+                "model": str(model),
+                "trust_remote_code": any(model.glob("configuration_*.py")),
+                "engine": ENGINE_DEFAULTS | options,
+                "steps": steps,
+            }
+            for model, steps, options in starts
+        ]
         with tempfile.TemporaryDirectory(prefix="dlinfer-e2e-") as temp:
-            job_file = Path(temp, "job.json")
-            job_file.write_text(json.dumps(job))
+            job_file = Path(temp, "jobs.json")
+            job_file.write_text(json.dumps(jobs))
             # transformers copies remote code beneath HF_HOME, while another process may be reading what lies there
             done = run_process(
                 [sys.executable, str(ENGINE_SCRIPT), str(job_file), temp],
@@ -199,4 +231,4 @@ class Lab:
             )
             log = done.stdout + done.stderr
             assert done.returncode == 0, f"LMDeploy ended with {done.returncode}:\n{log[-6000:]}"
-            return EngineRun(Path(temp), log)
+            return [EngineRun(Path(temp), log, number) for number in range(len(jobs))]

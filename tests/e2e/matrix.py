@@ -1,7 +1,8 @@
 """The matrix: which model meets which engine options, and what has to hold in every cell.
 
 A cell is one engine start. All cells get the same requests (a batch, a stream, staggered arrivals, cancelled
-sessions, stop words) and the same oracle, transformers in another process.
+sessions, stop words) and the same oracle, transformers in another process. Families that differ in what they make of
+positions have prompts on both sides of their original length and window, and requests in which these meet.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlinfer.vendor import discovery
-from examples.tiny_models.families import FAMILIES
+from examples.tiny_models.families import FAMILIES, POSITIONAL
 from tests.e2e.harness import NEW_TOKENS, PROMPT_LENGTHS, EngineRun, Lab
 
 SEEDS = (0, 1, 2)
@@ -34,6 +35,14 @@ ENGINES = ("openvino",)
 
 # What a cell of such an engine runs under: nothing may fall back to single kernels in silence.
 STRICT = {"DLINFER_FALLBACK": "error", "DLINFER_SMALL_REGIONS": "engine"}
+
+# Prompts of the families in POSITIONAL: before and behind the original length of 64 tokens and the window of 16. The
+# second outgrows the length while it is continued.
+POSITION_LENGTHS = (3, 60, 70, 200, 600)
+POSITION_CONFIGS = ("base", "chunked", "prefix")
+# Whose two best scores are never close on these prompts, see FP32_DECISIVE.
+POSITION_SEEDS = {"llama_dynamic": 0, "internlm3": 2}
+POSITION_SEED = 3
 
 # The family that meets every configuration in the quick lane.
 THOROUGH = "qwen2"
@@ -94,8 +103,11 @@ class Cell:
     def is_quick(self) -> bool:
         """Part of ``make test``: each family once in either mode, one family in every configuration and dtype.
 
-        Of engines besides the cpu vendor's own, that one family without further options.
+        Of engines besides the cpu vendor's own, that one family without further options. Families of positions are
+        in ``test_positions.py``, where all of them share a process.
         """
+        if self.family in POSITIONAL:
+            return False
         if self.engine:
             return (self.seed, self.family, self.config, self.mode) == (0, THOROUGH, "base", "graph")
         if self.mode == "eager" and self.config not in ("base", "chunked-prefix"):
@@ -117,11 +129,67 @@ def cells() -> list[Cell]:
     own = [Cell(f, s, "float32", "base", engine=e) for e in ENGINES for f in FAMILIES for s in SEEDS]
     thorough = [Cell(THOROUGH, 0, "float32", c, engine=e) for e in ENGINES for c in ("block128", "chunked")]
     eager = [Cell(THOROUGH, 0, "float32", "base", "eager", e) for e in ENGINES]
-    return fp32 + bf16 + own + thorough + eager
+    return fp32 + bf16 + own + thorough + eager + positional_cells()
+
+
+def positional_cells() -> list[Cell]:
+    """Families of positions in float32: alone, with prompts in chunks, and with blocks that texts share."""
+    return [
+        Cell(family, POSITION_SEEDS.get(family, POSITION_SEED), "float32", config, mode)
+        for mode in MODES
+        for family in POSITIONAL
+        for config in POSITION_CONFIGS
+    ]
+
+
+def check_positions(lab: Lab, cell: Cell) -> list[str]:
+    """Run a cell of a family of positions; the failures as text, empty when all is well."""
+    model, job = positional_job(lab, cell)
+    run = lab.engine(model, positional_steps(job), **positional_options(cell))
+    return compare_positions(run, cell, lab.reference(model, **job))
+
+
+def positional_job(lab: Lab, cell: Cell) -> tuple[Path, dict[str, Any]]:
+    """(model, what HF is asked) of a cell of a family of positions."""
+    model = lab.model(cell.family, cell.seed, cell.dtype)
+    return model, {"prompts": lab.prompts(model, POSITION_LENGTHS), "max_new_tokens": NEW_TOKENS}
+
+
+def positional_steps(job: dict[str, Any]) -> list[dict]:
+    """All prompts at once, one after another, and each among others."""
+    many = {
+        "prompts": job["prompts"],
+        "gen": {"max_new_tokens": job["max_new_tokens"], "ignore_eos": True},
+    }
+    return [
+        {"name": "batch", "kind": "call", **many},
+        {"name": "one by one", "kind": "one_by_one", **many},
+        {"name": "staggered", "kind": "staggered", "after": 5, **many},
+    ]
+
+
+def positional_options(cell: Cell) -> dict[str, Any]:
+    """Engine options of a cell of a family of positions."""
+    return {"session_len": SESSION_LEN, "eager_mode": cell.mode == "eager", **CONFIGS[cell.config]}
+
+
+def compare_positions(
+    run: EngineRun,
+    cell: Cell,
+    hf: dict[str, np.ndarray],
+    steps: tuple[str, ...] = ("batch", "one by one", "staggered"),
+) -> list[str]:
+    """Tokens of some steps against HF's, and the graphs that ran."""
+    failures = check_decisive(hf) + check_graphs(run, cell)
+    for step in steps:
+        failures += compare_tokens(step, run, hf, cell.dtype)
+    return failures
 
 
 def check(lab: Lab, cell: Cell) -> list[str]:
     """Run a cell; the failures as text, empty when all is well."""
+    if cell.family in POSITIONAL:
+        return check_positions(lab, cell)
     model = lab.model(cell.family, cell.seed, cell.dtype)
     prompts = lab.prompts(model)
     prefix_caching = "prefix" in cell.config

@@ -1,4 +1,4 @@
-"""``output_logits="all"`` where LMDeploy 0.18 itself is wrong on every device, unless the adaptor corrects it.
+"""Logits and logprobs of the input where LMDeploy 0.18 itself is wrong on every device, unless the adaptor corrects it.
 
 Each test names the function that is to blame. The common case, several sequences in one unchunked prefill with
 nothing after it, belongs to the matrix.
@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.harness import NEW_TOKENS, Lab
 from tests.e2e.matrix import check_logits
+from tests.e2e.sampling_oracle import log_softmax
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
@@ -50,3 +51,34 @@ def test_the_next_request_is_unharmed(lab: Lab) -> None:
     run = lab.engine(model, steps)
     hf = lab.reference(model, prompts=prompts, max_new_tokens=NEW_TOKENS)
     assert run.tokens("after") == [hf[f"tokens_{i}"].tolist() for i in range(len(prompts))]
+
+
+def test_input_logprobs_beside_requests_for_tokens(lab: Lab) -> None:
+    """``_PrefillScheduler.schedule`` puts both kinds into one prefill, which samples nothing: requests for tokens end
+    with token 0, and the engine's loop with the next step."""
+    model = lab.model("qwen2")
+    prompts = lab.prompts(model)
+    tokens = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    scored = {"max_new_tokens": 0, "logprobs": 1, "logprob_start_len": 0}
+    kinds = [tokens, scored, scored, tokens]
+    long = prompts[1:] * 2  # a prompt of one token has no logprobs of its input
+    mixed = {"name": "mixed", "kind": "call", "prompts": long, "gen": [kinds[i % 4] for i in range(6)]}
+    after = {"name": "after", "kind": "call", "prompts": prompts, "gen": tokens}
+    alone = {"name": "alone", "kind": "one_by_one", "prompts": prompts[1:], "gen": scored}
+    run = lab.engine(model, [mixed, {**mixed, "name": "again"}, alone, after], logprobs_mode="raw_logprobs")
+    ids = [lab.tokenizer(model).encode(prompt).ids for prompt in prompts]
+    hf = lab.reference(model, prompts=prompts, max_new_tokens=NEW_TOKENS, score=ids)
+    assert run.tokens("after") == [hf[f"tokens_{i}"].tolist() for i in range(len(prompts))]
+    for name in ("mixed", "again", "alone"):
+        for i, response in enumerate(run[name]):
+            place = 1 + i % 3
+            if name == "alone" or kinds[i % 4] is scored:
+                rows = log_softmax(hf[f"logits_{place}"])
+                expected = [rows[at][token] for at, token in enumerate(ids[place][1:])]
+                got = [
+                    dict(pairs)[token]
+                    for pairs, token in zip(response["logprobs"], ids[place][1:], strict=True)
+                ]
+                np.testing.assert_allclose(got, expected, atol=2e-4, rtol=0)
+            else:
+                assert response["token_ids"] == hf[f"tokens_{place}"].tolist(), (name, i)

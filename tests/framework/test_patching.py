@@ -96,7 +96,7 @@ def test_methods_keep_their_kind(victim):
         ],
     )
     patches.apply_loaded()
-    patches.require_all_fit()
+    patches.require_essential()
     assert core.Engine().start("p") == "p"
     assert core.Engine.pick("a") == core.Engine().pick("a") == "A"
     assert core.Engine.make() == "Engine"
@@ -118,8 +118,19 @@ def test_a_patch_that_does_not_fit_is_refused_by_name_and_changes_nothing(victim
     patches.apply_loaded()
     assert core.size() == 1 and patches.applied == ()
     with pytest.raises(PatchError) as caught:
-        patches.require_all_fit()
+        patches.require_essential()
     assert detail in str(caught.value) and target in str(caught.value) and "1.2" in str(caught.value)
+
+
+def test_a_patch_that_is_not_essential_is_done_without(victim):
+    core, _ = victim("core"), victim("version")
+    cosmetic = Patch("victim.core:gone", "words only", "()", lambda _: lambda: None, essential=False)
+    needed = patch("victim.core:size", "(device='cuda')", lambda device="cuda": 2)
+    patches = PatchSet("victim", [cosmetic, needed])
+    patches.apply_loaded()
+    patches.require_essential()
+    assert core.size() == 2
+    assert [error.fields["target"] for error in patches.done_without()] == ["victim.core:gone"]
 
 
 def test_a_module_that_is_not_loaded_yet_is_patched_when_it_is(victim):
@@ -139,7 +150,7 @@ def test_outside_its_versions_a_patch_leaves_the_original_and_is_no_misfit(victi
     )
     patches = PatchSet("victim", [record])
     patches.apply_loaded()
-    patches.require_all_fit()
+    patches.require_essential()
     assert core.size() == size
 
 

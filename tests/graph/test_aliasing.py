@@ -207,6 +207,118 @@ def test_two_inputs_that_share_memory_at_some_calls(function, first):
         torch.testing.assert_close(ours, theirs)
 
 
+class FedBack(nn.Module):
+    """Reads its argument before it writes a buffer, of which it gives a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: torch.Tensor
+        self.register_buffer("state", torch.zeros(4, 6))
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = h.sin() + h.cos()
+        self.state.copy_(torch.cumsum(x, 0))
+        return y * 2, self.state[:]
+
+
+class WritesItsArgument(nn.Module):
+    """Reads a parameter before it writes its argument, which may be the parameter's memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(grid(4, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.weight.sin() + self.weight.cos()
+        x.add_(torch.cumsum(x, 0))
+        return y * 2 + self.weight
+
+
+class Exchanged(nn.Module):
+    """Reads one buffer before it writes the other; a caller may let one be a view of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one: torch.Tensor
+        self.other: torch.Tensor
+        self.register_buffer("one", grid(4, 6))
+        self.register_buffer("other", grid(4, 6) * 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.one.sin() + self.one.cos()
+        self.other.add_(torch.cumsum(x, 0))
+        return y * 2 + self.one
+
+
+def test_a_view_of_a_buffer_is_fed_back():
+    ours, theirs = FedBack(), FedBack()
+    run = compiled(ours, small_regions="engine")
+    h = expected_h = grid(4, 6)
+    with torch.no_grad():
+        for call in range(3):
+            given, h = run(grid(4, 6) / (call + 1), h)
+            expected, expected_h = theirs(grid(4, 6) / (call + 1), expected_h)
+            torch.testing.assert_close((given, h), (expected, expected_h))
+
+
+@pytest.mark.parametrize(
+    "view", [lambda w: w[:], lambda w: w.t().t(), lambda w: w.as_strided((4, 6), (6, 1))]
+)
+def test_an_argument_that_is_written_is_a_parameters_memory_at_one_call(view):
+    ours, theirs = WritesItsArgument(), WritesItsArgument()
+    run = compiled(ours, small_regions="engine")
+    with torch.no_grad():
+        for own in (True, False, True):
+            given, expected = (grid(4, 6) if own else view(one.weight.data) for one in (ours, theirs))
+            torch.testing.assert_close(run(given), theirs(expected))
+            torch.testing.assert_close(ours.weight, theirs.weight)
+
+
+def test_a_buffer_becomes_a_view_of_another():
+    ours, theirs = Exchanged(), Exchanged()
+    run = compiled(ours, small_regions="engine")
+    with torch.no_grad():
+        for call in range(3):
+            if call:
+                ours.one, theirs.one = ours.other[:], theirs.other[:]
+            torch.testing.assert_close(run(grid(4, 6)), theirs(grid(4, 6)))
+
+
+def complex_seen_as_real(a, b):
+    before = a.abs() + 1
+    b.add_(1)
+    return before * 2, a.abs()
+
+
+def test_numbers_seen_as_others():
+    run = compiled(complex_seen_as_real, small_regions="engine")
+    ours, theirs = (torch.view_as_complex(grid(6, 2)) for _ in range(2))
+    with torch.no_grad():
+        for call in range(2):
+            second = [torch.view_as_real(one) if call else grid(6, 2) for one in (ours, theirs)]
+            torch.testing.assert_close(run(ours, second[0]), complex_seen_as_real(theirs, second[1]))
+    torch.testing.assert_close(ours, theirs)
+
+
+def branches_that_write(flag, x):
+    def adds(x):
+        x.add_(1)
+        return x.sum()
+
+    def doubles(x):
+        x.mul_(2)
+        return x.sum()
+
+    before = x.sin() + x.cos()
+    total = torch.cond(flag, adds, doubles, (x,))
+    return before * 2, total, x * 3 + 1
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_branches_that_write(flag):
+    same_as_eager(branches_that_write, torch.tensor(flag), grid(4, 6), small_regions="engine")
+
+
 class Cached(nn.Module):
     """Writes a row of a buffer and reads all of it, as a KV cache."""
 

@@ -1,12 +1,13 @@
 """The backend as its users meet it: failures while running, variants, reports, and transformers' generate."""
 
+import traceback
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from dlinfer.errors import GraphRunError
+from dlinfer.errors import EngineUnavailableError, GraphRunError
 from dlinfer.graph.report import report
 from tests.graph.compiling import StubEngine, compiled, interpreted_engine, last_report, use_engine
 
@@ -146,3 +147,16 @@ def test_transformers_generate_with_a_static_cache(batch):
     assert torch.equal(ours, expected)
     assert report.reports(), "generate compiled nothing"
     assert all(not told.refused and not told.refusals() for told in report.reports())
+
+
+def test_a_refusal_is_a_new_error_at_each_call():
+    """One that is kept would gather the way of every raise."""
+    run = compiled(lambda x: x * 2, engine="nosuch")
+    found = []
+    for _ in range(20):
+        with pytest.raises(EngineUnavailableError) as caught:
+            run(torch.ones(2))
+        found.append(caught.value)
+    assert len(set(map(id, found))) == len(found)
+    assert len({len(traceback.extract_tb(error.__traceback__)) for error in found[1:]}) == 1
+    assert len({str(error) for error in found}) == 1

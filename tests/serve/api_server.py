@@ -78,7 +78,9 @@ class ApiServer(ProcessTree):
         """Status and body of one plain HTTP request."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_SECONDS)
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
+            # The second header is asked for by the endpoints of Anthropic's protocol.
+            headers = {"Content-Type": "application/json", "anthropic-version": "2023-06-01"}
+            connection.request(method, path, body, headers)
             response = connection.getresponse()
             return response.status, response.read().decode()
         finally:

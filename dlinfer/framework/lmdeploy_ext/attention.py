@@ -13,7 +13,7 @@ from lmdeploy.pytorch.backends.flash_attention import FlashAttentionImpl
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.framework.lmdeploy_ext import refusals
+from dlinfer.framework.lmdeploy_ext import refusals, windows
 
 
 def step_metadata(context: Any) -> DlinferAttentionMetadata:
@@ -84,7 +84,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
             num_kv_heads=spec.num_kv_heads,
             v_head_size=spec.v_head_dim,
             alibi=spec.alibi,
-            sliding_window=spec.sliding_window,
+            sliding_window=windows.as_pair(spec.sliding_window),
             logit_softcapping=spec.logit_softcapping or 0.0,
             causal=spec.causal,
         )
@@ -105,7 +105,8 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
     ) -> Tensor:
         """query [N, Hq, D], key [N, Hkv, D], value [N, Hkv, Dv] -> [N, Hq, Dv].
 
-        Writes key and value into the caches, and with ``inplace`` the result into query's memory.
+        Writes key and value into the caches, and with ``inplace`` the result into query's memory where its
+        rows follow each other. GLM-4's is a part of the projection's result, and a graph cannot flatten heads there.
         """
         if nsa_indices is not None:
             raise refusals.refuse("sparse attention by token indices", "use another model")
@@ -113,7 +114,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         ops.fill_kv_cache(key, value, k_cache, v_cache, meta.kv_start_indices)
         shared: dict[str, Any] = {
             "softmax_scale": self.scale,
-            "attn_output": query[..., : self.v_head_size] if inplace else None,
+            "attn_output": query[..., : self.v_head_size] if inplace and _is_dense(query) else None,
             "head_size_v": self.v_head_size,
             "sliding_window": self.sliding_window,
             "logit_softcapping": self.logit_softcapping,
@@ -165,6 +166,12 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
             *heads,
             **shared,
         )
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether the rows of x [N, H, D] follow each other, whatever N is: strides are known where a graph is captured."""
+    heads, size = x.shape[1:]
+    return x.stride() == (heads * size, size, 1)
 
 
 class VarlenAttention(FlashAttentionImpl):

@@ -3,15 +3,25 @@
 from typing import Any
 
 import torch
+from lmdeploy.pytorch.backends.apply_rotary_emb import ApplyRotaryEmbBuildSpec
 from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
 from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
+from lmdeploy.pytorch.backends.rotary_embedding import RotaryEmbeddingBuildSpec
 from lmdeploy.pytorch.distributed import get_dist_manager
 
 from dlinfer import settings
-from dlinfer.framework.lmdeploy_ext import attention, cache_blocks, refusals, sampling
+from dlinfer.framework.lmdeploy_ext import (
+    attention,
+    cache_blocks,
+    refusals,
+    rope_lengths,
+    rotary,
+    sampling,
+    windows,
+)
 from dlinfer.framework.lmdeploy_ext.devices import SERVED
 from dlinfer.framework.lmdeploy_ext.graph_runner import CompiledRunner
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
@@ -21,6 +31,8 @@ _OURS = {
     PagedAttentionBuildSpec: attention.PagedAttention.from_spec,
     FlashAttentionBuildSpec: attention.VarlenAttention.from_spec,
     MultinomialSamplingBuildSpec: sampling.SeededMultinomialSampling.from_spec,
+    RotaryEmbeddingBuildSpec: rotary.from_spec,
+    ApplyRotaryEmbBuildSpec: lambda spec: rotary.ApplyRotary(),
 }
 """Build specs that LMDeploy's own dlinfer backend serves wrongly or not at all."""
 
@@ -74,8 +86,9 @@ class CpuOpsBackend(DlinferOpsBackend):
 
     @classmethod
     def update_step_context(cls, step_context: Any) -> Any:
-        """Add the step's attention and MoE metadata to the context, and return it."""
+        """Add the step's attention and MoE metadata and rotary lengths to the context, and return it."""
         step_context.attn_metadata = attention.step_metadata(step_context)
+        step_context.position_ids = rope_lengths.of_step(step_context)
         distribution = get_dist_manager().current_context()
         assert distribution is not None, "LMDeploy sets it before it builds a model"
         config = distribution.dist_config
@@ -93,6 +106,7 @@ class CpuOpsBackend(DlinferOpsBackend):
         device: torch.device,
     ) -> Any:
         """What runs the model: compiled graphs, or with ``eager_mode=True`` the model itself."""
+        windows.apply(model, model_config.llm_config or model_config.hf_config)
         vendor = activate_default(SERVED["cpu"].torch_device)
         has_engine = settings.current().engine or (vendor is not None and vendor.default_engine)
         eager = (

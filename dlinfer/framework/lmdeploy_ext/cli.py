@@ -22,5 +22,6 @@ PATCHES = (
         why="the choices of --device are a closed list",
         signature="(parser, default='cuda', choices=['cuda', 'ascend', 'maca', 'camb'])",
         build=_device,
+        essential=False,
     ),
 )

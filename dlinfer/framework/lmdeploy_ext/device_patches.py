@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext import install, vendor_devices
 from dlinfer.framework.lmdeploy_ext.devices import SERVED
 from dlinfer.framework.patching import Patch
 
@@ -18,6 +18,8 @@ def _get_backend(original: Callable[[], Any]) -> Callable[[], Any]:
 
         context = get_device_manager().current_context()
         if context is None or context.device_type not in SERVED:
+            if context is not None:
+                vendor_devices.check_vendor(context.device_type)
             return original()
         device_type = context.device_type
         install.activate(device_type)
@@ -64,12 +66,16 @@ def _to_device(original: Callable[..., Any]) -> Callable[..., Any]:
     return _try_to_cuda
 
 
-def _flash_mla(original: Callable[[], bool]) -> Callable[[], bool]:
+def _bmm(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def flash_mla_available() -> bool:
-        return False if install.active() is not None else original()
+    def forward(self: Any, x: torch.Tensor, output: torch.Tensor) -> None:
+        """x [N, H, in] and output [N, H, out], which is written. A graph takes no ``out`` with gaps."""
+        if install.active() is None:
+            original(self, x, output)
+        else:
+            output.copy_(torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1))
 
-    return flash_mla_available
+    return forward
 
 
 PATCHES = (
@@ -99,9 +105,9 @@ PATCHES = (
         build=_to_device,
     ),
     Patch(
-        target="lmdeploy.pytorch.configurations.utils:flash_mla_available",
-        why="asks torch.cuda for its properties, which raises where there is no CUDA",
-        signature="()",
-        build=_flash_mla,
+        target="lmdeploy.pytorch.models.deepseek_v2:DeepseekV2BMM.forward",
+        why="writes torch.bmm into a transposed tensor, which Dynamo cannot capture",
+        signature="(self, x, output)",
+        build=_bmm,
     ),
 )

@@ -40,6 +40,7 @@ COVERED = {
     "lmdeploy.pytorch.engine.logits_process": "the current stream and an event for guided decoding",
     "lmdeploy.pytorch.weight_loader.model_weight_loader": "empties the allocator's cache",
     "lmdeploy.pytorch.models.patch": "builds the model on 'cuda' when no device is given",
+    "lmdeploy.pytorch.configurations.utils": "the compute capability, to tell whether flash_mla can be used",
     "lmdeploy.pytorch.nn.norm": "weights on 'cuda' when no device is given",
     "lmdeploy.pytorch.nn.embedding": "weights on 'cuda' when no device is given",
     "lmdeploy.pytorch.strategies.base.model_inputs": "dummy inputs on the device it is told, 'cuda'",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import UnknownVendorError
-from dlinfer.framework.lmdeploy_ext import cache_blocks, install, refusals
+from dlinfer.framework.lmdeploy_ext import cache_blocks, install, refusals, vendor_devices
 from dlinfer.framework.lmdeploy_ext.devices import OWN, SERVED
 from dlinfer.framework.patching import Patch
 
@@ -18,7 +18,8 @@ def _post_init(original: Callable[..., None]) -> Callable[..., None]:
         device_type, dtype = self.device_type, self.dtype
         if device_type not in SERVED:
             if device_type not in OWN:
-                raise UnknownVendorError(name=device_type, available=", ".join([*SERVED, *OWN]))
+                raise UnknownVendorError(name=device_type, available=", ".join(vendor_devices.usable()))
+            vendor_devices.check_vendor(device_type)
             original(self)
             return
         refusals.check_engine_config(self)
@@ -76,6 +77,7 @@ def _import_deeplink(original: Callable[[str], None]) -> Callable[[str], None]:
         if device_type in SERVED:
             install.activate(device_type)
         else:
+            vendor_devices.check_vendor(device_type)
             original(device_type)
 
     return try_import_deeplink

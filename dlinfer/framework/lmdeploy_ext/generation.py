@@ -1,6 +1,6 @@
-"""``pipe(prompts, request_output_len=256)`` as the mission document writes it (S4-52, S4-53).
+"""What ``pipe(prompts, ...)`` is called with: an older keyword, and lists of the wrong length.
 
-LMDeploy 0.18 drops that keyword in silence. It becomes ``max_new_tokens``, with a notice.
+LMDeploy 0.18 drops ``request_output_len=256`` in silence. It becomes ``max_new_tokens``, with a notice.
 """
 
 import copy
@@ -20,13 +20,16 @@ def _request_generator(original: Callable[..., Any]) -> Callable[..., Any]:
     def _request_generator(
         self: Any, prompts: Any, sessions: Any = None, gen_config: Any = None, **kwargs: Any
     ) -> Any:
-        if "request_output_len" in kwargs and install.active() is not None:
+        if install.active() is None:
+            return original(self, prompts, sessions=sessions, gen_config=gen_config, **kwargs)
+        if "request_output_len" in kwargs:
             length = kwargs.pop("request_output_len")
             logger.info(
                 "request_output_len=%s is taken as GenerationConfig(max_new_tokens=%s)", length, length
             )
             gen_config = _with_max_new_tokens(gen_config, length)
-        return original(self, prompts, sessions=sessions, gen_config=gen_config, **kwargs)
+        # Made here, since a generator would raise in the engine's thread, and the caller wait for ever.
+        return iter(list(original(self, prompts, sessions=sessions, gen_config=gen_config, **kwargs)))
 
     return _request_generator
 
@@ -46,8 +49,10 @@ def _with_max_new_tokens(gen_config: Any, length: int) -> Any:
 PATCHES = (
     Patch(
         target="lmdeploy.pipeline:Pipeline._request_generator",
-        why="drops request_output_len in silence, so that a documented limit has no effect",
+        why="drops request_output_len in silence, so that a documented limit has no effect; a list of another length "
+        "than the prompts' is an error in another thread, for which the caller waits for ever",
         signature="(self, prompts, sessions=None, gen_config=None, **kwargs)",
         build=_request_generator,
+        essential=False,
     ),
 )

@@ -7,20 +7,18 @@ apart. Sizes are marked as unknown to the compiler before the capture, so that 1
 is compiled while requests run: LMDeploy's own warm-up meets each phase once.
 """
 
-import hashlib
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
-from lmdeploy.version import __version__ as lmdeploy_version
 
 from dlinfer import settings
 from dlinfer.errors import CaptureError
+from dlinfer.framework.lmdeploy_ext.graph_identity import model_identity
 from dlinfer.graph.direct.call import DirectCall
 from dlinfer.graph.direct.store import compile_call
 from dlinfer.graph.engine import find_engine
@@ -45,6 +43,7 @@ _STEADY = (
     "past_key_values",
     "attn_metadata.block_size",
     "hidden_states.size()[2]",
+    "position_ids.size()[0]",  # two rows where rotary frequencies depend on lengths
     "inputs_embeds.size()[2]",
 )
 
@@ -91,7 +90,14 @@ class CompiledRunner(GraphRunner):
         super().__init__(model, *args, **kwargs)
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._phases_alike = find_engine(CompileOptions().wanted_engine, "cpu").phases_alike
-        self._identity = model_identity(model, self.model_config, self.cache_config)
+        context: Any = self.ctx_mgr
+        self._identity = model_identity(
+            model,
+            build_context=context.build_ctx,
+            model_config=self.model_config,
+            cache_config=self.cache_config,
+            backend_config=self.backend_config,
+        )
         self.counts = RunnerCounts()
         _runners.append(self.counts)
 
@@ -168,29 +174,6 @@ class CompiledRunner(GraphRunner):
 
 def _say(text: str) -> None:
     print(f"dlinfer: graph mode: {text}", file=sys.stderr, flush=True)
-
-
-def model_identity(model: torch.nn.Module, model_config: Any, cache_config: Any) -> str:
-    """Everything of a model that its graphs depend on: its code, its configuration, its weights' dtypes and sizes.
-
-    Values of weights are inputs of the graphs, so another checkpoint of the same shape runs the same graphs.
-    """
-    weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    classes = {type(module) for module in model.modules()}
-    modules = sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in classes)
-    files = sorted({sys.modules[cls.__module__].__file__ or "" for cls in classes} - {""})
-    code = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files))
-    return "\n".join(
-        [
-            f"lmdeploy {lmdeploy_version}",
-            model_config.hf_config.to_json_string(use_diff=False),
-            str(model_config.dtype),
-            f"block {cache_config.block_size} {cache_config.kernel_block_size} {cache_config.quant_policy}",
-            *modules,
-            code.hexdigest(),
-            *(f"{name} {t.dtype} {tuple(t.shape)} {t.stride()}" for name, t in weights),
-        ]
-    )
 
 
 def _phase(kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import threading
 from importlib import metadata
 from types import ModuleType
 
-from dlinfer.errors import DeviceConflictError
+from dlinfer.errors import DeviceConflictError, PatchError
 from dlinfer.framework.lmdeploy_ext.devices import SERVED
 from dlinfer.framework.lmdeploy_ext.versions import describe
 from dlinfer.framework.patching import Patch, PatchSet
@@ -19,7 +19,7 @@ logger = logging.getLogger("dlinfer")
 _patches: PatchSet | None = None
 _patches_lock = threading.Lock()
 _active: str | None = None
-_misfit_told = False
+_told: set[str] = set()
 
 
 def patches() -> PatchSet:
@@ -38,10 +38,15 @@ def _records() -> list[Patch]:
         device_patches,
         engine_config,
         generation,
+        generation_checks,
+        http_errors,
         kv_memory,
         model_checks,
+        model_config,
         refusals,
         request_checks,
+        rope_lengths,
+        rope_parameters,
         scoring,
         serving,
         weight_checks,
@@ -54,8 +59,13 @@ def _records() -> list[Patch]:
         device_patches,
         kv_memory,
         generation,
+        generation_checks,
+        http_errors,
         model_checks,
+        model_config,
         request_checks,
+        rope_lengths,
+        rope_parameters,
         scoring,
         serving,
         weight_checks,
@@ -86,11 +96,12 @@ def serves(device_type: str) -> bool:
 def activate(device_type: str) -> None:
     """Make LMDeploy run on one of our devices in this process. Idempotent.
 
-    Raises PatchError when the installed LMDeploy is not what the patches were written for, and
-    DeviceConflictError when another of our devices is in use.
+    Raises PatchError when the installed LMDeploy is not what an essential patch was written for, and
+    DeviceConflictError when another of our devices is in use. What it does without is logged.
     """
     global _active
     if _active == device_type:
+        patches().require_essential()  # of modules that were imported since
         return
     if _active is not None:
         raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
@@ -99,7 +110,7 @@ def activate(device_type: str) -> None:
     if not inside:
         logger.warning("%s", line)
     patches().apply_loaded()
-    patches().require_all_fit()
+    patches().require_essential()
 
     from dlinfer.framework.lmdeploy_ext import device_view
     from dlinfer.vendor import activate_default
@@ -107,6 +118,7 @@ def activate(device_type: str) -> None:
     activate_default(SERVED[device_type].torch_device)
     device_view.install(SERVED[device_type].torch_device)
     _active = device_type
+    _tell_of_misfits()
 
 
 def deactivate() -> None:
@@ -120,20 +132,28 @@ def deactivate() -> None:
 
 
 def check_device(device_type: str) -> None:
-    """Called before an engine is built. Raises DeviceConflictError for a device that the view would misplace."""
-    if _active is not None and device_type != _active:
+    """Called before an engine is built. Raises DeviceConflictError for a device that the view would misplace, and
+    PatchError where a module that was imported since is not what an essential patch was written for."""
+    if _active is None:
+        return
+    if device_type != _active:
         raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
+    patches().require_essential()
 
 
 def _tell_of_misfits() -> None:
-    """One line, once, when this LMDeploy is not what the patches were written for; its own devices still work."""
-    global _misfit_told
-    if patches().refused and not _misfit_told:
-        _misfit_told = True
-        _, line = describe(metadata.version("lmdeploy"))
-        first = next(iter(patches().refused.values()))
-        names = ", ".join(SERVED)
-        logger.warning("%s; device_type %s may not work: %s", line, names, first)
+    """Log what does not fit this LMDeploy, each patch once: essential ones to everybody, others to who does without."""
+    for error in patches().done_without() if _active is not None else ():
+        if error.fields["target"] not in _told:
+            _told.add(error.fields["target"])
+            logger.warning("device_type %s does without a patch: %s", _active, error)
+    try:
+        patches().require_essential()
+    except PatchError as error:
+        if error.fields["target"] not in _told:
+            _told.add(error.fields["target"])
+            _, line = describe(metadata.version("lmdeploy"))
+            logger.warning("%s; device_type %s does not work: %s", line, ", ".join(SERVED), error)
 
 
 def _show_notices() -> None:

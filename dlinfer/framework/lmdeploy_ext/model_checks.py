@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer.errors import DlinferError, ModelFolderError
-from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext import install, vendor_devices
+from dlinfer.framework.lmdeploy_ext.model_support import architectures, check_support
 from dlinfer.framework.patching import Patch
 
 logger = logging.getLogger("dlinfer")
@@ -38,11 +39,13 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 def check_model_folder(folder: Path) -> None:
     """Raise ModelFolderError unless ``folder`` holds a configuration of a known architecture, a vocabulary and whole
-    weights."""
+    weights, and UnsupportedFeatureError for a model that is not served."""
     if not folder.is_dir():
         what = "it is a file, not a folder" if folder.exists() else "there is no such folder"
         raise _unusable(folder, what, "give the folder that holds config.json")
-    _check_architecture(folder, _read_json(folder, "config.json"))
+    config = _read_json(folder, "config.json")
+    check_support(config)
+    _check_architecture(folder, config)
     _check_tokenizer(folder)
     _check_weights(folder)
 
@@ -67,13 +70,12 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
     """LMDeploy looks the class up by ``auto_map`` first, then by ``architectures``.
 
-    Configurations that name none at the top level (some vision models nest them) are left to LMDeploy.
+    Configurations that name none at the top level (some nest them) are left to LMDeploy.
     """
     from lmdeploy.pytorch.models.module_map import MODULE_MAP
     from lmdeploy.pytorch.models.patch import CUSTOM_MODULE_MAP
 
-    mapped = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
-    names = [mapped.rpartition(".")[2]] if mapped else config.get("architectures") or []
+    names = architectures(config)
     if names and not any(name in MODULE_MAP or name in CUSTOM_MODULE_MAP for name in names):
         detail = f"LMDeploy has no model class for its architecture {', '.join(names)}"
         raise _unusable(folder, detail, "see LMDeploy's list of supported models for the PyTorch engine")
@@ -201,8 +203,10 @@ def _parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
     def parse_args(self: Any, args: Any = None, namespace: Any = None) -> Any:
         parsed = original(self, args, namespace)
         device_type = getattr(parsed, "device", None)
-        if device_type is not None and install.serves(device_type):
-            install.activate(device_type)
+        if device_type is not None:
+            vendor_devices.check_vendor(device_type)
+            if install.serves(device_type):
+                install.activate(device_type)
         return parsed
 
     return parse_args
@@ -232,23 +236,27 @@ PATCHES = (
         why="takes a mistyped path for a hub id and reports a network failure or an ill-formed id",
         signature="(pretrained_model_name_or_path, download_dir=None, revision=None, token=None)",
         build=_get_model,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.tokenizer:HuggingFaceTokenizer.__init__",
         why="a folder without tokenizer fails in transformers with advice on converting slow tokenizers",
         signature="(self, model_dir, trust_remote_code=False)",
         build=_load_tokenizer,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.cli.utils:FlexibleArgumentParser.parse_args",
         why="the command line looks for the model before it makes the engine config that chooses our device",
         signature="(self, args=None, namespace=None)",
         build=_parse_args,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.cli.entrypoint:run",
         why="a user of the command line needs the error, not the way to it",
         signature="()",
         build=_run,
+        essential=False,
     ),
 )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext import install, vendor_devices
 from dlinfer.framework.patching import Patch
 
 # field of PytorchEngineConfig -> (the value that means "not asked for", what to do instead)
@@ -36,6 +36,8 @@ def check_engine_config(config: Any) -> None:
         value = getattr(config, name)
         if value != neutral and value:
             raise refuse(f"{name}={value!r}", advice)
+    if "memory_model_path" in (config.hf_overrides or {}):
+        raise refuse("MemDecode (hf_overrides['memory_model_path'])", "leave it out")
     if config.role.name != "Hybrid":
         raise refuse(f"role={config.role.name}", "use EngineRole.Hybrid")
     if config.distributed_executor_backend not in (None, "uni"):
@@ -51,6 +53,7 @@ def _update_engine_config(original: Callable[[Any], Any]) -> Callable[[Any], Any
         engine_config = original(engine_config)
         if install.serves(engine_config.device_type):
             check_engine_config(engine_config)  # fields may have changed since the config was made
+        vendor_devices.check_vendor(engine_config.device_type)
         install.check_device(engine_config.device_type)
         return engine_config
 
@@ -78,7 +81,29 @@ def _specdecode_config(original: Callable[..., Any]) -> Callable[..., Any]:
     return build_specdecode_config
 
 
+def _sleep(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def sleep(self: Any, level: int = 1) -> Any:
+        if install.active() is not None and level != 1:
+            raise refuse(f"sleep(level={level!r})", "use level 1, which keeps the weights")
+        return await original(self, level)
+
+    return sleep
+
+
 PATCHES = (
+    Patch(
+        target="lmdeploy.serve.core.async_engine:AsyncEngine.sleep",
+        why="level 2 throws the weights away, and waking up serves whatever is in memory",
+        signature="(self, level=1)",
+        build=_sleep,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.engine:Engine.sleep",
+        why="the same, for users of the engine itself",
+        signature="(self, level=1)",
+        build=_sleep,
+    ),
     Patch(
         target="lmdeploy.pytorch.engine.config_builder:ConfigBuilder.update_engine_config",
         why="the first thing an engine does; options that are not served are refused here, before weights load",

@@ -11,8 +11,15 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
+from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext.generation_checks import check_generation, check_sampling
 from dlinfer.framework.patching import Patch
+
+_LARGE_LOGIT = 100.0
+"""Logits up to this size stay finite when they are divided by the temperature."""
 
 
 def refusal(token_ids: Sequence[int], vocab_size: int | None) -> str | None:
@@ -28,16 +35,33 @@ def refusal(token_ids: Sequence[int], vocab_size: int | None) -> str | None:
     return None
 
 
-def fit_sampling(param: Any, vocab_size: int) -> None:
-    """Bring a SamplingParam inside the vocabulary, in place, without changing what it means.
+def fit_sampling(param: Any, vocab_size: int, dtype: torch.dtype) -> None:
+    """Bring a SamplingParam inside the vocabulary and the range of the logits' dtype, in place, without changing what
+    it means.
 
-    More candidates than tokens are all tokens; an id that is no token is never drawn, so neither stops nor
-    needs forbidding.
+    More candidates than tokens are all tokens; an id that is no token is never drawn, so neither stops nor needs
+    forbidding. Logits divided by a temperature next to zero become infinite, and the draw NaN: the likeliest token,
+    which that temperature means, is asked for instead.
     """
+    if 0 < param.temperature < _LARGE_LOGIT / torch.finfo(dtype).max:
+        param.temperature, param.top_k = 1.0, 1
     param.top_k = min(param.top_k, vocab_size)
     param.num_logprobs = min(param.num_logprobs, vocab_size)
     param.stop_words = _tokens(param.stop_words, vocab_size)
     param.bad_words = _tokens(param.bad_words, vocab_size)
+
+
+def _fault(gen_config: Any, vocab_size: int | None) -> str | None:
+    """Why a GenerationConfig cannot be served, or None."""
+    if gen_config is None:
+        return None
+    try:
+        check_generation(gen_config)
+    except GenerationOptionError as error:
+        return error.explanation
+    if vocab_size is not None and len(set(_tokens(gen_config.bad_token_ids or [], vocab_size))) == vocab_size:
+        return "bad_token_ids forbids every token of the vocabulary."
+    return None
 
 
 def _tokens(ids: Iterable[int], vocab_size: int) -> list[int]:
@@ -52,12 +76,20 @@ def _determine_gen_config(original: Callable[..., Any]) -> Callable[..., Any]:
 
             # Some remote-code configurations nest the language model where transformers does not look.
             vocab_size = getattr(self.hf_cfg.get_text_config(), "vocab_size", None)
-            reason = refusal(input_ids, vocab_size)
+            reason = refusal(input_ids, vocab_size) or _fault(gen_config, vocab_size)
             if reason is not None:
                 raise RequestError(ErrorCode.INVALID_REQUEST, reason)
         return original(self, input_ids, gen_config)
 
     return _determine_gen_config
+
+
+def _is_servable(data: dict[str, Any], vocab_size: int) -> bool:
+    try:
+        check_sampling(data["sampling_param"])
+    except GenerationOptionError:
+        return False
+    return refusal(data["token_ids"], vocab_size) is None
 
 
 def _add_message(original: Callable[..., None]) -> Callable[..., None]:
@@ -71,8 +103,8 @@ def _add_message(original: Callable[..., None]) -> Callable[..., None]:
         vocab_size = self.model_config.vocab_size
         fit = []
         for request in reqs:
-            if refusal(request.data["token_ids"], vocab_size) is None:
-                fit_sampling(request.data["sampling_param"], vocab_size)
+            if _is_servable(request.data, vocab_size):
+                fit_sampling(request.data["sampling_param"], vocab_size, self.model_config.dtype)
                 fit.append(request)
             else:
                 self._response(request.resp, ResponseType.NOT_SUPPORTED)

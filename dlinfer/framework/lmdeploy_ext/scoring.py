@@ -1,6 +1,6 @@
 """``output_logits="all"`` and ``max_new_tokens=0``: right logits, and no harm to the requests that follow.
 
-Three faults of LMDeploy 0.18 that do not depend on the device. They are corrected for ours, since the alternative
+Four faults of LMDeploy 0.18 that do not depend on the device. They are corrected for ours, since the alternative
 is wrong tokens in silence.
 """
 
@@ -32,14 +32,50 @@ def _update_running_seqs(original: Callable[..., None]) -> Callable[..., None]:
     def update_running_seqs(self: Any, running: list[Any], inputs: Any) -> None:
         from lmdeploy.pytorch.disagg.config import EngineRole
 
-        chunk = inputs is not None and self.long_context_chunker.enabled() and inputs.is_chunk
-        whole_prefill = inputs is not None and not chunk and self.config.role != EngineRole.Prefill
-        if install.active() is None or not whole_prefill:
-            original(self, running, inputs)
-        else:
-            self.running_seqs.extend(running)
+        if install.active() is not None and inputs is not None and self.config.role != EngineRole.Prefill:
+            chunk = self.long_context_chunker.enabled() and inputs.is_chunk
+            # A prefill for the logprobs of its input samples nothing, and the model agent keeps none of its rows.
+            if not chunk and inputs.logits_indices is None:
+                self.running_seqs.extend(running)
+                return
+        original(self, running, inputs)
 
     return update_running_seqs
+
+
+def _schedule(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    @functools.wraps(original)
+    def schedule(
+        self: Any,
+        *,
+        waiting: list[Any],
+        stopped: list[Any],
+        num_ready: int,
+        num_running: int,
+        turn_policy: Any,
+        prealloc_size: int = 0,
+    ) -> list[Any]:
+        if install.active() is not None and waiting:
+            first = min(waiting, key=lambda seq: seq.arrive_time)
+            other = [seq for seq in waiting if _scores(seq) != _scores(first)]
+            waiting = [seq for seq in waiting if _scores(seq) == _scores(first)]
+            stopped = stopped + other  # whose blocks can be reclaimed as before
+        return original(
+            self,
+            waiting=waiting,
+            stopped=stopped,
+            num_ready=num_ready,
+            num_running=num_running,
+            turn_policy=turn_policy,
+            prealloc_size=prealloc_size,
+        )
+
+    return schedule
+
+
+def _scores(seq: Any) -> bool:
+    """Whether a sequence asks for the logprobs of its input, and so for no token."""
+    return seq.logprob_start_pos >= 0
 
 
 def _get_logits(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,6 +106,14 @@ PATCHES = (
         "decodes with its neighbours' rows",
         signature="(self, running, inputs)",
         build=_update_running_seqs,
+        versions=FAULTY,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.paging.prefill_scheduler:_PrefillScheduler.schedule",
+        why="puts requests for the logprobs of their input and requests for tokens into one prefill, which samples "
+        "nothing: the others end with token 0 as their text, and the engine's loop with the next step",
+        signature="(self, *, waiting, stopped, num_ready, num_running, turn_policy, prealloc_size=0)",
+        build=_schedule,
         versions=FAULTY,
     ),
     Patch(

@@ -223,6 +223,7 @@ PATCHES = (
         signature="(self, model_path, engine_config=None, speculative_config=None, **kwargs)",
         build=_start_mp_proc,
         versions=FAULTY,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine.__init__",
@@ -232,6 +233,7 @@ PATCHES = (
         "**kwargs)",
         build=_init,
         versions=FAULTY,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
@@ -239,6 +241,7 @@ PATCHES = (
         signature="(self)",
         build=_close_sockets,
         versions=FAULTY,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.serve.core.health:EngineHealthMonitor.stop",
@@ -247,5 +250,6 @@ PATCHES = (
         signature="(self)",
         build=_stop_health_monitor,
         versions=FAULTY,
+        essential=False,
     ),
 )

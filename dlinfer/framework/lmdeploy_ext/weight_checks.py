@@ -78,11 +78,13 @@ PATCHES = (
         why="the one place that every parameter is loaded through; noted there",
         signature="(param, loaded_weight, **kwargs)",
         build=_load_weight,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.pytorch.weight_loader.model_weight_loader:load_model_weights",
         why="leaves parameters that the checkpoint lacks uninitialised, without a word",
         signature="(model, checkpoint_path, prefix=None, device=None)",
         build=_load_model_weights,
+        essential=False,
     ),
 )

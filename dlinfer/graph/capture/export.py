@@ -13,8 +13,8 @@ from dlinfer.graph.capture.retrace import RetraceError, retrace
 from dlinfer.graph.capture.small_sizes import Reference, Trial
 from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.ir.dialect import STATIC
+from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
-from dlinfer.graph.passes.fusion.layout import fits
 from dlinfer.graph.seam.export import export_gives_results_only, export_kinds
 from dlinfer.graph.seam.expressions import to_size
 from dlinfer.graph.seam.fake_mode import mode_of, strict_mode
@@ -120,7 +120,7 @@ def _spec(node: torch.fx.Node, constant: Any, name: str) -> Any:
     if not isinstance(fake, torch.Tensor):
         return constant
     sizes = tuple(size_range(size) for size in fake.shape)
-    if fits(fake, None):
+    if is_contiguous(fake):
         return TensorSpec(name, fake.dtype, fake.device, sizes)
     strides = tuple(number for stride in fake.stride() if (number := fixed_size(stride)) is not None)
     if len(strides) < fake.dim():

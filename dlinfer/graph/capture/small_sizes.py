@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import STATIC, fake, storages, written_arguments
+from dlinfer.graph.ir.dialect import STATIC, fake
+from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.seam.expressions import to_size
 from dlinfer.graph.seam.symbols import symbols_of
 from dlinfer.utils.size_text import Size, SizeTextError
@@ -100,10 +101,9 @@ class Trial:
 
     def _written(self) -> set[int]:
         graph = self.graph_module.graph
-        targets = [target for node in graph.nodes for target in written_arguments(node)]
-        memory = {one for target in targets for one in storages(target)}
+        effects = effects_of(graph)
         static = [node for node in graph.find_nodes(op="placeholder") if node.meta.get(STATIC)]
-        return {index for index, node in enumerate(static) if storages(node) & memory}
+        return {index for index, node in enumerate(static) if effects.is_written(node)}
 
     def _resized(self, node: fx.Node, example: Any, values: Mapping[str, int]) -> Any:
         """The example with its rows repeated or left out until it has these sizes."""

@@ -41,7 +41,9 @@ def eager_program(region: Subgraph) -> Program:
     calls = [node for node in owner.graph.nodes if node.op == "call_function"]
     computing = set(_computing(region))
     kinds = {node: "eager" if node in computing else "size" if is_size(node) else "view" for node in calls}
-    steps = [Step.of(node, kinds[node], callee.reference(node.target)) for node in calls]
+    steps = [
+        step for node in calls for step in Step.laid_out(node, kinds[node], callee.reference(node.target))
+    ]
     inputs = [node.name for node in owner.graph.find_nodes(op="placeholder")]
     output = refer(owner.graph.output_node().args[0])
     return Program(owner._get_name(), inputs, steps, output, callee.resolve, constants_of(owner))

@@ -13,7 +13,6 @@ from torch import Tensor, fx
 from dlinfer import ops
 from dlinfer.graph.functional.slot_check import CHECK_SLOTS
 from dlinfer.graph.ir.dialect import (
-    STATIC,
     arguments,
     fake,
     is_compute,
@@ -22,6 +21,7 @@ from dlinfer.graph.ir.dialect import (
     storages,
     written_arguments,
 )
+from dlinfer.graph.ir.effects import Effects, Memory, effects_of, memory_read
 from dlinfer.graph.ir.own_ops import own_op
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
@@ -76,10 +76,11 @@ CACHED_ATTENTION = own_op(cached_attention, cached_attention, mutates=("k_cache"
 def merge_cached_attention(graph_module: fx.GraphModule) -> list[Edit]:
     """Merge each ``fill_kv_cache`` with the attention that reads what it wrote; gives one edit a pair."""
     rewriter = Rewriter(graph_module)
+    effects = effects_of(graph_module.graph)
     merged = []
     for attention in list(graph_module.graph.nodes):
         found = _arguments_of(attention)
-        fill = _fill_of(attention) if found is not None else None
+        fill = _fill_of(attention, effects) if found is not None else None
         if found is None or fill is None:
             continue
         given = arguments(fill) | found
@@ -108,7 +109,7 @@ def _arguments_of(attention: fx.Node) -> dict[str, Any] | None:
     return None
 
 
-def _fill_of(attention: fx.Node) -> fx.Node | None:
+def _fill_of(attention: fx.Node, effects: Effects) -> fx.Node | None:
     """The write that an attention may be merged with: the last one to its caches, undisturbed up to here.
 
     The caches must be inputs, since an engine writes them where they are.
@@ -116,10 +117,7 @@ def _fill_of(attention: fx.Node) -> fx.Node | None:
     caches = [arguments(attention)[name] for name in ("k_cache", "v_cache")]
     if any(cache.op != "placeholder" for cache in caches) or storages(caches[0]) & storages(caches[1]):
         return None
-    inputs = attention.graph.find_nodes(op="placeholder")
-    changing = {memory for node in inputs if not node.meta.get(STATIC) for memory in storages(node)}
-    memory = {memory for cache in caches for memory in storages(cache)}
-    memory |= changing if memory & changing else set()  # inputs may share memory, see memory.Writes
+    memory = effects.shared_with(frozenset(memory for cache in caches for memory in storages(cache)))
     for node in _before(attention):
         if node.target == ops.fill_kv_cache.overload:
             same = [arguments(node)[name] for name in ("k_cache", "v_cache")] == caches
@@ -134,11 +132,11 @@ _MADE_LIKE = frozenset(f"aten.{name}" for name in ("new_empty", "empty_like", "n
 """Ops that ask of a tensor only what it is like, as those do that make room for an attention's output."""
 
 
-def _reads(node: fx.Node) -> set[int]:
+def _reads(node: fx.Node) -> Memory:
     """Identities of the memory of which a node reads the values."""
     if not is_compute(node) or op_name(node) in _MADE_LIKE:
-        return set()
-    return {memory for parent in node.all_input_nodes for memory in storages(parent)}
+        return frozenset()
+    return memory_read(node)
 
 
 def _before(node: fx.Node) -> Iterator[fx.Node]:

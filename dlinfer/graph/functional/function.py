@@ -20,6 +20,7 @@ from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.functional.outputs import Results, is_same, results_of, viewed
 from dlinfer.graph.functional.overlap import overlapping, reads_in_place
 from dlinfer.graph.functional.scatter import written_through
+from dlinfer.graph.functional.slot_check import CHECK_SLOTS
 from dlinfer.graph.functional.variants import Twin, twin_of
 from dlinfer.graph.ir.dialect import (
     STATIC,
@@ -107,8 +108,8 @@ def function_of(region: Subgraph) -> Function:
     return _Builder(region.graph_module).build()
 
 
-CHECKS: set[str] = {"aten::_assert_async", "aten::_assert_scalar"}
-"""Schema names of ops that give nothing and only raise; passes of engines may add theirs."""
+_CHECKS = frozenset({"aten::_assert_async", "aten::_assert_scalar", CHECK_SLOTS._schema.name})
+"""Schema names of ops that give nothing and only raise."""
 
 _METADATA = torch.ops.aten._assert_tensor_metadata.default
 """It asks for the dtype, device and layout of a tensor, which the fakes of a capture have answered."""
@@ -117,7 +118,7 @@ _METADATA = torch.ops.aten._assert_tensor_metadata.default
 def is_check(node: fx.Node) -> bool:
     """Whether a node gives nothing and only raises, so that a function's ``check`` may do it."""
     op = overload(node)
-    return op is not None and (op is _METADATA or op._schema.name in CHECKS)
+    return op is not None and (op is _METADATA or op._schema.name in _CHECKS)
 
 
 class _Builder:

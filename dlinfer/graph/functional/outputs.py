@@ -13,24 +13,22 @@ from torch import Tensor, fx
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph.ir.dialect import fake, storages
+from dlinfer.graph.ir.layout import Order, dense_order, same_place
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.passes.fusion.layout import same_size
 from dlinfer.graph.seam.expressions import number_node
 from dlinfer.graph.seam.symbols import plain_symbol, symbols_of
-
-Order = tuple[int, ...] | None
-"""How a tensor's dimensions lie in memory, outermost first; None where they lie as they are named."""
 
 
 @dataclass(frozen=True)
 class Results:
     """What to ask of an engine, and how the region's outputs follow.
 
-    fresh: nodes of the region whose memory holds results, each with the order of its dimensions in memory.
+    fresh: nodes of the region whose memory holds results, each with the order of its dimensions in memory; None where
+        it is contiguous.
     module: takes the region's inputs, then the fresh values, each in the order of memory; gives the outputs.
     """
 
-    fresh: Sequence[tuple[fx.Node, Order]]
+    fresh: Sequence[tuple[fx.Node, Order | None]]
     module: fx.GraphModule
     written: int = 0
 
@@ -73,14 +71,7 @@ def viewed(node: fx.Node) -> fx.Node | None:
 def is_same(node: fx.Node, other: fx.Node) -> bool:
     """Whether a node shows another's memory just as that does: alias, or the result of an op in place."""
     one, whole = fake(node), fake(other)
-    if not isinstance(one, Tensor) or not isinstance(whole, Tensor) or one.dtype != whole.dtype:
-        return False
-    return _places(one) == _places(whole)
-
-
-def _places(value: Tensor) -> list[str]:
-    """Sizes, strides and offset as text: nothing is asked of symbols, so nothing is assumed of them."""
-    return [str(number) for number in (*value.shape, "at", *value.stride(), value.storage_offset())]
+    return isinstance(one, Tensor) and isinstance(whole, Tensor) and same_place(one, whole)
 
 
 def _base(node: Any) -> fx.Node | None:
@@ -99,28 +90,15 @@ def _is_tensor_or_parts(parent: fx.Node, node: fx.Node) -> bool:
     return isinstance(fake(parent), Tensor) or viewed(parent) is not None
 
 
-def _order(base: fx.Node) -> Order:
-    """How a fresh result lies in memory by its fake. Raises NotAFunctionError where it has gaps or overlaps."""
-    value = fake(base)
-    left = list(range(value.dim()))
-    order: list[int] = []
-    expected: Any = 1
-    while left:
-        # From the innermost: the dimension whose stride is what has been filled so far. Of several the last; sizes of
-        # 1 fit anywhere, but stay where they are if they can.
-        fitting = [dim for dim in left if same_size(value.stride(dim), expected)]
-        free = [dim for dim in left if same_size(value.shape[dim], 1)]
-        if not fitting and not free:
-            raise NotAFunctionError(node=base.name, reason="its result lies in memory with gaps or overlaps")
-        dim = left[-1] if left[-1] in free else max(fitting) if fitting else max(free)
-        left.remove(dim)
-        order.insert(0, dim)
-        size = value.shape[dim]
-        if not same_size(size, 1):
-            expected = expected * (size if isinstance(size, int) else torch.sym_max(size, 1))
-            if isinstance(size, int) and size == 0:
-                return None
-    return None if order == sorted(order) else tuple(order)
+def _order(base: fx.Node) -> Order | None:
+    """How a fresh result lies in memory by its fake; None where it is contiguous.
+
+    Raises NotAFunctionError where it has gaps or overlaps.
+    """
+    order = dense_order(fake(base))
+    if order is None:
+        raise NotAFunctionError(node=base.name, reason="its result lies in memory with gaps or overlaps")
+    return None if order == tuple(range(len(order))) else order
 
 
 def _inverse(order: tuple[int, ...]) -> list[int]:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from dlinfer.graph.functional.function import CHECKS
 from dlinfer.graph.ir.own_ops import own_op
 from dlinfer.ops.checks import Rules
 from dlinfer.ops.kv_cache import canonical
@@ -73,4 +72,3 @@ def _check_kinds(
 
 
 CHECK_SLOTS = own_op(check_slots, _check_kinds)
-CHECKS.add(CHECK_SLOTS._schema.name)

@@ -16,7 +16,14 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.library import Library, register_fake
 
-from dlinfer.graph.ir.dialect import arguments, overload, reshapes_argument, written_arguments
+from dlinfer.graph.ir.dialect import (
+    arguments,
+    out_of_place,
+    overload,
+    parameters_of,
+    reshapes_argument,
+    written_arguments,
+)
 
 NAMESPACE = "dlinfer_values"
 
@@ -51,7 +58,8 @@ class Twin:
 def twin_of(node: fx.Node) -> Twin | str:
     """The twin of a node that writes, or why it has none."""
     op = overload(node)
-    assert op is not None, "only ops write"
+    if op is None:
+        return f"{node.target} calls a graph that writes"
     targets = written_arguments(node)
     if reshapes_argument(node) or op._schema.name in _NO_VALUE:
         return f"{op} changes what memory a tensor is"
@@ -73,22 +81,21 @@ def twin_of(node: fx.Node) -> Twin | str:
 
 
 def _functional(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> Twin | str:
-    """``aten.add.Tensor`` for ``aten.add_.Tensor``."""
-    name = op._schema.name.removeprefix("aten::")
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
-    twin = getattr(packet, op._overloadname, None)
-    if twin is None or _kinds(twin) != _kinds(op) or len(targets) != 1:
+    twin = out_of_place(op)
+    if twin is None or len(targets) != 1:
         return f"{op} has no functional twin"
     return Twin(twin, targets, 0, False, tuple(node.args), dict(node.kwargs))
 
 
 def _without_out(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> Twin | str:
     """``aten.add.Tensor`` for ``aten.add.out``."""
-    wanted = [kind for kind, one in zip(_kinds(op), op._schema.arguments, strict=True) if not _writes(one)]
+    wanted = [
+        kind for kind, one in zip(parameters_of(op), op._schema.arguments, strict=True) if not _writes(one)
+    ]
     packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"), None)
     for name in packet.overloads() if packet is not None else ():
         twin = getattr(packet, name)
-        if _kinds(twin) == wanted and len(twin._schema.returns) == len(targets):
+        if parameters_of(twin) == wanted and len(twin._schema.returns) == len(targets):
             inputs = [one.name for one in op._schema.arguments if not _writes(one)]
             given = arguments(node)
             kwargs = {key: given[key] for key in inputs if key in given}
@@ -98,10 +105,6 @@ def _without_out(node: fx.Node, op: OpOverload, targets: Sequence[fx.Node]) -> T
 
 def _writes(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _kinds(op: OpOverload) -> list[tuple[str, str]]:
-    return [(one.name, str(one.type)) for one in op._schema.arguments]
 
 
 def twin_op(op: OpOverload) -> OpOverload:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from dlinfer.graph.ir.layout import LAYOUT, laid_out
 from dlinfer.graph.seam.dispatcher import HigherOrderOperator
 
 _MODULES: dict[str, Any] = {"operator": operator, "torch": torch, "math": math, "builtins": builtins}
@@ -29,6 +30,8 @@ def reference(target: Any) -> str:
 def resolve(text: str) -> Callable[..., Any]:
     """The function that a reference names. Raises AttributeError or KeyError where there is none."""
     kind, _, path = text.partition(" ")
+    if kind == LAYOUT:
+        return laid_out
     if kind == "op":
         namespace, name, overload = path.split(".")
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)

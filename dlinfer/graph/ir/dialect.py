@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from dlinfer.graph.seam.dispatcher import HigherOrderOperator
 from dlinfer.graph.seam.fake_mode import storage_id
 from dlinfer.graph.seam.symbols import symbols_of
 
@@ -108,10 +109,12 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """The nodes whose memory this node writes."""
+    """The nodes whose memory this node writes. Of a call of graphs (``cond``) that write, all tensors it is given."""
     op = overload(node)
     if op is None:
-        return []
+        if not isinstance(node.target, HigherOrderOperator) or not any(map(_writes, _called_graphs(node))):
+            return []
+        return [parent for parent in node.all_input_nodes if tensors_of(parent)]
     undeclared = _UNDECLARED_WRITES.get(op._schema.name)
     declares = any(p.alias_info is not None and p.alias_info.is_write for p in op._schema.arguments)
     if not declares and undeclared is None:
@@ -125,6 +128,35 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     if undeclared is not None:
         names += undeclared(given)
     return [leaf for name in names for leaf in nodes_in(given[name])]
+
+
+def _called_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
+    """The graphs that a higher-order op is given, which are attributes of its own graph's module."""
+    for parent in node.all_input_nodes:
+        if parent.op == "get_attr":
+            owner = parent.graph.owning_module
+            assert owner is not None, "a graph that calls others stands in a module with them"
+            value: Any = operator.attrgetter(str(parent.target))(owner)
+            if isinstance(value, fx.GraphModule):
+                yield value
+
+
+def _writes(graph_module: fx.GraphModule) -> bool:
+    return any(written_arguments(node) for node in graph_module.graph.nodes)
+
+
+def out_of_place(op: OpOverload) -> OpOverload | None:
+    """``aten.div.Tensor`` of ``aten.div_.Tensor``: the same parameters, a result of its own, nothing written."""
+    name = op._schema.name.removeprefix("aten::")
+    if op.namespace != "aten" or not name.endswith("_"):
+        return None
+    found = getattr(getattr(torch.ops.aten, name.removesuffix("_"), None), op._overloadname, None)
+    return found if found is not None and parameters_of(found) == parameters_of(op) else None
+
+
+def parameters_of(op: OpOverload) -> list[tuple[str, str]]:
+    """Name and type of each parameter of an op."""
+    return [(one.name, str(one.type)) for one in op._schema.arguments]
 
 
 def nodes_in(argument: Any) -> Iterator[fx.Node]:

@@ -19,6 +19,8 @@ from torch import fx
 
 from dlinfer.errors import DlinferError, GraphRunError
 from dlinfer.graph.ir.dialect import model_line
+from dlinfer.graph.ir.effects import layout_to_keep
+from dlinfer.graph.ir.layout import LAYOUT
 
 _serial = itertools.count()
 
@@ -60,6 +62,15 @@ class Step:
         """The call that a node of a graph is."""
         args, kwargs = refer((node.args, dict(node.kwargs)))
         return cls(node.name, kind, callee, args, kwargs, model_line(node))
+
+    @classmethod
+    def laid_out(cls, node: fx.Node, kind: str, callee: str) -> "list[Step]":
+        """The call, and behind it the step that lays its result out as the graph says, where that takes a look."""
+        call, order = cls.of(node, kind, callee), layout_to_keep(node)
+        if order is None:
+            return [call]
+        wanted = None if order == tuple(range(len(order))) else order
+        return [call, cls(node.name, "view", LAYOUT, (Value(node.name), wanted), {}, call.line)]
 
     @property
     def names(self) -> tuple[str, ...]:

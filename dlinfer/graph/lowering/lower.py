@@ -93,7 +93,8 @@ def _assemble(
     parts: dict[str, CompiledRegion] = {}
     for index, part in enumerate(divided.parts):
         if not part.in_engine:
-            steps += [Step.of(node, "eager", callee.reference(node.target)) for node in part.nodes]
+            for node in part.nodes:
+                steps += Step.laid_out(node, "eager", callee.reference(node.target))
             continue
         name = f"region_{index}"
         region = extract(graph_module, part.nodes, name)

@@ -3,7 +3,7 @@
 Nodes get levels: a node of the engine stands one level behind the refused nodes that it depends on, a refused node
 on the level of what it reads. Level by level, the engine's nodes are one region and the refused ones follow it; so
 no region depends on itself, and there are no more regions than the refused nodes force. Reads and writes of the
-same memory are dependencies like any other; inputs may share memory at a later call, see ``memory.Writes``.
+same memory are dependencies like any other (``ir/effects``).
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from dlinfer.graph.engine import Engine
-from dlinfer.graph.ir.dialect import STATIC, is_compute, is_pure, storages, written_arguments
+from dlinfer.graph.ir.dialect import is_compute, is_pure
+from dlinfer.graph.ir.effects import Effects, effects_of, memory_read
 
 
 @dataclass
@@ -35,8 +36,7 @@ def partition(graph: fx.Graph, engine: Engine, *, keep_small: bool) -> Partition
     """Divide a graph between ``engine`` and eager kernels. ``keep_small`` turns the small-region rule off."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     refusals = {node: reason for node in calls if (reason := engine.refuses(node)) is not None}
-    inputs = [node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)]
-    levels = _levels(calls, refusals, {memory for node in inputs for memory in storages(node)})
+    levels = _levels(calls, refusals, effects_of(graph))
     parts: list[Part] = []
     for level in range(max(levels.values(), default=-1) + 1):
         here = [node for node in calls if levels[node] == level]
@@ -54,16 +54,14 @@ def partition(graph: fx.Graph, engine: Engine, *, keep_small: bool) -> Partition
     return Partition(parts, refusals, too_small)
 
 
-def _levels(calls: list[fx.Node], refusals: dict[fx.Node, str], inputs: set[int]) -> dict[fx.Node, int]:
+def _levels(calls: list[fx.Node], refusals: dict[fx.Node, str], effects: Effects) -> dict[fx.Node, int]:
     levels: dict[fx.Node, int] = {}
     last_write: dict[int, fx.Node] = {}
     last_reads: dict[int, list[fx.Node]] = {}
     last_effect: fx.Node | None = None
     for node in calls:
         before = set(node.all_input_nodes)
-        written = {memory for target in written_arguments(node) for memory in storages(target)}
-        written |= inputs if written & inputs else set()
-        read = {memory for parent in node.all_input_nodes for memory in storages(parent)}
+        written, read = effects.writes(node), memory_read(node)
         before |= {last_write[memory] for memory in read | written if memory in last_write}
         for memory in written:
             before |= set(last_reads.pop(memory, ()))

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import brings_symbol, is_pure, is_view, model_line, reshapes_argument, storages
-from dlinfer.graph.ir.effects import Writes
+from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit
 
@@ -21,7 +21,7 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _merge_equal(graph: fx.Graph) -> list[Edit]:
-    writes = Writes(graph)
+    effects = effects_of(graph)
     returned = set(graph.output_node().all_input_nodes)
     given_away = {memory for node in returned for memory in storages(node)}
     seen: dict[Any, fx.Node] = {}
@@ -31,9 +31,9 @@ def _merge_equal(graph: fx.Graph) -> list[Edit]:
             continue
         if node in returned or any(reshapes_argument(user) for user in node.users):
             continue
-        if not is_view(node) and (writes.ever(node) or storages(node) & given_away):
+        if not is_view(node) and (effects.ever_written(node) or storages(node) & given_away):
             continue
-        epochs = () if is_view(node) else tuple(writes.epoch_at(p, node) for p in node.all_input_nodes)
+        epochs = () if is_view(node) else tuple(effects.writes_before(p, node) for p in node.all_input_nodes)
         key = (node.target, _frozen(node.args), _frozen(node.kwargs), epochs)
         first = seen.setdefault(key, node)
         if first is node:

@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments, fake, is_pure, overload, reshapes_argument, storages
+from dlinfer.graph.ir.layout import same_place
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
 
@@ -67,21 +68,8 @@ def _changes_nothing(node: fx.Node) -> bool:
 
 
 def _alike(first: object, second: object) -> bool:
-    """Whether two fakes are one in dtype, device, sizes, strides and offset, for every value of the symbols."""
-    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
-        return False
-    if first.dtype != second.dtype or first.device != second.device or first.dim() != second.dim():
-        return False
-    mine = [*first.shape, *first.stride(), first.storage_offset()]
-    other = [*second.shape, *second.stride(), second.storage_offset()]
-    return all(_equal(a, b) for a, b in zip(mine, other, strict=True))
-
-
-def _equal(first: object, second: object) -> bool:
-    """Equality that adds no guard: symbolic numbers are compared as expressions."""
-    if isinstance(first, torch.SymInt) or isinstance(second, torch.SymInt):
-        return str(first) == str(second)
-    return first == second
+    """Whether two fakes of one memory show the same, for every value of the symbols."""
+    return isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and same_place(first, second)
 
 
 NORMALISE = Pass("normalise", "calls that give their input back hide patterns and cost a call each", _run)

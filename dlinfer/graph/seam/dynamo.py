@@ -65,10 +65,11 @@ def inputs_given_twice() -> list[tuple[str, str]]:
 
 
 def recompilation_cause() -> str:
-    """Why Dynamo compiles a function again; empty at the first time."""
+    """Why Dynamo compiles a function again; empty at the first time by this backend."""
     from torch._dynamo.utils import get_metrics_context
 
-    return get_metrics_context()._metrics.get("recompile_reason") or ""
+    reason = get_metrics_context()._metrics.get("recompile_reason") or ""
+    return "" if "BACKEND_MATCH failure" in reason else reason
 
 
 def dynamo_errors() -> tuple[type[Exception], ...]:
@@ -122,7 +123,12 @@ def forget_compiled(method: Callable[..., Any]) -> None:
 
 def compile_apart(function: Callable[..., Any], backend: Callable[..., Any], dynamic: bool | None) -> Any:
     """``torch.compile`` whose cache entries are its own: nothing compiled before is used, counted or replaced."""
-    apart: dict[str, Any] = {"isolate_recompiles": True}
-    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
-        apart = {}  # torch 2.12: a backend object of its own has entries of its own too, under one common limit
-    return torch.compile(function, backend=backend, dynamic=dynamic, **apart)
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        apart: dict[str, Any] = {"isolate_recompiles": True}
+        return torch.compile(function, backend=backend, dynamic=dynamic, **apart)
+
+    # torch 2.12 keeps the entries of two backends apart, under one common limit, where they are two objects.
+    def own_backend(*args: Any, **kwargs: Any) -> Any:
+        return backend(*args, **kwargs)
+
+    return torch.compile(function, backend=own_backend, dynamic=dynamic)

@@ -1,6 +1,7 @@
 """Inductor: its decompositions, the ops that it calls a library for, and graphs that it compiles, saves and loads."""
 
 import math
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -70,10 +71,10 @@ def load_loops(path: str) -> Callable[..., Any]:
 
 @contextmanager
 def results_from(large: Callable[..., torch.Tensor], least: int) -> Iterator[None]:
-    """Loops that are compiled or loaded meanwhile take results of ``least`` bytes and more from ``large(size, stride,
-    dtype, bytes of an element)``.
+    """Loops that this thread compiles or loads meanwhile take results of ``least`` bytes and more from ``large(size,
+    stride, dtype, bytes of an element)``; those of other threads do not.
 
-    Code that torch had loaded before is shared, and stays as it is.
+    Code that torch had loaded before is shared, and stays as it is. What is loaded here is shared with nobody.
     """
     from torch._inductor.codecache import PyCodeCache
 
@@ -83,8 +84,34 @@ def results_from(large: Callable[..., torch.Tensor], least: int) -> Iterator[Non
         return large(size, stride, dtype, dtype.itemsize)
 
     plain = torch._C._dynamo.guards._empty_strided_cpu  # pyright: ignore[reportAttributeAccessIssue]
-    known = {id(module) for module in PyCodeCache.modules}
-    yield
-    for module in PyCodeCache.modules:
-        if id(module) not in known and vars(module).get("empty_strided_cpu") is plain:
-            vars(module)["empty_strided_cpu"] = make
+    with _loading:
+        if not isinstance(PyCodeCache.modules, _LoadedModules):
+            PyCodeCache.modules = _LoadedModules(PyCodeCache.modules)
+    outer, _LoadedModules.here.loaded = getattr(_LoadedModules.here, "loaded", None), []
+    try:
+        yield
+    finally:
+        loaded, _LoadedModules.here.loaded = _LoadedModules.here.loaded, outer
+        for module in loaded:
+            if vars(module).get("empty_strided_cpu") is plain:
+                vars(module)["empty_strided_cpu"] = make
+                if PyCodeCache.modules_no_attr.get(module.__file__) is module:
+                    del PyCodeCache.modules_no_attr[module.__file__]
+
+
+_loading = threading.Lock()
+
+
+class _LoadedModules(list[Any]):
+    """Inductor's list of the modules that it loaded; it tells each thread its own while that asks for them.
+
+    here.loaded: a list for those of this thread, or None.
+    """
+
+    here = threading.local()
+
+    def append(self, module: Any) -> None:
+        super().append(module)
+        loaded = getattr(self.here, "loaded", None)
+        if loaded is not None:
+            loaded.append(module)

@@ -18,6 +18,7 @@ __all__ = [
     "fresh_symbol",
     "new_symbol",
     "plain_symbol",
+    "same_expression",
     "size_range",
     "sized_symbols",
     "symbol_ranges",
@@ -42,6 +43,17 @@ def plain_symbol(value: Any) -> Any:
     if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
         return value.node.expr
     return None
+
+
+def same_expression(one: Any, other: Any) -> bool:
+    """Whether two sizes or strides are equal for every value of their symbols. Adds no guard."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    if str(one) == str(other):
+        return True
+    left, right = (value.node.expr if isinstance(value, torch.SymInt) else value for value in (one, other))
+    # Two products of one another's factors may be written differently: 8*(n + 1) is 8*n + 8.
+    return (left - right).expand() == 0
 
 
 def fresh_symbol(mode: FakeTensorMode, symbol: Any, environment: ShapeEnv, number: int) -> Any:

@@ -29,7 +29,8 @@ from dlinfer.runtime.artifact.node_json import GraphTextError, device_of, dtype_
 from dlinfer.runtime.artifact.stored import Stage, Storable, payloads_of
 from dlinfer.runtime.artifact.tensor_file import PLAIN_DTYPES, TensorFile, TensorTable
 
-FORMAT = 1
+FORMAT = 2
+_READ = (1, 2)  # in format 1 no two tensors share memory
 _WEIGHTS = "weights.bin"
 
 
@@ -158,7 +159,7 @@ def read(
         data = sealing.unsealed(whole, key, source)
     container = open_container(data, source)
     version = container.manifest.get("format")
-    if version != FORMAT:
+    if version not in _READ:
         raise ArtifactVersionError(source=source, what="format", wanted=version, here=FORMAT)
     try:
         return _read(container)

@@ -14,9 +14,10 @@ from torch import fx
 
 from dlinfer.graph.capture.retrace import fake_result
 from dlinfer.graph.capture.trace import Captured
-from dlinfer.graph.ir.dialect import STATIC, fake, model_line, storages, written_arguments
+from dlinfer.graph.ir.dialect import STATIC, fake, model_line
+from dlinfer.graph.ir.effects import effects_of
+from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.passes.fusion.layout import fits
 from dlinfer.graph.seam.expressions import to_size
 from dlinfer.graph.seam.fake_mode import FakeTensorMode, mode_of, strict_mode
 from dlinfer.graph.seam.guards import conditions_of
@@ -117,7 +118,7 @@ def _write_input(node: fx.Node, weights: Iterator[int], names: Mapping[Any, str]
         return written | {"fixed": encode(value)}
     written |= {"dtype": str(value.dtype).removeprefix("torch."), "device": str(value.device)}
     written["sizes"] = [_text(size, names) for size in value.shape]
-    if not fits(value, None):
+    if not is_contiguous(value):
         written["strides"] = [_text(stride, names) for stride in value.stride()]
     return written
 
@@ -323,13 +324,8 @@ class _Reader:
 
     def writes(self) -> frozenset[int]:
         """The numbers of weights and constants whose memory some node writes, through views too."""
-        written = {
-            memory
-            for node in self.graph.nodes
-            for target in written_arguments(node)
-            for memory in storages(target)
-        }
-        return frozenset(number for node, number in self.number_of.items() if storages(node) & written)
+        effects = effects_of(self.graph)
+        return frozenset(number for node, number in self.number_of.items() if effects.is_written(node))
 
 
 def _listed(data: Any) -> list[Any]:

@@ -13,7 +13,8 @@ from dlinfer.errors import (
     DlinferError,
 )
 from dlinfer.graph.engine import Engine, PayloadEngine, check_options, find_engine, runs_concurrently
-from dlinfer.graph.ir.dialect import STATIC, storages, written_arguments
+from dlinfer.graph.ir.dialect import STATIC
+from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import place
 from dlinfer.graph.options import CompileOptions
@@ -236,12 +237,11 @@ def _check(read: ReadGraph, weights: int, outputs: int) -> None:
 def _told(plan: Plan, read: ReadGraph) -> Plan:
     """The plan with what the graph itself tells: its conditions, and which inputs it writes."""
     graph = read.captured.graph_module.graph
-    targets = [target for node in graph.nodes for target in written_arguments(node)]
-    memory = {one for target in targets for one in storages(target)}
+    effects = effects_of(graph)
     nodes = [node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)]
     taken = [node for node, leaf in zip(nodes, plan.leaves, strict=True) if leaf.port is not None]
     inputs = tuple(
-        replace(port, written=bool(storages(node) & memory))
+        replace(port, written=effects.is_written(node))
         for node, port in zip(taken, plan.signature.inputs, strict=True)
     )
     signature = replace(plan.signature, inputs=inputs, conditions=tuple(read.conditions))

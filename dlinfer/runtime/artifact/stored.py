@@ -9,13 +9,13 @@ import torch
 from dlinfer.graph.capture.export import Exported
 from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.engine import Engine, Payload, PayloadEngine
-from dlinfer.graph.ir.dialect import STATIC, fake, storages, written_arguments
+from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.seam.expressions import to_size
 from dlinfer.graph.seam.symbols import symbols_of
-from dlinfer.runtime.artifact.graph_json import Layout, write_graph
+from dlinfer.runtime.artifact.graph_json import write_graph
 from dlinfer.runtime.artifact.node_json import GraphTextError
 from dlinfer.utils.size_text import SizeTextError
 
@@ -57,8 +57,6 @@ def keep(exported: Exported, engine: Engine, options: CompileOptions, model: str
     outputs = _outputs(exported.captured, exported.names)
     _name_inputs(file.data["inputs"], exported.inputs)
     tensors = [*exported.weights, *file.constants]
-    if _writes_shared_memory(graph_module, exported.weights):
-        return "it writes a weight whose memory belongs to another weight too"
     told = {
         name: value for name, value in options.wanted_engine_options.items() if name in engine.stored_options
     }
@@ -71,25 +69,6 @@ def _name_inputs(written: Iterable[dict[str, Any]], specs: Iterable[Any]) -> Non
     for item, spec in zip(given, specs, strict=True):
         if isinstance(spec, (TensorSpec, NumberSpec)) and spec.name != item["name"]:
             item["called"] = spec.name
-
-
-def _writes_shared_memory(graph_module: torch.fx.GraphModule, weights: Sequence[torch.Tensor]) -> bool:
-    """Whether a weight that is written lies in another one's memory, but is not the same tensor.
-
-    A session has a copy of what is written, and could not keep the two together.
-    """
-    static = [node for node in graph_module.graph.find_nodes(op="placeholder") if node.meta.get(STATIC)]
-    targets = [target for node in graph_module.graph.nodes for target in written_arguments(node)]
-    memory = {one for target in targets for one in storages(target)}
-    layouts: dict[int, set[Any]] = {}
-    for tensor in weights:
-        place = tensor.untyped_storage().data_ptr()
-        layouts.setdefault(place, set()).add((tensor.data_ptr(), Layout.of(tensor)))
-    return any(
-        len(layouts[tensor.untyped_storage().data_ptr()]) > 1
-        for node, tensor in zip(static, weights, strict=True)
-        if storages(node) & memory
-    )
 
 
 def _outputs(captured: Captured, names: Sequence[str]) -> list[dict[str, Any] | None]:

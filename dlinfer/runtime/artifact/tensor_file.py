@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +26,10 @@ _CHUNK = 1 << 24
 
 @dataclass
 class TensorTable:
-    """The tensors that are to be written, each memory once."""
+    """The tensors that are to be written, each memory once: those that overlap in memory overlap in the file."""
 
     tensors: list[torch.Tensor] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
-    _end: int = 0
 
     def add(self, tensor: torch.Tensor) -> int:
         """The number of a tensor; one that lies where another does, in the same way, has the same number."""
@@ -45,30 +43,65 @@ class TensorTable:
             return self._known[key]
         number = self._known[key] = len(self.tensors)
         self.tensors.append(tensor)
-        self.offsets.append(self._end)
-        self._end += -(-_span(layout) // ALIGNMENT) * ALIGNMENT
         return number
 
     def listed(self) -> list[dict[str, Any]]:
         """For the manifest: what each tensor is and where it begins."""
+        offsets = dict(offset for block in self._blocks() for offset in block)
         return [
             {
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "sizes": list(tensor.shape),
                 "strides": list(tensor.stride()),
                 "device": str(tensor.device),
-                "offset": offset,
+                "offset": offsets[number],
             }
-            for tensor, offset in zip(self.tensors, self.offsets, strict=True)
+            for number, tensor in enumerate(self.tensors)
         ]
 
     def chunks(self) -> Iterator[memoryview]:
         """The contents of the member, a few mebibytes at a time."""
-        for tensor in self.tensors:
-            size = _span(Layout.of(tensor))
-            if size:
-                yield from _pieces(tensor, size)
-                yield memoryview(bytes(-size % ALIGNMENT))
+        end = 0
+        for block in self._blocks():
+            for number, offset in block:
+                tensor = self.tensors[number]
+                size = _span(Layout.of(tensor))
+                if offset + size > end:
+                    yield memoryview(bytes(max(0, offset - end)))
+                    yield from _pieces(tensor, max(0, end - offset), size)
+                    end = offset + size
+
+    def _blocks(self) -> list[list[tuple[int, int]]]:
+        """For each memory, (number, offset) of the tensors in it, in the order of their addresses."""
+        spans = [(tensor.data_ptr(), _span(Layout.of(tensor)), str(tensor.device)) for tensor in self.tensors]
+        blocks: list[list[tuple[int, int]]] = []
+        end = 0
+        for numbers in overlapping(spans):
+            first = spans[numbers[0]][0]
+            # A block of several begins in its line of memory where it did: each tensor stays aligned for its dtype.
+            start = -(-end // ALIGNMENT) * ALIGNMENT + (first % ALIGNMENT if len(numbers) > 1 else 0)
+            blocks.append([(number, start + spans[number][0] - first) for number in numbers])
+            end = start + max(spans[number][0] - first + spans[number][1] for number in numbers)
+        return blocks
+
+
+def overlapping(spans: Sequence[tuple[int, int, str]]) -> list[list[int]]:
+    """Indices of spans of memory, (start, bytes, device), in groups that overlap, each in order of start.
+
+    Groups come in the order of their lowest index.
+    """
+    groups = [[index] for index, (_, size, _) in enumerate(spans) if not size]
+    taken = [index for index, (_, size, _) in enumerate(spans) if size]
+    end, where = 0, ""
+    for index in sorted(taken, key=lambda one: (spans[one][2], spans[one][0], one)):
+        start, size, device = spans[index]
+        if device == where and start < end:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            end, where = start, device
+        end = max(end, start + size)
+    return sorted(groups, key=min)
 
 
 def _span(layout: Layout) -> int:
@@ -79,12 +112,12 @@ def _span(layout: Layout) -> int:
     return (steps + 1) * layout.dtype.itemsize
 
 
-def _pieces(tensor: torch.Tensor, size: int) -> Iterator[memoryview]:
-    """The memory that a tensor spans."""
+def _pieces(tensor: torch.Tensor, start: int, size: int) -> Iterator[memoryview]:
+    """The memory that a tensor spans, from byte ``start`` to ``size``."""
     elements = size // tensor.dtype.itemsize
     flat = tensor.detach().as_strided((elements,), (1,)).view(torch.uint8)
-    for start in range(0, size, _CHUNK):
-        yield flat[start : start + _CHUNK].cpu().numpy().data
+    for begin in range(start, size, _CHUNK):
+        yield flat[begin : begin + _CHUNK].cpu().numpy().data
 
 
 class TensorFile:
@@ -99,9 +132,10 @@ class TensorFile:
         self._made: dict[int, torch.Tensor] = {}
         self.digest = container.digests[member]
         for number, (layout, offset) in enumerate(listed):
-            if offset % ALIGNMENT or offset + _span(layout) > len(self._memory):
+            if offset % layout.dtype.itemsize or offset + _span(layout) > len(self._memory):
                 detail = f"tensor {number} lies beyond the end of {member}"
                 raise ArtifactCorruptError(source=container.source, detail=detail)
+        self._blocks = overlapping([(offset, _span(layout), str(layout.device)) for layout, offset in listed])
 
     def tensor(self, number: int) -> torch.Tensor:
         """A tensor. It is not to be written; ``own`` gives one that may be."""
@@ -111,11 +145,33 @@ class TensorFile:
             self._made[number] = _tensor(self._memory[start : start + size], layout, self._owner)
         return self._made[number]
 
-    def own(self, number: int) -> torch.Tensor:
-        """A copy of a tensor in memory of its own."""
-        layout = self.layouts[number]
-        copy = torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype, device=layout.device)
-        return copy.copy_(self.tensor(number))
+    def own(self, written: Collection[int]) -> dict[int, torch.Tensor]:
+        """Copies that may be written of these tensors and of those that share memory with them, each memory once."""
+        made: dict[int, torch.Tensor] = {}
+        for numbers in self._blocks:
+            if not frozenset(written).isdisjoint(numbers):
+                made |= self._copies(numbers)
+        return made
+
+    def _copies(self, numbers: Sequence[int]) -> dict[int, torch.Tensor]:
+        """The tensors of one memory in a copy of it."""
+        if len(numbers) == 1:
+            layout = self.layouts[numbers[0]]
+            copy = torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype, device=layout.device)
+            return {numbers[0]: copy.copy_(self.tensor(numbers[0]))}
+        ends = [self._offsets[number] + _span(self.layouts[number]) for number in numbers]
+        start = self._offsets[numbers[0]] // ALIGNMENT * ALIGNMENT
+        device = self.layouts[numbers[0]].device
+        memory = torch.empty(max(ends) - start, dtype=torch.uint8, device=device)
+        whole = Layout(torch.uint8, (len(memory),), (1,), device)
+        memory.copy_(_tensor(self._memory[start : max(ends)], whole, self._owner))
+        return {number: self._placed(memory, number, start) for number in numbers}
+
+    def _placed(self, memory: torch.Tensor, number: int, start: int) -> torch.Tensor:
+        """A tensor in memory that has the file's bytes from ``start`` on."""
+        layout, begin = self.layouts[number], self._offsets[number] - start
+        flat = memory[begin : begin + _span(layout)].view(layout.dtype)
+        return flat.as_strided(layout.sizes, layout.strides)
 
 
 def _tensor(memory: memoryview, layout: Layout, owner: Any) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from dlinfer.graph.ir.dialect import fake, is_size, storages
+from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.seam.expressions import to_size
 from dlinfer.graph.seam.fake_mode import storage_id
 from dlinfer.graph.seam.symbols import symbols_of
@@ -52,9 +53,7 @@ def memory_plan(read: ReadGraph, signature: Signature) -> dict[str, Any]:
     sizes = {name: high or signature.usual(name) for name, (_, high) in signature.symbols.items()}
     nodes = list(read.captured.graph_module.graph.nodes)
     names = {symbol: name for name, value in read.symbols.items() for symbol in symbols_of(value)}
-    outside = {
-        memory for node in nodes if node.op in ("placeholder", "get_attr") for memory in storages(node)
-    }
+    outside = effects_of(read.captured.graph_module.graph).outside
     lives: dict[int, dict[str, Any]] = {}
     for index, node in enumerate(nodes):
         for reader in (node, *node.all_input_nodes):

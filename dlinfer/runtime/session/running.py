@@ -49,23 +49,22 @@ class RunningStage:
 
 
 class Weights:
-    """The weights of an artifact as its stages use them: read where they lie in the file, or own where written."""
+    """The weights of an artifact as its stages use them: read where they lie in the file, or own where written.
 
-    def __init__(self, tensors: TensorFile) -> None:
+    written: numbers that any stage of the session writes. A copy of a memory is one for all stages, however each
+    looks at it: one may write a buffer of which another reads a row.
+    """
+
+    def __init__(self, tensors: TensorFile, written: frozenset[int]) -> None:
         self._shared = tensors
-        self._own: dict[int, torch.Tensor] = {}
+        self._own = tensors.own(written)
 
-    def of(self, stage: LoadedStage, written: frozenset[int]) -> list[torch.Tensor]:
-        """The weights of a stage. written: numbers that any stage of the session writes: these are one copy."""
+    def of(self, stage: LoadedStage) -> list[torch.Tensor]:
+        """The weights of a stage."""
         return [
-            self._owned(number) if number in written else self._shared.tensor(number)
+            self._own[number] if number in self._own else self._shared.tensor(number)
             for number in stage.numbers
         ]
-
-    def _owned(self, number: int) -> torch.Tensor:
-        if number not in self._own:
-            self._own[number] = self._shared.own(number)
-        return self._own[number]
 
 
 class Values:

@@ -120,9 +120,9 @@ class Session(Introspection):
             }
             every = [stage for stages in loaded.values() for stage in stages]
             written = frozenset(number for stage in every for number in stage.written)
-            weights = Weights(self._tensors)
+            weights = Weights(self._tensors, written)
             running = {
-                entry: [RunningStage(stage, weights.of(stage, written)) for stage in stages]
+                entry: [RunningStage(stage, weights.of(stage)) for stage in stages]
                 for entry, stages in loaded.items()
             }
             self._relock(running)

@@ -121,6 +121,9 @@ SINKS = torch.tensor([0.3, -0.2, 1.0, 0.0])
 OPTIONS = {
     "plain": ({}, {}, {}),
     "window": ({"sliding_window": (6, 6)}, {}, {"window": 6}),
+    "window of transformers": ({"sliding_window": 6}, {}, {"window": 5}),
+    "window of one key": ({"sliding_window": 1}, {}, {"window": 0}),
+    "no window": ({"sliding_window": -1}, {}, {}),
     "soft-cap": ({"logit_softcapping": 2.0}, {}, {"cap": 2.0}),
     "alibi": ({"alibi": True}, {}, {"slopes": SLOPES}),
     "sinks": ({"learnable_sink": True}, {"learnable_sink": SINKS}, {"sinks": SINKS}),

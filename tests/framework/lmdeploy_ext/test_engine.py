@@ -1,5 +1,6 @@
 """The adaptor under a running engine: what else is in the process, weight layouts, and undoing it all."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from examples.tiny_models.build import build
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 ENGINE = """
+    import json
     from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
 
     def generate(path, **options):
@@ -62,8 +64,24 @@ def test_transformers_in_the_same_process_gives_the_same_results_before_and_afte
 
 
 def test_weights_in_nn_layout_give_the_same_tokens(model):
-    script = "import sys; print(generate(sys.argv[1]))"
-    assert run(script, model) == run(script, model, DLINFER_LINEAR_USE_NN_LAYOUT="1")
+    """The setting is looked for in the weights themselves, as the model that ignores it gives the same tokens."""
+    script = """
+        import sys
+        from dlinfer.framework.lmdeploy_ext import graph_runner
+
+        shapes = []
+        built = graph_runner.CompiledRunner.__init__
+        def noted(self, model, *args, **kwargs):
+            built(self, model, *args, **kwargs)
+            name, weight = next((n, w) for n, w in model.named_parameters() if n.endswith("gate_up_proj.weight"))
+            shapes.append(tuple(weight.shape))
+        graph_runner.CompiledRunner.__init__ = noted
+        print(json.dumps([generate(sys.argv[1]), shapes[0]]))
+    """
+    tokens, (outputs, inputs) = json.loads(run(script, model))
+    transposed = json.loads(run(script, model, DLINFER_LINEAR_USE_NN_LAYOUT="1"))
+    assert outputs != inputs
+    assert transposed == [tokens, [inputs, outputs]]
 
 
 def test_every_op_runs_on_a_kernel_of_the_cpu_vendor(model):
@@ -72,8 +90,51 @@ def test_every_op_runs_on_a_kernel_of_the_cpu_vendor(model):
 
 
 def test_the_reference_vendor_can_be_put_under_lmdeploy(model):
-    script = "import sys; print(generate(sys.argv[1]))"
-    assert run(script, model, DLINFER_VENDOR="reference") == run(script, model)
+    """Eagerly, where each op is a call: its calls are counted in the table of the vendor that is named."""
+    script = """
+        import sys
+        from dlinfer.ops import kernels
+        from dlinfer.vendor import discovery
+
+        PytorchEngineConfig(device_type="cpu")
+        calls = []
+        table = kernels._tables["cpu"]
+        kernel = table["paged_decode_attention"]
+        def counted(*args):
+            calls.append(1)
+            return kernel(*args)
+        table["paged_decode_attention"] = counted
+        tokens = generate(sys.argv[1], eager_mode=True)
+        print(json.dumps([discovery.active("cpu").name, len(calls), tokens]))
+    """
+    vendor, calls, tokens = json.loads(run(script, model))
+    reference = json.loads(run(script, model, DLINFER_VENDOR="reference"))
+    assert vendor == "cpu"
+    assert calls > 0
+    assert reference == ["reference", calls, tokens]
+
+
+ROUTED_EXPERTS = """
+    import sys
+
+    def experts(wanted):
+        config = PytorchEngineConfig(device_type="cpu", cache_max_entry_count=0.01, enable_return_routed_experts=wanted)
+        with pipeline(sys.argv[1], backend_config=config) as pipe:
+            gen = GenerationConfig(max_new_tokens=4, ignore_eos=True, return_routed_experts=wanted)
+            found = pipe("hello world", gen_config=gen, do_preprocess=False).routed_experts
+            return None if found is None else list(found.shape)
+
+    print(json.dumps([experts(False), experts(True), experts(False)]))
+"""
+
+
+def test_a_graph_stored_without_routed_experts_is_not_run_with_them(tmp_path):
+    """LMDeploy builds the option into the model, and its forward then gives two tensors."""
+    model = tmp_path / "qwen3_moe"
+    build("qwen3_moe", model, seed=0, dtype="float32")
+    found = json.loads(run(ROUTED_EXPERTS, model, DLINFER_CACHE_DIR=str(tmp_path / "cache")))
+    tokens, layers, chosen = 2 + 4 - 1, 2, 2  # the last token was never an input
+    assert found == [None, [tokens, layers, chosen], None]
 
 
 def test_the_patches_can_be_undone(model):

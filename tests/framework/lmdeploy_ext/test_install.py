@@ -1,7 +1,14 @@
-"""The patch set of a process."""
+"""The patch set of a process, and what of it a device cannot do without."""
 
+import logging
 import threading
 
+import pytest
+from lmdeploy import PytorchEngineConfig
+from lmdeploy.pytorch.configurations.utils import flash_mla_available
+from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
+
+from dlinfer.errors import PatchError
 from dlinfer.framework.lmdeploy_ext import install
 
 
@@ -22,3 +29,67 @@ def test_threads_that_ask_first_at_once_get_the_same_patches(monkeypatch):
     for thread in threads:
         thread.join()
     assert found == [install.patches()] * 2
+
+
+# Without any of these LMDeploy's answers on our devices are the same, if in other words or with less comfort.
+DONE_WITHOUT = {
+    "lmdeploy.cli.entrypoint:run",
+    "lmdeploy.cli.utils:ArgumentHelper.device",
+    "lmdeploy.cli.utils:FlexibleArgumentParser.parse_args",
+    "lmdeploy.pipeline:Pipeline._request_generator",
+    "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine.__init__",
+    "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._start_mp_proc",
+    "lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
+    "lmdeploy.pytorch.weight_loader.model_weight_loader:load_model_weights",
+    "lmdeploy.pytorch.weight_loader.model_weight_loader:load_weight",
+    "lmdeploy.serve.core.async_engine:AsyncEngine.async_get_reward_score",
+    "lmdeploy.serve.core.generation_config:build_generation_config",
+    "lmdeploy.serve.core.health:EngineHealthMonitor.stop",
+    "lmdeploy.serve.openai.chat_completions.logits_processors:logit_bias_logits_processor",
+    "lmdeploy.serve.openai.endpoints.common:validate_request",
+    "lmdeploy.serve.utils.server_utils:EngineSleepingMiddleware.__call__",
+    "lmdeploy.tokenizer:HuggingFaceTokenizer.__init__",
+    "lmdeploy.utils:get_model",
+}
+
+
+def test_what_is_not_essential_is_known_by_name():
+    assert {patch.target for patch in install.patches().patches if not patch.essential} == DONE_WITHOUT
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """Lets a patch of this process be one that does not fit."""
+
+    def refuse(target):
+        error = PatchError(target=target, package="lmdeploy", version="0.18.9", detail="for the test")
+        monkeypatch.setitem(install.patches().refused, target, error)
+
+    monkeypatch.setattr(install, "_told", set())
+    return refuse
+
+
+@pytest.mark.parametrize("target", sorted(DONE_WITHOUT))
+def test_a_misfit_of_comfort_leaves_the_device_on_and_is_told(target, refuse, caplog):
+    PytorchEngineConfig(device_type="cpu")
+    refuse(target)
+    with caplog.at_level(logging.WARNING, "dlinfer"):
+        install.on_import(None)
+        install.on_import(None)
+        config = PytorchEngineConfig(device_type="cpu", max_batch_size=1)
+        ConfigBuilder.update_engine_config(config)
+    assert caplog.text.count(target) == 1
+
+
+def test_a_misfit_of_what_is_essential_is_an_error_even_when_it_is_met_late(refuse):
+    config = PytorchEngineConfig(device_type="cpu", max_batch_size=1)
+    refuse("lmdeploy.pytorch.engine.model_agent.agent:_try_to_cuda")
+    with pytest.raises(PatchError, match="_try_to_cuda"):
+        PytorchEngineConfig(device_type="cpu")
+    with pytest.raises(PatchError, match="_try_to_cuda"):
+        ConfigBuilder.update_engine_config(config)
+
+
+def test_the_device_view_answers_what_lmdeploy_asks_of_cuda_for_deepseek():
+    PytorchEngineConfig(device_type="cpu")
+    assert flash_mla_available() is False

@@ -1,12 +1,17 @@
 """What is not served is refused by name, in the user's process, before any weight is read."""
 
+import asyncio
+
 import pytest
+import transformers
 from lmdeploy import PytorchEngineConfig
 from lmdeploy.messages import SpeculativeConfig
 from lmdeploy.pytorch.backends import get_backend
 from lmdeploy.pytorch.backends.lora import LoRABuildSpec
-from lmdeploy.pytorch.config import DistConfig
+from lmdeploy.pytorch.config import DistConfig, ModelConfig
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
+from lmdeploy.pytorch.engine.engine import Engine as PytorchEngine
+from lmdeploy.serve.core import AsyncEngine
 
 from dlinfer.errors import DeviceConflictError, UnknownVendorError, UnsupportedFeatureError
 from tests.framework.lmdeploy_ext.attention_specs import paged_spec
@@ -24,6 +29,7 @@ from tests.framework.lmdeploy_ext.attention_specs import paged_spec
         ({"model_format": "fp8"}, "model_format='fp8'"),
         ({"dllm_block_length": 4}, "dllm_block_length=4"),
         ({"distributed_executor_backend": "ray"}, "distributed_executor_backend='ray'"),
+        ({"hf_overrides": {"memory_model_path": "memory"}}, "MemDecode"),
     ],
 )
 def test_options_of_the_engine(option, named):
@@ -50,8 +56,22 @@ def test_speculative_decoding():
 
 
 def test_an_unknown_device_type_names_the_available_ones():
-    with pytest.raises(UnknownVendorError, match=r"'tpu'.*cpu, cuda, ascend, maca, camb"):
+    with pytest.raises(UnknownVendorError, match=r"'tpu'.*Available: cpu, cuda\."):
         PytorchEngineConfig(device_type="tpu")
+
+
+class Engine:
+    """Stands for an engine that may not be put to sleep: asking anything of it is an AttributeError."""
+
+
+@pytest.mark.parametrize("owner", [AsyncEngine, PytorchEngine])
+@pytest.mark.parametrize("level", [2, 0, None])
+def test_a_sleep_that_loses_the_weights_is_refused_before_anything_changes(owner, level):
+    PytorchEngineConfig(device_type="cpu")
+    with pytest.raises(UnsupportedFeatureError, match=rf"sleep\(level={level}\).*level 1"):
+        asyncio.run(owner.sleep(Engine(), level))
+    with pytest.raises(AttributeError):  # level 1 is LMDeploy's own business
+        asyncio.run(owner.sleep(Engine(), 1))
 
 
 def test_lmdeploys_own_checks_still_run():
@@ -82,3 +102,36 @@ def test_a_layer_that_no_op_serves_is_named():
     spec = LoRABuildSpec.__new__(LoRABuildSpec)
     with pytest.raises(UnsupportedFeatureError, match="LoRABuildSpec"):
         get_backend("cpu").build_op(spec)
+
+
+REFUSED_MODELS = {
+    "gpt-oss": ("GptOssConfig", "GptOssForCausalLM", {}, "GptOssForCausalLM"),
+    "GLM-4.5": ("Glm4MoeConfig", "Glm4MoeForCausalLM", {}, "Glm4MoeForCausalLM"),
+    "Phi-3.5-MoE": ("PhimoeConfig", "PhiMoEForCausalLM", {}, "PhiMoEForCausalLM"),
+    "MiniCPM3": ("MiniCPM3Config", "MiniCPM3ForCausalLM", {}, "MiniCPM3ForCausalLM"),
+    "GPTQ": ("LlamaConfig", "LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+    "MXFP4": ("Qwen2Config", "Qwen2ForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+    "AWQ": ("LlamaConfig", "LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+    "an unknown rope type": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}},
+        "rope type 'proportional'",
+    ),
+    "chunked layers": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {"num_hidden_layers": 1, "layer_types": ["chunked_attention"]},
+        "chunked_attention",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture", "fields", "named"), REFUSED_MODELS.values(), ids=REFUSED_MODELS
+)
+def test_models_are_refused_while_their_configuration_is_read(config, architecture, fields, named):
+    PytorchEngineConfig(device_type="cpu")
+    hf_config = getattr(transformers, config)(architectures=[architecture], **fields)
+    with pytest.raises(UnsupportedFeatureError, match=named):
+        ModelConfig.from_hf_config(hf_config, device_type="cpu")

@@ -107,7 +107,7 @@ def test_graph_breaks_show_reason_and_line(tmp_path):
         explanation = dlinfer.explain(broken, torch.eye(3))
     (found,) = explanation.graph_breaks
     assert "builtin" in found.reason
-    assert re.search(r"test_explain_trouble.py:\d+, in broken", found.line)
+    assert re.search(r"test_trouble.py:\d+, in broken", found.line)
     assert "Hint:" in found.advice
     assert len(explanation.graphs) == 2
     assert f"graph break: {found.reason}" in str(explanation)

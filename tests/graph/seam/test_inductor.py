@@ -1,5 +1,9 @@
 """Inductor compiles, saves and loads graphs."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
 
@@ -63,3 +67,54 @@ def test_large_results_of_loops_come_from_where_they_are_told(tmp_path):
         torch.testing.assert_close(tuple(run(given)), model(given))
         assert made == [((64, 64), (64, 1), torch.float32, 4)], "the sums are small"
         made.clear()
+
+
+@pytest.mark.slow
+def test_what_another_thread_compiles_meanwhile_is_its_own(tmp_path):
+    from torch._inductor.codecache import PyCodeCache
+
+    made: dict[str, list[Any]] = {"ours": [], "theirs": []}
+
+    def large(name):
+        def take(size, stride, dtype, item_bytes):
+            made[name].append(size)
+            return torch.empty_strided(size, stride, dtype=dtype)
+
+        return take
+
+    def compiled(constant: float):
+        mode = fake_mode.fresh_mode()
+        x = mode.from_tensor(torch.ones(64, 64))
+        graph = fake_mode.trace_decomposed(
+            lambda x: (x * constant - 1,), [x], mode, inductor.decompositions()
+        )
+        return inductor.compile_loops(graph, [x], mode)
+
+    PyCodeCache.cache_clear()
+    ours_begun, theirs_done = threading.Event(), threading.Event()
+
+    def ours():
+        with inductor.results_from(large("ours"), 1):
+            ours_begun.set()
+            assert theirs_done.wait(300)
+            return compiled(3.5)
+
+    def theirs():
+        assert ours_begun.wait(300)
+        try:
+            with inductor.results_from(large("theirs"), 1):
+                told = compiled(4.5)
+            return told, compiled(5.5)
+        finally:
+            theirs_done.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        first, others = pool.submit(ours), pool.submit(theirs)
+        runs = [first.result(), *others.result()]
+    x = torch.ones(64, 64)
+    for run, constant in zip(runs, (3.5, 4.5, 5.5), strict=True):
+        torch.testing.assert_close(run(x)[0], x * constant - 1)
+    assert {name: len(sizes) for name, sizes in made.items()} == {"ours": 1, "theirs": 1}
+    again = compiled(3.5)
+    again(x)
+    assert len(made["ours"]) == 1, "code that takes its memory elsewhere is shared with nobody"

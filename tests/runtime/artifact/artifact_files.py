@@ -32,8 +32,8 @@ class Stub(StubEngine):
 def use_stub(monkeypatch: pytest.MonkeyPatch, engine: Any = None) -> Any:
     """Let every compilation and every load of this test find ``engine``, or a new stub."""
     found = engine or Stub()
-    for place in ("aot", "loading", "backend"):
-        monkeypatch.setattr(f"dlinfer.graph.{place}.find_engine", lambda name, device: found)
+    for place in ("runtime.aot", "runtime.artifact.loading", "graph.backend"):
+        monkeypatch.setattr(f"dlinfer.{place}.find_engine", lambda name, device: found)
     return found
 
 

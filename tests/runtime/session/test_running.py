@@ -237,6 +237,87 @@ def test_entries_share_a_cache_that_they_write(tmp_path):
         session.run({"x": rows(4), "slots": torch.arange(4)})
 
 
+class Whole(nn.Module):
+    """Writes a buffer."""
+
+    base: torch.Tensor
+
+    def __init__(self, base: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("base", base)
+
+    def forward(self, x):
+        self.base.copy_(x)
+        return x + 1
+
+
+class Row(nn.Module):
+    """Reads a buffer, which may be a view of another module's."""
+
+    row: torch.Tensor
+
+    def __init__(self, row: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("row", row)
+
+    def forward(self, x):
+        return x + self.row
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda base: base[0],
+        lambda base: base[2],
+        lambda base: base[:, 1],
+        lambda base: base.t()[3],
+        lambda base: base.view(torch.int32)[1],
+        lambda base: base.view(torch.int16)[1, 1:4:2],
+    ],
+)
+def test_entries_share_a_buffer_of_which_one_has_a_view(tmp_path, view):
+    base = torch.zeros(3, 4)
+    prefill, decode = Whole(base).eval(), Row(view(base)).eval()
+    x = torch.zeros_like(decode.row)
+    both = {"prefill": dlinfer.compile(prefill, (torch.ones(3, 4),)), "decode": dlinfer.compile(decode, (x,))}
+    path = saved(dlinfer.bundle(both), tmp_path / "a.dlinfer")
+    given = torch.arange(12.0).view(3, 4) + 7
+    with dlinfer.load(path) as session:
+        for scale in (1, 2):
+            session.run({"x": given * scale}, "prefill")
+            both["prefill"](given * scale)
+            [found] = session.run({"x": x}, "decode").values()
+            assert torch.equal(found, both["decode"](x))
+            assert torch.equal(found, view(given * scale))
+        session.reset()
+        [found] = session.run({"x": x}, "decode").values()
+        assert torch.equal(found, x), "buffers are as they were saved"
+
+
+def test_one_entry_writes_a_buffer_and_reads_a_view_of_it(tmp_path):
+    class Both(Whole):
+        def __init__(self) -> None:
+            super().__init__(torch.zeros(3, 4))
+            self.row: torch.Tensor
+            self.register_buffer("row", self.base[1])
+
+        def forward(self, x):
+            before = self.row * 2
+            self.base.copy_(x)
+            return before + self.row
+
+    module, expected = Both().eval(), Both().eval()
+    artifact = dlinfer.compile(module, (torch.ones(3, 4),))
+    with dlinfer.load(saved(artifact, tmp_path / "a.dlinfer")) as session:
+        for scale in (1, 2, 3):
+            x = torch.arange(12.0).view(3, 4) * scale
+            [found] = session.run({"x": x}).values()
+            with torch.no_grad():
+                wanted = expected(x)
+            assert torch.equal(found, wanted)
+            assert torch.equal(artifact(x), wanted)
+
+
 # --- introspection
 
 

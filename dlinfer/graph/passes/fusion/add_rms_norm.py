@@ -7,7 +7,7 @@ from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import fake
-from dlinfer.graph.passes.fusion.layout import fits
+from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.passes.fusion.match import aten, dtype_of, is_tensor, operands, same_shape
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
 from dlinfer.graph.passes.rewrite import Rewriter
@@ -22,7 +22,9 @@ def _match(anchor: fx.Node) -> Match | None:
         return None  # without a second reader of the sum there is nothing to share
     if any(dtype_of(term) is not dtype_of(total) or not same_shape(term, total) for term in (x, residual)):
         return None
-    if any(fake(term).device != fake(total).device for term in (x, residual)) or not fits(fake(total), None):
+    if any(fake(term).device != fake(total).device for term in (x, residual)) or not is_contiguous(
+        fake(total)
+    ):
         return None
     return Match((total, anchor), (), (x, residual, weight), {"eps": eps})
 

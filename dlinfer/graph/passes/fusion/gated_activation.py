@@ -9,9 +9,10 @@ from torch._ops import OpOverload
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments
-from dlinfer.graph.passes.fusion.geometry import halves, same_sizes, shown, tensor, views_between
+from dlinfer.graph.ir.layout import is_contiguous, same_sizes
+from dlinfer.graph.passes.fusion.geometry import halves, shown, tensor, views_between
 from dlinfer.graph.passes.fusion.match import calls, operands
-from dlinfer.graph.passes.fusion.replacement import call_like, is_packed
+from dlinfer.graph.passes.fusion.replacement import call_like
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
 from dlinfer.graph.passes.rewrite import Rewriter
 
@@ -23,7 +24,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what 
 def _gated(mul: fx.Node, activation: OpOverload) -> tuple[fx.Node, fx.Node] | None:
     """The activation and the up of a product of ``activation(gate)`` and up, of one shape and dtype."""
     for gated, up in operands(mul, _aten.mul.Tensor):
-        if calls(gated, activation) and _alike(gated, up) and is_packed(shown(mul)):
+        if calls(gated, activation) and _alike(gated, up) and is_contiguous(shown(mul)):
             return gated, up
     return None
 

@@ -5,7 +5,7 @@ of another, can be read off offsets, sizes and strides, so one question replaces
 slice, narrow, unflatten and unbind, ...).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
@@ -13,22 +13,7 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import fake, is_view, tensors_of
-from dlinfer.graph.passes.fusion.match import same_size
-
-
-def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two shapes, or two lists of strides, are certainly equal."""
-    return len(one) == len(other) and all(map(same_size, one, other))
-
-
-def same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two views of one memory certainly show the same elements in the same shape and type."""
-    return (
-        one.dtype is other.dtype
-        and same_sizes(one.shape, other.shape)
-        and same_sizes(one.stride(), other.stride())
-        and same_size(one.storage_offset(), other.storage_offset())
-    )
+from dlinfer.graph.ir.layout import same_size, same_sizes
 
 
 def tensor(node: Any) -> torch.Tensor | None:
@@ -64,7 +49,7 @@ def views_between(view: fx.Node, whole: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(takewhile(lambda node: node is not whole, seen_through(view)))
 
 
-def swapped(one: Any, other: Any, dim: int, with_dim: int) -> bool:
+def are_transposed(one: Any, other: Any, dim: int, with_dim: int) -> bool:
     """Whether two views of one memory differ by a swap of two dimensions, counted from the front."""
     first, second = tensor(one), tensor(other)
     if first is None or second is None or first.dim() != second.dim() or first.dim() <= max(dim, with_dim):

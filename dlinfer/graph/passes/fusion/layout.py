@@ -12,45 +12,29 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import fake
-from dlinfer.graph.passes.fusion.match import aten, calls, is_tensor, same_size
+from dlinfer.graph.ir.layout import is_dense
+from dlinfer.graph.passes.fusion.match import aten, calls, is_tensor
 from dlinfer.graph.passes.rewrite import Rewriter
 
 Swap = tuple[int, int] | None
 """Two dimensions to exchange; None for none."""
 
 
-def memory_order(value: torch.Tensor) -> tuple[bool, Swap]:
+def contiguous_after(value: torch.Tensor) -> tuple[bool, Swap]:
     """(found, swap): which exchange of two dimensions, none or one, makes a fake tensor contiguous.
 
     The last dimension stays last. ``found`` is False when no exchange certainly does.
     """
-    if fits(value, None):
-        return True, None
-    for swap in combinations(range(value.dim() - 1), 2):
-        if fits(value, swap):
-            return True, swap
-    return False, None
+    swaps: list[Swap] = [None, *combinations(range(value.dim() - 1), 2)]
+    return next(((True, swap) for swap in swaps if fits(value, swap)), (False, None))
 
 
 def fits(value: torch.Tensor, swap: Swap) -> bool:
-    """Whether a fake tensor is certainly contiguous after the exchange.
-
-    By arithmetic on its strides: asking a fake tensor with symbolic sizes would take milliseconds.
-    """
+    """Whether a fake tensor is certainly contiguous after the exchange."""
     order = list(range(value.dim()))
     if swap is not None:
         order[swap[0]], order[swap[1]] = order[swap[1]], order[swap[0]]
-    strides, shape = value.stride(), value.shape
-    expected: Any = 1
-    for dim in reversed(order):
-        size, stride = shape[dim], strides[dim]
-        if same_size(size, 1):
-            continue
-        if not same_size(stride, expected):
-            return False
-        # torch counts a size that may be 0 as 1 here
-        expected = stride * (size if isinstance(size, int) else torch.sym_max(size, 1))
-    return True
+    return is_dense(value, order)
 
 
 def swapped(rewriter: Rewriter, at: fx.Node, node: fx.Node, swap: Swap) -> fx.Node:

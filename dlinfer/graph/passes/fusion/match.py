@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.layout import same_size
 
 aten = torch.ops.aten
 
@@ -110,13 +111,6 @@ def widened_from(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
         casts.append(node)
         node = source
     return node, tuple(casts)
-
-
-def same_size(one: Any, other: Any) -> bool:
-    """Whether two sizes or strides are certainly equal. Adds no guard: symbolic ones are compared as written."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    return str(one) == str(other)
 
 
 def same_shape(one: fx.Node, other: fx.Node) -> bool:

@@ -13,8 +13,9 @@ from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments, op_name
-from dlinfer.graph.ir.effects import Writes
-from dlinfer.graph.passes.fusion.geometry import same_sizes, shown
+from dlinfer.graph.ir.effects import Effects, effects_of
+from dlinfer.graph.ir.layout import same_sizes
+from dlinfer.graph.passes.fusion.geometry import shown
 from dlinfer.graph.passes.fusion.replacement import call_like
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
@@ -56,7 +57,7 @@ class _Group:
 
 def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
     """Merge the linear layers that read the same input in the same state; gives one edit a group."""
-    writes = Writes(graph_module.graph)
+    effects = effects_of(graph_module.graph)
     rewriter = Rewriter(graph_module)
     open_groups: dict[tuple[fx.Node, int], _Group] = {}
     groups: list[_Group] = []
@@ -66,9 +67,9 @@ def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
             continue
         if _is_mergeable(node):
             x, *parameters = _operands(node)
-            group = open_groups.get((x, writes.epoch_at(x, node)))
-            if group is None or not _may_join(group, parameters, node, rank, writes):
-                group = open_groups[x, writes.epoch_at(x, node)] = _Group(rank)
+            group = open_groups.get((x, effects.writes_before(x, node)))
+            if group is None or not _may_join(group, parameters, node, rank, effects):
+                group = open_groups[x, effects.writes_before(x, node)] = _Group(rank)
                 groups.append(group)
             group.layers.append(node)
         if op_name(node) in _HEAVY:
@@ -79,13 +80,13 @@ def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
     return rewriter.edits
 
 
-def _may_join(group: _Group, parameters: list[fx.Node], node: fx.Node, rank: int, writes: Writes) -> bool:
+def _may_join(group: _Group, parameters: list[fx.Node], node: fx.Node, rank: int, effects: Effects) -> bool:
     """Whether a layer may be computed where the first of a group is."""
     first = group.layers[0]
     return (
         rank - group.rank - len(group.layers) <= REACH
         and all(parameter < first for parameter in parameters)
-        and not writes.between(parameters, first, node)
+        and not effects.written_between(parameters, first, node)
     )
 
 

@@ -16,16 +16,16 @@ from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments, op_name, tensors_of
+from dlinfer.graph.ir.layout import is_contiguous, same_size, same_sizes
 from dlinfer.graph.passes.fusion.geometry import (
+    are_transposed,
     halves,
-    same_sizes,
     seen_through,
     shown,
-    swapped,
     views_between,
 )
-from dlinfer.graph.passes.fusion.match import CASTS, calls, only_user, operands, same_size, widened_from
-from dlinfer.graph.passes.fusion.replacement import call_like, is_packed
+from dlinfer.graph.passes.fusion.match import CASTS, calls, only_user, operands, widened_from
+from dlinfer.graph.passes.fusion.replacement import call_like
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
 from dlinfer.graph.passes.rewrite import Rewriter
 
@@ -52,7 +52,7 @@ def _match_gating(topk: fx.Node) -> Match | None:
     dtype = shown(logits).dtype
     if dtype not in _FLOATS or shown(softmax).dtype is not torch.promote_types(dtype, torch.float32):
         return None
-    if not all(map(is_packed, tensors_of(topk))):
+    if not all(map(is_contiguous, tensors_of(topk))):
         return None
     return Match(outputs=(topk,), interior=tuple(interior), inputs=(logits,), values={"k": k})
 
@@ -140,7 +140,7 @@ def _match_experts(total: fx.Node) -> Match | None:
         pairs = found.take(given["self"], _aten.view.default, _aten.reshape.default)["self"]
         (_read_grouped if calls(pairs, _aten.index.Tensor) else _read_batched)(found, pairs)
         output = _output(found, total)
-        _need(_fits(found.given, shown(given["self"])) and is_packed(shown(output)))
+        _need(_fits(found.given, shown(given["self"])) and is_contiguous(shown(output)))
     except _Unlike:
         return None
     _take_renormalisation(found)
@@ -226,7 +226,7 @@ def _grouped_product(found: _Experts, node: Any) -> tuple[fx.Node, fx.Node, fx.N
     _need(isinstance(node, fx.Node) and op_name(node) in _GROUPED_PRODUCTS)
     found.inside.append(node)
     rows, transposed, ends, *_ = arguments(node).values()
-    weights = next((one for one in seen_through(transposed) if swapped(one, transposed, 1, 2)), None)
+    weights = next((one for one in seen_through(transposed) if are_transposed(one, transposed, 1, 2)), None)
     _need(weights is not None)
     assert weights is not None
     found.shared += views_between(transposed, weights)

@@ -7,12 +7,11 @@ of such an op is.
 
 from itertools import takewhile
 
-import torch
 from torch import fx
-from torch._ops import OpOverload
 
-from dlinfer.graph.ir.dialect import overload, storages, written_arguments
-from dlinfer.graph.passes.fusion.geometry import same_place, tensor
+from dlinfer.graph.ir.dialect import out_of_place, overload, storages, written_arguments
+from dlinfer.graph.ir.layout import same_place
+from dlinfer.graph.passes.fusion.geometry import tensor
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
 
@@ -20,7 +19,8 @@ from dlinfer.graph.passes.rewrite import Edit, Rewriter
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
     rewriter = Rewriter(graph_module)
     for node in list(graph_module.graph.nodes):
-        twin = _twin(overload(node))
+        op = overload(node)
+        twin = out_of_place(op) if op is not None else None
         if twin is None or not _is_private(node):
             continue
         new = rewriter.call(node, twin, *node.args, **node.kwargs)
@@ -35,19 +35,6 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
         for alias in later:
             alias.meta["val"] = rewriter.fake_call(alias.target, *alias.args, **alias.kwargs)
     return rewriter.edits
-
-
-def _twin(op: OpOverload | None) -> OpOverload | None:
-    """``aten.div.Tensor`` of ``aten.div_.Tensor``: same arguments, a result of its own."""
-    if op is None or op.namespace != "aten":
-        return None
-    name = op._schema.name.removeprefix("aten::")
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
-    twin = getattr(packet, op._overloadname, None) if packet is not None else None
-    if twin is None:
-        return None
-    theirs = [(one.name, str(one.type)) for one in twin._schema.arguments]
-    return twin if theirs == [(one.name, str(one.type)) for one in op._schema.arguments] else None
 
 
 def _is_private(write: fx.Node) -> bool:

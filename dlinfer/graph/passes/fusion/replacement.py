@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import fake
-from dlinfer.graph.passes.fusion.layout import fits
 from dlinfer.graph.passes.rewrite import Rewriter
 
 
@@ -26,8 +24,3 @@ def call_like(
             node.meta[key] = at.meta[key]
     node.meta["val"] = fake(old)
     return node
-
-
-def is_packed(value: torch.Tensor) -> bool:
-    """Whether a fake tensor is certainly contiguous, as the ops' results are. Adds no guard."""
-    return fits(value, None)

@@ -19,7 +19,7 @@ from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments, fake
-from dlinfer.graph.passes.fusion.layout import cast, memory_order, swapped
+from dlinfer.graph.passes.fusion.layout import cast, contiguous_after, swapped
 from dlinfer.graph.passes.fusion.match import (
     ADD,
     aten,
@@ -181,7 +181,7 @@ def _weight(product: fx.Node | None, value: fx.Node) -> fx.Node | None:
 def _output(
     core: _Core, output: fx.Node, x: fx.Node, weight: fx.Node | None, inside: tuple[fx.Node, ...] = ()
 ) -> Match | None:
-    found, swap = memory_order(fake(output))
+    found, swap = contiguous_after(fake(output))
     size = fake(x).shape[-1]
     if not found or (weight is None and not isinstance(size, int)):
         return None
@@ -204,7 +204,7 @@ def _match_single_node(node: fx.Node) -> Match | None:
     eps = torch.finfo(wide).eps if eps is None else eps
     if not is_number(eps) or eps <= 0 or (weight is None and not isinstance(fake(x).shape[-1], int)):
         return None
-    found, swap = memory_order(fake(node))
+    found, swap = contiguous_after(fake(node))
     if not found:
         return None
     inputs = (x, weight) if is_tensor(weight) else (x,)

@@ -16,7 +16,7 @@ from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import fake
-from dlinfer.graph.passes.fusion.geometry import same_sizes
+from dlinfer.graph.ir.layout import same_sizes
 from dlinfer.graph.passes.fusion.layout import Swap, cast, fits, swapped
 from dlinfer.graph.passes.fusion.match import (
     LAST,

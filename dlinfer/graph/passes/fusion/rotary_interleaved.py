@@ -13,7 +13,7 @@ from torch import fx
 
 from dlinfer import ops
 from dlinfer.graph.ir.dialect import fake
-from dlinfer.graph.passes.fusion.layout import Swap, cast, memory_order, swapped
+from dlinfer.graph.passes.fusion.layout import Swap, cast, contiguous_after, swapped
 from dlinfer.graph.passes.fusion.match import (
     LAST,
     MUL,
@@ -140,7 +140,7 @@ def _match_of(
     *,
     halves: bool,
 ) -> Match | None:
-    found, swap = memory_order(fake(output))
+    found, swap = contiguous_after(fake(output))
     if not found or rank_of(x) not in (3, 4) or not same_shape(output, x):
         return None
     read = (

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from dlinfer.graph.ir.dialect import is_pure, storages
-from dlinfer.graph.ir.effects import Writes
+from dlinfer.graph.ir.effects import Effects, effects_of
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
 
 
@@ -50,12 +50,12 @@ class FusionRule:
 def apply_rule(rule: FusionRule, graph_module: fx.GraphModule) -> list[Edit]:
     """Apply one rule wherever it matches; gives the edits."""
     rewriter = Rewriter(graph_module)
-    writes = Writes(graph_module.graph)
+    effects = effects_of(graph_module.graph)
     for anchor in list(graph_module.graph.nodes):
         if anchor.op != "call_function" or anchor.target not in rule.anchors or anchor._erased:
             continue
         match = rule.match(anchor)
-        place = _place(match, writes) if match is not None else None
+        place = _place(match, effects) if match is not None else None
         if match is None or place is None:
             continue
         aliases = [_aliases(node) for node in match.outputs]
@@ -63,11 +63,11 @@ def apply_rule(rule: FusionRule, graph_module: fx.GraphModule) -> list[Edit]:
         rewriter.replace(rule.name, match.outputs, new, [*match.interior, *match.shared])
         for stale in aliases:
             _refresh(rewriter, stale)
-        _admit_new_nodes(writes, graph_module.graph)
+        effects.admit(graph_module.graph)
     return rewriter.edits
 
 
-def _place(match: Match, writes: Writes) -> fx.Node | None:
+def _place(match: Match, effects: Effects) -> fx.Node | None:
     """Before which node the replacement can stand; None when the match cannot become one node.
 
     It must be pure, used from outside only by its outputs, and read one state of memory.
@@ -80,11 +80,13 @@ def _place(match: Match, writes: Writes) -> fx.Node | None:
     read_through = inside.union(match.shared)
     if any(user not in read_through for node in match.interior for user in node.users):
         return None
-    if any(writes.ever(node) for node in match.outputs):
+    if any(effects.ever_written(node) for node in match.outputs):
         return None  # views of an output are written: which memory they share must not change
-    position = writes.position
+    position = effects.position
     last = max(match.outputs, key=position.__getitem__)
-    if writes.between([*match.inputs, *read_through], min(read_through, key=position.__getitem__), last):
+    if effects.written_between(
+        [*match.inputs, *read_through], min(read_through, key=position.__getitem__), last
+    ):
         return None
     used = [user for node in match.outputs for user in node.users if user not in read_through]
     place = min([last, *used], key=position.__getitem__)
@@ -111,10 +113,3 @@ def _refresh(rewriter: Rewriter, aliases: Sequence[fx.Node]) -> None:
     for node in aliases:
         if not node._erased:
             node.meta["val"] = rewriter.fake_call(node.target, *node.args, **node.kwargs)
-
-
-def _admit_new_nodes(writes: Writes, graph: fx.Graph) -> None:
-    """Give nodes that a rule made the position of their neighbour; counting all writes again would take longer."""
-    before = 0
-    for node in graph.nodes:
-        before = writes.position.setdefault(node, before)

@@ -12,11 +12,11 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments
+from dlinfer.graph.ir.layout import is_contiguous, same_size, same_sizes
 from dlinfer.graph.passes.fusion.geometry import (
-    same_sizes,
+    are_transposed,
     seen_through,
     shown,
-    swapped,
     tensor,
     views_between,
 )
@@ -27,9 +27,8 @@ from dlinfer.graph.passes.fusion.match import (
     is_number,
     only_user,
     operands,
-    same_size,
 )
-from dlinfer.graph.passes.fusion.replacement import call_like, is_packed
+from dlinfer.graph.passes.fusion.replacement import call_like
 from dlinfer.graph.passes.fusion.rule import FusionRule, Match
 from dlinfer.graph.passes.rewrite import Rewriter
 
@@ -60,7 +59,7 @@ def _match_written_out(matmul: fx.Node) -> Match | None:
         return None
     q, transposed, mask, scale, between = found
     inside += between
-    k = next((node for node in seen_through(transposed) if swapped(node, transposed, 2, 3)), None)
+    k = next((node for node in seen_through(transposed) if are_transposed(node, transposed, 2, 3)), None)
     result = only_user(matmul)
     if k is None or result is None or not _is_attention(q, k, v, mask, inside):
         return None
@@ -135,7 +134,11 @@ def _is_transposed_to_tokens(matmul: fx.Node, result: fx.Node) -> bool:
     The op's result has other strides than the product's; a packed copy is the same from either.
     """
     user = only_user(result)
-    return swapped(matmul, result, 1, 2) and calls(user, *_TAKES_ANY_STRIDES) and is_packed(shown(user))
+    return (
+        are_transposed(matmul, result, 1, 2)
+        and calls(user, *_TAKES_ANY_STRIDES)
+        and is_contiguous(shown(user))
+    )
 
 
 def _build_written_out(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:

@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.ir.layout import dense_order, laid_out
 from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.report.report import ClusterReport
 from dlinfer.graph.seam import fake_mode, inductor, symbols
@@ -87,7 +88,7 @@ class ClusterCompiler:
             placeholders = subgraph.graph_module.graph.find_nodes(op="placeholder")
             twins = twins_of([fake(node) for node in placeholders])
             graph = fake_mode.trace_decomposed(
-                subgraph.graph_module, twins.values, twins.mode, decompositions()
+                _as_laid_out(subgraph), twins.values, twins.mode, decompositions()
             )
             name, origin = self._fitting(cluster_key(graph, twins), graph, twins, cache)
             nodes = sum(1 for node in graph.graph.nodes if node.op == "call_function")
@@ -114,6 +115,21 @@ class ClusterCompiler:
             if new and known.origin == "compiled":
                 raise AssertionError(f"a compilation does not fit its own sizes: {known.assumptions}")
         raise AssertionError("unreachable")
+
+
+def _as_laid_out(subgraph: Subgraph) -> Callable[..., Any]:
+    """The subgraph's function, whose results lie as the graph around it says: decompositions may lay them out in
+    another way than the op."""
+    orders = [dense_order(fake(node)) for node in subgraph.outputs]
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        results = subgraph.graph_module(*inputs)
+        return tuple(
+            result if order is None or dense_order(result) == order else laid_out(result, order)
+            for result, order in zip(results, orders, strict=True)
+        )
+
+    return run
 
 
 _SYMBOL = re.compile(r"\b[suz]\d+\b")

@@ -15,8 +15,10 @@ from dlinfer.graph.cache.disk import ArtifactCache, MissingEntryError
 from dlinfer.graph.engine import CompiledRegion, no_options
 from dlinfer.graph.ir.dialect import is_compute, is_size, model_line, tensors_of
 from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
-from dlinfer.graph.ir.program import Program, Step, Value, constants_of, refer
+from dlinfer.graph.ir.layout import is_contiguous
+from dlinfer.graph.ir.program import Program, Step, constants_of, refer
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.report.policy import leave_engine
 from dlinfer.graph.report.report import ClusterReport
 from dlinfer.graph.seam import dispatcher
@@ -24,8 +26,7 @@ from dlinfer.settings import cache_folder
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler
-from dlinfer.vendor.cpu.inductor.layouts import memory_order
-from dlinfer.vendor.cpu.inductor.masks import share_additive_masks
+from dlinfer.vendor.cpu.inductor.masks import SHARED_MASKS
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
 
 
@@ -33,7 +34,7 @@ class InductorEngine:
     """Graphs on CPU through torch's own code generator."""
 
     name = "inductor"
-    passes = ()
+    passes: Sequence[Pass] = (SHARED_MASKS,)
     stored_options = ()
     phases_alike = False  # the vendor has a kernel for each
     concurrent = True  # programs, clusters and kernels keep nothing between calls
@@ -66,7 +67,6 @@ class InductorEngine:
         folder = options.cache_dir or cache_folder()
         cache = ArtifactCache(folder, "inductor")
         native.load(folder / "native")  # before the clusters, which use its memory
-        share_additive_masks(owner)
         # One elementary loop gains nothing from being compiled: ATen's kernel for it is as good.
         smallest = 1 if options.keeps_small_regions else 2
         first: list[Step] = []
@@ -78,12 +78,10 @@ class InductorEngine:
                 steps.append(self._cluster_step(item, subgraph, cache, result, options))
             else:
                 kind = "size" if is_size(item) else "kernel" if is_compute(item) else "view"
-                steps.append(Step.of(item, kind, self._kernel(item, folder, result, options)))
+                reference = self._kernel(item, folder, result, options)
+                steps += _call(item, kind, reference)
                 if kind == "kernel" and item.name not in result.refused:
-                    result.placement[item.name] = f"kernel {steps[-1].callee}"
-                if (order := memory_order(item)) is not None:
-                    value = Value(item.name)
-                    steps.append(Step(item.name, "view", "layout", (value, order), {}, steps[-1].line))
+                    result.placement[item.name] = f"kernel {reference}"
         nodes = owner.graph.nodes
         inputs = [node.name for node in nodes if node.op == "placeholder"]
         output = refer(owner.graph.output_node().args[0])
@@ -147,6 +145,12 @@ class InductorEngine:
         names = tuple(node.name for node in subgraph.outputs)
         line = next(filter(None, map(model_line, subgraph.outputs)), "")
         return Step(names, "cluster", f"cluster {run}", refer(subgraph.inputs), {}, line)
+
+
+def _call(node: fx.Node, kind: str, reference: str) -> list[Step]:
+    """The steps of a kernel. What our own give is contiguous; other results are laid out as the graph says."""
+    own = reference.startswith("native ") and all(map(is_contiguous, tensors_of(node)))
+    return [Step.of(node, kind, reference)] if own else Step.laid_out(node, kind, reference)
 
 
 def _merge(reports: list[ClusterReport], new: ClusterReport) -> int:

@@ -15,6 +15,7 @@ from dlinfer import ops
 from dlinfer.graph.ir.dialect import fake, is_compute, overload, tensors_of
 from dlinfer.graph.seam import fake_mode, inductor, symbols
 from dlinfer.ops.spec import registry
+from dlinfer.vendor.cpu.inductor.twins import twins_of
 
 _LIBRARY_CALLS = (
     "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "_int_mm", "_grouped_mm", "_scaled_grouped_mm",
@@ -100,7 +101,7 @@ def _count_loops(node: fx.Node) -> int:
     values: list[Any] = []
 
     def hole(parent: fx.Node) -> Any:
-        values.append(fake(parent))
+        values.append(_example(fake(parent)))
         return _Hole(len(values) - 1)
 
     places = map_arg((node.args, node.kwargs), hole)
@@ -109,16 +110,22 @@ def _count_loops(node: fx.Node) -> int:
         args, kwargs = _filled(places, given)
         return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
+    # Over symbols of its own: what decomposing asks of a size is no guard of the model's, or the guards that it gets
+    # would depend on which models were compiled before.
+    fresh = twins_of(values)
     try:
-        graph = fake_mode.trace_decomposed(
-            call, values, fake_mode.mode_of(tensors_of(node)), decompositions()
-        )
+        graph = fake_mode.trace_decomposed(call, fresh.values, fresh.mode, decompositions())
     except Exception:  # noqa: BLE001 - what cannot be decomposed here is called as it is: that is the answer
         return 0
     calls = [n for n in graph.graph.nodes if n.op == "call_function"]
     if not all(_is_loop(n) for n in calls):
         return 0
     return max(1, sum(is_compute(n) for n in calls))
+
+
+def _example(value: Any) -> Any:
+    """A value to trace with: of a float or truth that follows from sizes, the one that it has in the captured call."""
+    return value.node.hint if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
 
 
 class _Hole:

@@ -11,7 +11,6 @@ from dlinfer.graph.ir.dialect import arguments, fake, overload
 from dlinfer.ops.kernels import direct_kernel
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.fusible import ROUNDED_NORMS, is_rounded_norm
-from dlinfer.vendor.cpu.inductor.layouts import laid_out
 
 # The kernels in C++ take these over, norms in 16 bits only. They read weights as they lie in memory, so nothing is
 # packed or copied.
@@ -60,8 +59,6 @@ def _is_plain_linear(node: fx.Node) -> bool:
 def resolve(reference: str) -> Callable[..., Any]:
     """The function behind a reference of ``callee_of``."""
     kind, _, name = reference.partition(" ")
-    if kind == "layout":
-        return laid_out
     if kind == "native":
         return _native(name)
     if kind == "vendor":

@@ -8,16 +8,17 @@ time. Here it is made in front of the first layer, in the loops that compute the
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import arguments, fake, overload
-from dlinfer.graph.ir.effects import Writes
-from dlinfer.graph.passes.rewrite import Rewriter
+from dlinfer.graph.ir.dialect import arguments, fake, model_line, overload
+from dlinfer.graph.ir.effects import effects_of
+from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.passes.rewrite import Edit, Rewriter
 from dlinfer.graph.seam.symbols import fixed_size
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
-def share_additive_masks(graph_module: fx.GraphModule) -> None:
-    """Give the attention nodes that share a bool mask, and the queries' dtype, one additive mask."""
+def share_additive_masks(graph_module: fx.GraphModule) -> list[Edit]:
+    """Give the attention nodes that share a bool mask, and the queries' dtype, one additive mask; an edit for each."""
     sharing: dict[tuple[fx.Node, torch.dtype], list[fx.Node]] = {}
     for node in graph_module.graph.nodes:
         if overload(node) is _ATTENTION:
@@ -27,21 +28,31 @@ def share_additive_masks(graph_module: fx.GraphModule) -> None:
                 sharing.setdefault((mask, fake(given["query"]).dtype), []).append(node)
     sharing = {key: users for key, users in sharing.items() if len(users) > 1}
     if not sharing:
-        return
+        return []
 
     rewriter = Rewriter(graph_module)
-    writes = Writes(graph_module.graph)
+    effects = effects_of(graph_module.graph)
     for (mask, dtype), users in sharing.items():
-        if writes.ever(mask) or _is_expanded(fake(mask)):
+        if effects.ever_written(mask) or _is_expanded(fake(mask)):
             continue
         hidden = rewriter.call(users[0], torch.ops.aten.logical_not.default, mask)
         zeros = rewriter.call(users[0], torch.ops.aten.zeros_like.default, mask, dtype=dtype)
         additive = rewriter.call(users[0], torch.ops.aten.masked_fill.Scalar, zeros, hidden, float("-inf"))
         for user in users:
             user.replace_input_with(mask, additive)
+        made = (hidden.name, zeros.name, additive.name)
+        rewriter.edits.append(Edit("one additive mask", (), made, model_line(users[0])))
+    return rewriter.edits
 
 
 def _is_expanded(mask: torch.Tensor) -> bool:
     """Whether an additive mask, which is dense, would be larger than the mask: it stays until the last layer."""
     places = zip(mask.shape, mask.stride(), strict=True)
     return any(fixed_size(stride) == 0 and fixed_size(size) != 1 for size, stride in places)
+
+
+SHARED_MASKS = Pass(
+    "inductor.shared_masks",
+    "attention makes an additive mask of a bool one at each call, in every layer the same",
+    share_additive_masks,
+)

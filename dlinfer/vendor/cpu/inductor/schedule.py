@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from dlinfer.graph.ir.dialect import is_pure, is_size, is_view, reads_number, reshapes_argument, storages
-from dlinfer.graph.ir.effects import Writes
+from dlinfer.graph.ir.effects import Effects, effects_of, has_layout, memory_read
 from dlinfer.vendor.cpu.inductor.fusible import loops_of
 
 
@@ -35,7 +35,7 @@ Item = fx.Node | Cluster
 def schedule(graph: fx.Graph, *, smallest: int) -> list[Item]:
     """Nodes and clusters in running order. Fewer than ``smallest`` elementary loops stay single nodes."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    kinds = {node: _kind(node) for node in calls}
+    kinds = _kinds(calls)
     for node in calls:  # the items of a node's tuple go where it goes
         if node.target is operator.getitem and kinds.get(node.args[0]) == "loop":
             kinds[node] = "loop"
@@ -50,6 +50,20 @@ def schedule(graph: fx.Graph, *, smallest: int) -> list[Item]:
     return _with_liveness(graph, items, kinds)
 
 
+def _kinds(calls: Sequence[fx.Node]) -> dict[fx.Node, str]:
+    """What each node is. Loops trust the strides of what they read: where those are not certain, a kernel reads it."""
+    kinds: dict[fx.Node, str] = {}
+    uncertain: set[int] = set()
+    for node in calls:
+        kind = _kind(node)
+        if kind == "loop" and not uncertain.isdisjoint(memory_read(node)):
+            kind = "kernel"
+        if kind != "loop" and not has_layout(node):
+            uncertain |= storages(node)
+        kinds[node] = kind
+    return kinds
+
+
 def _kind(node: fx.Node) -> str:
     if is_size(node) and is_pure(node) and not reads_number(node):
         return "size"
@@ -62,15 +76,9 @@ def _kind(node: fx.Node) -> str:
 
 def _keep_in_place(calls: Sequence[fx.Node], kinds: dict[fx.Node, str]) -> None:
     """Views and sizes of a tensor that is given another shape in place keep their order like kernels."""
-    reshaped = {
-        memory
-        for node in calls
-        if reshapes_argument(node)
-        for parent in node.all_input_nodes
-        for memory in storages(parent)
-    }
+    reshaped = {memory for node in calls if reshapes_argument(node) for memory in memory_read(node)}
     for node in calls:
-        if kinds[node] in ("view", "size") and any(storages(p) & reshaped for p in node.all_input_nodes):
+        if kinds[node] in ("view", "size") and not reshaped.isdisjoint(memory_read(node)):
             kinds[node] = "kernel"
 
 
@@ -78,7 +86,7 @@ def _latest_slots(
     graph: fx.Graph, calls: Sequence[fx.Node], kinds: dict[fx.Node, str]
 ) -> dict[fx.Node, float]:
     """Kernel number k stands in slot k + 0.5, what is computed before it in slot k."""
-    writes = Writes(graph)
+    effects = effects_of(graph)
     kernels = [node for node in calls if kinds[node] == "kernel"]
     number = {node: index for index, node in enumerate(kernels)}
     writers = [(index, node) for node, index in number.items() if not is_pure(node)]
@@ -93,8 +101,8 @@ def _latest_slots(
                 slot = min(slot, slots[user] if kinds[user] != "kernel" else number[user])
         if kinds[node] == "loop":
             for index, writer in writers:
-                later = writes.position[writer] > writes.position[node] and index < slot
-                if later and writes.between(node.all_input_nodes, node, _after(writer, writes)):
+                later = effects.position[writer] > effects.position[node] and index < slot
+                if later and effects.written_between(node.all_input_nodes, node, _after(writer, effects)):
                     slot = index
                     break
         slots[node] = slot
@@ -104,10 +112,10 @@ def _latest_slots(
     return slots
 
 
-def _after(writer: fx.Node, writes: Writes) -> fx.Node:
+def _after(writer: fx.Node, effects: Effects) -> fx.Node:
     """The node right after a writer, so that an open interval up to it includes the write."""
     follower = writer.next
-    return follower if follower in writes.position else writer
+    return follower if follower in effects.position else writer
 
 
 def _slot_items(nodes: list[fx.Node], kinds: dict[fx.Node, str], smallest: int) -> list[Item]:

@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dlinfer.errors import GraphFallbackError, GraphRunError
+from dlinfer.graph.ir.layout import laid_out
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
-from dlinfer.vendor.cpu.inductor.layouts import laid_out
 from tests.graph.compiling import compiled, last_report, same_as_eager, use_engine
 
 pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow]
@@ -238,3 +239,17 @@ def test_laid_out_copies_only_what_lies_otherwise():
     copy = laid_out(channels_last.contiguous(), order)
     assert copy.stride() == channels_last.stride()
     assert torch.equal(copy, channels_last)
+
+
+def test_attention_under_a_backend_that_is_chosen_later():
+    """Its kernels lay their results out in different ways."""
+    q, k, v = (torch.randn(2, 8, 4, 16).transpose(1, 2) for _ in range(3))
+
+    def model(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v).mul(2).sin()
+
+    run = compiled(model, small_regions="engine")
+    with torch.no_grad():
+        torch.testing.assert_close(run(q, k, v), model(q, k, v))
+        with sdpa_kernel(SDPBackend.MATH):
+            torch.testing.assert_close(run(q, k, v), model(q, k, v))

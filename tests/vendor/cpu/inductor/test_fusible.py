@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlinfer.graph.ir.dialect import is_pure, op_name
+from dlinfer.graph.ir.dialect import is_pure, op_name, tensors_of
+from dlinfer.graph.seam.fake_mode import mode_of
+from dlinfer.vendor.cpu.inductor import fusible
 from dlinfer.vendor.cpu.inductor.fusible import decompositions, loops_of
 from tests.graph.passes.fusion.capturing import captured
 
@@ -81,3 +83,17 @@ def test_ops_that_write_are_not_decomposed():
 
     table = decompositions()
     assert all((spec.overload in table) is not bool(spec.mutates) for spec in registry().values())
+
+
+@pytest.mark.usefixtures("graph_mode")
+@pytest.mark.parametrize("function", [lambda x: F.max_pool2d(x, 2), lambda x: F.pixel_shuffle(x, 2)])
+def test_asking_leaves_no_guard_on_the_models_sizes(monkeypatch, function):
+    """The answers are kept: a guard would be there only for the model that asked first."""
+    monkeypatch.setattr(fusible, "_answers", {})
+    graph = captured(function, torch.randn(2, 8, 6, 10), dynamic=True).graph_module.graph
+    environment = mode_of(tensors_of(node)[0] for node in graph.nodes if tensors_of(node)).shape_env
+    assert environment is not None
+    before, ranges = list(environment.guards), dict(environment.var_to_range)
+    assert sum(loops_of(node) for node in graph.nodes if node.op == "call_function" and is_pure(node))
+    assert environment.guards == before
+    assert environment.var_to_range == ranges

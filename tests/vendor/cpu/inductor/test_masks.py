@@ -9,7 +9,7 @@ from expecttest import assert_expected_inline
 
 from dlinfer.graph.ir.dialect import op_name
 from dlinfer.vendor.cpu.inductor.masks import share_additive_masks
-from tests.graph.compiling import last_report, same_as_eager
+from tests.graph.compiling import interpreted_engine, last_report, same_as_eager, use_engine
 from tests.graph.passes.fusion.capturing import captured
 
 QUERY = torch.arange(96.0).view(1, 2, 6, 8).sin()
@@ -85,3 +85,29 @@ def test_masks_that_stay(function):
 def test_numbers(function, dtype):
     same_as_eager(function, QUERY.to(dtype), CAUSAL, small_regions="engine")
     assert all(node.place != "eager" for node in last_report().nodes)
+
+
+@pytest.mark.usefixtures("graph_mode")
+def test_it_is_a_pass_that_is_verified_reported_and_left_out_on_demand(monkeypatch):
+    use_engine(monkeypatch, interpreted_engine(monkeypatch))
+    for options, names in (
+        ({}, ["inductor.shared_masks"]),
+        ({"passes": {"inductor.shared_masks": False}}, []),
+    ):
+        same_as_eager(two_layers, QUERY, CAUSAL, calls=1, **options)
+        found = [one for one in last_report().passes if one.name.startswith("inductor.")]
+        assert [one.name for one in found] == names
+        assert all(len(one.edits) == 1 and len(one.edits[0].added) == 3 for one in found)
+        torch._dynamo.reset()
+
+
+def test_a_mask_that_is_passed_in_beside_caches_that_are_written():
+    """Numbers of other widths are no memory of bools: a write to a cache is none to the mask."""
+
+    def with_a_cache(q, mask, cache):
+        first = F.scaled_dot_product_attention(q, q, q, mask)
+        cache.add_(1)
+        return F.scaled_dot_product_attention(first, q, q, mask)
+
+    assert "logical_not" in calls(with_a_cache, QUERY, CAUSAL, torch.ones(4))
+    assert "logical_not" not in calls(with_a_cache, QUERY, CAUSAL, torch.ones(4, dtype=torch.uint8))

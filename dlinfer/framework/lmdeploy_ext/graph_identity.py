@@ -1,0 +1,198 @@
+"""What tells the stored graphs of one model from another's: all that LMDeploy built the model from, by structure.
+
+LMDeploy's configurations and build context are described whole, field after field, whatever fields they have. What
+cannot change a graph is named in ``LEFT_OUT``, with the reason. A field that a later release adds counts, so that at
+worst a graph is compiled once more; with a list of what counts it would be run where it does not belong.
+"""
+
+import dataclasses
+import enum
+import hashlib
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import transformers
+from lmdeploy.pytorch import envs
+from lmdeploy.version import __version__ as lmdeploy_version
+
+logger = logging.getLogger("dlinfer")
+
+_SCHEDULED = "how much is scheduled at once: sizes that a graph leaves open"
+_CACHE_SIZE = "how many blocks there are: sizes of the caches, which a stored graph compares with its own"
+_WATCHED = "how the engine is watched while it runs"
+_REUSE = "which blocks are used again: numbers in the block tables"
+
+LEFT_OUT: dict[str, dict[str, str]] = {
+    "BuildModelContext": {
+        "max_batch_size": "sizes the buffers of DeepEP, part of expert parallelism, which is not served",
+    },
+    "CacheConfig": {
+        "max_batches": _SCHEDULED,
+        "max_prefill_token_num": _SCHEDULED,
+        "cudagraph_capture_batch_sizes": _SCHEDULED,
+        "num_cpu_blocks": _CACHE_SIZE,
+        "num_gpu_blocks": _CACHE_SIZE,
+        "num_reserved_gpu_blocks": _CACHE_SIZE,
+        "cache_max_entry_count": _CACHE_SIZE,
+        "enable_prefix_caching": _REUSE,
+        "prefix_cache_state_budget": _REUSE,
+        "prefix_cache_decode_state_interval": _REUSE,
+    },
+    "ModelConfig": {
+        "check_env_func": "looks at the machine before the model is built, and may only raise",
+        "update_cache_config_func": "changes the cache's configuration before the model is built, which counts",
+    },
+    "PreTrainedConfig": {
+        "_name_or_path": "where the folder lies",
+        "_commit_hash": "which revision of a hub's repository; weights are inputs of a graph",
+    },
+    "envs": {
+        **dict.fromkeys(("log_file", "enable_request_cache_usage_metric"), _WATCHED),
+        **dict.fromkeys(
+            (name for name in vars(envs) if name.startswith(("torch_profile_", "ray_"))), _WATCHED
+        ),
+        **dict.fromkeys(
+            ("dp_master_addr", "dp_master_port", "dist_master_addr", "dist_master_port"),
+            "where the processes of one engine find each other",
+        ),
+    },
+}
+"""Class of a described object, or a base of it -> its field -> why it cannot change a graph."""
+
+
+def model_identity(model: torch.nn.Module, **contexts: Any) -> str:
+    """Everything that the graphs of a model depend on: its code, what it was built from, its weights' dtypes and sizes.
+
+    contexts: name -> LMDeploy's object (build context, configurations of model, cache and backend).
+    Values of weights are inputs of the graphs, so another checkpoint of the same shape runs the same graphs.
+    """
+    weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    layers = {type(module) for module in model.modules()}
+    described = _Description()
+    lines = [f"lmdeploy {lmdeploy_version}", f"transformers {transformers.__version__}"]
+    for name, context in sorted(contexts.items()):
+        lines += described.lines(name, context)
+    lines += [f"lmdeploy.pytorch.envs.{name} = {value!r}" for name, value in _switches()]
+    lines += sorted(_name(layer) for layer in layers)
+    lines.append(_sources(described.modules | {layer.__module__ for layer in layers}))
+    lines += [f"{name} {t.dtype} {tuple(t.shape)} {t.stride()}" for name, t in weights]
+    return "\n".join(lines)
+
+
+def _switches() -> Iterator[tuple[str, Any]]:
+    """What LMDeploy's environment variables say; some choose what a layer does."""
+    for name, value in sorted(vars(envs).items()):
+        if name in LEFT_OUT["envs"] or name.startswith("_"):
+            continue
+        if isinstance(value, bool | int | float | str | list | set | None):
+            yield name, sorted(value) if isinstance(value, set) else value
+
+
+def _sources(modules: set[str]) -> str:
+    """A hash of the files of these modules; remote code and custom module maps change without a version."""
+    files = sorted({getattr(sys.modules.get(name), "__file__", None) or "" for name in modules} - {""})
+    return hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()
+
+
+def _name(item: Any) -> str:
+    return f"{item.__module__}.{item.__qualname__}"
+
+
+class _Description:
+    """Lines that are equal for equal structures, in any process; ``modules`` defines what was met."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+        self._open: dict[int, str] = {}
+
+    def lines(self, path: str, value: Any) -> Iterator[str]:
+        """``path = value`` for a plain value, a line for each part of a composite one."""
+        if inspect.isroutine(value) or isinstance(value, type):
+            self.modules.add(value.__module__)
+        plain = _plain(value)
+        if plain is not None:
+            yield f"{path} = {plain}"
+            return
+        if id(value) in self._open:  # it holds itself
+            yield f"{path} is {self._open[id(value)]}"
+            return
+        self._open[id(value)] = path
+        yield from self._composite(path, value)
+        del self._open[id(value)]
+
+    def _composite(self, path: str, value: Any) -> Iterator[str]:
+        if isinstance(value, partial):
+            yield from self.lines(f"{path}.partial", (value.func, value.args, value.keywords))
+        elif isinstance(value, Mapping):
+            yield f"{path}: {len(value)} items"
+            for key, item in sorted(value.items(), key=lambda pair: str(pair[0])):
+                yield from self.lines(f"{path}[{key!r}]", item)
+        elif isinstance(value, list | tuple):
+            yield f"{path}: {type(value).__name__} of {len(value)}"
+            for index, item in enumerate(value):
+                yield from self.lines(f"{path}[{index}]", item)
+        elif isinstance(value, torch.Tensor | numpy.ndarray):
+            yield f"{path} = {value.dtype} {tuple(value.shape)} {_content(value)}"
+        elif isinstance(value, set | frozenset):
+            yield f"{path}: {sorted(map(repr, value))}"
+        else:
+            yield from self._object(path, value)
+
+    def _object(self, path: str, value: Any) -> Iterator[str]:
+        self.modules.add(type(value).__module__)
+        yield f"{path}: {_name(type(value))}"
+        names = _fields(value)
+        if names is None:
+            # Nothing is known of what it holds, so no graph of another start may be taken for one of this.
+            logger.warning(
+                "graphs are compiled anew at each start, as nothing tells what %s (%s) holds",
+                path,
+                type(value),
+            )
+            yield f"{path} = {os.urandom(16).hex()}"
+            return
+        bases = {cls.__name__ for cls in type(value).__mro__}
+        left_out = {name for base in bases for name in LEFT_OUT.get(base, ())}
+        for name in sorted(names - left_out):
+            yield from self.lines(f"{path}.{name}", getattr(value, name, None))
+
+
+def _fields(value: Any) -> set[str] | None:
+    """Names of what an object holds; None where Python does not tell."""
+    slots = {name for cls in type(value).__mro__ for name in _listed(vars(cls).get("__slots__", ()))}
+    if not hasattr(value, "__dict__") and not slots:
+        return None
+    declared = (
+        {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+    )
+    return (declared | slots | set(getattr(value, "__dict__", ()))) - {"__dict__", "__weakref__"}
+
+
+def _listed(slots: str | Iterable[str]) -> Iterable[str]:
+    return [slots] if isinstance(slots, str) else slots
+
+
+def _content(value: torch.Tensor | numpy.ndarray) -> str:
+    tensor = torch.as_tensor(value).detach().cpu().contiguous()
+    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _plain(value: Any) -> str | None:
+    """Text of a value without parts; None for any other."""
+    if isinstance(value, enum.Enum):
+        return f"{_name(type(value))}.{value.name}"
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | Path):
+        return repr(value)
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value)
+    if inspect.isroutine(value) or isinstance(value, type):
+        return _name(value)
+    return None

@@ -1,0 +1,104 @@
+"""Where a tensor's elements lie: questions of sizes and strides, and the step that makes an answer true.
+
+Fake tensors are asked, by arithmetic on what their sizes and strides say: no guard is added, and an answer that is not
+certain for every value of the symbols is no. ``laid_out`` runs behind a kernel, on its real result.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dlinfer.graph.seam.symbols import same_expression
+
+Order = tuple[int, ...]
+"""A tensor's dimensions as they lie in memory, outermost first."""
+
+LAYOUT = "layout"
+"""The callee of the step that calls ``laid_out``."""
+
+
+def same_size(one: Any, other: Any) -> bool:
+    """Whether two sizes, strides or offsets are certainly equal. Symbolic ones are compared as they are written."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return str(one) == str(other)
+
+
+def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two shapes, or two lists of strides, are certainly equal."""
+    return len(one) == len(other) and all(map(same_size, one, other))
+
+
+def same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two views of one memory certainly show the same elements in the same shape and dtype."""
+    return (
+        one.dtype is other.dtype
+        and same_sizes(one.shape, other.shape)
+        and same_sizes(one.stride(), other.stride())
+        and same_size(one.storage_offset(), other.storage_offset())
+    )
+
+
+def is_contiguous(value: torch.Tensor) -> bool:
+    """Whether a fake tensor is certainly contiguous.
+
+    Asking a fake tensor itself, with symbolic sizes, would take milliseconds.
+    """
+    return is_dense(value, range(value.dim()))
+
+
+def is_dense(value: torch.Tensor, order: Sequence[int]) -> bool:
+    """Whether a fake tensor certainly has no gaps and no overlaps, its dimensions lying in this order."""
+    expected: Any = 1
+    for dim in reversed(order):
+        size, stride = value.shape[dim], value.stride(dim)
+        if same_size(size, 1):
+            continue
+        if not same_size(stride, expected):
+            return False
+        expected = stride * _counted(size)
+    return True
+
+
+def dense_order(value: torch.Tensor) -> Order | None:
+    """The order in which a fake tensor's dimensions lie in memory; None where it has, or may have, gaps or overlaps.
+
+    A tensor that is contiguous has its dimensions in their own order.
+    """
+    own = tuple(range(value.dim()))
+    if is_contiguous(value) or any(same_size(size, 0) for size in value.shape):
+        return own
+    left, order = list(own), []
+    expected: Any = 1
+    while left:
+        # From the innermost: the dimension whose stride is what has been filled so far. Of several the last; sizes of
+        # 1 fit anywhere, but stay where they are if they can.
+        free = [dim for dim in left if same_size(value.shape[dim], 1)]
+        fitting = [dim for dim in left if same_size(value.stride(dim), expected)]
+        if not fitting and not free:
+            fitting = [dim for dim in left if same_expression(value.stride(dim), expected)]
+        if not fitting and not free:
+            return None
+        dim = left[-1] if left[-1] in free else max(fitting) if fitting else max(free)
+        left.remove(dim)
+        order.insert(0, dim)
+        if dim not in free:
+            expected = expected * _counted(value.shape[dim])
+    return tuple(order)
+
+
+def _counted(size: Any) -> Any:
+    """A size as strides count it: torch counts one that may be 0 as 1 there."""
+    return max(size, 1) if isinstance(size, int) else torch.sym_max(size, 1)
+
+
+def laid_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
+    """The tensor, or a copy of it, dense with its dimensions in this order of memory. None: contiguous."""
+    if order is None:
+        return tensor.contiguous()
+    ordered = tensor.permute(order)
+    if ordered.is_contiguous():
+        return tensor
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return ordered.contiguous().permute(inverse)

@@ -1,0 +1,137 @@
+"""Which of LMDeploy's model classes are served: a row for each, so that a later release's classes are looked at."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmdeploy.archs import check_vl_llm
+from lmdeploy.pytorch.models.module_map import MODULE_MAP
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.model_checks import check_model_folder
+from dlinfer.framework.lmdeploy_ext.model_support import NOT_SERVED, check_support, is_vision_language
+
+SERVED = {
+    "ChatGLMForConditionalGeneration",
+    "DeepseekForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GemmaForCausalLM",
+    "Glm4ForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "HYV3ForCausalLM",
+    "InternLM2ForCausalLM",
+    "InternLM2ForRewardModel",
+    "InternLM3ForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen2ForRewardModel",
+    "Qwen2MoeForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+}
+VISION = {
+    "CogVLMForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "InternS1ForConditionalGeneration",
+    "InternS1ProForConditionalGeneration",
+    "InternS1_1_ForConditionalGeneration",
+    "InternS2MobiusForCausalLM",
+    "InternS2MobiusForConditionalGeneration",
+    "InternS2PreviewForCausalLM",
+    "InternS2PreviewForConditionalGeneration",
+    "InternVLChatModel",
+    "InternVLForConditionalGeneration",
+    "KimiK25ForConditionalGeneration",
+    "Kimi_K25ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "MiniCPMV",
+    "Phi3VForCausalLM",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3OmniMoeForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+}
+NESTED = {
+    # DeepSeek-VL2's configuration names its class only inside
+    "DeepseekVLV2ForCausalLM": {
+        "language_config": {"architectures": ["DeepseekV2ForCausalLM"]},
+        "vision_config": {"model_type": "vision"},
+    }
+}
+
+
+def test_every_class_of_lmdeploys_module_map_has_a_row():
+    rows = [SERVED, VISION, set(NESTED), set(NOT_SERVED)]
+    assert set().union(*rows) == set(MODULE_MAP)
+    assert sum(map(len, rows)) == len(MODULE_MAP), "a class stands in two rows"
+
+
+@pytest.mark.parametrize("name", sorted(SERVED))
+def test_language_models_are_served(name: str):
+    check_support({"architectures": [name], "model_type": "x", "text_config": {"vocab_size": 1}})
+    check_support({"architectures": [name], "auto_map": {"AutoModelForCausalLM": f"modeling.{name}"}})
+    assert not is_vision_language({"architectures": [name], "vocab_size": 1})
+
+
+@pytest.mark.parametrize("name", sorted(VISION))
+@pytest.mark.parametrize("mapped", [False, True], ids=["architectures", "auto_map"])
+def test_vision_language_models_are_refused(name: str, mapped: bool):
+    config: dict[str, Any] = {"architectures": [name]}
+    assert check_vl_llm("pytorch", config), "LMDeploy itself takes it for a language model"
+    if mapped:
+        config = {"auto_map": {"AutoModelForCausalLM": f"modeling.{name}"}}
+    with pytest.raises(UnsupportedFeatureError, match=f"vision-language model .*{name}") as caught:
+        check_support(config)
+    assert "Next step:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *NESTED.values(),
+        {"architectures": ["ChatGLMModel"], "vision_config": {"image_size": 1}},
+        {"architectures": ["ChatGLMForConditionalGeneration"], "vision_config": {"image_size": 1}},
+        {"architectures": ["LlavaLlamaForCausalLM"]},
+        {"architectures": ["SomethingNewForConditionalGeneration"], "vision_config": {"depth": 1}},
+    ],
+    ids=str,
+)
+def test_a_part_for_vision_tells_a_vision_language_model(config: dict[str, Any]):
+    with pytest.raises(UnsupportedFeatureError, match="vision-language model"):
+        check_support(config)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_SERVED))
+def test_other_classes_are_refused_by_name_with_a_reason(name: str):
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        check_support({"architectures": [name]})
+    for words in (name, NOT_SERVED[name], "Next step:"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("inside", ["", "text_config", "llm_config"])
+@pytest.mark.parametrize("method", ["awq", "gptq", "mxfp4", "fp8", "compressed-tensors", "smooth_quant"])
+def test_quantised_weights_are_refused_by_their_method(method: str, inside: str):
+    quantised = {"quantization_config": {"quant_method": method, "bits": 4}}
+    config = {"architectures": ["LlamaForCausalLM"], **({inside: quantised} if inside else quantised)}
+    with pytest.raises(UnsupportedFeatureError, match=method):
+        check_support(config)
+
+
+def test_a_folder_is_refused_before_its_weights_are_looked_for(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2VLForConditionalGeneration"]}))
+    with pytest.raises(UnsupportedFeatureError, match="Qwen2VLForConditionalGeneration"):
+        check_model_folder(tmp_path)

@@ -1,0 +1,89 @@
+"""device_type ascend, maca and camb: LMDeploy's own, and of no use without a vendor's package."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+from lmdeploy import PytorchEngineConfig
+from lmdeploy.pytorch.backends import get_backend
+from lmdeploy.pytorch.backends.selector import init_backend
+from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
+from lmdeploy.utils import try_import_deeplink
+
+from dlinfer.errors import DeviceWithoutVendorError, UnknownVendorError
+from dlinfer.framework.lmdeploy_ext import vendor_devices
+
+DEVICES = ("ascend", "maca", "camb")
+PLUGIN = """
+from dlinfer.vendor import Probe, Vendor
+
+VENDOR = Vendor("{name}", "npu", "a plugin of tests", lambda: Probe(True, "it is there"), lambda: {{}})
+"""
+
+
+def test_these_are_lmdeploys_devices_but_cuda():
+    assert vendor_devices.NEED_VENDOR == DEVICES
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda device: PytorchEngineConfig(device_type=device),
+        try_import_deeplink,
+        # the first that workers of the mp and ray executors do
+        init_backend,
+        get_backend,
+    ],
+    ids=["config", "deeplink", "worker", "backend"],
+)
+def test_without_a_vendor_it_is_refused_with_what_is_there_and_what_is_not(device, ask):
+    with pytest.raises(DeviceWithoutVendorError) as caught:
+        ask(device)
+    text = str(caught.value)
+    for words in (repr(device), "op interface", "kernels", "graph runner", "Next step", "dlinfer.vendors"):
+        assert words in text
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_device_set_later_is_refused_when_the_engine_starts(device):
+    config = PytorchEngineConfig(device_type="cuda", max_batch_size=1)
+    config.device_type = device
+    with pytest.raises(DeviceWithoutVendorError, match=device):
+        ConfigBuilder.update_engine_config(config)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_with_a_vendor_lmdeploy_goes_its_own_way(device, plugins):
+    plugins(device, PLUGIN.format(name=device))
+    assert PytorchEngineConfig(device_type=device).device_type == device
+    assert device in vendor_devices.usable()
+    others = [name for name in DEVICES if name != device]
+    with pytest.raises(DeviceWithoutVendorError):
+        PytorchEngineConfig(device_type=others[0])
+    with pytest.raises(UnknownVendorError, match=rf"Available: cpu, cuda, {device}\."):
+        PytorchEngineConfig(device_type="tpu")
+
+
+def test_cuda_is_left_to_lmdeploy():
+    assert PytorchEngineConfig(device_type="cuda", max_batch_size=1).device_type == "cuda"
+    vendor_devices.check_vendor("cuda")
+    assert isinstance(get_backend("cuda"), type | types.ModuleType)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["serve", "api_server"], ["chat"]], ids=" ".join)
+def test_the_command_line_says_so_in_one_line(command, tmp_path):
+    """Before it looks for the model, which is not there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lmdeploy", *command, str(tmp_path / "no-model"), "--device", "ascend"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode != 0
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert "'ascend'" in line and "no installed package provides" in line
+    assert "Traceback" not in done.stderr
