@@ -282,6 +282,15 @@ class EngineUnavailableError(DlinferError, RuntimeError):
     next_step = "choose one of these, or install what it needs (`dlinfer doctor` shows it)."
 
 
+class EngineResultError(DlinferError, RuntimeError):
+    """A graph engine gave a result of another dtype or of other sizes than the graph has; nothing of it is used."""
+
+    message = (
+        "graph engine {engine!r} gave {given} as result {index} of {region}, and the graph has {expected}."
+    )
+    next_step = "choose another engine for this model, and report it with `dlinfer doctor --json`."
+
+
 class InferenceOnlyError(DlinferError, RuntimeError):
     """A graph is compiled while gradients are recorded; dlinfer compiles inference only."""
 

@@ -101,7 +101,7 @@ def test_json_follows_the_documented_schema(capsys, environment):
         selfcheck.FrameworkState,
     ):
         assert [field.name for field in fields(part) if f"`{field.name}`" not in text] == []
-    assert found["schema"] == doctor.SCHEMA == 1
+    assert found["schema"] == doctor.SCHEMA == 2
 
 
 def test_healthy_report(capsys, environment):
@@ -169,7 +169,7 @@ BAD_SIGNATURE = LOADS.replace("return {}", "return {'rms_norm': lambda x, eps, w
 def test_a_broken_plugin_fails_alone(capsys, environment, plugins, source, reason):
     plugins("acme", source)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dlinfer.ops.kernels._native", {})
+        patch.setattr("dlinfer.ops.kernels._authors", {})
         found = report(capsys)
     row = vendor(found, "acme")
     assert row["state"] == "FAIL"
@@ -217,6 +217,31 @@ def test_native_reference_and_none(capsys, environment, plugins):
     dlinfer.settings._current = None
     answers = report(capsys)["ops"]
     assert (answers["rms_norm"]["halfway"], answers["linear"]["halfway"]) == ("native", "none")
+
+
+def test_a_hosts_kernel_is_named_as_its_vendors(capsys, environment, plugins):
+    """Neither that of a vendor without any, nor one that a vendor wraps, is the vendor's own."""
+    wraps = """
+    import functools
+    from dlinfer.vendor.cpu.kernels import KERNELS
+
+    @functools.wraps(KERNELS["rms_norm"])
+    def rms_norm(x, weight, eps):
+        return KERNELS["rms_norm"](x, weight, eps)
+
+    return KERNELS | {"rms_norm": rms_norm, "silu_and_mul": lambda x: x}
+"""
+    plugins("wrapper", healthy("wrapper", "cpu", priority=-5).replace("return {}", wraps.strip()))
+    answers = report(capsys)["ops"]
+    assert {op: answers[op]["wrapper"] for op in ("rms_norm", "silu_and_mul")} == {
+        "rms_norm": "cpu",
+        "silu_and_mul": "native",
+    }
+    for name in {"openvino", "onnxruntime", "qaic", "sophgo", "megengine"} & {
+        row["name"] for row in report(capsys)["vendors"] if row["state"] == "PASS"
+    }:
+        assert {row[name] for row in answers.values()} == {"cpu"}, name
+    assert {row["cpu"] for row in answers.values()} == {"native"}
 
 
 # --- settings

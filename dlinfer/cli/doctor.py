@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Literal
@@ -19,14 +20,15 @@ from dlinfer import settings
 from dlinfer.errors import DlinferError
 from dlinfer.framework.lmdeploy_ext import selfcheck
 from dlinfer.ops import registry
-from dlinfer.ops.kernels import native_ops
+from dlinfer.ops.kernels import kernel_authors
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Vendor
 from dlinfer.vendor.cpu import memory
 
-SCHEMA = 1
+SCHEMA = 2
 
-Coverage = Literal["native", "reference", "none"]
+Coverage = str
+"""``native``, ``reference``, ``none``, or the name of another vendor, whose kernel answers."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Report:
 
     healthy: a vendor other than the reference passes and ``problems`` is empty; the exit status follows it.
     memory: tightest bound first.
-    ops: op -> vendor -> coverage. native: a kernel of the vendor's. reference: the slow reference answers.
+    ops: op -> vendor -> coverage. native: a kernel of the vendor's own. Another vendor's name: that one's
+        kernel, as the host's for vendors that bring graph engines only. reference: the slow reference answers.
         none: a call is refused, since the vendor fails or the fallback policy is "error".
     defaults: device type -> the vendor that answers there unless another is chosen, or null.
     unknown_variables: ``DLINFER_*`` variables in the environment that are no setting.
@@ -126,7 +129,7 @@ def collect() -> Report:
         frameworks=[selfcheck.check()],
         vendors=states,
         ops={
-            op: {state.name: _coverage(op, state, native, policy) for state, native in examined}
+            op: {state.name: _coverage(op, state, authors, policy) for state, authors in examined}
             for op in registry()
         },
         defaults=defaults,
@@ -144,23 +147,23 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _examine(name: str) -> tuple[VendorState, frozenset[str]]:
-    """A vendor's state, and the ops it has kernels for if it passes."""
+def _examine(name: str) -> tuple[VendorState, Mapping[str, str]]:
+    """A vendor's state, and if it passes, who wrote the kernel that answers each op."""
     try:
         vendor = discovery.get(name)
     except DlinferError as error:
-        return VendorState(name, "FAIL", error.explanation, error.step, "", "", False), frozenset()
+        return VendorState(name, "FAIL", error.explanation, error.step, "", "", False), {}
     answer = discovery.probe(vendor)
     if not answer.available:
-        return _state(vendor, "FAIL", answer.reason, answer.next_step), frozenset()
+        return _state(vendor, "FAIL", answer.reason, answer.next_step), {}
     try:
-        native = native_ops(vendor)
+        authors = kernel_authors(vendor)
     except DlinferError as error:
-        return _state(vendor, "FAIL", error.explanation, error.step), frozenset()
+        return _state(vendor, "FAIL", error.explanation, error.step), {}
     except Exception as error:  # noqa: BLE001 - loading kernels runs a plugin's code; its failure is the finding
         reason = f"its kernels cannot be loaded: {type(error).__name__}: {error}"
-        return _state(vendor, "FAIL", reason, "reinstall the package that provides it"), frozenset()
-    return _state(vendor, "PASS", answer.reason, ""), native
+        return _state(vendor, "FAIL", reason, "reinstall the package that provides it"), {}
+    return _state(vendor, "PASS", answer.reason, ""), authors
 
 
 def _state(vendor: Vendor, state: Literal["PASS", "FAIL"], reason: str, next_step: str) -> VendorState:
@@ -169,13 +172,13 @@ def _state(vendor: Vendor, state: Literal["PASS", "FAIL"], reason: str, next_ste
     )
 
 
-def _coverage(op: str, vendor: VendorState, native: frozenset[str], policy: str) -> Coverage:
+def _coverage(op: str, vendor: VendorState, authors: Mapping[str, str], policy: str) -> Coverage:
     if vendor.state == "FAIL":
         return "none"
     if vendor.is_reference:
         return "reference"
-    if op in native:
-        return "native"
+    if op in authors:
+        return "native" if authors[op] == vendor.name else authors[op]
     return "none" if policy == "error" else "reference"
 
 

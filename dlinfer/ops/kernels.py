@@ -23,7 +23,7 @@ _NO_KERNEL = "the vendor has no kernel for this op"
 
 _libraries: dict[str, Library] = {}  # a Library that dies takes its kernels along
 _tables: dict[str, dict[str, Callable[..., Any]]] = {}
-_native: dict[str, frozenset[str]] = {}
+_authors: dict[str, dict[str, str]] = {}
 
 
 def install() -> None:
@@ -35,13 +35,16 @@ def install() -> None:
     discovery.on_activation(bind)
 
 
-def native_ops(vendor: Vendor) -> frozenset[str]:
-    """Names of the ops a vendor has kernels of its own for. Loads its kernels; raises what loading raises."""
-    if vendor.name not in _native:
-        kernels = vendor.load_kernels()
+def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
+    """Op -> name of the vendor whose kernel answers it while ``vendor`` is active: its own, or the host's.
+
+    Ops that the reference answers are left out. Loads the kernels; raises what loading raises.
+    """
+    if vendor.name not in _authors:
+        kernels = discovery.kernels_of(vendor)
         _validate(vendor, kernels)
-        _native[vendor.name] = frozenset(kernels)
-    return _native[vendor.name]
+        _authors[vendor.name] = {op: discovery.author(kernel, vendor) for op, kernel in kernels.items()}
+    return _authors[vendor.name]
 
 
 def bind(device_type: str, vendor: Vendor) -> None:
@@ -49,7 +52,7 @@ def bind(device_type: str, vendor: Vendor) -> None:
 
     Raises KernelSignatureError or UnknownOpError, changing nothing.
     """
-    kernels = vendor.load_kernels()
+    kernels = discovery.kernels_of(vendor)
     _validate(vendor, kernels)
     _tables[device_type] = {
         name: _bound_kernel(spec, vendor, kernels.get(name)) for name, spec in registry().items()
@@ -123,7 +126,7 @@ def direct_kernel(name: str, device_type: str) -> Callable[..., Any]:
     """
     vendor = discovery.activate_default(device_type)
     spec = registry()[name]
-    kernel = vendor.load_kernels().get(name) if vendor is not None else None
+    kernel = discovery.kernels_of(vendor).get(name) if vendor is not None else None
     if vendor is None or kernel is None:
         return spec.overload
 

@@ -5,12 +5,11 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from dlinfer.errors import ToolchainDiskError, ToolchainInstallError
+from dlinfer.toolchain import process
 from dlinfer.toolchain.folder import STAMP, Environment, environment, folder, root, state
 from dlinfer.toolchain.interpreter import Interpreter, find_interpreter
 from dlinfer.toolchain.recipe import Toolchain
@@ -18,7 +17,8 @@ from dlinfer.toolchain.recipe import Toolchain
 Report = Callable[[str], None]
 """Told about once a second what is being done, as one line: the same line again while it goes on."""
 
-_BEAT = 1.0  # seconds
+_SECONDS = 3 * 3600.0
+"""What one step may take: a download of a gigabyte on a slow line."""
 
 
 def install(toolchain: Toolchain, report: Report = lambda line: None) -> Environment:
@@ -103,28 +103,13 @@ def _run(
     toolchain: Toolchain, command: list[str], beat: Callable[[], None], variables: Mapping[str, str]
 ) -> None:
     """Raise ToolchainInstallError with the last lines of a command that fails. It ends when this does."""
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **variables},
-        )
-        try:
-            while True:
-                beat()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_BEAT)
-                    break
-        finally:
-            process.kill()
-            process.wait()
-        if process.returncode:
-            output.seek(0)
-            lines = [line.strip() for line in output if line.strip()]
-            detail = " | ".join(lines)[-1000:] or f"exit status {process.returncode}"
-            raise ToolchainInstallError(toolchain=toolchain.name, command=" ".join(command), detail=detail)
+    try:
+        process.run(command, seconds=_SECONDS, environment={**os.environ, **variables}, beat=beat)
+    except process.ProcessFailedError as failed:
+        detail = f"{failed}: {' | '.join(map(str.strip, failed.lines))[-1000:]}"
+        raise ToolchainInstallError(
+            toolchain=toolchain.name, command=" ".join(command), detail=detail
+        ) from failed
 
 
 @contextlib.contextmanager

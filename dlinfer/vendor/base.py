@@ -57,7 +57,8 @@ class Vendor:
     device_type: torch's name of the device whose tensors its kernels take ("cpu", "npu", ...), or "any".
     summary: one line for people.
     probe: says whether it can run here, and why not.
-    load_kernels: op name -> kernel; called once, at activation.
+    load_kernels: op name -> kernel; called once, at activation. None for a vendor that brings graph engines only:
+        what stays outside its graphs is computed by the host's kernels (``discovery.kernels_of``).
     priority: of several available vendors of one device, the highest is the default, unless DLINFER_VENDOR names
         another or DLINFER_ENGINE an engine that only another provides.
     kv_cache_layout: the layout of the paged KV cache that its kernels expect.
@@ -71,7 +72,7 @@ class Vendor:
     device_type: str
     summary: str
     probe: Callable[[], Probe]
-    load_kernels: Callable[[], Mapping[str, Kernel]]
+    load_kernels: Callable[[], Mapping[str, Kernel]] | None = None
     priority: int = 0
     kv_cache_layout: KVCacheLayout = KVCacheLayout()
     is_reference: bool = False

@@ -8,6 +8,7 @@ A faulty plugin is an error for whoever names it. For everybody else it is a war
 nobody asked for must not take the CPU away.
 """
 
+import inspect
 import sys
 import threading
 import time
@@ -212,13 +213,47 @@ def loadable() -> list[Vendor]:
     return vendors
 
 
-def host_kernels(but: str) -> Mapping[str, Kernel]:
-    """Kernels of the available vendor of highest priority that serves this host, ``but`` for the one of that name.
+def kernels_of(vendor: Vendor) -> Mapping[str, Kernel]:
+    """The kernels that answer while a vendor is active: its own, or the host's where it brings none."""
+    loads = vendor.load_kernels or host(vendor).load_kernels
+    assert loads is not None, "a host has kernels"
+    return loads()
 
-    For vendors that bring a graph engine only: what stays outside its graphs runs on the host.
+
+def host(vendor: Vendor) -> Vendor:
+    """Who computes on this host what a vendor without kernels leaves to it.
+
+    Of the other available vendors with kernels for CPU tensors, on KV caches as this one lays them out, the one of
+    highest priority. Raises VendorUnavailableError where there is none.
     """
-    hosts = [v for v in loadable() if v.name != but and v.serves("cpu") and probe(v).available]
-    return max(hosts, key=lambda v: v.priority).load_kernels()
+    hosts = [
+        v
+        for v in loadable()
+        if v.name != vendor.name
+        and v.load_kernels is not None
+        and v.serves("cpu")
+        and v.kv_cache_layout == vendor.kv_cache_layout
+        and probe(v).available
+    ]
+    if not hosts:
+        raise VendorUnavailableError(
+            vendor=vendor.name,
+            reason="it has no kernels of its own, and no available vendor has any for CPU tensors",
+            advice="reinstall dlinfer, which brings the vendor cpu",
+        )
+    return max(hosts, key=lambda v: v.priority)
+
+
+def author(kernel: Kernel, vendor: Vendor) -> str:
+    """Name of the vendor whose package a kernel is defined in: ``vendor``'s own where it is no other's.
+
+    A kernel that wraps another, and says so as ``functools.wraps`` does, is the other's.
+    """
+    module = getattr(inspect.unwrap(kernel), "__module__", None) or ""
+    for entry in entry_points(group=GROUP):
+        if entry.name != vendor.name and (module == entry.module or module.startswith(f"{entry.module}.")):
+            return entry.name
+    return vendor.name
 
 
 def on_activation(listener: Callable[[str, Vendor], None]) -> None:

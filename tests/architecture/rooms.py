@@ -20,9 +20,11 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
     "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.report",
     "dlinfer.graph.capture": "errors utils graph.seam graph.ir",
-    "dlinfer.graph.engine_kit": "errors ops graph.seam graph.ir graph.report graph.options graph.engine",
     "dlinfer.graph.functional": "errors ops graph.seam graph.ir graph.passes",
     "dlinfer.graph.onnx": "errors graph.seam graph.ir graph.functional",
+    # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
+    "dlinfer.graph.engine_kit": "errors ops graph.seam graph.ir graph.passes graph.report graph.options "
+    "graph.engine graph.functional graph.onnx",
     "dlinfer.graph.lowering": "graph.ir graph.passes graph.report graph.options graph.engine graph.cache "
     "graph.capture",
     "dlinfer.graph.observe": "graph.seam graph.ir graph.report graph.capture graph.lowering",
@@ -70,7 +72,7 @@ THIRD_PARTY = {
     "dlinfer.vendor.sophgo.llm": TORCH | {"numpy", "transformers"},
     "dlinfer.vendor.sophgo": TORCH | {"numpy", "onnx", "onnx_ir"},
     "dlinfer.vendor": TORCH,
-    "dlinfer.graph.onnx": TORCH | {"onnx", "onnx_ir", "onnxscript"},
+    "dlinfer.graph.onnx": TORCH | {"numpy", "onnx", "onnx_ir", "onnxscript"},
     "dlinfer.graph.seam.onnx": TORCH | {"onnx_ir"},
     "dlinfer.graph": TORCH | {"numpy", "sympy"},  # guards and ranges of symbolic sizes are sympy's
     "dlinfer.runtime.artifact.sealing": TORCH | {"cryptography"},

@@ -5,6 +5,7 @@ interpreter that makes an empty one.
 """
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from dlinfer.errors import (
     ToolchainInstallError,
     ToolchainMissingError,
 )
-from dlinfer.toolchain import Toolchain, find, folder, state
+from dlinfer.toolchain import Toolchain, find, folder, process, state
 from dlinfer.toolchain import install as install_module
 from dlinfer.toolchain.folder import STAMP
 from dlinfer.toolchain.install import install, remove
@@ -146,16 +147,14 @@ def test_two_at_once_make_it_once(recipe):
 
 @pytest.mark.usefixtures("cache", "quick")
 def test_a_step_is_told_of_however_short_it_is(recipe, monkeypatch):
-    wait = subprocess.Popen.wait
-
     class Over(subprocess.Popen):
         """A command that is over before anybody looks."""
 
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
-            wait(self)
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
-    monkeypatch.setattr(install_module.subprocess, "Popen", Over)
+    monkeypatch.setattr(process.subprocess, "Popen", Over)
     lines: list[str] = []
     install(replace(recipe, packages=(), check="import json"), lines.append)
     assert [line.split(" (")[0] for line in lines] == [

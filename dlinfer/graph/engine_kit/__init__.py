@@ -1,4 +1,6 @@
-"""What graph engines stand on: weights that are built in, sizes of results, steps of torch, a region run eagerly.
+"""What graph engines stand on.
 
-In comes a region, out come the parts that an engine would otherwise write itself. Engines call it.
+``value_engine`` is the whole of an engine but for what only its vendor knows: a vendor says what it takes, writes a
+function in its own form, and compiles it. ``onnx_engine`` is that engine for vendors that are fed ONNX: two methods are
+theirs. The rest are their parts, which an engine may use by themselves. docs/engine_tutorial.md builds one.
 """

@@ -23,6 +23,7 @@ from dlinfer.graph.functional.scatter import written_through
 from dlinfer.graph.functional.slot_check import CHECK_SLOTS
 from dlinfer.graph.functional.variants import Twin, twin_of
 from dlinfer.graph.ir.dialect import (
+    STATIC,
     brings_symbol,
     fake,
     gives_something,
@@ -54,6 +55,25 @@ class Function:
     in_place: frozenset[int]
     _results: Results
     _checks: fx.GraphModule | None
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The placeholders."""
+        return self.graph_module.graph.find_nodes(op="placeholder")
+
+    @property
+    def outputs(self) -> list[fx.Node]:
+        """The nodes whose values it gives, in the order of ``writes``."""
+        return list(self.graph_module.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Indices of the tensors among its inputs that are the same at each call, and that it does not write."""
+        return tuple(
+            index
+            for index, node in enumerate(self.inputs)
+            if node.meta.get(STATIC) and index not in self.writes and isinstance(fake(node), Tensor)
+        )
 
     def check(self, inputs: Sequence[Any]) -> None:
         """Run the region's assertions on its inputs, and raise what they raise. To be called before the engine."""

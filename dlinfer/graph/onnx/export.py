@@ -39,6 +39,9 @@ class OnnxGraph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    def __len__(self) -> int:
+        return len(list(self.model.graph))
+
     def __str__(self) -> str:
         return "\n".join(str(node) for node in self.model.graph)
 

@@ -16,11 +16,10 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
-from dlinfer.graph.functional.function import function_of, refusal
+from dlinfer.graph.functional.function import function_of
 from dlinfer.graph.ir.dialect import STATIC, fake, is_size, tensors_of, written_arguments
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.export import OPSET, Table, export
-from dlinfer.graph.seam.dispatcher import HigherOrderOperator
 from dlinfer.graph.seam.onnx import onnx_type
 
 
@@ -45,7 +44,7 @@ def fault_by_onnx(model: bytes) -> str | None:
 class Refusals:
     """The exporter's and a runtime's answers about nodes, kept. Threads may ask at once.
 
-    opset, translations: as for ``export``. wrong_type: why the runtime has no tensors of a dtype, None where it has.
+    opset, translations: as for ``export``.
     fault: what the runtime has against a model, given as bytes; None where it takes it.
     """
 
@@ -54,47 +53,16 @@ class Refusals:
         *,
         opset: int = OPSET,
         translations: Callable[[], Table] | None = None,
-        wrong_type: Callable[[torch.dtype], str | None] = no_type_of_onnx,
         fault: Callable[[bytes], str | None] = fault_by_onnx,
     ) -> None:
         self._opset = opset
         self._translations = translations
-        self._wrong_type = wrong_type
         self._fault = fault
         self._answers: dict[str, str | None] = {}
         self._lock = threading.Lock()
 
     def of(self, node: fx.Node) -> str | None:
-        """Why a node is not taken; None where it is. For ``Engine.refuses``."""
-        if node.op != "call_function":
-            return None
-        if isinstance(node.target, HigherOrderOperator):
-            return f"{node.target} is a higher-order op"
-        reason = self._unfit_tensor(node)
-        if reason is not None:
-            return reason
-        if node.target is operator.getitem:  # one result of a node, which stays with it
-            return self.of(node.all_input_nodes[0])
-        reason = refusal(node)
-        if reason is not None:
-            return reason
-        # A node without a result that writes nothing is a check, which torch runs before the model.
-        asked = tensors_of(node) or is_size(node) or written_arguments(node)
-        return self._asked(node) if asked else None
-
-    def _unfit_tensor(self, node: fx.Node) -> str | None:
-        for one in (node, *node.all_input_nodes):
-            for tensor in tensors_of(one):
-                if tensor.device.type != "cpu":
-                    return f"a tensor on device {tensor.device.type!r}"
-                if tensor.layout != torch.strided:
-                    return f"a tensor of layout {tensor.layout}"
-                reason = self._wrong_type(tensor.dtype)
-                if reason is not None:
-                    return reason
-        return None
-
-    def _asked(self, node: fx.Node) -> str | None:
+        """Why a call has no place in a model; None where it has. Its effect must have a meaning as values."""
         key = kind(node)
         with self._lock:
             if key not in self._answers:

@@ -51,9 +51,11 @@ def same_expression(one: Any, other: Any) -> bool:
         return one == other
     if str(one) == str(other):
         return True
-    left, right = (value.node.expr if isinstance(value, torch.SymInt) else value for value in (one, other))
+    terms: list[Any] = [
+        value.node.expr if isinstance(value, torch.SymInt) else value for value in (one, other)
+    ]
     # Two products of one another's factors may be written differently: 8*(n + 1) is 8*n + 8.
-    return (left - right).expand() == 0
+    return (terms[0] - terms[1]).expand() == 0
 
 
 def fresh_symbol(mode: FakeTensorMode, symbol: Any, environment: ShapeEnv, number: int) -> Any:

@@ -3,11 +3,10 @@
 ``from dlinfer.vendor.megengine import lite``. It runs in this process; models are made in its toolchain's environment.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from dlinfer.toolchain import Toolchain
-from dlinfer.vendor.base import Kernel, Probe, Vendor
+from dlinfer.vendor.base import Probe, Vendor
 
 
 def _toolchain() -> Toolchain:
@@ -28,12 +27,6 @@ def _probe() -> Probe:
     return Probe(True, f"MegEngine Lite of the toolchain ({found.reason})")
 
 
-def _kernels() -> Mapping[str, Kernel]:
-    from dlinfer.vendor import discovery
-
-    return discovery.host_kernels(but="megengine")
-
-
 def _engine(name: str) -> Any:
     from dlinfer.vendor.megengine.engine import MegEngineEngine
 
@@ -45,7 +38,6 @@ VENDOR = Vendor(
     device_type="cpu",
     summary="graphs in MegEngine Lite on this CPU",
     probe=_probe,
-    load_kernels=_kernels,
     engines=("megengine",),
     load_engine=_engine,
     toolchain=_toolchain,

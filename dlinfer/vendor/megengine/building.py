@@ -1,8 +1,5 @@
 """Models of node lists, from the cache or made in the toolchain's environment."""
 
-import os
-import signal
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -10,7 +7,7 @@ from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.cache.fingerprint import environment
 from dlinfer.graph.cache.key import Key, digest
 from dlinfer.settings import cache_folder
-from dlinfer.toolchain import find
+from dlinfer.toolchain import find, process
 from dlinfer.vendor.megengine.errors import LiteBuildError
 from dlinfer.vendor.megengine.nodes import NodeList
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
@@ -49,28 +46,15 @@ def _write(model: bytes, path: str) -> None:
 
 def _built(text: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="dlinfer-megengine-") as folder:
-        source, target, log = (Path(folder) / name for name in ("graph.json", "model.mge", "log"))
+        source, target = (Path(folder) / name for name in ("graph.json", "model.mge"))
         source.write_text(text)
         command = [find(TOOLCHAIN).python, "-I", _BUILDER, source, target]
-        quiet = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        with log.open("wb") as output:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=quiet | {"MGE_FASTRUN_CACHE_TYPE": "MEMORY"},
-                start_new_session=True,
-            )
-            try:
-                status = child.wait(SECONDS)
-            except subprocess.TimeoutExpired:
-                raise LiteBuildError(detail=f"it took more than {SECONDS} s") from None
-            finally:
-                if child.poll() is None:
-                    os.killpg(child.pid, signal.SIGKILL)
-                    child.wait()
-        if status or not target.is_file():
-            lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise LiteBuildError(detail=" | ".join(lines[-4:])[-800:] or f"exit status {status}")
+        environment = process.own_environment(MGE_FASTRUN_CACHE_TYPE="MEMORY")
+        try:
+            said = process.run(command, seconds=SECONDS, environment=environment)
+        except process.ProcessFailedError as failed:
+            detail = " | ".join(map(str.strip, failed.lines[-4:]))[-800:]
+            raise LiteBuildError(detail=f"{failed}: {detail}" if detail else str(failed)) from failed
+        if not target.is_file():
+            raise LiteBuildError(detail=f"it ended well but wrote no model: {' | '.join(said[-4:])[-800:]}")
         return target.read_bytes()

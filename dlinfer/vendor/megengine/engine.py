@@ -1,90 +1,78 @@
 """The graph engine ``megengine``: a region becomes a node list, that a MegEngine model, and that a Lite network."""
 
-import operator
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from dlinfer.errors import CompileOptionError, NotAFunctionError
-from dlinfer.graph.engine import CompiledRegion
-from dlinfer.graph.engine_kit.eager_region import eager_region
-from dlinfer.graph.engine_kit.torch_steps import TorchSteps
-from dlinfer.graph.functional.function import function_of, refusal
-from dlinfer.graph.ir.dialect import fake, is_compute, is_size, tensors_of, written_arguments
-from dlinfer.graph.ir.extract import Subgraph
-from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.engine_kit.options import EngineOptions, option, whole
+from dlinfer.graph.engine_kit.refused import RefusedError
+from dlinfer.graph.engine_kit.value_engine import ValueEngine
+from dlinfer.graph.engine_kit.value_region import Lowered
+from dlinfer.graph.functional.function import Function
+from dlinfer.graph.ir.dialect import is_size
 from dlinfer.vendor.megengine import translations
 from dlinfer.vendor.megengine.building import model_of
 from dlinfer.vendor.megengine.errors import LiteBuildError, LiteError
-from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value, placeholder
-from dlinfer.vendor.megengine.region import RegionRun
+from dlinfer.vendor.megengine.network import Network
+from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value, placeholder, unfit
 from dlinfer.vendor.megengine.translations.table import truth
 
-NAME = "megengine"
-SMALLEST = 2
-"""Nodes that compute which are worth a network of their own."""
+
+@dataclass(frozen=True)
+class MegEngineOptions(EngineOptions):
+    """num_threads: of a region's network; 0 takes torch's number."""
+
+    num_threads: int = option(0, whole(0, "a number of threads, 0 for torch's"))
 
 
-class MegEngineEngine(TorchSteps):
+class MegEngineEngine(ValueEngine[MegEngineOptions]):
     """Regions through MegEngine Lite."""
 
-    name = NAME
-    passes: Sequence[Pass] = ()
-    phases_alike = False
+    name = "megengine"
+    options_type = MegEngineOptions
     stored_options: Collection[str] = ()
     concurrent = True  # calls of one region take turns
+    refuses_writes = "it writes, and a network's results are new tensors"
+    smallest = 2
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise CompileOptionError for another option than ``num_threads``, or a value that it does not take."""
-        _threads(options)
+    def refuses_tensor(self, tensor: Tensor) -> str | None:
+        """Dtypes and sizes that MegEngine has not."""
+        return super().refuses_tensor(tensor) or unfit(tensor)
 
-    def refuses(self, node: fx.Node) -> str | None:
-        """Writes, types and sizes that MegEngine has not, and ops without a translation."""
-        if node.op != "call_function":
-            return None
-        if node.target is operator.getitem:  # one result of a node, which stays with it
-            return self.refuses(node.all_input_nodes[0])
-        if written_arguments(node):
-            return "it writes, and a network's results are new tensors"
-        reason = refusal(node)
-        if reason is not None:
-            return reason
+    def refuses_op(self, node: fx.Node) -> str | None:
+        """Ops without a translation."""
         if is_size(node):
             return "arithmetic on sizes that change between calls (dynamic=False fixes them)"
-        return translations.refusal(node) if tensors_of(node) else None
+        return translations.refusal(node)
 
-    def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """A single node is as well run by torch."""
-        count = sum(map(is_compute, nodes))
-        return f"{count} nodes are too few for a network of their own" if count < SMALLEST else None
+    def lower(self, function: Function, options: MegEngineOptions, policy: str) -> Lowered:
+        """The function as a model. Raises ToolchainMissingError."""
+        return MegEngineLowered(function, options.num_threads or torch.get_num_threads())
 
-    def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
-        """The region as a network. What MegEngine refuses after all runs by torch, under the fallback policy.
 
-        Raises GraphFallbackError under the policy ``error``, and ToolchainMissingError.
-        """
+class MegEngineLowered(Lowered):
+    """A node list, and the model that is made of it. Weights are inputs, which the network reads where they lie."""
+
+    def __init__(self, function: Function, threads: int) -> None:
+        super().__init__(function)
+        self._threads = threads
+        self._graph = graph = written(function.graph_module)
+        self.placement = f"network of {len(graph.nodes)} nodes"
+        self.source = str(graph)
         try:
-            function = function_of(region)
-            graph = written(function.graph_module)
-            if not graph.outputs:
-                return eager_region(region, self.name, options, "it computes nothing")
-            results: Any = function.graph_module.graph.output_node().args[0]
-            dtypes = [fake(node).dtype for node in results]
-            threads = _threads(options.wanted_engine_options)
-            run = RegionRun(function, graph, model_of(graph), dtypes, threads)
-        except (NotAFunctionError, UntranslatableError, LiteBuildError, LiteError) as error:
-            return eager_region(region, self.name, options, str(error))
-        computing = [node for node in region.graph_module.graph.nodes if is_compute(node)]
-        placement = {node.name: f"network of {len(graph.nodes)} nodes" for node in computing}
-        return CompiledRegion(run, placement)
+            self._model = model_of(graph)
+        except (LiteBuildError, LiteError) as error:
+            raise RefusedError(str(error)) from error
 
-    def identity(self, cache_dir: Path) -> str:
-        """Nothing that is stored depends on the toolchain."""
-        return ""
+    def compile(self, weights: tuple[Tensor, ...]) -> Network:
+        """The model in a network of this process."""
+        try:
+            return Network(self.function, self._graph, self._model, self._threads)
+        except LiteError as error:
+            raise RefusedError(str(error)) from error
 
 
 def written(graph_module: fx.GraphModule) -> NodeList:
@@ -109,13 +97,3 @@ def _result(writer: NodeList, value: Value) -> Value:
     if value.dtype == torch.bool:
         return writer.op("cast", truth(writer, value), like=value, to="uint8")
     return writer.op("reshape", value, like=value, shape=list(value.shape))
-
-
-def _threads(options: Mapping[str, Any]) -> int:
-    for name, value in options.items():
-        if name != "num_threads":
-            raise CompileOptionError(option=f"engine_options[{name!r}]", given=value, expected="num_threads")
-        if not isinstance(value, int) or value < 0:
-            expected = "a number of threads, 0 for torch's"
-            raise CompileOptionError(option="engine_options['num_threads']", given=value, expected=expected)
-    return options.get("num_threads", 0) or torch.get_num_threads()

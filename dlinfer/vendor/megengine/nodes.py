@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.dialect import fake
 
 
-class UntranslatableError(Exception):
+class UntranslatableError(RefusedError):
     """A node has no translation; its text says why."""
 
 
@@ -51,6 +52,12 @@ class NodeList:
         self.nodes.append({"name": value.name, "op": kind, "operands": written, "attributes": attributes})
         return value
 
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{node['name']} = {node['op']}({', '.join(map(str, node['operands']))}) {node['attributes'] or ''}"
+            for node in self.nodes
+        )
+
     def text(self) -> str:
         """As JSON."""
         parts = {"inputs": self.inputs, "nodes": self.nodes, "outputs": self.outputs}
@@ -67,11 +74,7 @@ BOUNDARY = {
 
 
 def unfit(tensor: torch.Tensor) -> str | None:
-    """Why a tensor cannot be MegEngine's; None where it can."""
-    if tensor.device.type != "cpu":
-        return f"a tensor on device {tensor.device.type!r}"
-    if tensor.layout != torch.strided:
-        return f"a tensor of layout {tensor.layout}"
+    """Why a tensor's dtype and sizes cannot be MegEngine's; None where they can."""
     if tensor.dtype == torch.float16:
         return "float16, of which MegEngine's CPU kernels take hundreds of times as long as of float32"
     if tensor.dtype not in BOUNDARY:
@@ -90,9 +93,8 @@ def unfit(tensor: torch.Tensor) -> str | None:
 def placeholder(writer: NodeList, node: fx.Node) -> Value:
     """An input of the list for a placeholder. Raises UntranslatableError."""
     tensor = fake(node)
-    reason = unfit(tensor) if isinstance(tensor, torch.Tensor) else "an input that is no tensor"
-    if reason is not None:
-        raise UntranslatableError(reason)
+    if not isinstance(tensor, torch.Tensor):
+        raise UntranslatableError("an input that is no tensor")
     given = Value(node.name, tuple(tensor.shape), tensor.dtype)
     writer.inputs.append((node.name, given.shape, BOUNDARY[tensor.dtype]))
     return given

@@ -1,11 +1,9 @@
 """ONNX Runtime: a graph engine for every execution provider that its installed package has."""
 
-from collections.abc import Mapping
 from importlib import util
 from typing import Any
 
-from dlinfer.vendor import discovery
-from dlinfer.vendor.base import Kernel, Probe, Vendor
+from dlinfer.vendor.base import Probe, Vendor
 
 _NAME = "onnxruntime"
 _NEEDED = ("onnxruntime", "onnx", "onnxscript", "onnx_ir")
@@ -21,11 +19,6 @@ def _probe() -> Probe:
     return Probe(True, "onnxruntime with the exporter's packages")
 
 
-def _kernels() -> Mapping[str, Kernel]:
-    """Those of the cpu vendor: this one adds an engine."""
-    return discovery.get("cpu").load_kernels()
-
-
 def _engine(name: str) -> Any:
     from dlinfer.vendor.onnxruntime.engine import OnnxRuntimeEngine
 
@@ -37,7 +30,6 @@ VENDOR = Vendor(
     device_type="cpu",
     summary="graphs in ONNX Runtime, on the execution providers that are installed",
     probe=_probe,
-    load_kernels=_kernels,
     engines=(_NAME,),
     default_engine=_NAME,
     load_engine=_engine,

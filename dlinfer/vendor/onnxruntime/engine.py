@@ -1,89 +1,55 @@
-"""The graph engine ``onnxruntime``: a region as one ONNX model in one session."""
+"""The graph engine ``onnxruntime``: a region as one ONNX model in one session, on torch's own memory."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from dlinfer.errors import NotAFunctionError, NotExportableError
-from dlinfer.graph.engine import CompiledRegion
-from dlinfer.graph.engine_kit.eager_region import eager_region
-from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
-from dlinfer.graph.engine_kit.torch_steps import TorchSteps
-from dlinfer.graph.ir.dialect import is_compute
-from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.engine_kit.value_engine import ValueEngine
+from dlinfer.graph.engine_kit.value_region import Lowered
+from dlinfer.graph.functional.function import Function
 from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
-from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.vendor.onnxruntime import contrib, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
-from dlinfer.vendor.onnxruntime.region import Region
-
-SMALLEST = 4
-"""Nodes that compute which are worth entering a session: entering one costs as much as some of torch's kernels."""
+from dlinfer.vendor.onnxruntime.run import OrtLowered
 
 
-class OnnxRuntimeEngine(TorchSteps):
+class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
     """Graphs through ONNX in ONNX Runtime."""
 
     name = sessions.ENGINE
-    passes: Sequence[Pass] = ()
-    stored_options: Collection[str] = ("graph_optimization",)
-    phases_alike = False
+    options_type = OrtOptions
+    stored_options = ("graph_optimization",)
     concurrent = True  # a session may run in many threads at once, each with a binding of its own
+    smallest = 4  # entering a session costs as much as some of torch's kernels
 
     def __init__(self) -> None:
-        self._refusals = Refusals(
-            opset=contrib.OPSET,
-            translations=contrib.table,
-            wrong_type=_wrong_type,
-            fault=sessions.why_refused,
-        )
+        self._refusals = Refusals(opset=contrib.OPSET, translations=contrib.table, fault=sessions.why_refused)
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
+    def read_options(self, given: Mapping[str, Any]) -> OrtOptions:
         """Raise CompileOptionError, or ProviderUnavailableError for a provider that is not installed."""
-        sessions.check_providers(OrtOptions.of(options))
+        chosen = super().read_options(given)
+        sessions.check_providers(chosen)
+        return chosen
 
-    def refuses(self, node: fx.Node) -> str | None:
-        """What ONNX cannot say, and what ONNX Runtime's CPU provider, to which all others fall back, has not."""
+    def refuses_dtype(self, dtype: torch.dtype) -> str | None:
+        """What the CPU provider, to which all others fall back, has no kernels for."""
+        if dtype == torch.bfloat16:
+            return "bfloat16: ONNX Runtime's CPU provider has kernels for a few ops only"
+        return no_type_of_onnx(dtype)
+
+    def refuses_op(self, node: fx.Node) -> str | None:
+        """What ONNX cannot say, and what the CPU provider has not."""
         return self._refusals.of(node)
 
-    def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """A few nodes run as fast one by one."""
-        count = sum(map(is_compute, nodes))
-        return f"{count} nodes are too few to enter ONNX Runtime for" if count < SMALLEST else None
-
-    def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
-        """The region as a session; by torch under the policy where ONNX Runtime does not take the whole of it.
-
-        Raises GraphFallbackError under the policy ``error``, ProviderUnavailableError and ProviderFallbackError.
-        """
-        chosen = OrtOptions.of(options.wanted_engine_options)
-        result = CompiledRegion(run=None)
-        try:
-            result.run = Region(region, options, chosen, result.notes)
-        except (NotAFunctionError, NotExportableError) as error:
-            reason = str(error.fields["reason"])
-            return eager_region(region, self.name, options, reason, {str(error.fields["node"]): reason})
-        except UnknownSizeError as unknown:
-            return eager_region(region, self.name, options, f"a result of unknown size: {unknown}")
-        except sessions.SessionRefusedError as refused:
-            return eager_region(region, self.name, options, f"ONNX Runtime: {refused}")
-        for node in region.graph_module.graph.nodes:
-            if is_compute(node):
-                result.placement[node.name] = "session"
-        return result
+    def lower(self, function: Function, options: OrtOptions, policy: str) -> Lowered:
+        """The function as a model. Raises ProviderUnavailableError and ProviderFallbackError where it is compiled."""
+        return OrtLowered(function, options, policy)
 
     def identity(self, cache_dir: Path) -> str:
         """The version of ONNX Runtime."""
         import onnxruntime
 
         return f"onnxruntime {onnxruntime.__version__}"
-
-
-def _wrong_type(dtype: torch.dtype) -> str | None:
-    if dtype == torch.bfloat16:
-        return "bfloat16: ONNX Runtime's CPU provider has kernels for a few ops only"
-    return no_type_of_onnx(dtype)

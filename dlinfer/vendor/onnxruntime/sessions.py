@@ -13,14 +13,18 @@ import torch
 
 from dlinfer.errors import CompileOptionError, ProviderFallbackError, ProviderUnavailableError
 from dlinfer.graph.cache.key import canonical_text
+from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.ops.fallback import Fallback, settle
 from dlinfer.vendor.onnxruntime.options import CPU, OrtOptions
 
 ENGINE = "onnxruntime"
 
 
-class SessionRefusedError(Exception):
+class SessionRefusedError(RefusedError):
     """ONNX Runtime does not take a model; its text is the reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"ONNX Runtime: {reason}")
 
 
 def check_providers(options: OrtOptions) -> None:

@@ -14,6 +14,7 @@ from openvino import Output
 from openvino.op import Constant
 from torch import Tensor, fx
 
+from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.seam.symbols import fixed_size, size_range
@@ -25,12 +26,8 @@ Size = int | Output
 _SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
 
 
-class LoweringError(Exception):
-    """A node cannot be written in OpenVINO's opset. node: its name."""
-
-    def __init__(self, reason: str, node: str = "") -> None:
-        super().__init__(reason)
-        self.node = node
+class LoweringError(RefusedError):
+    """A node cannot be written in OpenVINO's opset."""
 
 
 class Builder:

@@ -14,7 +14,7 @@ _CACHES = ("k_cache", "v_cache")
 
 def kernels() -> Mapping[str, Kernel]:
     """Op name -> kernel."""
-    return {name: _on_views(kernel) for name, kernel in discovery.get("cpu").load_kernels().items()}
+    return {name: _on_views(kernel) for name, kernel in discovery.kernels_of(discovery.get("cpu")).items()}
 
 
 def _on_views(kernel: Kernel) -> Kernel:

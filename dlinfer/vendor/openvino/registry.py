@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
@@ -102,14 +101,6 @@ def refusal(call: Call) -> str | None:
     if found is None:
         return f"no lowering for {call.name}"
     for value in pytree.tree_leaves((list(map(call.fake, call.given)), call.result)):
-        if isinstance(value, Tensor) and (reason := _unfit(value)) is not None:
+        if isinstance(value, Tensor) and (reason := dtypes.refusal(value.dtype)) is not None:
             return reason
     return found.refuses(call)
-
-
-def _unfit(value: Tensor) -> str | None:
-    if value.layout != torch.strided:
-        return f"a tensor of layout {value.layout}"
-    if value.device.type != "cpu":
-        return f"a tensor on device {value.device.type!r}"
-    return dtypes.refusal(value.dtype)

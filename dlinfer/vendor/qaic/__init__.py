@@ -3,10 +3,9 @@
 ``from dlinfer.vendor.qaic import Session``. Without the SDK it runs .onnx models on ONNX Runtime.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from dlinfer.vendor.base import Kernel, Probe, Vendor
+from dlinfer.vendor.base import Probe, Vendor
 
 
 def __getattr__(name: str) -> Any:
@@ -32,12 +31,6 @@ def _probe() -> Probe:
     return Probe(True, f"{reason}; backend 'onnxruntime' only", sdk.ADVICE)
 
 
-def _kernels() -> Mapping[str, Kernel]:
-    from dlinfer.vendor import discovery
-
-    return discovery.host_kernels(but="qaic")
-
-
 def _engine(name: str) -> Any:
     from dlinfer.vendor.qaic.engine.engine import QaicEngine
 
@@ -49,7 +42,6 @@ VENDOR = Vendor(
     device_type="cpu",
     summary="Qualcomm Cloud AI cards; tensors and what stays outside a graph are the host's",
     probe=_probe,
-    load_kernels=_kernels,
     engines=("qaic",),
     load_engine=_engine,
     priority=-10,  # never a default: below the CPU's own kernels, above the reference

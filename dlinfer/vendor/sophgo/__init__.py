@@ -3,11 +3,10 @@
 ``from dlinfer.vendor.sophgo import sail``. Nothing of an SDK is loaded into this process: BMRuntime runs in a worker.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from dlinfer.toolchain import Toolchain
-from dlinfer.vendor.base import Kernel, Probe, Vendor
+from dlinfer.vendor.base import Probe, Vendor
 
 
 def _probe() -> Probe:
@@ -15,12 +14,6 @@ def _probe() -> Probe:
 
     found = chips.find()
     return Probe(bool(found.chips), found.reason, found.advice)
-
-
-def _kernels() -> Mapping[str, Kernel]:
-    from dlinfer.vendor import discovery
-
-    return discovery.host_kernels(but="sophgo")
 
 
 def _engine(name: str) -> Any:
@@ -40,7 +33,6 @@ VENDOR = Vendor(
     device_type="cpu",
     summary="Sophgo chips, or their emulator; tensors and what stays outside a graph are the host's",
     probe=_probe,
-    load_kernels=_kernels,
     engines=("sophgo",),
     load_engine=_engine,
     toolchain=_toolchain,

@@ -62,5 +62,5 @@ def test_the_engine_is_found_by_name():
 
 
 def test_its_kernels_are_those_of_the_cpu_vendor_which_stays_the_default():
-    assert VENDOR.load_kernels() == discovery.get("cpu").load_kernels()
+    assert discovery.kernels_of(VENDOR) == discovery.kernels_of(discovery.get("cpu"))
     assert discovery.default("cpu") is discovery.get("cpu")

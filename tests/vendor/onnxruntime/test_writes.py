@@ -75,8 +75,7 @@ def test_a_cache_is_bound_and_not_copied():
     """The session writes into the very memory that it reads, and nothing of the cache's size is made at a call."""
     cache, new, at = CASES["index_copy"][1](3)
     run = compiled(cached_step, cache, new, at).run
-    bound = run._run._io
-    assert bound.in_place == {0}
+    assert run.lowered.in_place == {0}
     address = cache.data_ptr()
     made = []
     empty = torch.empty
@@ -101,7 +100,7 @@ def test_memory_of_a_content_that_others_read_is_not_shared():
     """ONNX Runtime may run the node that writes before one that reads what was there."""
     function, make = CASES["a counter that is read before"]
     run = compiled(function, *make(3)).run
-    assert run._run._io.in_place == frozenset()
+    assert run.lowered.in_place == frozenset()
 
 
 def test_only_nodes_that_read_where_they_write_may_write_in_place():

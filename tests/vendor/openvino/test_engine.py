@@ -121,7 +121,21 @@ def in_both_places(x, y):
     return torch.digamma(x.abs() + 1), x + y
 
 
-@pytest.mark.parametrize("function", [writes, views, in_both_places])
+def exchanged(x, y):
+    before = x.clone()
+    x.copy_(y)
+    y.copy_(before)
+    return (x - y).sin()
+
+
+def exchanged_rows(x, y):
+    before = x.clone()
+    x[1:3] = y[1:3]
+    y.index_copy_(0, torch.arange(4), before)
+    return (x - y).sin()
+
+
+@pytest.mark.parametrize("function", [writes, views, in_both_places, exchanged, exchanged_rows])
 def test_writes_and_aliases_are_what_eager_makes_of_them(function):
     same_as_eager(function, x, x * 2 + 1, **WHOLE)
 

@@ -71,11 +71,11 @@ def test_options_reach_the_compiler():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_model_s_own_precision_is_the_hint(dtype, monkeypatch):
-    from dlinfer.vendor.openvino import engine
+    from dlinfer.vendor.openvino import lowered as module
 
     seen = []
     monkeypatch.setattr(
-        engine,
+        module,
         "properties",
         lambda options, precision, cache: seen.append(precision) or properties(options, precision, cache),
     )

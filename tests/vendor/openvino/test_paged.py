@@ -232,7 +232,7 @@ def two_layers(q, k, v, k_cache, v_cache, slots, table, ends, lengths, k_cache_2
 def test_layers_find_their_blocks_together():
     step, second = Step([3, 5], [2, 7]), Step([3, 5], [2, 7])
     run, report = lowered(two_layers, *step.args, *second.caches)
-    template = run.regions["region_0"].template
+    template = run.regions["region_0"].lowered.template
     names = [node.get_type_name() for node in template.model.get_ops()]
     assert names.count("PagedAttentionExtension") == 2
     assert names.count("Range") == 1
@@ -350,7 +350,7 @@ def test_attention_without_a_write_is_refused():
 )
 def test_options_that_caches_do_not_fit(options, complaint):
     run, _ = lowered(prefill, *Step([3], [0]).args)
-    template = run.regions["region_0"].template
+    template = run.regions["region_0"].lowered.template
     template.cache = "bf16"
     assert complaint in (template.misfit(OpenVINOOptions(**options)) or "")
     assert template.misfit(OpenVINOOptions()) is None

@@ -53,7 +53,7 @@ def test_a_model_runs_on_onnxruntime_at_every_size_with_one_compilation():
     region = last_report().regions[0]
     assert (region.engine, len(last_report().regions)) == ("qaic", 1)
     assert "Session(backend='onnxruntime')" in region.source
-    assert region.notes == ["the backend holds a copy of 6 weights, 976 bytes"]
+    assert region.notes == ["the session holds a copy of 6 weights, 976 bytes"]
 
 
 def test_options_of_the_session_reach_it():

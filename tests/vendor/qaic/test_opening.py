@@ -97,7 +97,7 @@ def test_s3_11_a_compiler_that_leaves_nothing_is_an_error(linear, compiler, stan
 
 def test_s3_11_a_compiler_that_cannot_start_is_an_error(linear, compiler, stand_in):
     compiler.write_text("#!/no/such/shell\n")
-    with pytest.raises(QaicCompileError, match="FileNotFoundError"):
+    with pytest.raises(QaicCompileError, match="cannot be run: No such file or directory"):
         Session(linear, onnx_define_symbol=BATCH)
 
 

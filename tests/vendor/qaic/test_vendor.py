@@ -17,8 +17,8 @@ def test_it_is_a_vendor_of_the_cpu_that_nobody_gets_by_default(plugins):
 
 
 def test_its_kernels_are_those_of_the_hosts_best_vendor(plugins):
-    kernels = dict(VENDOR.load_kernels())
-    assert kernels == dict(discovery.get("cpu").load_kernels())
+    kernels = dict(discovery.kernels_of(VENDOR))
+    assert kernels == dict(discovery.kernels_of(discovery.get("cpu")))
     assert kernels
     assert discovery.use("qaic") is VENDOR
 
@@ -28,7 +28,7 @@ def test_its_kernels_are_the_hosts_even_where_the_setting_names_it(plugins):
 
     with settings.override(vendor="qaic"):
         assert discovery.activate_default("cpu") is VENDOR
-        assert dict(VENDOR.load_kernels()) == dict(discovery.get("cpu").load_kernels())
+        assert dict(discovery.kernels_of(VENDOR)) == dict(discovery.kernels_of(discovery.get("cpu")))
 
 
 def test_the_probe_with_the_sdk(stand_in):

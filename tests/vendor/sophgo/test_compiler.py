@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from dlinfer import settings
 from dlinfer.errors import ToolchainMissingError
+from dlinfer.toolchain import process
 from dlinfer.vendor.sophgo.compiler import cache as compiler_cache
 from dlinfer.vendor.sophgo.compiler import compile as compiler
 from dlinfer.vendor.sophgo.compiler import process as compiler_process
@@ -23,7 +23,7 @@ from dlinfer.vendor.sophgo.compiler.compile import combine, compile_onnx, descri
 from dlinfer.vendor.sophgo.compiler.options import CHIPS, QUANTIZE, BmodelOptions
 from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError, SophgoOptionError
 from dlinfer.vendor.sophgo.runtime.bmodel import Header
-from tests.vendor.sophgo.waiting import SECONDS, ended, until
+from tests.waiting import SECONDS, ended, until
 
 WIDTH = 32
 
@@ -188,14 +188,10 @@ def test_a_compiler_that_takes_too_long_is_ended_with_all_it_started(toolchain, 
         "time.sleep(10000)\n"
     )
 
-    class Timer(threading.Timer):
-        """Its time is over as soon as all are asleep."""
+    def asleep() -> bool:
+        return pids.exists() and pids.read_text().endswith("all")
 
-        def run(self) -> None:
-            until(lambda: pids.exists() and pids.read_text().endswith("all"))
-            self.function(*self.args, **self.kwargs)
-
-    monkeypatch.setattr(compiler_process.threading, "Timer", Timer)
+    monkeypatch.setattr(process, "monotonic", lambda: 1e9 if asleep() else 0.0)
     monkeypatch.setattr(compiler_process, "driver_command", lambda job: [sys.executable, str(sleeper)])
     monkeypatch.setattr(compiler_cache, "kept", lambda key: None)
     with pytest.raises(SophgoCompileError, match=r"ended after 3 s; it said: asleep"):

@@ -239,8 +239,7 @@ def test_rows_are_those_of_the_table_that_a_call_brings(graph_mode, traced):
     assert not fallback.counts()
     with pytest.raises((IndexError, RuntimeError)):
         region.run(last, table[:5].clone())
-    assert sum(fallback.counts().values()) == 1
-    assert "outside of 5 rows" in region.notes[-1]
+    assert not fallback.counts()  # torch was to say what is wrong, not to compute
 
 
 def test_under_error_a_call_that_torch_would_run_is_refused(graph_mode):
@@ -279,7 +278,7 @@ def test_after_a_worker_that_ended_the_next_run_works(fresh, graph_mode):
     x = torch.randn(6, 16)
     region = compiled(product, x, *WEIGHTS, static=(1, 2))
     region.run(x, *WEIGHTS)
-    (net,) = region.run._weighted._built.run._nets.values()
+    (net,) = region.run._run._built.run._nets.values()
     worker = net._model._worker
     with contextlib.suppress(ProcessLookupError):
         os.kill(worker.pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlinfer.vendor.sophgo.runtime import emulator
-from tests.vendor.sophgo.waiting import SECONDS
+from tests.waiting import SECONDS
 
 RAW = Path(__file__).parent / "raw"
 

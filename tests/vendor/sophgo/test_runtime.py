@@ -71,7 +71,7 @@ def test_the_vendor_says_what_there_is(toolchain):
     vendor = discovery.get("sophgo")
     assert "emulators of bm1684x, bm1688" in discovery.probe(vendor).reason
     assert vendor.priority < discovery.get("cpu").priority  # never a default
-    assert set(vendor.load_kernels()) == set(discovery.get("cpu").load_kernels())
+    assert discovery.kernels_of(vendor) == discovery.kernels_of(discovery.get("cpu"))
 
 
 def test_the_vendor_without_a_toolchain(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from dlinfer import settings
 from dlinfer.vendor.sophgo.errors import SophgoCallError
 from dlinfer.vendor.sophgo.runtime import chips, device
-from tests.vendor.sophgo.waiting import SECONDS, until
+from tests.waiting import SECONDS, until
 
 
 class StandIn:

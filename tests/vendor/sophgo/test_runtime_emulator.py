@@ -10,7 +10,7 @@ import pytest
 from dlinfer.vendor.sophgo.errors import SophgoModelError, SophgoUnavailableError
 from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
 from dlinfer.vendor.sophgo.runtime import chips, emulator
-from tests.vendor.sophgo.waiting import SECONDS
+from tests.waiting import SECONDS
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from dlinfer.vendor.sophgo.runtime import device, worker
 from tests.vendor.sophgo.conftest import relative
 from tests.vendor.sophgo.test_runtime_faults import open_engine, worker_of
 from tests.vendor.sophgo.test_sail_engine import FLOAT16, run
-from tests.vendor.sophgo.waiting import SECONDS, ended, until
+from tests.waiting import SECONDS, ended, until
 
 ROOT = Path(__file__).parents[3]
 

@@ -26,7 +26,7 @@ from dlinfer.vendor.sophgo.sail import Dtype, Failure
 from tests.vendor.sophgo.bmodels import oracle
 from tests.vendor.sophgo.conftest import numbers, relative
 from tests.vendor.sophgo.test_sail_engine import FLOAT16, own_tensors, run
-from tests.vendor.sophgo.waiting import SECONDS, state, threads, until
+from tests.waiting import SECONDS, state, threads, until
 
 
 def open_engine(bmodel: Callable[[str], Path], name: str = "bm1684x") -> sail.EngineLLM:

@@ -14,7 +14,7 @@ from tests.resident import ROUNDS, least_growth, mapped_files, resident
 from tests.vendor.sophgo.test_raw_library import RAW
 from tests.vendor.sophgo.test_runtime_faults import open_engine, worker_of
 from tests.vendor.sophgo.test_sail_engine import run
-from tests.vendor.sophgo.waiting import SECONDS
+from tests.waiting import SECONDS
 
 LOADS = 200
 RUN_EVERY = 20

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from dlinfer.graph.ir.dialect import arguments, fake, overload
-from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value, unfit
+from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
 from dlinfer.vendor.megengine.translations import activations as activations
 from dlinfer.vendor.megengine.translations import arithmetic as arithmetic
 from dlinfer.vendor.megengine.translations import attention as attention
@@ -42,13 +42,10 @@ def refusal(node: fx.Node) -> str | None:
 
     try:
         for tensor in (one for one in _leaves(fake(node)) if isinstance(one, Tensor)):
-            reason = unfit(tensor)
-            if reason is None and tensor.dtype not in (torch.float32, torch.bool):
-                reason = (
+            if tensor.dtype not in (torch.float32, torch.bool):
+                return (
                     f"it gives {str(tensor.dtype).removeprefix('torch.')}, which MegEngine computes as int32"
                 )
-            if reason is not None:
-                return reason
         translate(writer, node, value_of)
     except UntranslatableError as error:
         return str(error)
@@ -59,9 +56,8 @@ def _stand_in(writer: NodeList, parent: fx.Node) -> Any:
     made = []
     leaves = _leaves(fake(parent))
     for index, tensor in enumerate(leaves):
-        reason = unfit(tensor) if isinstance(tensor, Tensor) else "an operand that is no tensor"
-        if reason is not None:
-            raise UntranslatableError(reason)
+        if not isinstance(tensor, Tensor):
+            raise UntranslatableError("an operand that is no tensor")
         value = Value(f"{parent.name}_{index}", tuple(tensor.shape), tensor.dtype)
         if parent.op in ("placeholder", "get_attr"):
             writer.inputs.append((value.name, value.shape, ""))

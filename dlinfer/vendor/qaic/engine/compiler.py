@@ -5,18 +5,20 @@ Qualcomm's own page says (quic/cloud-ai-sdk-pages, docs/Python-API/qaic/qaic.md)
 """
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dlinfer.toolchain import process
 from dlinfer.vendor.qaic.errors import QaicCompileError
 from dlinfer.vendor.qaic.model_file import QPC_NAME
 from dlinfer.vendor.qaic.options.table import OPTIONS
 
 # What each tool wants to hear of the hardware: "2.0" in the compile guide, "ai100" in newer samples.
 HARDWARE = {"qaic-exec": "2.0", "qaic-compile": "ai100"}
+SECONDS = 4 * 3600.0
+"""What a compilation may take; those of large language models take up to an hour."""
 NO_FLAGS = ("output_dir", "compile_only")  # said by the caller, or on every line
 
 
@@ -59,8 +61,8 @@ def compile_model(compiler: Path, model: Path, output_dir: Path, options: Mappin
 
 
 def _run(line: list[str], model: Path) -> None:
-    done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[-2000:]
-        detail = f"{' '.join(line)} ended with status {done.returncode}: {said or 'it said nothing'}"
-        raise QaicCompileError(path=str(model), detail=detail)
+    try:
+        process.run(line, seconds=SECONDS)
+    except process.ProcessFailedError as failed:
+        said = " ".join(" ".join(failed.lines).split())[-2000:] or "it said nothing"
+        raise QaicCompileError(path=str(model), detail=f"{' '.join(line)}: {failed}: {said}") from failed

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlinfer.settings import cache_folder
-from dlinfer.vendor.sophgo.compiler.group import Stop
+from dlinfer.toolchain.process import Stop
 
 _SCRATCH = ".compiling-"
 _FRESH = 60.0

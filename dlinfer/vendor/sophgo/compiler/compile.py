@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from dlinfer.graph.cache.key import canonical_text
+from dlinfer.toolchain.process import ProcessFailedError, Stop
 from dlinfer.vendor.sophgo.compiler import cache, process
-from dlinfer.vendor.sophgo.compiler.group import Stop
 from dlinfer.vendor.sophgo.compiler.options import BmodelOptions, check_name
 from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError, SophgoOptionError
 from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
@@ -93,7 +93,7 @@ def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
         try:
             process.run(command, folder, log, timeout)
             _needed(made)
-        except process.ProcessFailedError as failed:
+        except ProcessFailedError as failed:
             raise _error(f"{len(bmodels)} bmodels", to.name, failed, log, "combine") from failed
         os.replace(made, to)
 
@@ -115,7 +115,7 @@ def describe(bmodel: Path) -> str:
         log = folder / "log"
         try:
             process.run([process.model_tool(), "--info", str(bmodel.resolve())], folder, log, 120.0)
-        except process.ProcessFailedError as failed:
+        except ProcessFailedError as failed:
             raise _error(str(bmodel), "a description", failed, log, "info") from failed
         return log.read_text(errors="replace")
 
@@ -140,12 +140,12 @@ def _compiled(folder: Path, key: str, asked: _Asked) -> Path:
     try:
         try:
             made = _run(folder / "first", job, log, asked)
-        except process.ProcessFailedError as failed:
+        except ProcessFailedError as failed:
             if not _died_optimising(failed):
                 raise
             job["deploy"] += ["--opt", "1"]
             made = _run(folder / "again", job, log, asked)
-    except process.ProcessFailedError as failed:
+    except ProcessFailedError as failed:
         raise _error(f"net {asked.name!r}", _target(asked.options), failed, log, key) from failed
     return cache.store(made, key)
 
@@ -165,7 +165,7 @@ def _target(options: BmodelOptions) -> str:
     return f"{options.chip} as {options.quantize}"
 
 
-def _died_optimising(failed: process.ProcessFailedError) -> bool:
+def _died_optimising(failed: ProcessFailedError) -> bool:
     """Whether the compiler's core ended without a word, as its usual level of optimisation does on some nets that
     level 1 compiles: only the command is named that failed."""
     named = [line for line in failed.lines if "RuntimeError: [!Error]: tpuc-opt" in line]
@@ -205,21 +205,19 @@ def _calibration_files(folder: Path, calibration: Sequence[Mapping[str, np.ndarr
 def _needed(made: Path) -> None:
     """The compiler's status is 0 also where the disk was full."""
     if not made.is_file():
-        raise process.ProcessFailedError("it ended well but wrote no bmodel", ())
+        raise ProcessFailedError("it ended well but wrote no bmodel", ())
     try:
         bmodel_file.read_file(made)
     except SophgoModelError as error:
         how = f"it ended well but wrote no whole bmodel: {error.fields['detail']}"
-        raise process.ProcessFailedError(how, ()) from error
+        raise ProcessFailedError(how, ()) from error
 
 
 _TELLING = ("Error", "error:", "assert", "Assert", "not support", "unsupported", "failed")
 _NOISE = ("Traceback", 'File "', "raise ", "[Running]", "onnxsim opt failed", "_os_system(")
 
 
-def _error(
-    what: str, target: str, failed: process.ProcessFailedError, log: Path, key: str
-) -> SophgoCompileError:
+def _error(what: str, target: str, failed: ProcessFailedError, log: Path, key: str) -> SophgoCompileError:
     """The error with what the compiler said, its log kept where the user finds it."""
     kept = cache.place() / "logs" / f"{key}.log"
     kept.parent.mkdir(parents=True, exist_ok=True)

@@ -1,22 +1,18 @@
 """Run by the toolchain's Python, never imported by dlinfer: one ONNX file to a bmodel by Sophgo's own tools.
 
 ``python driver.py job.json`` in an empty folder, where ``job.json`` says what ``compile`` wrote into it.
-Each step is announced on a line that begins with ``dlinfer step:``. It is written for CPython 3.10. Its standard input
-is a pipe from dlinfer that stays empty; when that ends, dlinfer is gone, and this ends too.
+Each step is announced on a line that begins with ``dlinfer step:``. It is written for CPython 3.10.
 """
 
 import importlib
 import json
 import os
 import runpy
-import signal
 import sys
-import threading
 
 
 def main(path):
     """Do the job that the file at ``path`` describes; the process's exit status says whether it succeeded."""
-    _end_with_caller()
     with open(path) as file:
         job = json.load(file)
     tools = importlib.import_module("tpu_mlir")  # sets the search paths of its tools
@@ -29,20 +25,6 @@ def main(path):
         _calibrate(job)
     _announce("compile")
     _tool(root, "model_deploy", job["deploy"])
-
-
-def _end_with_caller():
-    """End this process and all that it started when the other end of standard input is closed."""
-    pipe = os.dup(0)  # for this process alone; what it starts reads nothing
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-
-    def watch():
-        os.read(pipe, 1)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _announce(step):

@@ -1,25 +1,16 @@
-"""A program of Sophgo's toolchain as a process: its own environment, a time limit, a log that outlives it."""
+"""Programs of Sophgo's toolchain: their commands, their environment, and the steps that they tell."""
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dlinfer.toolchain import Environment, find
-from dlinfer.vendor.sophgo.compiler.group import Group, Stop
+from dlinfer.toolchain import Environment, find, process
+from dlinfer.toolchain.process import ProcessFailedError, Stop
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
-STEP = "dlinfer step: "
+_STEP = "dlinfer step: "
 DRIVER = Path(__file__).with_name("driver.py")
 """What runs the compiler, by the toolchain's Python."""
-
-
-class ProcessFailedError(Exception):
-    """A program did not succeed; its text says how, and ``lines`` what it said last."""
-
-    def __init__(self, how: str, lines: Sequence[str]) -> None:
-        super().__init__(how)
-        self.lines = tuple(lines)
 
 
 def toolchain() -> Environment:
@@ -53,48 +44,27 @@ def run(
 ) -> None:
     """Run a program of the toolchain in ``folder``; what it prints goes to ``log``, its steps to ``progress``.
 
-    The program and all that it started are ended after ``timeout`` seconds, when this call is interrupted, and by
-    ``stop``. Raises ProcessFailedError and StoppedError.
+    Raises ProcessFailedError, whose lines have no steps among them, and StoppedError.
     """
-    late = threading.Event()
-    last: list[str] = []
-    group = Group(command, folder, _environment())
 
-    def end() -> None:
-        late.set()
-        group.kill()
+    def told(line: str) -> None:
+        if progress is not None and line.startswith(_STEP):
+            progress(line.removeprefix(_STEP))
 
-    timer = threading.Timer(timeout, end)
     try:
-        timer.start()
-        with (stop or Stop()).over(group), log.open("wb") as kept:
-            for line in group.output:
-                kept.write(line)
-                text = line.decode(errors="replace").rstrip()
-                if text.startswith(STEP):
-                    if progress is not None:
-                        progress(text.removeprefix(STEP))
-                elif text:
-                    last = [*last[-39:], text[:500]]
-            status = group.wait()
-    finally:
-        timer.cancel()
-        group.kill()
-        group.wait()
-    if late.is_set():
-        raise ProcessFailedError(f"it was ended after {timeout:g} s", last)
-    if status:
-        how = f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
-        raise ProcessFailedError(how, last)
+        process.run(
+            command, seconds=timeout, folder=folder, environment=_environment(), log=log, told=told, stop=stop
+        )
+    except ProcessFailedError as failed:
+        lines = [line for line in failed.lines if not line.startswith(_STEP)]
+        raise ProcessFailedError(str(failed), lines) from failed
 
 
 def _environment() -> dict[str, str]:
-    """The caller's, without what leads Python or the loader to the caller's packages."""
-    taken = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_"))}
     package = toolchain().site_packages / "tpu_mlir"
     libraries = [package / "lib", package / "lib" / "capi", package / "lib" / "third_party"]
-    taken["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))
-    taken["PATH"] = os.pathsep.join([str(toolchain().scripts), taken.get("PATH", os.defpath)])
-    taken["PYTHONDONTWRITEBYTECODE"] = "1"
-    taken.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
-    return taken
+    return {"OMP_NUM_THREADS": str(os.cpu_count() or 1)} | process.own_environment(
+        LD_LIBRARY_PATH=os.pathsep.join(map(str, libraries)),
+        PATH=os.pathsep.join([str(toolchain().scripts), os.environ.get("PATH", os.defpath)]),
+        PYTHONDONTWRITEBYTECODE="1",
+    )

@@ -1,82 +1,58 @@
 """The graph engine ``sophgo``: a region as a bmodel for each of its sizes, on a chip or its emulator."""
 
-from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+import torch
 from torch import fx
 
-from dlinfer.errors import EngineUnavailableError, NotAFunctionError, NotExportableError
-from dlinfer.graph.engine import CompiledRegion
-from dlinfer.graph.engine_kit.eager_region import eager_region
-from dlinfer.graph.engine_kit.output_sizes import UnknownSizeError
-from dlinfer.graph.engine_kit.torch_steps import TorchSteps
-from dlinfer.graph.ir.dialect import is_compute
-from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.errors import EngineUnavailableError
+from dlinfer.graph.engine_kit.value_engine import ValueEngine
+from dlinfer.graph.engine_kit.value_region import Lowered
+from dlinfer.graph.functional.function import Function
 from dlinfer.graph.ir.flops import flops_of
-from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
 from dlinfer.vendor.sophgo.compiler import packages
 from dlinfer.vendor.sophgo.compiler.process import compiler_version
+from dlinfer.vendor.sophgo.compiler.translations import table
 from dlinfer.vendor.sophgo.engine import nodes
 from dlinfer.vendor.sophgo.engine.chip import settled
+from dlinfer.vendor.sophgo.engine.lowered import SophgoLowered
 from dlinfer.vendor.sophgo.engine.options import SophgoOptions
-from dlinfer.vendor.sophgo.engine.region import ENGINE, MixedDtypesError, Region
-
-SMALLEST = 4
-"""Nodes that are worth a bmodel, none of which is a product: compiling takes seconds, entering it a copy each way."""
 
 
-class SophgoEngine(TorchSteps):
+class SophgoEngine(ValueEngine[SophgoOptions]):
     """Graphs through ONNX and Sophgo's compiler on its chips."""
 
-    name = ENGINE
-    passes: Sequence[Pass] = ()
-    stored_options: Collection[str] = ("chip", "quantize", "group_size")
-    phases_alike = False
+    name = "sophgo"
+    options_type = SophgoOptions
+    stored_options = ("chip", "quantize", "group_size")
+    smallest = 4  # compiling takes seconds, entering it a copy each way
 
     def __init__(self) -> None:
         missing = packages.missing(packages.ONNX)
         if missing:
             reason = f"{missing} not installed; {packages.ADVICE}"
             raise EngineUnavailableError(engine=self.name, reason=reason, available="those of other vendors")
-        self._refusals = nodes.refusals()
+        self._refusals = Refusals(translations=table, fault=nodes.fault)
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise CompileOptionError."""
-        SophgoOptions.of(options)
+    def is_heavy(self, node: fx.Node) -> bool:
+        """Products of matrices."""
+        return flops_of(node) > 0
 
-    def refuses(self, node: fx.Node) -> str | None:
-        """What ONNX cannot say, and what was not tried with Sophgo's compiler."""
-        return nodes.refusal(node, self._refusals)
+    def refuses_dtype(self, dtype: torch.dtype) -> str | None:
+        """Types that ONNX does not have."""
+        return no_type_of_onnx(dtype)
 
-    def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """A few nodes without a product among them run as fast one by one."""
-        count = sum(map(is_compute, nodes))
-        if count >= SMALLEST or any(map(flops_of, nodes)):
-            return None
-        return f"{count} nodes without a product are too few for a bmodel"
+    def refuses_op(self, node: fx.Node) -> str | None:
+        """What is not in numbers that the chip computes with, ONNX cannot say, or was not tried with the compiler."""
+        return nodes.wrong_numbers(node) or self._refusals.of(node)
 
-    def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
-        """The region, whose bmodels are compiled when its first call tells sizes and weights.
-
-        What the compiler then refuses runs by torch under the policy. Raises GraphFallbackError under ``error``.
-        """
-        chosen, which = settled(SophgoOptions.of(options.wanted_engine_options))
-        result = CompiledRegion(run=None, notes=[which])
-        try:
-            result.run = Region(region, options, chosen, result.notes)
-        except (NotAFunctionError, NotExportableError) as error:
-            reason = str(error.fields["reason"])
-            return eager_region(region, self.name, options, reason, {str(error.fields["node"]): reason})
-        except UnknownSizeError as unknown:
-            return eager_region(region, self.name, options, f"a result of unknown size: {unknown}")
-        except MixedDtypesError as mixed:
-            return eager_region(region, self.name, options, str(mixed))
-        for node in region.graph_module.graph.nodes:
-            if is_compute(node):
-                result.placement[node.name] = "bmodel"
-        return result
+    def lower(self, function: Function, options: SophgoOptions, policy: str) -> Lowered:
+        """The function as ONNX; its bmodels are compiled when calls tell sizes and weights."""
+        chosen, which = settled(options)
+        lowered = SophgoLowered(function, chosen)
+        lowered.notes.append(which)
+        return lowered
 
     def identity(self, cache_dir: Path) -> str:
         """The version of the compiler."""

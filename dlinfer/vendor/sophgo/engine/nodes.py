@@ -6,8 +6,6 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import fake, is_size, is_view, overload, tensors_of
-from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
-from dlinfer.vendor.sophgo.compiler.translations import table
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -23,18 +21,6 @@ OPS = frozenset(
 _LOOKUPS = {"aten::embedding": 1, "aten::index_select": 2}
 """Ops that look rows up by whole numbers -> which argument these are. Rows are counted from 0 on, and each call is
 checked, since the chip reads whatever lies there."""
-
-
-def refusals() -> Refusals:
-    """The exporter's and this table's answers."""
-    return Refusals(translations=table, wrong_type=no_type_of_onnx, fault=fault)
-
-
-def refusal(node: fx.Node, asked: Refusals) -> str | None:
-    """Why a node is not taken; None where it is."""
-    if node.op != "call_function":
-        return None
-    return _numbers(node) or asked.of(node)
 
 
 def fault(model: bytes) -> str | None:
@@ -60,7 +46,7 @@ def lookups(graph_module: fx.GraphModule) -> list[tuple[str, Any]]:
     return found
 
 
-def _numbers(node: fx.Node) -> str | None:
+def wrong_numbers(node: fx.Node) -> str | None:
     """Why the dtypes of a node's tensors are none that the chip computes with."""
     for result in tensors_of(node):
         if result.dtype not in FLOATS:

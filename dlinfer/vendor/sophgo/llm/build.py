@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dlinfer.toolchain.process import Stop
 from dlinfer.vendor.sophgo.compiler import packages
 from dlinfer.vendor.sophgo.compiler.compile import combine, compile_onnx
-from dlinfer.vendor.sophgo.compiler.group import Stop
 from dlinfer.vendor.sophgo.compiler.options import BmodelOptions
 from dlinfer.vendor.sophgo.compiler.process import toolchain
 from dlinfer.vendor.sophgo.errors import SophgoOptionError, SophgoUnavailableError

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer import settings
+from dlinfer.toolchain import starter
 from dlinfer.vendor.sophgo.errors import SophgoRuntimeError, SophgoTimeoutError, SophgoWorkerError
-from dlinfer.vendor.sophgo.runtime import starter
 from dlinfer.vendor.sophgo.runtime.child import wire
 
 SHARED_BYTES = 16 * 2**20

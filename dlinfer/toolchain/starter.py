@@ -46,7 +46,7 @@ def _thread() -> _Queue:
     with _lock:
         if _queue is None:
             queue: _Queue = SimpleQueue()
-            threading.Thread(target=_serve, args=(queue,), name="dlinfer-sophgo-starter", daemon=True).start()
+            threading.Thread(target=_serve, args=(queue,), name="dlinfer-starter", daemon=True).start()
             _queue = queue
         return _queue
 

@@ -1,19 +1,14 @@
-"""Starting a worker's process: in the one thread that starts them all, interrupted, or refused by the system."""
+"""Starting a process that ends with this one: in the one thread that starts them all, and interrupted."""
 
-import gc
-import os
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-from dlinfer.vendor.sophgo.errors import SophgoWorkerError
-from dlinfer.vendor.sophgo.runtime import starter
-from dlinfer.vendor.sophgo.runtime.worker import Worker
-from tests.vendor.sophgo.waiting import until
+from dlinfer.toolchain import starter
+from tests.waiting import until
 
 
 def sleeping() -> subprocess.Popen[bytes]:
@@ -60,26 +55,3 @@ def test_an_interrupt_while_it_starts_ends_the_process_that_comes_of_it():
         signal.signal(signal.SIGALRM, before)
     until(lambda: started[0].returncode is not None)
     assert started[0].returncode == -signal.SIGKILL
-
-
-def test_a_worker_that_cannot_be_started(monkeypatch, tmp_path):
-    """Nothing of it stays open."""
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(SophgoWorkerError, match=r"stand-in could not be started: .*No such file"):
-        Worker("a stand-in", tmp_path, emulated=True)
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        with pytest.raises(SophgoWorkerError):
-            Worker("a stand-in", tmp_path, emulated=True)
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_no_files_are_left_to_start_one_with(monkeypatch, tmp_path):
-    def none(*_: object) -> int:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(os, "memfd_create", none)
-    with pytest.raises(SophgoWorkerError, match="Too many open files"):
-        Worker("a stand-in", Path(tmp_path), emulated=True)

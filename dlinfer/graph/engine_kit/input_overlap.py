@@ -1,0 +1,47 @@
+"""Whether an input that a function writes is apart from the others, asked at each call at little cost."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.overlap import overlapping
+from dlinfer.graph.ir.dialect import fake
+
+
+class InputOverlap:
+    """Callable with a call's inputs: why the function is not the region for them, or None.
+
+    What it looked at last is kept by address and sizes, so that weights, of which there are many, are looked at again
+    only when one of them, or what is written, has moved. Threads may call it at once.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._written = frozenset(index for index in function.writes if index is not None)
+        self._steady = function.weights
+        self._moving = [
+            index
+            for index, node in enumerate(function.inputs)
+            if index not in self._steady and isinstance(fake(node), Tensor)
+        ]
+        self._written_places = {place for place, index in enumerate(self._moving) if index in self._written}
+        self._apart: tuple[Any, Any] = (None, None)
+
+    def __call__(self, inputs: Sequence[Any]) -> str | None:
+        if not self._written:
+            return None
+        moving = [inputs[index] for index in self._moving]
+        places = [(one.data_ptr(), one.shape, one.stride()) for one in moving]
+        steady = [inputs[index].data_ptr() for index in self._steady]
+        steady += [places[place] for place in self._written_places]
+        known_places, known_steady = self._apart
+        if steady != known_steady:
+            reason = self._function.conflict(inputs)
+        elif places != known_places:
+            reason = overlapping(moving, self._written_places)
+        else:
+            return None
+        self._apart = (None, None) if reason is not None else (places, steady)
+        return reason

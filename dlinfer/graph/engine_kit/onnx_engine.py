@@ -1,0 +1,97 @@
+"""A graph engine for vendors that are fed ONNX: two methods, ``fault`` and ``session``, are the vendor's."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dlinfer.graph.engine_kit.value_engine import Options, ValueEngine
+from dlinfer.graph.engine_kit.value_region import Executable, Lowered
+from dlinfer.graph.functional.function import Function
+from dlinfer.graph.onnx.export import OPSET, Table, export
+from dlinfer.graph.onnx.refusal import Refusals, fault_by_onnx, no_type_of_onnx
+from dlinfer.graph.onnx.weights import OnnxModel
+
+Session = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
+"""Called with contiguous tensors by the names of the model's inputs, gives its outputs in the model's order."""
+
+
+class OnnxEngine(ValueEngine[Options]):
+    """The engine without its vendor.
+
+    opset: of the models. translations: a static method that gives functions of onnxscript's ops for some of torch's
+    ops, taken before the standard ones; None where these serve. placement: what a region becomes, for reports.
+    """
+
+    opset = OPSET
+    translations: Callable[[], Table] | None = None
+    placement = "session"
+
+    def __init__(self) -> None:
+        self._refusals = Refusals(opset=self.opset, translations=self.translations, fault=self.fault)
+
+    # --- what a vendor says
+
+    @abstractmethod
+    def session(self, model: OnnxModel, options: Options) -> Session:
+        """What runs a model, whose weights are in it. It keeps what it needs of them: they may go after this.
+
+        Raises RefusedError where the vendor does not take the model.
+        """
+
+    def fault(self, model: bytes) -> str | None:
+        """What the vendor has against the model of a single node; None where it takes it. Asked once for each kind.
+
+        Without a vendor's own answer it is what ONNX's checker says.
+        """
+        return fault_by_onnx(model)
+
+    # --- what an engine of values is
+
+    def refuses_dtype(self, dtype: torch.dtype) -> str | None:
+        """Types that ONNX does not have."""
+        return no_type_of_onnx(dtype)
+
+    def refuses_op(self, node: fx.Node) -> str | None:
+        """What has no translation to ONNX, and what the vendor has against it."""
+        return self._refusals.of(node)
+
+    def lower(self, function: Function, options: Options, policy: str) -> Lowered:
+        """The function as an ONNX graph."""
+        return OnnxLowered(self, function, options)
+
+
+class OnnxLowered(Lowered):
+    """A function as an ONNX graph, whose weights are put into the model that a session is made of."""
+
+    def __init__(self, engine: OnnxEngine[Any], function: Function, options: Any) -> None:
+        super().__init__(function, function.weights)
+        self.placement = engine.placement
+        self.graph = export(function.graph_module, opset=engine.opset, translations=engine.translations)
+        self.source = str(self.graph)
+        self._engine = engine
+        self._options = options
+
+    def compile(self, weights: tuple[Tensor, ...]) -> Executable:
+        """A session of the model with these weights in it."""
+        names = self.graph.inputs
+        held = {names[index]: weight for index, weight in zip(self.held, weights, strict=True)}
+        session = self._engine.session(OnnxModel(self.graph, held), self._options)
+        if weights:
+            size = sum(weight.nbytes for weight in weights)
+            self.notes.append(f"the session holds a copy of {len(weights)} weights, {size} bytes")
+        fed = [(index, name) for index, name in enumerate(names) if name not in held]
+
+        def run(*inputs: Any) -> Sequence[Tensor]:
+            return session({name: as_tensor(inputs[index]) for index, name in fed})
+
+        return run
+
+
+def as_tensor(value: Any) -> Tensor:
+    """An input as ONNX knows it: contiguous; a number as a tensor of no dimensions."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(value)
+    return value.detach().contiguous()

@@ -1,0 +1,141 @@
+"""A region as an engine of values runs it: the vendor's executable, and what is around it at each call."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.graph.engine_kit.eager_region import eager_program, leave_for_a_call
+from dlinfer.graph.engine_kit.held_weights import HeldWeights
+from dlinfer.graph.engine_kit.input_overlap import InputOverlap
+from dlinfer.graph.engine_kit.output_specs import OutputSpecs
+from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
+from dlinfer.graph.functional.function import Function
+from dlinfer.graph.ir.extract import Subgraph
+
+Executable = Callable[..., Sequence[Tensor]]
+"""Called with a function's inputs, gives its outputs: fresh tensors, or for an output that is the new content of an
+input that input, written. May raise RefusedError, before it writes anything."""
+
+
+class Lowered(ABC):
+    """A function in a vendor's own form, before its weights are known.
+
+    source: that form as text, for reports. placement: how its nodes run, for reports.
+    held: indices of the inputs whose tensors ``compile`` builds in.
+    outputs: what the outputs are; ``outputs.empty(inputs)`` is memory for those of a call.
+    notes: what else is to be known, one sentence each; may grow while it runs.
+
+    Making one raises UnknownSizeError where the outputs' sizes do not follow from the inputs.
+    """
+
+    placement = "engine"
+    source = ""
+
+    def __init__(self, function: Function, held: Sequence[int] = ()) -> None:
+        self.function = function
+        self.held = tuple(held)
+        self.outputs = OutputSpecs(function)
+        self.notes: list[str] = []
+
+    @abstractmethod
+    def compile(self, weights: tuple[Tensor, ...]) -> Executable:
+        """What runs with these weights, one for each of ``held``. Raises RefusedError.
+
+        Called at once where nothing is held, else at the first call, and again when a weight has changed.
+        """
+
+    def check(self, inputs: Sequence[Any]) -> None:  # noqa: B027 - most vendors need none
+        """Raise RefusedError for inputs that the executable would not be right for, WrongInputError for wrong ones."""
+
+
+class Views(Lowered):
+    """A function that computes nothing: torch makes the region's outputs of its inputs."""
+
+    placement = "view"
+
+    def compile(self, weights: tuple[Tensor, ...]) -> Executable:
+        return lambda *inputs: []
+
+
+class ValueRegion:
+    """Callable with a region's inputs, gives the tuple of its outputs; threads may call it as the executable allows.
+
+    engine, policy: the engine's name and the fallback policy, for calls that torch runs.
+    Making one raises RefusedError where nothing is held and the vendor does not compile it.
+    """
+
+    def __init__(self, region: Subgraph, lowered: Lowered, engine: str, policy: str) -> None:
+        self.lowered = lowered
+        self.source = lowered.source
+        self._region = region
+        self._name = region.graph_module._get_name()
+        self._engine = engine
+        self._policy = policy
+        self._function = lowered.function
+        self._overlap = InputOverlap(lowered.function)
+        self._eager: Callable[..., tuple[Any, ...]] | None = None
+        self._held: HeldWeights | None = None
+        self._run: Executable
+        if lowered.held:
+            names = [node.name for node in lowered.function.inputs]
+            self._run = self._held = HeldWeights(lowered.held, names, self._compiled, lowered.notes)
+        else:
+            self._run = lowered.compile(())
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        function = self._function
+        function.check(inputs)
+        try:
+            conflict = self._overlap(inputs)
+            if conflict is not None:
+                return self._left(conflict, inputs)
+            self.lowered.check(inputs)
+            values = self._run(*inputs)
+        except RefusedError as refused:
+            return self._left(str(refused), inputs)
+        except WrongInputError:
+            return self._by_torch(inputs)
+        self.lowered.outputs.check(inputs, values, self._engine, self._name)
+        for index, value in zip(function.writes, values, strict=True):
+            if index is not None and value is not inputs[index]:
+                with torch.no_grad():
+                    inputs[index].copy_(value)
+        return function.finish(inputs, values)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights that are built in now."""
+        return self._held.nbytes if self._held is not None else 0
+
+    def unbind(self) -> None:
+        """Let go of the weights and of what was compiled with them; the next call compiles again."""
+        if self._held is not None:
+            self._held.release()
+
+    def _compiled(self, weights: tuple[Tensor, ...]) -> Executable:
+        """What runs with these weights; where the vendor does not compile it, what refuses every call with them."""
+        try:
+            return self.lowered.compile(weights)
+        except RefusedError as refused:
+            reason = str(refused)
+
+        def refuse(*inputs: Any) -> Sequence[Tensor]:
+            raise RefusedError(reason)
+
+        return refuse
+
+    def _left(self, reason: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """A call by torch, under the policy; each reason is noted once."""
+        leave_for_a_call(self._region, self._engine, reason, self._policy)
+        note = f"ran by torch at a call: {reason}"
+        if note not in self.lowered.notes:
+            self.lowered.notes.append(note)
+        return self._by_torch(inputs)
+
+    def _by_torch(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        if self._eager is None:
+            self._eager = eager_program(self._region)
+        return self._eager(*inputs)

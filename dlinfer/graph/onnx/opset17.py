@@ -1,0 +1,94 @@
+"""A model of opset 18 as one of 17, for compilers that read no newer one, or know its patterns as 17 writes them.
+
+Models come as 18, whose reductions take their axes as an input, and whose Split counts equal parts.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from dlinfer.errors import NotExportableError
+from dlinfer.graph.onnx.export import OnnxGraph
+
+_REDUCTIONS = frozenset(
+    f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()
+)
+
+
+def to_opset_17(graph: OnnxGraph) -> None:
+    """Rewrite a model of opset 18. Raises NotExportableError for what 17 cannot say."""
+    for node in list(graph.model.graph):
+        if node.op_type == "Constant":
+            _as_initialiser(graph, node)
+    for node in list(graph.model.graph.all_nodes()):
+        if node.op_type in _REDUCTIONS and len(node.inputs) > 1:
+            _axes_as_attribute(node)
+        elif node.op_type == "Split" and "num_outputs" in node.attributes:
+            _sizes_as_input(graph, node)
+    graph.model.opset_imports[""] = 17
+
+
+def _as_initialiser(graph: OnnxGraph, node: Any) -> None:
+    """A constant in the one form that the front end reads everywhere."""
+    (value,) = node.outputs
+    held = initialiser(graph, value.name, _content(node))
+    value.replace_all_uses_with(held, replace_graph_outputs=True)
+    graph.model.graph.remove(node, safe=True)
+
+
+def initialiser(graph: OnnxGraph, name: str, content: np.ndarray) -> Any:
+    """A new initialiser of the model."""
+    import onnx_ir
+
+    tensor: Any = onnx_ir.tensor(content, name=name)
+    value = onnx_ir.Value(
+        name=name, shape=tensor.shape, type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
+    )
+    graph.model.graph.initializers[name] = value
+    return value
+
+
+def _axes_as_attribute(node: Any) -> None:
+    import onnx_ir
+
+    axes = _constant(node.inputs[1])
+    if axes is None:
+        raise NotExportableError(node=node.name or "", op=node.op_type, reason="axes that are no constants")
+    node.attributes["axes"] = onnx_ir.AttrInt64s("axes", [int(axis) for axis in axes.reshape(-1)])
+    node.attributes.pop("noop_with_empty_axes", None)
+    node.resize_inputs(1)
+
+
+def _constant(value: Any) -> Any:
+    """The content of a list of numbers, flat as numpy; None where only a run tells."""
+    if value.const_value is not None:
+        return value.const_value.numpy()
+    node = value.producer()
+    if node is not None and node.op_type in ("Reshape", "Identity"):  # as torch.onnx writes a list of axes
+        before = _constant(node.inputs[0])
+        return None if before is None else before.reshape(-1)
+    return _content(node) if node is not None and node.op_type == "Constant" else None
+
+
+def _content(node: Any) -> np.ndarray:
+    """What a Constant holds."""
+    (attribute,) = node.attributes.values()
+    held = attribute.value
+    if hasattr(held, "numpy"):
+        return held.numpy()
+    return np.asarray(held, np.float32 if "float" in attribute.name else np.int64)
+
+
+def _sizes_as_input(graph: OnnxGraph, node: Any) -> None:
+    """The sizes of equal parts; the last one is smaller where they do not fill the dimension."""
+    count = node.attributes.pop("num_outputs").value
+    axis = node.attributes["axis"].value if "axis" in node.attributes else 0
+    shape = node.inputs[0].shape
+    whole = shape[axis] if shape is not None else None
+    if not isinstance(whole, int):
+        raise NotExportableError(node=node.name or "", op="Split", reason="a dimension of unknown size")
+    part = -(-whole // count)
+    sizes = [part] * (count - 1) + [whole - part * (count - 1)]
+    value = initialiser(graph, f"{node.outputs[0].name}_sizes", np.asarray(sizes, np.int64))
+    node.resize_inputs(2)
+    node.replace_input_with(1, value)

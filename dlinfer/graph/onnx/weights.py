@@ -1,0 +1,76 @@
+"""A model with tensors in it for some of its inputs: as bytes, or as a file with the tensors beside it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dlinfer.graph.onnx.export import OnnxGraph
+
+INLINE_BYTES = 1 << 20
+"""Weights up to this size in all stand in the model's own file, unless another size is asked for."""
+
+MOST_BYTES = (1 << 31) - (1 << 24)
+"""Weights that one message of protobuf takes, which has 2 GiB, beside the graph itself."""
+
+
+def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list[Any]:
+    """Make inputs of a graph, by name, initialisers on the tensors' own memory; gives their values."""
+    import onnx_ir
+
+    body = graph.model.graph
+    held = [value for value in body.inputs if value.name in weights]
+    for value in held:
+        body.inputs.remove(value)
+        value.const_value = onnx_ir.tensor(weights[value.name].detach().contiguous(), name=value.name)
+        body.initializers[value.name] = value
+    return held
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """A graph, and the tensors that are known of its inputs, by name. What is known is an initialiser of the model.
+
+    Nothing is copied and nothing written before it is asked for; the graph keeps no reference to the tensors.
+    """
+
+    graph: OnnxGraph
+    weights: Mapping[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(weight.nbytes for weight in self.weights.values())
+
+    def to_bytes(self) -> bytes:
+        """The whole model as ONNX's protobuf. Weights of more than MOST_BYTES have no place in it: ``save`` them."""
+        with self.filled():
+            return self.graph.to_bytes()
+
+    def save(self, folder: Path, inline: int = INLINE_BYTES) -> Path:
+        """Write ``model.onnx`` into a folder, weights of more than ``inline`` bytes in a file beside it; its path."""
+        import onnx_ir
+
+        path = folder / "model.onnx"
+        with self.filled() as model:
+            onnx_ir.save(model, path, external_data="weights.bin" if self.nbytes > inline else None)
+        return path
+
+    @contextmanager
+    def filled(self) -> Iterator[Any]:
+        """The ``onnx_ir.Model`` while it has the weights in it. One thread at a time for one graph."""
+        body = self.graph.model.graph
+        inputs = list(body.inputs)
+        held = fill(self.graph, self.weights)
+        try:
+            yield self.graph.model
+        finally:
+            for value in held:
+                del body.initializers[value.name]
+                value.const_value = None
+            for place, value in enumerate(inputs):
+                if value in held:
+                    body.inputs.insert(place, value)

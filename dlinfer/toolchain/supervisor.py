@@ -1,0 +1,73 @@
+"""Runs one program for ``process.run``, and ends all of it where the caller is gone. A script of its own process.
+
+``python -I -S supervisor.py CALLER COMMAND...`` leads the group that the program and all that it starts are in. Its
+standard input is a pipe that stays empty: when it ends, the caller is gone. Where another process has that end of the
+pipe too, as a fork of the caller's has, the kernel tells.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import threading
+
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+
+
+def main(caller: int, command: list[str]) -> None:
+    """Run the command; this process ends as it did, with its status or by its signal."""
+    signal.signal(signal.SIGTERM, lambda *_: _end_all())
+    _at_end_of(caller, signal.SIGTERM)
+    supervisor, pipe = os.getpid(), os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    program = os.fork()  # no thread has been started yet
+    if program == 0:
+        _become(command, supervisor)
+    threading.Thread(target=_watch, args=(pipe,), daemon=True).start()
+    _end_as(os.waitstatus_to_exitcode(os.waitpid(program, 0)[1]))
+
+
+def _become(command: list[str], supervisor: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _at_end_of(supervisor, signal.SIGKILL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"{command[0]} cannot be run: {error.strerror}\n".encode())
+        os._exit(127)
+
+
+def _watch(pipe: int) -> None:
+    os.read(pipe, 1)
+    _end_all()
+
+
+def _end_all() -> None:
+    """End the whole group, this process too."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def _end_as(status: int) -> None:
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own, where one is wanted
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def _at_end_of(parent: int, wanted: signal.Signals) -> None:
+    """Have the kernel send a signal when the parent ends, however it ends: prctl(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(wanted), *map(ctypes.c_ulong, (0, 0, 0))):
+        error = ctypes.get_errno()
+        raise OSError(error, f"PR_SET_PDEATHSIG: {os.strerror(error)}")
+    if os.getppid() != parent:  # it has ended before that
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

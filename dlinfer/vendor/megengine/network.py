@@ -1,0 +1,87 @@
+"""A model at run time: its inputs where torch has them, in a network of MegEngine Lite in this process."""
+
+import ctypes
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.graph.engine_kit.refused import WrongInputError
+from dlinfer.graph.functional.function import Function
+from dlinfer.graph.ir.dialect import fake
+from dlinfer.vendor.megengine import lite
+from dlinfer.vendor.megengine.nodes import NodeList
+
+_INT32 = torch.iinfo(torch.int32)
+
+
+class Network:
+    """Callable with a function's inputs, gives its outputs; threads take turns, since it runs one at a time."""
+
+    def __init__(self, function: Function, graph: NodeList, model: bytes, threads: int) -> None:
+        self._lock = threading.Lock()
+        self._network = network = lite.LiteNetwork()
+        if threads > 1:
+            network.threads_number = threads
+        else:
+            network.enable_cpu_inplace_mode()
+        network.load(model)
+        names = [node.name for node in function.inputs]
+        phases = lite.LiteTensorPhase
+        self._inputs = [
+            _Input(names.index(name), network.get_io_tensor(name, phases.LITE_INPUT), graph.indices.get(name))
+            for name, _, _ in graph.inputs
+        ]
+        self._outputs = [
+            (network.get_io_tensor(f"result_{index}", phases.LITE_OUTPUT), fake(node).dtype)
+            for index, node in enumerate(function.outputs)
+        ]
+
+    def __call__(self, *inputs: Any) -> list[Tensor]:
+        with self._lock:
+            kept = [one.feed(inputs[one.index]) for one in self._inputs]
+            self._network.forward()
+            self._network.wait()
+            values = [_taken(tensor, dtype) for tensor, dtype in self._outputs]
+        del kept  # which the network has read now
+        return values
+
+
+def _taken(tensor: lite.LiteTensor, dtype: torch.dtype) -> Tensor:
+    """A copy of a result: the network writes it again at the next run."""
+    value = torch.from_numpy(tensor.to_numpy())
+    return value.view(torch.bool) if dtype == torch.bool else value
+
+
+class _Input:
+    """One input of the network, and where it was told to look last. rows: those that it looks up, if it does."""
+
+    def __init__(self, index: int, tensor: lite.LiteTensor, rows: int | None) -> None:
+        self.index = index
+        self._tensor = tensor
+        self._size = tensor.nbytes
+        self._rows = rows
+        self._place = 0
+
+    def feed(self, given: Tensor) -> Tensor:
+        """Let the network read a tensor where it lies. Gives what must live until the run has ended."""
+        value = given.detach()
+        if self._rows is not None:
+            value = _checked(value, self._rows)
+        elif value.dtype == torch.bool:
+            value = value.contiguous().view(torch.uint8)
+        value = value.contiguous()
+        place = value.data_ptr()
+        if place != self._place:
+            self._tensor.set_data_by_share(ctypes.c_void_p(place), self._size)
+            self._place = place
+        return value
+
+
+def _checked(indices: Tensor, rows: int) -> Tensor:
+    """Numbers of rows as int32, which MegEngine looks up without asking. Raises WrongInputError."""
+    low, high = torch.aminmax(indices)
+    if int(low) < 0 or int(high) >= min(rows, _INT32.max):
+        raise WrongInputError(f"{int(low)} to {int(high)} for {rows} rows")
+    return indices.to(torch.int32)

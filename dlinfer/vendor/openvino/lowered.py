@@ -1,0 +1,135 @@
+"""A function as an OpenVINO model, and how it runs: inputs bound, new contents written back.
+
+What the model cannot be right for runs by torch, at this call only and under the fallback policy: 64-bit integers that
+the plugin would cut to 32. So do indices outside of what they index, for which torch raises.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.graph.engine_kit.output_sizes import reader
+from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
+from dlinfer.graph.engine_kit.value_region import Executable, Lowered
+from dlinfer.graph.functional.function import Function
+from dlinfer.vendor.openvino.devices import core, properties
+from dlinfer.vendor.openvino.options import OpenVINOOptions
+from dlinfer.vendor.openvino.requests import Requests
+from dlinfer.vendor.openvino.template import OUTPUT, Result, Template
+from dlinfer.vendor.openvino.weights import bound
+
+_LOWEST, _HIGHEST = -(2**31), 2**31 - 1
+
+
+class OpenVINOLowered(Lowered):
+    """A template, whose held weights become constants of the model that is compiled."""
+
+    placement = "kernel OpenVINO"
+
+    def __init__(self, function: Function, template: Template, options: OpenVINOOptions) -> None:
+        super().__init__(function, template.held)
+        self.template = template
+        self.notes = template.notes
+        self.source = f"OpenVINO model {template.model.get_friendly_name()}\n"
+        self._options = options
+        held, limits = set(template.held), template.limits
+        self._bound = [index for index, name in enumerate(template.inputs) if name and index not in held]
+        self._kept = [one.target for one in template.results if one.kind == "kept" and one.target is not None]
+        self._whole = [index for index in template.whole if index not in held and index not in limits]
+        self._limits = [(index, limit) for index, limit in limits.items() if index not in held]
+        self._written = {one.target for one in template.results if one.target is not None}
+        self._sizes = reader(template.sizes)
+        self._dtypes = [dtype for result in template.results for dtype in _dtypes(result)]
+
+    def compile(self, weights: tuple[Tensor, ...]) -> Executable:
+        """The model with these weights, compiled for the device."""
+        template, options = self.template, self._options
+        given = {template.inputs[index]: weight for index, weight in zip(self.held, weights, strict=True)}
+        model, keep = bound(template.model, given, options, template.notes)
+        said = properties(options, template.precision, template.cache)
+        compiled = core().compile_model(model, options.device, said)
+        requests = Requests(compiled, self._dtypes, (keep, template.keep))
+
+        def run(*inputs: Any) -> list[Tensor]:
+            return self._contents(inputs, requests(self._tensors(inputs), self._sizes(inputs)))
+
+        return run
+
+    def check(self, inputs: Sequence[Any]) -> None:
+        """Raise RefusedError for what the model would compute otherwise, WrongInputError for an index that is none."""
+        if not all(inputs[index].is_contiguous() for index in self._kept):
+            raise RefusedError("a KV cache that is not contiguous")
+        for index in self._whole:
+            low, high = _range(inputs[index])
+            if low < _LOWEST or high > _HIGHEST:
+                raise RefusedError("integers beyond 32 bits, which OpenVINO does not keep")
+        for index, limit in self._limits:
+            low, high = _range(inputs[index])
+            if low < -limit or high >= limit:  # OpenVINO reads zeros there
+                raise WrongInputError("an index outside of what it indexes")
+
+    def _tensors(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """The tensors of the model's parameters: numbers as tensors, everything contiguous."""
+        numbers = self.template.numbers
+        return [
+            torch.tensor(inputs[index]) if index in numbers else inputs[index].contiguous()
+            for index in self._bound
+        ]
+
+    def _contents(self, inputs: Sequence[Any], outputs: list[Tensor]) -> list[Tensor]:
+        """The function's values; rows are written into their inputs' own memory."""
+        given = iter(outputs)
+        parts = [
+            [self._part(origin, inputs, given, result.target) for origin in _origins(result)]
+            for result in self.template.results
+        ]
+        results = zip(self.template.results, parts, strict=True)
+        return [_written(result, inputs, source, index) for result, (source, index) in results]
+
+    def _part(
+        self, origin: int | None, inputs: Sequence[Any], given: Iterator[Tensor], target: int | None
+    ) -> Tensor | None:
+        """What a value is made of: the model's next output, or an input, copied where another result may write it."""
+        if origin is None:
+            return None
+        if origin == OUTPUT:
+            return next(given)
+        value = inputs[origin]
+        if target is not None and origin not in self._written:
+            return value
+        return value.clone(memory_format=torch.contiguous_format)
+
+
+def _written(result: Result, inputs: Sequence[Any], source: Tensor | None, index: Tensor | None) -> Tensor:
+    """The value of a result: fresh, or the input that it is the new content of, where that is in it by now."""
+    if result.target is not None and result.kind != "fresh":
+        target = inputs[result.target]
+        if source is not None and index is not None:
+            with torch.no_grad():
+                target.index_copy_(result.dim, index, source)
+        return target
+    assert source is not None, "what is no result of its own was written into an input"
+    return source
+
+
+def _origins(result: Result) -> tuple[int | None, int | None]:
+    """Where a result's source and index come from."""
+    if result.kind == "rows":
+        return result.source, result.index
+    return (result.source, None) if result.kind == "fresh" else (None, None)
+
+
+def _dtypes(result: Result) -> list[torch.dtype]:
+    """Dtypes of the model's outputs that a result is made of."""
+    kinds = zip(_origins(result), (getattr(torch, result.dtype), torch.int64), strict=True)
+    return [dtype for origin, dtype in kinds if origin == OUTPUT]
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    """(smallest, largest) of whole numbers; zeros where there are none."""
+    if not tensor.numel():
+        return 0, 0
+    low, high = torch.aminmax(tensor)
+    return int(low), int(high)
