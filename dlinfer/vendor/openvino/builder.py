@@ -24,6 +24,9 @@ from dlinfer.vendor.openvino.written import InPlace, Rows
 Size = int | Output
 _SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
 
+INDEX = "an index outside of what it indexes"
+"""A fault for which torch raises."""
+
 
 class LoweringError(Exception):
     """A node cannot be written in OpenVINO's opset. node: its name."""
@@ -36,7 +39,10 @@ class LoweringError(Exception):
 class Builder:
     """What lowerings write with. ``call`` is the call that is being lowered.
 
-    keep: memory that constants of the model lie in. limits: input -> size that it indexes.
+    keep: memory that constants of the model lie in. limits: input that is an index -> (its least value,
+    one more than its greatest).
+    places: indices that the model has looked at (``lowerings.places``).
+    faults: reason -> bools, any of which says that the model is not right for what it was given.
     """
 
     call: Call
@@ -45,7 +51,9 @@ class Builder:
         self.values: dict[fx.Node, Any] = {}
         self.keep: list[Tensor] = []
         self.notes: list[str] = []
-        self.limits: dict[str, int] = {}
+        self.limits: dict[str, tuple[int, int]] = {}
+        self.places: dict[Any, Output] = {}
+        self.faults: dict[str, list[Output]] = {}
 
     # --- walking
 
@@ -76,6 +84,9 @@ class Builder:
         arguments = [_mapped(argument, resolve) for argument in self.call.given.values()]
         try:
             made = found.build(self, *arguments)
+        except LoweringError as cause:
+            cause.node = cause.node or node.name
+            raise
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as cause:
             first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
             raise LoweringError(f"OpenVINO: {type(cause).__name__}: {first}"[:400], node.name) from cause
@@ -160,18 +171,17 @@ class Builder:
             return op.not_equal(value, self.scalar(0, given)).output(0)
         return op.convert(value, kind).output(0)
 
-    def bounds(self, index: Output, x: Output, dim: int) -> None:
-        """Note that an index must lie within a dimension of x, which OpenVINO does not check: out of it, it reads 0.
+    def limit(self, name: str, low: int, high: int) -> None:
+        """Let each call check that an input's values are at least ``low`` and below ``high``."""
+        before = self.limits.get(name, (low, high))
+        self.limits[name] = max(low, before[0]), min(high, before[1])
 
-        What is noted is checked at each call where the index is an input of the model and the size is fixed.
-        """
-        node = index.get_node()
-        size = x.get_partial_shape()[dim]
-        if node.get_type_name() == "Parameter" and size.is_static:
-            limit = size.get_length()
-            self.limits[node.get_friendly_name()] = min(
-                limit, self.limits.get(node.get_friendly_name(), limit)
-            )
+    def fault(self, found: Output, reason: str) -> None:
+        """Let the model say that torch has to run a call: where ``found``, a bool tensor, is true anywhere."""
+        axes = list(range(len(found.get_partial_shape())))
+        self.faults.setdefault(reason, []).append(
+            op.reduce_logical_or(found, self.axes(axes), False).output(0) if axes else found
+        )
 
     def select(self, condition: Output, x: Any, y: Any, kind: ov.Type) -> Output:
         """x where the condition is true, else y, both as a type."""

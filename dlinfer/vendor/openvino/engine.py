@@ -127,6 +127,7 @@ class OpenVINOEngine(TorchSteps):
 def _builder(template: Template, options: OpenVINOOptions) -> Callable[[tuple[Tensor, ...]], Requests]:
     """What compiles a template with weights."""
     dtypes = [dtype for result in template.results for dtype in _dtypes(result)]
+    dtypes += [torch.bool] * len(template.faults)
 
     def build(weights: tuple[Tensor, ...]) -> Requests:
         given = {template.inputs[index]: weight for index, weight in zip(template.held, weights, strict=True)}

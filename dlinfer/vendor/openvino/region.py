@@ -1,7 +1,8 @@
 """A region as it runs: inputs checked and bound, the model, new contents written back, the region's outputs.
 
 What the model cannot be right for runs eagerly, at this call only and under the fallback policy: 64-bit integers that
-the plugin would cut to 32, indices outside of what they index, and written inputs that share memory with others.
+the plugin would cut to 32, and written inputs that share memory with others. So do indices outside of what they index,
+for which torch raises. Some of this only the model sees: its outputs say so, and what it computed is not used.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from dlinfer.graph.held_weights import HeldWeights
 from dlinfer.graph.output_sizes import reader
 from dlinfer.graph.value_memory import overlapping
 from dlinfer.graph.values import Function
+from dlinfer.vendor.openvino.builder import INDEX
 from dlinfer.vendor.openvino.requests import Requests
 from dlinfer.vendor.openvino.template import OUTPUT, Template
 
@@ -50,7 +52,7 @@ class Region:
         self._kept = [one.target for one in template.results if one.kind == "kept" and one.target is not None]
         limits = template.limits
         self._whole = [index for index in template.whole if index not in held and index not in limits]
-        self._limits = [(index, limit) for index, limit in limits.items() if index not in held]
+        self._limits = [(index, *limit) for index, limit in limits.items()]
         self._sizes = reader(template.sizes)
         self._run = HeldWeights(template.held, names, self._built(build), template.notes)
 
@@ -69,7 +71,13 @@ class Region:
         if self._lost_index(inputs):
             return self._eager(*inputs)  # which raises what torch raises
         self._function.check(inputs)
-        return self._function.finish(inputs, self._contents(inputs, self._run(*inputs)))
+        outputs = self._run(*inputs)
+        for fault, found in zip(reversed(self.template.faults), reversed(outputs), strict=False):
+            if found.item():
+                if fault != INDEX:
+                    self._leave(fault)
+                return self._eager(*inputs)
+        return self._function.finish(inputs, self._contents(inputs, outputs))
 
     @property
     def nbytes(self) -> int:
@@ -107,10 +115,10 @@ class Region:
         return conflict
 
     def _lost_index(self, inputs: Sequence[Any]) -> bool:
-        """Whether an input has indices outside of what it indexes, for which OpenVINO reads zeros."""
-        for index, limit in self._limits:
-            low, high = _range(inputs[index])
-            if low < -limit or high >= limit:
+        """Whether an input has indices outside of what it indexes."""
+        for index, least, behind in self._limits:
+            low, high = _range(inputs[index], least)
+            if low < least or high >= behind:
                 return True
         return False
 
@@ -146,9 +154,9 @@ class Region:
         return values
 
 
-def _range(tensor: Tensor) -> tuple[int, int]:
-    """(smallest, largest) of whole numbers; zeros where there are none."""
+def _range(tensor: Tensor, empty: int = 0) -> tuple[int, int]:
+    """(smallest, largest) of whole numbers; ``empty`` where there are none."""
     if not tensor.numel():
-        return 0, 0
+        return empty, empty
     low, high = torch.aminmax(tensor)
     return int(low), int(high)

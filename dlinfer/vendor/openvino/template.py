@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import openvino as ov
+import openvino.opset16 as op
 import torch
 from openvino import Output
 from torch import Tensor, fx
@@ -55,7 +56,9 @@ class Template:
     inputs: for each input of the region, the name of its parameter; empty where the model does not read it.
     numbers: indices of inputs that are numbers. held: indices of those that become constants.
     sizes: of the model's outputs, as ``dlinfer.graph.output_sizes`` writes them.
-    whole: indices of 64-bit inputs, of which the plugin keeps 32 bits. limits: input -> size that it indexes.
+    whole: indices of 64-bit inputs, of which the plugin keeps 32 bits.
+    limits: input that is an index -> (its least value, one more than its greatest).
+    faults: reasons, for each of which the model has one more output: whether it is not right for a call.
     keep: memory that the model's constants lie in. notes: for reports.
     cache: the floating type of inputs that the model itself writes; empty where there are none.
     """
@@ -67,7 +70,8 @@ class Template:
     results: tuple[Result, ...]
     sizes: list[list[Size]]
     whole: tuple[int, ...]
-    limits: Mapping[int, int]
+    limits: Mapping[int, tuple[int, int]]
+    faults: tuple[str, ...]
     precision: str
     notes: list[str] = field(default_factory=list)
     keep: Sequence[Tensor] = ()
@@ -98,6 +102,8 @@ def template_of(function: Function, name: str) -> Template:
                 raise LoweringError(reason, node.name)
             builder.lower(node)
     outputs, results, sizes = _results(builder, graph, function.writes)
+    outputs += [_any(found) for found in builder.faults.values()]
+    sizes += [()] * len(builder.faults)
     parameters = {node: builder.values[node].get_node() for node in placeholders}
     given_back = {one.get_node().get_friendly_name() for one in outputs}
     read = {
@@ -128,11 +134,19 @@ def template_of(function: Function, name: str) -> Template:
             if isinstance(value, Tensor) and value.dtype is torch.int64 and placeholders[index] in read
         ),
         {names[node]: limit for node, limit in builder.limits.items() if node in names},
+        tuple(builder.faults),
         _precision(graph),
         builder.notes,
         builder.keep,
         _cache(results),
     )
+
+
+def _any(found: Sequence[Output]) -> Output:
+    made = found[0]
+    for one in found[1:]:
+        made = op.logical_or(made, one).output(0)
+    return made
 
 
 def _cache(results: Sequence[Result]) -> str:

@@ -13,6 +13,7 @@ from dlinfer.graph.torch_seam import fixed_size
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.activation import swish
 from dlinfer.vendor.openvino.lowerings.matrix import product
+from dlinfer.vendor.openvino.lowerings.places import inside
 from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import Call, lowers
 
@@ -80,6 +81,7 @@ def _shares(b: Builder, weights: Output, ids: Output, experts: int, renormalize:
     weights = b.cast(weights, F32)
     if renormalize:
         weights = op.divide(weights, op.reduce_sum(weights, b.axes([-1]), True)).output(0)
+    ids = inside(b, ids, experts, experts, negative=False)
     chosen = op.one_hot(ids, b.scalar(experts, I64), b.scalar(1.0, F32), b.scalar(0.0, F32), -1)
     table = op.reduce_sum(op.multiply(chosen, op.unsqueeze(weights, b.axes([2]))), b.axes([1]), False)
     return op.unsqueeze(op.transpose(table, b.axes([1, 0])), b.axes([2])).output(0)
