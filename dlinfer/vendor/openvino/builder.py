@@ -39,10 +39,11 @@ class LoweringError(Exception):
 class Builder:
     """What lowerings write with. ``call`` is the call that is being lowered.
 
-    keep: memory that constants of the model lie in. limits: input that is an index -> (its least value,
-    one more than its greatest).
+    keep: memory that constants of the model lie in.
+    limits: (input that is an index, size as a fake, whether it counts from the end) -> the size, or (input, dimension).
     places: indices that the model has looked at (``lowerings.places``).
     faults: reason -> bools, any of which says that the model is not right for what it was given.
+    sums: (reason, type, rank) -> sums of elements, of which a NaN says so.
     """
 
     call: Call
@@ -51,9 +52,10 @@ class Builder:
         self.values: dict[fx.Node, Any] = {}
         self.keep: list[Tensor] = []
         self.notes: list[str] = []
-        self.limits: dict[str, tuple[int, int]] = {}
+        self.limits: dict[tuple[str, str, bool], int | tuple[str, int]] = {}
         self.places: dict[Any, Output] = {}
         self.faults: dict[str, list[Output]] = {}
+        self.sums: dict[tuple[str, str, int], list[Output]] = {}
 
     # --- walking
 
@@ -171,17 +173,29 @@ class Builder:
             return op.not_equal(value, self.scalar(0, given)).output(0)
         return op.convert(value, kind).output(0)
 
-    def limit(self, name: str, low: int, high: int) -> None:
-        """Let each call check that an input's values are at least ``low`` and below ``high``."""
-        before = self.limits.get(name, (low, high))
-        self.limits[name] = max(low, before[0]), min(high, before[1])
-
     def fault(self, found: Output, reason: str) -> None:
         """Let the model say that torch has to run a call: where ``found``, a bool tensor, is true anywhere."""
         axes = list(range(len(found.get_partial_shape())))
         self.faults.setdefault(reason, []).append(
             op.reduce_logical_or(found, self.axes(axes), False).output(0) if axes else found
         )
+
+    def nan_fault(self, x: Output, reason: str) -> None:
+        """Let the model say that torch has to run a call: where an element of x is NaN. A layer costs one node."""
+        axes = self.axes(list(range(len(x.get_partial_shape()))))
+        alike = (reason, x.get_element_type().get_type_name(), len(x.get_partial_shape()))
+        self.sums.setdefault(alike, []).append(op.reduce_sum(x, axes, True).output(0))
+
+    def found_faults(self) -> dict[str, Output]:
+        """Reason -> a bool, whether the model is not right for what it was given."""
+        for (reason, _, _), sums in self.sums.items():
+            self.fault(op.is_nan(op.concat(sums, 0)).output(0), reason)
+        found: dict[str, Output] = {}
+        for reason, bools in self.faults.items():
+            found[reason] = bools[0]
+            for one in bools[1:]:
+                found[reason] = op.logical_or(found[reason], one).output(0)
+        return found
 
     def select(self, condition: Output, x: Any, y: Any, kind: ov.Type) -> Output:
         """x where the condition is true, else y, both as a type."""

@@ -50,9 +50,10 @@ class Region:
         self._apart: list[Any] = []
         self._written = {one.target for one in template.results if one.target is not None}
         self._kept = [one.target for one in template.results if one.kind == "kept" and one.target is not None]
-        limits = template.limits
-        self._whole = [index for index in template.whole if index not in held and index not in limits]
-        self._limits = [(index, *limit) for index, limit in limits.items()]
+        indices = {index for index, _, _ in template.limits}
+        self._whole = [index for index in template.whole if index not in held and index not in indices]
+        self._limits = [(index, negative) for index, _, negative in template.limits]
+        self._limit_sizes = reader([[size for _, size, _ in template.limits]])
         self._sizes = reader(template.sizes)
         self._run = HeldWeights(template.held, names, self._built(build), template.notes)
 
@@ -116,9 +117,12 @@ class Region:
 
     def _lost_index(self, inputs: Sequence[Any]) -> bool:
         """Whether an input has indices outside of what it indexes."""
-        for index, least, behind in self._limits:
-            low, high = _range(inputs[index], least)
-            if low < least or high >= behind:
+        if not self._limits:
+            return False
+        (sizes,) = self._limit_sizes(inputs)
+        for (index, negative), size in zip(self._limits, sizes, strict=True):
+            low, high = _range(inputs[index])
+            if inputs[index].numel() and (high >= size or low < (-size if negative else 0)):
                 return True
         return False
 
@@ -154,9 +158,9 @@ class Region:
         return values
 
 
-def _range(tensor: Tensor, empty: int = 0) -> tuple[int, int]:
-    """(smallest, largest) of whole numbers; ``empty`` where there are none."""
+def _range(tensor: Tensor) -> tuple[int, int]:
+    """(smallest, largest) of whole numbers; zeros where there are none."""
     if not tensor.numel():
-        return empty, empty
+        return 0, 0
     low, high = torch.aminmax(tensor)
     return int(low), int(high)

@@ -4,12 +4,11 @@ It is plain data and a model, so that it can be stored without the weights: wher
 and how large, what must be true of the inputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import openvino as ov
-import openvino.opset16 as op
 import torch
 from openvino import Output
 from torch import Tensor, fx
@@ -57,7 +56,7 @@ class Template:
     numbers: indices of inputs that are numbers. held: indices of those that become constants.
     sizes: of the model's outputs, as ``dlinfer.graph.output_sizes`` writes them.
     whole: indices of 64-bit inputs, of which the plugin keeps 32 bits.
-    limits: input that is an index -> (its least value, one more than its greatest).
+    limits: (input that is an index, size that it indexes, whether it counts from the end where it is negative).
     faults: reasons, for each of which the model has one more output: whether it is not right for a call.
     keep: memory that the model's constants lie in. notes: for reports.
     cache: the floating type of inputs that the model itself writes; empty where there are none.
@@ -70,7 +69,7 @@ class Template:
     results: tuple[Result, ...]
     sizes: list[list[Size]]
     whole: tuple[int, ...]
-    limits: Mapping[int, tuple[int, int]]
+    limits: Sequence[tuple[int, Size, bool]]
     faults: tuple[str, ...]
     precision: str
     notes: list[str] = field(default_factory=list)
@@ -102,8 +101,9 @@ def template_of(function: Function, name: str) -> Template:
                 raise LoweringError(reason, node.name)
             builder.lower(node)
     outputs, results, sizes = _results(builder, graph, function.writes)
-    outputs += [_any(found) for found in builder.faults.values()]
-    sizes += [()] * len(builder.faults)
+    faults = builder.found_faults()
+    outputs += list(faults.values())
+    sizes += [()] * len(faults)
     parameters = {node: builder.values[node].get_node() for node in placeholders}
     given_back = {one.get_node().get_friendly_name() for one in outputs}
     read = {
@@ -133,20 +133,16 @@ def template_of(function: Function, name: str) -> Template:
             for index, value in enumerate(values)
             if isinstance(value, Tensor) and value.dtype is torch.int64 and placeholders[index] in read
         ),
-        {names[node]: limit for node, limit in builder.limits.items() if node in names},
-        tuple(builder.faults),
+        [
+            (names[index], size if isinstance(size, int) else ("size", names[size[0]], size[1]), negative)
+            for (index, _, negative), size in builder.limits.items()
+        ],
+        tuple(faults),
         _precision(graph),
         builder.notes,
         builder.keep,
         _cache(results),
     )
-
-
-def _any(found: Sequence[Output]) -> Output:
-    made = found[0]
-    for one in found[1:]:
-        made = op.logical_or(made, one).output(0)
-    return made
 
 
 def _cache(results: Sequence[Result]) -> str:

@@ -68,7 +68,10 @@ _LN2, _LN10 = 0.6931471805599453, 2.302585092994046
 
 
 def log1p(b: Builder, x: Any) -> Any:
-    """log(1 + x) of float32: log(u) * x / (u - 1) with u = 1 + x, which corrects u's rounding (Kahan); x where u is 1."""
+    """log(1 + x) of float32: log(u) * x / (u - 1) with u = 1 + x, which corrects u's rounding (Kahan).
+
+    It is x itself where u is 1.
+    """
     one = _number(b, 1.0)
     near = op.add(x, one)
     off = op.subtract(near, one)

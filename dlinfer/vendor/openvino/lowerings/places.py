@@ -2,7 +2,7 @@
 
 OpenVINO's Gather reads zeros for an index outside, its one-hot gives a row of zeros, its scatters raise what names no
 index, and several indices made one reach a neighbour's row. So an index is looked at before it is used: when the model
-is written, where it is a constant; before each call, where it is an input and the size is fixed; else by the model
+is written, where it is a constant; before each call, where it is an input and so is what it indexes; else by the model
 itself, which then reads or writes place 0 and says so (``Builder.fault``), and nothing that it computed is used.
 """
 
@@ -31,13 +31,27 @@ def inside(b: Builder, index: Output, size: Any, shown: Any, negative: bool) -> 
     if fixed is not None and _known_inside(index, fixed, negative):
         return b.cast(index, I64)
     node = index.get_node()
-    if fixed is not None and node.get_type_name() == "Parameter":
-        b.limit(node.get_friendly_name(), -fixed if negative else 0, fixed)
-        return _counted(b, index, fixed) if negative else b.cast(index, I64)
+    limit = fixed if fixed is not None else _input_size(size)
+    if limit is not None and node.get_type_name() == "Parameter":
+        b.limits[node.get_friendly_name(), str(shown), negative] = limit
+        return _counted(b, index, size) if negative else b.cast(index, I64)
     key = (node.get_friendly_name(), index.get_index(), str(shown), negative)
     if key not in b.places:
         b.places[key] = _looked_at(b, index, size, negative)
     return b.places[key]
+
+
+def _input_size(size: Any) -> tuple[str, int] | None:
+    """(input, dimension) that a size is of; None where it is another."""
+    gather = size.get_node()
+    if gather.get_type_name() != "Gather":
+        return None
+    shape, dim = (gather.input_value(place).get_node() for place in (0, 1))
+    if shape.get_type_name() != "ShapeOf" or dim.get_type_name() != "Constant":
+        return None
+    owner = shape.input_value(0).get_node()
+    is_input = owner.get_type_name() == "Parameter"
+    return (owner.get_friendly_name(), int(dim.data)) if is_input else None
 
 
 def _looked_at(b: Builder, index: Output, size: Any, negative: bool) -> Output:

@@ -27,11 +27,13 @@ def _inside(b: Builder, x: Output, dim: int, index: Output, negative: bool) -> O
     return inside(b, index, b.size(x, dim), b.call.fake("self").shape[dim], negative)
 
 
-def _placed(b: Builder, x: Output, dim: int, index: Output, source: Output, number: Any) -> Output | Rows:
+def _placed(
+    b: Builder, x: Output, dim: int, index: Output, source: Output, number: Any, unique: bool = False
+) -> Output | Rows:
     """x with rows replaced: as parts where x is an input of the model, else as a whole. number: of rows, as a fake."""
     sizes = list(b.call.fake("self").shape)
     sizes[dim] = number
-    rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes))
+    rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes), unique)
     return rows if x.get_node().get_type_name() == "Parameter" else rows.put(b)
 
 
@@ -63,7 +65,7 @@ def slice_scatter(
     begin = b.cast(first, I64)
     behind = op.add(begin, op.multiply(number, b.scalar(step, I64)))
     index = op.range(begin, behind, b.scalar(step, I64), "i64").output(0)
-    return _placed(b, x, place, index, source, b.call.fake("src").shape[place])
+    return _placed(b, x, place, index, source, b.call.fake("src").shape[place], unique=True)
 
 
 def _clamped(b: Builder, bound: Any, size: Size) -> Any:
@@ -83,7 +85,7 @@ def _clamped(b: Builder, bound: Any, size: Size) -> Any:
 def select_scatter(b: Builder, x: Output, source: Output, dim: int, index: Any) -> Output | Rows:
     place = dim % rank(x)
     row = op.unsqueeze(source, b.axes([place])).output(0)
-    return _placed(b, x, place, b.one(_clamped(b, index, b.size(x, place))), row, 1)
+    return _placed(b, x, place, b.one(_clamped(b, index, b.size(x, place))), row, 1, unique=True)
 
 
 @lowers(aten.index_put.default, refuses=no_masks)
