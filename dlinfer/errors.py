@@ -255,6 +255,16 @@ class EngineUnavailableError(DlinferError, RuntimeError):
     next_step = "choose one of these, or install what it needs (`dlinfer doctor` shows it)."
 
 
+class KVLayoutChangedError(DlinferError, RuntimeError):
+    """A compiled graph is called after another vendor became active, which lays KV caches out otherwise."""
+
+    message = (
+        "the graph was compiled for KV caches laid out as {made_for}, and vendor {vendor!r}, which is active for "
+        "device {device!r} now, lays them out as {given}."
+    )
+    next_step = "compile again, or make the former vendor active with dlinfer.vendor.use."
+
+
 class InferenceOnlyError(DlinferError, RuntimeError):
     """A graph is compiled while gradients are recorded; dlinfer compiles inference only."""
 

@@ -13,6 +13,7 @@ from dlinfer.graph.dialect import describe, fake, is_compute, is_size, is_view, 
 from dlinfer.graph.engine import CompiledRegion, Engine, PayloadEngine
 from dlinfer.graph.extract import Subgraph, extract
 from dlinfer.graph.flops import flops_of
+from dlinfer.graph.kv_layouts import kv_layouts_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.partition import Partition, partition
 from dlinfer.graph.passes.pipeline import run_passes
@@ -112,7 +113,7 @@ def _assemble(
     constants = constants_of(graph_module)
     regions = {name: compiled.run for name, compiled in parts.items()}
     program = Program("graph", inputs, first + steps, output, resolver(regions), constants)
-    return CompiledGraph(engine, program, regions, parts)
+    return CompiledGraph(engine, program, regions, parts, kv_layouts_of(graph_module.graph))
 
 
 def _compiled(
