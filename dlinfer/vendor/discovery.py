@@ -8,6 +8,7 @@ A faulty plugin is an error for whoever names it. For everybody else it is a war
 nobody asked for must not take the CPU away.
 """
 
+import contextvars
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -33,6 +34,10 @@ class VendorWarning(UserWarning):
 _lock = threading.RLock()
 _loaded: dict[str, Vendor] = {}
 _active: dict[str, Vendor] = {}
+kv_orders: dict[str, str] = {}
+"""Device type -> how its active vendor orders the dimensions of a KV cache. Dynamo guards what traced code reads here,
+so that a model is compiled again for a vendor of another layout; a change replaces the dict."""
+_asking = contextvars.ContextVar[frozenset[str]]("_asking", default=frozenset())
 _listeners: list[Callable[[str, Vendor], None]] = []
 
 
@@ -96,7 +101,7 @@ def use(name: str, device_type: str | None = None) -> Vendor:
     Takes effect for every later op call in the process. Raises VendorUnavailableError when its probe says no,
     and VendorLoadError when its kernels cannot be loaded; then the active vendor stays what it was.
     """
-    global _active
+    global _active, kv_orders
     vendor = get(name)
     device = device_type or ("cpu" if vendor.device_type == "any" else vendor.device_type)
     if not vendor.serves(device):
@@ -114,6 +119,7 @@ def use(name: str, device_type: str | None = None) -> Vendor:
             # Another dict, so that who asks without the lock finds one vendor or the other. The newest stands last.
             others = {name: one for name, one in _active.items() if name != device}
             _active = {**others, device: vendor}
+            kv_orders = {**kv_orders, device: vendor.kv_cache_layout.order}
     return vendor
 
 
@@ -184,10 +190,23 @@ def loadable() -> list[Vendor]:
 def host_kernels(but: str) -> Mapping[str, Kernel]:
     """Kernels of the available vendor of highest priority that serves this host, ``but`` for the one of that name.
 
-    For vendors that bring a graph engine only: what stays outside its graphs runs on the host.
+    For vendors that bring a graph engine only: what stays outside its graphs runs on the host. A vendor that asks
+    while it is asked itself is passed over, so that two such vendors do not ask each other for ever.
+    Raises VendorUnavailableError where no other vendor is left.
     """
-    hosts = [v for v in loadable() if v.name != but and v.serves("cpu") and probe(v).available]
-    return max(hosts, key=lambda v: v.priority).load_kernels()
+    asking = _asking.get() | {but}
+    hosts = [v for v in loadable() if v.name not in asking and v.serves("cpu") and probe(v).available]
+    if not hosts:
+        raise VendorUnavailableError(
+            vendor=but,
+            reason="no other available vendor has kernels for this host",
+            advice="install dlinfer with its cpu vendor again (`dlinfer doctor` lists the vendors)",
+        )
+    token = _asking.set(asking)
+    try:
+        return max(hosts, key=lambda v: v.priority).load_kernels()
+    finally:
+        _asking.reset(token)
 
 
 def on_activation(listener: Callable[[str, Vendor], None]) -> None:

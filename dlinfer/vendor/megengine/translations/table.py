@@ -9,20 +9,22 @@ from typing import Any
 
 import torch
 
+from dlinfer import ops
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
 
 aten = torch.ops.aten
+assert ops  # imported for torch.ops.dlinfer
 ours = torch.ops.dlinfer
 
 Translation = Callable[..., Any]
 TABLE: dict[Any, Translation] = {}
 
 
-def translation(*ops: Any) -> Callable[[Translation], Translation]:
+def translation(*targets: Any) -> Callable[[Translation], Translation]:
     """Register a function for overloads."""
 
     def register(function: Translation) -> Translation:
-        TABLE.update(dict.fromkeys(ops, function))
+        TABLE.update(dict.fromkeys(targets, function))
         return function
 
     return register
