@@ -23,10 +23,16 @@ from dlinfer.graph.held_weights import HeldWeights
 from dlinfer.graph.onnx.export import OnnxGraph, export
 from dlinfer.graph.onnx.refusal import Refusals
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.output_sizes import UnknownSizeError, reader, sizes_of
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.torch_steps import TorchSteps
 from dlinfer.vendor.qaic import model_writer, sdk
-from dlinfer.vendor.qaic.errors import QaicCompileError, QaicOptionError, QaicUnavailableError
+from dlinfer.vendor.qaic.errors import (
+    QaicCompileError,
+    QaicOptionError,
+    QaicResultError,
+    QaicUnavailableError,
+)
 from dlinfer.vendor.qaic.option_table import OPTIONS
 from dlinfer.vendor.qaic.options import Options
 from dlinfer.vendor.qaic.session import BACKENDS, Session
@@ -106,11 +112,14 @@ class QaicEngine(TorchSteps):
         try:
             function = values.function_of(region)
             model = export(function.graph_module)
+            give_back = functools.partial(eager_region, region, self.name, options)
+            run = RegionRun(function, model, {**given, "backend": backend}, give_back)
         except (NotAFunctionError, NotExportableError) as error:
             node, reason = str(error.fields["node"]), str(error.fields["reason"])
             return eager_region(region, self.name, options, f"node {node}: {reason}", {node: reason})
-        give_back = functools.partial(eager_region, region, self.name, options)
-        run = RegionRun(function, model, {**given, "backend": backend}, give_back)
+        except UnknownSizeError as cause:
+            reason = f"a result's size does not follow from inputs: {cause}"
+            return eager_region(region, self.name, options, reason)
         computing = [node for node in region.graph_module.graph.nodes if is_compute(node)]
         placement = {node.name: f"qaic session, backend {backend}" for node in computing}
         return CompiledRegion(run, placement, notes=run.notes)
@@ -144,6 +153,10 @@ class RegionRun:
         ]
         held = [index for index, one in enumerate(static) if one]
         self._held = model_writer.hold(model, tuple(model.inputs[index] for index in held))
+        self._results = [fake(node) for node in function.graph_module.graph.output_node().args[0]]
+        self._sizes = reader(
+            sizes_of([value.shape for value in self._results], [fake(n) for n in placeholders])
+        )
         self._fed = [(index, model.inputs[index]) for index, one in enumerate(static) if not one]
         self._run = HeldWeights(held, model.inputs, self._build, self.notes)
         self._give_back = give_back
@@ -175,9 +188,23 @@ class RegionRun:
         def run(*inputs: Any) -> list[torch.Tensor]:
             arrays = {name: _array(inputs[index], dtype) for index, name, dtype in fed}
             outputs = session.run(arrays)
-            return [torch.from_numpy(outputs[name]) for name in self._model.outputs]
+            return self._checked([torch.from_numpy(outputs[name]) for name in self._model.outputs], inputs)
 
         return run
+
+    def _checked(self, results: list[torch.Tensor], inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Results that are what the graph says of them. Raises QaicResultError."""
+        for name, result, sizes, value in zip(
+            self._model.outputs, results, self._sizes(inputs), self._results, strict=True
+        ):
+            if result.dtype != value.dtype or tuple(result.shape) != sizes:
+                raise QaicResultError(
+                    backend=self._options["backend"],
+                    name=name,
+                    given=f"{result.dtype} {list(result.shape)}",
+                    expected=f"{value.dtype} {list(sizes)}",
+                )
+        return results
 
 
 def _array(value: Any, dtype: Any) -> Any:

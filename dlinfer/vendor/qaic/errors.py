@@ -45,6 +45,15 @@ class QaicRunError(DlinferError, RuntimeError):
     next_step = "if memory ran out, use a smaller batch; else check the model and its inputs."
 
 
+class QaicResultError(DlinferError, RuntimeError):
+    """A compiled region gave another type or other sizes than its graph has, which torch's ops behind it trust."""
+
+    message = (
+        "qaic Session on backend {backend!r}: result {name!r} is {given}, where the graph has {expected}."
+    )
+    next_step = "report it with `dlinfer doctor --json`; until then use another engine."
+
+
 class QaicMetricsError(DlinferError, RuntimeError):
     """Measurements were asked of a Session that takes none."""
 

@@ -57,6 +57,12 @@ def broadcast(writer: NodeList, value: Value, shape: tuple[int, ...]) -> Value:
     return value if value.shape == shape else writer.op("broadcast", value, like=shape, shape=list(shape))
 
 
+def full(writer: NodeList, like: Any, value: float) -> Value:
+    """A number everywhere, in the sizes of a tensor, whose NaN and infinities arithmetic with it would bring in."""
+    sizes = [int(size) for size in like.shape]
+    return writer.op("full", like=like, dtype=torch.float32, value=value, shape=sizes)
+
+
 def movable(writer: NodeList, value: Value) -> Value:
     """A value that may be moved about: integers only look up rows, and an input of bool is bytes."""
     if value.dtype == torch.bool:
