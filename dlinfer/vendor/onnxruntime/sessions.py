@@ -192,6 +192,6 @@ def _context_file(model: bytes, options: OrtOptions, weights: Mapping[str, torch
     digest.update(onnxruntime.__version__.encode())
     for name, value in weights.items():
         digest.update(name.encode())
-        digest.update(value.detach().contiguous().view(torch.uint8).flatten().numpy().data)
+        digest.update(value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     options.ep_context.mkdir(parents=True, exist_ok=True)
     return options.ep_context / f"{digest.hexdigest()[:32]}.onnx"
