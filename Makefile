@@ -59,6 +59,11 @@ test-full: $(STAMP) ## the whole matrix; run it again to go on where it stopped
 test-seam: ## the tests of torch's private parts, on each torch that pyproject.toml admits; 5 GB in .venv-seam
 	@for torch in $(SEAM_TORCH); do requirements/seam.sh $$torch $(PYTEST_ARGS) || exit; done
 
+.PHONY: fuzz
+fuzz: $(STAMP) ## random programs eagerly and through each engine; SECONDS=60, ENGINE=inductor|openvino|onnxruntime, SEED=
+	@OMP_WAIT_POLICY=passive $(PY) -m tests.fuzz --seconds $(or $(SECONDS),60) \
+		$(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED))
+
 .PHONY: graph-models
 graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/graph_models.md
 	$(PY) -m tests.graph.matrix.run_models --write-docs $(GRAPH_ARGS)

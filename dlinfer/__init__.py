@@ -12,9 +12,11 @@ The public parts are loaded at first use:
 """
 
 import importlib
+import time
 from typing import Any
 
 __version__ = "0.4.0"
+LOADED_AT = time.time_ns()  # no module of the package was loaded before: see graph/cache/sources.py
 
 __all__ = ["__version__", "bundle", "compile", "errors", "explain", "load", "ops", "settings", "vendor"]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -91,8 +91,9 @@ class Engine(Protocol):
         """Whether ``restore`` in another process can do what these callees need."""
         ...
 
-    def identity(self, cache_dir: Path) -> str:
-        """What this engine's stored programs depend on besides versions and the CPU."""
+    def identity(self, cache_dir: Path) -> str | Mapping[str, Any]:
+        """What this engine's stored programs depend on besides the environment (cache/fingerprint.py): a text, or by
+        name."""
         ...
 
 
@@ -188,15 +189,22 @@ def find_engine(name: str | None, device_type: str) -> Engine:
     return _loaded(vendor, name)
 
 
-_engines: dict[str, Engine] = {}
+def provider_of(engine: str) -> str | None:
+    """The name of the vendor that ``find_engine`` takes this engine from; None where none has it."""
+    return next((vendor.name for vendor in discovery.loadable() if engine in vendor.engines), None)
+
+
+_engines: dict[
+    tuple[str, str], Engine
+] = {}  # by the vendor's name and their own: others may have an engine so named
 _lock = threading.RLock()
 
 
 def _loaded(vendor: Any, name: str) -> Engine:
     with _lock:  # an engine is one, whoever asks for it first: it holds devices and what it compiled
-        if name not in _engines:
+        if (vendor.name, name) not in _engines:
             try:
-                _engines[name] = vendor.load_engine(name)
+                _engines[vendor.name, name] = vendor.load_engine(name)
             except DlinferError:
                 raise
             except Exception as cause:  # a plugin's code may fail in any way
@@ -204,7 +212,7 @@ def _loaded(vendor: Any, name: str) -> Engine:
                 raise VendorLoadError(
                     vendor=vendor.name, source=f"its engine {name!r}", detail=detail
                 ) from cause
-        return _engines[name]
+        return _engines[vendor.name, name]
 
 
 def _names() -> list[str]:

@@ -93,6 +93,15 @@ class CompileOptions:
         """Names of passes and fusion rules that are left out."""
         return frozenset(name for name, wanted in self.passes.items() if not wanted)
 
+    def identity(self) -> dict[str, Any]:
+        """What a compiled graph depends on of the options, with the settings that stand in for those not given.
+
+        The engine, what it is told and the passes have fields of their own in a key; ``cache_dir`` changes no graph.
+        """
+        apart = ("engine", "engine_options", "passes", "cache_dir")
+        told = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in apart}
+        return told | {"fallback": self.policy, "small_regions": self.keeps_small_regions}
+
     @classmethod
     def of(cls, given: "Mapping[str, Any] | CompileOptions | None") -> "CompileOptions":
         """Options from a dict as torch.compile passes it. Raises CompileOptionError naming the valid ones."""

@@ -10,11 +10,15 @@ nobody asked for must not take the CPU away.
 
 import contextvars
 import inspect
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
+import dlinfer
 from dlinfer import settings
 from dlinfer.errors import (
     DlinferError,
@@ -32,8 +36,22 @@ class VendorWarning(UserWarning):
     """An installed vendor was passed over while the default for a device was chosen."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a vendor was loaded from.
+
+    loaded_at: a time in nanoseconds before which no module of its package was loaded.
+    """
+
+    module: str
+    distribution: str
+    version: str
+    loaded_at: int
+
+
 _lock = threading.RLock()
 _loaded: dict[str, Vendor] = {}
+_origins: dict[str, Origin] = {}
 _active: dict[str, Vendor] = {}
 kv_orders: dict[str, str] = {}
 """Device type -> how its active vendor orders the dimensions of a KV cache. Dynamo guards what traced code reads here,
@@ -51,8 +69,21 @@ def get(name: str) -> Vendor:
     """The vendor of that name. Raises UnknownVendorError, VendorLoadError, VendorClashError."""
     with _lock:
         if name not in _loaded:
-            _loaded[name] = _load(_entry(name))
+            entry = _entry(name)
+            package = entry.module.partition(".")[0]
+            # A package that is there already imported dlinfer, for the noun Vendor, when it was loaded.
+            loaded_at = dlinfer.LOADED_AT if package in sys.modules else time.time_ns()
+            _loaded[name] = _load(entry)
+            known = entry.dist
+            _origins[name] = Origin(
+                entry.module, known.name if known else "", known.version if known else "", loaded_at
+            )
         return _loaded[name]
+
+
+def origin(name: str) -> Origin | None:
+    """Where the vendor of that name was loaded from; None for one that has not been loaded."""
+    return _origins.get(name)
 
 
 def _entry(name: str) -> EntryPoint:

@@ -10,7 +10,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.utils": "",
     "dlinfer.settings": "errors",
     "dlinfer.toolchain": "errors settings",
-    "dlinfer.vendor": "errors settings toolchain",  # base.py, discovery.py: the noun and its lazy loading
+    "dlinfer.vendor": "dlinfer errors settings toolchain",  # base.py, discovery.py: the noun and its lazy loading
     "dlinfer.ops": "errors settings utils vendor",
     "dlinfer.graph.seam": "utils",
     "dlinfer.graph.ir": "errors graph.seam",
@@ -18,8 +18,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.report": "errors settings ops graph.ir graph.passes",
     "dlinfer.graph.options": "errors settings graph.passes",
     "dlinfer.graph.engine": "errors vendor graph.ir graph.passes graph.report graph.options",
-    "dlinfer.graph.cache": "dlinfer graph.ir graph.report",
-    "dlinfer.graph.capture": "errors utils graph.seam graph.ir graph.passes",
+    "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.report",
+    "dlinfer.graph.capture": "errors utils graph.seam graph.ir",
     "dlinfer.graph.functional": "errors ops graph.seam graph.ir graph.passes",
     "dlinfer.graph.onnx": "errors graph.seam graph.ir graph.functional",
     # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
@@ -30,12 +30,12 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.observe": "graph.seam graph.ir graph.report graph.capture graph.lowering",
     "dlinfer.graph.backend": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.observe",
-    "dlinfer.graph.direct": "errors settings graph.seam graph.report graph.options graph.engine graph.cache "
+    "dlinfer.graph.direct": "errors settings vendor graph.seam graph.report graph.options graph.engine graph.cache "
     "graph.lowering graph.backend",
     "dlinfer.graph.explain": "dlinfer errors graph.seam graph.ir graph.report graph.options graph.cache "
     "graph.backend",
     "dlinfer.runtime.options": "errors settings",
-    "dlinfer.runtime.artifact": "dlinfer errors utils ops graph.seam graph.ir graph.passes graph.report "
+    "dlinfer.runtime.artifact": "dlinfer errors utils ops graph.seam graph.ir graph.report "
     "graph.options graph.engine graph.cache graph.capture graph.lowering graph.direct runtime.options",
     "dlinfer.runtime.aot": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.direct runtime.artifact",

@@ -173,7 +173,7 @@ def explained(runners: list) -> list[dict]:
 
 def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
     """Start one engine and let it do its steps."""
-    from dlinfer.framework.lmdeploy_ext import graph_runner
+    from dlinfer.framework.lmdeploy_ext.layers import graph_runner
 
     config = PytorchEngineConfig(device_type="cpu", **job["engine"])
     results: dict[str, object] = {}

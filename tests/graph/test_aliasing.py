@@ -292,7 +292,7 @@ def complex_seen_as_real(a, b):
 
 def test_numbers_seen_as_others():
     run = compiled(complex_seen_as_real, small_regions="engine")
-    ours, theirs = (torch.view_as_complex(grid(6, 2)) for _ in range(2))
+    ours, theirs = (torch.complex(grid(6), grid(6) + 6) for _ in range(2))
     with torch.no_grad():
         for call in range(2):
             second = [torch.view_as_real(one) if call else grid(6, 2) for one in (ours, theirs)]

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlinfer.framework.lmdeploy_ext import install, serving
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.serving import process as serving
 from tests.serve.processes import ProcessTree
 
 UNSENT_MESSAGE = """
@@ -31,7 +32,7 @@ def test_sockets_close_with_an_unsent_message():
 
 def test_health_monitor_stops_when_its_first_cancellation_is_swallowed(monkeypatch: pytest.MonkeyPatch):
     """What asyncio.wait_for does before Python 3.12 when the cancellation meets the end of a probe (bpo-37658)."""
-    monkeypatch.setattr(install, "active", lambda: "cpu")
+    monkeypatch.setattr(activation, "active", lambda: "cpu")
 
     async def probe_for_ever() -> None:
         swallowed = False

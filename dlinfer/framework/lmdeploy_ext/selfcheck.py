@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Literal
 
 from dlinfer import _autoload
-from dlinfer.framework.lmdeploy_ext.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
 from dlinfer.framework.lmdeploy_ext.versions import describe
 
 IMPORT_LINE = "import dlinfer.framework.lmdeploy_ext"

@@ -16,7 +16,8 @@ from torch import fx
 
 from dlinfer.errors import ArtifactInputError, CaptureError, DlinferError
 from dlinfer.graph.backend import compile_graph
-from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, reader, root
+from dlinfer.graph.direct.binding import Reader, bind
+from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, root
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
@@ -35,53 +36,58 @@ class DirectCall:
     report: GraphReport
 
     def __post_init__(self) -> None:
-        self._read: Callable[[Mapping[str, Any]], tuple[Any, ...]] | None = None
-        self._held: tuple[Any, ...] = ()
-        self._steady_names = sorted(name for name in self.steady if "." not in name)
+        # Swapped as a whole: threads find the old one or the new one, and each reads all inputs through one.
+        self._binding: Reader | None = None
         parameters = inspect.signature(method_of(self.function)[0]).parameters
-        read = {root(spec.source) for spec in self.inputs if not is_steady(spec.source, self.steady)}
+        sources = [spec.source for spec in self.inputs] + [s for one in self.assumptions for s in one.sources]
         self._defaults = {  # of arguments that the graph reads and a call may leave out
             name: parameters[name].default
-            for name in read
+            for name in map(root, sources)
             if name in parameters and parameters[name].default is not inspect.Parameter.empty
         }
 
     def __call__(self, **kwargs: Any) -> torch.Tensor:
-        """Raises ArtifactInputError where a steady argument is another object and does not fit."""
-        held = tuple(kwargs.get(name) for name in self._steady_names)
-        if self._read is None or any(old is not new for old, new in zip(self._held, held, strict=True)):
-            self._bind(kwargs, held)
-        assert self._read is not None
-        return self.program(*self._read(self._defaults | kwargs if self._defaults else kwargs))[0]
+        """Raises ArtifactInputError where an argument, or something in one, is not what the graph was compiled for."""
+        binding = self._binding
+        inputs = None if binding is None else binding(kwargs)
+        if inputs is None:
+            inputs = self._bind(kwargs)
+        return self.program(*inputs)[0]
 
     def unbind(self) -> None:
         """Let go of what was read once: weights and steady arguments. The next call reads them again."""
-        self._read, self._held = None, ()
+        self._binding = None
         self.program.unbind()
 
     def check(self, kwargs: Mapping[str, Any]) -> None:
         """Raises ArtifactInputError where this compiled function is not one for such arguments."""
         given = _given(self.function, kwargs)
-        for spec in self.inputs:
+        for spec in sorted(self.inputs, key=lambda one: not one.dtype):  # a tensor before its sizes
             try:
                 value = evaluate(spec.source, given)
             except (KeyError, AttributeError, IndexError, TypeError) as cause:
                 name = dynamo.source_name(spec.source)
                 raise ArtifactInputError(name=name, expected=str(spec), given=f"nothing ({cause})") from cause
-            spec.check(value)
+            spec.check(value, is_steady(spec.source, self.steady))
         for assumption in self.assumptions:
             assumption.check(given)
 
-    def _bind(self, kwargs: Mapping[str, Any], held: tuple[Any, ...]) -> None:
-        """Read what is steady once, and make a function that reads the rest."""
+    def _bind(self, kwargs: Mapping[str, Any]) -> list[Any]:
+        """Bind what is steady in these arguments, and read all inputs from them."""
         self.check(kwargs)
         given = _given(self.function, kwargs)
-        steady = {
-            index: evaluate(spec.source, given)
-            for index, spec in enumerate(self.inputs)
-            if is_steady(spec.source, self.steady)
-        }
-        self._read, self._held = reader(self.inputs, steady), held
+        binding = bind(self.inputs, self.assumptions, self.steady, given, self._defaults)
+        inputs = binding(kwargs)
+        if (
+            inputs is None
+        ):  # what is another object whenever it is read, as a property may give, is bound at each call
+            inputs = [self._read(spec, given) for spec in self.inputs]
+        self._binding = binding
+        return inputs
+
+    def _read(self, spec: InputSpec, given: Mapping[str, Any]) -> Any:
+        value = evaluate(spec.source, given)
+        return value.contiguous() if spec.dtype and not is_steady(spec.source, self.steady) else value
 
 
 def method_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ class InputSpec:
 
     dtype: of a tensor; empty for a number. sizes: of a tensor, None where the graph takes any.
     strides: None for a contiguous tensor; else they must be these. device: of a tensor.
-    folded: the number that the graph took as a constant.
+    folded: the number that the graph took as a constant. number: the type of one that it takes as an input.
     """
 
     source: str
@@ -28,6 +28,7 @@ class InputSpec:
     strides: tuple[int, ...] | None = None
     device: str = ""
     folded: float | None = None
+    number: str = ""
 
     @classmethod
     def of(cls, source: str, example: Any, value: Any) -> "InputSpec":
@@ -35,35 +36,58 @@ class InputSpec:
         if isinstance(value, float):  # a module's eps: Dynamo passes it as a tensor, the capture folds it
             return cls(source, "", (), folded=value)
         if not isinstance(example, torch.Tensor):
-            return cls(source, "", ())
+            return cls(source, "", (), number=type(value).__name__)
         strides = None if value.is_contiguous() else value.stride()
         return cls(
             source, str(value.dtype), tuple(map(fixed_size, example.shape)), strides, str(value.device)
         )
 
-    def check(self, value: Any) -> None:
-        """Raises ArtifactInputError where a value cannot be this input."""
-        if not self._takes(value):
+    def check(self, value: Any, steady: bool = True) -> None:
+        """Raises ArtifactInputError where a value cannot be this input.
+
+        steady: it is taken where it lies; a tensor that is read at each call is copied where it is not contiguous.
+        """
+        if not self._takes(value, steady):
             raise ArtifactInputError(name=source_name(self.source), expected=str(self), given=_shown(value))
 
-    def _takes(self, value: Any) -> bool:
+    def _takes(self, value: Any, steady: bool) -> bool:
         if self.folded is not None:
             return value == self.folded
         if not self.dtype:
-            return isinstance(value, (int, float))
+            return type(value).__name__ == self.number
         return (
             isinstance(value, torch.Tensor)
             and (str(value.dtype), str(value.device)) == (self.dtype, self.device)
             and value.dim() == len(self.sizes)
             and all(want in (None, size) for want, size in zip(self.sizes, value.shape, strict=True))
-            and (value.is_contiguous() if self.strides is None else value.stride() == self.strides)
+            and (
+                value.is_contiguous() or not steady
+                if self.strides is None
+                else value.stride() == self.strides
+            )
         )
+
+    def mismatches(self, value: str, name: Callable[[Any], str]) -> Iterator[str]:
+        """Python expressions, one of which is true where the input named ``value`` cannot be this one.
+
+        name: gives a name in scope for an object. Whether it is contiguous is not asked: a call copies what is not.
+        """
+        if not self.dtype:
+            yield f"type({value}).__name__ != {self.number!r}"
+            return
+        yield f"{value}.dtype is not {name(getattr(torch, self.dtype.removeprefix('torch.')))}"
+        yield f"{value}.dim() != {len(self.sizes)}"
+        device = torch.device(self.device)
+        yield f"not {value}.is_cpu" if device.type == "cpu" else f"{value}.device != {name(device)}"
+        for dim, size in enumerate(self.sizes):
+            if size is not None:
+                yield f"{value}.shape[{dim}] != {size}"
 
     def __str__(self) -> str:
         if self.folded is not None:
             return str(self.folded)
         if not self.dtype:
-            return "a number"
+            return f"a number of type {self.number}"
         sizes = ", ".join("any" if size is None else str(size) for size in self.sizes)
         layout = "contiguous" if self.strides is None else f"strides {self.strides}"
         return f"a {self.dtype} tensor of sizes ({sizes}), {layout}, on {self.device}"
@@ -125,22 +149,3 @@ def is_steady(source: str, steady: Collection[str]) -> bool:
     """Whether an expression reads from the function's owner or something named in ``steady``."""
     name = source_name(source)
     return any(name == one or name.startswith((f"{one}.", f"{one}[")) for one in ("self", *steady))
-
-
-def reader(
-    specs: Sequence[InputSpec], held: Mapping[int, Any]
-) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """A function from the arguments to the tuple of all inputs: some held, the others read by their expression.
-
-    A tensor that does not lie as the loops expect is copied: for small inputs that is no more than a step's metadata.
-    """
-    parts = []
-    for index, spec in enumerate(specs):
-        if index in held:
-            parts.append(f"c{index}")
-        else:
-            parts.append(f"{spec.source}.contiguous()" if spec.dtype else spec.source)
-    scope: dict[str, Any] = {f"c{index}": value for index, value in held.items()}
-    text = f"def read(L):\n    return ({''.join(f'{part}, ' for part in parts)})\n"
-    exec(compile(text, "<dlinfer inputs>", "exec"), scope)  # expressions of Dynamo's own, as its guards are
-    return scope["read"]

@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dlinfer.errors import ArtifactInputError
 from dlinfer.graph.cache.disk import ArtifactCache
-from dlinfer.graph.direct.call import DirectCall, capture_call
+from dlinfer.graph.cache.fingerprint import environment
+from dlinfer.graph.cache.key import Key
+from dlinfer.graph.direct.call import DirectCall, capture_call, method_of
 from dlinfer.graph.direct.inputs import Assumption, InputSpec
-from dlinfer.graph.engine import find_engine
+from dlinfer.graph.engine import find_engine, provider_of
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report import debug
 from dlinfer.graph.report.report import LOADED, GraphReport, record
 from dlinfer.settings import cache_folder
+from dlinfer.vendor import discovery
 
 
 def compile_call(
@@ -38,44 +43,81 @@ def compile_call(
     Raises CaptureError where the function is not one graph that gives one tensor.
     """
     chosen = options or CompileOptions()
-    store = CallStore(chosen, function, steady, identity)
+    store = CallStore(chosen, function, steady, identity, _device(function, kwargs))
     call = store.load()
-    if call is not None and _fits(call, kwargs):
+    misfit = store.why_missed() if call is None else _misfit(call, kwargs)
+    if call is not None and not misfit:
         record(call.report)
         with torch.no_grad():
             return call, call(**kwargs), True
     call, result = capture_call(function, kwargs, steady=steady, options=chosen)
+    call.report.not_loaded = misfit
     store.keep(call)
     return call, result, False
 
 
-def _fits(call: DirectCall, kwargs: Mapping[str, Any]) -> bool:
+def _misfit(call: DirectCall, kwargs: Mapping[str, Any]) -> str:
+    """Why a stored call is not one for these arguments; empty where it is."""
     try:
         call.check(kwargs)
-    except ArtifactInputError:
-        return False
-    return True
+    except ArtifactInputError as error:
+        debug.show("cache", "a stored call does not fit", f"  {error}")
+        return str(error)
+    return ""
+
+
+def _device(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> torch.device:
+    """Where the call runs: the device of its first tensor, else of its owner's first parameter or buffer."""
+    owner = method_of(function)[1]
+    weights = (*owner.parameters(), *owner.buffers()) if isinstance(owner, torch.nn.Module) else ()
+    tensors = (leaf for leaf in (*tree_leaves(dict(kwargs)), *weights) if isinstance(leaf, torch.Tensor))
+    first = next(tensors, None)
+    return torch.device("cpu") if first is None else first.device
 
 
 class CallStore:
     """The place of one compiled call in the disk cache."""
 
     def __init__(
-        self, options: CompileOptions, function: Callable[..., Any], steady: Sequence[str], identity: str
+        self,
+        options: CompileOptions,
+        function: Callable[..., Any],
+        steady: Sequence[str],
+        identity: str,
+        device: torch.device,
     ) -> None:
         self.folder = options.cache_dir or cache_folder()
         self.cache = ArtifactCache(self.folder, "calls")
         self.function = function
         self.steady = frozenset(steady)
-        self.engine = find_engine(options.wanted_engine, "cpu")
-        chosen = [self.engine.name, self.engine.identity(self.folder)]
-        chosen += [options.policy, str(options.keeps_small_regions), str(options.precision)]
-        chosen += [f"{name}={value!r}" for name, value in sorted(options.wanted_engine_options.items())]
-        self.key = "\n".join([*chosen, *sorted(options.disabled_passes), *steady, identity])
+        self.engine = find_engine(options.wanted_engine, device.type)
+        self.key = self._key(options, identity, device)
+
+    def _key(self, options: CompileOptions, identity: str, device: torch.device) -> Key:
+        active = discovery.activate_default(device.type)
+        vendors = {provider_of(self.engine.name), active and active.name}
+        method = method_of(self.function)[0]
+        return Key(
+            kind="call",
+            subject=f"{method.__module__}.{method.__qualname__}",
+            environment=environment(filter(None, vendors)),
+            content=tuple(identity.split("\n")),
+            device=str(device),
+            engine=self.engine.name,
+            engine_identity=self.engine.identity(self.folder),
+            engine_options=options.wanted_engine_options,
+            options=options.identity(),
+            disabled_passes=tuple(sorted(options.disabled_passes)),
+            steady=tuple(sorted(self.steady)),
+        )
 
     def load(self) -> DirectCall | None:
         """The stored call; None where there is no sound one."""
         return self.cache.load(self.key, self._read)
+
+    def why_missed(self) -> str:
+        """In what the nearest stored call differs; empty where there is none."""
+        return self.cache.why_missed(self.key)
 
     def keep(self, call: DirectCall) -> bool:
         """Store a call; False where a part of it cannot be stored."""
@@ -87,7 +129,7 @@ class CallStore:
         assumptions = [Assumption(text, tuple(sources)) for text, sources in data["assumptions"]]
         program = CompiledGraph.from_dict(data["graph"], self.engine, self.folder)
         report = GraphReport.from_dict(data["report"])
-        report.cause = LOADED
+        report.cause, report.not_loaded = LOADED, ""
         return DirectCall(self.function, program, inputs, assumptions, self.steady, report)
 
 

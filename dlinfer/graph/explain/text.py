@@ -63,6 +63,8 @@ def _graph(number: int, graph: GraphReport) -> list[str]:
         facts["sizes of 1"] = ", ".join(graph.variant)
     if graph.refused:
         facts["refused"] = graph.refused
+    if graph.not_loaded:
+        facts["in the cache"] = f"another one: {graph.not_loaded}"
     facts["time"] = ", ".join(f"{stage} {duration(s)}" for stage, s in graph.seconds.items()) or "none"
     facts["memory"] = (
         ", ".join(f"{name} {amount(count)}" for name, count in graph.memory.items()) or "not measured"

@@ -108,6 +108,7 @@ class GraphReport:
     ``held`` besides by what was compiled (constants, copies of weights), and the most that the process had
     resident, ``peak before`` and ``peak after``.
     refused: why the graph could not be captured and runs without dlinfer; empty when it could.
+    not_loaded: in what the nearest one in the disk cache differs from it; empty where there was none.
     """
 
     model: str
@@ -127,6 +128,7 @@ class GraphReport:
     seconds: dict[str, float] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     refused: str = ""
+    not_loaded: str = ""
 
     def is_size_1_variant(self, earlier: Iterable["GraphReport"]) -> bool:
         """Whether it has a size of 1 where an earlier graph of the same function takes another size.

@@ -1,6 +1,9 @@
 """Inductor: its decompositions, the ops that it calls a library for, and graphs that it compiles, saves and loads."""
 
+import functools
 import math
+import shutil
+import subprocess
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +14,19 @@ import torch
 from torch import fx
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+_PROCESS = uuid.uuid4().hex
+_PASSES = (
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+    "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass",
+    "_fuse_ddp_communication_passes",
+)
+"""Settings that hold functions, which torch leaves out of what it calls the portable configuration."""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -25,6 +41,64 @@ def calls_library(op: Any) -> bool:
     from torch._inductor import lowering
 
     return op not in lowering.lowerings or op in lowering.fallbacks
+
+
+def configuration() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of inductor, and of aot_autograd before it: (all that code depends on, those that were changed)."""
+    import torch._functorch.config as functorch
+    from torch._inductor import config
+
+    passes = {name: _pass_identity(getattr(config, name, None)) for name in _PASSES}
+    told = _portable(config.get_hash(), functorch.get_hash())
+    changed = {name: value for name, value in passes.items() if value is not None}
+    return told[0] | changed, told[1] | changed
+
+
+@functools.lru_cache(maxsize=8)
+def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both parts of ``configuration`` but for functions, while the configurations have these hashes."""
+    import torch._functorch.config as functorch_config
+    from torch._inductor import config
+
+    everything: dict[str, Any] = {}
+    unlike: dict[str, Any] = {}
+    modules: list[tuple[str, Any]] = [("", config)]
+    modules += [("functorch.", functorch_config)]
+    for prefix, module in modules:
+        told = module.save_config_portable(ignore_private_configs=False)
+        told = {name: value for name, value in told.items() if name not in _PASSES}
+        everything |= {prefix + name: value for name, value in told.items()}
+        unlike |= {
+            prefix + name: value for name, value in told.items() if module._config[name].default != value
+        }
+    return everything, unlike
+
+
+def _pass_identity(custom: Any) -> Any:
+    """What identifies a pass that the user gave to inductor; one that does not say is another in each process."""
+    identity = getattr(custom, "uuid", None)
+    if custom is None or callable(identity):
+        return identity and identity()
+    return f"{custom!r} of process {_PROCESS}"
+
+
+def compiler() -> str:
+    """The C++ compiler that inductor calls, as it says itself; ``none`` where there is none."""
+    from torch._inductor import config
+
+    chosen: Any = config.cpp.cxx
+    return _compiler((chosen,) if isinstance(chosen, str) else tuple(filter(None, chosen)))
+
+
+@functools.cache
+def _compiler(names: tuple[str, ...]) -> str:
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        return "none"
+    said = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, check=False, errors="replace"
+    ).stdout
+    return said.strip().partition("\n")[0] or path
 
 
 def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> Any:

@@ -5,14 +5,12 @@ nothing and runs nothing; docs/artifacts.md describes the format.
 """
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import torch
-
-import dlinfer
 from dlinfer.errors import (
     ArtifactCorruptError,
     ArtifactCpuError,
@@ -20,7 +18,8 @@ from dlinfer.errors import (
     ArtifactStorageError,
     ArtifactVersionError,
 )
-from dlinfer.graph.cache.fingerprint import cpu_flags
+from dlinfer.graph.cache.fingerprint import cpu_flags, environment
+from dlinfer.graph.cache.key import canonical_text
 from dlinfer.graph.engine import PayloadEngine
 from dlinfer.runtime.artifact import sealing
 from dlinfer.runtime.artifact.container import Container, Writer, open_container, written_whole
@@ -51,7 +50,7 @@ def save(entries: Mapping[str, Sequence[Storable]], path: str | Path, *, key: by
             if isinstance(stage, str):
                 raise ArtifactStorageError(what=f"entry {name!r}", detail=stage)
             described.append(_described(name, number, artifact, stage, table, members))
-    manifest = {"format": FORMAT, "made_with": _versions(), "stages": described, "tensors": table.listed()}
+    manifest = {"format": FORMAT, "made_with": _made_with(), "stages": described, "tensors": table.listed()}
     target = Path(path)
     try:
         with written_whole(target) as stream, _sealed(stream, key) as sink:
@@ -98,8 +97,9 @@ def _described(
     }
 
 
-def _versions() -> dict[str, str]:
-    return {"dlinfer": dlinfer.__version__, "torch": torch.__version__}
+def _made_with() -> dict[str, Any]:
+    """The environment of a key, as the caches have it, for people who ask what a file was made with."""
+    return json.loads(canonical_text(environment()))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from dlinfer.errors import SessionCallError
 from dlinfer.runtime.artifact.loading import Plan
 from dlinfer.runtime.artifact.signature import Port, Signature
 from dlinfer.runtime.options import SessionOptions
-from dlinfer.runtime.session.io_memory import IoTensors, RuntimeMemory
+from dlinfer.runtime.session.io_memory import IoMemory, IoTensors, RuntimeMemory
 
 
 class Introspection:
@@ -21,7 +21,7 @@ class Introspection:
     devices: list[torch.device]
     options: SessionOptions
     _plans: Mapping[str, Sequence[Plan]]
-    _io: dict[tuple[str, int], IoTensors]
+    _io: IoMemory | None
     _memory: RuntimeMemory
 
     def signature(self, entry: str | None = None, stage: int = 0) -> Signature:
@@ -205,10 +205,16 @@ class Introspection:
         return self._io_tensors(self._entry(entry), stage).tensor(port)
 
     def _io_tensors(self, entry: str, stage: int) -> IoTensors:
+        self.signature(entry, stage)  # refuses a stage that is not there
         with self._memory.lock:
-            if (entry, stage) not in self._io:
-                self._io[entry, stage] = IoTensors(self.signature(entry, stage), self._memory)
-            return self._io[entry, stage]
+            if self._io is None:
+                stages = {
+                    (name, number): plan.signature
+                    for name, plans in self._plans.items()
+                    for number, plan in enumerate(plans)
+                }
+                self._io = IoMemory(stages, self._memory)
+            return self._io.stage(entry, stage)
 
 
 def _shape_and_type(port: Port) -> tuple[list[int], str]:

@@ -1,12 +1,12 @@
 """The memory that sessions run in besides their weights: tensors of their own for inputs and outputs.
 
 Two sessions that never run at once may share it (U6): their tensors then lie in one arena, and each waits for the
-other's run to end.
+other's run to end. Nothing else shares: every stage of every entry of a session has its own place in the arena.
 """
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -50,29 +50,63 @@ COMMON = RuntimeMemory()
 """What sessions share that were loaded with ``Flags.SHARE_MEM``."""
 
 
+class IoMemory:
+    """The tensors of one session's own: those of each stage of each entry in places of their own.
+
+    Sessions that share a RuntimeMemory lie in the same place, as they were told to; the stages of one session never do:
+    its caller may fill the inputs of one entry while another's results are still being read.
+    """
+
+    def __init__(self, stages: Mapping[tuple[str, int], Signature], memory: RuntimeMemory) -> None:
+        self._stages = stages
+        self._memory = memory
+        self._made: dict[tuple[str, int], IoTensors] = {}
+        self._starts: dict[tuple[str, int], dict[torch.device, int]] = {}
+        self._ends: dict[torch.device, int] = {}
+        for stage, signature in stages.items():
+            self._starts[stage] = dict(self._ends)
+            for port in _tensor_ports(signature):
+                if -1 not in port.max_shape:
+                    self._ends[port.device] = self._ends.get(port.device, 0) + _room(port)
+
+    def stage(self, entry: str, number: int) -> "IoTensors":
+        """The tensors of a stage. Raises SessionCallError where a size has no highest value."""
+        stage = (entry, number)
+        with self._memory.lock:
+            if stage not in self._made:
+                self._made[stage] = IoTensors(
+                    self._stages[stage], self._memory, self._starts[stage], self._ends
+                )
+            return self._made[stage]
+
+
 class IoTensors:
     """The tensors for inputs and outputs of one stage, at their highest sizes, in a RuntimeMemory."""
 
-    def __init__(self, signature: Signature, memory: RuntimeMemory) -> None:
-        """Raises SessionCallError where a size has no highest value."""
+    def __init__(
+        self,
+        signature: Signature,
+        memory: RuntimeMemory,
+        starts: Mapping[torch.device, int],
+        ends: Mapping[torch.device, int],
+    ) -> None:
+        """starts: where the stage's place begins in each device's arena, in bytes; ends: what the session needs of it.
+
+        Raises SessionCallError where a size has no highest value.
+        """
         self.signature = signature
-        ports = [port for port in (*signature.inputs, *signature.outputs) if not port.number]
-        offsets: dict[int, int] = {}
-        ends: dict[torch.device, int] = {}
+        ports = _tensor_ports(signature)
         for port in ports:
             if -1 in port.max_shape:
                 detail = "a size of it has no highest value; compile with a Dim that has a max"
                 raise SessionCallError(what="memory of its own for", name=port.name, detail=detail)
-            offsets[id(port)] = start = ends.get(port.device, 0)
-            size = math.prod(port.max_shape) * port.dtype.itemsize
-            ends[port.device] = start + -(-size // _ALIGNMENT) * _ALIGNMENT
-        arenas = {device: memory.reserve(device, end) for device, end in ends.items()}
-        self._bytes = {
-            id(port): arenas[port.device][offsets[id(port)] :][
-                : math.prod(port.max_shape) * port.dtype.itemsize
-            ]
-            for port in ports
-        }
+        offsets = dict(starts)
+        self._bytes: dict[int, torch.Tensor] = {}
+        for port in ports:
+            start = offsets.get(port.device, 0)
+            arena = memory.reserve(port.device, ends[port.device])
+            self._bytes[id(port)] = arena[start : start + _nbytes(port)]
+            offsets[port.device] = start + _room(port)
 
     def tensor(self, port: Port, shape: Sequence[int] | None = None) -> torch.Tensor:
         """The port's tensor at its highest sizes, or a contiguous one of other sizes in the same memory."""
@@ -83,3 +117,16 @@ class IoTensors:
             raise SessionCallError(what="tensor for", name=port.name, detail=detail)
         count = math.prod(wanted) * port.dtype.itemsize
         return self._bytes[id(port)][:count].view(port.dtype).view(wanted)
+
+
+def _tensor_ports(signature: Signature) -> list[Port]:
+    return [port for port in (*signature.inputs, *signature.outputs) if not port.number]
+
+
+def _nbytes(port: Port) -> int:
+    return math.prod(port.max_shape) * port.dtype.itemsize
+
+
+def _room(port: Port) -> int:
+    """The bytes of a port's tensor, rounded up so that the next one is aligned."""
+    return -(-_nbytes(port) // _ALIGNMENT) * _ALIGNMENT

@@ -24,7 +24,7 @@ from dlinfer.runtime.session.async_runs import AsyncRuns
 from dlinfer.runtime.session.benchmark import BenchmarkResult, benchmark, random_inputs
 from dlinfer.runtime.session.dumps import Dumps
 from dlinfer.runtime.session.introspection import Introspection
-from dlinfer.runtime.session.io_memory import COMMON, IoTensors, RuntimeMemory
+from dlinfer.runtime.session.io_memory import COMMON, IoMemory, RuntimeMemory
 from dlinfer.runtime.session.memory_plan import stage_plan, write_plan
 from dlinfer.runtime.session.metrics import Metrics, table
 from dlinfer.runtime.session.profiles import OpTimes, PythonProfiles, time_ops
@@ -88,7 +88,7 @@ class Session(Introspection):
         self._memory = COMMON if self._shared_memory else RuntimeMemory()
         self._tensors = artifact.tensors
         self._running: dict[str, list[RunningStage]] = {}
-        self._io: dict[tuple[str, int], IoTensors] = {}
+        self._io: IoMemory | None = None
         self._setting_up = threading.Lock()
         self._async = AsyncRuns()
         self._dumps = Dumps()
@@ -150,7 +150,7 @@ class Session(Introspection):
             for stages in self._running.values():
                 for stage in stages:
                     stage.close()
-            self._running, self._io = {}, {}
+            self._running, self._io = {}, None
             if not self._shared_memory:
                 self._memory.release()
 

@@ -1,10 +1,11 @@
 """Models of node lists, from the cache or made in the toolchain's environment."""
 
-import hashlib
 import tempfile
 from pathlib import Path
 
 from dlinfer.graph.cache.disk import ArtifactCache
+from dlinfer.graph.cache.fingerprint import environment
+from dlinfer.graph.cache.key import Key, digest
 from dlinfer.settings import cache_folder
 from dlinfer.toolchain import find, process
 from dlinfer.vendor.megengine.errors import LiteBuildError
@@ -23,7 +24,14 @@ def model_of(graph: NodeList) -> bytes:
     It holds no weights: they are inputs. Raises LiteBuildError, and ToolchainMissingError.
     """
     text = graph.text()
-    key = f"{text}\n{hashlib.sha256(_BUILDER.read_bytes()).hexdigest()}\n{TOOLCHAIN.digest}"
+    key = Key(
+        kind="megengine",
+        subject=digest(text),
+        environment=environment(),
+        content=(text,),
+        engine="megengine",
+        engine_identity={"builder": digest(_BUILDER.read_text()), "toolchain": TOOLCHAIN.digest},
+    )
     cache = ArtifactCache(cache_folder(), "megengine")
     model = cache.load(key, lambda path: Path(path).read_bytes())
     if model is None:

@@ -5,12 +5,14 @@ import hashlib
 import importlib
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dlinfer.errors import CompileOptionError, ProviderFallbackError, ProviderUnavailableError
+from dlinfer.graph.cache.key import canonical_text
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.ops.fallback import Fallback, settle
 from dlinfer.vendor.onnxruntime.options import CPU, OrtOptions
@@ -187,11 +189,12 @@ def _context_file(model: bytes, options: OrtOptions, weights: Mapping[str, torch
         return None
     import onnxruntime
 
-    digest = hashlib.sha256(model)
-    digest.update(repr((options.providers, sorted(options.provider_options.items()))).encode())
-    digest.update(onnxruntime.__version__.encode())
-    for name, value in weights.items():
-        digest.update(name.encode())
+    apart = ("ep_context", "intra_op_threads", "inter_op_threads")  # where it lies, and how it is run
+    told = {item.name: getattr(options, item.name) for item in fields(options) if item.name not in apart}
+    layouts = [(name, str(value.dtype), tuple(value.shape)) for name, value in weights.items()]
+    digest = hashlib.sha256(canonical_text([onnxruntime.__version__, told, layouts, len(model)]).encode())
+    digest.update(model)
+    for value in weights.values():
         digest.update(value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     options.ep_context.mkdir(parents=True, exist_ok=True)
     return options.ep_context / f"{digest.hexdigest()[:32]}.onnx"

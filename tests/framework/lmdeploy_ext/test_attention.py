@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.attention import (
+from dlinfer.framework.lmdeploy_ext.layers.attention import (
     PagedAttention,
     VarlenAttention,
     cache_slots,

@@ -5,7 +5,7 @@ from lmdeploy import PytorchEngineConfig
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.backend import CpuOpsBackend
+from dlinfer.framework.lmdeploy_ext.layers.backend import CpuOpsBackend
 from dlinfer.vendor import discovery
 
 FIXED = """

@@ -7,8 +7,8 @@ import textwrap
 import pytest
 import torch
 
-from dlinfer.framework.lmdeploy_ext.device_view import TorchView
-from dlinfer.framework.lmdeploy_ext.host_streams import HostEvent, HostStream
+from dlinfer.framework.lmdeploy_ext.device.host_streams import HostEvent, HostStream
+from dlinfer.framework.lmdeploy_ext.device.view import TorchView
 
 
 @pytest.fixture

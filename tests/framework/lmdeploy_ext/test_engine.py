@@ -67,7 +67,7 @@ def test_weights_in_nn_layout_give_the_same_tokens(model):
     """The setting is looked for in the weights themselves, as the model that ignores it gives the same tokens."""
     script = """
         import sys
-        from dlinfer.framework.lmdeploy_ext import graph_runner
+        from dlinfer.framework.lmdeploy_ext.layers import graph_runner
 
         shapes = []
         built = graph_runner.CompiledRunner.__init__
@@ -142,11 +142,11 @@ def test_the_patches_can_be_undone(model):
         import sys
         import lmdeploy.pytorch.engine.engine
         from lmdeploy.messages import PytorchEngineConfig
-        from dlinfer.framework.lmdeploy_ext import install
+        from dlinfer.framework.lmdeploy_ext.device import activation
 
         generate(sys.argv[1])
-        install.deactivate()
-        assert install.patches().applied == ()
+        activation.deactivate()
+        assert activation.patches().applied == ()
         from lmdeploy.pytorch.engine.model_agent import agent
         import torch
         assert agent.torch is torch

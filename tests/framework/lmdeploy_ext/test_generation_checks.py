@@ -17,9 +17,13 @@ from lmdeploy.serve.openai.chat_completions.logits_processors import logit_bias_
 from lmdeploy.serve.openai.protocol import ChatCompletionRequest
 
 from dlinfer.errors import GenerationOptionError
-from dlinfer.framework.lmdeploy_ext import install
-from dlinfer.framework.lmdeploy_ext.generation_checks import LogitBias, check_generation, check_sampling
-from dlinfer.framework.lmdeploy_ext.request_checks import _fault, fit_sampling
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.refusals.generation_checks import (
+    LogitBias,
+    check_generation,
+    check_sampling,
+)
+from dlinfer.framework.lmdeploy_ext.refusals.request_checks import _fault, fit_sampling
 
 NAN, INF = math.nan, math.inf
 HUGE = 2**70
@@ -89,7 +93,7 @@ def test_a_value_that_means_something_is_taken(field: str, value: Any):
 
 
 def test_without_a_device_of_ours_lmdeploy_checks_as_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(install, "active", lambda: None)
+    monkeypatch.setattr(activation, "active", lambda: None)
     with pytest.raises(AssertionError):
         GenerationConfig(min_p=2)
     assert GenerationConfig(repetition_penalty=-1).repetition_penalty == -1

@@ -10,6 +10,7 @@ from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 
 from dlinfer.errors import PatchError
 from dlinfer.framework.lmdeploy_ext import install
+from dlinfer.framework.lmdeploy_ext.device import activation
 
 
 def test_threads_that_ask_first_at_once_get_the_same_patches(monkeypatch):
@@ -20,15 +21,15 @@ def test_threads_that_ask_first_at_once_get_the_same_patches(monkeypatch):
         met.wait(300)
         return records()
 
-    monkeypatch.setattr(install, "_patches", None)
-    monkeypatch.setattr(install, "_records", both_at_once)
+    monkeypatch.setattr(activation, "_patches", None)
+    monkeypatch.setattr(activation, "_records", both_at_once)
     found = []
-    threads = [threading.Thread(target=lambda: found.append(install.patches())) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: found.append(activation.patches())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [install.patches()] * 2
+    assert found == [activation.patches()] * 2
 
 
 # Without any of these LMDeploy's answers on our devices are the same, if in other words or with less comfort.
@@ -54,7 +55,7 @@ DONE_WITHOUT = {
 
 
 def test_what_is_not_essential_is_known_by_name():
-    assert {patch.target for patch in install.patches().patches if not patch.essential} == DONE_WITHOUT
+    assert {patch.target for patch in activation.patches().patches if not patch.essential} == DONE_WITHOUT
 
 
 @pytest.fixture
@@ -63,9 +64,9 @@ def refuse(monkeypatch):
 
     def refuse(target):
         error = PatchError(target=target, package="lmdeploy", version="0.18.9", detail="for the test")
-        monkeypatch.setitem(install.patches().refused, target, error)
+        monkeypatch.setitem(activation.patches().refused, target, error)
 
-    monkeypatch.setattr(install, "_told", set())
+    monkeypatch.setattr(activation, "_told", set())
     return refuse
 
 

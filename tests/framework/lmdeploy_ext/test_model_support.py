@@ -9,8 +9,12 @@ from lmdeploy.archs import check_vl_llm
 from lmdeploy.pytorch.models.module_map import MODULE_MAP
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.model_checks import check_model_folder
-from dlinfer.framework.lmdeploy_ext.model_support import NOT_SERVED, check_support, is_vision_language
+from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder
+from dlinfer.framework.lmdeploy_ext.refusals.model_support import (
+    NOT_SERVED,
+    check_support,
+    is_vision_language,
+)
 
 SERVED = {
     "ChatGLMForConditionalGeneration",

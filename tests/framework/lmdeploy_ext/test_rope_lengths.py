@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlinfer.framework.lmdeploy_ext import install, rope_lengths
-from dlinfer.framework.lmdeploy_ext.rope_lengths import RopeLengths
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import rope_lengths
+from dlinfer.framework.lmdeploy_ext.layers.rope_lengths import RopeLengths
 
 DYNAMIC = SimpleNamespace(rope_parameters={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=64)
 PHI3 = SimpleNamespace(
@@ -148,7 +149,7 @@ def test_blocks_are_shared_up_to_the_original_length(length, shared):
     ("config", "limit"), [(PHI3, 65), (DYNAMIC, 32), (LLAMA, 32)], ids=["phi3", "dynamic", "llama"]
 )
 def test_phi3_is_computed_anew_at_once(config, limit, monkeypatch):
-    monkeypatch.setattr(install, "_active", "cpu")
+    monkeypatch.setattr(activation, "_active", "cpu")
     engine = SimpleNamespace(
         model_config=SimpleNamespace(llm_config=config),
         cache_config=SimpleNamespace(max_prefill_token_num=32),
@@ -161,7 +162,7 @@ def test_phi3_is_computed_anew_at_once(config, limit, monkeypatch):
 
 
 def test_lmdeploys_own_devices_are_left_alone(monkeypatch):
-    monkeypatch.setattr(install, "_active", None)
+    monkeypatch.setattr(activation, "_active", None)
     engine = SimpleNamespace(model_config=SimpleNamespace(llm_config=DYNAMIC, hf_config=None))
     maker = rope_lengths._inputs_maker(lambda engine: SimpleNamespace())(engine)
     assert not vars(maker)

@@ -12,8 +12,9 @@ from transformers import LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext import install, rope_lengths, rope_parameters, rotary
-from dlinfer.framework.lmdeploy_ext.backend import CpuOpsBackend
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import rope_lengths, rope_parameters, rotary
+from dlinfer.framework.lmdeploy_ext.layers.backend import CpuOpsBackend
 
 ORIGINAL, LONGEST, HEAD = 64, 1024, 16
 
@@ -82,7 +83,7 @@ TYPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def on_our_device(monkeypatch):
-    monkeypatch.setattr(install, "_active", "cpu")
+    monkeypatch.setattr(activation, "_active", "cpu")
 
 
 def config_of(parameters: dict[str, Any], **fields: Any) -> LlamaConfig:

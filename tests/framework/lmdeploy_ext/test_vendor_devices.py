@@ -12,7 +12,7 @@ from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 from lmdeploy.utils import try_import_deeplink
 
 from dlinfer.errors import DeviceWithoutVendorError, UnknownVendorError
-from dlinfer.framework.lmdeploy_ext import vendor_devices
+from dlinfer.framework.lmdeploy_ext.device import vendor_devices
 
 DEVICES = ("ascend", "maca", "camb")
 PLUGIN = """

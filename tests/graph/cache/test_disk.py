@@ -1,13 +1,28 @@
 """The disk cache: damage is noticed and mended, races end well, a folder that cannot be used breaks nothing."""
 
+import errno
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dlinfer.graph.cache import disk, fingerprint
-from dlinfer.graph.cache.disk import ArtifactCache
+from dlinfer import settings
+from dlinfer.graph.cache import disk
+from dlinfer.graph.cache.disk import ArtifactCache, CacheWarning, MissingEntryError
+from dlinfer.graph.cache.fingerprint import environment
+from dlinfer.graph.cache.key import Key
+
+ENVIRONMENT = environment()
+
+
+def key(subject: str = "subject", environment=ENVIRONMENT, **fields) -> Key:
+    return Key("test", subject, environment, **fields)
+
+
+KEY, OTHER = key(), key("other")
 
 
 def write(value: bytes, path: str) -> None:
@@ -20,6 +35,7 @@ def read(path: str) -> bytes:
 
 @pytest.fixture
 def counted(monkeypatch):
+    monkeypatch.setattr(disk, "_warned", set())
     monkeypatch.setattr(disk, "_counts", type(disk._counts)())
     return disk.counts
 
@@ -28,30 +44,29 @@ def counted(monkeypatch):
 def entry(tmp_path, counted):
     """A cache with one entry, and the entry's file."""
     one = ArtifactCache(tmp_path, "kind")
-    assert one.store("key", b"payload" * 100, write)
+    assert one.store(KEY, b"payload" * 100, write)
     (path,) = one.folder.iterdir()
     return one, path
 
 
 def test_what_is_stored_is_found_again(entry, counted):
     one, path = entry
-    assert one.load("key", read) == b"payload" * 100
-    assert ArtifactCache(one.folder.parent, "kind").load("key", read) == b"payload" * 100
+    assert one.load(KEY, read) == b"payload" * 100
+    assert ArtifactCache(one.folder.parent, "kind").load(KEY, read) == b"payload" * 100
     assert counted() == {"stored": 1, "hit": 2}
-    assert path.name == one.fingerprint("key")
+    assert path.name == KEY.name
 
 
 def test_other_keys_and_kinds_are_other_entries(entry, counted):
     one, _ = entry
-    assert one.load("other", read) is None
-    assert ArtifactCache(one.folder.parent, "other").load("key", read) is None
+    assert one.load(OTHER, read) is None
+    assert ArtifactCache(one.folder.parent, "other").load(KEY, read) is None
     assert counted() == {"stored": 1, "missed": 2}
 
 
-def test_other_surroundings_are_other_entries(entry, monkeypatch):
+def test_other_surroundings_are_other_entries(entry):
     one, _ = entry
-    monkeypatch.setattr(disk, "environment", lambda: "another torch")
-    assert one.load("key", read) is None
+    assert one.load(key(environment=replace(ENVIRONMENT, torch="another torch")), read) is None
 
 
 DAMAGE = {
@@ -69,29 +84,97 @@ DAMAGE = {
 def test_damage_is_noticed_counted_and_mended(damage, entry, counted):
     one, path = entry
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    assert one.load("key", read) is None
+    assert one.load(KEY, read) is None
     assert not path.exists()
     assert counted() == {"stored": 1, "corrupt": 1}
-    assert one.store("key", b"new", write)
-    assert one.load("key", read) == b"new"
+    assert one.store(KEY, b"new", write)
+    assert one.load(KEY, read) == b"new"
 
 
 def test_an_entry_under_a_foreign_name_is_noticed(entry, counted):
     one, path = entry
-    path.rename(one.folder / one.fingerprint("other"))
-    assert one.load("other", read) is None
+    path.rename(one.folder / OTHER.name)
+    assert one.load(OTHER, read) is None
     assert counted()["corrupt"] == 1
 
 
-def test_what_the_reader_refuses_is_removed(entry, counted):
+def failing(error: BaseException):
+    def read(_):
+        raise error
+
+    return read
+
+
+def test_what_the_reader_refuses_is_left_and_replaced(entry, counted, capfd):
+    one, _ = entry
+    with settings.override(debug="cache"):
+        assert one.load(KEY, failing(RuntimeError("not for me"))) is None
+    assert "RuntimeError: not for me" in capfd.readouterr().err
+    assert one.load(KEY, read) == b"payload" * 100, "its bytes are what was stored"
+    assert one.store(KEY, b"new", write)
+    assert one.load(KEY, read) == b"new"
+    assert counted() == {"stored": 2, "refused": 1, "hit": 2}
+
+
+def test_a_reader_that_lacks_another_entry_leaves_it(entry, counted):
+    one, path = entry
+    assert one.load(KEY, failing(MissingEntryError("cluster"))) is None
+    assert path.exists()
+    assert counted()["missed"] == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
+def test_a_temporary_folder_that_fails_costs_no_entry(number, entry, counted, monkeypatch):
+    one, path = entry
+    before = path.read_bytes()
+
+    def fails(*args, **kwargs):
+        raise OSError(number, os.strerror(number), "/tmp")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(disk.tempfile, "TemporaryDirectory", fails)
+        with pytest.warns(CacheWarning, match=os.strerror(number)):
+            assert one.load(KEY, read) is None
+    assert counted() == {"stored": 1, "not read": 1}
+    assert path.read_bytes() == before
+    assert one.load(KEY, read) == b"payload" * 100
+
+
+def test_an_entry_that_may_not_be_read_is_left(entry, counted, monkeypatch):
     one, path = entry
 
-    def refuses(_):
-        raise RuntimeError("of another torch")
+    def refused(*args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    assert one.load("key", refuses) is None
-    assert not path.exists()
-    assert counted()["corrupt"] == 1
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Path, "open", refused)
+        with pytest.warns(CacheWarning, match="Permission denied"):
+            assert one.load(KEY, read) is None
+    assert counted()["not read"] == 1
+    assert one.load(KEY, read) is not None
+
+
+def test_a_damaged_entry_that_another_process_replaced_is_left(entry, counted, monkeypatch):
+    one, path = entry
+    path.write_bytes(b"damaged")
+    check = disk._payload
+
+    def replaces(data, name):
+        assert ArtifactCache(one.folder.parent, "kind").store(KEY, b"made anew", write)
+        return check(data, name)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(disk, "_payload", replaces)
+        assert one.load(KEY, read) is None
+    assert one.load(KEY, read) == b"made anew"
+
+
+def test_a_reason_is_warned_of_once(entry, counted, recwarn):
+    one, _ = entry
+    for _ in range(3):
+        assert one.load(KEY, failing(OSError(errno.ENOSPC, "No space left on device"))) is None
+    assert [str(one.category.__name__) for one in recwarn] == ["CacheWarning"]
+    assert counted()["not read"] == 3
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path, counted):
@@ -101,7 +184,7 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path, counted):
         Path(path).write_bytes(b"half")
         raise RuntimeError("cannot save")
 
-    assert not one.store("key", b"", fails)
+    assert not one.store(KEY, b"", fails)
     assert list(one.folder.iterdir()) == []
     assert counted() == {"not stored": 1}
 
@@ -109,8 +192,9 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path, counted):
 def test_a_folder_that_cannot_be_made_breaks_nothing(tmp_path, counted):
     (tmp_path / "file").write_text("in the way")
     one = ArtifactCache(tmp_path / "file", "kind")
-    assert one.load("key", read) is None
-    assert not one.store("key", b"", write)
+    assert one.load(KEY, read) is None
+    with pytest.warns(CacheWarning, match="Not a directory"):
+        assert not one.store(KEY, b"", write)
     assert counted() == {"missed": 1, "not stored": 1}
 
 
@@ -122,7 +206,7 @@ def test_damage_in_a_folder_that_cannot_be_written(entry, counted, monkeypatch):
         raise PermissionError(13, "read-only file system")
 
     monkeypatch.setattr(Path, "unlink", refused)
-    assert one.load("key", read) is None
+    assert one.load(KEY, read) is None
     assert counted()["corrupt"] == 1
 
 
@@ -144,14 +228,17 @@ import sys
 from pathlib import Path
 
 from dlinfer.graph.cache import disk
+from dlinfer.graph.cache.fingerprint import environment
+from dlinfer.graph.cache.key import Key
 
+KEY = Key("test", "raced for", environment())
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 one = disk.ArtifactCache(folder, "kind")
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(50):
-    stored = one.store("key", bytes([number]) * 100_000, lambda value, path: Path(path).write_bytes(value))
-    value = one.load("key", lambda path: Path(path).read_bytes())
+    stored = one.store(KEY, bytes([number]) * 100_000, lambda value, path: Path(path).write_bytes(value))
+    value = one.load(KEY, lambda path: Path(path).read_bytes())
     assert stored and value is not None
     assert len(value) == 100_000 and len(set(value)) == 1, "halves of two writers"
 assert disk.counts() == {"stored": 50, "hit": 50}
@@ -186,27 +273,28 @@ def test_processes_that_race_find_whole_entries_only(tmp_path):
     assert len(list((tmp_path / "kind").iterdir())) == 1
 
 
-def test_the_fingerprint_names_what_artifacts_depend_on():
-    import torch
+def test_what_differs_from_the_nearest_entry_is_said(tmp_path, counted, capfd):
+    one = ArtifactCache(tmp_path, "kind")
+    far = key(engine="x", steady=("a",), environment=replace(ENVIRONMENT, threads=99))
+    near = key(environment=replace(ENVIRONMENT, threads=98))
+    for stored in (near, far):
+        assert one.store(stored, b"", write)
+    (one.folder / f"{KEY.prefix}strange").write_bytes(b"no entry")
+    said = f"environment.threads: 98 is stored, {ENVIRONMENT.threads} is wanted"
+    assert one.why_missed(KEY) == said
+    assert one.why_missed(OTHER) == ""
+    capfd.readouterr()
+    with settings.override(debug="cache"):
+        assert one.load(KEY, read) is None
+    assert said in capfd.readouterr().err
+    assert one.load(KEY, read) is None
+    assert capfd.readouterr().err == "", "nothing is compared for nobody"
 
-    text = fingerprint.environment()
-    for part in (
-        torch.__version__,
-        f"threads {torch.get_num_threads()}",
-        "dlinfer ",
-        fingerprint.cpu_flags(),
-    ):
-        assert part in text
 
-
-def test_the_fingerprint_of_another_process_is_the_same():
-    import torch
-
-    code = (
-        f"import torch; torch.set_num_threads({torch.get_num_threads()})\n"
-        "from dlinfer.graph.cache.fingerprint import environment\nprint(environment())"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=500
-    ).stdout
-    assert told.strip() == fingerprint.environment().strip()
+def test_a_process_whose_code_is_unknown_takes_and_stores_nothing(entry, counted):
+    one, _ = entry
+    unsure = key(environment=replace(ENVIRONMENT, changed="rope.py changed since it was loaded"))
+    with pytest.warns(CacheWarning, match=r"rope\.py changed"):
+        assert not one.store(unsure, b"", write)
+    assert one.load(unsure, read) is None
+    assert counted() == {"stored": 1, "not used": 2}

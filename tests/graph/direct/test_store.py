@@ -10,8 +10,11 @@ from torch import nn
 
 from dlinfer import settings
 from dlinfer.errors import CaptureError
+from dlinfer.graph.cache import disk
 from dlinfer.graph.direct import store as direct_store
 from dlinfer.graph.direct.store import CallStore, compile_call
+from dlinfer.graph.explain.facts import Facts
+from dlinfer.graph.explain.text import text_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import report
 from dlinfer.graph.seam import dynamo
@@ -109,6 +112,31 @@ def test_another_identity_or_option_is_another_call(identity, options, tmp_path)
     assert compile_call(Model(), arguments(), identity=identity, steady=STEADY, options=other)[2] is False
 
 
+def test_a_name_in_another_list_is_another_call(tmp_path):
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, rms_norm: torch.Tensor) -> torch.Tensor:
+            return x * rms_norm
+
+    given = {"x": torch.ones(3, 4), "rms_norm": torch.ones(())}
+    without = CompileOptions(cache_dir=tmp_path, passes={"rms_norm": False})
+    assert not compile_call(Scaled(), given, identity="m", options=without)[2]
+    plain = CompileOptions(cache_dir=tmp_path)
+    assert not compile_call(Scaled(), given, identity="m", steady=("rms_norm",), options=plain)[2]
+    assert not compile_call(Scaled(), given, identity="rms_norm\nm", options=plain)[2]
+
+
+def test_what_differs_is_in_the_report(folder):
+    compile_call(Model(), arguments(), identity="a\nb", steady=STEADY, options=folder)
+    for identity, said in (("a\nc", "content: b is stored, c is wanted"), ("a\nb", "")):
+        call, _, stored = compile_call(Model(), arguments(), identity=identity, steady=STEADY, options=folder)
+        assert (stored, call.report.not_loaded) == (not said, said)
+    model = Model()
+    model.scale = 0.75
+    call, _, _ = compile_call(model, arguments(), identity="a\nb", steady=STEADY, options=folder)
+    assert "self.scale" in call.report.not_loaded
+    assert "self.scale" in text_of(Facts("m", [call.report]))
+
+
 def test_options_from_the_settings_count_too(folder):
     compile_call(Model(), arguments(), identity="m", steady=STEADY, options=folder)
     with settings.override(small_regions="engine"):
@@ -151,15 +179,17 @@ def test_what_does_not_fit_is_compiled_anew_and_right(change, folder):
 def test_a_damaged_call_is_compiled_anew(damage, folder):
     model = Model()
     compile_call(model, arguments(), identity="m", steady=STEADY, options=folder)
-    store = CallStore(folder, model, STEADY, "m")
+    store = CallStore(folder, model, STEADY, "m", torch.device("cpu"))
     (path,) = store.cache.folder.iterdir()
 
     def rewritten(value, target):
-        data = json.loads(path.read_bytes().partition(b"\n")[2])
+        payload = disk._payload(path.read_bytes(), path.name)
+        assert payload is not None
+        data = json.loads(payload)
         damage(data)
         Path(target).write_text(json.dumps(data))
 
-    store.cache.store(store.key, None, rewritten)  # with a right checksum
+    assert store.cache.store(store.key, None, rewritten)  # with a right checksum
     call, _, stored = compile_call(model, arguments(), identity="m", steady=STEADY, options=folder)
     assert not stored
     right(call, model)

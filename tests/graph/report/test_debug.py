@@ -50,14 +50,18 @@ def _write(value: str, path: str) -> None:
 
 def test_the_cache_says_what_happens_to_an_entry(capfd, tmp_path):
     from dlinfer.graph.cache.disk import ArtifactCache
+    from dlinfer.graph.cache.fingerprint import environment
+    from dlinfer.graph.cache.key import Key
 
+    key = Key("test", "a subject", environment())
     cache = ArtifactCache(tmp_path, "test")
     with settings.override(debug="cache"):
-        cache.load("key", str)
-        cache.store("key", "value", _write)
-        cache.load("key", str)
+        cache.load(key, str)
+        cache.store(key, "value", _write)
+        cache.load(key, str)
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("dlinfer cache")]
-    assert said == ["dlinfer cache: missed", "dlinfer cache: stored", "dlinfer cache: hit"]
+    missed = [f"dlinfer cache: {what}" for what in ("missed", f"why {key.name} was missed")]
+    assert said == [*missed, "dlinfer cache: stored", "dlinfer cache: hit"]
 
 
 def test_a_topic_that_does_not_exist_is_refused():

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config
+import torch._inductor.config
 
 from dlinfer.graph.seam import fake_mode, inductor
 
@@ -17,6 +19,36 @@ def small(x: torch.Tensor, k: int) -> torch.Tensor:
 def test_what_inductor_has_no_loop_for():
     assert inductor.calls_library(torch.ops.aten._fft_r2c.default)
     assert not inductor.calls_library(torch.ops.aten.mul.Tensor)
+
+
+def test_the_configuration_names_what_was_changed(monkeypatch):
+    everything, changed = inductor.configuration()
+    assert {"cpp.simdlen", "max_autotune", "functorch.functionalize_rng_ops"} <= set(everything)
+    with torch._inductor.config.patch({"cpp.simdlen": 128, "compile_threads": 77}):
+        assert inductor.configuration() == (
+            everything | {"cpp.simdlen": 128},
+            changed | {"cpp.simdlen": 128},
+        ), "how many threads compile changes no code"
+
+    class Pass:
+        def uuid(self):
+            return "a pass, version 3"
+
+    with torch._inductor.config.patch({"post_grad_custom_pre_pass": Pass()}):
+        assert inductor.configuration()[1] == changed | {"post_grad_custom_pre_pass": "a pass, version 3"}
+    with torch._functorch.config.patch({"functionalize_rng_ops": True}):
+        assert inductor.configuration()[1] == changed | {"functorch.functionalize_rng_ops": True}
+    assert inductor.configuration() == (everything, changed)
+
+
+def test_the_compiler_says_which_it_is(monkeypatch, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {name} 1.0\necho of another line\n")
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for cxx, said in (("one", "one 1.0"), ((None, "two"), "two 1.0"), (("no such one",), "none")):
+        with torch._inductor.config.patch({"cpp.cxx": cxx}):
+            assert inductor.compiler() == said
 
 
 @pytest.mark.slow

@@ -1,8 +1,11 @@
 """Where a session's tensors lie: inputs and outputs of its own, weights and memory that sessions share, their plan."""
 
+import itertools
 import json
 
 import pytest
+import torch
+from torch.export import Dim
 
 import dlinfer
 from dlinfer.errors import SessionCallError
@@ -26,6 +29,56 @@ def test_its_own_tensors_go_in_and_come_out_without_a_copy(owned):
     same(found, wanted(3))
     assert found["logits"].data_ptr() == owned.get_output_tensor("forward", 0).data_ptr()
     assert found["best"].data_ptr() == owned.get_output_tensors("forward", "best")[1].data_ptr()
+
+
+class Sum(torch.nn.Module):
+    """Twice its input and 1."""
+
+    def forward(self, x):
+        return {"y": x * 2 + 1}
+
+
+def two_entries(folder):
+    """A file with the entries prefill and decode, decode with two stages, of up to 4 and 16 rows."""
+    long, short = (
+        dlinfer.compile(Sum().eval(), (torch.zeros(2, 8),), dynamic_shapes={"x": {0: Dim("rows", max=rows)}})
+        for rows in (16, 4)
+    )
+    return saved(dlinfer.bundle({"prefill": long, "decode": [short, long]}), folder / "two.dlinfer")
+
+
+def test_entries_and_stages_have_tensors_of_their_own(tmp_path):
+    with dlinfer.load(two_entries(tmp_path), options={"io": "owned"}) as session:
+        places = [("prefill", 0), ("decode", 0), ("decode", 1)]
+        given = [session.get_input_tensor(entry, 0, stage) for entry, stage in places]
+        for number, x in enumerate(given):
+            x.fill_(number)
+        for number, ((entry, _), x) in enumerate(zip(places, given, strict=True)):
+            assert torch.equal(x, torch.full_like(x, number))
+            assert torch.equal(session.run({"x": x}, entry)["y"], torch.full_like(x, 2 * number + 1))
+        prefilled = session.run({"x": given[0]}, "prefill")["y"]
+        session.run({"x": given[2]}, "decode")
+        assert torch.equal(prefilled, torch.full((16, 8), 1.0)), "another entry's results lie elsewhere"
+        tensors = [
+            t
+            for e, s in places
+            for t in (session.get_input_tensor(e, 0, s), session.get_output_tensor(e, 0, s))
+        ]
+        spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_an_open_size_takes_memory_from_its_own_stage_only(tmp_path):
+    closed = dlinfer.compile(
+        Sum().eval(), (torch.zeros(2, 8),), dynamic_shapes={"x": {0: Dim("rows", max=16)}}
+    )
+    open_ = dlinfer.compile(Sum().eval(), (torch.zeros(2, 8),), dynamic_shapes={"x": {0: Dim("rows")}})
+    path = saved(dlinfer.bundle({"open": open_, "closed": closed}), tmp_path / "open.dlinfer")
+    with dlinfer.load(path, options={"io": "owned"}) as session:
+        with pytest.raises(SessionCallError, match="highest"):
+            session.get_input_tensor("open", 0)
+        x = session.get_input_tensor("closed", 0).fill_(3)
+        assert torch.equal(session.run({"x": x}, "closed")["y"], torch.full_like(x, 7))
 
 
 def test_mode_0_gives_its_own_tensors_only_by_the_call_that_says_so(session):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from dlinfer.errors import GraphFallbackError
 from dlinfer.graph.engine import find_engine
@@ -225,3 +226,25 @@ def test_threads_run_at_once():
 def test_the_engine_says_what_it_is():
     assert ENGINE.identity(Path()).startswith("openvino 20")
     assert not ENGINE.keeps({"anything"})
+
+
+class AddsToItsArgument(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(20.0).view(4, 5), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return (self.weight * 2 + x).sin()
+
+
+def test_an_argument_that_is_written_is_a_weights_memory_at_some_calls():
+    """The weight is built into the model: such a call runs eagerly, and the weight is built in anew after it."""
+    ours, theirs = AddsToItsArgument(), AddsToItsArgument()
+    run = compiled(ours, **WHOLE)
+    with torch.no_grad():
+        for own in (True, False, False, True):
+            given, expected = (torch.ones(4, 5) if own else one.weight[:] for one in (ours, theirs))
+            torch.testing.assert_close(run(given), theirs(expected))
+            torch.testing.assert_close(ours.weight, theirs.weight)
+    assert sum(fallback.counts().values()) == 2

@@ -6,8 +6,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dlinfer.graph.cache.disk import ArtifactCache
+from dlinfer.graph.cache.fingerprint import Environment, environment
+from dlinfer.graph.cache.key import Key, canonical_text, digest
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.layout import dense_order, laid_out
@@ -62,7 +64,7 @@ class ClusterCompiler:
         One that assumes something of its sizes is not for callers without guards, and counts as not there.
         """
         with self._lock:
-            known = self._compiled.get(name) or _load(name, cache)
+            known = self._compiled.get(name) or cache.load_named(name, _read)
             if known is None or known.assumptions or known.origin == "eager":
                 return False
             self._compiled[name] = known
@@ -77,7 +79,8 @@ class ClusterCompiler:
     def compile(self, subgraph: Subgraph, cache: ArtifactCache) -> tuple[str, ClusterReport]:
         """Compile a subgraph, or find one like it: (name for ``run``, report)."""
         start = time.perf_counter()
-        spelling = hashlib.sha256(canonical_text(subgraph.graph_module).encode()).hexdigest()
+        surroundings = _Surroundings(environment(), code_generator())
+        spelling = digest(canonical_text([surroundings.text, *spelled(subgraph.graph_module)]))
         with self._lock:
             if spelling in self._traced:
                 key, nodes = self._traced[spelling]
@@ -90,7 +93,7 @@ class ClusterCompiler:
             graph = fake_mode.trace_decomposed(
                 _as_laid_out(subgraph), twins.values, twins.mode, decompositions()
             )
-            name, origin = self._fitting(cluster_key(graph, twins), graph, twins, cache)
+            name, origin = self._fitting(cluster_key(graph, twins, surroundings), graph, twins, cache)
             nodes = sum(1 for node in graph.graph.nodes if node.op == "call_function")
             self._traced[spelling] = (name, nodes)
             report = ClusterReport(
@@ -99,15 +102,16 @@ class ClusterCompiler:
             return name, report
 
     def _fitting(
-        self, key: str, graph: fx.GraphModule, twins: Twins, cache: ArtifactCache
+        self, first: Key, graph: fx.GraphModule, twins: Twins, cache: ArtifactCache
     ) -> tuple[str, str]:
         """(name, origin) of what runs this graph: what a compilation assumed must be true of its sizes too."""
         for variant in itertools.count():
-            name = f"{key}-{variant}" if variant else key
+            key = replace(first, variant=variant)
+            name = key.name
             known = self._compiled.get(name)
             new = known is None
             if known is None:
-                known = _load(name, cache) or _compile(graph, twins, name, cache)
+                known = cache.load(key, _read) or _compile(graph, twins, key, cache)
                 self._compiled[name] = known
                 self._runs[name] = known.run
             if twins.holds(known.assumptions):
@@ -132,28 +136,39 @@ def _as_laid_out(subgraph: Subgraph) -> Callable[..., Any]:
     return run
 
 
+@dataclass(frozen=True)
+class _Surroundings:
+    """What compiled code depends on besides its graph, and the same as text."""
+
+    environment: Environment
+    code_generator: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        return canonical_text([self.environment, self.code_generator])
+
+
+def code_generator() -> dict[str, Any]:
+    """What identifies the code generator: the compiler and inductor's configuration."""
+    everything, unlike = inductor.configuration()
+    return {
+        "compiler": inductor.compiler(),
+        "settings": unlike,
+        "all_settings": digest(canonical_text(everything)),
+    }
+
+
 _SYMBOL = re.compile(r"\b[suz]\d+\b")
 
 
-def canonical_text(graph_module: fx.GraphModule) -> str:
-    """A graph as text that is equal for graphs that differ in names of nodes and symbols only.
+def spelled(graph_module: fx.GraphModule) -> list[str]:
+    """A graph as lines that are equal for graphs that differ in names of nodes and symbols only.
 
     It is a cheap first look: a layer like one before need not be traced again to be recognised.
     """
-    seen: dict[str, str] = {}
-    names: dict[fx.Node, str] = {}
-    lines = [f"threads {torch.get_num_threads()}"]
-    for index, node in enumerate(graph_module.graph.nodes):
-        names[node] = f"%{index}"
-        arguments = map_arg((node.args, node.kwargs), lambda parent: _Named(names[parent]))
-        target = "" if node.op == "placeholder" else str(node.target)
-        lines.append(f"{node.op} {target} {arguments}")
-        if node.op == "placeholder":
-            lines.append(_shown(fake(node)))
-        if node.op == "get_attr":
-            lines.append(_constant(attribute(graph_module, target)))
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     ranges = symbols.symbol_ranges([fake(node) for node in placeholders])
+    seen: dict[str, str] = {}
 
     def renamed(found: re.Match[str]) -> str:
         name = found.group()
@@ -161,14 +176,39 @@ def canonical_text(graph_module: fx.GraphModule) -> str:
             seen[name] = f"{name[0]}_{len(seen)}:{ranges.get(name)}"
         return seen[name]
 
-    return _SYMBOL.sub(renamed, "\n".join(lines))
+    inputs = [_SYMBOL.sub(renamed, _shown(fake(node))) for node in placeholders]
+    return [*inputs, *_calls(graph_module)]
 
 
-def _load(key: str, cache: ArtifactCache) -> _Compiled | None:
-    return cache.load(key, _read)
+def cluster_key(graph: fx.GraphModule, twins: Twins, surroundings: "_Surroundings") -> Key:
+    """The key of what a cluster computes: its ops, and its inputs' dtypes, sizes, strides and ranges of symbols."""
+    ranges = sorted(symbols.symbol_ranges(twins.values).items())
+    content = (*map(_shown, twins.values), *(f"{name}: {limits}" for name, limits in ranges), *_calls(graph))
+    return Key(
+        kind="cluster",
+        subject=digest(canonical_text(content)),
+        environment=surroundings.environment,
+        content=content,
+        device="cpu",
+        engine="inductor",
+        engine_identity=surroundings.code_generator,
+    )
 
 
-def _compile(graph: fx.GraphModule, twins: Twins, key: str, cache: ArtifactCache) -> _Compiled:
+def _calls(graph_module: fx.GraphModule) -> Iterator[str]:
+    """A line for each node that is no input, with the numbers of those that it reads."""
+    names: dict[fx.Node, str] = {}
+    for index, node in enumerate(graph_module.graph.nodes):
+        names[node] = f"%{index}"
+        if node.op == "placeholder":
+            continue
+        arguments = map_arg((node.args, node.kwargs), lambda parent: _Named(names[parent]))
+        yield f"{node.op} {node.target} {arguments}"
+        if node.op == "get_attr":
+            yield _constant(attribute(graph_module, str(node.target)))
+
+
+def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache) -> _Compiled:
     try:
         with native.memory_for_results():
             artifact = inductor.compile_loops(graph, twins.values, twins.mode)
@@ -199,30 +239,16 @@ def _read(path: str) -> _Compiled:
     return _Compiled(run, json.loads(assumptions), "disk", stored=True)
 
 
-def cluster_key(graph: fx.GraphModule, twins: Twins) -> str:
-    """A hash of what a cluster computes: its ops, and its inputs' dtypes, sizes, strides and ranges of symbols."""
-    names: dict[fx.Node, str] = {}
-    lines = [_shown(value) for value in twins.values]
-    lines.append(f"threads {torch.get_num_threads()}")  # loops are divided among them when compiled
-    lines += [f"{name}: {limits}" for name, limits in sorted(symbols.symbol_ranges(twins.values).items())]
-    for index, node in enumerate(graph.graph.nodes):
-        names[node] = f"%{index}"
-        arguments = map_arg((node.args, node.kwargs), lambda parent: _Named(names[parent]))
-        target = "" if node.op == "placeholder" else str(node.target)
-        lines.append(f"{node.op} {target} {arguments}")
-        if node.op == "get_attr":
-            lines.append(_constant(attribute(graph, str(node.target))))
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
-
-
 def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
+        return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device}"
     return f"{type(value).__name__} {value}"
 
 
-def _constant(value: Any) -> str:
-    return hashlib.sha256(repr((value.dtype, tuple(value.shape), value.tolist())).encode()).hexdigest()
+def _constant(value: torch.Tensor) -> str:
+    flat = value.detach().contiguous().flatten()
+    content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return f"{_shown(value)} {hashlib.sha256(content).hexdigest()}"
 
 
 class _Named(str):

@@ -25,7 +25,7 @@ from dlinfer.graph.seam import dispatcher
 from dlinfer.settings import cache_folder
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
-from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler
+from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler, code_generator
 from dlinfer.vendor.cpu.inductor.masks import SHARED_MASKS
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
 
@@ -103,9 +103,9 @@ class InductorEngine:
         result.refused[node.name] = reason
         return kernels.callee_of(node, native=False)
 
-    def identity(self, cache_dir: Path) -> str:
-        """Whether stored programs may call the C++ kernels."""
-        return "without C++ kernels" if native.why_not(cache_dir / "native") else "with C++ kernels"
+    def identity(self, cache_dir: Path) -> Mapping[str, Any]:
+        """Whether stored programs may call the C++ kernels, and what compiles their clusters."""
+        return {"native_kernels": native.why_not(cache_dir / "native") is None} | code_generator()
 
     def resolve(self, callee: str) -> Callable[..., Any]:
         """The function that a step of this engine's programs names."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dlinfer.graph.cache.key import canonical_text
 from dlinfer.toolchain.process import ProcessFailedError, Stop
 from dlinfer.vendor.sophgo.compiler import cache, process
 from dlinfer.vendor.sophgo.compiler.options import BmodelOptions, check_name
@@ -232,8 +233,9 @@ def _key(
     model: bytes | Path, name: str, options: BmodelOptions, calibration: Sequence[Mapping[str, np.ndarray]]
 ) -> str:
     """A digest of all that a bmodel depends on."""
-    said = [_FORMAT, process.compiler_version(), name, sorted(options.identity().items())]
-    digest = hashlib.sha256(json.dumps(said).encode())
+    driver = hashlib.sha256(process.DRIVER.read_bytes()).hexdigest()
+    told = [_FORMAT, process.compiler_version(), driver, name, options.identity()]
+    digest = hashlib.sha256(canonical_text(told).encode())
     if isinstance(model, bytes):
         digest.update(model)
     else:

@@ -9,6 +9,8 @@ from dlinfer.toolchain.process import ProcessFailedError, Stop
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 _STEP = "dlinfer step: "
+DRIVER = Path(__file__).with_name("driver.py")
+"""What runs the compiler, by the toolchain's Python."""
 
 
 def toolchain() -> Environment:
@@ -24,8 +26,7 @@ def compiler_version() -> str:
 
 def driver_command(job: Path) -> list[str]:
     """The command that compiles what a job's file says."""
-    driver = Path(__file__).with_name("driver.py")
-    return [str(toolchain().python), "-s", str(driver), str(job)]
+    return [str(toolchain().python), "-s", str(DRIVER), str(job)]
 
 
 def model_tool() -> str:

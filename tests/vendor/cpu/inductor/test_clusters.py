@@ -1,7 +1,11 @@
 """Clusters: compiled once where they are equal, apart where they are not, kept on disk with what they assumed."""
 
+from dataclasses import replace
+from unittest import mock
+
 import pytest
 import torch
+import torch._inductor.config
 import torch.nn.functional as F
 from torch import nn
 
@@ -148,6 +152,43 @@ def test_assumptions_of_a_compilation_are_asked_of_later_graphs(tmp_path, monkey
     assert names[0] == names[1] == names[4] != names[2] == names[3]
     assert [told.origin for _, told in made] == ["compiled", "shared", "compiled", "shared", "shared"]
     assert assumed == [True, False]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cpp.simdlen": 1},
+        {"cpp.enable_floating_point_contract_flag": "fast"},
+        {"post_grad_custom_pre_pass": print},
+    ],
+    ids=str,
+)
+def test_clusters_of_another_configuration_of_inductor_are_apart(settings, tmp_path, compilations):
+    compiler, ((plain, _),) = compile_all(tmp_path, subgraph_of(body, x))
+    store = ArtifactCache(tmp_path, "inductor")
+    with torch._inductor.config.patch(settings):
+        other, report = compiler.compile(subgraph_of(body, x), store)
+        assert (other != plain, report.origin) == (True, "compiled")
+        assert compiler.compile(subgraph_of(body, x), store) == (
+            other,
+            replace(report, origin="shared", seconds=mock.ANY),
+        )
+    again, report = compiler.compile(subgraph_of(body, x), store)
+    assert (again, report.origin, len(compilations)) == (plain, "shared", 2)
+
+
+def test_a_text_that_looks_like_a_symbol_is_no_symbol():
+    lines = [
+        clusters.spelled(subgraph_of(lambda x, how=how: torch.div(x, 3, rounding_mode=how), x).graph_module)
+        for how in ("floor", "trunc")
+    ]
+    assert lines[0] != lines[1]
+    graphs = [subgraph_of(body, x).graph_module for _ in range(2)]
+    for graph, text in zip(graphs, ("s1", "s2"), strict=True):
+        graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)[0].kwargs = {
+            "mode": text
+        }
+    assert clusters.spelled(graphs[0]) != clusters.spelled(graphs[1])
 
 
 def test_calls_of_a_library_are_as_inductor_sees_them():

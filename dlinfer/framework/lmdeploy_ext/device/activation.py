@@ -1,0 +1,119 @@
+"""Which device of ours LMDeploy runs on in this process, and switching it on.
+
+Choosing one checks the patches and installs the device view; everything else asks here who is active. The patches
+themselves are handed in by ``install``, which knows all of them.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from importlib import metadata
+
+from dlinfer.errors import DeviceConflictError, PatchError
+from dlinfer.framework.lmdeploy_ext.device import view
+from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.versions import describe
+from dlinfer.framework.patching import Patch, PatchSet
+from dlinfer.vendor import activate_default
+
+logger = logging.getLogger("dlinfer")
+
+_records: Callable[[], list[Patch]] | None = None
+_patches: PatchSet | None = None
+_patches_lock = threading.Lock()
+_active: str | None = None
+_told: set[str] = set()
+
+
+def provide(records: Callable[[], list[Patch]]) -> None:
+    """Say what makes the list of patches. It is called when the first of them is needed."""
+    global _records
+    _records = records
+
+
+def patches() -> PatchSet:
+    """The patch set of this process."""
+    global _patches
+    if _patches is None:
+        assert _records is not None, "dlinfer.framework.lmdeploy_ext provides them when it is imported"
+        made = PatchSet("lmdeploy", _records())  # without the lock, as this imports
+        with _patches_lock:  # a second set would take the replacements of the first for originals
+            _patches = _patches or made
+    return _patches
+
+
+def active() -> str | None:
+    """The device_type of ours that LMDeploy runs on in this process, or None."""
+    return _active
+
+
+def serves(device_type: str) -> bool:
+    """Whether a device_type is one of this adaptor's."""
+    return device_type in SERVED
+
+
+def activate(device_type: str) -> None:
+    """Make LMDeploy run on one of our devices in this process. Idempotent.
+
+    Raises PatchError when the installed LMDeploy is not what an essential patch was written for, and
+    DeviceConflictError when another of our devices is in use. What it does without is logged.
+    """
+    global _active
+    if _active == device_type:
+        patches().require_essential()  # of modules that were imported since
+        return
+    if _active is not None:
+        raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
+    _show_notices()
+    inside, line = describe(metadata.version("lmdeploy"))
+    if not inside:
+        logger.warning("%s", line)
+    patches().apply_loaded()
+    patches().require_essential()
+
+    activate_default(SERVED[device_type].torch_device)
+    view.install(SERVED[device_type].torch_device)
+    _active = device_type
+    tell_of_misfits()
+
+
+def deactivate() -> None:
+    """Undo everything: LMDeploy is as it was installed. No engine may be running."""
+    global _active
+    view.uninstall()
+    patches().revert()
+    _active = None
+
+
+def check_device(device_type: str) -> None:
+    """Called before an engine is built. Raises DeviceConflictError for a device that the view would misplace, and
+    PatchError where a module that was imported since is not what an essential patch was written for."""
+    if _active is None:
+        return
+    if device_type != _active:
+        raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
+    patches().require_essential()
+
+
+def tell_of_misfits() -> None:
+    """Log what does not fit this LMDeploy, each patch once: essential ones to everybody, others to who does without."""
+    for error in patches().done_without() if _active is not None else ():
+        if error.fields["target"] not in _told:
+            _told.add(error.fields["target"])
+            logger.warning("device_type %s does without a patch: %s", _active, error)
+    try:
+        patches().require_essential()
+    except PatchError as error:
+        if error.fields["target"] not in _told:
+            _told.add(error.fields["target"])
+            _, line = describe(metadata.version("lmdeploy"))
+            logger.warning("%s; device_type %s does not work: %s", line, ", ".join(SERVED), error)
+
+
+def _show_notices() -> None:
+    """Notices go to stderr unless the application has configured logging for us."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("dlinfer: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)

@@ -1,0 +1,41 @@
+"""The blocks of the paged KV cache: how the active vendor lays them out, and which sizes it takes.
+
+LMDeploy schedules in blocks of ``block_size`` tokens, each of which may be several blocks of ``kernel_block_size`` to
+the kernels. A vendor whose graph engine knows one size only gets that as the second, so the first may be any multiple.
+"""
+
+from typing import Any
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
+from dlinfer.vendor import KVCacheLayout, activate_default
+
+NOT_CHOSEN = -1
+"""LMDeploy's default of ``kernel_block_size``, which then becomes that of ``block_size``."""
+
+
+def layout(device_type: str) -> KVCacheLayout:
+    """The KV cache layout of the vendor that serves one of our device types."""
+    vendor = activate_default(SERVED[device_type].torch_device)
+    return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
+
+
+def choose(config: Any) -> None:
+    """Set the ``kernel_block_size`` of a PytorchEngineConfig, before LMDeploy's own checks.
+
+    Raises UnsupportedFeatureError for sizes that the vendor cannot take.
+    """
+    needed, given = layout(config.device_type).block_size, config.kernel_block_size
+    if needed is None:
+        return
+    if given not in (NOT_CHOSEN, needed):
+        raise _refuse(config, f"kernel_block_size={given}", f"leave it out, or use {needed}")
+    if config.block_size % needed:
+        raise _refuse(config, f"block_size={config.block_size}", f"use a multiple of {needed}")
+    config.kernel_block_size = needed
+
+
+def _refuse(config: Any, feature: str, advice: str) -> UnsupportedFeatureError:
+    vendor = activate_default(SERVED[config.device_type].torch_device)
+    assert vendor is not None, "who states a block size is a vendor"
+    return UnsupportedFeatureError(feature=feature, where=f"vendor {vendor.name!r}", advice=advice)

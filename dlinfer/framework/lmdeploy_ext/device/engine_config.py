@@ -1,0 +1,118 @@
+"""``PytorchEngineConfig`` and what LMDeploy derives from it: device_type, dtype, block sizes, default batch size."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dlinfer.errors import UnknownVendorError
+from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks, vendor_devices
+from dlinfer.framework.lmdeploy_ext.device.devices import OWN, SERVED
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
+from dlinfer.framework.patching import Patch
+
+
+def _post_init(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __post_init__(self: Any) -> None:
+        device_type, dtype = self.device_type, self.dtype
+        if device_type not in SERVED:
+            if device_type not in OWN:
+                raise UnknownVendorError(name=device_type, available=", ".join(vendor_devices.usable()))
+            vendor_devices.check_vendor(device_type)
+            original(self)
+            return
+        refusals.check_engine_config(self)
+        cache_blocks.choose(self)
+        # The original asserts a closed list of devices and dtypes; it meets values from that list which take
+        # no branch of their own there, and all its other checks run as they are.
+        self.device_type, self.dtype = "maca", "auto" if dtype == "float32" else dtype
+        try:
+            original(self)
+        finally:
+            self.device_type, self.dtype = device_type, dtype
+        activation.activate(device_type)
+
+    return __post_init__
+
+
+def _max_batch_size(original: Callable[[str], int]) -> Callable[[str], int]:
+    @functools.wraps(original)
+    def get_max_batch_size(device_type: str) -> int:
+        return SERVED[device_type].max_batch_size if device_type in SERVED else original(device_type)
+
+    return get_max_batch_size
+
+
+def _bf16(original: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(original)
+    def is_bf16_supported(device_type: str = "cuda") -> bool:
+        # "auto" and the default are asked by code that does not know the device; it is ours once one is active.
+        if device_type in SERVED or (activation.active() is not None and device_type in ("auto", "cuda")):
+            return True
+        return original(device_type)
+
+    return is_bf16_supported
+
+
+def _torch_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _update_torch_dtype(config: Any, dtype: str, device_type: str = "auto") -> Any:
+        if activation.active() is None:
+            return original(config, dtype, device_type)
+        config = original(config, "auto" if dtype == "float32" else dtype, device_type)
+        stored = getattr(config.hf_config, "dtype", None) or getattr(
+            getattr(config.hf_config, "text_config", None), "dtype", None
+        )
+        if dtype == "float32" or (dtype == "auto" and stored in (torch.float32, "float32")):
+            config.dtype = torch.float32
+        return config
+
+    return _update_torch_dtype
+
+
+def _import_deeplink(original: Callable[[str], None]) -> Callable[[str], None]:
+    @functools.wraps(original)
+    def try_import_deeplink(device_type: str) -> None:
+        if device_type in SERVED:
+            activation.activate(device_type)
+        else:
+            vendor_devices.check_vendor(device_type)
+            original(device_type)
+
+    return try_import_deeplink
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.messages:PytorchEngineConfig.__post_init__",
+        why="asserts that device_type is one of four and that dtype is no float32",
+        signature="(self)",
+        build=_post_init,
+    ),
+    Patch(
+        target="lmdeploy.utils:get_max_batch_size",
+        why="asserts that device_type is one of four",
+        signature="(device_type)",
+        build=_max_batch_size,
+    ),
+    Patch(
+        target="lmdeploy.utils:is_bf16_supported",
+        why="says no for devices it does not know and asks torch.cuda where none was named",
+        signature="(device_type='cuda')",
+        build=_bf16,
+    ),
+    Patch(
+        target="lmdeploy.utils:try_import_deeplink",
+        why="workers call it to load the device's package; it knows three device types",
+        signature="(device_type)",
+        build=_import_deeplink,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.config:_update_torch_dtype",
+        why="turns float32 into float16 in silence; on a CPU float32 is asked for and stays",
+        signature="(config, dtype, device_type='auto')",
+        build=_torch_dtype,
+    ),
+)

@@ -1,0 +1,189 @@
+"""How large the paged KV cache gets on a CPU, and what is said about it.
+
+LMDeploy takes a fraction of the free memory of a card that it has for itself. On a host the free memory is
+shared, and zeroing a cache touches every page of it. So on a CPU:
+
+- what counts as free is what this process may still use: its cgroup's limit, not the host's RAM;
+- an explicit ``cache_max_entry_count`` is taken of that, as on a card;
+- LMDeploy's default of 0.8 means "not chosen": then the cache gets ``DLINFER_CPU_KV_CACHE_GIB``, but never more
+  than half of what is free;
+- no cache is larger than ``max_batch_size`` sequences of ``session_len`` tokens can fill;
+- ``num_gpu_blocks`` is taken as it is, if it fits.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dlinfer import settings
+from dlinfer.errors import MemoryPlanError
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.patching import Patch
+from dlinfer.vendor.cpu.memory import usable_memory
+
+logger = logging.getLogger("dlinfer")
+
+LMDEPLOY_DEFAULT_FRACTION = 0.8
+_SMALLEST = 16  # blocks: LMDeploy refuses fewer when they are given, and shrinks its prefill to reach as many
+_GIB = 1 << 30
+_ADVICE = (
+    "lower num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig, use a smaller max_prefill_token_num, "
+    "or give the process more memory."
+)
+
+
+def gib(size: float) -> str:
+    """A size in bytes as people read it."""
+    return f"{size / _GIB:.2f} GiB" if size >= _GIB / 100 else f"{size / (1 << 20):.2f} MiB"
+
+
+def plan_blocks(
+    *, free: int, block_bytes: int, fraction: float, default_bytes: int, useful_blocks: int | None
+) -> int:
+    """Number of KV cache blocks on a CPU.
+
+    free: bytes this process may still allocate. block_bytes: bytes of one block over all layers.
+    fraction: the engine's cache_max_entry_count. default_bytes: the budget where no fraction was chosen.
+    useful_blocks: as many as can ever be filled, or None when a session may have any length.
+    """
+    chosen = fraction != LMDEPLOY_DEFAULT_FRACTION
+    budget = free * fraction if chosen else min(default_bytes, free / 2)
+    blocks = int(budget // block_bytes)
+    if useful_blocks is not None:
+        blocks = min(blocks, useful_blocks)
+    return blocks
+
+
+def _device_memory(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_gpu_memory(device_id: int | None = None) -> tuple[int, int]:
+        if activation.active() is None:
+            return original(device_id)
+        memory = usable_memory()
+        return memory.available, memory.limit
+
+    return get_gpu_memory
+
+
+def _cache_config(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def build_cache_config(engine_config: Any) -> Any:
+        cache_config = original(engine_config)
+        if activation.serves(engine_config.device_type):
+            cache_config.dlinfer_session_len = engine_config.session_len
+        return cache_config
+
+    return build_cache_config
+
+
+def _useful_blocks(cache_config: Any) -> int | None:
+    session_len = getattr(cache_config, "dlinfer_session_len", None)
+    if session_len is None:
+        return None
+    # One block more for each sequence that is not aligned with blocks, and one for the token being generated.
+    per_sequence = -(-session_len // cache_config.block_size) + 2
+    needed = per_sequence * cache_config.max_batches + cache_config.num_reserved_gpu_blocks
+    return max(needed, _SMALLEST)
+
+
+def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _update_num_gpu_blocks(
+        self: Any, free_mems: list[int], cache_block_sizes: Sequence[Any], spec_cache_config: Any
+    ) -> None:
+        if not activation.serves(self.device_type):
+            original(self, free_mems, cache_block_sizes, spec_cache_config)
+            return
+        config = self.cache_config
+        block_bytes = self._get_rank_cache_block_sizes(cache_block_sizes)[0]
+        free = free_mems[0]
+        given = config.num_gpu_blocks
+        blocks = given or plan_blocks(
+            free=free,
+            block_bytes=block_bytes,
+            fraction=config.cache_max_entry_count,
+            default_bytes=int(settings.current().cpu_kv_cache_gib * _GIB),
+            useful_blocks=_useful_blocks(config),
+        )
+        if blocks < _SMALLEST or blocks * block_bytes > free:
+            asked = (
+                f"num_gpu_blocks={given} ({gib(blocks * block_bytes)})"
+                if given
+                else f"cache_max_entry_count={config.cache_max_entry_count} "
+                f"({gib(blocks * block_bytes)}; at least {_SMALLEST} blocks are needed)"
+            )
+            raise _too_large(asked, blocks, block_bytes, free)
+        config.num_gpu_blocks = blocks
+        logger.info(
+            "KV cache: %d blocks of %d tokens = %s of %s that this process may still use. To change it: "
+            "cache_max_entry_count (a fraction, now %s; %s counts as not chosen) or num_gpu_blocks in "
+            "PytorchEngineConfig, or DLINFER_CPU_KV_CACHE_GIB.",
+            blocks,
+            config.block_size,
+            gib(blocks * block_bytes),
+            gib(free),
+            config.cache_max_entry_count,
+            LMDEPLOY_DEFAULT_FRACTION,
+        )
+
+    return _update_num_gpu_blocks
+
+
+def _reserve_runtime_mem(original: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    @functools.wraps(original)
+    def _reserve_runtime_mem(
+        self: Any, free_mems: list[int], cache_block_sizes: Sequence[Any], spec_cache_config: Any
+    ) -> list[int]:
+        try:
+            return original(self, free_mems, cache_block_sizes, spec_cache_config)
+        except RuntimeError as cause:
+            if not activation.serves(self.device_type) or "No enough gpu memory" not in str(cause):
+                raise
+            block_bytes = self._get_rank_cache_block_sizes(cache_block_sizes)[0]
+            asked = (
+                f"cache_max_entry_count={self.cache_config.cache_max_entry_count} leaves no room for the smallest "
+                f"cache beside the buffers of one prefill; that"
+            )
+            raise _too_large(asked, _SMALLEST, block_bytes, free_mems[0]) from cause
+
+    return _reserve_runtime_mem
+
+
+def _too_large(asked: str, blocks: int, block_bytes: int, free: int) -> MemoryPlanError:
+    return MemoryPlanError(
+        asked=asked,
+        blocks=blocks,
+        block_bytes=gib(block_bytes),
+        available=gib(free),
+        limit=usable_memory().source,
+        advice=_ADVICE,
+    )
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.utils:get_gpu_memory",
+        why="asks torch.cuda; on a CPU free memory is what this process's cgroup still allows",
+        signature="(device_id=None)",
+        build=_device_memory,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.config_builder:ConfigBuilder.build_cache_config",
+        why="the cache config does not carry session_len, which bounds the cache that can ever be used",
+        signature="(engine_config)",
+        build=_cache_config,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._update_num_gpu_blocks",
+        why="takes a fraction of the whole memory, and an explicit block count without looking whether it fits",
+        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
+        build=_update_num_gpu_blocks,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._reserve_runtime_mem",
+        why="says 'No enough gpu memory' without a number",
+        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
+        build=_reserve_runtime_mem,
+    ),
+)

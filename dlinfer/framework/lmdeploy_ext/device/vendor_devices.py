@@ -1,0 +1,23 @@
+"""LMDeploy's device types that need a vendor's package: what of them is here, and what is not.
+
+LMDeploy accepts ascend, maca and camb on any machine and looks for their kernels, versions and graph runners inside
+``dlinfer``. This package holds the op interface for them; the rest is a vendor's, found by an entry point of the
+device's name in ``dlinfer.vendors``. Without one LMDeploy would end in a ModuleNotFoundError, or start on nothing.
+"""
+
+from dlinfer.errors import DeviceWithoutVendorError
+from dlinfer.framework.lmdeploy_ext.device.devices import OWN, SERVED
+from dlinfer.vendor import discovery
+
+NEED_VENDOR = tuple(name for name in OWN if name != "cuda")
+
+
+def check_vendor(device_type: str) -> None:
+    """Raise DeviceWithoutVendorError for a device type whose vendor's package is not installed."""
+    if device_type in NEED_VENDOR and device_type not in discovery.names():
+        raise DeviceWithoutVendorError(device=device_type, group=discovery.GROUP)
+
+
+def usable() -> list[str]:
+    """The device types that can be chosen here."""
+    return [*SERVED, "cuda", *(name for name in NEED_VENDOR if name in discovery.names())]

@@ -1,0 +1,105 @@
+"""What LMDeploy's own modules see as ``torch``: the same torch, with "cuda" meaning the active device.
+
+LMDeploy writes device "cuda" and ``torch.cuda`` in its engine and leaves it to other devices to make that mean
+them. Changing torch itself would do so for the whole process and is known to break HF transformers beside it.
+So only the name ``torch`` in the modules listed here is replaced, by a view that translates the few names those
+modules use and gives everything else unchanged. Modules whose code runs inside the model's forward pass are not
+covered: they get the device from their tensors, and graph capture wants the real torch there.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dlinfer.framework.lmdeploy_ext.device.host_streams import HostAccelerator
+
+_FACTORIES = (
+    "arange",
+    "as_tensor",
+    "empty",
+    "empty_like",
+    "full",
+    "full_like",
+    "ones",
+    "ones_like",
+    "rand",
+    "randint",
+    "randn",
+    "tensor",
+    "zeros",
+    "zeros_like",
+)
+
+COVERED = {
+    "lmdeploy.pytorch.engine.model_agent.agent": "streams and events; dummy inputs of the warm-up on 'cuda'",
+    "lmdeploy.pytorch.engine.model_agent.inputs_maker": "an event for each batch of inputs",
+    "lmdeploy.pytorch.engine.cache_engine.engine": "the swap stream and its event",
+    "lmdeploy.pytorch.engine.cache_engine.layout": "allocates the KV cache on 'cuda'",
+    "lmdeploy.pytorch.engine.logits_process": "the current stream and an event for guided decoding",
+    "lmdeploy.pytorch.weight_loader.model_weight_loader": "empties the allocator's cache",
+    "lmdeploy.pytorch.models.patch": "builds the model on 'cuda' when no device is given",
+    "lmdeploy.pytorch.configurations.utils": "the compute capability, to tell whether flash_mla can be used",
+    "lmdeploy.pytorch.nn.norm": "weights on 'cuda' when no device is given",
+    "lmdeploy.pytorch.nn.embedding": "weights on 'cuda' when no device is given",
+    "lmdeploy.pytorch.strategies.base.model_inputs": "dummy inputs on the device it is told, 'cuda'",
+    "lmdeploy.pytorch.strategies.ar.model_inputs": "dummy inputs on the device it is told, 'cuda'",
+}
+"""Module -> what it needs the view for."""
+
+_view: "TorchView | None" = None
+
+
+class TorchView(ModuleType):
+    """torch with "cuda" translated to another device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__("torch", torch.__doc__)
+        self._device = device
+        self.cuda = HostAccelerator(device)
+        self.device = self._translate
+        for name in _FACTORIES:
+            setattr(self, name, self._translated(getattr(torch, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def _translate(self, device: Any, index: int | None = None) -> torch.device:
+        """``torch.device(...)``, where every "cuda" device is the one device there is."""
+        made = torch.device(device) if index is None else torch.device(device, index)
+        return torch.device(self._device) if made.type == "cuda" else made
+
+    def _translated(self, factory: Any) -> Any:
+        def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if kwargs.get("device") is not None:
+                kwargs["device"] = self._translate(kwargs["device"])
+            return factory(*args, **kwargs)
+
+        return make
+
+
+def install(device: str) -> None:
+    """Show the view to every covered module that is loaded, and to the others when they are."""
+    global _view
+    _view = TorchView(device)
+    for name in COVERED:
+        module = sys.modules.get(name)
+        if module is not None:
+            cover(module)
+
+
+def cover(module: ModuleType) -> None:
+    """Show the view to one module, if it is on the list."""
+    if _view is not None and module.__name__ in COVERED and vars(module).get("torch") is torch:
+        module.torch = _view  # type: ignore[attr-defined]
+
+
+def uninstall() -> None:
+    """Give the real torch back to every covered module."""
+    global _view
+    for name in COVERED:
+        module = sys.modules.get(name)
+        if module is not None and vars(module).get("torch") is _view:
+            module.torch = torch  # type: ignore[attr-defined]
+    _view = None

@@ -1,0 +1,220 @@
+"""Attention layers for LMDeploy that pass on everything they were built with.
+
+LMDeploy's own dlinfer implementations keep sliding_window, logit_softcapping, alibi and learnable_sink and pass
+none of them to the op, and the varlen one drops causal as well: wrong tokens in silence. These pass them all.
+"""
+
+from typing import Any
+
+import torch
+from lmdeploy.pytorch.backends.attention import AttentionImpl
+from lmdeploy.pytorch.backends.dlinfer.attention import DlinferAttentionMetadata
+from lmdeploy.pytorch.backends.flash_attention import FlashAttentionImpl
+from torch import Tensor
+
+from dlinfer import ops
+from dlinfer.framework.lmdeploy_ext.layers import windows
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
+
+
+def step_metadata(context: Any) -> DlinferAttentionMetadata:
+    """What one step's attention layers share, from LMDeploy's StepContext of B sequences and N new tokens."""
+    if context.is_decoding and context.max_q_seqlen != 1:
+        raise refusals.refuse("decoding several tokens of a sequence at once", "leave speculative_config out")
+    q_seqlens, kv_seqlens = context.q_seqlens, context.kv_seqlens
+    block_size = context.cache_config.kernel_block_size
+    ends = q_seqlens.cumsum(0, dtype=torch.int32)
+    cu_seqlens = torch.nn.functional.pad(ends, (1, 0))
+    return DlinferAttentionMetadata(
+        is_decoding=context.is_decoding,
+        block_offsets=context.block_offsets,
+        q_start_loc=cu_seqlens[:-1],
+        q_seqlens=q_seqlens,
+        kv_seqlens=kv_seqlens,
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_q_cpu=cu_seqlens.cpu(),
+        kv_seqlens_cpu=kv_seqlens.cpu(),
+        kv_start_indices=cache_slots(
+            q_seqlens, kv_seqlens, cu_seqlens, context.block_offsets, block_size, context.input_ids.numel()
+        ),
+        block_size=block_size,
+        is_prefill_no_cache=not context.is_decoding and torch.equal(q_seqlens, kv_seqlens),
+        max_q_seqlen=context.max_q_seqlen,
+        max_kv_seq_len=context.max_kv_seqlen,
+        kv_flatten_size=context.sum_kv_seqlen,
+        quant_policy=context.kv_quant_policy,
+    )
+
+
+def cache_slots(
+    q_seqlens: Tensor,
+    kv_seqlens: Tensor,
+    cu_seqlens: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    tokens: int,
+) -> Tensor:
+    """Slot of each new token in the paged cache, block * block_size + offset: int64 [tokens].
+
+    q_seqlens, kv_seqlens: [B], the new tokens of each sequence and its length with them. cu_seqlens: [B + 1].
+    block_offsets: [B, blocks]. The last q_seqlens[b] positions of sequence b are the new ones.
+    """
+    sequence = torch.repeat_interleave(q_seqlens.long(), output_size=tokens)
+    first = (kv_seqlens - q_seqlens).long() - cu_seqlens[:-1].long()
+    position = torch.arange(tokens, device=q_seqlens.device) + first[sequence]
+    block = torch.div(position, block_size, rounding_mode="floor")
+    return block_offsets.long()[sequence, block] * block_size + position - block * block_size
+
+
+class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
+    """Attention over the paged KV cache: fills the cache, then prefill or decode."""
+
+    @classmethod
+    def from_spec(cls, spec: Any) -> "PagedAttention":
+        """From LMDeploy's PagedAttentionBuildSpec. Raises UnsupportedFeatureError for what no op serves."""
+        if spec.use_flash_mla or spec.mla_index_topk is not None:
+            raise refusals.refuse("flash MLA and sparse MLA attention", "use another model")
+        if spec.block_sparse_size != 1:
+            raise refusals.refuse("block-sparse attention (block diffusion models)", "use another model")
+        if not spec.causal:
+            raise refusals.refuse("paged attention that is not causal", "use another model")
+        return cls(
+            num_heads=spec.num_heads,
+            head_size=spec.head_dim,
+            scale=spec.scale,
+            num_kv_heads=spec.num_kv_heads,
+            v_head_size=spec.v_head_dim,
+            alibi=spec.alibi,
+            sliding_window=windows.as_pair(spec.sliding_window),
+            logit_softcapping=spec.logit_softcapping or 0.0,
+            causal=spec.causal,
+        )
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        attn_metadata: DlinferAttentionMetadata,
+        k_scales_zeros: Tensor | None = None,
+        v_scales_zeros: Tensor | None = None,
+        learnable_sink: Tensor | None = None,
+        nsa_indices: Tensor | None = None,
+        inplace: bool = True,
+    ) -> Tensor:
+        """query [N, Hq, D], key [N, Hkv, D], value [N, Hkv, Dv] -> [N, Hq, Dv].
+
+        Writes key and value into the caches, and with ``inplace`` the result into query's memory where its
+        rows follow each other. GLM-4's is a part of the projection's result, and a graph cannot flatten heads there.
+        """
+        if nsa_indices is not None:
+            raise refusals.refuse("sparse attention by token indices", "use another model")
+        meta = attn_metadata
+        ops.fill_kv_cache(key, value, k_cache, v_cache, meta.kv_start_indices)
+        shared: dict[str, Any] = {
+            "softmax_scale": self.scale,
+            "attn_output": query[..., : self.v_head_size] if inplace and _is_dense(query) else None,
+            "head_size_v": self.v_head_size,
+            "sliding_window": self.sliding_window,
+            "logit_softcapping": self.logit_softcapping,
+            "alibi_slopes": self.alibi_slopes,
+            "sinks": learnable_sink,
+        }
+        assert meta.cu_seqlens_q_cpu is not None
+        q_ends = meta.cu_seqlens_q_cpu[1:]
+        heads = (self.num_heads, self.num_kv_heads)
+        if meta.is_decoding:
+            return ops.paged_decode_attention(
+                query,
+                k_cache,
+                v_cache,
+                meta.block_offsets,
+                meta.block_size,
+                q_ends,
+                meta.kv_seqlens_cpu,
+                meta.max_kv_seq_len,
+                *heads,
+                **shared,
+            )
+        if meta.is_prefill_no_cache:
+            return ops.prefill_attention(
+                query,
+                key,
+                value,
+                k_cache,
+                v_cache,
+                meta.q_seqlens,
+                meta.kv_seqlens,
+                meta.max_q_seqlen,
+                *heads,
+                actual_seq_lengths_cpu=q_ends,
+                **shared,
+            )
+        return ops.paged_prefill_attention(
+            query,
+            key,
+            value,
+            k_cache,
+            v_cache,
+            meta.block_offsets,
+            meta.block_size,
+            q_ends,
+            meta.kv_seqlens_cpu,
+            meta.max_q_seqlen,
+            meta.max_kv_seq_len,
+            *heads,
+            **shared,
+        )
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether the rows of x [N, H, D] follow each other, whatever N is: strides are known where a graph is captured."""
+    heads, size = x.shape[1:]
+    return x.stride() == (heads * size, size, 1)
+
+
+class VarlenAttention(FlashAttentionImpl):
+    """Attention over packed sequences without a cache, as vision encoders use it."""
+
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+
+    @classmethod
+    def from_spec(cls, spec: Any) -> "VarlenAttention":
+        """From LMDeploy's FlashAttentionBuildSpec."""
+        return cls(spec)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        q_start_loc: Tensor,
+        q_seqlens: Tensor,
+        kv_start_loc: Tensor,
+        kv_seqlens: Tensor,
+        max_q_seqlen: int | None = None,
+    ) -> Tensor:
+        """query [N, Hq, D], key [M, Hkv, D], value [M, Hkv, Dv] -> a new [N, Hq, Dv]."""
+        spec = self.spec
+        q_ends = (q_start_loc + q_seqlens).cpu()
+        return ops.prefill_attention(
+            query,
+            key,
+            value,
+            None,
+            None,
+            q_seqlens,
+            kv_seqlens,
+            max_q_seqlen if max_q_seqlen is not None else int(q_seqlens.max()),
+            spec.num_heads,
+            spec.num_kv_heads,
+            softmax_scale=spec.scale,
+            actual_seq_lengths_cpu=q_ends,
+            head_size_v=spec.v_head_dim,
+            causal=spec.causal,
+            sliding_window=spec.sliding_window,
+            logit_softcapping=spec.logit_softcapping or 0.0,
+        )

@@ -1,0 +1,118 @@
+"""LMDeploy's layer backend on our devices: which implementation each of its build specs gets."""
+
+from typing import Any
+
+import torch
+from lmdeploy.pytorch.backends.apply_rotary_emb import ApplyRotaryEmbBuildSpec
+from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
+from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
+from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
+from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
+from lmdeploy.pytorch.backends.rotary_embedding import RotaryEmbeddingBuildSpec
+from lmdeploy.pytorch.distributed import get_dist_manager
+
+from dlinfer import settings
+from dlinfer.framework.lmdeploy_ext.device import cache_blocks
+from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.layers import attention, rope_lengths, rotary, sampling, windows
+from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
+from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
+from dlinfer.vendor import activate_default
+
+_OURS = {
+    PagedAttentionBuildSpec: attention.PagedAttention.from_spec,
+    FlashAttentionBuildSpec: attention.VarlenAttention.from_spec,
+    MultinomialSamplingBuildSpec: sampling.SeededMultinomialSampling.from_spec,
+    RotaryEmbeddingBuildSpec: rotary.from_spec,
+    ApplyRotaryEmbBuildSpec: lambda spec: rotary.ApplyRotary(),
+}
+"""Build specs that LMDeploy's own dlinfer backend serves wrongly or not at all."""
+
+# LMDeploy's dlinfer backend has implementations for these that need ops this package does not offer yet.
+_NEEDS_MISSING_OP = {
+    "RMSNormW8A8BuildSpec": "w8a8 quantisation",
+    "LinearW8A8BuildSpec": "w8a8 quantisation",
+    "LinearW4A16BuildSpec": "AWQ (w4a16) quantisation",
+    "FusedMoEW8A8BuildSpec": "w8a8 quantisation",
+    "NSAIndexFP8BuildSpec": "DeepSeek sparse attention",
+}
+
+
+class CpuOpsBackend(DlinferOpsBackend):
+    """Layers on the CPU, through ``dlinfer.ops``."""
+
+    @staticmethod
+    def get_name() -> str:
+        """Name of the device type."""
+        return "cpu"
+
+    @classmethod
+    def build_op(cls, spec: Any, *, enable_deterministic: bool = False) -> Any:
+        """The implementation of one layer. Raises UnsupportedFeatureError, before any weight is loaded."""
+        build = _OURS.get(type(spec))
+        if build is not None:
+            return build(spec)
+        name = type(spec).__name__
+        if name in _NEEDS_MISSING_OP:
+            raise refusals.refuse(_NEEDS_MISSING_OP[name], "use the unquantised model in bfloat16 or float32")
+        try:
+            return super().build_op(spec, enable_deterministic=enable_deterministic)
+        except RuntimeError as cause:
+            if "is not supported by" not in str(cause):
+                raise
+            raise refusals.refuse(f"a layer of this model ({name})", "use another model") from cause
+
+    @staticmethod
+    def get_k_block_shape(
+        block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
+        """Shape of one block of the key cache, in the active vendor's layout."""
+        return cache_blocks.layout("cpu").shape(1, block_size, num_heads, head_size)[1:]
+
+    @staticmethod
+    def get_v_block_shape(
+        block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
+        """Shape of one block of the value cache, in the active vendor's layout."""
+        return CpuOpsBackend.get_k_block_shape(block_size, num_heads, head_size, dtype)
+
+    @classmethod
+    def update_step_context(cls, step_context: Any) -> Any:
+        """Add the step's attention and MoE metadata and rotary lengths to the context, and return it."""
+        step_context.attn_metadata = attention.step_metadata(step_context)
+        step_context.position_ids = rope_lengths.of_step(step_context)
+        distribution = get_dist_manager().current_context()
+        assert distribution is not None, "LMDeploy sets it before it builds a model"
+        config = distribution.dist_config
+        step_context.moe_metadata = MoeMetadata(
+            dp_size=config.dp, tp_size=config.tp, ep_size=config.ep, moe_comm_type=MoECommType.ALLGATHER
+        )
+        return step_context
+
+    @staticmethod
+    def build_graph_runner(
+        model: torch.nn.Module,
+        model_config: Any,
+        cache_config: Any,
+        backend_config: Any,
+        device: torch.device,
+    ) -> Any:
+        """What runs the model: compiled graphs, or with ``eager_mode=True`` the model itself."""
+        windows.apply(model, model_config.llm_config or model_config.hf_config)
+        vendor = activate_default(SERVED["cpu"].torch_device)
+        has_engine = settings.current().engine or (vendor is not None and vendor.default_engine)
+        eager = (
+            backend_config.eager_mode or not has_engine
+        )  # a vendor of kernels alone has nothing to compile with
+        runner = GraphRunner if eager else CompiledRunner
+        return runner(model, model_config, cache_config, backend_config, device)
+
+    @staticmethod
+    def ccl_backend() -> str:
+        """Collectives between processes on a host."""
+        return "gloo"
+
+
+BACKENDS = {"cpu": CpuOpsBackend}

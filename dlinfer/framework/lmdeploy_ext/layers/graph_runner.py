@@ -1,0 +1,197 @@
+"""LMDeploy's forward through the graph backend: one compiled call for prefill, one for decoding, one for logits.
+
+Engines that decode as fast with a graph of prefill get one for both, so that they repack the weights once.
+
+LMDeploy calls the runner with the same keywords at each step; what differs is sizes, and flags that tell the phases
+apart. Sizes are marked as unknown to the compiler before the capture, so that 1 is a size like any other and nothing
+is compiled while requests run: LMDeploy's own warm-up meets each phase once.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+
+from dlinfer import settings
+from dlinfer.errors import CaptureError
+from dlinfer.framework.lmdeploy_ext.layers.graph_identity import model_identity
+from dlinfer.graph.direct.call import DirectCall
+from dlinfer.graph.direct.store import compile_call
+from dlinfer.graph.engine import find_engine
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.policy import leave_graph
+from dlinfer.graph.report.report import GraphReport
+from dlinfer.graph.seam.dynamo import mark_unbacked
+
+# Field of the attention metadata -> what each of its sizes counts.
+_METADATA_SIZES = {
+    "kv_start_indices": ("tokens",),
+    "q_start_loc": ("sequences",),
+    "q_seqlens": ("sequences",),
+    "kv_seqlens": ("sequences",),
+    "kv_seqlens_cpu": ("sequences",),
+    "cu_seqlens_q": ("ends",),
+    "cu_seqlens_q_cpu": ("ends",),
+    "block_offsets": ("sequences", "blocks"),
+}
+# What is the same at each step of an engine: a graph may depend on its sizes and numbers.
+_STEADY = (
+    "past_key_values",
+    "attn_metadata.block_size",
+    "hidden_states.size()[2]",
+    "position_ids.size()[0]",  # two rows where rotary frequencies depend on lengths
+    "inputs_embeds.size()[2]",
+)
+
+
+@dataclass
+class PhaseCounts:
+    """What became of one phase of one engine: ``compiled`` or ``loaded`` from the cache, or ``eager`` and why.
+
+    report: what was compiled, as ``dlinfer.explain`` shows it; None where it runs eagerly.
+    """
+
+    phase: str
+    outcome: str
+    seconds: float
+    reason: str = ""
+    report: GraphReport | None = None
+
+
+@dataclass
+class RunnerCounts:
+    """The compilations of one engine, in order, and how often its model's forward ran."""
+
+    phases: list[PhaseCounts] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def compilations(self) -> int:
+        """How many graphs were compiled or loaded so far; it must not grow while requests run."""
+        return len(self.phases)
+
+
+_runners: list[RunnerCounts] = []
+
+
+def counts() -> list[RunnerCounts]:
+    """The compilations of every engine of this process that runs graphs."""
+    return list(_runners)
+
+
+class CompiledRunner(GraphRunner):
+    """Runs a model's forward and its logits as compiled graphs."""
+
+    def __init__(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__(model, *args, **kwargs)
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        self._phases_alike = find_engine(CompileOptions().wanted_engine, "cpu").phases_alike
+        context: Any = self.ctx_mgr
+        self._identity = model_identity(
+            model,
+            build_context=context.build_ctx,
+            model_config=self.model_config,
+            cache_config=self.cache_config,
+            backend_config=self.backend_config,
+        )
+        self.counts = RunnerCounts()
+        _runners.append(self.counts)
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """One forward. kwargs: as LMDeploy's model takes them."""
+        self.counts.steps += 1
+        metadata = kwargs["attn_metadata"]
+        # Prefill through the cache serves prompts with and without a cached beginning: one graph, not two.
+        metadata.is_prefill_no_cache = False
+        if self._phases_alike:
+            metadata.is_decoding = (
+                False  # attention through the cache of one new token, as of any other number
+            )
+        key = _phase(kwargs)
+        call = self._calls.get(key)
+        if call is not None:
+            return call(**kwargs)
+        _mark_sizes(kwargs)
+        phase = "forward" if self._phases_alike else "decoding" if metadata.is_decoding else "prefill"
+        self._calls[key], result = self._compile(phase, self.model, kwargs)
+        if isinstance(result, torch.Tensor) and result.dim() == 3:
+            self.get_logits(
+                result[:, -1:]
+            )  # LMDeploy's warm-up asks for none, so the first request would compile them
+        return result
+
+    def get_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states [1, rows, hidden] -> logits [1, rows, vocabulary]."""
+        project: Any = getattr(self.model, "get_logits", None)
+        if project is None:
+            return hidden_states
+        call = self._calls.get("logits")
+        if call is not None:
+            return call(hidden_states=hidden_states)
+        hidden_states = hidden_states.clone()
+        mark_unbacked(hidden_states, 1, "rows")
+        kwargs = {"hidden_states": hidden_states}
+        self._calls["logits"], result = self._compile("logits", project, kwargs)
+        return result
+
+    def reset(self) -> None:
+        """Called when LMDeploy sleeps or ends: let go of what the compiled calls hold of the caches."""
+        super().reset()
+        for call in self._calls.values():
+            if isinstance(call, DirectCall):
+                call.unbind()
+
+    def _compile(
+        self, phase: str, function: Callable[..., Any], kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., Any], Any]:
+        """(what runs this phase from now on, the result of its first run)."""
+        start = time.perf_counter()
+        there = sorted(name for name, value in kwargs.items() if value is not None)
+        steady = [name for name in _STEADY if name.partition(".")[0] in kwargs]
+        try:
+            call, result, stored = compile_call(
+                function, kwargs, identity=f"{self._identity}\n{phase} {there}", steady=steady
+            )
+        except CaptureError as error:
+            return self._run_eagerly(phase, function, kwargs, error)
+        seconds = time.perf_counter() - start
+        outcome = "loaded" if stored else "compiled"
+        self.counts.phases.append(PhaseCounts(phase, outcome, seconds, report=call.report))
+        _say(f"{phase} {outcome} in {seconds:.1f} s")
+        return call, result
+
+    def _run_eagerly(
+        self, phase: str, function: Callable[..., Any], kwargs: dict[str, Any], error: CaptureError
+    ) -> tuple[Callable[..., Any], Any]:
+        leave_graph(phase, error, settings.current().fallback)
+        self.counts.phases.append(PhaseCounts(phase, "eager", 0.0, str(error)))
+        return function, function(**kwargs)
+
+
+def _say(text: str) -> None:
+    print(f"dlinfer: graph mode: {text}", file=sys.stderr, flush=True)
+
+
+def _phase(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells one graph from another: the phase, and which optional inputs there are."""
+    there = tuple(name for name, value in kwargs.items() if value is not None)
+    return kwargs["attn_metadata"].is_decoding, there
+
+
+def _mark_sizes(kwargs: dict[str, Any]) -> None:
+    """Tell Dynamo which sizes change from step to step, and which of them are the same."""
+    metadata = kwargs["attn_metadata"]
+    # A decoding step has one token of each sequence.
+    tokens = "sequences" if metadata.is_decoding else "tokens"
+    for name in ("input_ids", "position_ids", "inputs_embeds"):
+        if isinstance(kwargs.get(name), torch.Tensor):
+            mark_unbacked(kwargs[name], 1, tokens)
+    for name, dims in _METADATA_SIZES.items():
+        value = getattr(metadata, name)
+        if isinstance(value, torch.Tensor):
+            for dim, counted in enumerate(dims):
+                mark_unbacked(value, dim, tokens if counted == "tokens" else counted)

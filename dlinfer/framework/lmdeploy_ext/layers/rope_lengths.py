@@ -1,0 +1,260 @@
+"""Which length governs each token's rotary frequencies, where dynamic NTK scaling or longrope makes it matter.
+
+transformers reads frequencies from the longest position of a forward call. One prompt alone, with its own cache,
+is therefore prefilled with those of the prompt's length, and each later token has those of the length it makes:
+``max(prompt length, position + 1)``. A batch must not change that, nor a prompt that is prefilled in chunks or again
+after preemption, so the length travels with the position: ``position_ids`` become [2, N], with the lengths below.
+
+Phi-3 differs: when a text outgrows the original length, transformers computes its whole cache anew with the long
+factors. Here its sequence is preempted then, and prefilled again with all its tokens. LMDeploy would decode such a
+sequence between its chunks, so that a prefill takes at least as many tokens.
+
+Blocks of the prefix cache are shared only up to the original length, where frequencies are the same for everybody.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import rope_parameters
+from dlinfer.framework.patching import Patch
+
+logger = logging.getLogger("dlinfer")
+
+# transformers' classes that drop their cache when a text outgrows the original length.
+_COMPUTED_ANEW = ("phi3",)
+
+# Attribute of an engine's inputs maker, scheduler and prefix tree.
+_ATTRIBUTE = "dlinfer_rope_lengths"
+
+# Attribute of a sequence: the length that its last prefill was governed by.
+_CACHED_FOR = "dlinfer_cached_for"
+
+
+@dataclass(frozen=True)
+class RopeLengths:
+    """What an engine's scheduling must know of its model's rotary embedding.
+
+    original: the length up to which frequencies are the same for every sequence.
+    computed_anew: the whole cache has the frequencies of the sequence's present length.
+    """
+
+    original: int
+    computed_anew: bool
+
+    def govern(self, inputs: Any, sequences: list[Any]) -> None:
+        """Give LMDeploy's ModelInputs of a prefill its positions, with the lengths below them."""
+        rows = []
+        for sequence, new in zip(sequences, inputs.seq_length.tolist(), strict=True):
+            first = sequence.num_history_ids
+            length = sequence.num_all_ids if self.computed_anew else sequence.input_end_pos
+            rows.append(of_positions(torch.arange(first, first + new), length))
+            setattr(sequence, _CACHED_FOR, length)
+        inputs.target_position_ids = torch.cat(rows, dim=1)
+
+    def outgrown_by(self, sequence: Any) -> bool:
+        """Whether a sequence's next token may be the first beyond the original length, and its cache is for less.
+
+        LMDeploy may plan a step ahead of the tokens that it knows. Where it does not, this comes a token early, and
+        that token is prefilled by itself.
+        """
+        return self._is_short(sequence) and sequence.num_all_ids >= self.original
+
+    def invalidates(self, sequence: Any) -> bool:
+        """Whether a waiting sequence holds a cache of its shorter days."""
+        outgrown = sequence.num_history_ids > 0 and sequence.num_all_ids > self.original
+        return outgrown and self._is_short(sequence)
+
+    def _is_short(self, sequence: Any) -> bool:
+        return self.computed_anew and getattr(sequence, _CACHED_FOR, self.original + 1) <= self.original
+
+
+def of_model(config: Any) -> RopeLengths | None:
+    """From a text model's configuration; None where frequencies never depend on the length."""
+    original = rope_parameters.original_length(config)
+    if original is None:
+        return None
+    dynamic = rope_parameters.rope_type(rope_parameters.parameters(config)) == "dynamic"
+    return RopeLengths(original, not dynamic and getattr(config, "model_type", "") in _COMPUTED_ANEW)
+
+
+def of_positions(positions: Tensor, prompt_length: int) -> Tensor:
+    """positions: int64 [N] of one sequence. Returns int64 [2, N]: the positions, and the lengths that govern them."""
+    return torch.stack((positions, (positions + 1).clamp(min=prompt_length)))
+
+
+def of_step(context: Any) -> Tensor:
+    """The position_ids of LMDeploy's StepContext, int64 [1, N] or, where the model needs lengths, [2, N].
+
+    Decoding steps and dummy inputs come without: there the last position of a sequence says how long it is.
+    """
+    positions = context.position_ids
+    config = context.model_config.llm_config or context.model_config.hf_config
+    if rope_parameters.original_length(config) is None or positions.shape[0] == 2:
+        return positions
+    q_seqlens = context.q_seqlens.long()
+    last = positions[0, q_seqlens.cumsum(0) - 1] + 1
+    lengths = torch.repeat_interleave(last, q_seqlens, output_size=positions.shape[1])
+    return torch.stack((positions[0], lengths))
+
+
+def _lengths(owner: Any) -> RopeLengths | None:
+    return getattr(owner, _ATTRIBUTE, None)
+
+
+def _inputs_maker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def build_inputs_maker(engine: Any) -> Any:
+        if activation.active() is None:
+            return original(engine)
+        lengths = of_model(engine.model_config.llm_config or engine.model_config.hf_config)
+        if lengths is not None and lengths.computed_anew:
+            _raise_limit(engine.cache_config, lengths.original + 1)
+        maker = original(engine)
+        for owner in (maker, engine.scheduler, engine.scheduler.block_trie):
+            setattr(owner, _ATTRIBUTE, lengths)
+        return maker
+
+    return build_inputs_maker
+
+
+def _raise_limit(cache_config: Any, tokens: int) -> None:
+    if cache_config.max_prefill_token_num < tokens:
+        logger.warning(
+            "max_prefill_token_num is %d instead of %d: this model's cache is computed anew, at once, for texts that"
+            " outgrow its original length",
+            tokens,
+            cache_config.max_prefill_token_num,
+        )
+        cache_config.max_prefill_token_num = tokens
+
+
+def _model_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def create_model_inputs(self: Any, messages: list[Any], is_prefill: bool) -> Any:
+        inputs = original(self, messages, is_prefill)
+        lengths = _lengths(self)
+        if is_prefill and lengths is not None:
+            lengths.govern(inputs, messages)
+        return inputs
+
+    return create_model_inputs
+
+
+def _chunk_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def create_model_inputs_long_context(
+        self: Any, seq: Any, chunk_size: int, multimodals: Any = None
+    ) -> Any:
+        inputs = original(self, seq, chunk_size, multimodals)
+        lengths = _lengths(self)
+        if lengths is not None:
+            lengths.govern(inputs, [seq])
+        return inputs
+
+    return create_model_inputs_long_context
+
+
+def _schedule_running(original: Callable[..., list[bool]]) -> Callable[..., list[bool]]:
+    @functools.wraps(original)
+    def schedule_running(
+        self: Any, running: list[Any], num_required_tokens: int = 1, prealloc_size: int = 1
+    ) -> list[bool]:
+        valid = original(self, running, num_required_tokens, prealloc_size)
+        lengths = _lengths(self)
+        if lengths is None:
+            return valid
+        # What is not valid is preempted once its last token is known, and then prefilled again.
+        return [
+            fits and not lengths.outgrown_by(sequence) for sequence, fits in zip(running, valid, strict=True)
+        ]
+
+    return schedule_running
+
+
+def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def schedule(
+        self: Any,
+        is_prefill: bool,
+        prealloc_size: int = 0,
+        allow_long_prefill: bool = True,
+        prefer_long_prefill: bool = False,
+    ) -> Any:
+        lengths = _lengths(self)
+        if is_prefill and lengths is not None:
+            for sequence in self.waiting:
+                if lengths.invalidates(sequence):
+                    sequence.state.release_paging_resources()
+        return original(self, is_prefill, prealloc_size, allow_long_prefill, prefer_long_prefill)
+
+    return schedule
+
+
+def _shared_blocks(original: Callable[..., None]) -> Callable[..., None]:
+    """For the prefix tree's ``match`` and ``allocate``."""
+
+    @functools.wraps(original)
+    def match_or_allocate(self: Any, seq: Any) -> None:
+        lengths = _lengths(self)
+        if lengths is None or seq.num_all_ids < lengths.original:
+            original(self, seq)
+
+    return match_or_allocate
+
+
+_MODULE = "lmdeploy.pytorch.engine.inputs_maker"
+_FREQUENCIES = (
+    "keys beyond the original length have frequencies of their own text, so their blocks are not shared"
+)
+
+PATCHES = (
+    Patch(
+        target=f"{_MODULE}:build_inputs_maker",
+        why="scheduling does not know the model's rotary embedding",
+        signature="(engine)",
+        build=_inputs_maker,
+    ),
+    Patch(
+        target=f"{_MODULE}:InputsMakerAsync.create_model_inputs",
+        why="dynamic and longrope frequencies depend on the prompt's length, which the model is not told",
+        signature="(self, messages, is_prefill)",
+        build=_model_inputs,
+    ),
+    Patch(
+        target=f"{_MODULE}:InputsMakerAsync.create_model_inputs_long_context",
+        why="a chunk of a prompt must have the frequencies of the whole",
+        signature="(self, seq, chunk_size, multimodals=None)",
+        build=_chunk_inputs,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.paging.scheduler:Scheduler.schedule_running",
+        why="transformers computes Phi-3's cache anew when a text outgrows the original length",
+        signature="(self, running, num_required_tokens=1, prealloc_size=1)",
+        build=_schedule_running,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.paging.scheduler:Scheduler.schedule",
+        why="a preempted sequence keeps its blocks while there is room, and Phi-3's are of other frequencies then",
+        signature="(self, is_prefill, prealloc_size=0, allow_long_prefill=True, prefer_long_prefill=False)",
+        build=_schedule,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.paging.block_trie.trie:BlockTrie.match",
+        why=_FREQUENCIES,
+        signature="(self, seq)",
+        build=_shared_blocks,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.paging.block_trie.trie:BlockTrie.allocate",
+        why=_FREQUENCIES,
+        signature="(self, seq)",
+        build=_shared_blocks,
+    ),
+)

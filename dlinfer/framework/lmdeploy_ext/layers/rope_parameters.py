@@ -1,0 +1,140 @@
+"""What a checkpoint's configuration says of rotary embeddings, read as transformers reads it.
+
+A rope type that the tables (``rotary.py``) do not have is refused while the configuration is read. LMDeploy's own
+reading drops longrope's ``attention_factor`` and ``factor`` and takes other defaults for yarn's; both are put right
+in the parameters that it hands to the tables.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
+from dlinfer.framework.patching import Patch
+
+SERVED_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "mrope")
+
+# Frequencies that depend on how long the sequence is.
+_BY_LENGTH = ("dynamic", "longrope", "su")
+
+# Layer types of configurations that have one set of parameters for each.
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def parameters(config: Any) -> Mapping[str, Any]:
+    """The rope parameters of a text model's configuration; empty where it has none."""
+    return getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+
+
+def rope_type(given: Mapping[str, Any]) -> str:
+    """The type that one set of rope parameters names, by its new key or its old one."""
+    return given.get("rope_type") or given.get("type") or "default"
+
+
+def original_length(config: Any) -> int | None:
+    """The length beyond which frequencies depend on the sequence's own length; None where they never do."""
+    given = parameters(config)
+    if rope_type(given) not in _BY_LENGTH:
+        return None
+    if rope_type(given) == "dynamic":
+        return config.max_position_embeddings
+    return _original(config, given)
+
+
+def _original(config: Any, given: Mapping[str, Any]) -> int:
+    """transformers gives a field of the configuration priority over one of the rope parameters."""
+    own = getattr(config, "original_max_position_embeddings", None)
+    return own or given.get("original_max_position_embeddings") or config.max_position_embeddings
+
+
+def check(config: Any) -> None:
+    """Raise UnsupportedFeatureError for rope parameters whose tokens would not be transformers'.
+
+    config: of the text model. Gemma 3's parameters, one set for each layer type, get the factor 1 that LMDeploy's
+    model reads and unscaled checkpoints leave out.
+    """
+    given = parameters(config)
+    nested = {name: given[name] for name in _LAYER_TYPES if isinstance(given.get(name), Mapping)}
+    for own in nested.values() or [given]:
+        kind = rope_type(own)
+        if kind not in SERVED_TYPES:
+            raise refusals.refuse(f"rope type {kind!r}", "use another model")
+        if "fope_sep_head" in own or "fope_num_inv_freq" in own:
+            raise refusals.refuse("Fourier position embeddings (fope)", "use another model")
+        if kind in _BY_LENGTH and "mrope_section" in own:
+            raise refusals.refuse(f"rope type {kind!r} with mrope_section", "use another model")
+    if nested:
+        _check_nested(config, nested)
+
+
+def _check_nested(config: Any, nested: dict[str, Any]) -> None:
+    """LMDeploy's Gemma 3 has linear scaling in full attention and none in sliding attention, whatever is asked for."""
+    allowed = {"full_attention": ("default", "linear"), "sliding_attention": ("default",)}
+    for name, own in nested.items():
+        if getattr(config, "model_type", "") != "gemma3_text" or rope_type(own) not in allowed[name]:
+            raise refusals.refuse(f"rope type {rope_type(own)!r} in {name} layers alone", "use another model")
+    nested["full_attention"].setdefault("factor", 1.0)
+
+
+def yarn_scale(spec: Any) -> float:
+    """The factor of cos and sin: given by the checkpoint, or 0.1 ln(factor) + 1 and its variants."""
+    params = spec.yarn_params
+    if params.attention_factor is not None:
+        return params.attention_factor
+
+    def magnitude(weight: float) -> float:
+        factor = spec.scaling_factor
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if params.mscale and params.mscale_all_dim:
+        return magnitude(params.mscale) / magnitude(params.mscale_all_dim)
+    return magnitude(1)
+
+
+def longrope_scale(factor: float, original_length: int) -> float:
+    """sqrt(1 + ln(factor) / ln(original length)): the factor of cos and sin where the checkpoint gives none."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_length))
+
+
+def _build_rotary_params(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    @functools.wraps(original)
+    def build_rotary_params(config: Any) -> dict[str, Any]:
+        params = original(config)
+        if activation.active() is not None:
+            _read_as_transformers_does(config, params)
+        return params
+
+    return build_rotary_params
+
+
+def _read_as_transformers_does(config: Any, params: dict[str, Any]) -> None:
+    given = parameters(config)
+    if params.get("yarn_params") is not None:
+        yarn = params["yarn_params"]
+        original = _original(config, given)
+        params["scaling_factor"] = given.get("factor") or config.max_position_embeddings / original
+        params["max_position_embeddings"] = original
+        yarn.attention_factor = given.get("attention_factor")
+        yarn.mscale, yarn.mscale_all_dim = given.get("mscale"), given.get("mscale_all_dim")
+        yarn.attention_factor = yarn_scale(SimpleNamespace(**params))
+    if params.get("longrope_params") is not None:
+        longrope = params["longrope_params"]
+        original = longrope.original_max_position_embeddings = _original(config, given)
+        scale = given.get("attention_factor")
+        if scale is None:
+            factor = given.get("factor") or config.max_position_embeddings / original
+            scale = longrope_scale(factor, original)
+        longrope.short_mscale = longrope.long_mscale = scale
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.nn.rotary_embedding:build_rotary_params",
+        why="drops longrope's attention_factor and factor; computes yarn's attention_factor from other defaults",
+        signature="(config)",
+        build=_build_rotary_params,
+    ),
+)

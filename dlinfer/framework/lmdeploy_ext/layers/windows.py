@@ -1,0 +1,73 @@
+"""Sliding windows as transformers means them: a window of w shows w keys, the query's own among them.
+
+LMDeploy's models pass one int for every layer, which its CUDA kernels read as w keys before the query. Some pass it
+where transformers has windows in certain layers only (``layer_types``), and Mixtral's passes none.
+"""
+
+from typing import Any
+
+from torch import nn
+
+from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
+
+# Types whose every layer has the window, if there is one. Others that have one name it layer by layer.
+_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
+
+
+def as_pair(sliding_window: Any) -> tuple[int, int] | None:
+    """LMDeploy's sliding_window, meant as transformers' count of keys, as (keys before, keys after) the query's own.
+
+    A pair is flash-attention's already. None, and an int below 1, mean no window.
+    """
+    if sliding_window is None or (isinstance(sliding_window, int) and sliding_window < 1):
+        return None
+    return (sliding_window - 1, 0) if isinstance(sliding_window, int) else tuple(sliding_window)
+
+
+def of_layers(config: Any) -> list[int | None] | None:
+    """The window of each layer of a text model, in keys; None where the model's own layers are to be believed.
+
+    Raises UnsupportedFeatureError for layers of another kind, such as Llama 4's chunks.
+    """
+    window = getattr(config, "sliding_window", None) or None
+    if getattr(config, "model_type", "") in _ALL_LAYERS:
+        return [window] * config.num_hidden_layers
+    types = getattr(config, "layer_types", None)
+    if not types:
+        return None
+    known = {"full_attention": None, "sliding_attention": window}
+    for name in types:
+        if name not in known:
+            raise refusals.refuse(f"layers of type {name!r}", "use another model")
+    return [known[name] for name in types]
+
+
+def check(model_config: Any) -> None:
+    """Keep LMDeploy from dropping what lies outside the window where some layers see all of the text.
+
+    model_config: LMDeploy's; its ``sliding_window`` is that of the KV cache.
+    """
+    layers = of_layers(model_config.llm_config or model_config.hf_config)
+    if layers is not None and None in layers:
+        model_config.sliding_window = -1
+
+
+def apply(model: nn.Module, config: Any) -> None:
+    """Give each attention layer of an LMDeploy model the window that transformers gives it.
+
+    config: of the text model. Layers are known by the number in their names. The module around a layer may keep
+    LMDeploy's idea of the window, -1 for none: Gemma 3's chooses its frequencies by it.
+    """
+    layers = of_layers(config)
+    if layers is None:
+        return
+    for name, module in model.named_modules():
+        implementation: Any = getattr(module, "impl", None)
+        number = next((int(part) for part in name.split(".") if part.isdigit()), None)
+        if not hasattr(implementation, "sliding_window") or number is None or number >= len(layers):
+            continue
+        window = layers[number]
+        implementation.sliding_window = as_pair(window)
+        owner: Any = model.get_submodule(name.rpartition(".")[0])
+        if hasattr(owner, "sliding_window"):
+            owner.sliding_window = -1 if window is None else window

@@ -1,0 +1,42 @@
+"""Models that would give other tokens than transformers, or fail on the way, are refused when LMDeploy reads their
+configuration: before any weight is loaded.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import rope_parameters, windows
+from dlinfer.framework.lmdeploy_ext.refusals import model_support
+from dlinfer.framework.patching import Patch
+
+
+def check(model_config: Any) -> None:
+    """Raise UnsupportedFeatureError for a model that cannot be served. model_config: LMDeploy's, adjusted in place."""
+    model_support.check_support(model_config.hf_config.to_dict())
+    config = model_config.llm_config or model_config.hf_config
+    rope_parameters.check(config)
+    windows.check(model_config)
+
+
+def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def from_hf_config(cls: Any, hf_config: Any, *args: Any, **kwargs: Any) -> Any:
+        model_config = original(cls, hf_config, *args, **kwargs)
+        if activation.active() is not None:
+            check(model_config)
+        return model_config
+
+    return from_hf_config
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.config:ModelConfig.from_hf_config",
+        why="the first to know the model's configuration; it checks nothing of what our devices serve",
+        signature="(cls, hf_config, model_path=None, dtype='auto', dist_config=None, is_draft_model=False, "
+        "spec_method=None, device_type='auto', num_spec_tokens=0)",
+        build=_from_hf_config,
+    ),
+)

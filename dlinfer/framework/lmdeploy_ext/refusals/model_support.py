@@ -1,0 +1,80 @@
+"""Which of LMDeploy's model classes are not served on our devices, told from ``config.json`` before anything loads.
+
+Every other class of LMDeploy's module map is served. A class that a later release adds is let through, and what it
+needs and the ops lack is refused layer by layer as it is built.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.refusals.features import refuse
+
+_DRAFT = "it drafts for speculative decoding, and is no model of its own"
+_DIFFUSION = "it decodes by block diffusion"
+_LINEAR_ATTENTION = "it has layers of gated linear attention"
+_SPARSE = "it has DeepSeek's sparse attention"
+_ROPE = "LMDeploy's class cannot read the rope parameters of transformers 5"
+
+NOT_SERVED = {
+    "GptOssForCausalLM": "its experts have biases and an activation of their own, and LMDeploy's loader needs CUDA",
+    "Glm4MoeForCausalLM": "LMDeploy's class routes tokens by a softmax, where the model has sigmoids and a correction "
+    "bias",
+    "PhiMoEForCausalLM": _ROPE,
+    "MiniCPM3ForCausalLM": _ROPE,
+    "Qwen3NextForCausalLM": _LINEAR_ATTENTION,
+    "MetaMoeForConditionalGeneration": _LINEAR_ATTENTION,
+    "DeepseekV32ForCausalLM": _SPARSE,
+    "GlmMoeDsaForCausalLM": _SPARSE,
+    "DeepseekV4ForCausalLM": _SPARSE,
+    "SDARForCausalLM": _DIFFUSION,
+    "SDARMoeForCausalLM": _DIFFUSION,
+    "EagleLlamaForCausalLM": _DRAFT,
+    "Eagle3LlamaForCausalLM": _DRAFT,
+    "Eagle3DeepseekV2ForCausalLM": _DRAFT,
+    "DeepseekMTPModel": _DRAFT,
+    "DeepseekV32MTPModel": _DRAFT,
+    "Glm4MoeMTPModel": _DRAFT,
+    "GlmMoeDsaMTPModel": _DRAFT,
+    "HYV3MTP": _DRAFT,
+    "Qwen3_5MTPModel": _DRAFT,
+    "DFlashDraftModel": _DRAFT,
+}
+"""Architecture -> why it is not served. Vision-language models are told by ``is_vision_language``."""
+
+
+def architectures(config: dict[str, Any]) -> list[str]:
+    """The classes that a configuration names: by ``auto_map``, which LMDeploy looks at first, and ``architectures``."""
+    mapped = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
+    return ([mapped.rpartition(".")[2]] if mapped else []) + list(config.get("architectures") or [])
+
+
+def check_support(config: dict[str, Any]) -> None:
+    """Raise UnsupportedFeatureError for a configuration, as ``config.json`` has it, whose model is not served."""
+    names = architectures(config)
+    shown = f" ({', '.join(names)})" if names else ""
+    if is_vision_language(config):
+        raise refuse(f"a vision-language model{shown}", "use the language model of the same family")
+    for name in names:
+        if name in NOT_SERVED:
+            raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
+    method = next(_quantisation(config), None)
+    if method is not None:
+        raise refuse(f"a quantised model ({method})", "use the unquantised model in bfloat16 or float32")
+
+
+def is_vision_language(config: dict[str, Any]) -> bool:
+    """Whether LMDeploy would take the model for one of images: by its list of classes, or by a part for vision."""
+    from lmdeploy.archs import check_vl_llm
+
+    if config.get("vision_config"):
+        return True
+    return any(check_vl_llm("pytorch", config | {"architectures": [name]}) for name in architectures(config))
+
+
+def _quantisation(config: Any) -> Iterator[str]:
+    """The methods that a configuration, or the one of its language model inside it, is quantised by."""
+    for name in ("", "text_config", "llm_config", "language_config"):
+        part = config.get(name) if name else config
+        found = part.get("quantization_config") if isinstance(part, dict) else None
+        if found:
+            yield str(found.get("quant_method", "unknown")) if isinstance(found, dict) else "unknown"

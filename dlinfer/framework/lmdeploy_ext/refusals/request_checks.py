@@ -1,0 +1,130 @@
+"""No request ends the engine: what its loop would raise on is refused or made harmless before it gets there.
+
+LMDeploy 0.18 runs all requests in one loop; an exception in it is the end of the engine, for every user, while the
+process lives on and answers "engine unavailable". These reach it, on cuda as on our devices: a prompt without a
+token (``assert len(token_ids) > 0``, e.g. an empty prompt where the tokenizer adds no BOS), a token id outside the
+vocabulary (embedding lookup), top_k or logprobs above the size of the vocabulary (``torch.topk``), and stop or bad
+token ids outside it (``Tensor.gather``).
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from dlinfer.errors import GenerationOptionError
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.refusals.generation_checks import check_generation, check_sampling
+from dlinfer.framework.patching import Patch
+
+_LARGE_LOGIT = 100.0
+"""Logits up to this size stay finite when they are divided by the temperature."""
+
+
+def refusal(token_ids: Sequence[int], vocab_size: int | None) -> str | None:
+    """Why a prompt cannot be served, or None. Without a vocab_size only its length is looked at."""
+    if len(token_ids) == 0:
+        return "The prompt is empty: there is no token to continue from."
+    if vocab_size is None:
+        return None
+    lowest, highest = min(token_ids), max(token_ids)
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        return f"Token id {wrong} is outside the model's vocabulary of {vocab_size}."
+    return None
+
+
+def fit_sampling(param: Any, vocab_size: int, dtype: torch.dtype) -> None:
+    """Bring a SamplingParam inside the vocabulary and the range of the logits' dtype, in place, without changing what
+    it means.
+
+    More candidates than tokens are all tokens; an id that is no token is never drawn, so neither stops nor needs
+    forbidding. Logits divided by a temperature next to zero become infinite, and the draw NaN: the likeliest token,
+    which that temperature means, is asked for instead.
+    """
+    if 0 < param.temperature < _LARGE_LOGIT / torch.finfo(dtype).max:
+        param.temperature, param.top_k = 1.0, 1
+    param.top_k = min(param.top_k, vocab_size)
+    param.num_logprobs = min(param.num_logprobs, vocab_size)
+    param.stop_words = _tokens(param.stop_words, vocab_size)
+    param.bad_words = _tokens(param.bad_words, vocab_size)
+
+
+def _fault(gen_config: Any, vocab_size: int | None) -> str | None:
+    """Why a GenerationConfig cannot be served, or None."""
+    if gen_config is None:
+        return None
+    try:
+        check_generation(gen_config)
+    except GenerationOptionError as error:
+        return error.explanation
+    if vocab_size is not None and len(set(_tokens(gen_config.bad_token_ids or [], vocab_size))) == vocab_size:
+        return "bad_token_ids forbids every token of the vocabulary."
+    return None
+
+
+def _tokens(ids: Iterable[int], vocab_size: int) -> list[int]:
+    return [token for token in ids if 0 <= token < vocab_size]
+
+
+def _determine_gen_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _determine_gen_config(self: Any, input_ids: Sequence[int], gen_config: Any = None) -> Any:
+        if activation.active() is not None:
+            from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
+
+            # Some remote-code configurations nest the language model where transformers does not look.
+            vocab_size = getattr(self.hf_cfg.get_text_config(), "vocab_size", None)
+            reason = refusal(input_ids, vocab_size) or _fault(gen_config, vocab_size)
+            if reason is not None:
+                raise RequestError(ErrorCode.INVALID_REQUEST, reason)
+        return original(self, input_ids, gen_config)
+
+    return _determine_gen_config
+
+
+def _is_servable(data: dict[str, Any], vocab_size: int) -> bool:
+    try:
+        check_sampling(data["sampling_param"])
+    except GenerationOptionError:
+        return False
+    return refusal(data["token_ids"], vocab_size) is None
+
+
+def _add_message(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _add_message(self: Any, reqs: list[Any]) -> None:
+        if not activation.serves(self.engine_config.device_type):
+            original(self, reqs)
+            return
+        from lmdeploy.messages import ResponseType
+
+        vocab_size = self.model_config.vocab_size
+        fit = []
+        for request in reqs:
+            if _is_servable(request.data, vocab_size):
+                fit_sampling(request.data["sampling_param"], vocab_size, self.model_config.dtype)
+                fit.append(request)
+            else:
+                self._response(request.resp, ResponseType.NOT_SUPPORTED)
+        if fit:
+            original(self, fit)
+
+    return _add_message
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.serve.core.async_engine:AsyncEngine._determine_gen_config",
+        why="the last check of a prompt where an error still reaches the user with a reason",
+        signature="(self, input_ids, gen_config=None)",
+        build=_determine_gen_config,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.engine:Engine._add_message",
+        why="the last point before the engine's loop would raise, for requests on every path (get_ppl, logits, RPC)",
+        signature="(self, reqs)",
+        build=_add_message,
+    ),
+)

@@ -1,0 +1,145 @@
+"""The key of a compiled thing: everything that it depends on, in named fields.
+
+Clusters, direct calls and an engine's own models have keys of this one form. What is stored lies under a digest of the
+key's canonical text, and the text lies beside it: where something stored is not taken, it can be said which field of
+which key differs.
+"""
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from dlinfer.graph.cache.fingerprint import Environment
+
+_SUBJECT, _DIGEST = 12, 40
+"""Digits of both parts of a name."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a compiled thing depends on. Values are plain data: numbers, texts, None, and containers of them.
+
+    kind: ``cluster``, ``call``, ... subject: what it is, so that of one subject the stored and the wanted key can be
+    compared. content: what was compiled, line by line. device: where it runs.
+    engine: by name, and engine_identity: what it says of itself; engine_options: what it was told.
+    options: of the compilation. disabled_passes, steady: names. variant: of several with equal content.
+    """
+
+    kind: str
+    subject: str
+    environment: Environment
+    content: tuple[str, ...] = ()
+    device: str = ""
+    engine: str = ""
+    engine_identity: Any = ""
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    disabled_passes: tuple[str, ...] = ()
+    steady: tuple[str, ...] = ()
+    variant: int = 0
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The canonical text: equal for equal keys, different for different ones."""
+        return json.dumps(_fields(self), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+    @functools.cached_property
+    def name(self) -> str:
+        """A file's name for what has this key: a digest of the subject, another of all."""
+        return f"{self.prefix}{digest(self.text)[:_DIGEST]}"
+
+    @property
+    def prefix(self) -> str:
+        """What the names of all keys of this kind and subject begin with."""
+        return f"{digest(canonical_text([self.kind, self.subject]))[:_SUBJECT]}-"
+
+
+def belongs(name: str, text: str) -> bool:
+    """Whether a name is that of the key with this text."""
+    return name.rpartition("-")[2] == digest(text)[:_DIGEST]
+
+
+def digest(text: str) -> str:
+    """A SHA-256 in hexadecimal."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def canonical_text(value: Any) -> str:
+    """Plain data as text that differs wherever a value or its type does."""
+    return json.dumps(_canonical(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {item.name: _canonical(getattr(value, item.name)) for item in fields(value)}
+
+
+def _canonical(value: Any) -> Any:
+    """As JSON has it. A dict of texts stays one; every other container is a list that begins with its kind."""
+    if isinstance(value, Environment):
+        return _fields(value)
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else ["float", repr(value)]
+    if isinstance(value, Mapping):
+        if all(type(name) is str for name in value):
+            return {name: _canonical(item) for name, item in value.items()}
+        return ["dict", *sorted(([_canonical(k), _canonical(v)] for k, v in value.items()), key=json.dumps)]
+    if isinstance(value, (set, frozenset)):
+        return ["set", *sorted((_canonical(item) for item in value), key=json.dumps)]
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, *map(_canonical, value)]
+    # An object that shows its address is another one in each process, and so never found again.
+    return ["object", f"{type(value).__module__}.{type(value).__qualname__}", repr(value)]
+
+
+# --- why one is not another
+
+
+def differences(stored: str, wanted: str) -> list[str]:
+    """What differs between the texts of two keys, a field each: ``environment.threads: 4 is stored, 2 is wanted``."""
+    return [
+        f"{name}: {_shown(old, new)} is stored, {_shown(new, old)} is wanted"
+        for name, old, new in _differing("", json.loads(stored), json.loads(wanted))
+    ]
+
+
+_ABSENT = object()
+_LONG = 100
+
+
+def _differing(name: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            inner = f"{name}.{key}" if name else key
+            yield from _differing(inner, old.get(key, _ABSENT), new.get(key, _ABSENT))
+    elif isinstance(old, list) and isinstance(new, list) and old[:1] == new[:1]:
+        pairs = ((a, b) for a, b in zip(old, new, strict=False) if not _same(a, b))
+        first = next(pairs, None)
+        if first is not None:
+            yield name, *first
+        elif len(old) != len(new):
+            yield name, f"{len(old) - 1} items", f"{len(new) - 1} items"
+    elif old is _ABSENT or new is _ABSENT or not _same(old, new):
+        yield name, old, new
+
+
+def _same(old: Any, new: Any) -> bool:
+    return json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True)  # 1 is not 1.0, nor True
+
+
+def _shown(value: Any, other: Any) -> str:
+    """A value for people; of long texts the words that the other has not."""
+    if value is _ABSENT:
+        return "nothing"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and isinstance(other, str) and len(text) > _LONG:
+        known = set(other.split())
+        text = f"... {' '.join(word for word in text.split() if word not in known)} ..."
+    if not text:
+        return "an empty text"
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."

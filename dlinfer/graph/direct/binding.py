@@ -1,0 +1,166 @@
+"""What a compiled call has bound, as one generated function: it reads the inputs of a call, or says to bind anew.
+
+Weights and steady arguments are read once and then only compared with what was read; the rest is read at each call.
+The comparisons see another object in the place of a bound one: an element of a list of caches, a parameter or a module
+that was replaced (assignment, ``load_state_dict(assign=True)``), another number in an attribute. Writes into the same
+tensors need none. They do not see a tensor that itself becomes another one (``parameter.data = ...`` of another dtype
+or layout, which ``Module.to(dtype)`` does, or ``resize_``): after these, ``DirectCall.unbind``.
+
+Python's own comparison of lists and dicts does most of it at the speed of C: a bound container is compared with a copy
+of it, where objects that are identical are equal at once. Of two different tensors it asks ``==``, which raises unless
+the result has one element. So tensors of one element, the only ones that could be equal without being the same, are
+compared by ``is`` besides.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, root
+
+Reader = Callable[[Mapping[str, Any]], list[Any] | None]
+
+_STEP = re.compile(r"\.\w+\(\)|\.\w+|\['\w+'\]|\[\d+\]")
+_OWN = "L['self']"
+_REGISTRIES = ("_modules", "_parameters", "_buffers")
+
+
+def bind(
+    specs: Sequence[InputSpec],
+    assumptions: Sequence[Assumption],
+    steady: Collection[str],
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+) -> Reader:
+    """A function from a call's arguments to the list of all inputs; None where what is bound is not what is given.
+
+    given: arguments that fit the specs, which what is steady is bound to. defaults: of arguments that a call may leave
+    out. A changing tensor that does not lie as compiled loops expect is copied: for small inputs that is no more than a
+    step's metadata.
+    """
+    writer = _Writer(given)
+    inputs: list[Any] = [None] * len(specs)
+    for index, spec in enumerate(specs):
+        if is_steady(spec.source, steady):
+            inputs[index] = evaluate(spec.source, given)
+            writer.bound(spec.source, inputs[index], steady)
+        else:
+            writer.changing(spec, index)
+    for source in dict.fromkeys(source for one in assumptions for source in one.sources):
+        writer.bound(source, evaluate(source, given), steady)
+    return writer.function(inputs, defaults)
+
+
+class _Writer:
+    """Writes the function: checks line by line, with the objects that they name in its scope."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = given
+        self._scope: dict[str, Any] = {"own": given["self"]}
+        self._names: dict[int, str] = {}
+        self._live: dict[int, Any] = {}
+        self._arguments: dict[str, None] = {}
+        self._checks: dict[str, None] = {}
+        self._reads: list[str] = []
+
+    def name(self, value: Any) -> str:
+        """The name of an object in the scope."""
+        if id(value) not in self._names:
+            self._names[id(value)] = f"c{len(self._names)}"
+            self._scope[self._names[id(value)]] = value
+        return self._names[id(value)]
+
+    def changing(self, spec: InputSpec, index: int) -> None:
+        """Read an input that changes, and check what the graph relies on."""
+        wrong = " or ".join(spec.mismatches("x", self.name))
+        self._reads += [
+            f"x = {_text(spec.source)}",
+            f"if {wrong}: return None",
+            f"inputs[{index}] = x.contiguous()" if spec.dtype else f"inputs[{index}] = x",
+        ]
+
+    def bound(self, source: str, value: Any, steady: Collection[str]) -> None:
+        """Check that an expression still gives what it gave, by the objects on its way."""
+        argument = root(source)
+        if argument != "self" and argument not in steady:
+            # A number that never changes, of an argument that does.
+            text = _text(source)
+            self._reads.append(f"if type({text}) is not {self.name(type(value))}: return None")
+            self._reads.append(f"if {text} != {self.name(value)}: return None")
+            return
+        place = "own"
+        if argument != "self":
+            place = self.name(self._given[argument])
+            self._arguments[f"L[{argument!r}] is not {place}"] = None
+        found = self._given[argument]
+        for step in _STEP.findall(source[len(f"L[{argument!r}]") :]):
+            container, found = found, _taken(found, step)
+            self._step(container, place, step, found)
+            place = self.name(found)
+
+    def _step(self, container: Any, place: str, step: str, found: Any) -> None:
+        if isinstance(container, nn.Module) and step[1:] in _REGISTRIES:
+            return  # torch never replaces these dicts
+        if isinstance(container, (torch.Tensor, tuple)):
+            return  # its sizes: it is bound itself
+        if type(container) in (list, dict) and step.startswith("[") and _is_plain(container):
+            self._live[id(container)] = container
+            if not isinstance(found, torch.Tensor) or (found.numel() > 1 and _is_torchs(found)):
+                return
+        own = getattr(container, "__dict__", {})
+        if (
+            step[1:] in own and own[step[1:]] is found
+        ):  # read without the module's own way of finding attributes
+            place, step = self.name(own), f"[{step[1:]!r}]"
+        self._checks[f"{place}{step} is not {self.name(found)}"] = None
+
+    def function(self, inputs: list[Any], defaults: Mapping[str, Any]) -> Reader:
+        """The function that does all this and gives these inputs, with those that change in their places."""
+        self._scope["bound"] = inputs
+        checks = [*self._arguments]
+        if self._live:
+            self._scope["live"] = tuple(self._live.values())
+            self._scope["copies"] = tuple(one.copy() for one in self._live.values())
+            checks.append("live != copies")
+        lines = [f"if {check}: return None" for check in (*checks, *self._checks)]
+        lines += ["inputs = bound.copy()", *self._reads, "return inputs"]
+        if defaults:
+            self._scope["defaults"] = dict(defaults)
+            lines.insert(0, "L = defaults | L")
+        body = "".join(f"        {line}\n" for line in lines)
+        # What cannot be read or compared is not what was bound; binding anew says what is wrong with it.
+        errors = "(LookupError, AttributeError, TypeError, ValueError, RuntimeError)"
+        text = f"def read(L):\n    try:\n{body}    except {errors}:\n        return None\n"
+        exec(
+            compile(text, "<dlinfer inputs>", "exec"), self._scope
+        )  # expressions of Dynamo's own, as its guards are
+        return self._scope["read"]
+
+
+def _text(source: str) -> str:
+    return "own" + source[len(_OWN) :] if source.startswith(_OWN) else source
+
+
+def _taken(value: Any, step: str) -> Any:
+    """What one step of an expression gives."""
+    if step.endswith("()"):
+        return getattr(value, step[1:-2])()
+    if step.startswith("."):
+        return getattr(value, step[1:])
+    return value[step[2:-2] if step.startswith("['") else int(step[1:-1])]
+
+
+def _is_plain(container: Any) -> bool:
+    """Whether a list or dict has only what stays where it is; a counter beside a tensor would change at each call."""
+    values = container.values() if isinstance(container, dict) else container
+    return all(
+        value is None or type(value) in (list, dict, tuple) or isinstance(value, (torch.Tensor, nn.Module))
+        for value in values
+    )
+
+
+def _is_torchs(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer)

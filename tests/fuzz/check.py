@@ -1,0 +1,135 @@
+"""One program on one engine: what differs, what was refused, and whether torch alone differs likewise."""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dlinfer.graph.report import report
+from tests.fuzz import compilers, doors, execute, limits
+from tests.fuzz.compare import Difference, differences
+from tests.fuzz.execute import CallTrace
+from tests.fuzz.perturb import perturbing
+from tests.fuzz.program import Program
+from tests.graph.threads import together
+
+_PERTURBED = 6
+
+
+@dataclass
+class Verdict:
+    """What is known of a program after it ran.
+
+    differences: what is wrong, and no documented limit. limited: the limit that explains a difference.
+    refused: why its door did not take it. torch: whether Dynamo without dlinfer differs likewise.
+    taken: nodes that the engine took, of all; raised: whether eager raises.
+    """
+
+    differences: list[Difference] = field(default_factory=list)
+    limited: str = ""
+    refused: str = ""
+    torch: bool = False
+    taken: int = 0
+    nodes: int = 0
+    raised: bool = False
+
+
+def check(program: Program, engine: str, interpreted: bool = False) -> Verdict:
+    """Run a program eagerly and by an engine, and compare. ``interpreted``: inductor's loops run node by node."""
+    torch._dynamo.reset()
+    report.reset()
+    verdict = Verdict()
+    with execute.vendor_kept(), doors.loops_interpreted() if interpreted else contextlib.nullcontext():
+        expected = eagerly(program)
+        verdict.raised = expected[-1].error is not None
+        budget = _Budget(program)
+        watch = program.door != "loaded"
+        for run in _compiled(program, engine, watch):
+            given = run
+            if given[-1].error is not None and isinstance(given[-1].error, doors.Refused):
+                verdict.refused = str(given[-1].error)
+                given, expected = given[:-1], expected[: len(given) - 1]
+            found = differences(expected, given, budget, watch)
+            verdict.differences = [one for one in found if not compilers.common(program, one, given)]
+            if verdict.differences:
+                break
+        placed = [node for one in report.reports() for node in one.nodes if node.place in ("engine", "eager")]
+        verdict.taken, verdict.nodes = sum(node.place == "engine" for node in placed), len(placed)
+        if not verdict.differences and program.seed % 8 == 0 and _can_repeat(program, verdict):
+            verdict.differences = _compiles_again(program, engine)
+        if verdict.differences:
+            verdict.limited = limits.explains(program, engine, verdict.differences[0])
+            if verdict.limited:
+                verdict.differences = []
+        if verdict.differences and program.door == "compile":
+            verdict.torch = _torch_alone(program, expected, budget)
+    return verdict
+
+
+def _can_repeat(program: Program, verdict: Verdict) -> bool:
+    return program.door == "compile" and not program.threads and not verdict.raised
+
+
+def eagerly(program: Program) -> list[CallTrace]:
+    """The program without any compiler."""
+    model, kept = execute.module(program)
+    return execute.calls(program, execute.plain(model), kept, watch=program.door != "loaded")
+
+
+def _compiled(program: Program, engine: str, watch: bool) -> list[list[CallTrace]]:
+    model, kept = execute.module(program)
+    with doors.opened(program, model, engine) as forward:
+        if program.threads:
+            return together(2, lambda _: execute.calls(program, forward, kept, watch=watch))
+        return [execute.calls(program, forward, kept, watch=watch)]
+
+
+class _Budget:
+    """Other correct runs, made once and only for a program whose results are not plainly equal."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._runs: list[Sequence[CallTrace]] | None = None
+
+    def __call__(self) -> Sequence[Sequence[CallTrace]]:
+        if self._runs is None:
+            self._runs = [self._run(True)] + [self._run(False, seed) for seed in range(_PERTURBED)]
+        return self._runs
+
+    def _run(self, widen: bool, seed: int = 0) -> list[CallTrace]:
+        model, kept = execute.module(self._program, widen)
+        make = execute.run_step if widen else perturbing(seed)
+        return execute.calls(
+            self._program, execute.interpreted(self._program, model, widen, make), kept, widen
+        )
+
+
+def _compiles_again(program: Program, engine: str) -> list[Difference]:
+    """The last call made four times more: after the second nothing is compiled."""
+    last = program.calls[-1]
+    repeated = dataclasses.replace(program, calls=(*program.calls, *(last for _ in range(4))))
+    model, kept = execute.module(repeated)
+    torch._dynamo.reset()
+    counts: list[int] = []
+    with doors.opened(repeated, model, engine) as forward:
+
+        def counting(arguments):
+            made = forward(arguments)
+            counts.append(doors.graphs())
+            return made
+
+        execute.calls(repeated, counting, kept, watch=False)
+    if len(counts) < len(repeated.calls) or counts[-1] == counts[-3]:
+        return []
+    return [Difference("recompiles", len(counts) - 1, "the same call", f"{counts} graphs after each call")]
+
+
+def _torch_alone(program: Program, expected: Sequence[CallTrace], budget: _Budget) -> bool:
+    """Whether torch.compile differs from eager without any code of dlinfer's."""
+    torch._dynamo.reset()
+    model, kept = execute.module(program)
+    compiled = torch.compile(model, backend="eager", dynamic=program.dynamic)
+    given = execute.calls(program, execute.plain(compiled), kept)
+    return bool(differences(expected, given, budget))

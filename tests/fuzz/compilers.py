@@ -1,0 +1,64 @@
+"""Differences from eager that torch's own compilers have by design, and so every backend of theirs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.fuzz import execute, memory
+from tests.fuzz.compare import Difference
+from tests.fuzz.execute import CallTrace
+from tests.fuzz.program import Program, Step
+from tests.fuzz.shrink import without
+
+
+def common(program: Program, difference: Difference, given: Sequence[CallTrace]) -> bool:
+    """Whether a difference is one that a compiler of torch's may make."""
+    if difference.kind == "stride" and program.door != "loaded":
+        index = int(difference.what.rpartition(" ")[2])
+        return fake_strides(program, difference.call, index) == given[difference.call].strides[index]
+    return difference.kind == "no error" and unused_step_raises(program)
+
+
+def fake_strides(program: Program, number: int, index: int) -> tuple[int, ...] | None:
+    """The strides of a result by the fake functions of its ops, which compilers follow; None where one has none.
+
+    The fakes of a few of torch's ops give others than their kernels do.
+    """
+    model, _ = execute.module(program)
+    tensors = memory.make(program, number, ("argument",))[1]
+    tensors |= {one.name: getattr(model, one.name).data for one in program.of_role(*execute.KEPT)}
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        values: dict[str, Any] = {name: mode.from_tensor(one) for name, one in tensors.items()}
+        try:
+            for step in program.steps:
+                made = execute.run_step(step, values, execute.namespace())
+                if step.makes:
+                    values[step.makes] = made
+        except Exception:  # noqa: BLE001 - what has no fake is judged by eager
+            return None
+    return values[program.returns[index]].stride()
+
+
+def unused_step_raises(program: Program) -> bool:
+    """Whether the step that raises computes what nothing reads: compilers leave it out."""
+    raising: list[Step] = []
+
+    def watched(step: Step, values: Mapping[str, Any], names: dict[str, Any], widen: bool) -> Any:
+        try:
+            return execute.run_step(step, values, names, widen)
+        except Exception:
+            raising.append(step)
+            raise
+
+    model, kept = execute.module(program)
+    execute.calls(program, execute.interpreted(program, model, make=watched), kept, watch=False)
+    if not raising or not raising[0].makes:
+        return False
+    smaller = without(program, [program.steps.index(raising[0])])
+    gone = {step.makes for step in program.steps} - {step.makes for step in smaller.steps}
+    lost = [step for step in program.steps if step not in smaller.steps]
+    return smaller.returns == program.returns and all(
+        "write" not in step.features or step.uses[0] in gone for step in lost
+    )

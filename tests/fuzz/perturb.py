@@ -1,0 +1,48 @@
+"""Other roundings of the same program: what a correct kernel might have given in place of torch's."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tests.fuzz.execute import overlap, run_step
+from tests.fuzz.program import Step
+
+
+def perturbing(seed: int) -> Callable[..., Any]:
+    """A replacement of ``run_step`` whose operands and results are off by a rounding of their dtype, at random.
+
+    What is moved, viewed or not touched by a write stays exact.
+    """
+    random = torch.Generator().manual_seed(seed)
+
+    def perturbed(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        share = torch.rand(value.shape, generator=random, dtype=torch.float64) * 2 - 1
+        # NaN and infinities stay what they are; a step of the smallest magnitude lets a zero move too.
+        return (value.double() * (1 + share * torch.finfo(value.dtype).eps)).to(value.dtype)
+
+    def make(step: Step, values: Mapping[str, Any], names: dict[str, Any], widen: bool) -> Any:
+        if not step.rounds:
+            return run_step(step, values, names)
+        if "write" in step.features:
+            return _write(step, values, names)
+        made = run_step(step, values, names)
+        operands = {name: values[name] for name in step.uses}
+        if not made.is_floating_point() or any(overlap(made, one) for one in operands.values()):
+            return made
+        return perturbed(
+            run_step(step, {**values, **{name: perturbed(one) for name, one in operands.items()}}, names)
+        )
+
+    def _write(step: Step, values: Mapping[str, Any], names: dict[str, Any]) -> Any:
+        target = values[step.uses[0]]
+        before = target.clone()
+        made = run_step(step, values, names)
+        if target.is_floating_point() and target.shape == before.shape:
+            changed = target != before
+            target.copy_(torch.where(changed, perturbed(target), target))
+        return made
+
+    return make

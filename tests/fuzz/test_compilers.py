@@ -1,0 +1,32 @@
+"""What is forgiven because every compiler of torch's does it."""
+
+import torch
+
+from tests.fuzz import compilers
+from tests.fuzz.program import Call, Input, Program, Step
+
+X = Input("x", "argument", "float32", (3, 2), "transposed")
+READ = Step("v", "{0}[9]", ("x",))
+WRITE = Step("", "{0}.add_(1)", ("x",), features=("write",))
+
+
+def program(*steps: Step, returns: str = "w") -> Program:
+    return Program(1, (X,), (Step("w", "F.logsigmoid({0})", ("x",)), *steps), (returns,), (Call(),))
+
+
+def test_strides_of_fakes():
+    x = torch.ones(2, 3).t()
+    assert compilers.fake_strides(program(), 0, 0) == (1, 3)
+    assert torch.nn.functional.logsigmoid(x).stride() == (2, 1), "torch's kernel now gives what its fake does"
+
+
+def test_a_step_whose_result_nothing_reads_may_be_left_out():
+    assert compilers.unused_step_raises(program(READ))
+    assert compilers.unused_step_raises(program(READ, Step("", "{0}.sin_()", ("v",), features=("write",))))
+
+
+def test_one_that_something_reads_may_not():
+    assert not compilers.unused_step_raises(program(READ, returns="v"))
+    written = Step("", "{0}.add_({1}.sum())", ("x", "v"), features=("write",))
+    assert not compilers.unused_step_raises(program(READ, written))
+    assert not compilers.unused_step_raises(program(Step("", "{0}[9] = 1", ("x",), features=("write",))))
