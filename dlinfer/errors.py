@@ -291,6 +291,16 @@ class EngineResultError(DlinferError, RuntimeError):
     next_step = "choose another engine for this model, and report it with `dlinfer doctor --json`."
 
 
+class KVLayoutChangedError(DlinferError, RuntimeError):
+    """A compiled graph is called after another vendor became active, which lays KV caches out otherwise."""
+
+    message = (
+        "the graph was compiled for KV caches laid out as {made_for}, and vendor {vendor!r}, which is active for "
+        "device {device!r} now, lays them out as {given}."
+    )
+    next_step = "compile again, or make the former vendor active with dlinfer.vendor.use."
+
+
 class InferenceOnlyError(DlinferError, RuntimeError):
     """A graph is compiled while gradients are recorded; dlinfer compiles inference only."""
 

@@ -53,7 +53,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """``plugins(name, source)`` installs a vendor; discovery starts empty and drives no dispatcher."""
-    for state, empty in {"_loaded": {}, "_active": {}, "_listeners": []}.items():
+    for state, empty in {"_loaded": {}, "_active": {}, "kv_orders": {}, "_listeners": []}.items():
         monkeypatch.setattr(discovery, state, empty)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)

@@ -1,7 +1,7 @@
 """The protocols between graphs and the engines that run them, and how an engine is found by name.
 
 An engine says of each node whether it takes it, and turns a region of taken nodes into a callable. It lives in its
-vendor's folder; the vendor names it in ``Vendor.load_engines``.
+vendor's folder; the vendor names it in ``Vendor.engines``.
 """
 
 import threading
@@ -12,7 +12,13 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import fx
 
-from dlinfer.errors import CompileOptionError, EngineUnavailableError
+from dlinfer.errors import (
+    CompileOptionError,
+    DlinferError,
+    EngineUnavailableError,
+    VendorClashError,
+    VendorLoadError,
+)
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
@@ -153,7 +159,11 @@ def runs_concurrently(engine: Any) -> bool:
 
 
 def find_engine(name: str | None, device_type: str) -> Engine:
-    """The engine of this name, or the default one of the device's vendor. Raises EngineUnavailableError."""
+    """The engine of this name, or the default one of the device's vendor.
+
+    Raises EngineUnavailableError, VendorClashError where two vendors provide it, and VendorLoadError where it cannot be
+    loaded.
+    """
     if name is None:
         vendor = discovery.activate_default(device_type)
         if vendor is None or vendor.default_engine is None:
@@ -162,17 +172,21 @@ def find_engine(name: str | None, device_type: str) -> Engine:
                 engine="default", reason=reason, available=", ".join(_names()) or "none"
             )
         name = vendor.default_engine
-    for vendor in discovery.loadable():
-        if name in vendor.engines:
-            probe = vendor.probe()
-            if not probe.available:
-                raise EngineUnavailableError(
-                    engine=name, reason=probe.reason, available=", ".join(_names()) or "none"
-                )
-            return _loaded(vendor, name)
-    raise EngineUnavailableError(
-        engine=name, reason="no installed vendor provides it", available=", ".join(_names()) or "none"
-    )
+    providers = [vendor for vendor in discovery.loadable() if name in vendor.engines]
+    if not providers:
+        raise EngineUnavailableError(
+            engine=name, reason="no installed vendor provides it", available=", ".join(_names()) or "none"
+        )
+    vendor, *others = providers
+    if others:
+        first, second = (f"vendor {one.name!r}" for one in (vendor, others[0]))
+        raise VendorClashError(what=f"the graph engine {name!r}", first=first, second=second)
+    probe = discovery.probe(vendor)
+    if not probe.available:
+        raise EngineUnavailableError(
+            engine=name, reason=probe.reason, available=", ".join(_names()) or "none"
+        )
+    return _loaded(vendor, name)
 
 
 def provider_of(engine: str) -> str | None:
@@ -189,7 +203,15 @@ _lock = threading.RLock()
 def _loaded(vendor: Any, name: str) -> Engine:
     with _lock:  # an engine is one, whoever asks for it first: it holds devices and what it compiled
         if (vendor.name, name) not in _engines:
-            _engines[vendor.name, name] = vendor.load_engine(name)
+            try:
+                _engines[vendor.name, name] = vendor.load_engine(name)
+            except DlinferError:
+                raise
+            except Exception as cause:  # a plugin's code may fail in any way
+                detail = f"{type(cause).__name__}: {cause}"
+                raise VendorLoadError(
+                    vendor=vendor.name, source=f"its engine {name!r}", detail=detail
+                ) from cause
         return _engines[vendor.name, name]
 
 

@@ -22,19 +22,36 @@ TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXA
 
 def canonical(cache: Tensor) -> Tensor:
     """``cache`` seen as [blocks, block_size, kv_heads, head_size]; shares memory."""
-    order = _order(cache.device.type)
+    order = kv_order(cache.device.type)
     return cache if order == KVCacheLayout.order else KVCacheLayout(order).canonical(cache)
 
 
-def _order(device_type: str) -> str:
-    """How the device's vendor orders the dimensions of a cache."""
-    vendor = discovery.active(device_type) or discovery.default(device_type)
-    return KVCacheLayout.order if vendor is None else vendor.kv_cache_layout.order
+def kv_order(device_type: str) -> str:
+    """How the device's active vendor orders the dimensions of a cache; makes the default vendor active if none is.
+
+    Traced code that asks is compiled again when the answer changes: Dynamo guards what it reads.
+    """
+    _activate(device_type)
+    return discovery.kv_orders.get(device_type, KVCacheLayout.order)
 
 
-# Dynamo cannot follow the search for plugins, and a compiled graph has one vendor. This is all that
+def guard_layout(cache: Tensor) -> None:
+    """Let a model that is compiled with this call be compiled again when another vendor lays caches out otherwise.
+
+    Dynamo guards only what a decision is made of, hence the comparison.
+    """
+    if kv_order(cache.device.type) == "":
+        raise AssertionError("a layout names its dimensions")
+
+
+def _activate(device_type: str) -> None:
+    if device_type not in discovery.kv_orders:
+        discovery.activate_default(device_type)
+
+
+# Dynamo cannot follow the search for plugins, which has to be over before it reads what it guards. This is all that
 # torch.compiler.assume_constant_result does, except that it imports Dynamo, a second for nothing in eager mode.
-_order._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+_activate._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def refuse_quantised(op: str, quant_bits: int | None, *scales: object) -> None:
@@ -89,6 +106,7 @@ def _(
     Returns (k_cache, v_cache). Raises OpArgumentError, also for a slot behind the end of the cache, and
     UnsupportedFeatureError for a quantised cache.
     """
+    guard_layout(k_cache)
     refuse_quantised("fill_kv_cache", quant_bits, *k_scales_zeros, *v_scales_zeros)
     fill_kv_cache.overload(packed(k), packed(v), k_cache, v_cache, kv_start_indices)
     return k_cache, v_cache

@@ -16,7 +16,7 @@ from dlinfer.ops.attention import (
 )
 from dlinfer.ops.attention_samples import DECODE, lengths, pages, per_head, queries
 from dlinfer.ops.checks import Rules
-from dlinfer.ops.kv_cache import canonical, packed, refuse_quantised
+from dlinfer.ops.kv_cache import canonical, guard_layout, packed, refuse_quantised
 from dlinfer.ops.paged_prefill import paged_prefill_attention
 from dlinfer.ops.samples import Sample, SampleMaker
 from dlinfer.ops.spec import fused_op
@@ -123,6 +123,7 @@ def _(
     for a mask or a quantised cache.
     """
     refuse_mask("paged_decode_attention", attn_mask)
+    guard_layout(k_cache)
     refuse_quantised("paged_decode_attention", quant_bits, kv_scales, kv_zeros)
     if attn_output is None:
         attn_output = q.new_empty((*q.shape[:-1], head_size_v or canonical(v_cache).shape[3]))

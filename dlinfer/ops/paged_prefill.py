@@ -18,7 +18,7 @@ from dlinfer.ops.attention import (
 )
 from dlinfer.ops.attention_samples import PAGED_PREFILL, lengths, pages, per_head, queries
 from dlinfer.ops.checks import Rules
-from dlinfer.ops.kv_cache import canonical, packed, refuse_quantised
+from dlinfer.ops.kv_cache import canonical, guard_layout, packed, refuse_quantised
 from dlinfer.ops.samples import Sample, SampleMaker
 from dlinfer.ops.spec import fused_op
 
@@ -137,6 +137,7 @@ def _(
     for a mask or a quantised cache.
     """
     refuse_mask("paged_prefill_attention", attn_mask)
+    guard_layout(k_cache)
     refuse_quantised("paged_prefill_attention", quant_bits, kv_scales, kv_zeros)
     left, right = window(sliding_window)
     if attn_output is None:

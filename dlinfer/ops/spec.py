@@ -98,7 +98,7 @@ class OpSpec:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._call(*args, **kwargs)
-        except DlinferError:
+        except (DlinferError, torch.OutOfMemoryError):  # schedulers catch the latter, free memory and go on
             raise
         except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as cause:
             raise self._explained(cause, args, kwargs) from cause

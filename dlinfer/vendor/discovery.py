@@ -8,6 +8,7 @@ A faulty plugin is an error for whoever names it. For everybody else it is a war
 nobody asked for must not take the CPU away.
 """
 
+import contextvars
 import inspect
 import sys
 import threading
@@ -52,6 +53,10 @@ _lock = threading.RLock()
 _loaded: dict[str, Vendor] = {}
 _origins: dict[str, Origin] = {}
 _active: dict[str, Vendor] = {}
+kv_orders: dict[str, str] = {}
+"""Device type -> how its active vendor orders the dimensions of a KV cache. Dynamo guards what traced code reads here,
+so that a model is compiled again for a vendor of another layout; a change replaces the dict."""
+_asking = contextvars.ContextVar[frozenset[str]]("_asking", default=frozenset())
 _listeners: list[Callable[[str, Vendor], None]] = []
 
 
@@ -128,7 +133,7 @@ def use(name: str, device_type: str | None = None) -> Vendor:
     Takes effect for every later op call in the process. Raises VendorUnavailableError when its probe says no,
     and VendorLoadError when its kernels cannot be loaded; then the active vendor stays what it was.
     """
-    global _active
+    global _active, kv_orders
     vendor = get(name)
     device = device_type or ("cpu" if vendor.device_type == "any" else vendor.device_type)
     if not vendor.serves(device):
@@ -146,6 +151,7 @@ def use(name: str, device_type: str | None = None) -> Vendor:
             # Another dict, so that who asks without the lock finds one vendor or the other. The newest stands last.
             others = {name: one for name, one in _active.items() if name != device}
             _active = {**others, device: vendor}
+            kv_orders = {**kv_orders, device: vendor.kv_cache_layout.order}
     return vendor
 
 
@@ -215,21 +221,25 @@ def loadable() -> list[Vendor]:
 
 def kernels_of(vendor: Vendor) -> Mapping[str, Kernel]:
     """The kernels that answer while a vendor is active: its own, or the host's where it brings none."""
-    loads = vendor.load_kernels or host(vendor).load_kernels
-    assert loads is not None, "a host has kernels"
-    return loads()
+    token = _asking.set(_asking.get() | {vendor.name})
+    try:
+        return vendor.load_kernels() if vendor.load_kernels is not None else kernels_of(host(vendor))
+    finally:
+        _asking.reset(token)
 
 
 def host(vendor: Vendor) -> Vendor:
     """Who computes on this host what a vendor without kernels leaves to it.
 
     Of the other available vendors with kernels for CPU tensors, on KV caches as this one lays them out, the one of
-    highest priority. Raises VendorUnavailableError where there is none.
+    highest priority. One whose kernels are being loaded is passed over: two that ask for their hosts would ask each
+    other for ever. Raises VendorUnavailableError where there is none.
     """
+    asking = _asking.get() | {vendor.name}
     hosts = [
         v
         for v in loadable()
-        if v.name != vendor.name
+        if v.name not in asking
         and v.load_kernels is not None
         and v.serves("cpu")
         and v.kv_cache_layout == vendor.kv_cache_layout

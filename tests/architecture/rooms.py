@@ -25,8 +25,8 @@ ARROWS: dict[str, str] = {
     # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
     "dlinfer.graph.engine_kit": "errors ops graph.seam graph.ir graph.passes graph.report graph.options "
     "graph.engine graph.functional graph.onnx",
-    "dlinfer.graph.lowering": "graph.ir graph.passes graph.report graph.options graph.engine graph.cache "
-    "graph.capture",
+    "dlinfer.graph.lowering": "errors vendor ops graph.ir graph.passes graph.report graph.options graph.engine "
+    "graph.cache graph.capture",
     "dlinfer.graph.observe": "graph.seam graph.ir graph.report graph.capture graph.lowering",
     "dlinfer.graph.backend": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.observe",

@@ -95,6 +95,20 @@ def test_a_kernel_that_fails_is_not_replaced_in_silence(activate):
     assert fallback.counts() == {}
 
 
+def test_memory_that_ran_out_is_left_for_schedulers_to_catch(activate):
+    def full(router_logits, topk, n_groups):
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    activate(Vendor("full", "cpu", "", lambda: Probe(True, ""), lambda: {"moe_gating_topk_softmax": full}))
+    choose = ops.moe_gating_topk_softmax
+    compiled = torch.compile(
+        lambda logits: choose(logits, 2), backend="dlinfer", options={"engine": "inductor"}
+    )
+    for call in (lambda logits: choose(logits, 2), compiled):
+        with torch.no_grad(), pytest.raises(torch.OutOfMemoryError, match="20 GiB"):
+            call(torch.ones(2, 8))
+
+
 def test_argument_rules_go_before_kernels_and_fallback():
     with pytest.raises(Exception, match="argument weight"):
         ops.rms_norm(torch.ones(2, 16), torch.ones(17), 1e-6)

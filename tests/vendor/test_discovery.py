@@ -5,18 +5,21 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 import dlinfer.vendor
 from dlinfer import settings
 from dlinfer.errors import (
+    EngineUnavailableError,
     UnknownVendorError,
     VendorClashError,
     VendorLoadError,
     VendorUnavailableError,
 )
-from dlinfer.vendor import Vendor, discovery
+from dlinfer.graph.engine import find_engine
+from dlinfer.vendor import KVCacheLayout, Vendor, discovery
 from tests.plugins.builder import MINI, healthy
 
 # --- finding and loading
@@ -76,6 +79,42 @@ def test_a_faulty_plugin_can_be_mended_in_the_same_process(plugins, tmp_path):
     (tmp_path / "acme_package_plugin.py").write_text(healthy("acme", "cpu"))
     importlib.invalidate_caches()
     assert discovery.get("acme").name == "acme"
+
+
+HOST = """
+from dlinfer.vendor import Probe, Vendor, discovery
+
+def load_kernels():
+    return {{"from {name}": None, **discovery.kernels_of(discovery.host(VENDOR))}}
+
+VENDOR = Vendor("{name}", "cpu", "made for a test", lambda: Probe(True, ""), load_kernels, priority={priority})
+"""
+
+
+BARE = """
+from dlinfer.vendor import Probe, Vendor
+
+VENDOR = Vendor("{name}", "cpu", "made for a test", lambda: Probe(True, ""), priority={priority})
+"""
+
+
+def test_vendors_that_ask_for_the_host_s_kernels_do_not_ask_each_other_for_ever(plugins):
+    for name, priority in (("acme", 91), ("beta", 92)):
+        plugins(name, HOST.format(name=name, priority=priority))
+    found = discovery.get("acme").load_kernels()
+    assert {"from acme", "from beta"} <= set(found)
+    assert set(discovery.get("cpu").load_kernels()) <= set(found)
+    assert set(discovery.get("beta").load_kernels()) == set(found)
+
+
+def test_a_vendor_without_kernels_has_the_host_s_which_lays_caches_out_alike(plugins):
+    for name, priority in (("acme", 91), ("beta", 92)):
+        plugins(name, BARE.format(name=name, priority=priority))
+    for name in ("acme", "beta"):
+        assert discovery.host(discovery.get(name)) is discovery.get("cpu")
+        assert discovery.kernels_of(discovery.get(name)) == discovery.kernels_of(discovery.get("cpu"))
+    with pytest.raises(VendorUnavailableError, match="no kernels of its own"):
+        discovery.host(replace(discovery.get("acme"), kv_cache_layout=KVCacheLayout("DSHB")))
 
 
 # --- choosing
@@ -280,6 +319,7 @@ def test_the_first_op_call_from_many_threads():
     out = run_with_mini("""
 import os, threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 os.environ["DLINFER_VENDOR"] = "mini"
 import torch, dlinfer.ops
 x, w, start = torch.randn(3, 8), torch.randn(8), threading.Barrier(16)
@@ -296,3 +336,24 @@ from mini_vendor import kernels
 print(kernels.calls)
 """)
     assert out.split() == ["16"]
+
+
+def test_an_engine_of_two_vendors_names_both(plugins):
+    for name in ("acme", "beta"):
+        plugins(name, healthy(name, "cpu", engines=("fast",)))
+    with pytest.raises(
+        VendorClashError, match="the graph engine 'fast' is claimed by both vendor 'acme' and vendor 'beta'"
+    ):
+        find_engine("fast", "cpu")
+
+
+def test_a_vendor_whose_probe_raises_says_so_when_its_engine_is_wanted(plugins):
+    plugins("acme", healthy("acme", "cpu", probe="1 / 0", engines=("fast",)))
+    with pytest.raises(EngineUnavailableError, match="its probe failed with ZeroDivisionError"):
+        find_engine("fast", "cpu")
+
+
+def test_an_engine_that_cannot_be_loaded_names_its_vendor(plugins):
+    plugins("acme", healthy("acme", "cpu", engines=("fast",)))  # and no load_engine
+    with pytest.raises(VendorLoadError, match=r"'acme'.*its engine 'fast'"):
+        find_engine("fast", "cpu")

@@ -131,7 +131,7 @@ class Program:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         try:
             return self._run(*inputs)
-        except DlinferError:
+        except (DlinferError, torch.OutOfMemoryError):  # schedulers catch the latter, free memory and go on
             raise
         except Exception as cause:
             error = self._explained(cause)

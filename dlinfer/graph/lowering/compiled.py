@@ -9,6 +9,7 @@ from dlinfer.graph.cache.program_json import NotStorableError, parts_of, to_json
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.program import Program
+from dlinfer.graph.lowering.kv_layouts import check_kv_layouts
 
 
 @dataclass
@@ -18,14 +19,19 @@ class CompiledGraph:
     regions: ``region_0`` -> what the engine made of it, a Program for engines that run steps. One that keeps hold of
         inputs between two calls, weights above all, has a method ``unbind``.
     parts: the same with what else the engine said; empty for a graph from the disk cache.
+    kv_layouts: see ``kv_layouts_of``.
     """
 
     engine: Any
     program: Program
     regions: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, CompiledRegion] = field(default_factory=dict)
+    kv_layouts: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Raises KVLayoutChangedError, and what the program raises."""
+        if self.kv_layouts:
+            check_kv_layouts(self.kv_layouts)
         return self.program(*inputs)
 
     def unbind(self) -> None:
@@ -42,17 +48,27 @@ class CompiledGraph:
                     f"a part of {name} that engine {self.engine.name!r} does not keep on disk"
                 )
         regions = {name: to_json(run) for name, run in self.regions.items()}
-        return {"program": to_json(self.program), "regions": regions}
+        return {"program": to_json(self.program), "regions": regions, "kv_layouts": self.kv_layouts}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], engine: Any, cache_dir: Path) -> "CompiledGraph":
-        """What ``to_dict`` gave. Raises where the data is not sound or the engine lacks a part of it."""
+        """What ``to_dict`` gave.
+
+        Raises where the data is not sound, the engine lacks a part of it, or KV caches are laid out otherwise now.
+        """
+        check_kv_layouts(data["kv_layouts"])
         regions: dict[str, Any] = {}
         for name, stored in data["regions"].items():
             parts = parts_of(stored)
             engine.restore({step.callee for step in parts["steps"]}, cache_dir)
             regions[name] = Program(**parts, resolve=engine.resolve)
-        return cls(engine, Program(**parts_of(data["program"]), resolve=resolver(regions)), regions)
+        return cls(
+            engine,
+            Program(**parts_of(data["program"]), resolve=resolver(regions)),
+            regions,
+            {},
+            data["kv_layouts"],
+        )
 
 
 def resolver(regions: dict[str, Any]) -> Callable[[str], Callable[..., Any]]:

@@ -14,6 +14,7 @@ from dlinfer.graph.ir.extract import Subgraph, extract
 from dlinfer.graph.ir.flops import flops_of
 from dlinfer.graph.ir.program import Program, Step, constants_of, refer
 from dlinfer.graph.lowering.compiled import CompiledGraph, resolver
+from dlinfer.graph.lowering.kv_layouts import kv_layouts_of
 from dlinfer.graph.lowering.partition import Partition, partition
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import run_passes
@@ -114,7 +115,7 @@ def _assemble(
     constants = constants_of(graph_module)
     regions = {name: compiled.run for name, compiled in parts.items()}
     program = Program("graph", inputs, first + steps, output, resolver(regions), constants)
-    return CompiledGraph(engine, program, regions, parts)
+    return CompiledGraph(engine, program, regions, parts, kv_layouts_of(graph_module.graph))
 
 
 def _compiled(

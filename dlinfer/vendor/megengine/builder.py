@@ -27,6 +27,10 @@ def operations(megengine, numpy):
     def later(rows, columns):
         return megengine.tensor(numpy.triu(numpy.ones((rows, columns), "float32"), 1)) > 0.5
 
+    def full(value, shape):
+        one = megengine.tensor(numpy.full((1,) * len(shape), value, "float32"))
+        return F.broadcast_to(one, tuple(shape))
+
     def convolution(x, weight, stride, padding, dilation):
         return F.conv2d(x, weight, None, tuple(stride), tuple(padding), tuple(dilation))
 
@@ -68,6 +72,7 @@ def operations(megengine, numpy):
         "rows": lambda weight, index: F.embedding(index, weight),
         "convolution": convolution,
         "later": later,
+        "full": full,
     }
 
 

@@ -195,6 +195,6 @@ def _context_file(model: bytes, options: OrtOptions, weights: Mapping[str, torch
     digest = hashlib.sha256(canonical_text([onnxruntime.__version__, told, layouts, len(model)]).encode())
     digest.update(model)
     for value in weights.values():
-        digest.update(value.detach().contiguous().view(torch.uint8).flatten().numpy().data)
+        digest.update(value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     options.ep_context.mkdir(parents=True, exist_ok=True)
     return options.ep_context / f"{digest.hexdigest()[:32]}.onnx"

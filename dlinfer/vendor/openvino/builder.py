@@ -25,6 +25,9 @@ from dlinfer.vendor.openvino.written import InPlace, Rows
 Size = int | Output
 _SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
 
+INDEX = "an index outside of what it indexes"
+"""A fault for which torch raises."""
+
 
 class LoweringError(RefusedError):
     """A node cannot be written in OpenVINO's opset."""
@@ -33,7 +36,11 @@ class LoweringError(RefusedError):
 class Builder:
     """What lowerings write with. ``call`` is the call that is being lowered.
 
-    keep: memory that constants of the model lie in. limits: input -> size that it indexes.
+    keep: memory that constants of the model lie in.
+    limits: (input that is an index, size as a fake, whether it counts from the end) -> the size, or (input, dimension).
+    places: indices that the model has looked at (``lowerings.places``).
+    faults: reason -> bools, any of which says that the model is not right for what it was given.
+    sums: (reason, type, rank) -> sums of elements, of which a NaN says so.
     """
 
     call: Call
@@ -42,7 +49,10 @@ class Builder:
         self.values: dict[fx.Node, Any] = {}
         self.keep: list[Tensor] = []
         self.notes: list[str] = []
-        self.limits: dict[str, int] = {}
+        self.limits: dict[tuple[str, str, bool], int | tuple[str, int]] = {}
+        self.places: dict[Any, Output] = {}
+        self.faults: dict[str, list[Output]] = {}
+        self.sums: dict[tuple[str, str, int], list[Output]] = {}
 
     # --- walking
 
@@ -73,6 +83,9 @@ class Builder:
         arguments = [_mapped(argument, resolve) for argument in self.call.given.values()]
         try:
             made = found.build(self, *arguments)
+        except LoweringError as cause:
+            cause.node = cause.node or node.name
+            raise
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as cause:
             first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
             raise LoweringError(f"OpenVINO: {type(cause).__name__}: {first}"[:400], node.name) from cause
@@ -157,18 +170,29 @@ class Builder:
             return op.not_equal(value, self.scalar(0, given)).output(0)
         return op.convert(value, kind).output(0)
 
-    def bounds(self, index: Output, x: Output, dim: int) -> None:
-        """Note that an index must lie within a dimension of x, which OpenVINO does not check: out of it, it reads 0.
+    def fault(self, found: Output, reason: str) -> None:
+        """Let the model say that torch has to run a call: where ``found``, a bool tensor, is true anywhere."""
+        axes = list(range(len(found.get_partial_shape())))
+        self.faults.setdefault(reason, []).append(
+            op.reduce_logical_or(found, self.axes(axes), False).output(0) if axes else found
+        )
 
-        What is noted is checked at each call where the index is an input of the model and the size is fixed.
-        """
-        node = index.get_node()
-        size = x.get_partial_shape()[dim]
-        if node.get_type_name() == "Parameter" and size.is_static:
-            limit = size.get_length()
-            self.limits[node.get_friendly_name()] = min(
-                limit, self.limits.get(node.get_friendly_name(), limit)
-            )
+    def nan_fault(self, x: Output, reason: str) -> None:
+        """Let the model say that torch has to run a call: where an element of x is NaN. A layer costs one node."""
+        axes = self.axes(list(range(len(x.get_partial_shape()))))
+        alike = (reason, x.get_element_type().get_type_name(), len(x.get_partial_shape()))
+        self.sums.setdefault(alike, []).append(op.reduce_sum(x, axes, True).output(0))
+
+    def found_faults(self) -> dict[str, Output]:
+        """Reason -> a bool, whether the model is not right for what it was given."""
+        for (reason, _, _), sums in self.sums.items():
+            self.fault(op.is_nan(op.concat(sums, 0)).output(0), reason)
+        found: dict[str, Output] = {}
+        for reason, bools in self.faults.items():
+            found[reason] = bools[0]
+            for one in bools[1:]:
+                found[reason] = op.logical_or(found[reason], one).output(0)
+        return found
 
     def select(self, condition: Output, x: Any, y: Any, kind: ov.Type) -> Output:
         """x where the condition is true, else y, both as a type."""

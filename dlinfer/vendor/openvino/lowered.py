@@ -1,7 +1,8 @@
 """A function as an OpenVINO model, and how it runs: inputs bound, new contents written back.
 
 What the model cannot be right for runs by torch, at this call only and under the fallback policy: 64-bit integers that
-the plugin would cut to 32. So do indices outside of what they index, for which torch raises.
+the plugin would cut to 32. So do indices outside of what they index, for which torch raises. Some of this only the
+model sees: its last outputs say so, and what it computed is not used.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from dlinfer.graph.engine_kit.output_sizes import reader
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.function import Function
+from dlinfer.vendor.openvino.builder import INDEX
 from dlinfer.vendor.openvino.devices import core, properties
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.requests import Requests
@@ -34,14 +36,17 @@ class OpenVINOLowered(Lowered):
         self.notes = template.notes
         self.source = f"OpenVINO model {template.model.get_friendly_name()}\n"
         self._options = options
-        held, limits = set(template.held), template.limits
+        held = set(template.held)
+        indices = {index for index, _, _ in template.limits}
         self._bound = [index for index, name in enumerate(template.inputs) if name and index not in held]
         self._kept = [one.target for one in template.results if one.kind == "kept" and one.target is not None]
-        self._whole = [index for index in template.whole if index not in held and index not in limits]
-        self._limits = [(index, limit) for index, limit in limits.items() if index not in held]
+        self._whole = [index for index in template.whole if index not in held and index not in indices]
+        self._limits = [(index, negative) for index, _, negative in template.limits]
+        self._limit_sizes = reader([[size for _, size, _ in template.limits]])
         self._written = {one.target for one in template.results if one.target is not None}
         self._sizes = reader(template.sizes)
         self._dtypes = [dtype for result in template.results for dtype in _dtypes(result)]
+        self._dtypes += [torch.bool] * len(template.faults)
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
         """The model with these weights, compiled for the device."""
@@ -53,7 +58,11 @@ class OpenVINOLowered(Lowered):
         requests = Requests(compiled, self._dtypes, (keep, template.keep))
 
         def run(*inputs: Any) -> list[Tensor]:
-            return self._contents(inputs, requests(self._tensors(inputs), self._sizes(inputs)))
+            outputs = requests(self._tensors(inputs), self._sizes(inputs))
+            for reason, found in zip(reversed(template.faults), reversed(outputs), strict=False):
+                if found.item():
+                    raise WrongInputError(reason) if reason == INDEX else RefusedError(reason)
+            return self._contents(inputs, outputs)
 
         return run
 
@@ -65,10 +74,13 @@ class OpenVINOLowered(Lowered):
             low, high = _range(inputs[index])
             if low < _LOWEST or high > _HIGHEST:
                 raise RefusedError("integers beyond 32 bits, which OpenVINO does not keep")
-        for index, limit in self._limits:
+        if not self._limits:
+            return
+        (sizes,) = self._limit_sizes(inputs)
+        for (index, negative), size in zip(self._limits, sizes, strict=True):
             low, high = _range(inputs[index])
-            if low < -limit or high >= limit:  # OpenVINO reads zeros there
-                raise WrongInputError("an index outside of what it indexes")
+            if inputs[index].numel() and (high >= size or low < (-size if negative else 0)):
+                raise WrongInputError(INDEX)
 
     def _tensors(self, inputs: Sequence[Any]) -> list[Tensor]:
         """The tensors of the model's parameters: numbers as tensors, everything contiguous."""

@@ -16,8 +16,11 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from dlinfer import ops
 from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload
 from dlinfer.vendor.openvino import dtypes
+
+assert ops  # imported for torch.ops.dlinfer, which lowerings name when they register
 
 
 @dataclass(frozen=True)

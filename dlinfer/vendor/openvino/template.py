@@ -4,7 +4,7 @@ It is plain data and a model, so that it can be stored without the weights: wher
 and how large, what must be true of the inputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +55,9 @@ class Template:
     inputs: for each input of the region, the name of its parameter; empty where the model does not read it.
     numbers: indices of inputs that are numbers. held: indices of those that become constants.
     sizes: of the model's outputs, as ``dlinfer.graph.engine_kit.output_sizes`` writes them.
-    whole: indices of 64-bit inputs, of which the plugin keeps 32 bits. limits: input -> size that it indexes.
+    whole: indices of 64-bit inputs, of which the plugin keeps 32 bits.
+    limits: (input that is an index, size that it indexes, whether it counts from the end where it is negative).
+    faults: reasons, for each of which the model has one more output: whether it is not right for a call.
     keep: memory that the model's constants lie in. notes: for reports.
     cache: the floating type of inputs that the model itself writes; empty where there are none.
     """
@@ -67,7 +69,8 @@ class Template:
     results: tuple[Result, ...]
     sizes: list[list[Size]]
     whole: tuple[int, ...]
-    limits: Mapping[int, int]
+    limits: Sequence[tuple[int, Size, bool]]
+    faults: tuple[str, ...]
     precision: str
     notes: list[str] = field(default_factory=list)
     keep: Sequence[Tensor] = ()
@@ -98,6 +101,9 @@ def template_of(function: Function, name: str) -> Template:
                 raise LoweringError(reason, node.name)
             builder.lower(node)
     outputs, results, sizes = _results(builder, graph, function.writes)
+    faults = builder.found_faults()
+    outputs += list(faults.values())
+    sizes += [()] * len(faults)
     parameters = {node: builder.values[node].get_node() for node in placeholders}
     given_back = {one.get_node().get_friendly_name() for one in outputs}
     read = {
@@ -127,7 +133,11 @@ def template_of(function: Function, name: str) -> Template:
             for index, value in enumerate(values)
             if isinstance(value, Tensor) and value.dtype is torch.int64 and placeholders[index] in read
         ),
-        {names[node]: limit for node, limit in builder.limits.items() if node in names},
+        [
+            (names[index], size if isinstance(size, int) else ("size", names[size[0]], size[1]), negative)
+            for (index, _, negative), size in builder.limits.items()
+        ],
+        tuple(faults),
         _precision(graph),
         builder.notes,
         builder.keep,

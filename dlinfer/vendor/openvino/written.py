@@ -15,15 +15,16 @@ from openvino import Output
 
 @dataclass
 class Rows:
-    """base: the old content. index: i64 [rows], places along ``dim``, which do not repeat. source: the new rows, of
-    base's sizes but for ``dim``. sizes: those of base as fakes, with the number of rows in the place of ``dim``.
-    full: the whole, where it was needed."""
+    """base: the old content. index: i64 [rows], places along ``dim``. source: the new rows, of base's sizes but for
+    ``dim``. sizes: those of base as fakes, with the number of rows in the place of ``dim``. unique: no place repeats,
+    since a slice is written. full: the whole, where it was needed."""
 
     base: Output
     dim: int
     index: Output
     source: Output
     sizes: tuple[Any, ...]
+    unique: bool = False
     full: Output | None = None
 
     def put(self) -> Output:

@@ -49,6 +49,21 @@ def test_blocks_run_in_the_engine_under_fallback_error(kind):
     assert found.flops("engine") > 0.9 * sum(node.flops for node in found.nodes) > 0
 
 
+def test_what_is_masked_out_leaves_no_trace():
+    """Neither its NaN nor its infinities, in ``masked_fill`` and ``where``."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor):
+        return x.masked_fill(mask, 2.5), torch.where(mask, y, x), torch.where(mask, x, y) * 2
+
+    mask = torch.rand(4, 5) > 0.5
+    x, y = torch.randn(4, 5), torch.randn(4, 5)
+    x[mask], y[~mask] = float("inf"), float("nan")
+    x[0, :3] = torch.tensor([float("inf"), float("nan"), -float("inf")])
+    run = compiled(function, dynamic=False, **HERE)
+    for given, expected in zip(run(x, y, mask), function(x, y, mask), strict=True):
+        torch.testing.assert_close(given, expected, equal_nan=True)
+
+
 def test_grouped_heads():
     model = Attention(heads=4, kv_heads=2).eval()
     data = torch.randn(2, 5, 64)

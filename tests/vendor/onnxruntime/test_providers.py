@@ -83,6 +83,14 @@ def test_an_ep_context_that_no_provider_writes_is_refused(tmp_path):
         compiled(function, VALUE, ep_context=str(tmp_path / "contexts"))
 
 
+@pytest.mark.parametrize("weight", [torch.tensor(3.0), torch.ones(2, 3).t(), torch.empty(0)])
+def test_any_weight_is_part_of_an_ep_context_s_name(tmp_path, weight):
+    options = OrtOptions(ep_context=tmp_path)
+    path = sessions._context_file(b"model", options, {"w": weight})
+    assert path == sessions._context_file(b"model", options, {"w": weight.clone()})
+    assert not weight.numel() or path != sessions._context_file(b"model", options, {"w": weight + 1})
+
+
 def test_an_ep_context_that_lies_there_is_loaded(tmp_path, monkeypatch):
     """What a provider compiled is an ONNX model too; here one that the CPU provider can load."""
     seen = []

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dlinfer.errors import GraphFallbackError
 from tests.vendor.openvino.lowering import lowered, same
 
 
@@ -109,6 +110,40 @@ def test_several_steps_over_one_cache():
         (got,) = compiled(q, k, v, *ours, where, mask)
         torch.testing.assert_close(got, step(q, k, v, theirs[0], theirs[1], where, mask), **CLOSE)
     assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("unused", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("new", [1, 16], ids=["decode", "prefill"])
+def test_what_the_cache_held_before_leaves_no_trace(new, unused):
+    """As memory of torch.empty: what is written over is not multiplied by 0."""
+    q, k, v, keys, values, where, mask = cached(new, 4, 2, 16, 16 - new)
+    compiled, _ = lowered(step, q, k, v, keys, values, where, mask, fixed=FIXED, fallback="allow")
+    for cache in (keys, values):
+        cache[:, :, where] = unused
+    expected = step(q, k, v, keys.clone(), values.clone(), where, mask)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(compiled(q, k, v, keys, values, where, mask)[0], expected, **CLOSE)
+    assert torch.equal(values[:, :, where], v)
+
+
+def test_a_cache_of_unused_memory_is_a_fallback_that_is_counted():
+    args = cached(1, 4, 2, 12, 3)
+    compiled, _ = lowered(step, *args, fixed=FIXED)
+    args[4][:, :, 3] = torch.nan
+    with pytest.raises(GraphFallbackError, match="what the KV cache held where it is written"):
+        compiled(*args)
+
+
+def test_a_place_that_is_written_twice_counts_once():
+    """torch takes either row; here both are the same."""
+    q, k, v, keys, values, _, mask = cached(4, 4, 2, 16, 3)
+    where = torch.tensor([5, 6, 6, 7])
+    for one in (k, v):
+        one[:, :, 2] = one[:, :, 1]
+    args = q, k, v, keys, values, where, mask
+    compiled, _ = lowered(step, *args, fixed=FIXED, fallback="allow")
+    expected = step(q, k, v, keys.clone(), values.clone(), where, mask)
+    torch.testing.assert_close(compiled(*args)[0], expected, **CLOSE)
 
 
 def test_a_cache_that_is_read_otherwise_is_copied_and_said_so():

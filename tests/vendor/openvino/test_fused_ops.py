@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from dlinfer import ops
+from dlinfer.ops import fused_moe
 from dlinfer.ops.samples import SampleMaker
-from tests.vendor.openvino.lowering import lowered, same
+from tests.vendor.openvino.lowering import close, lowered, same
 
 TAKEN = """rms_norm add_rms_norm apply_rotary_pos_emb apply_rotary_pos_emb_interleaved silu_and_mul silu_mul gelu_mul
 linear linears moe_gating_topk_softmax fused_moe""".split()
@@ -72,3 +73,16 @@ def test_no_tokens():
         given = torch.randn(rows, 8), experts, table, ids[:rows], weights[:rows]
         for one, other in zip(compiled(*given), layer(*given), strict=True):
             torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_an_expert_that_overflows_reaches_only_who_chose_it():
+    hidden, gate_up, down = torch.randn(2, 8), torch.randn(4, 12, 8), torch.randn(4, 8, 6)
+    hidden.abs_()
+    gate_up[3] = 1e30
+    args = hidden, gate_up, down, torch.rand(2, 2), torch.tensor([[0, 1], [2, 3]])
+    compiled, _ = lowered(lambda *given: fused_moe(*given, 2, True), *args, fixed=(4, 8, 12, 6, 2))
+    (ours,), expected = compiled(*args), fused_moe(*args, 2, True)
+    assert expected[0].isfinite().all()
+    assert not expected[1].isfinite().any()
+    close(ours[0], expected[0])
+    assert not ours[1].isfinite().any()

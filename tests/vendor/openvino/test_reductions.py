@@ -43,6 +43,24 @@ def test_dtypes():
     same(lambda a: (a.sum(0), a.mean(1), a.sum(dtype=torch.float32), a.norm(dim=1)), x[0].bfloat16())
 
 
+def test_counts_beyond_what_float32_holds():
+    """Of more trues than 2^24, by one axis, two, and all."""
+    flags = torch.ones(2**12 + 1, 2**12 + 3, dtype=torch.bool)
+    assert flags.numel() > 2**24
+    flags[5, 7] = False
+    same(lambda a: (a.sum(), a.sum((0, 1), keepdim=True)), flags, others=[(flags.t().contiguous(),)])
+    same(lambda a: (a.view(-1).sum(0), a.sum(1)), flags, fixed=flags.shape)
+
+
+def test_places_and_ranges_beyond_what_float32_holds():
+    number = 2**24 + 5
+    x = torch.zeros(number)
+    x[-2] = 1
+    same(lambda a: (a.argmax(), a.max(0).indices, torch.arange(a.shape[0])[-3:]), x)
+    same(lambda a: (a > 0).cumsum(0)[-3:], x)
+    same(lambda a: (a == 0).cumsum(0)[-3:], x)
+
+
 def test_correction_and_norms():
     same(lambda a: (torch.var(a, 1, correction=0), torch.std(a, (0, 2), correction=2)), x, others=others)
     same(lambda a: (torch.var_mean(a, 1), torch.var(a, 1, unbiased=False)), x, others=others)

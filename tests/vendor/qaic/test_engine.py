@@ -10,9 +10,10 @@ from torch import nn
 
 import dlinfer
 from dlinfer import settings
-from dlinfer.errors import CompileOptionError, GraphFallbackError
+from dlinfer.errors import CompileOptionError, EngineResultError, GraphFallbackError
 from dlinfer.graph.report import report
 from dlinfer.vendor.qaic.errors import QaicUnavailableError
+from dlinfer.vendor.qaic.session import Session
 from tests.graph.compiling import compiled, last_report
 
 pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript: pip install 'dlinfer[qaic]'")
@@ -88,6 +89,30 @@ def test_several_inputs_types_and_outputs():
         assert given.dtype == expected.dtype
         assert given.stride() == expected.stride()
         torch.testing.assert_close(given, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "given"),
+    [
+        (lambda array: array.astype("float64"), r"torch.float64 \[3, 4\]"),
+        (lambda array: array[:-1], r"torch.float32 \[2, 4\]"),
+        (lambda array: array[None], r"torch.float32 \[1, 3, 4\]"),
+    ],
+)
+def test_a_result_of_another_type_or_other_sizes_is_an_error(monkeypatch, change, given):
+    """torch's ops behind the region trust what the graph says of it."""
+    model = perceptron()
+    run = compiled(model, **HERE)
+    data = torch.randn(3, 8)
+    run(data)
+    honest = Session.run
+
+    def wrong(self, arrays):
+        return {name: change(array) for name, array in honest(self, arrays).items()}
+
+    monkeypatch.setattr(Session, "run", wrong)
+    with pytest.raises(EngineResultError, match=rf"gave {given} .* the graph has torch.float32 \[3, 4\]"):
+        run(data)
 
 
 def test_arguments_are_not_changed_and_results_are_the_callers():

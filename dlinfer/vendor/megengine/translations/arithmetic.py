@@ -13,6 +13,7 @@ from dlinfer.vendor.megengine.translations.table import (
     aten,
     broadcast,
     float32,
+    full,
     translation,
     truth,
 )
@@ -134,7 +135,7 @@ def _masked_fill(writer: NodeList, result: Tensor, self: Value, mask: Value, val
     float32(self)
     if not math.isfinite(value):
         raise UntranslatableError(f"{value} as a number: it is no JSON, and MegEngine's softmax of it is NaN")
-    return _chosen(writer, result, mask, writer.op("mul", self, 0.0, like=self), self, value)
+    return _where(writer, result, mask, full(writer, result, value), self)
 
 
 @translation(aten.where.self)
@@ -142,8 +143,3 @@ def _where(writer: NodeList, result: Tensor, condition: Value, self: Value, othe
     float32(self, other)
     picks = [broadcast(writer, one, tuple(result.shape)) for one in (truth(writer, condition), self, other)]
     return writer.op("where", *picks, like=result, dtype=torch.float32)
-
-
-def _chosen(writer: NodeList, result: Tensor, mask: Value, zeros: Value, other: Value, value: float) -> Value:
-    filled = writer.op("add", zeros, value, like=zeros)
-    return _where(writer, result, mask, filled, other)

@@ -12,6 +12,7 @@ from dlinfer.vendor.megengine.translations.table import (
     aten,
     broadcast,
     float32,
+    full,
     translation,
     truth,
 )
@@ -40,20 +41,18 @@ def _attention(
     scores = product(
         writer, writer.op("mul", query, factor, like=query), key, (*batch, long, wide), transpose=True
     )
-    masks = [] if attn_mask is None else [attn_mask]
     if is_causal:
         later = writer.op("later", like=(long, wide), dtype=torch.bool, rows=long, columns=wide)
         return product(writer, _weights(writer, scores, None, later), value, tuple(result.shape))
-    mask = masks[0] if masks else None
-    if mask is not None and mask.dtype != torch.bool:
-        float32(mask)
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        float32(attn_mask)
         # A row of minus infinities is none of softmax's; torch gives zeros for it.
         lowest = float(torch.finfo(torch.float32).min)
-        added = writer.op("maximum", mask, lowest, like=mask)
-        hidden = writer.op("less", mask, lowest, like=mask, dtype=torch.bool)
+        added = writer.op("maximum", attn_mask, lowest, like=attn_mask)
+        hidden = writer.op("less", attn_mask, lowest, like=attn_mask, dtype=torch.bool)
         total = writer.op("add", scores, added, like=scores)
         return product(writer, _weights(writer, total, None, hidden), value, tuple(result.shape))
-    weights = _weights(writer, scores, mask, None)
+    weights = _weights(writer, scores, attn_mask, None)
     return product(writer, weights, value, tuple(result.shape))
 
 
@@ -61,18 +60,16 @@ def _weights(writer: NodeList, scores: Value, seen: Value | None, hidden: Value 
     """Softmax over the last dimension without what is hidden; zeros where all of a row is."""
     if seen is None and hidden is None:
         return writer.op("softmax", scores, like=scores, axis=len(scores.shape) - 1)
-    zeros = writer.op("mul", scores, 0.0, like=scores)
+    zeros, low = full(writer, scores, 0.0), full(writer, scores, -1e30)
     if seen is not None:
         condition = broadcast(writer, truth(writer, seen), scores.shape)
-        low, kept = writer.op("sub", zeros, 1e30, like=scores), scores
-        visible = writer.op("where", condition, kept, low, like=scores, dtype=torch.float32)
+        visible = writer.op("where", condition, scores, low, like=scores, dtype=torch.float32)
         shifted = writer.op("sub", visible, reduce(writer, "max", visible, (-1,), True), like=scores)
         powers = writer.op("exp", shifted, like=scores)
         powers = writer.op("where", condition, powers, zeros, like=scores, dtype=torch.float32)
     else:
         assert hidden is not None
         condition = broadcast(writer, hidden, scores.shape)
-        low = writer.op("sub", zeros, 1e30, like=scores)
         visible = writer.op("where", condition, low, scores, like=scores, dtype=torch.float32)
         shifted = writer.op("sub", visible, reduce(writer, "max", visible, (-1,), True), like=scores)
         powers = writer.op("exp", shifted, like=scores)

@@ -9,20 +9,22 @@ from typing import Any
 
 import torch
 
+from dlinfer import ops
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
 
 aten = torch.ops.aten
+assert ops  # imported for torch.ops.dlinfer
 ours = torch.ops.dlinfer
 
 Translation = Callable[..., Any]
 TABLE: dict[Any, Translation] = {}
 
 
-def translation(*ops: Any) -> Callable[[Translation], Translation]:
+def translation(*targets: Any) -> Callable[[Translation], Translation]:
     """Register a function for overloads."""
 
     def register(function: Translation) -> Translation:
-        TABLE.update(dict.fromkeys(ops, function))
+        TABLE.update(dict.fromkeys(targets, function))
         return function
 
     return register
@@ -53,6 +55,12 @@ def truth(writer: NodeList, value: Value) -> Value:
 def broadcast(writer: NodeList, value: Value, shape: tuple[int, ...]) -> Value:
     """A value in these sizes."""
     return value if value.shape == shape else writer.op("broadcast", value, like=shape, shape=list(shape))
+
+
+def full(writer: NodeList, like: Any, value: float) -> Value:
+    """A number everywhere, in the sizes of a tensor, whose NaN and infinities arithmetic with it would bring in."""
+    sizes = [int(size) for size in like.shape]
+    return writer.op("full", like=like, dtype=torch.float32, value=value, shape=sizes)
 
 
 def movable(writer: NodeList, value: Value) -> Value:

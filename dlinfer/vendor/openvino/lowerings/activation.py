@@ -8,6 +8,7 @@ import torch
 from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.elementary import exp, expm1, log1p_exp
 from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import lowers
 
@@ -64,7 +65,7 @@ def prelu(b: Builder, x: Output, weight: Output) -> Output:
 @lowers(aten.elu.default)
 def elu(b: Builder, x: Output, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Output:
     wide = b.cast(x, F32)
-    below = op.subtract(op.exp(op.multiply(wide, b.scalar(input_scale, F32))), b.scalar(1.0, F32))
+    below = expm1(b, op.multiply(wide, b.scalar(input_scale, F32)))
     low = op.multiply(below, b.scalar(alpha * scale, F32))
     positive = op.greater(wide, b.scalar(0.0, F32))
     return b.cast(op.select(positive, op.multiply(wide, b.scalar(scale, F32)), low).output(0), b.kind)
@@ -72,7 +73,8 @@ def elu(b: Builder, x: Output, alpha: Any = 1, scale: Any = 1, input_scale: Any 
 
 @lowers(aten.hardsigmoid.default)
 def hardsigmoid(b: Builder, x: Output) -> Output:
-    return op.hard_sigmoid(x, b.scalar(1 / 6, b.kind), b.scalar(0.5, b.kind)).output(0)
+    made = op.hard_sigmoid(b.cast(x, F32), b.scalar(1 / 6, F32), b.scalar(0.5, F32))
+    return b.cast(made.output(0), b.kind)
 
 
 @lowers(aten.hardswish.default)
@@ -82,14 +84,19 @@ def hardswish(b: Builder, x: Output) -> Output:
 
 @lowers(aten.mish.default)
 def mish(b: Builder, x: Output) -> Output:
-    return op.mish(x).output(0)
+    """x * tanh(log(1 + e)) with e = exp(x), which is x * n / (n + 2) with n = e * (e + 2); OpenVINO's own cancels."""
+    wide = b.cast(x, F32)
+    power = exp(op.minimum(wide, b.scalar(20.0, F32)))  # above that the factor is 1 in float32
+    twice = op.multiply(power, op.add(power, b.scalar(2.0, F32)))
+    factor = op.divide(twice, op.add(twice, b.scalar(2.0, F32)))
+    return b.cast(op.multiply(wide, factor).output(0), b.kind)
 
 
 @lowers(aten.softplus.default)
 def softplus(b: Builder, x: Output, beta: Any = 1, threshold: Any = 20) -> Output:
     wide = op.multiply(b.cast(x, F32), b.scalar(beta, F32))
     high = op.maximum(wide, b.scalar(0.0, F32))
-    rest = op.log(op.add(b.scalar(1.0, F32), op.exp(op.negative(op.abs(wide)))))
+    rest = log1p_exp(b, op.negative(op.abs(wide)))
     soft = op.divide(op.add(high, rest), b.scalar(beta, F32))
     plain = op.greater(wide, b.scalar(threshold, F32))
     return b.cast(op.select(plain, b.cast(x, F32), soft).output(0), b.kind)
@@ -99,7 +106,7 @@ def softplus(b: Builder, x: Output, beta: Any = 1, threshold: Any = 20) -> Outpu
 def log_sigmoid(b: Builder, x: Output) -> Output:
     wide = b.cast(x, F32)
     low = op.minimum(wide, b.scalar(0.0, F32))
-    rest = op.log(op.add(b.scalar(1.0, F32), op.exp(op.negative(op.abs(wide)))))
+    rest = log1p_exp(b, op.negative(op.abs(wide)))
     return b.cast(op.subtract(low, rest).output(0), b.kind)
 
 

@@ -220,9 +220,14 @@ def addcdiv(b: Builder, x: Any, y: Any, z: Any, value: Any = 1) -> Output:
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, x: Any, end: Any, weight: Any) -> Output:
-    kind = computed_in(b, weight)
-    x, end = b.cast(x, kind), b.cast(end, kind)
-    return b.cast(op.add(x, op.multiply(b.cast(weight, kind), op.subtract(end, x))).output(0), b.kind)
+    """From the nearer end, as torch: from the other one the far end itself is lost to rounding."""
+    kind = ov.Type.f32 if b.kind in _SHORT else b.kind
+    x, end, weight = (b.cast(one, kind) for one in (x, end, weight))
+    way = op.subtract(end, x)
+    from_start = op.add(x, op.multiply(weight, way))
+    from_end = op.subtract(end, op.multiply(way, op.subtract(b.scalar(1.0, kind), weight)))
+    near = op.less(op.abs(weight), b.scalar(0.5, kind))
+    return b.cast(op.select(near, from_start, from_end).output(0), b.kind)
 
 
 def _truncate(b: Builder, x: Output) -> Output:

@@ -4,7 +4,8 @@ Grouped heads: the query heads of one key head are rows of one product, so that 
 
 A cache that the graph has just written rows of (``written.Rows``) is not put together: scores with the old content get
 the scores with the new rows in their places, and what the probabilities of these places would take from the old
-values they take from the new rows.
+values they take from the new rows. The old values are multiplied by 0 there, which gives NaN where they are NaN or
+infinite, and a place that is written twice would count twice: the model looks, and leaves such a call to torch.
 """
 
 from typing import Any
@@ -19,6 +20,7 @@ from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.matrix import product
 from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.lowerings.slicing import FURTHEST, cut
 from dlinfer.vendor.openvino.registry import Call, lowers
 from dlinfer.vendor.openvino.written import Rows
 
@@ -211,6 +213,7 @@ def _scaled(b: Builder, scores: Output, mask: Output | None, scale: float) -> Ou
 
 
 def _over_rows(b: Builder, q: Output, k: Rows, v: Rows, mask: Output | None, scale: float) -> Output:
+    _look_for_repeated(b, v)
     last = b.scalar(rank(q) - 1, I64)
     old = product(q, k.base, False, True)
     new = product(q, k.source, False, True)
@@ -219,4 +222,19 @@ def _over_rows(b: Builder, q: Output, k: Rows, v: Rows, mask: Output | None, sca
     fresh = op.gather(shares, k.index, last).output(0)
     nothing = op.multiply(fresh, b.scalar(0.0, fresh.get_element_type()))
     stale = op.scatter_update(shares, k.index, nothing, last).output(0)
-    return op.add(product(stale, v.base), product(fresh, v.source)).output(0)
+    remembered = product(stale, v.base)
+    b.nan_fault(remembered, "attention gave NaN, perhaps of what the KV cache held where it is written")
+    return op.add(remembered, product(fresh, v.source)).output(0)
+
+
+def _look_for_repeated(b: Builder, v: Rows) -> None:
+    """Let the model say whether a place is written twice."""
+    if v.unique or b.size(v.index, 0) == 1:
+        return
+    key = ("repeated", v.index.get_node().get_friendly_name(), v.index.get_index())
+    if key not in b.places:
+        number = b.cast(b.size(v.index, 0), I64)
+        ordered = op.topk(v.index, number, 0, "min", "value", "i64", stable=True).output(0)
+        steps = op.subtract(cut(b, ordered, 0, 1, FURTHEST), cut(b, ordered, 0, 0, -1))
+        b.places[key] = op.equal(steps, b.scalar(0, I64)).output(0)
+        b.fault(b.places[key], "a place of the KV cache is written twice")

@@ -8,6 +8,7 @@ import torch
 from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.places import inside
 from dlinfer.vendor.openvino.registry import Call, lowers
 
 aten = torch.ops.aten
@@ -146,4 +147,5 @@ def _known_classes(call: Call) -> str | None:
 @lowers(aten.one_hot.default, refuses=_known_classes)
 def one_hot(b: Builder, x: Output, num_classes: Any) -> Output:
     depth = b.cast(num_classes, I64)
+    x = inside(b, x, num_classes, b.call.fake("num_classes"), negative=False)
     return op.one_hot(x, depth, b.scalar(1, b.kind), b.scalar(0, b.kind), -1).output(0)

@@ -1,5 +1,6 @@
 """Elementary functions of one operand."""
 
+import math
 from typing import Any
 
 import openvino as ov
@@ -39,7 +40,6 @@ for _target, _function in {
     aten.asinh: op.asinh,
     aten.acosh: op.acosh,
     aten.atanh: op.atanh,
-    aten.erf: op.erf,
     aten.sigmoid: op.sigmoid,
 }.items():
     lowers(_target.default)(_plain(_function))
@@ -59,16 +59,19 @@ def _number(b: Builder, value: float) -> Output:
     return b.scalar(value, ov.Type.f32)
 
 
-def _exp(x: Any) -> Any:
-    """OpenVINO's gives a number for what is none."""
+def exp(x: Any) -> Any:
+    """e to the power of x. OpenVINO's own gives infinity for NaN."""
     return op.select(op.is_nan(x), x, op.exp(x))
 
 
 _LN2, _LN10 = 0.6931471805599453, 2.302585092994046
 
 
-def _log1p(b: Builder, x: Output) -> Any:
-    """log(u) * x / (u - 1) with u = 1 + x, which corrects u's rounding (Kahan); x itself where u is 1."""
+def log1p(b: Builder, x: Any) -> Any:
+    """log(1 + x) of float32: log(u) * x / (u - 1) with u = 1 + x, which corrects u's rounding (Kahan).
+
+    It is x itself where u is 1.
+    """
     one = _number(b, 1.0)
     near = op.add(x, one)
     off = op.subtract(near, one)
@@ -78,10 +81,10 @@ def _log1p(b: Builder, x: Output) -> Any:
     return op.select(infinite, near, op.select(exact, x, corrected))
 
 
-def _expm1(b: Builder, x: Output) -> Any:
-    """(u - 1) * x / log(u) with u = exp(x) (Kahan); x itself where u is 1, -1 where u is 0."""
+def expm1(b: Builder, x: Any) -> Any:
+    """exp(x) - 1 of float32: (u - 1) * x / log(u) with u = exp(x) (Kahan); x itself where u is 1, -1 where u is 0."""
     one, zero = _number(b, 1.0), _number(b, 0.0)
-    near = _exp(x)
+    near = exp(x)
     off = op.subtract(near, one)
     exact, gone = op.equal(off, zero), op.equal(near, zero)
     infinite = op.equal(near, _number(b, float("inf")))
@@ -90,16 +93,51 @@ def _expm1(b: Builder, x: Output) -> Any:
     return op.select(op.logical_or(gone, infinite), off, op.select(exact, x, corrected))
 
 
+def log1p_exp(b: Builder, x: Any) -> Any:
+    """log(1 + exp(x)) of float32, for x of at most 0."""
+    return log1p(b, exp(x))
+
+
+def _erf(b: Builder, x: Output) -> Any:
+    """OpenVINO's own, which is off by 1e-7 whatever the result is; near 0 the first terms of Maclaurin's series."""
+    square = op.multiply(x, x)
+    series = _number(b, 1 / 216)
+    for divisor in (-42, 10, -3, 1):
+        series = op.add(op.multiply(series, square), _number(b, 1 / divisor))
+    near = op.multiply(op.multiply(x, _number(b, 2 / math.sqrt(math.pi))), series)
+    return op.select(op.less(op.abs(x), _number(b, 0.25)), near, op.erf(x))
+
+
+_ERFC = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587)
+_ERFC += (-0.82215223, 0.17087277)
+
+
+def _erfc(b: Builder, x: Output) -> Any:
+    """1 - erf(x) without the difference, which leaves nothing of it above 4.
+
+    Chebyshev fit of Numerical Recipes (2nd edition, section 6.2), of relative error 1.2e-7: t * exp(-x^2 + P(t)) with
+    t = 1 / (1 + |x| / 2).
+    """
+    size = op.abs(x)
+    t = op.divide(_number(b, 1.0), op.add(_number(b, 1.0), op.multiply(size, _number(b, 0.5))))
+    fit = _number(b, _ERFC[-1])
+    for factor in reversed(_ERFC[:-1]):
+        fit = op.add(op.multiply(fit, t), _number(b, factor))
+    tail = op.multiply(t, exp(op.subtract(fit, op.multiply(size, size))))
+    return op.select(op.less(x, _number(b, 0.0)), op.subtract(_number(b, 2.0), tail), tail)
+
+
 for _target, _formula in {
     aten.rsqrt: lambda b, x: op.divide(_number(b, 1.0), op.sqrt(x)),
     aten.reciprocal: lambda b, x: op.divide(_number(b, 1.0), x),
-    aten.exp: lambda b, x: _exp(x),
-    aten.exp2: lambda b, x: _exp(op.multiply(x, _number(b, _LN2))),
+    aten.exp: lambda b, x: exp(x),
+    aten.exp2: lambda b, x: exp(op.multiply(x, _number(b, _LN2))),
     aten.log2: lambda b, x: op.divide(op.log(x), _number(b, _LN2)),
     aten.log10: lambda b, x: op.divide(op.log(x), _number(b, _LN10)),
-    aten.log1p: _log1p,
-    aten.expm1: _expm1,
-    aten.erfc: lambda b, x: op.subtract(_number(b, 1.0), op.erf(x)),
+    aten.log1p: log1p,
+    aten.expm1: expm1,
+    aten.erf: _erf,
+    aten.erfc: _erfc,
 }.items():
     lowers(_target.default)(_of_wide(_formula))
 
@@ -151,8 +189,7 @@ def logaddexp(b: Builder, x: Output, y: Output) -> Output:
     kind = ov.Type.f32
     x, y = b.cast(x, kind), b.cast(y, kind)
     high = op.maximum(x, y)
-    rest = op.exp(op.negative(op.abs(op.subtract(x, y))))
-    made = op.add(high, op.log(op.add(b.scalar(1.0, kind), rest)))
+    made = op.add(high, log1p_exp(b, op.negative(op.abs(op.subtract(x, y)))))
     same = op.equal(x, y)  # both infinite: their difference is no number
     twice = op.add(high, b.scalar(_LN2, kind))
     return b.cast(op.select(same, twice, made).output(0), b.kind)

@@ -13,6 +13,7 @@ from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.activation import swish
 from dlinfer.vendor.openvino.lowerings.matrix import product
+from dlinfer.vendor.openvino.lowerings.places import inside
 from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import Call, lowers
 
@@ -70,16 +71,22 @@ def fused_moe(
     halves = op.split(product(every, gate_up, False, True), b.scalar(2, I64), 2)
     inner = op.multiply(swish(b, halves.output(0)), halves.output(1)).output(0)
     results = product(inner, down, False, True)  # [experts, tokens, hidden]
-    shares = _shares(b, weights, ids, experts, renormalize)
-    weighted = op.multiply(b.cast(results, F32), shares)
+    shares, chosen = _shares(b, weights, ids, experts, renormalize)
+    # A result that overflowed must not reach tokens that did not choose the expert: 0 times infinity is NaN.
+    weighted = op.select(chosen, op.multiply(b.cast(results, F32), shares), b.scalar(0.0, F32))
     return b.cast(op.reduce_sum(weighted, b.axes([0]), False).output(0), b.kind)
 
 
-def _shares(b: Builder, weights: Output, ids: Output, experts: int, renormalize: bool) -> Output:
-    """[experts, tokens, 1]: how much of each expert's result a token takes."""
+def _shares(b: Builder, weights: Output, ids: Output, experts: int, renormalize: bool) -> list[Output]:
+    """How much of each expert's result a token takes, and whether it chose the expert: both [experts, tokens, 1]."""
     weights = b.cast(weights, F32)
     if renormalize:
         weights = op.divide(weights, op.reduce_sum(weights, b.axes([-1]), True)).output(0)
+    ids = inside(b, ids, experts, experts, negative=False)
     chosen = op.one_hot(ids, b.scalar(experts, I64), b.scalar(1.0, F32), b.scalar(0.0, F32), -1)
-    table = op.reduce_sum(op.multiply(chosen, op.unsqueeze(weights, b.axes([2]))), b.axes([1]), False)
-    return op.unsqueeze(op.transpose(table, b.axes([1, 0])), b.axes([2])).output(0)
+    tables = [
+        op.reduce_sum(op.multiply(chosen, op.unsqueeze(weights, b.axes([2]))), b.axes([1]), False),
+        op.greater(op.reduce_sum(chosen, b.axes([1]), False), b.scalar(0.0, F32)),
+    ]
+    turned = [op.transpose(table, b.axes([1, 0])) for table in tables]
+    return [op.unsqueeze(table, b.axes([2])).output(0) for table in turned]

@@ -1,4 +1,4 @@
-"""Reading by index. Negative indices count from the end, as in torch."""
+"""Reading by index. Which ops count negative indices from the end is torch's choice, op by op."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,10 @@ import torch
 from openvino import Output
 from torch import Tensor
 
+from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder, Size
+from dlinfer.vendor.openvino.lowerings import integers
+from dlinfer.vendor.openvino.lowerings.places import inside
 from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import Call, lowers
 
@@ -19,17 +22,18 @@ I64 = ov.Type.i64
 
 @lowers(aten.embedding.default)
 def embedding(b: Builder, weight: Output, indices: Output, *_: Any) -> Output:
-    b.bounds(indices, weight, 0)
-    return op.gather(weight, indices, b.scalar(0, I64)).output(0)
+    rows = inside(b, indices, b.size(weight, 0), b.call.fake("weight").shape[0], negative=False)
+    return op.gather(weight, rows, b.scalar(0, I64)).output(0)
 
 
 @lowers(aten.index_select.default)
 def index_select(b: Builder, x: Output, dim: int, index: Output) -> Output:
     if rank(x) == 0:
         return x
-    b.bounds(index, x, dim % rank(x))
+    place = dim % rank(x)
+    index = inside(b, index, b.size(x, place), b.call.fake("self").shape[place], negative=False)
     flat = op.reshape(index, b.axes([-1]), False)
-    return op.gather(x, flat, b.scalar(dim % rank(x), I64)).output(0)
+    return op.gather(x, flat, b.scalar(place, I64)).output(0)
 
 
 def _first(b: Builder, x: Output, axis: int, number: Size) -> Output:
@@ -47,6 +51,7 @@ def gather(b: Builder, x: Output, dim: int, index: Output, sparse_grad: bool = F
     if rank(x) == 0:
         return op.broadcast(x, op.shape_of(index, "i64")).output(0) if rank(index) else x
     place = dim % rank(x)
+    index = inside(b, index, b.size(x, place), b.call.fake("self").shape[place], negative=False)
     fakes = b.call.fake("self").shape, b.call.fake("index").shape
     for axis, (mine, other) in enumerate(zip(*fakes, strict=True)):
         if axis != place and str(mine) != str(other):
@@ -56,7 +61,8 @@ def gather(b: Builder, x: Output, dim: int, index: Output, sparse_grad: bool = F
 
 @lowers(aten.take.default)
 def take(b: Builder, x: Output, index: Output) -> Output:
-    flat = op.reshape(x, b.axes([-1]), False)
+    flat = op.reshape(x, b.axes([-1]), False).output(0)
+    index = inside(b, index, b.size(flat, 0), b.call.fake("self").numel(), negative=True)
     return op.gather(flat, index, b.scalar(0, I64)).output(0)
 
 
@@ -73,8 +79,8 @@ def index(b: Builder, x: Output, indices: Sequence[Output | None]) -> Output:
     given = [(dim, one) for dim, one in enumerate(indices) if one is not None]
     if len(given) == 1:
         dim, one = given[0]
-        b.bounds(one, x, dim)
-        return op.gather(x, one, b.scalar(dim, I64)).output(0)
+        place = inside(b, one, b.size(x, dim), b.call.fake("self").shape[dim], negative=True)
+        return op.gather(x, place, b.scalar(dim, I64)).output(0)
     order, flat, places, spread = index_parts(b, x, given)
     gathered = op.gather(flat, places, b.scalar(0, I64)).output(0)
     return _in_place(b, gathered, given, order, spread)
@@ -91,10 +97,10 @@ def index_parts(
     shape = op.shape_of(x, "i64")
     places: Output | None = None
     for dim, index in given:
-        size = op.gather(shape, b.scalar(dim, I64), b.scalar(0, I64))
-        one = b.cast(index, I64)
-        counted = op.select(op.less(one, b.scalar(0, I64)), op.add(one, size), one).output(0)
-        places = counted if places is None else op.add(op.multiply(places, size), counted).output(0)
+        size = b.size(x, dim)
+        one = inside(b, index, size, b.call.fake("self").shape[dim], negative=True)
+        whole = b.cast(size, I64)
+        places = one if places is None else op.add(op.multiply(places, whole), one).output(0)
     assert places is not None
     rest = op.gather(shape, b.axes(order[len(dims) :]), b.scalar(0, I64)) if len(order) > len(dims) else None
     first = b.axes([-1]) if rest is None else op.concat([_product(b, shape, dims), rest], 0)
@@ -123,6 +129,8 @@ def _same_sizes(call: Call) -> str | None:
     dim = call.fake("dim")
     if dim is None:
         return None
+    if fixed_size(call.fake("self").shape[dim]) == 0:
+        return "indices into a dimension of size 0"
     mine, other = call.fake("self").shape, call.fake("indices").shape
     same = all(
         str(one) == str(two)
@@ -134,9 +142,13 @@ def _same_sizes(call: Call) -> str | None:
 
 @lowers(aten.take_along_dim.default, refuses=_same_sizes)
 def take_along_dim(b: Builder, x: Output, index: Output, dim: int | None = None) -> Output:
-    if dim is None:
-        return take(b, x, op.reshape(index, b.axes([-1]), False).output(0))
-    return op.gather_elements(x, index, dim % rank(x)).output(0)
+    """With a dimension torch takes indices modulo its size; without one it raises for those outside."""
+    if dim is not None:
+        wrapped = integers.remainder(b, b.cast(index, I64), b.size(x, dim))
+        return op.gather_elements(x, wrapped, dim % rank(x)).output(0)
+    x, index = (op.reshape(one, b.axes([-1]), False).output(0) for one in (x, index))
+    index = inside(b, index, b.size(x, 0), b.call.fake("self").numel(), negative=False)
+    return op.gather_elements(x, index, 0).output(0)
 
 
 @lowers(aten.bucketize.Tensor)

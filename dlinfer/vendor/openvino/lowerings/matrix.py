@@ -68,6 +68,13 @@ def outer(b: Builder, x: Output, y: Output) -> Output:
     ).output(0)
 
 
+def _counts(call: Call) -> str | None:
+    """torch does not read the matrices of a product by 0, whatever it finds there; but of ``baddbmm`` it does."""
+    if call.given["alpha"] == 0 and call.target is not aten.baddbmm.default:
+        return "a product by 0, whose matrices must not be read"
+    return floats(call)
+
+
 def _scaled(b: Builder, x: Output, by: Any) -> Output | None:
     """x times a number; None where that is 0, so that what x holds does not matter."""
     if not isinstance(by, Output) and by == 0:
@@ -77,12 +84,12 @@ def _scaled(b: Builder, x: Output, by: Any) -> Output | None:
     return op.multiply(x, b.cast(by, x.get_element_type())).output(0)
 
 
-@lowers(aten.addmm.default, aten.addmv.default, aten.baddbmm.default, refuses=floats)
+@lowers(aten.addmm.default, aten.addmv.default, aten.baddbmm.default, refuses=_counts)
 def addmm(b: Builder, x: Output, y: Output, z: Output, beta: Any = 1, alpha: Any = 1) -> Output:
-    made = _scaled(b, product(y, z), alpha)
+    made = product(y, z)
+    if isinstance(alpha, Output) or alpha != 1:
+        made = op.multiply(made, b.cast(alpha, b.kind)).output(0)
     given = _scaled(b, x, beta)
-    if made is None:
-        made = op.multiply(product(y, z), b.scalar(0, b.kind)).output(0)
     return made if given is None else op.add(made, given).output(0)
 
 

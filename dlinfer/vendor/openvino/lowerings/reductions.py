@@ -8,7 +8,7 @@ import openvino.opset16 as op
 import torch
 from openvino import Output
 
-from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.graph.seam.symbols import fixed_size, size_range
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings import integers
@@ -44,6 +44,18 @@ def _sum(b: Builder, x: Output, axes: Sequence[int], keep: bool) -> Output:
     return x if keep else op.squeeze(x, b.axes(axes)).output(0)
 
 
+def _at_most(b: Builder, axes: Sequence[int], number: int) -> bool:
+    """Whether some dimensions of the call's input have no more elements together, whatever sizes it gets."""
+    total = 1
+    for axis in axes:
+        size = size_range(b.call.fake("self").shape[axis])
+        highest = size if isinstance(size, int) else size[1]
+        if highest is None or highest > number:
+            return False
+        total *= int(highest)
+    return total <= number
+
+
 @lowers(aten.sum.default)
 def sum_all(b: Builder, x: Output, dtype: Any = None) -> Output:
     return sum_dims(b, x, None, False, dtype)
@@ -53,9 +65,10 @@ def sum_all(b: Builder, x: Output, dtype: Any = None) -> Output:
 def sum_dims(b: Builder, x: Output, dim: Any, keepdim: bool = False, dtype: Any = None) -> Output:
     kind = integers.computed_in(b.kind)
     axes = axes_of(b, x, dim)
-    if x.get_element_type() == ov.Type.boolean:  # a count: float32 holds it
-        counted = op.reduce_sum(b.cast(x, ov.Type.f32), b.axes(axes), keepdim) if axes else x
-        return b.cast(counted if isinstance(counted, Output) else counted.output(0), b.kind)
+    if (
+        x.get_element_type() == ov.Type.boolean and axes and _at_most(b, axes, 1 << 24)
+    ):  # float32 holds the count
+        return b.cast(op.reduce_sum(b.cast(x, ov.Type.f32), b.axes(axes), keepdim).output(0), b.kind)
     return b.cast(_sum(b, b.cast(x, kind), axes, keepdim), b.kind)
 
 

@@ -13,6 +13,7 @@ from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder, Size
 from dlinfer.vendor.openvino.lowerings.gathering import index_parts, no_masks
+from dlinfer.vendor.openvino.lowerings.places import inside
 from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.lowerings.slicing import FURTHEST
 from dlinfer.vendor.openvino.registry import Call, lowers
@@ -22,20 +23,28 @@ aten = torch.ops.aten
 I64 = ov.Type.i64
 
 
-def _placed(b: Builder, x: Output, dim: int, index: Output, source: Output, number: Any) -> Output | Rows:
+def _inside(b: Builder, x: Output, dim: int, index: Output, negative: bool) -> Output:
+    return inside(b, index, b.size(x, dim), b.call.fake("self").shape[dim], negative)
+
+
+def _placed(
+    b: Builder, x: Output, dim: int, index: Output, source: Output, number: Any, unique: bool = False
+) -> Output | Rows:
     """x with rows replaced: as parts where x is an input of the model, else as a whole. number: of rows, as a fake."""
     sizes = list(b.call.fake("self").shape)
     sizes[dim] = number
-    rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes))
-    return rows if x.get_node().get_type_name() == "Parameter" else rows.put()
+    rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes), unique)
+    return rows if x.get_node().get_type_name() == "Parameter" else rows.put(b)
 
 
 @lowers(aten.index_copy.default)
 def index_copy(b: Builder, x: Output, dim: int, index: Output, source: Output) -> Output | Rows:
     if rank(x) == 0:
         return op.reshape(source, b.axes([]), False).output(0)
-    flat = op.reshape(index, b.axes([-1]), False).output(0) if rank(index) != 1 else index
-    return _placed(b, x, dim % rank(x), flat, source, b.call.fake("index").numel())
+    place = dim % rank(x)
+    rows = _inside(b, x, place, index, negative=False)
+    flat = op.reshape(rows, b.axes([-1]), False).output(0) if rank(rows) != 1 else rows
+    return _placed(b, x, place, flat, source, b.call.fake("index").numel())
 
 
 def _whole_step(call: Call) -> str | None:
@@ -56,7 +65,7 @@ def slice_scatter(
     begin = b.cast(first, I64)
     behind = op.add(begin, op.multiply(number, b.scalar(step, I64)))
     index = op.range(begin, behind, b.scalar(step, I64), "i64").output(0)
-    return _placed(b, x, place, index, source, b.call.fake("src").shape[place])
+    return _placed(b, x, place, index, source, b.call.fake("src").shape[place], unique=True)
 
 
 def _clamped(b: Builder, bound: Any, size: Size) -> Any:
@@ -76,7 +85,7 @@ def _clamped(b: Builder, bound: Any, size: Size) -> Any:
 def select_scatter(b: Builder, x: Output, source: Output, dim: int, index: Any) -> Output | Rows:
     place = dim % rank(x)
     row = op.unsqueeze(source, b.axes([place])).output(0)
-    return _placed(b, x, place, b.one(_clamped(b, index, b.size(x, place))), row, 1)
+    return _placed(b, x, place, b.one(_clamped(b, index, b.size(x, place))), row, 1, unique=True)
 
 
 @lowers(aten.index_put.default, refuses=no_masks)
@@ -92,7 +101,7 @@ def index_put(
         sizes[dim] = b.size(index, 0)
         source = op.broadcast(values, b.numbers(sizes)).output(0)
         number = b.call.fake("indices")[dim].shape[0]
-        return _placed(b, x, dim, _counted(b, index, b.size(x, dim)), source, number)
+        return _placed(b, x, dim, _inside(b, x, dim, index, negative=True), source, number)
     order, flat, places, spread = index_parts(b, x, given)
     rest = [b.size(x, dim) for dim in order[len(dims) :]]
     wanted = (
@@ -109,12 +118,6 @@ def index_put(
     whole = op.reshape(written, moved, False)
     back = sorted(range(len(order)), key=order.__getitem__)
     return op.transpose(whole, b.axes(back)).output(0)
-
-
-def _counted(b: Builder, index: Output, size: Size) -> Output:
-    """Indices counted from the beginning."""
-    index = b.cast(index, I64)
-    return op.select(op.less(index, b.scalar(0, I64)), op.add(index, b.cast(size, I64)), index).output(0)
 
 
 def _picked_first(b: Builder, values: Output, before: int, spread: int, rest: int) -> Output:
@@ -157,6 +160,7 @@ def _scatter(
     b: Builder, x: Output, dim: int, index: Output, source: Output, how: str, keep: bool = True
 ) -> Output:
     axis = b.scalar(dim % rank(x), I64)
+    index = _inside(b, x, dim % rank(x), index, negative=False)
     return op.scatter_elements_update(x, index, source, axis, how, keep).output(0)
 
 
@@ -191,7 +195,7 @@ def index_add(b: Builder, x: Output, dim: int, index: Output, source: Output, al
         source = op.multiply(source, b.cast(alpha, b.kind)).output(0)
     order = [place, *(axis for axis in range(rank(x)) if axis != place)]
     first, rows = op.transpose(x, b.axes(order)), op.transpose(source, b.axes(order))
-    places = op.reshape(index, b.axes([-1, 1]), False)
+    places = op.reshape(_inside(b, x, place, index, negative=False), b.axes([-1, 1]), False)
     summed = op.scatter_nd_update(first, places, rows, "sum")
     return op.transpose(summed, b.axes(sorted(range(rank(x)), key=order.__getitem__))).output(0)
 
@@ -199,7 +203,7 @@ def index_add(b: Builder, x: Output, dim: int, index: Output, source: Output, al
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(b: Builder, x: Output, dim: int, index: Output, value: Any) -> Output:
     place = dim % rank(x)
-    index = _counted(b, index, b.size(x, place))
+    index = _inside(b, x, place, index, negative=True)
     sizes = [b.size(x, axis) for axis in range(rank(x))]
     sizes[place] = b.size(index, 0)
     source = op.broadcast(b.cast(value, b.kind), b.numbers(sizes))

@@ -1,0 +1,89 @@
+"""Indices that the data holds: each lies within what it indexes, or the call is left to torch, which raises.
+
+OpenVINO's Gather reads zeros for an index outside, its one-hot gives a row of zeros, its scatters raise what names no
+index, and several indices made one reach a neighbour's row. So an index is looked at before it is used: when the model
+is written, where it is a constant; before each call, where it is an input and so is what it indexes; else by the model
+itself, which then reads or writes place 0 and says so (``Builder.fault``), and nothing that it computed is used.
+"""
+
+from typing import Any
+
+import numpy
+import openvino as ov
+import openvino.opset16 as op
+from openvino import Output
+
+from dlinfer.graph.seam.symbols import fixed_size
+from dlinfer.vendor.openvino.builder import INDEX, Builder, LoweringError
+
+I64 = ov.Type.i64
+_KEEPS_VALUES = ("Convert", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Broadcast")
+"""OpenVINO's ops whose results are elements of their first argument."""
+
+
+def inside(b: Builder, index: Output, size: Any, shown: Any, negative: bool) -> Output:
+    """An i64 index counted from the beginning, that lies in 0..size-1 whatever the given one holds.
+
+    size: of the dimension that is indexed, as a value. shown: the same as a fake has it. negative: whether torch's op
+    counts negative indices from the end; else it raises for them.
+    """
+    fixed = fixed_size(shown)
+    if fixed is not None and _known_inside(index, fixed, negative):
+        return b.cast(index, I64)
+    node = index.get_node()
+    limit = fixed if fixed is not None else _input_size(size)
+    if limit is not None and node.get_type_name() == "Parameter":
+        b.limits[node.get_friendly_name(), str(shown), negative] = limit
+        return _counted(b, index, size) if negative else b.cast(index, I64)
+    key = (node.get_friendly_name(), index.get_index(), str(shown), negative)
+    if key not in b.places:
+        b.places[key] = _looked_at(b, index, size, negative)
+    return b.places[key]
+
+
+def _input_size(size: Any) -> tuple[str, int] | None:
+    """(input, dimension) that a size is of; None where it is another."""
+    gather = size.get_node()
+    if gather.get_type_name() != "Gather":
+        return None
+    shape, dim = (gather.input_value(place).get_node() for place in (0, 1))
+    if shape.get_type_name() != "ShapeOf" or dim.get_type_name() != "Constant":
+        return None
+    owner = shape.input_value(0).get_node()
+    is_input = owner.get_type_name() == "Parameter"
+    return (owner.get_friendly_name(), int(dim.data)) if is_input else None
+
+
+def _looked_at(b: Builder, index: Output, size: Any, negative: bool) -> Output:
+    zero, size = b.scalar(0, I64), b.cast(size, I64)
+    counted = _counted(b, index, size) if negative else b.cast(index, I64)
+    # A difference, since two whole numbers compare in float32; one that overflows is that of an index far outside.
+    outside = op.logical_or(
+        op.less(counted, zero), op.logical_not(op.less(op.subtract(counted, size), zero))
+    ).output(0)
+    b.fault(outside, INDEX)
+    return op.select(outside, zero, counted).output(0)
+
+
+def _counted(b: Builder, index: Output, size: Any) -> Output:
+    """Indices counted from the beginning."""
+    index = b.cast(index, I64)
+    return op.select(op.less(index, b.scalar(0, I64)), op.add(index, b.cast(size, I64)), index).output(0)
+
+
+def _known_inside(index: Output, size: int, negative: bool) -> bool:
+    """Whether an index is a constant inside, or what a sorting of no more elements gave. Raises LoweringError."""
+    node = index.get_node()
+    if node.get_type_name() == "Constant":
+        values = numpy.asarray(node.data)
+        low = -size if negative else 0
+        if values.size and (values.min() < low or values.max() >= size):
+            raise LoweringError(f"an index outside of {low}..{size - 1}")
+        return not values.size or bool(values.min() >= 0)
+    while node.get_type_name() in _KEEPS_VALUES:
+        index = node.input_value(0)
+        node = index.get_node()
+    if node.get_type_name() != "TopK" or index.get_index() != 1:
+        return False
+    sorted_ = node.input_value(0).get_partial_shape()[node.get_attributes()["axis"]]
+    return sorted_.is_static and sorted_.get_length() <= size
