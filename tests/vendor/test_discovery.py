@@ -101,10 +101,10 @@ VENDOR = Vendor("{name}", "cpu", "made for a test", lambda: Probe(True, ""), pri
 def test_vendors_that_ask_for_the_host_s_kernels_do_not_ask_each_other_for_ever(plugins):
     for name, priority in (("acme", 91), ("beta", 92)):
         plugins(name, HOST.format(name=name, priority=priority))
-    found = discovery.get("acme").load_kernels()
+    found = discovery.kernels_of(discovery.get("acme"))
     assert {"from acme", "from beta"} <= set(found)
-    assert set(discovery.get("cpu").load_kernels()) <= set(found)
-    assert set(discovery.get("beta").load_kernels()) == set(found)
+    assert set(discovery.kernels_of(discovery.get("cpu"))) <= set(found)
+    assert set(discovery.kernels_of(discovery.get("beta"))) == set(found)
 
 
 def test_a_vendor_without_kernels_has_the_host_s_which_lays_caches_out_alike(plugins):

@@ -1,6 +1,6 @@
 """The graph engine ``onnxruntime``: a region as one ONNX model in one session, on torch's own memory."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
 
     name = sessions.ENGINE
     options_type = OrtOptions
-    stored_options = ("graph_optimization",)
+    stored_options: Collection[str] = ("graph_optimization",)
     concurrent = True  # a session may run in many threads at once, each with a binding of its own
     smallest = 4  # entering a session costs as much as some of torch's kernels
 

@@ -1,7 +1,7 @@
 """The graph engine ``qaic``: a region becomes an .onnx file, and the file a Session."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
 
     name = "qaic"
     options_type = QaicEngineOptions
-    stored_options = ("convert_to_fp16",)
+    stored_options: Collection[str] = ("convert_to_fp16",)
     concurrent = True  # a Session may run in many threads at once
     refuses_writes = "it writes, and a Session gives new arrays: a KV cache would be copied at every call"
 

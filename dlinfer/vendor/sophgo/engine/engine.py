@@ -1,5 +1,6 @@
 """The graph engine ``sophgo``: a region as a bmodel for each of its sizes, on a chip or its emulator."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ class SophgoEngine(ValueEngine[SophgoOptions]):
 
     name = "sophgo"
     options_type = SophgoOptions
-    stored_options = ("chip", "quantize", "group_size")
+    stored_options: Collection[str] = ("chip", "quantize", "group_size")
     smallest = 4  # compiling takes seconds, entering it a copy each way
 
     def __init__(self) -> None:
