@@ -191,7 +191,7 @@ class Slotted:
         (numpy.zeros(2), numpy.ones(2)),
         (Slotted(1), Slotted(2)),
     ],
-    ids=str,
+    ids=lambda value: "Slotted" if isinstance(value, Slotted) else str(value),
 )
 def test_values_that_differ_are_told_apart(one: Any, other: Any):
     assert identity({"value": one}) == identity({"value": copy.deepcopy(one)})
