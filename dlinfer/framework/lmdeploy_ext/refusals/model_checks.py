@@ -68,7 +68,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
-    """LMDeploy looks the class up by ``auto_map`` first, then by ``architectures``.
+    """LMDeploy looks the class up by ``auto_map`` where there is one, else by ``architectures``.
 
     Configurations that name none at the top level (some nest them) are left to LMDeploy.
     """
@@ -76,6 +76,8 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
     from lmdeploy.pytorch.models.patch import CUSTOM_MODULE_MAP
 
     names = architectures(config)
+    if (config.get("auto_map") or {}).get("AutoModelForCausalLM"):
+        names = names[:1]
     if names and not any(name in MODULE_MAP or name in CUSTOM_MODULE_MAP for name in names):
         detail = f"LMDeploy has no model class for its architecture {', '.join(names)}"
         raise _unusable(folder, detail, "see LMDeploy's list of supported models for the PyTorch engine")
