@@ -48,10 +48,12 @@ def configuration() -> tuple[dict[str, Any], dict[str, Any]]:
     import torch._functorch.config as functorch
     from torch._inductor import config
 
-    passes = {name: _pass_identity(getattr(config, name, None)) for name in _PASSES}
+    entries: Any = vars(config)["_config"]
+    given = {name: getattr(config, name) for name in _PASSES if name in entries}
+    passes = {name: _pass_identity(value) for name, value in given.items()}
+    changed = {name: passes[name] for name, value in given.items() if value != entries[name].default}
     told = _portable(config.get_hash(), functorch.get_hash())
-    changed = {name: value for name, value in passes.items() if value is not None}
-    return told[0] | changed, told[1] | changed
+    return told[0] | passes, told[1] | changed
 
 
 @functools.lru_cache(maxsize=8)
@@ -75,11 +77,13 @@ def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, Any], dict[s
 
 
 def _pass_identity(custom: Any) -> Any:
-    """What identifies a pass that the user gave to inductor; one that does not say is another in each process."""
+    """What identifies a pass that was given to inductor; a function that does not say is another in each process."""
+    if isinstance(custom, (list, tuple)):
+        return [_pass_identity(one) for one in custom]
+    if custom is None or isinstance(custom, str):  # the name of one that torch has
+        return custom
     identity = getattr(custom, "uuid", None)
-    if custom is None or callable(identity):
-        return identity and identity()
-    return f"{custom!r} of process {_PROCESS}"
+    return identity() if callable(identity) else f"{custom!r} of process {_PROCESS}"
 
 
 def compiler() -> str:

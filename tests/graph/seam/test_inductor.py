@@ -36,6 +36,9 @@ def test_the_configuration_names_what_was_changed(monkeypatch):
 
     with torch._inductor.config.patch({"post_grad_custom_pre_pass": Pass()}):
         assert inductor.configuration()[1] == changed | {"post_grad_custom_pre_pass": "a pass, version 3"}
+    for name in (print, [print]):
+        with torch._inductor.config.patch({"_fuse_ddp_communication_passes": name}):
+            assert "of process" in str(inductor.configuration()[1]["_fuse_ddp_communication_passes"])
     with torch._functorch.config.patch({"functionalize_rng_ops": True}):
         assert inductor.configuration()[1] == changed | {"functorch.functionalize_rng_ops": True}
     assert inductor.configuration() == (everything, changed)

@@ -1,5 +1,7 @@
 """Clusters: compiled once where they are equal, apart where they are not, kept on disk with what they assumed."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from unittest import mock
 
@@ -175,6 +177,15 @@ def test_clusters_of_another_configuration_of_inductor_are_apart(settings, tmp_p
         )
     again, report = compiler.compile(subgraph_of(body, x), store)
     assert (again, report.origin, len(compilations)) == (plain, "shared", 2)
+
+
+def test_another_process_has_the_same_code_generator():
+    code = "from dlinfer.vendor.cpu.inductor.clusters import code_generator\nprint(code_generator())"
+    said = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=500)
+        for _ in range(2)
+    ]
+    assert said[0].stdout == said[1].stdout == f"{clusters.code_generator()}\n"
 
 
 def test_a_text_that_looks_like_a_symbol_is_no_symbol():
