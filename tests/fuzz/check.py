@@ -91,11 +91,11 @@ class _Budget:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._runs: list[Sequence[CallTrace]] | None = None
+        self._runs: Sequence[Sequence[CallTrace]] | None = None
 
     def __call__(self) -> Sequence[Sequence[CallTrace]]:
         if self._runs is None:
-            self._runs = [self._run(True)] + [self._run(False, seed) for seed in range(_PERTURBED)]
+            self._runs = [self._run(True), *(self._run(False, seed) for seed in range(_PERTURBED))]
         return self._runs
 
     def _run(self, widen: bool, seed: int = 0) -> list[CallTrace]:

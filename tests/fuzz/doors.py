@@ -140,7 +140,6 @@ def _order(fake: Any) -> Any:
 def _read_as(given: Any, fake: Any) -> Any:
     if not isinstance(given, torch.Tensor) or fake is None:
         return given
-    numbers = [int(stride) if isinstance(stride, int) else None for stride in fake.stride()]
-    if None in numbers or tuple(numbers) == given.stride():
+    if not all(isinstance(stride, int) for stride in fake.stride()) or fake.stride() == given.stride():
         return given
-    return given.as_strided(given.size(), numbers)
+    return given.as_strided(given.size(), fake.stride())

@@ -88,7 +88,7 @@ def module(program: Program, widen: bool = False) -> tuple[torch.nn.Module, dict
     return model.eval(), storages
 
 
-def plain(model: torch.nn.Module) -> Forward:
+def plain(model: Callable[..., Any]) -> Forward:
     """The model itself."""
 
     def forward(arguments: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -211,12 +211,9 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _places(tensor: torch.Tensor) -> set[int]:
-    size, end = (
-        tensor.size(),
-        sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True)) + 1,
-    )
-    places = torch.arange(end).as_strided(size, tensor.stride()).reshape(-1) + tensor.storage_offset()
-    return set(places.tolist())
+    end = sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True)) + 1
+    places = torch.arange(end).as_strided(tensor.size(), tensor.stride()).reshape(-1)
+    return {place + int(tensor.storage_offset()) for place in places.tolist()}
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
