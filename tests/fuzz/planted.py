@@ -37,17 +37,18 @@ def _lowers(target: Any, build: Callable[..., Any]) -> None:
 
 def attention_layout() -> None:
     """inductor: attention's results are taken to lie as its fake says, whichever backend ran."""
-    from dlinfer.vendor.cpu.inductor import engine, layouts
+    from dlinfer.graph.ir import effects
+    from dlinfer.vendor.cpu.inductor import engine
 
-    del engine
-    sound = layouts.memory_order
+    del engine  # importing it brings every module that asks for layouts
+    sound = effects.layout_to_keep
 
-    def memory_order(node: Any) -> Any:
+    def layout_to_keep(node: Any) -> Any:
         if node.target is aten.scaled_dot_product_attention.default:
             return None
         return sound(node)
 
-    _everywhere(sound, memory_order)
+    _everywhere(sound, layout_to_keep)
 
 
 def cache_layout() -> None:

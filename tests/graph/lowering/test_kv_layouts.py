@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("graph_mode")
 HEADS, SIZE = 32, 8  # as many heads as slots in a block: a cache of either layout has the same sizes
 K, V = torch.randn(3, HEADS, SIZE), torch.randn(3, HEADS, SIZE)
 SLOTS = torch.tensor([1, 5, 40])
-INDUCTOR = {"engine": "inductor"}
+INDUCTOR: dict[str, Any] = {"engine": "inductor"}
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def _placed(
     sizes = list(b.call.fake("self").shape)
     sizes[dim] = number
     rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes), unique)
-    return rows if x.get_node().get_type_name() == "Parameter" else rows.put(b)
+    return rows if x.get_node().get_type_name() == "Parameter" else rows.put()
 
 
 @lowers(aten.index_copy.default)
