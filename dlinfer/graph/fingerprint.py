@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import os
 import platform
 import sys
 from pathlib import Path
@@ -36,6 +37,39 @@ def cpu_flags() -> str:
         if line.startswith(("flags", "Features")):
             return " ".join(sorted(line.partition(":")[2].split()))
     return platform.processor()
+
+
+FORCES_ISA = (
+    "ATEN_CPU_CAPABILITY",
+    "DLINFER_CPU_ISA",
+    "DNNL_CPU_ISA_HINTS",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_CPU_ISA_HINTS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+)
+"""Variables by which people keep libraries from instructions that the CPU has, or let them round more."""
+
+
+def forced_isa() -> str:
+    """The CPU's model, and what the environment says of its instructions: results may differ wherever this does."""
+    forced = [f"{name}={os.environ[name]}" for name in FORCES_ISA if os.environ.get(name)]
+    return "\n".join([f"model {cpu_model()}", *forced])
+
+
+@functools.cache
+def cpu_model() -> str:
+    """What Linux calls this CPU, with the numbers that tell two of one name apart; its name elsewhere."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return platform.processor()
+    wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part")
+    pairs = (line.partition(":") for line in first.splitlines())
+    return ", ".join(f"{name.strip()} {value.strip()}" for name, _, value in pairs if name.strip() in wanted)
 
 
 def _sources() -> str:
