@@ -6,6 +6,8 @@ values) of all KV heads. The order of the dimensions in memory is the active ven
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -20,6 +22,19 @@ _EXACT = Tolerance(0.0, 0.0, "values are copied")
 TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXACT}
 
 
+_chosen: ContextVar[KVCacheLayout | None] = ContextVar("chosen", default=None)
+
+
+@contextmanager
+def laid_out_as(layout: KVCacheLayout) -> Iterator[None]:
+    """In this block and thread, ops see caches of this layout, whichever vendor is active: for trying one out."""
+    token = _chosen.set(layout)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
 def canonical(cache: Tensor) -> Tensor:
     """``cache`` seen as [blocks, block_size, kv_heads, head_size]; shares memory."""
     order = _order(cache.device.type)
@@ -28,6 +43,8 @@ def canonical(cache: Tensor) -> Tensor:
 
 def _order(device_type: str) -> str:
     """How the device's vendor orders the dimensions of a cache."""
+    if (chosen := _chosen.get()) is not None:
+        return chosen.order
     vendor = discovery.active(device_type) or discovery.default(device_type)
     return KVCacheLayout.order if vendor is None else vendor.kv_cache_layout.order
 

@@ -7,6 +7,7 @@ behind them are both asked.
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class Question:
 
     given: its inputs by dtype. right: from the inputs, the results; in float64 where they are floating, and rounded
     here. Without it, it is the function itself in float64. decides: kinds of ops, see ``answer.kind_of``.
-    tolerance: by dtype, 0 where it has none. written: inputs that the function writes.
+    tolerance: by dtype, 0 where it has none. written: inputs that the function writes. within: what must hold meanwhile.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Question:
     tolerance: Mapping[torch.dtype, float] | None = None
     dtypes: Collection[torch.dtype] = FLOATS
     written: Collection[int] = ()
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def put_to(self, engine: Any, options: Mapping[str, Any], dtype: torch.dtype) -> KnownAnswer:
         """The question to one engine in one dtype."""
@@ -49,10 +51,14 @@ class Question:
             self.name,
             frozenset(self.decides),
             name_of(dtype),
-            lambda: put_to(engine, self.function, self.given(dtype), options, self.written),
+            lambda: self._asked(engine, options, dtype),
             lambda: self.answer(dtype),
             (self.tolerance or {}).get(dtype, 0.0),
         )
+
+    def _asked(self, engine: Any, options: Mapping[str, Any], dtype: torch.dtype) -> list[Tensor]:
+        with self.within():
+            return put_to(engine, self.function, self.given(dtype), options, self.written)
 
     def answer(self, dtype: torch.dtype) -> list[Tensor]:
         """The right answer in a dtype."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph import torch_seam, values
@@ -14,6 +15,7 @@ from dlinfer.graph.dialect import is_compute, op_name, overload, written_argumen
 from dlinfer.graph.eager_region import eager_program, eager_region, leave_for_a_call
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.known_answers.answer import kind_of, precision_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import UnknownSizeError
 from dlinfer.graph.passes.pipeline import Pass
@@ -22,6 +24,7 @@ from dlinfer.graph.value_twins import Twin, twin_of
 from dlinfer.vendor.openvino import lowerings, registry
 from dlinfer.vendor.openvino.builder import LoweringError
 from dlinfer.vendor.openvino.devices import check_device, core, properties
+from dlinfer.vendor.openvino.known_answers import known_answers
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.region import Region
 from dlinfer.vendor.openvino.registry import Call
@@ -30,6 +33,8 @@ from dlinfer.vendor.openvino.template import OUTPUT, Result, Template, template_
 from dlinfer.vendor.openvino.weights import bound
 
 assert lowerings  # imported for what it registers
+
+_PRECISIONS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 SMALLEST = 4
 """Computing nodes that a region without a product of matrices needs: entering costs as much as some eager calls."""
@@ -48,6 +53,9 @@ class OpenVINOEngine(TorchSteps):
     )
     phases_alike = True  # OpenVINO's attention takes any number of new tokens of each sequence
 
+    def __init__(self) -> None:
+        self.known_answers = known_answers(self)
+
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raises CompileOptionError."""
         chosen = OpenVINOOptions.of(options)
@@ -55,7 +63,8 @@ class OpenVINOEngine(TorchSteps):
             check_device(chosen.device)
 
     def refuses(self, node: fx.Node) -> str | None:
-        """Why a node is not taken: its effect is no value, or it has no lowering for these arguments."""
+        """Why a node is not taken: its effect is no value, it has no lowering for these arguments, or OpenVINO does not
+        compute it rightly on this CPU."""
         if node.op != "call_function":
             return None
         if isinstance(node.target, torch_seam.HigherOrderOperator):
@@ -67,8 +76,14 @@ class OpenVINOEngine(TorchSteps):
         if written_arguments(node):
             twin = twin_of(node)
             assert isinstance(twin, Twin), "refused before"
-            return None if twin.op is None else registry.refusal(_twin_call(node, twin))
-        return registry.refusal(Call.of(node))
+            return None if twin.op is None else self._refusal(_twin_call(node, twin))
+        return self._refusal(Call.of(node))
+
+    def _refusal(self, call: Call) -> str | None:
+        if (reason := registry.refusal(call)) is not None:
+            return reason
+        values = pytree.tree_leaves((list(map(call.fake, call.given)), call.result))
+        return self.known_answers.fault(kind_of(call.target), precision_of(values))
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
         """Small regions of element-wise work cost more to enter than they save."""
@@ -101,6 +116,8 @@ class OpenVINOEngine(TorchSteps):
         chosen = OpenVINOOptions.of(options.wanted_engine_options)
         if (reason := template.misfit(chosen)) is not None:
             return eager_region(region, self.name, options, reason)
+        if (faults := self._faults(region, chosen, template)):
+            return eager_region(region, self.name, options, next(iter(faults.values())), faults)
         names = [node.name for node in region.graph_module.graph.find_nodes(op="placeholder")]
         computing = [n for n in region.graph_module.graph.nodes if n.op == "call_function" and is_compute(n)]
 
@@ -112,6 +129,13 @@ class OpenVINOEngine(TorchSteps):
         run = Region(template, function, names, _builder(template, chosen), eager, leave)
         placement = {node.name: "kernel OpenVINO" for node in computing}
         return CompiledRegion(run, placement, notes=template.notes)
+
+    def _faults(self, region: Subgraph, chosen: OpenVINOOptions, template: Template) -> dict[str, str]:
+        """Node name -> why it is not right in the precision of the whole model, where that is not the node's own."""
+        precision = _PRECISIONS[template.precision if chosen.precision == "model" else chosen.precision]
+        calls = [n for n in region.graph_module.graph.nodes if n.op == "call_function" and is_compute(n)]
+        found = {node.name: self.known_answers.fault(kind_of(node.target), precision) for node in calls}
+        return {name: reason for name, reason in found.items() if reason is not None}
 
     def keeps(self, callees: Collection[str]) -> bool:
         """Compiled models are made anew in each process."""
