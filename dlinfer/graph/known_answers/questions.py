@@ -225,7 +225,11 @@ def _softmax_in_float64(x: Tensor) -> list[Tensor]:
     return [shares.masked_fill(none, nan), logs.masked_fill(none, nan)]
 
 
-_RANGE = torch.tensor(1 << 31)
+def _sorted_by_python(x: Tensor, count: int) -> list[Tensor]:
+    """The first of each row, NaN above all numbers: from the largest, and from the smallest."""
+    rows = [sorted(row, key=lambda v: (v != v, 0.0 if v != v else v)) for row in x.tolist()]
+    best = [row[::-1][:count] for row in rows], [row[:count] for row in rows]
+    return [torch.tensor(one, dtype=torch.float64) for one in best]
 
 
 def _whole_by_python(x: Tensor, y: Tensor) -> list[Tensor]:
@@ -279,6 +283,12 @@ QUESTIONS: list[Question] = [
     Question("softmax and log_softmax of rows with NaN and infinities",
              ["aten.softmax", "aten._softmax", "aten.log_softmax", "aten._log_softmax"],
              lambda x: (x.softmax(1), x.log_softmax(1)), rows_with_special, _softmax_in_float64, ROUNDED),
+    Question("any and all", ["aten.any", "aten.all"], lambda x: ((x > 0.5).any(1), (x > -2.9).all(1)), spread,
+             lambda x: [torch.tensor([f(v > c for v in row) for row in x.tolist()])
+                        for f, c in ((any, 0.5), (all, -2.9))]),
+    Question("topk and sort of rows with NaN", ["aten.topk", "aten.sort", "aten.argsort"],
+             lambda x: (*x.topk(5, 1)[:1], *x.topk(5, 1, largest=False)[:1]), rows_with_special,
+             lambda x: _sorted_by_python(x, 5)),
     Question("arithmetic of two tensors", ["aten.add", "aten.sub", "aten.mul", "aten.div"],
              lambda x: (x + x.flip(1), x - x.flip(1), x * x.flip(1), x / (x.flip(1) + 4)), spread,
              tolerance=ROUNDED),

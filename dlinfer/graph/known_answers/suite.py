@@ -22,11 +22,18 @@ def asking() -> bool:
 class KnownAnswers:
     """What is known of an owner on this CPU. Threads may ask at once; each answer is computed once.
 
-    owner: its name and version, such as "OpenVINO 2026.4.1". answers: what it is asked.
+    owner: its name and version, such as "OpenVINO 2026.4.1". answers: what it is asked. depends_on: what else verdicts
+    depend on besides the CPU and dlinfer.
     """
 
-    def __init__(self, owner: Callable[[], str], answers: Callable[[], Iterable[KnownAnswer]]) -> None:
+    def __init__(
+        self,
+        owner: Callable[[], str],
+        answers: Callable[[], Iterable[KnownAnswer]],
+        depends_on: Callable[[], str] = str,
+    ) -> None:
         self._owner = owner
+        self._depends_on = depends_on
         self._answers = answers
         self._table: Mapping[tuple[str, str], list[KnownAnswer]] | None = None
         self._known: dict[tuple[str, str], Verdict] = {}
@@ -69,7 +76,7 @@ class KnownAnswers:
     def _verdict(self, one: KnownAnswer) -> Verdict:
         key = (one.name, one.precision)
         if key not in self._known:
-            path = store.path_of(self._owner(), *key)
+            path = store.path_of(f"{self._owner()}\n{self._depends_on()}", *key)
             verdict = store.load(path)
             if verdict is None:
                 verdict = _apart(lambda: _judged(one))
@@ -88,8 +95,9 @@ def _judged(one: KnownAnswer) -> Verdict:
     except NotTakenError as cause:
         return verdict("not asked", str(cause))
     except Exception as cause:  # noqa: BLE001 - whatever it raises where it should compute, it is not to be trusted
-        lines = str(cause).strip().splitlines()
-        return verdict("wrong", f"{type(cause).__name__}: {lines[0] if lines else ''}"[:300])
+        origin = cause.__cause__ or cause
+        lines = str(origin).strip().splitlines()
+        return verdict("wrong", f"{type(origin).__name__}: {lines[-1].strip() if lines else ''}"[:300])
     found = what_is_wrong(given, one.expected(), one.tolerance)
     return verdict("right") if found is None else verdict("wrong", found)
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dlinfer.errors import DlinferError
 from dlinfer.graph import torch_seam
+from dlinfer.vendor.cpu import isa
 
 SOURCES = Path(__file__).with_name("csrc")
 # torch.utils.cpp_extension knows this folder too, but importing it may need setuptools.
@@ -34,6 +35,7 @@ _SEAL = hashlib.sha256().digest_size
 
 _lock = threading.Lock()
 _outcome: str | None = None  # "" once loaded, else why not; None before the first try
+_library = ""
 
 
 class BuildError(Exception):
@@ -47,6 +49,11 @@ def why_not(folder: Path | None = None) -> str | None:
     """
     load(folder)
     return _outcome or None
+
+
+def library_name() -> str:
+    """The name of the library that is loaded, which tells its sources, compiler and instructions; else empty."""
+    return _library
 
 
 def load(folder: Path | None = None) -> None:
@@ -105,10 +112,11 @@ def memory_for_results() -> Iterator[None]:
 def build(folder: Path, flags: Sequence[str] = ()) -> Path:
     """The path of a sound library for this machine: the one in ``folder``, or else compiled into it now.
 
-    flags: more compiler flags, behind FLAGS. Raises BuildError.
+    flags: more compiler flags, behind FLAGS and those of DLINFER_CPU_ISA. Raises BuildError, and SettingError where
+    that asks for instructions which this CPU lacks.
     """
     compiler = _compiler()
-    command = [*compiler, *FLAGS, *flags]
+    command = [*compiler, *FLAGS, *isa.flags(), *flags]
     path = folder / f"dlinfer_cpu-{_fingerprint(command)}.so"
     try:
         if _is_sound(path):  # in a folder that may be read-only
@@ -223,8 +231,10 @@ def _build_and_load(folder: Path) -> None:
 
 
 def _load_library(path: Path) -> None:
+    global _library
     try:
         torch.ops.load_library(str(path))
+        _library = path.name
     except OSError as error:  # torch's; the loader's own words are its cause
         raise BuildError(f"the compiled library cannot be loaded: {error.__cause__ or error}") from error
 

@@ -1,6 +1,7 @@
 """The graph engine ``onnxruntime``: a region as one ONNX model in one session."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,14 @@ import torch
 from torch import fx
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
-from dlinfer.graph.dialect import is_compute
+from dlinfer.graph.dialect import is_compute, tensors_of
 from dlinfer.graph.eager_region import eager_region
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.fingerprint import forced_isa
+from dlinfer.graph.known_answers.answer import KnownAnswer, kind_of, precision_of
+from dlinfer.graph.known_answers.questions import QUESTIONS, put_all
+from dlinfer.graph.known_answers.suite import KnownAnswers
 from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import UnknownSizeError
@@ -41,14 +46,19 @@ class OnnxRuntimeEngine(TorchSteps):
             wrong_type=_wrong_type,
             fault=sessions.why_refused,
         )
+        self.known_answers = KnownAnswers(_version, lambda: _answers(self))
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise CompileOptionError, or ProviderUnavailableError for a provider that is not installed."""
         sessions.check_providers(OrtOptions.of(options))
 
     def refuses(self, node: fx.Node) -> str | None:
-        """What ONNX cannot say, and what ONNX Runtime's CPU provider, to which all others fall back, has not."""
-        return self._refusals.of(node)
+        """What ONNX cannot say, and what ONNX Runtime's CPU provider, to which all others fall back, has not or does
+        not compute rightly on this CPU."""
+        if (reason := self._refusals.of(node)) is not None or node.op != "call_function":
+            return reason
+        values = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
+        return self.known_answers.fault(kind_of(node.target).removesuffix("_"), precision_of(values))
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
         """A few nodes run as fast one by one."""
@@ -77,10 +87,19 @@ class OnnxRuntimeEngine(TorchSteps):
         return result
 
     def identity(self, cache_dir: Path) -> str:
-        """The version of ONNX Runtime."""
-        import onnxruntime
+        """The version of ONNX Runtime, and what decides which nodes it is trusted with."""
+        return f"{_version()}\n{forced_isa()}"
 
-        return f"onnxruntime {onnxruntime.__version__}"
+
+def _version() -> str:
+    import onnxruntime
+
+    return f"ONNX Runtime {onnxruntime.__version__}"
+
+
+def _answers(engine: OnnxRuntimeEngine) -> Iterator[KnownAnswer]:
+    """Of the CPU provider; bfloat16 is not taken."""
+    return put_all(engine, asdict(OrtOptions()), QUESTIONS, (torch.float32, torch.float16))
 
 
 def _wrong_type(dtype: torch.dtype) -> str | None:

@@ -11,10 +11,11 @@ from torch.utils import _pytree as pytree
 from dlinfer.errors import NotAFunctionError
 from dlinfer.graph import torch_seam, values
 from dlinfer.graph.cached_attention import cached_attention_pass
-from dlinfer.graph.dialect import is_compute, op_name, overload, written_arguments
+from dlinfer.graph.dialect import is_compute, op_name, overload, tensors_of, written_arguments
 from dlinfer.graph.eager_region import eager_program, eager_region, leave_for_a_call
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.extract import Subgraph
+from dlinfer.graph.fingerprint import forced_isa
 from dlinfer.graph.known_answers.answer import kind_of, precision_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.output_sizes import UnknownSizeError
@@ -133,19 +134,23 @@ class OpenVINOEngine(TorchSteps):
     def _faults(self, region: Subgraph, chosen: OpenVINOOptions, template: Template) -> dict[str, str]:
         """Node name -> why it is not right in the precision of the whole model, where that is not the node's own."""
         precision = _PRECISIONS[template.precision if chosen.precision == "model" else chosen.precision]
-        calls = [n for n in region.graph_module.graph.nodes if n.op == "call_function" and is_compute(n)]
-        found = {node.name: self.known_answers.fault(kind_of(node.target), precision) for node in calls}
-        return {name: reason for name, reason in found.items() if reason is not None}
+        found: dict[str, str] = {}
+        for node in region.graph_module.graph.nodes:
+            if node.op == "call_function" and is_compute(node):
+                for one in {precision, precision_of(tensors_of(node))}:  # its own: the graph may come from an artifact
+                    if (reason := self.known_answers.fault(kind_of(node.target), one)) is not None:
+                        found[node.name] = reason
+        return found
 
     def keeps(self, callees: Collection[str]) -> bool:
         """Compiled models are made anew in each process."""
         return False
 
     def identity(self, cache_dir: Path) -> str:
-        """The runtime's version."""
+        """The runtime's version, and what decides which nodes it is trusted with."""
         import openvino
 
-        return f"openvino {openvino.__version__}"
+        return f"openvino {openvino.__version__}\n{forced_isa()}"
 
 
 def _builder(template: Template, options: OpenVINOOptions) -> Callable[[tuple[Tensor, ...]], Requests]:

@@ -73,8 +73,13 @@ class ClusterCompiler:
         known = self._compiled[name]
         return known.stored and not known.assumptions
 
-    def compile(self, subgraph: Subgraph, cache: ArtifactCache) -> tuple[str, ClusterReport]:
-        """Compile a subgraph, or find one like it: (name for ``run``, report)."""
+    def compile(
+        self, subgraph: Subgraph, cache: ArtifactCache, refused: str | None = None
+    ) -> tuple[str, ClusterReport]:
+        """Compile a subgraph, or find one like it: (name for ``run``, report).
+
+        refused: why compiled loops are not to be trusted here; then it runs node by node.
+        """
         start = time.perf_counter()
         spelling = hashlib.sha256(canonical_text(subgraph.graph_module).encode()).hexdigest()
         with self._lock:
@@ -89,7 +94,11 @@ class ClusterCompiler:
             graph = torch_seam.trace_decomposed(
                 subgraph.graph_module, twins.values, twins.mode, decompositions()
             )
-            name, origin = self._fitting(cluster_key(graph, twins), graph, twins, cache)
+            key = cluster_key(graph, twins)
+            if refused is not None:
+                self._compiled[key] = _Compiled(graph, [], "eager", refused)
+                self._runs[key] = graph
+            name, origin = self._fitting(key, graph, twins, cache)
             nodes = sum(1 for node in graph.graph.nodes if node.op == "call_function")
             self._traced[spelling] = (name, nodes)
             report = ClusterReport(

@@ -16,6 +16,8 @@ from dlinfer.graph.cache import ArtifactCache, MissingEntryError
 from dlinfer.graph.dialect import is_compute, is_size, model_line, tensors_of
 from dlinfer.graph.engine import CompiledRegion, no_options
 from dlinfer.graph.extract import Subgraph, extract_with_outputs
+from dlinfer.graph.fingerprint import forced_isa
+from dlinfer.graph.known_answers.answer import precision_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.policy import leave_engine
 from dlinfer.graph.program import Program, Step, Value, constants_of, refer
@@ -24,6 +26,7 @@ from dlinfer.settings import cache_folder
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler
+from dlinfer.vendor.cpu.inductor.known_answers import CLUSTERS, EVERY_DTYPE, known_answers
 from dlinfer.vendor.cpu.inductor.layouts import memory_order
 from dlinfer.vendor.cpu.inductor.masks import share_additive_masks
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
@@ -40,6 +43,7 @@ class InductorEngine:
 
     def __init__(self) -> None:
         self._clusters = ClusterCompiler()
+        self.known_answers = known_answers()
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """It has no options of its own."""
@@ -93,21 +97,28 @@ class InductorEngine:
         return result
 
     def _kernel(self, node: fx.Node, folder: Path, result: CompiledRegion, options: CompileOptions) -> str:
-        """The reference to what runs a node; without a C++ compiler it is torch's kernel, under the policy."""
+        """The reference to what runs a node; without a C++ compiler, and where its kernel is wrong on this CPU, it is
+        torch's kernel, under the policy."""
         reference = kernels.callee_of(node)
         if not reference.startswith("native "):
             return reference
         missing = native.why_not(folder / "native")
         if missing is None:
+            values = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
+            reason = self.known_answers.fault(reference, precision_of(values))
+        else:
+            reason = f"the C++ kernels cannot be built: {missing}"
+        if reason is None:
             return reference
-        reason = f"the C++ kernels cannot be built: {missing}"
         leave_engine(node, self.name, reason, options.policy)
         result.refused[node.name] = reason
         return kernels.callee_of(node, native=False)
 
     def identity(self, cache_dir: Path) -> str:
-        """Whether stored programs may call the C++ kernels."""
-        return "without C++ kernels" if native.why_not(cache_dir / "native") else "with C++ kernels"
+        """Whether stored programs may call the C++ kernels, and what decides which of them are trusted."""
+        if native.why_not(cache_dir / "native"):
+            return "without C++ kernels"
+        return f"with C++ kernels {native.library_name()}\n{forced_isa()}"
 
     def resolve(self, callee: str) -> Callable[..., Any]:
         """The function that a step of this engine's programs names."""
@@ -136,7 +147,7 @@ class InductorEngine:
         result: CompiledRegion,
         options: CompileOptions,
     ) -> Step:
-        run, report = self._clusters.compile(subgraph, cache)
+        run, report = self._clusters.compile(subgraph, cache, self.known_answers.fault(CLUSTERS, EVERY_DTYPE))
         use = _merge(result.clusters, report)
         for node in cluster.members:
             if report.origin == "eager":
