@@ -52,6 +52,10 @@ test: $(STAMP) ## every test but the whole matrix
 test-full: $(STAMP) ## the whole matrix; run it again to go on where it stopped
 	$(PYTEST) --dist worksteal -m full $(PYTEST_ARGS)
 
+.PHONY: test-isa
+test-isa: $(STAMP) ## engines and kernels under each ISA level that can be forced; goes on where it stopped
+	$(PY) -m tests.isa.run $(ISA_ARGS)
+
 .PHONY: graph-models
 graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/graph_models.md
 	$(PY) -m tests.graph.matrix.run_models --write-docs $(GRAPH_ARGS)

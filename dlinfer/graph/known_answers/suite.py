@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +13,14 @@ from dlinfer.graph.known_answers.answer import KnownAnswer, NotTakenError, Verdi
 
 T = TypeVar("T")
 _local = threading.local()
+
+
+_ON_THIS_CPU = " on this CPU gets "
+
+
+def is_fault(reason: str) -> bool:
+    """Whether a refusal's reason is that of a wrong answer."""
+    return _ON_THIS_CPU in reason
 
 
 def asking() -> bool:
@@ -54,29 +63,34 @@ class KnownAnswers:
                 self._faults[key] = self._reason(wrong[0]) if wrong else None
         return self._faults[key]
 
-    def verdicts(self) -> list[Verdict]:
-        """The verdict on each known answer; those that were never asked are asked now."""
+    def verdicts(self, ask: bool = True) -> list[Verdict]:
+        """The verdict on each known answer. ask: whether those that were never asked are asked now."""
         with self._lock:
             self._asked(("", ""))
             answers = {id(one): one for some in (self._table or {}).values() for one in some}
-            return [self._verdict(one) for one in answers.values()]
+            return [self._verdict(one) if ask else self._remembered(one) for one in answers.values()]
+
+    def _remembered(self, one: KnownAnswer) -> Verdict:
+        key = (one.name, one.precision)
+        found = self._known.get(key) or store.load(self._path(key))
+        return found or Verdict(*key, tuple(sorted(one.decides)), "not asked", "nobody needed it yet")
 
     def _asked(self, key: tuple[str, str]) -> list[KnownAnswer]:
         if self._table is None:
             table: dict[tuple[str, str], list[KnownAnswer]] = {}
-            for one in self._answers():
+            for one in _apart(lambda: list(self._answers())):
                 for kind in one.decides:
                     table.setdefault((kind, one.precision), []).append(one)
             self._table = table
         return self._table.get(key, [])
 
     def _reason(self, verdict: Verdict) -> str:
-        return f"{self._owner()} on this CPU gets '{verdict.name}' wrong in {verdict.precision}: {verdict.reason}"
+        return f"{self._owner()}{_ON_THIS_CPU}'{verdict.name}' wrong in {verdict.precision}: {verdict.reason}"
 
     def _verdict(self, one: KnownAnswer) -> Verdict:
         key = (one.name, one.precision)
         if key not in self._known:
-            path = store.path_of(f"{self._owner()}\n{self._depends_on()}", *key)
+            path = self._path(key)
             verdict = store.load(path)
             if verdict is None:
                 verdict = _apart(lambda: _judged(one))
@@ -84,6 +98,10 @@ class KnownAnswers:
                     store.keep(path, verdict)
             self._known[key] = verdict
         return self._known[key]
+
+
+    def _path(self, key: tuple[str, str]) -> Path:
+        return store.path_of(f"{self._owner()}\n{self._depends_on()}", *key)
 
 
 def _judged(one: KnownAnswer) -> Verdict:

@@ -5,6 +5,7 @@ through its stable ABI and links no Python and no OpenMP, so one compiler call o
 """
 
 import fcntl
+import functools
 import hashlib
 import os
 import shlex
@@ -35,7 +36,6 @@ _SEAL = hashlib.sha256().digest_size
 
 _lock = threading.Lock()
 _outcome: str | None = None  # "" once loaded, else why not; None before the first try
-_library = ""
 
 
 class BuildError(Exception):
@@ -52,8 +52,19 @@ def why_not(folder: Path | None = None) -> str | None:
 
 
 def library_name() -> str:
-    """The name of the library that is loaded, which tells its sources, compiler and instructions; else empty."""
-    return _library
+    """The name of the library for this machine, which tells its sources, compiler and instructions; built or not.
+
+    Empty where there is no compiler. Raises SettingError where DLINFER_CPU_ISA asks for what this CPU lacks.
+    """
+    try:
+        return _named(tuple(_command()))
+    except BuildError:
+        return ""
+
+
+@functools.cache
+def _named(command: tuple[str, ...]) -> str:
+    return f"dlinfer_cpu-{_fingerprint(command)}.so"
 
 
 def load(folder: Path | None = None) -> None:
@@ -115,8 +126,7 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Path:
     flags: more compiler flags, behind FLAGS and those of DLINFER_CPU_ISA. Raises BuildError, and SettingError where
     that asks for instructions which this CPU lacks.
     """
-    compiler = _compiler()
-    command = [*compiler, *FLAGS, *isa.flags(), *flags]
+    command = _command(flags)
     path = folder / f"dlinfer_cpu-{_fingerprint(command)}.so"
     try:
         if _is_sound(path):  # in a folder that may be read-only
@@ -128,6 +138,10 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Path:
     except OSError as error:
         raise BuildError(f"the cache folder {folder} cannot be used: {error.strerror or error}") from error
     return path
+
+
+def _command(flags: Sequence[str] = ()) -> list[str]:
+    return [*_compiler(), *FLAGS, *isa.flags(), *flags]
 
 
 def _compiler() -> list[str]:
@@ -231,10 +245,8 @@ def _build_and_load(folder: Path) -> None:
 
 
 def _load_library(path: Path) -> None:
-    global _library
     try:
         torch.ops.load_library(str(path))
-        _library = path.name
     except OSError as error:  # torch's; the loader's own words are its cause
         raise BuildError(f"the compiled library cannot be loaded: {error.__cause__ or error}") from error
 

@@ -28,6 +28,7 @@ def table() -> dict[Any, Any]:
         _aten.argmax.default: argmax,
         _aten.argmin.default: argmin,
         _aten.topk.default: topk,
+        _aten.clamp.Tensor: clamp,
     }
 
 
@@ -80,6 +81,21 @@ def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = 
     key = op.Where(op.IsNaN(wide), op.Constant(value_float=float("inf")), op.Min(wide, high))
     _, place = op.TopK(key, count, axis=dim, largest=int(largest), sorted=1)
     return op.GatherElements(self, place, axis=dim), place
+
+
+def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
+    """Between two tensors; NaN where any of the three is."""
+    op = opset()
+    made = self
+    for name, bound in (("Max", min), ("Min", max)):
+        if bound is not None:
+            made = getattr(op, name)(made, bound)
+    if not _is_float(self):
+        return made
+    for one in (self, min, max):
+        if one is not None:
+            made = op.Where(op.IsNaN(_wide(one)), one, made)
+    return made
 
 
 def _is_float(x: Any) -> bool:
