@@ -175,7 +175,9 @@ def _known_answers(states: list[VendorState], ask: bool) -> list[EngineAnswers]:
             continue
         for name in discovery.get(state.name).engines:
             try:
-                answers: KnownAnswers | None = getattr(find_engine(name, state.device_type), "known_answers", None)
+                answers: KnownAnswers | None = getattr(
+                    find_engine(name, state.device_type), "known_answers", None
+                )
                 verdicts = answers.verdicts(ask) if answers is not None else []
             except Exception as error:  # noqa: BLE001 - loading an engine runs a plugin's code; its failure is the finding
                 found.append(EngineAnswers(name, state.name, 0, 0, [], f"{type(error).__name__}: {error}"))

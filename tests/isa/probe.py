@@ -1,4 +1,4 @@
-"""What is in force in this process: printed as one line of JSON. Run with ONEDNN_VERBOSE=1, whose lines stand before."""
+"""What is in force in this process, as one line of JSON. Run with ONEDNN_VERBOSE=1, whose lines stand before."""
 
 import json
 
@@ -20,7 +20,9 @@ def openvino_kernels() -> str:
     compiled = ov.Core().compile_model(model, "CPU")
     compiled([torch.ones(3, 37).numpy()])
     infos = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
-    kinds = {info["primitiveType"].astype(str) for info in infos if info["layerType"].astype(str) == "Eltwise"}
+    kinds = {
+        info["primitiveType"].astype(str) for info in infos if info["layerType"].astype(str) == "Eltwise"
+    }
     return ", ".join(sorted(kinds)) or "fused"
 
 

@@ -52,7 +52,9 @@ def probed(level: Level | None) -> dict[str, Any]:
     """What the libraries say of themselves under a level."""
     command = [sys.executable, "-m", "tests.isa.probe"]
     given = environment(level) | {"ONEDNN_VERBOSE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=300, check=False
+    )
     if done.returncode:
         return {"failed": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
     names = {"oneDNN": ", ".join(sorted(set(_ISA.findall(done.stdout))))}
@@ -75,7 +77,9 @@ def in_force(level: Level, free: dict[str, Any], forced: dict[str, Any]) -> str:
 def run(level: Level) -> dict[str, Any]:
     """The tests' counts under a level, and the last lines of their output where they failed."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selected()]
-    done = subprocess.run(command, cwd=ROOT, env=environment(level), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(level), capture_output=True, text=True, check=False
+    )
     lines = done.stdout.strip().splitlines()
     counts = {what: int(number) for number, what in _COUNT.findall(lines[-1] if lines else "")}
     tail = [] if done.returncode == 0 else [*lines[-40:], *done.stderr.strip().splitlines()[-10:]]
@@ -85,13 +89,19 @@ def run(level: Level) -> dict[str, Any]:
 def main() -> int:
     """Run what is to be run; print a line for each level, and the table at the end."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--level", action="append", metavar="VARIABLE=VALUE", help="only this one; may be repeated")
+    parser.add_argument(
+        "--level", action="append", metavar="VARIABLE=VALUE", help="only this one; may be repeated"
+    )
     parser.add_argument("--again", action="store_true", help="run levels that passed before too")
     chosen = parser.parse_args()
     STATE.mkdir(parents=True, exist_ok=True)
     code, free = sources(), probed(None)
     print(f"CPU met: {cpu_model()}\nwithout a forced level: {free}", flush=True)
-    rows = [_row(level, code, free, chosen.again) for level in LEVELS if chosen.level in (None, []) or level.name in chosen.level]
+    rows = [
+        _row(level, code, free, chosen.again)
+        for level in LEVELS
+        if chosen.level in (None, []) or level.name in chosen.level
+    ]
     print(f"\nCPU met: {cpu_model()}")
     width = max((len(name) for name, _, _ in rows), default=0)
     for name, verdict, detail in rows:

@@ -20,7 +20,7 @@ class KnownAnswer:
     decides: what is not trusted where the answer is wrong: kinds of ops as ``kind_of`` names them, or a part of the
         vendor's own that it asks for by name.
     precision: the floating dtype that it is computed in: "float32", "bfloat16", "float16".
-    run: computes. Raises NotTakenError where this machine or engine does not take it; any other error is a wrong answer.
+    run: computes. Raises NotTakenError where this machine or engine does not take it; another error is a wrong answer.
     expected: the right answer, worked out another way than ``run`` does it.
     tolerance: absolute and relative distance that rounding explains; whole numbers and bools are always exact.
     """

@@ -47,4 +47,3 @@ def put_to(
     with torch.no_grad():
         results = compiled(*inputs)
     return [*results, *(inputs[index] for index in sorted(written))]
-

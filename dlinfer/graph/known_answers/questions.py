@@ -32,7 +32,8 @@ class Question:
 
     given: its inputs by dtype. right: from the inputs, the results; in float64 where they are floating, and rounded
     here. Without it, it is the function itself in float64. decides: kinds of ops, see ``answer.kind_of``.
-    tolerance: by dtype, 0 where it has none. written: inputs that the function writes. within: what must hold meanwhile.
+    tolerance: by dtype, 0 where it has none. written: inputs that the function writes. within: a context
+    in which it is put.
     """
 
     name: str
@@ -88,7 +89,10 @@ def special(dtype: torch.dtype) -> list[Tensor]:
     values = torch.tensor(_SPECIAL, dtype=dtype)
     columns = torch.arange(37) % len(values)
     rows = torch.arange(len(values))
-    return [values[columns].expand(len(values), -1).contiguous(), values[(columns + rows[:, None]) % len(values)]]
+    return [
+        values[columns].expand(len(values), -1).contiguous(),
+        values[(columns + rows[:, None]) % len(values)],
+    ]
 
 
 def rows_with_special(dtype: torch.dtype) -> list[Tensor]:
@@ -135,7 +139,9 @@ def _many_factors(dtype: torch.dtype) -> list[Tensor]:
 
 
 def _whole(_: torch.dtype) -> list[Tensor]:
-    x = torch.tensor([7, -7, 0, 1, 2**24 + 1, -(2**24) - 3, 2**30 + 7, -(2**30) - 1, 100_000_007, -1, 12, 255])
+    x = torch.tensor(
+        [7, -7, 0, 1, 2**24 + 1, -(2**24) - 3, 2**30 + 7, -(2**30) - 1, 100_000_007, -1, 12, 255]
+    )
     y = torch.tensor([3, -3, 5, 2**24 + 3, 1, 7, 2, 10, 3, 9, -12, 16])
     return [x.repeat(4), y.repeat(4)]
 
@@ -199,6 +205,7 @@ def _extremes_by_python(x: Tensor, y: Tensor) -> list[Tensor]:
     pairs = list(zip(x.flatten().tolist(), y.flatten().tolist(), strict=True))
     answers = [[pick(choose, a, b) for a, b in pairs] for choose in (max, min)]
     answers.append([a if a != a else min(max(a, -1.0), 2.0) for a, _ in pairs])
+    answers.append([a if a != a else max(a, 0.5) for a, _ in pairs])
     return [torch.tensor(one, dtype=torch.float64).view(x.shape) for one in answers]
 
 
@@ -243,7 +250,7 @@ def _whole_by_python(x: Tensor, y: Tensor) -> list[Tensor]:
             lambda a, b: a % b,
             lambda a, b: a < b,
             lambda a, b: a == b,
-            lambda a, b: max(a, b),
+            max,
         )
     ]
 
@@ -269,7 +276,7 @@ QUESTIONS: list[Question] = [
              _chosen_by_python),
     Question("maximum, minimum and clamp of NaN",
              ["aten.maximum", "aten.minimum", "aten.clamp", "aten.clip", "aten.clamp_min", "aten.clamp_max"],
-             lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), x.clamp(-1.0, 2.0)), special,
+             lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), x.clamp(-1.0, 2.0), x.clamp(min=0.5)), special,
              _extremes_by_python),
     Question("relu of NaN and infinities", ["aten.relu"], lambda x, y: torch.relu(y), special,
              lambda x, y: torch.where(y < 0, 0.0, y)),
@@ -322,7 +329,10 @@ QUESTIONS: list[Question] = [
 
 
 def _heads(dtype: torch.dtype) -> list[Tensor]:
-    q, k, v = (_spread(2 * count, 19 * 64, 1.5).roll(shift).view(2, count, 19, 64) for count, shift in ((4, 0), (4, 5), (4, 11)))
+    q, k, v = (
+        _spread(2 * count, 19 * 64, 1.5).roll(shift).view(2, count, 19, 64)
+        for count, shift in ((4, 0), (4, 5), (4, 11))
+    )
     return [q.to(dtype), k.to(dtype), v.to(dtype)]  # fmt: skip
 
 

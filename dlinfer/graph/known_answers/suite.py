@@ -99,7 +99,6 @@ class KnownAnswers:
             self._known[key] = verdict
         return self._known[key]
 
-
     def _path(self, key: tuple[str, str]) -> Path:
         return store.path_of(f"{self._owner()}\n{self._depends_on()}", *key)
 

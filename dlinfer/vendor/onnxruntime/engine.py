@@ -88,7 +88,9 @@ class OnnxRuntimeEngine(TorchSteps):
 
     def identity(self, cache_dir: Path) -> str:
         """The version of ONNX Runtime, and what decides which nodes it is trusted with."""
-        return f"{_version()}\n{forced_isa()}"
+        import onnxruntime
+
+        return f"onnxruntime {onnxruntime.__version__}\n{forced_isa()}"
 
 
 def _version() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dlinfer.graph.onnx.translations import extremes
-from dlinfer.graph.onnx.translations.writing import is_type, opset, rank
+from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, opset, rank
 
 _aten = torch.ops.aten
 
@@ -29,6 +29,9 @@ def table() -> dict[Any, Any]:
         _aten.argmin.default: argmin,
         _aten.topk.default: topk,
         _aten.clamp.Tensor: clamp,
+        _aten.clamp.default: clamp_by_numbers,
+        _aten.clamp_min.default: clamp_by_numbers,
+        _aten.clamp_max.default: lambda self, max: clamp_by_numbers(self, None, max),
     }
 
 
@@ -93,9 +96,26 @@ def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     if not _is_float(self):
         return made
     for one in (self, min, max):
-        if one is not None:
+        if one is not None and one.dtype is not None:  # constants made here have none, and are no NaN
             made = op.Where(op.IsNaN(_wide(one)), one, made)
     return made
+
+
+def clamp_by_numbers(self: Any, min: Any = None, max: Any = None) -> Any:
+    """Between two numbers. Clip, without one of them, takes the largest finite number for infinity."""
+    op = opset()
+    if not all(bound is None or isinstance(bound, (int, float)) for bound in (min, max)):
+        raise Untranslated("a bound that is known at run time only")
+    if not _is_float(self) and any(isinstance(bound, float) for bound in (min, max)):
+        raise Untranslated("whole numbers between floats")
+
+    def constant(bound: Any) -> Any:
+        if bound is None:
+            return None
+        made = op.Constant(value_float=float(bound)) if _is_float(self) else op.Constant(value_int=bound)
+        return op.CastLike(made, self)
+
+    return clamp(self, constant(min), constant(max))
 
 
 def _is_float(x: Any) -> bool:

@@ -117,7 +117,7 @@ class OpenVINOEngine(TorchSteps):
         chosen = OpenVINOOptions.of(options.wanted_engine_options)
         if (reason := template.misfit(chosen)) is not None:
             return eager_region(region, self.name, options, reason)
-        if (faults := self._faults(region, chosen, template)):
+        if faults := self._faults(region, chosen, template):
             return eager_region(region, self.name, options, next(iter(faults.values())), faults)
         names = [node.name for node in region.graph_module.graph.find_nodes(op="placeholder")]
         computing = [n for n in region.graph_module.graph.nodes if n.op == "call_function" and is_compute(n)]
@@ -137,7 +137,10 @@ class OpenVINOEngine(TorchSteps):
         found: dict[str, str] = {}
         for node in region.graph_module.graph.nodes:
             if node.op == "call_function" and is_compute(node):
-                for one in {precision, precision_of(tensors_of(node))}:  # its own: the graph may come from an artifact
+                for one in {
+                    precision,
+                    precision_of(tensors_of(node)),
+                }:  # its own: the graph may come from an artifact
                     if (reason := self.known_answers.fault(kind_of(node.target), one)) is not None:
                         found[node.name] = reason
         return found

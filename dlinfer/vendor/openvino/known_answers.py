@@ -86,7 +86,9 @@ def _numbers(*sizes: int, shift: int) -> Tensor:
 
 
 def _attention(decodes: bool) -> Callable[..., Tensor]:
-    def function(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *places: Tensor) -> Tensor:
+    def function(
+        q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *places: Tensor
+    ) -> Tensor:
         slots, table, ends, lengths = places
         out = torch.empty_like(q)
         CACHED_ATTENTION(

@@ -12,7 +12,9 @@ from dlinfer.graph.known_answers.questions import QUESTIONS, ROUNDED
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
 def test_torch_gives_the_right_answer(question, dtype):
     results = pytree.tree_leaves(question.function(*question.given(dtype)))
-    tolerance = max((question.tolerance or {}).get(dtype, 0.0), 4 * ROUNDED[dtype] if question.tolerance else 0.0)
+    tolerance = max(
+        (question.tolerance or {}).get(dtype, 0.0), 4 * ROUNDED[dtype] if question.tolerance else 0.0
+    )
     assert what_is_wrong(results, question.answer(dtype), tolerance) is None
 
 

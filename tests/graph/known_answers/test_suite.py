@@ -120,7 +120,9 @@ def test_it_runs_outside_the_caller_s_modes():
     seen = []
 
     def run() -> list[torch.Tensor]:
-        seen.append((asking(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.ones(1).device.type))
+        seen.append(
+            (asking(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.ones(1).device.type)
+        )
         return [torch.tensor([2.0, 4.0, nan])]
 
     library = Library()

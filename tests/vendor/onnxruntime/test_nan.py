@@ -8,7 +8,9 @@ from tests.vendor.onnxruntime.regions import compiled
 from tests.vendor.openvino.test_nan import CASES, mixed
 
 NAMES = [
-    name for name in CASES if name not in ("sorted", "max_pool", "logsumexp", "comparisons with numbers", "relu")
+    name
+    for name in CASES
+    if name not in ("sorted", "max_pool", "logsumexp", "comparisons with numbers", "relu")
 ]
 
 

@@ -74,9 +74,7 @@ def _linear(dtype: torch.dtype, biased: bool) -> KnownAnswer:
         return [one.to(dtype) for one in results]
 
     name = f"C++ linear of {', '.join(map(str, ROWS))} rows{', with bias' if biased else ''}"
-    return KnownAnswer(
-        name, frozenset({"native linear", "native linears"}), name_of(dtype), run, expected
-    )
+    return KnownAnswer(name, frozenset({"native linear", "native linears"}), name_of(dtype), run, expected)
 
 
 def _norm(dtype: torch.dtype) -> KnownAnswer:

@@ -41,7 +41,9 @@ def _compares(function: Any) -> Any:
             kind = ov.Type.i32  # OpenVINO orders no bools
             return function(_wide(b, x, kind), _wide(b, y, kind))
         if kind.is_real():
-            return function(*(_exact(b, b.cast(one, kind) if isinstance(one, Output) else one, kind) for one in (x, y)))
+            return function(
+                *(_exact(b, b.cast(one, kind) if isinstance(one, Output) else one, kind) for one in (x, y))
+            )
         return function(*integers.difference(b, x, y, kind))
 
     return build

@@ -52,8 +52,8 @@ def _max_pool(dims: int) -> Any:
 
 
 def _of_all_floats(b: Builder, x: Output, pooled: Any) -> Output:
-    """The largest of windows. OpenVINO begins at the lowest finite number and passes over NaN, so what a window holds is
-    pooled too: 0 for nothing but negative infinity, 2 for NaN."""
+    """The largest of windows. OpenVINO begins at the lowest finite number and passes over NaN, so what a window holds
+    is pooled too: 0 for nothing but negative infinity, 2 for NaN."""
     kind = x.get_element_type()
     zero, one, two = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0))
     finite = op.less(b.scalar(float("-inf"), F32), b.cast(x, F32))

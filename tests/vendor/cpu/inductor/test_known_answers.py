@@ -1,9 +1,10 @@
 """C++ kernels and compiled loops answer first; what is wrong runs by torch, with its reason."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-import dlinfer
 from dlinfer.graph import engine as engines
 from dlinfer.ops import fallback
 from dlinfer.vendor.cpu.inductor import known_answers
@@ -30,24 +31,31 @@ class Model(torch.nn.Module):
         return torch.relu(self.linear(x) * 2).sigmoid() > 0.5
 
 
+def _off(value):
+    return ~value if value.dtype == torch.bool else value + 1
+
+
 @needs_compiler
 def test_all_answers_are_right_here(fresh):
     assert [one for one in fresh.known_answers.verdicts() if one.state == "wrong"] == []
 
 
 @needs_compiler
-@pytest.mark.parametrize(("part", "kinds"), [("C++ linear", {"aten.linear"}), ("compiled loops", {"aten.relu"})])
+@pytest.mark.parametrize(
+    ("part", "kinds"), [("C++ linear", {"aten.linear"}), ("compiled loops", {"aten.relu"})]
+)
 def test_what_is_wrong_is_torch_s(monkeypatch, fresh, tmp_path, part, kinds):
     """A planted fault: results off by one."""
     planted = [
-        type(one)(**{**vars(one), "run": lambda run=one.run: [~v if v.dtype == torch.bool else v + 1 for v in run()]})
-        if one.name.startswith(part) else one
+        replace(one, run=lambda run=one.run: [_off(value) for value in run()])
+        if one.name.startswith(part)
+        else one
         for one in known_answers.answers()
-    ]  # fmt: skip
+    ]
     monkeypatch.setattr(fresh.known_answers, "_answers", lambda: planted)
     monkeypatch.setattr(fresh.known_answers, "_path", lambda key: tmp_path / f"{hash(key)}")
     model, x = Model().requires_grad_(False), torch.randn(3, 32)
-    compiled = dlinfer.compile(model, options={"engine": "inductor"})
+    compiled = torch.compile(model, backend="dlinfer", options={"engine": "inductor"})
     torch.testing.assert_close(compiled(x), model(x))
     reasons = {kind.op: kind.reason for kind in fallback.counts() if kind.vendor == "inductor"}
     assert kinds <= set(reasons)
