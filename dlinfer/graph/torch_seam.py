@@ -241,14 +241,6 @@ def fresh_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
-def fake_of_any_length(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake of a tensor whose first size is a symbol, one for equal sizes; 0 and 1 stay what they are."""
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
-
-    kinds = [DimDynamic.STATIC if dim else DimDynamic.DUCK for dim in range(tensor.dim())]
-    return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(kinds))
-
-
 def fresh_symbol(mode: FakeTensorMode, symbol: Any, environment: ShapeEnv, number: int) -> Any:
     """A symbol of ``mode`` with the range of ``symbol`` and, where it has one, its example value."""
     from torch._dynamo.source import LocalSource

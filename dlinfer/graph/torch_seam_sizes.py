@@ -144,3 +144,11 @@ def undecided_errors() -> tuple[type[Exception], ...]:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return (GuardOnDataDependentSymNode,)
+
+
+def fake_of_any_length(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake of a tensor whose first size is a symbol, one for equal sizes; 0 and 1 stay what they are."""
+    from torch.fx.experimental.symbolic_shapes import StatelessSymbolicContext
+
+    kinds = [DimDynamic.STATIC if dim else DimDynamic.DUCK for dim in range(tensor.dim())]
+    return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(kinds))

@@ -12,6 +12,7 @@ from dlinfer.graph.torch_seam import mode_of
 from dlinfer.graph.torch_seam_sizes import (
     conditions_of,
     declared_range,
+    fake_of_any_length,
     from_on,
     is_dispatched,
     new_symbol,
@@ -87,3 +88,12 @@ def test_ops_of_the_dispatcher_are_told_from_torchscripts():
     assert is_dispatched("aten::sym_size.int")
     assert not is_dispatched("aten::save")
     assert not is_dispatched("aten::nothing")
+
+
+def test_the_first_size_of_a_fake_is_open():
+    mode = strict_mode()
+    first, second = (fake_of_any_length(mode, torch.ones(rows, 4)) for rows in (5, 5))
+    assert not isinstance(first.shape[0], int)
+    assert str(first.shape[0]) == str(second.shape[0])
+    assert first.shape[1] == 4
+    assert fake_of_any_length(mode, torch.ones(1, 4)).shape[0] == 1

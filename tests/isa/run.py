@@ -116,11 +116,12 @@ def _row(level: Level, code: str, free: dict[str, Any], again: bool) -> tuple[st
         print(f"{level.name}: not available: this CPU lacks {', '.join(lacking)}", flush=True)
         return level.name, "not available", f"this CPU lacks {', '.join(lacking)}"
     path = STATE / f"{level.name}.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if again or known.get("code") != code or known.get("status") != 0:
         known = run(level) | {"code": code, "in_force": in_force(level, free, probed(level))}
         path.write_text(json.dumps(known))
-    counts = ", ".join(f"{number} {what}" for what, number in known["counts"].items())
+    tallied: dict[str, int] = known["counts"]
+    counts = ", ".join(f"{number} {what}" for what, number in tallied.items())
     verdict = "passed" if known["status"] == 0 else "FAILED"
     print("\n".join([f"{level.name}: {verdict}: {counts} [{known['in_force']}]", *known["tail"]]), flush=True)
     return level.name, verdict, f"{counts} [{known['in_force']}]"

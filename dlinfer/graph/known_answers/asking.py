@@ -15,6 +15,7 @@ from dlinfer.graph.known_answers.answer import NotTakenError
 from dlinfer.graph.lower import lower
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import GraphReport
+from dlinfer.graph.torch_seam_sizes import fake_of_any_length
 
 
 def put_to(
@@ -30,7 +31,7 @@ def put_to(
     Raises NotTakenError where the engine refuses the function.
     """
     mode = torch_seam.fresh_mode()
-    fakes = [torch_seam.fake_of_any_length(mode, one) for one in given]
+    fakes = [fake_of_any_length(mode, one) for one in given]
 
     def flat(*inputs: Tensor) -> tuple[Any, ...]:
         return tuple(pytree.tree_leaves(function(*inputs)))

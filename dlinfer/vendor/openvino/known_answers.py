@@ -91,10 +91,19 @@ def _attention(decodes: bool) -> Callable[..., Tensor]:
     ) -> Tensor:
         slots, table, ends, lengths = places
         out = torch.empty_like(q)
-        CACHED_ATTENTION(
-            q, k, v, k_cache, v_cache, slots, table, BLOCK, None if decodes else ends, lengths, 37, 68,
-            HEADS, KV_HEADS, out, SIZE**-0.5, -1, 0.0, None, None,
-        )  # fmt: skip
+        given: tuple[Any, ...] = (
+            q,
+            k,
+            v,
+            k_cache,
+            v_cache,
+            slots,
+            table,
+            BLOCK,
+            None if decodes else ends,
+            lengths,
+        )
+        CACHED_ATTENTION(*given, 37, 68, HEADS, KV_HEADS, out, SIZE**-0.5, -1, 0.0, None, None)
         return out
 
     return function

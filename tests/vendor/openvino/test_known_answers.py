@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import openvino as ov
 import openvino.opset16 as op
@@ -115,7 +116,7 @@ def test_a_precision_of_the_engine_s_own_is_asked_for_the_whole_region(monkeypat
             "planted" if (kind, precision) == ("aten.exp", "float16") else asked(kind, precision)
         ),
     )
-    options = {"engine": "openvino", "small_regions": "engine"}
+    options: dict[str, Any] = {"engine": "openvino", "small_regions": "engine"}
     torch.compile(exp, backend="dlinfer", options=options)(X)
     torch.compile(exp, backend="dlinfer", options=options | {"engine_options": {"precision": "f16"}})(X)
     plain, narrow = reports.reports()

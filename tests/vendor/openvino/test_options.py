@@ -74,12 +74,12 @@ def test_the_model_s_own_precision_is_the_hint(dtype, monkeypatch):
     from dlinfer.vendor.openvino import engine
 
     seen = []
+    x = torch.randn(3, 4, dtype=dtype)
+    run, _ = lowered(lambda x: x @ x.t() + x.float().sum().to(dtype), x)  # known answers are compiled here
     monkeypatch.setattr(
         engine,
         "properties",
         lambda options, precision, cache: seen.append(precision) or properties(options, precision, cache),
     )
-    x = torch.randn(3, 4, dtype=dtype)
-    run, _ = lowered(lambda x: x @ x.t() + x.float().sum().to(dtype), x)
     run(x)
     assert seen == [{torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]]

@@ -16,6 +16,7 @@ from dlinfer.graph.dialect import fake
 from dlinfer.graph.known_answers.answer import KnownAnswer, NotTakenError, name_of
 from dlinfer.graph.known_answers.questions import FLOATS, ROUNDED, small_whole, special
 from dlinfer.graph.known_answers.suite import KnownAnswers
+from dlinfer.graph.torch_seam_sizes import fake_of_any_length
 from dlinfer.graph.twins import twins_of
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.fusible import decompositions
@@ -105,7 +106,7 @@ def _norm(dtype: torch.dtype) -> KnownAnswer:
 def _loops() -> list[Tensor]:
     given = [one for dtype in FLOATS for one in special(dtype)]
     mode = torch_seam.fresh_mode()
-    captured = trace(_looped, [torch_seam.fake_of_any_length(mode, one) for one in given], mode)
+    captured = trace(_looped, [fake_of_any_length(mode, one) for one in given], mode)
     placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
     twins = twins_of([fake(node) for node in placeholders])
     graph = torch_seam.trace_decomposed(captured.graph_module, twins.values, twins.mode, decompositions())
