@@ -117,8 +117,9 @@ def test_a_precision_of_the_engine_s_own_is_asked_for_the_whole_region(monkeypat
         ),
     )
     options: dict[str, Any] = {"engine": "openvino", "small_regions": "engine"}
+    narrowed: dict[str, Any] = {**options, "engine_options": {"precision": "f16"}}
     torch.compile(exp, backend="dlinfer", options=options)(X)
-    torch.compile(exp, backend="dlinfer", options=options | {"engine_options": {"precision": "f16"}})(X)
+    torch.compile(exp, backend="dlinfer", options=narrowed)(X)
     plain, narrow = reports.reports()
     assert not plain.refusals()
     assert ("aten.exp", "planted") in narrow.refusals()
