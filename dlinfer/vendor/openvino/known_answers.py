@@ -85,9 +85,6 @@ def _numbers(*sizes: int, shift: int) -> Tensor:
     return ((count * 0.6180339887498949) % 1.0 * 3 - 1.5).view(sizes)
 
 
-_attend: Any = CACHED_ATTENTION
-
-
 def _attention(decodes: bool) -> Callable[..., Tensor]:
     def function(
         q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *places: Tensor
@@ -106,7 +103,7 @@ def _attention(decodes: bool) -> Callable[..., Tensor]:
             None if decodes else ends,
             lengths,
         )
-        _attend(*given, 37, 68, HEADS, KV_HEADS, out, SIZE**-0.5, -1, 0.0, None, None)
+        CACHED_ATTENTION(*given, 37, 68, HEADS, KV_HEADS, out, SIZE**-0.5, -1, 0.0, None, None)
         return out
 
     return function
@@ -121,8 +118,8 @@ def _worked_out(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
             cache[slot // BLOCK, :, slot % BLOCK] = new[token]
     outs, start = [], 0
     for row, end, length in zip(table, ends.tolist(), lengths.tolist(), strict=True):
-        held = [cache[row].transpose(1, 2).flatten(0, 1)[:length] for cache in caches]
-        outs.append(attend(q[start:end], *held, SIZE**-0.5, True, -1, -1, 0.0, None, None))
+        keys, values = (cache[row].transpose(1, 2).flatten(0, 1)[:length] for cache in caches)
+        outs.append(attend(q[start:end], keys, values, SIZE**-0.5, True, -1, -1, 0.0, None, None))
         start = end
     return [torch.cat(outs)]
 
