@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("graph_mode")
 HEADS, SIZE = 32, 8  # as many heads as slots in a block: a cache of either layout has the same sizes
 K, V = torch.randn(3, HEADS, SIZE), torch.randn(3, HEADS, SIZE)
 SLOTS = torch.tensor([1, 5, 40])
-INDUCTOR = {"engine": "inductor"}
+INDUCTOR: dict[str, Any] = {"engine": "inductor"}
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_what_dynamo_does_not_guard_says_so(other):
     def write_by_op(k, v, one, two, slots):
         return torch.ops.dlinfer.fill_kv_cache(k, v, one, two, slots)
 
-    compiled = torch.compile(write_by_op, backend="dlinfer", options=INDUCTOR)
+    compiled: Any = torch.compile(write_by_op, backend="dlinfer", options=INDUCTOR)
     compiled(K, V, *caches(), SLOTS)
     other()
     given = caches()

@@ -27,7 +27,7 @@ from dlinfer.vendor.openvino.region import Region
 from dlinfer.vendor.openvino.registry import Call
 from dlinfer.vendor.openvino.requests import Requests
 from dlinfer.vendor.openvino.template import OUTPUT, Result, Template, template_of
-from dlinfer.vendor.openvino.weights import bound
+from dlinfer.vendor.openvino.weights import with_weights
 
 assert lowerings  # imported for what it registers
 
@@ -131,7 +131,7 @@ def _builder(template: Template, options: OpenVINOOptions) -> Callable[[tuple[Te
 
     def build(weights: tuple[Tensor, ...]) -> Requests:
         given = {template.inputs[index]: weight for index, weight in zip(template.held, weights, strict=True)}
-        model, keep = bound(template.model, given, options, template.notes)
+        model, keep = with_weights(template.model, given, options, template.notes)
         compiled = core().compile_model(
             model, options.device, properties(options, template.precision, template.cache)
         )

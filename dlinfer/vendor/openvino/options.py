@@ -36,10 +36,10 @@ class OpenVINOOptions:
         _one_of("weights", self.weights, WEIGHTS)
         if not isinstance(self.device, str) or not self.device:
             _refuse("device", self.device, "the name of an OpenVINO device, such as 'CPU' or 'GPU.0'")
-        if not _whole(self.group_size, 1) or self.group_size % 2:
+        if not _is_whole_number(self.group_size, 1) or self.group_size % 2:
             _refuse("group_size", self.group_size, "an even number above 0")
         for name in ("dynamic_quantization_group_size", "num_threads"):
-            if not _whole(getattr(self, name), 0):
+            if not _is_whole_number(getattr(self, name), 0):
                 _refuse(name, getattr(self, name), "a whole number, 0 or above")
 
     @classmethod
@@ -52,7 +52,7 @@ class OpenVINOOptions:
         return cls(**dict(given))
 
 
-def _whole(value: Any, least: int) -> bool:
+def _is_whole_number(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

@@ -16,10 +16,9 @@ from dlinfer.graph.output_sizes import reader
 from dlinfer.graph.value_memory import overlapping
 from dlinfer.graph.values import Function
 from dlinfer.vendor.openvino.builder import INDEX
+from dlinfer.vendor.openvino.range_rules import HIGHEST, LOWEST
 from dlinfer.vendor.openvino.requests import Requests
 from dlinfer.vendor.openvino.template import OUTPUT, Template
-
-_LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 
 
 class Region:
@@ -51,7 +50,9 @@ class Region:
         self._written = {one.target for one in template.results if one.target is not None}
         self._kept = [one.target for one in template.results if one.kind == "kept" and one.target is not None]
         indices = {index for index, _, _ in template.limits}
-        self._whole = [index for index in template.whole if index not in held and index not in indices]
+        self._int64 = [index for index in template.int64_inputs if index not in indices]
+        self._held = held
+        self._held_ranges: dict[int, tuple[int, int, tuple[int, int]]] = {}
         self._limits = [(index, negative) for index, _, negative in template.limits]
         self._limit_sizes = reader([[size for _, size, _ in template.limits]])
         self._sizes = reader(template.sizes)
@@ -95,11 +96,27 @@ class Region:
             return conflict
         if not all(inputs[index].is_contiguous() for index in self._kept):
             return "a KV cache that is not contiguous"
-        for index in self._whole:
-            low, high = _range(inputs[index])
-            if low < _LOWEST or high > _HIGHEST:
+        found: dict[int, tuple[int, int]] = {}
+        for index in self._int64:
+            low, high = found[index] = self._range(index, inputs)
+            if low < LOWEST or high > HIGHEST:
                 return "integers beyond 32 bits, which OpenVINO does not keep"
-        return None
+        ranges = self.template.ranges
+        for index in ranges.inputs:
+            if index not in found:
+                found[index] = self._range(index, inputs)
+        return ranges(inputs, found)
+
+    def _range(self, index: int, inputs: Sequence[Any]) -> tuple[int, int]:
+        """(smallest, largest) of an input; of a weight it is remembered while that stays the same."""
+        tensor = inputs[index]
+        if index not in self._held:
+            return _range(tensor)
+        place, version = tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+        before = self._held_ranges.get(index)
+        if before is None or before[:2] != (place, version):
+            before = self._held_ranges[index] = (place, version, _range(tensor))
+        return before[2]
 
     def _conflict(self, inputs: Sequence[Any]) -> str | None:
         """Why a written input is not apart from the others; looked up where they lie as at the last call."""
@@ -159,8 +176,10 @@ class Region:
 
 
 def _range(tensor: Tensor) -> tuple[int, int]:
-    """(smallest, largest) of whole numbers; zeros where there are none."""
+    """(smallest, largest) of whole numbers or bools; zeros where there are none."""
     if not tensor.numel():
         return 0, 0
+    if tensor.dtype is torch.bool:
+        return 0, 1
     low, high = torch.aminmax(tensor)
     return int(low), int(high)

@@ -153,7 +153,8 @@ class RegionRun:
         ]
         held = [index for index, one in enumerate(static) if one]
         self._held = model_writer.hold(model, tuple(model.inputs[index] for index in held))
-        self._results = [fake(node) for node in function.graph_module.graph.output_node().args[0]]
+        outputs: Any = function.graph_module.graph.output_node().args[0]
+        self._results = [fake(node) for node in outputs]
         self._sizes = reader(
             sizes_of([value.shape for value in self._results], [fake(n) for n in placeholders])
         )
