@@ -58,7 +58,7 @@ def expected() -> torch.Tensor:
 
 @torch.no_grad()
 def test_a_model_is_compiled_again_for_another_layout(other):
-    compiled = torch.compile(write, backend="dlinfer", fullgraph=True, options=INDUCTOR)
+    compiled: Any = torch.compile(write, backend="dlinfer", fullgraph=True, options=INDUCTOR)
     for activated in (None, other, lambda: discovery.use("cpu")):
         if activated is not None:
             activated()
@@ -78,7 +78,7 @@ def test_the_first_activation_compiles_nothing_again(monkeypatch):
         made.append(graph_module)
         return graph_module.forward
 
-    compiled = torch.compile(write, backend=counting, fullgraph=True)
+    compiled: Any = torch.compile(write, backend=counting, fullgraph=True)
     for _ in range(3):
         compiled(K, V, caches(), SLOTS)
     assert len(made) == 1
@@ -91,7 +91,7 @@ def test_what_dynamo_does_not_guard_says_so(other):
     def write_by_op(k, v, one, two, slots):
         return torch.ops.dlinfer.fill_kv_cache(k, v, one, two, slots)
 
-    compiled = torch.compile(write_by_op, backend="dlinfer", options=INDUCTOR)
+    compiled: Any = torch.compile(write_by_op, backend="dlinfer", options=INDUCTOR)
     compiled(K, V, *caches(), SLOTS)
     other()
     given = caches()
