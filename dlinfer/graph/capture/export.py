@@ -220,13 +220,11 @@ def _over_new_symbols(
             return to_size(value, names).evaluate(values)
         if not isinstance(value, torch.Tensor):
             return value
+        sizes, kind = [renewed(size) for size in value.shape], {"dtype": value.dtype, "device": value.device}
         with mode:
-            return torch.empty_strided(
-                [renewed(size) for size in value.shape],
-                [renewed(stride) for stride in value.stride()],
-                dtype=value.dtype,
-                device=value.device,
-            )
+            if is_contiguous(value):  # torch's own strides, which count a size that may be 0 as 1
+                return torch.empty(sizes, **kind)
+            return torch.empty_strided(sizes, [renewed(stride) for stride in value.stride()], **kind)
 
     for condition in conditions_of(captured.mode, names):
         torch._check(condition.evaluate(values))
