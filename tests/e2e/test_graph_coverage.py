@@ -13,7 +13,7 @@ REQUEST = {"name": "batch", "kind": "call", "gen": {"max_new_tokens": 6, "ignore
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_node_that_computes_is_in_the_engine(family: str, lab: Lab) -> None:
-    """S4-12 under the strictest policy: nothing falls back, nothing is left out as too small."""
+    """Under the strictest policy: nothing falls back, nothing is left out as too small."""
     model = lab.model(family)
     run = lab.engine(model, [REQUEST | {"prompts": lab.prompts(model)}], environment=STRICT)
     run.tokens("batch")
