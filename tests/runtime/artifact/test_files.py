@@ -70,7 +70,7 @@ def test_one_file_runs_all_row_counts(tmp_path, count):
 
 
 def test_a_path_a_string_and_every_kind_of_bytes_open_it(tmp_path, good):
-    """S0-10, S0-11, S0-12: from a file, from bytes."""
+    """From a file, from bytes."""
     path = tmp_path / "a.dlinfer"
     path.write_bytes(good)
     wanted = Head().eval()(rows(3))
@@ -183,7 +183,6 @@ def test_a_process_that_knows_nothing_of_the_module_runs_the_file(tmp_path, monk
 
 
 def test_an_encrypted_artifact_opens_with_its_key_alone(tmp_path):
-    """U11, S1-110."""
     head, artifact = compiled_head()
     key = new_key()
     path = saved(artifact, tmp_path / "a.dlinfer", key=key)
