@@ -7,8 +7,8 @@ nothing after it, belongs to the matrix.
 import numpy as np
 import pytest
 
+from tests.e2e.cell_checks import check_logits
 from tests.e2e.harness import NEW_TOKENS, Lab
-from tests.e2e.matrix import check_logits
 from tests.e2e.sampling_oracle import log_softmax
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]

@@ -84,11 +84,13 @@ def test_is_pinned_host():
 
 
 def test_device_type():
-    assert LiteTensor(LiteLayout([2])).device_type is LiteDeviceType.LITE_CPU
+    for given in (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT):
+        assert LiteTensor(LiteLayout([2]), given).device_type is given
 
 
 def test_device_id():
-    assert LiteTensor(LiteLayout([2])).device_id == 0
+    for given in (0, 1, 3):  # of a CPU each number is a queue of its own
+        assert LiteTensor(LiteLayout([2]), device_id=given).device_id == given
 
 
 def test_is_continue():
@@ -205,6 +207,10 @@ def test_update():
     tensor = filled()
     tensor.update()
     assert tensor.layout == LiteLayout([4, 8], "int32")
+    handle, tensor._handle = tensor._handle, ctypes.c_void_p()
+    with pytest.raises(LiteError, match="null"):
+        tensor.update()
+    tensor._handle = handle
 
 
 def test_set_data_by_copy_takes_lists_arrays_and_addresses():
