@@ -5,6 +5,7 @@ way will do now.
 """
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_functionalize_refuses_an_op_that_declares_its_writes():
 def test_auto_functionalized_gives_new_memory_and_numbers_for_strides():
     """An engine would have to know a higher-order op; run as it is, it copies the caches at each call."""
     given = arguments()
-    graph = aot_export_module(Step(), given, trace_joint=False)[0]
+    graph: Any = aot_export_module(Step(), given, trace_joint=False)[0]
     (call,) = (node for node in graph.graph.nodes if "auto_functionalized" in str(node.target))
     assert call.kwargs["_k_cache_size"] == given[2][0].shape
     assert call.kwargs["_v_cache_storage_offset"] == given[2][0].numel()

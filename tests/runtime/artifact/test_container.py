@@ -178,7 +178,7 @@ def test_sizes_beyond_the_file_are_refused():
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a": NaN}', b"{", b"\xff", b"[]", b"1", b"9" * 5000])
-def test_a_manifest_that_is_none_is_refused(text):
+def test_an_invalid_manifest_is_refused(text):
     comment = f"dlinfer-artifact {hashlib.sha256(text).hexdigest()}".encode()
     refused(raw_zip([(MANIFEST, text)], comment))
 

@@ -119,7 +119,7 @@ def test_no_place_is_free():
 
 
 @pytest.mark.parametrize("shape", [[], [2.0], [-1, 3], ["2"]])
-def test_shapes_that_are_none(shape):
+def test_an_invalid_shape_is_refused(shape):
     with pytest.raises(BatchCollectorError, match="whole numbers"):
         BatchCollector(shape)
 

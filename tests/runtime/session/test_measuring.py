@@ -87,7 +87,7 @@ def test_a_benchmark_never_ends_before_its_time(path, monkeypatch):
         {"num_inferences": 3, "inf_time": 1.0},
     ],
 )
-def test_limits_that_are_none(path, limits):
+def test_invalid_limits_are_refused(path, limits):
     with pytest.raises(SessionCallError, match="benchmark"):
         dlinfer.load(path).run_benchmark(**limits)
 

@@ -88,7 +88,7 @@ def test_a_number_and_a_time_exclude_each_other(linear):
     [{"num_inferences": value} for value in (0, -1, 1.5, "40", True)]
     + [{"inf_time": value} for value in (0, -1.0, "1", True, float("inf"), float("nan"))],
 )
-def test_a_number_or_time_that_is_none(linear, wrong):
+def test_an_invalid_number_or_time_is_refused(linear, wrong):
     with pytest.raises(QaicOptionError, match=next(iter(wrong))):
         session_of(linear).run_benchmark(**wrong)
 

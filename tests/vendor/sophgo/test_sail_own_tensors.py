@@ -180,6 +180,6 @@ def test_an_index_that_is_not_there(llm, call):
         getattr(llm, call)("mlp", 2)
 
 
-def test_a_name_that_is_none(llm):
+def test_an_argument_that_is_no_name_and_no_stage(llm):
     with pytest.raises(SophgoCallError, match="neither"):
         llm.get_input_tensors("mlp", 1, 1)
