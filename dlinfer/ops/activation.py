@@ -28,7 +28,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
     multiplied, as the two operations of HF transformers' gated MLPs do. Raises OpArgumentError.
     """
     gate, up = x.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    return (functional.silu(gate) * up).contiguous()
 
 
 _RULES = Rules("silu_and_mul")

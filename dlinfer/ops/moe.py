@@ -120,7 +120,7 @@ def fused_moe(
     weights = topk_weights.to(dtype)
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
-    out = torch.zeros_like(hidden_states, dtype=dtype)
+    out = torch.zeros(hidden_states.shape, dtype=dtype, device=hidden_states.device)
     for expert in range(gate_up_weights.shape[0]):
         token, choice = torch.where(topk_ids == expert)
         gate, up = (hidden_states[token].to(dtype) @ gate_up_weights[expert].to(dtype).t()).chunk(2, dim=-1)

@@ -64,7 +64,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     The sum is rounded to x's dtype before it is normalised, as two separate operations would. Raises
     OpArgumentError.
     """
-    total = x + residual
+    total = (x + residual).contiguous()
     return rms_norm.reference(total, weight, eps), total
 
 

@@ -32,7 +32,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     per_token = (*x.shape[:-2], 1, head_size)
     first, second = x.split(head_size // 2, dim=-1)
     rotated = torch.cat((-second, first), dim=-1)
-    return x * cos.reshape(per_token) + rotated * sin.reshape(per_token)
+    return (x * cos.reshape(per_token) + rotated * sin.reshape(per_token)).contiguous()
 
 
 @apply_rotary_pos_emb.python_call
