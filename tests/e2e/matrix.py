@@ -71,8 +71,9 @@ class Cell:
 
     @property
     def is_strict(self) -> bool:
-        """Whether everything that computes has to be in the engine: each family once, and all of other engines."""
-        return bool(self.engine) or (self.mode == "graph" and self.column == "base")
+        """Whether everything that computes has to be in the engine, or in a kernel of the vendor's: each family once
+        in either mode, and all of other engines."""
+        return bool(self.engine) or self.column == "base"
 
     @property
     def missing(self) -> str:
