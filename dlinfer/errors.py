@@ -228,7 +228,9 @@ class DeviceUnknownError(DlinferError, RuntimeError):
         "no available vendor says what a serving framework needs of device {device!r} (memory, streams, ...); "
         "installed: {vendors}."
     )
-    next_step = "install or repair the vendor's package (`dlinfer doctor` lists why a vendor is not available)."
+    next_step = (
+        "install or repair the vendor's package (`dlinfer doctor` lists why a vendor is not available)."
+    )
 
 
 class ModelFolderError(DlinferError, ValueError):

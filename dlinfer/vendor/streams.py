@@ -12,8 +12,8 @@ from typing import Any, Protocol
 class Streams(Protocol):
     """The part of ``torch.cuda`` that is about work in flight.
 
-    Stream, Event: types with torch.cuda's methods. current_stream, stream: the stream that work is put on, and a context
-    in which it is another one. synchronize: wait for all work. empty_cache: give memory that no tensor holds back.
+    Stream, Event: types with torch.cuda's methods. current_stream: the one that work is put on; stream: a context in
+    which it is another one. synchronize: wait for all work. empty_cache: give back memory that no tensor holds.
     """
 
     @property

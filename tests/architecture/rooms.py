@@ -30,8 +30,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.observe": "graph.seam graph.ir graph.report graph.capture graph.lowering",
     "dlinfer.graph.backend": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.observe",
-    "dlinfer.graph.direct": "errors settings vendor graph.seam graph.ir graph.report graph.options graph.engine graph.cache "
-    "graph.lowering graph.backend",
+    "dlinfer.graph.direct": "errors settings vendor graph.seam graph.ir graph.report graph.options graph.engine "
+    "graph.cache graph.lowering graph.backend",
     "dlinfer.graph.explain": "dlinfer errors graph.seam graph.ir graph.report graph.options graph.cache "
     "graph.backend",
     "dlinfer.runtime.options": "errors settings",

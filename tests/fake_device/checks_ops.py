@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dlinfer import ops, settings, vendor
-from dlinfer.errors import FallbackError
+from dlinfer.errors import FallbackError, OpArgumentError
+from dlinfer.graph.functional.slot_check import check_slots
 from dlinfer.ops import fallback
 from dlinfer.ops.samples import SampleMaker
 from dlinfer.vendor import discovery
@@ -92,3 +93,13 @@ def test_two_devices_have_an_active_vendor_each():
     assert {device: one and one.name for device, one in active.items()} == {"cpu": "cpu", NAME: "fakecorp"}
     assert discovery.kv_orders[NAME] == "BHSD" and discovery.kv_orders["cpu"] == "BSHD"
     assert kernels.calls["rms_norm"] == 1
+
+
+def test_slots_are_checked_wherever_they_and_the_lengths_lie():
+    table, ends = torch.tensor([[1, 0], [2, 3]]), torch.tensor([3, 5])
+    slots, lengths = torch.tensor([4, 5, 6, 9, 10]), torch.tensor([3, 3])
+    caches = [torch.zeros(4, 1, 4, 2, device=NAME)]
+    check_slots(slots.to(NAME), table.to(NAME), 4, ends, lengths, caches)
+    check_slots(slots.to(NAME), table.to(NAME), 4, ends.to(NAME), lengths.to(NAME), caches)
+    with pytest.raises(OpArgumentError, match="slot 6 for token 2"):
+        check_slots((slots + (slots == 6)).to(NAME), table.to(NAME), 4, ends, lengths, caches)

@@ -1,4 +1,4 @@
-"""Whether the fake device is a device: its tensors, its memory, and its refusals. ``test_in_a_process.py`` runs this."""
+"""Whether the fake device is a device: its tensors, memory and refusals. ``test_in_a_process.py`` runs this."""
 
 import gc
 
@@ -62,7 +62,11 @@ def test_views_share_memory_and_writes_reach_it():
 def test_two_devices_are_refused_where_a_device_refuses_them():
     x = torch.ones(2, device=NAME)
     assert (x + torch.tensor(1.0)).tolist() == [2, 2]
-    for function in (lambda: x + torch.ones(2), lambda: torch.cat([x, torch.ones(2)]), lambda: torch.ones(2).add_(x)):
+    for function in (
+        lambda: x + torch.ones(2),
+        lambda: torch.cat([x, torch.ones(2)]),
+        lambda: torch.ones(2).add_(x),
+    ):
         with pytest.raises(RuntimeError, match="two"):
             function()
     with pytest.raises(TypeError, match="numpy"):

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 HOST = "cpu"
-"""torch's name of the process's own machine. Graphs of every device take tensors of the host as well: lengths, scalars."""
+"""torch's name of the process's own machine. Graphs of every device take its tensors as well: lengths, scalars."""
 
 
 def graph_device(values: Iterable[Any]) -> torch.device:
     """Where a graph runs: the device of the first tensor that is not on the host; the host where all are there.
 
-    values: tensors, or anything with a ``device``; everything else is passed over. A model on an accelerator often takes
-    lengths and positions from the host, so that the first tensor tells nothing.
+    values: tensors, or anything with a ``device``; everything else is passed over. A model on an accelerator often
+    takes lengths and positions from the host, so the first tensor alone tells nothing.
     """
     devices = (value.device for value in values if isinstance(getattr(value, "device", None), torch.device))
     return next((device for device in devices if device.type != HOST), torch.device(HOST))

@@ -81,7 +81,9 @@ def on_host(tensor: Tensor) -> Tensor:
     return strided(_moved(flat, _HOST), tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def strided(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+def strided(
+    tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int | torch.SymInt
+) -> Tensor:
     """A view of the tensor's memory, on its own device: the host's kernel looks at sizes alone."""
     return torch.ops.aten.as_strided.default._op_dk(torch._C.DispatchKey.CPU, tensor, sizes, strides, offset)  # pyright: ignore[reportAttributeAccessIssue]
 

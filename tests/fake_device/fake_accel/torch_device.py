@@ -18,7 +18,12 @@ from fake_accel import memory
 NAME = "fakeaccel"
 aten = torch.ops.aten
 
-_TAKES_HOST_TENSORS = {aten.copy_.default, aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default}
+_TAKES_HOST_TENSORS = {
+    aten.copy_.default,
+    aten.index.Tensor,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
 """Ops that a device takes with tensors of the host: copies, and positions as indices."""
 
 _libraries: list[torch.library.Library] = []  # a Library that dies takes its kernels along
@@ -62,10 +67,10 @@ def install() -> None:
 # --- memory and views
 
 
-def _empty(
-    size: Sequence[int], *, dtype: Any = None, memory_format: Any = None, **unused: Any
-) -> Tensor:
-    shape = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
+def _empty(size: Sequence[int], *, dtype: Any = None, memory_format: Any = None, **unused: Any) -> Tensor:
+    shape = torch.empty(
+        size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format
+    )
     return memory.empty(shape.shape, shape.stride(), shape.dtype)
 
 
@@ -74,7 +79,9 @@ def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = N
 
 
 def _as_strided(tensor: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
-    return memory.strided(tensor, size, stride, tensor.storage_offset() if storage_offset is None else storage_offset)
+    return memory.strided(
+        tensor, size, stride, tensor.storage_offset() if storage_offset is None else storage_offset
+    )
 
 
 def _viewed(op: Any) -> Any:
@@ -99,7 +106,9 @@ def _resize_(tensor: Tensor, size: Sequence[int], *, memory_format: Any = None) 
     return _set_(tensor, fresh.untyped_storage(), 0, fresh.shape, fresh.stride())
 
 
-def _set_(tensor: Tensor, source: Any, offset: int, size: Sequence[int], stride: Sequence[int] = ()) -> Tensor:
+def _set_(
+    tensor: Tensor, source: Any, offset: int | torch.SymInt, size: Sequence[int], stride: Sequence[int] = ()
+) -> Tensor:
     op = aten.set_.source_Storage_storage_offset
     return op._op_dk(torch._C.DispatchKey.CPU, tensor, source, offset, size, stride)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -150,7 +159,9 @@ def _by_the_host(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _argument(argument: Any, value: Any, given: dict[str, Any]) -> Any:
     """An argument as the host's op takes it."""
     if argument.is_out:
-        return torch.empty(0, dtype=value.dtype, device="cpu")  # the device's own memory cannot grow under the op
+        return torch.empty(
+            0, dtype=value.dtype, device="cpu"
+        )  # the device's own memory cannot grow under the op
     if argument.name == "device" and value is not None:
         return torch.device("cpu")
     if isinstance(argument.type, torch.TensorType) and isinstance(value, (int, float, bool)):
@@ -196,6 +207,5 @@ def _refuse_two_devices(op: Any, given: dict[str, Any]) -> None:
         one.device.type for one in tensors if one.device.type == NAME
     }
     if len(devices) > 1:
-        raise RuntimeError(
-            f"{op}: expected all tensors to be on the same device, but found at least two, {' and '.join(sorted(devices))}"
-        )
+        both = " and ".join(sorted(devices))
+        raise RuntimeError(f"{op}: expected all tensors on the same device, but found two: {both}")

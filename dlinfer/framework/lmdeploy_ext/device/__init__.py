@@ -2,6 +2,7 @@
 
 In come LMDeploy's questions about devices, out come answers for ours. Every other room here asks ``activation``.
 
-LMDeploy imports this module where a vendor's device is to be initialised. Importing does nothing, as it happens for other
-reasons too: ``patches`` does it before LMDeploy's backend starts, by ``vendor_devices.vendor_device_init``.
+LMDeploy imports this module where a vendor's device is to be initialised. Importing it does nothing, as that happens
+for other reasons too: ``patches`` initialises the device before LMDeploy's backend starts, by
+``vendor_devices.vendor_device_init``.
 """

@@ -11,7 +11,9 @@ def vendor_of(device_type: str) -> Vendor | None:
 
     Raises VendorLoadError and VendorClashError of the vendor that has the device's name.
     """
-    if device_type in discovery.names() and (named := discovery.get(device_type)).puts_frameworks_on(device_type):
+    if device_type in discovery.names() and (named := discovery.get(device_type)).puts_frameworks_on(
+        device_type
+    ):
         return named
     found = [vendor for vendor in discovery.loadable() if vendor.puts_frameworks_on(device_type)]
     return max(found, key=lambda vendor: vendor.priority, default=None)
@@ -31,5 +33,7 @@ def torch_device(device_type: str) -> str:
 
 def served() -> list[str]:
     """Every device_type of ours that works on this machine."""
-    found = [one for one in discovery.loadable() if one.load_device is not None and discovery.probe(one).available]
+    found = [
+        one for one in discovery.loadable() if one.load_device is not None and discovery.probe(one).available
+    ]
     return sorted({one.framework_device or one.name for one in found})

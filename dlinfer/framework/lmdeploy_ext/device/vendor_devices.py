@@ -33,4 +33,6 @@ def vendor_device_init(device_type: str) -> None:
 
 def usable() -> list[str]:
     """The device types that can be chosen here."""
-    return list(dict.fromkeys([*served(), "cuda", *(name for name in NEED_VENDOR if name in discovery.names())]))
+    return list(
+        dict.fromkeys([*served(), "cuda", *(name for name in NEED_VENDOR if name in discovery.names())])
+    )

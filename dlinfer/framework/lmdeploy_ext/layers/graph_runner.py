@@ -90,7 +90,9 @@ class CompiledRunner(GraphRunner):
     def __init__(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(model, *args, **kwargs)
         self._calls: dict[Any, Callable[..., Any]] = {}
-        self._phases_alike = find_engine(CompileOptions().wanted_engine, activation.torch_device()).phases_alike
+        self._phases_alike = find_engine(
+            CompileOptions().wanted_engine, activation.torch_device()
+        ).phases_alike
         context: Any = self.ctx_mgr
         self._identity = model_identity(
             model,
