@@ -72,6 +72,10 @@ graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on whe
 graph-ops: $(STAMP) ## torch's op database in graph mode; goes on where it stopped, writes docs/graph_ops.md
 	$(PY) -m tests.graph.matrix.run_op_db --write-docs $(GRAPH_ARGS)
 
+.PHONY: figures
+figures: $(STAMP) ## draw docs/rooms.svg, the figure of the rooms, from the code's imports
+	$(PY) -m docs.figures.rooms
+
 .PHONY: bench
 bench: $(STAMP) ## LMDeploy in graph mode and torch.compile against their peers; two hours on a quiet machine
 	$(PY) -m benchmarks.serving

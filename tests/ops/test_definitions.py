@@ -1,4 +1,4 @@
-"""What follows from each op's one definition: documentation, schema, samples, tolerances (S4-03, S4-09)."""
+"""What follows from each op's one definition: documentation, schema, samples, tolerances."""
 
 import pytest
 import torch

@@ -163,7 +163,7 @@ def test_the_setting_is_for_its_own_device_only(plugins):
 
 
 def test_the_vendor_that_provides_the_wanted_engine_goes_before_priority(plugins):
-    """S4-11, U12: an engine lays the KV cache out its own way, so its vendor must be the active one."""
+    """An engine lays the KV cache out its own way, so its vendor must be the active one."""
     plugins("acme", healthy("acme", "cpu", engines=("acme-graphs",)))
     plugins("beta", healthy("beta", "npu", engines=("acme-graphs",)))
     with settings.override(engine="acme-graphs"):

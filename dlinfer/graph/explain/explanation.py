@@ -18,7 +18,7 @@ from torch import fx
 import dlinfer
 from dlinfer.errors import ExplanationError
 from dlinfer.graph.cache import disk
-from dlinfer.graph.explain.facts import SCHEMA, Facts, GraphBreak
+from dlinfer.graph.explain.fields import SCHEMA, Facts, GraphBreak
 from dlinfer.graph.explain.html import page_of
 from dlinfer.graph.explain.text import summary_of, text_of
 from dlinfer.graph.options import CompileOptions

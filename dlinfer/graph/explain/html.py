@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
-from dlinfer.graph.explain.facts import Facts
+from dlinfer.graph.explain.fields import Facts
 from dlinfer.graph.explain.svg import svg_of
 from dlinfer.graph.explain.text import amount, duration, headline, short_cause, short_line
 from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport

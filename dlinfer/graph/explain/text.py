@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from dlinfer.graph.explain.facts import Facts
+from dlinfer.graph.explain.fields import Facts
 from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
 
 

@@ -1,4 +1,4 @@
-"""Runs one behind the other in a thread of their own, in the order in which they were asked for (U7)."""
+"""Runs one behind the other in a thread of their own, in the order in which they were asked for."""
 
 import threading
 from collections.abc import Callable

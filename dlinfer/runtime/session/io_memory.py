@@ -1,6 +1,6 @@
 """The memory that sessions run in besides their weights: tensors of their own for inputs and outputs.
 
-Two sessions that never run at once may share it (U6): their tensors then lie in one arena, and each waits for the
+Two sessions that never run at once may share it: their tensors then lie in one arena, and each waits for the
 other's run to end. Nothing else shares: every stage of every entry of a session has its own place in the arena.
 """
 

@@ -1,4 +1,4 @@
-"""The memory plan: what a session's entries need, and when, as JSON (S1-86)."""
+"""The memory plan: what a session's entries need, and when, as JSON."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The sizes of the KV cache's blocks follow the active vendor: what LMDeploy schedules in, what kernels see (S4-50)."""
+"""The sizes of the KV cache's blocks follow the active vendor: what LMDeploy schedules in, what kernels see."""
 
 import pytest
 from lmdeploy import PytorchEngineConfig

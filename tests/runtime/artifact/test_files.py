@@ -1,6 +1,7 @@
 """Artifacts as files: what was saved comes back; what is not sound is refused before anything of it is used."""
 
 import contextlib
+import hashlib
 import os
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_one_file_runs_all_row_counts(tmp_path, count):
 
 
 def test_a_path_a_string_and_every_kind_of_bytes_open_it(tmp_path, good):
-    """S0-10, S0-11, S0-12: from a file, from bytes."""
+    """From a file, from bytes."""
     path = tmp_path / "a.dlinfer"
     path.write_bytes(good)
     wanted = Head().eval()(rows(3))
@@ -182,7 +183,6 @@ def test_a_process_that_knows_nothing_of_the_module_runs_the_file(tmp_path, monk
 
 
 def test_an_encrypted_artifact_opens_with_its_key_alone(tmp_path):
-    """U11, S1-110."""
     head, artifact = compiled_head()
     key = new_key()
     path = saved(artifact, tmp_path / "a.dlinfer", key=key)
@@ -287,20 +287,14 @@ def test_another_artifacts_manifest(good, tmp_path):
         names = [name for name in ours.namelist() if name != "manifest.json"]
         mixed = [(name, ours.read(name)) for name in names]
         mixed.append(("manifest.json", theirs.read("manifest.json")))
-    refused(raw_zip(mixed))
-
-
-@pytest.mark.parametrize(
-    "name", ["../evil", "/etc/passwd", "a/../../b", "..\\evil", "stage_0/\x00x", "C:\\x", "./weights.bin"]
-)
-def test_names_that_lead_elsewhere(good, name):
-    members, manifest = unpacked(good)
-    refused(raw_zip([*members.items(), (name, b"x"), ("manifest.json", b"{}")]))
-    assert manifest
+        comment = theirs.comment
+    refused(raw_zip(mixed, comment), match="members are not those|has [0-9]+ bytes, not|was altered")
 
 
 def test_a_zip_bomb_is_not_unpacked(good):
-    bomb = raw_zip([("manifest.json", b"0" * (64 << 20))], compression=zipfile.ZIP_DEFLATED)
+    contents = b"0" * (64 << 20)
+    comment = f"dlinfer-artifact {hashlib.sha256(contents).hexdigest()}".encode()
+    bomb = raw_zip([("manifest.json", contents)], comment, compression=zipfile.ZIP_DEFLATED)
     assert len(bomb) < 1 << 20
     refused(bomb, match="compressed|stored")
 

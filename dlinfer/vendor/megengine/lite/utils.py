@@ -1,4 +1,4 @@
-"""TensorBatchCollector: samples of one batch, collected where the batch lies (S1-130 to S1-137)."""
+"""TensorBatchCollector: samples of one batch, collected where the batch lies."""
 
 import ctypes
 import threading

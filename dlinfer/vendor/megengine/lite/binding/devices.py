@@ -11,7 +11,7 @@ _ALWAYS = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
 
 
 def device_count(device_type: int) -> int:
-    """How many there are (S1-115). Raises LiteError for a kind that the library does not know."""
+    """How many there are. Raises LiteError for a kind that the library does not know."""
     count = ctypes.c_size_t()
     native = checked("get_device_count", device_type)
     library().call("get_device_count", native, ctypes.byref(count), said=f"get_device_count({device_type!r})")

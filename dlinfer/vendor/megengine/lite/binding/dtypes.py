@@ -26,7 +26,7 @@ NAMES = ", ".join(str(np.dtype(one)) for one in NUMPY_TYPES.values())
 
 
 def lite_type(dtype: Any, call: str) -> LiteDataType:
-    """The LiteDataType of a LiteDataType, a name, a numpy dtype or a numpy type; None is float32 (S1-02 to S1-05).
+    """The LiteDataType of a LiteDataType, a name, a numpy dtype or a numpy type; None is float32.
 
     Raises LiteArgumentError.
     """

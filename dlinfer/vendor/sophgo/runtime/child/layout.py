@@ -9,9 +9,6 @@ from ctypes import POINTER
 
 MAX_DIMS = 8
 
-# Bytes of an element, by bm_data_type_t. The 4-bit types have none of their own.
-ELEMENT_BYTES = {0: 4, 1: 2, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 4, 8: 2}
-
 
 class DeviceMemory(ctypes.Structure):
     """bm_device_mem_t: where memory of a device begins and how many bytes it has."""
