@@ -11,7 +11,10 @@ from tests.graph.matrix.op_db_job import Tally, run_op
 pytestmark = pytest.mark.slow
 
 # What Dynamo does not capture, and says so.
-NOT_CAPTURED = {"as_strided": {"dynamo: Inplace op on input tensor"}, "nonzero": {"dynamo: Dynamic shape operator"}}
+NOT_CAPTURED = {
+    "as_strided": {"dynamo: Inplace op on input tensor"},
+    "nonzero": {"dynamo: Dynamic shape operator"},
+}
 
 # One or two of each kind: pointwise, reduction, view, indexing, write, factory, random, matmul, convolution, norm,
 # attention, sort, scan, several results, a result whose size depends on values.
