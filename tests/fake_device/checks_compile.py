@@ -141,11 +141,17 @@ def test_host_lengths_come_first_and_the_device_s_engine_still_runs():
     assert report.reports()[-1].engine == "fakegraphs"
 
 
-def test_an_engine_of_the_host_refuses_the_device_s_tensors_by_name():
+@pytest.mark.parametrize("engine", ["inductor", "onnxruntime", "openvino"])
+def test_an_engine_of_the_host_refuses_the_device_s_tensors_by_name(engine):
+    def function(x, weight):
+        return ops.rms_norm(x, weight, 1e-6) * 2 + 1
+
     fallback.reset()
+    given = torch.ones(3, device=NAME), torch.ones(3, device=NAME)
     with torch.no_grad(), settings.override(fallback="allow"):
-        run = torch.compile(lambda x: x * 2 + 1, backend="dlinfer", options={"engine": "onnxruntime"})
-        assert run(torch.ones(3, device=NAME)).tolist() == [3, 3, 3]
-    assert {node.reason for node in report.reports()[-1].nodes if node.place == "eager"} == {
-        f"a tensor on device {NAME!r}"
-    }
+        run = torch.compile(
+            function, backend="dlinfer", options={"engine": engine, "small_regions": "engine"}
+        )
+        torch.testing.assert_close(run(*given).cpu(), torch.full((3,), 3.0))
+    nodes = report.reports()[-1].nodes
+    assert {(node.place, node.reason) for node in nodes} == {("eager", f"a tensor on device {NAME!r}")}
