@@ -17,6 +17,28 @@ HOST = "cpu"
 """torch's name of the device that is this process's own machine."""
 
 Kernel = Callable[..., object]
+Rule = Callable[..., str | None]
+
+
+def refuses(rule: Rule) -> Callable[[Kernel], Kernel]:
+    """Say of a kernel which calls it does not take, so that it can be asked before anything runs.
+
+    rule: takes the op's arguments, of which tensors may be fakes, and gives the reason, or None for a call that the
+        kernel takes. It asks for dtypes, ranks, sizes and devices, never for values. Caches lie as the vendor's do.
+
+    A kernel that can tell from values only raises KernelDeclined, before it writes anything.
+    """
+
+    def with_rule(kernel: Kernel) -> Kernel:
+        kernel.refuses = rule  # pyright: ignore[reportFunctionMemberAccess]
+        return kernel
+
+    return with_rule
+
+
+def rule_of(kernel: Kernel) -> Rule | None:
+    """What ``refuses`` said of a kernel; None for one that takes every call, or tells at the call."""
+    return getattr(kernel, "refuses", None)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlinfer.errors import KernelDeclined
 from dlinfer.ops.kv_cache import check_slots
-from dlinfer.vendor.base import Kernel
+from dlinfer.vendor.base import Kernel, refuses
 from fake_accel.memory import on_host
 from fake_accel.torch_device import to_device
 from fake_accel.vendor import LAYOUT
@@ -29,9 +28,8 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return to_device(F.silu(gate) * up)
 
 
+@refuses(lambda x, weight, bias: "float64 is not served" if x.dtype is torch.float64 else None)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if x.dtype is torch.float64:
-        raise KernelDeclined(reason="float64 is not served")
     calls["linear"] += 1
     return to_device(F.linear(on_host(x), on_host(weight), None if bias is None else on_host(bias)))
 
