@@ -19,7 +19,7 @@ _LEGEND = (
 
 
 def page_of(explanation: Facts) -> str:
-    """The page. Everything that comes from a model is escaped; no script, font or image is loaded."""
+    """Return the page. Everything that comes from a model is escaped; no script, font or image is loaded."""
     template = resources.files("dlinfer.graph.explain").joinpath("page.html").read_text(encoding="utf-8")
     body = [_head(explanation)]
     body += [

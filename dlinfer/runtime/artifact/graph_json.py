@@ -68,7 +68,7 @@ class GraphFile:
 def write_graph(
     graph_module: fx.GraphModule, constants_from: int, ranges: Mapping[Any, Any] | None = None
 ) -> GraphFile:
-    """The written form of a graph whose STATIC inputs are weights 0, 1, ... in their order.
+    """Return the written form of a graph whose STATIC inputs are weights 0, 1, ... in their order.
 
     constants_from: the number of the first constant, as many as there are weights.
     ranges: what sizes may be, by symbol, where it is not what the graph's own world says (torch.export's).
@@ -200,7 +200,7 @@ def read_graph(
     *,
     allowed: Collection[str] = (),
 ) -> ReadGraph:
-    """The graph that ``write_graph`` wrote, every op tried on fakes.
+    """Return the graph that ``write_graph`` wrote, every op tried on fakes.
 
     weights: how weights and constants lie, by their number; constants: those that nodes name.
     allowed: names of ops outside torch's and dlinfer's own namespaces that are trusted.
@@ -344,7 +344,7 @@ class _Reader:
         return node
 
     def writes(self) -> frozenset[int]:
-        """The numbers of weights and constants whose memory some node writes, through views too."""
+        """Return the numbers of weights and constants whose memory some node writes, through views too."""
         effects = effects_of(self.graph)
         return frozenset(number for node, number in self.number_of.items() if effects.is_written(node))
 

@@ -66,7 +66,7 @@ class LoadedStage:
 
 
 def plan_of(artifact: ReadArtifact, stage: ReadStage) -> Plan:
-    """The signature of a stage from what the file says. Raises ArtifactCorruptError."""
+    """Return the signature of a stage from what the file says. Raises ArtifactCorruptError."""
     try:
         return _plan(stage)
     except (KeyError, TypeError, ValueError, AttributeError) as cause:
@@ -208,7 +208,7 @@ def _placed(
 
 
 def read_stage(artifact: ReadArtifact, stage: ReadStage, options: SessionOptions) -> ReadGraph:
-    """The graph of a stage, every op tried on fakes. Raises ArtifactCorruptError."""
+    """Return the graph of a stage, every op tried on fakes. Raises ArtifactCorruptError."""
     weights = sum("weight" in item for item in stage.graph["inputs"])
     constants = {
         number: artifact.tensors.tensor(stage.tensors[number])

@@ -15,7 +15,7 @@ class AsyncRuns:
         self._pending: list[Future[Any]] = []
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        """Run a job behind those before it."""
+        """Queue a job after those before it."""
         with self._lock:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "dlinfer-session")

@@ -56,8 +56,8 @@ class BatchCollector:
             return sorted(self._free)
 
     def collect(self, array: Any) -> int:
-        """Copy a sample, a numpy array or torch tensor of the batch's other sizes, into the first free place; gives
-        its id. Raises BatchCollectorError where none is free or it does not fit."""
+        """Copy a sample, a numpy array or torch tensor of the batch's other sizes, into the first free place;
+        return its id. Raises BatchCollectorError where none is free or it does not fit."""
         sample = self._sample(array)
         batch_id = self._take()
         self._tensor[batch_id].copy_(sample)
@@ -73,8 +73,8 @@ class BatchCollector:
         self._tensor[batch_id].copy_(sample)
 
     def collect_by_ctypes(self, data: Any, length: int) -> int:
-        """Copy ``length`` bytes, which must be one sample, from a ``ctypes.c_void_p`` into the first free place; gives
-        its id. That so many bytes may be read there is the caller's to know."""
+        """Copy ``length`` bytes, which must be one sample, from a ``ctypes.c_void_p`` into the first free place;
+        return its id. The caller guarantees that so many bytes may be read there."""
         address = (
             data.value if isinstance(data, ctypes.c_void_p) else ctypes.cast(data, ctypes.c_void_p).value
         )
@@ -91,7 +91,7 @@ class BatchCollector:
         return torch.frombuffer(memory, dtype=self._tensor.dtype)
 
     def free(self, indexes: Iterable[int]) -> None:
-        """Say that samples may be collected anew; what they hold stays until then."""
+        """Mark samples as free; they keep their content until they are collected again."""
         wanted = list(indexes)
         for index in wanted:
             if type(index) is not int or not 0 <= index < len(self._tensor):
@@ -100,11 +100,11 @@ class BatchCollector:
             self._free.update(wanted)
 
     def get(self) -> torch.Tensor:
-        """The whole batch, where it lies."""
+        """Return the whole batch, where it lies."""
         return self._tensor
 
     def to_numpy(self) -> Any:
-        """A copy of the whole batch. Raises BatchCollectorError for a dtype that numpy lacks."""
+        """Return a copy of the whole batch. Raises BatchCollectorError for a dtype that numpy lacks."""
         try:
             return self._tensor.detach().cpu().numpy().copy()
         except TypeError as cause:

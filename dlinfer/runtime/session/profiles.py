@@ -111,7 +111,7 @@ class PythonProfiles:
             PROFILER.release()
 
     def text(self, runs: int) -> str:
-        """The profiles of the first runs as tables."""
+        """Return the profiles of the first runs as tables."""
         head = f"{'file-line-function':<72}{'num calls':>12}{'func time':>14}{'tot time':>14}"
         lines = []
         for number, rows in enumerate(self.tables[: max(0, runs)]):

@@ -36,7 +36,7 @@ class RunningStage:
         return [results[index] for index in self._kept] if self._drops_some else results
 
     def bound(self, values: Sequence[Any]) -> tuple[Callable[..., tuple[Any, ...]], tuple[Any, ...]]:
-        """What the engine made, and the arguments that it is called with for these inputs."""
+        """Return what the engine made, and the arguments that it is called with for these inputs."""
         leaves = (leaf.constant if leaf.port is None else values[leaf.port] for leaf in self._leaves)
         return self.loaded.run, (*self.weights, *leaves)
 
@@ -60,7 +60,7 @@ class Weights:
         self._own = tensors.own(written)
 
     def of(self, stage: LoadedStage) -> list[torch.Tensor]:
-        """The weights of a stage."""
+        """Return the weights of a stage."""
         return [
             self._own[number] if number in self._own else self._shared.tensor(number)
             for number in stage.numbers
@@ -86,7 +86,7 @@ class Values:
         self.symbols = running.signature.check(self.tensors)
 
     def result(self, port: Port, tensor: Any) -> Any:
-        """A result in the kind of the inputs."""
+        """Return a result in the kind of the inputs."""
         return numpy_of(port, tensor) if self.numpy else tensor
 
 
@@ -125,7 +125,7 @@ def _from_numpy(port: Port, value: Any) -> torch.Tensor:
 
 
 def numpy_of(port: Port, tensor: torch.Tensor) -> Any:
-    """A result as a numpy array on its memory. Raises ArtifactInputError for a dtype that numpy lacks."""
+    """Return a result as a numpy array on its memory. Raises ArtifactInputError for a dtype that numpy lacks."""
     try:
         return tensor.detach().cpu().numpy()
     except TypeError as cause:
@@ -172,7 +172,7 @@ def _target(port: Port, target: Any) -> torch.Tensor:
 
 
 def lock_of(stages: Sequence[LoadedStage], memory: RuntimeMemory, *, shared: bool, owned: bool) -> Any:
-    """What keeps runs apart; nothing where the engine takes several at once and none writes what others read."""
+    """Return what keeps runs apart; nothing where the engine takes several at once and none writes what others read."""
     alone = shared or owned or not all(stage.concurrent for stage in stages)
     return memory.lock if alone else contextlib.nullcontext()
 

@@ -67,7 +67,7 @@ def load(
 
 
 class Session(Introspection):
-    """An artifact made pleasant. Made by ``dlinfer.load``; a context manager that resets itself at its end."""
+    """A loaded artifact, ready to run. ``dlinfer.load`` makes it; as a context manager it resets itself at the end."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Session(Introspection):
         return bool(self._running)
 
     def setup(self) -> None:
-        """Map the weights and lower the graphs; the first run does it otherwise.
+        """Map the weights and lower the graphs; otherwise the first run does it.
 
         Raises ArtifactCorruptError where a graph is not sound, and what finding and running the engine raises.
         """
@@ -142,7 +142,7 @@ class Session(Introspection):
             stage.lock = lock
 
     def reset(self) -> None:
-        """Give back all that ``setup`` took: weights, buffers, what the engine compiled, io tensors.
+        """Release all that ``setup`` took: weights, buffers, what the engine compiled, io tensors.
 
         The next run sets the session up anew, with buffers as they were saved.
         """
@@ -169,7 +169,7 @@ class Session(Introspection):
     # --- options
 
     def backend_options(self) -> dict[str, Any]:
-        """The options that may be changed now, with their values."""
+        """Return the options that may be changed now, with their values."""
         names = self.options.AFTER_SETUP if self.is_set_up else self.options.names()
         return {name: getattr(self.options, name) for name in names}
 
@@ -200,7 +200,7 @@ class Session(Introspection):
     def share_runtime_memory_with(self, other: "Session") -> None:
         """Run in the memory of another session, one of the two at a time.
 
-        Its own tensors for inputs and outputs then lie where the other's lie. Not while the other runs.
+        Its own tensors for inputs and outputs then lie where the other's lie. Not to be called while the other runs.
         Raises SessionCallError after ``setup``.
         """
         self._need_fresh("share_runtime_memory_with")
@@ -227,7 +227,7 @@ class Session(Introspection):
 
         inputs: a torch tensor or numpy array for each, taken where it lies; an input that the graph writes (a cache
             that is passed in) is written in place. outputs: tensors or arrays that results are put into.
-        entry: may be left out where there is one.
+        entry: may be left out where there is only one.
 
         Returns name -> result, numpy arrays where all inputs are, else tensors; those of ``outputs`` where given.
         With ``io="owned"`` results lie in the session's own tensors, until the next run.
@@ -300,11 +300,11 @@ class Session(Introspection):
     # --- asynchronous runs and callbacks
 
     def set_start_callback(self, callback: Callback | None) -> None:
-        """Call this with the inputs before each run; what it raises keeps the run from starting."""
+        """Set what is called with the inputs before each run; where it raises, the run does not start."""
         self._start = callback
 
     def set_finish_callback(self, callback: Callback | None) -> None:
-        """Call this with the outputs after each run."""
+        """Set what is called with the outputs after each run."""
         self._finish = callback
 
     def run_async(
@@ -315,7 +315,7 @@ class Session(Introspection):
         outputs: Mapping[str, Any] | None = None,
         callback: Callback | None = None,
     ) -> Any:
-        """Run behind those that were asked for before, and return at once with a Future of the outputs.
+        """Queue a run after those that were asked for before, and return a Future of its outputs at once.
 
         callback: called with the outputs when it is done, before the next run starts.
         Inputs must not change until then. ``wait`` waits for all.
@@ -336,7 +336,7 @@ class Session(Introspection):
     # --- measuring
 
     def get_metrics(self) -> dict[str, float]:
-        """How many runs there were and how long they took, in seconds."""
+        """Return how many runs there were and how long they took, in seconds."""
         return self.metrics.summary()
 
     def print_metrics(self) -> None:
@@ -353,9 +353,9 @@ class Session(Introspection):
         input_dict: Mapping[str, Any] | None = None,
         entry: str | None = None,
     ) -> BenchmarkResult:
-        """Run again and again with the same inputs, without looking at them between.
+        """Run repeatedly with the same inputs, which are checked once.
 
-        num_inferences: how often, 40 where nothing is said; or inf_time: for how many seconds; not both.
+        num_inferences: how many runs, 40 by default; or inf_time: for how many seconds. Not both.
         input_dict: the inputs, random ones where none are given.
         Returns (inf_completed, inf_rate in runs a second, inf_time in seconds, batch_size).
         """

@@ -18,7 +18,7 @@ def set_log_level(level: int) -> None:
 
 
 def get_log_level() -> LiteLogLevel:
-    """What the library prints now."""
+    """Return what the library prints now."""
     level = ctypes.c_int()
     library().call("get_log_level", ctypes.byref(level))
     return LiteLogLevel(level.value)
@@ -58,7 +58,7 @@ class LiteGlobal:
 
     @staticmethod
     def get_device_count(device_type: int) -> int:
-        """How many devices of a kind there are."""
+        """Return how many devices of a kind there are."""
         return devices.device_count(device_type)
 
     @staticmethod
@@ -116,7 +116,7 @@ class LiteGlobal:
     def lookup_physic_ptr(
         vir_ptr: ctypes.c_void_p, device: int, backend: int = LiteBackend.LITE_DEFAULT
     ) -> ctypes.c_void_p:
-        """The physical address of a virtual one. Raises LiteLackError: no build has it."""
+        """Return the physical address of a virtual one. Raises LiteLackError: no build has it."""
         call, found = "lookup_physic_ptr", ctypes.c_void_p()
         library().call(
             call,

@@ -76,5 +76,5 @@ class LiteLayout(ctypes.Structure):
 
 
 def copied(layout: LiteLayout) -> LiteLayout:
-    """A layout of one's own, since a caller may go on changing the one it gave."""
+    """Return a layout of one's own, since a caller may go on changing the one it gave."""
     return LiteLayout(layout.shapes, numpy_type(layout.data_type))

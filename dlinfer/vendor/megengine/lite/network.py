@@ -200,7 +200,7 @@ class LiteNetwork(NetworkSettings):
     # --- inputs and outputs
 
     def get_io_tensor(self, name: str, phase: int = LiteTensorPhase.LITE_IO) -> LiteTensor:
-        """The input or output of that name; ``phase`` says which where both have it. It stays the network's."""
+        """Return the input or output of that name; ``phase`` says which where both have it. It stays the network's."""
         handle = ctypes.c_void_p()
         library().call(
             "get_io_tensor",
@@ -220,20 +220,20 @@ class LiteNetwork(NetworkSettings):
         return tensor
 
     def get_input_name(self, index: int) -> str:
-        """The name of input ``index``."""
+        """Return the name of input ``index``."""
         return self._named("get_input_name", index, len(self.get_all_input_name()))
 
     def get_output_name(self, index: int) -> str:
-        """The name of output ``index``. Raises LiteError where the first run has freed the graph."""
+        """Return the name of output ``index``. Raises LiteError where the first run has freed the graph."""
         self._with_graph("get_output_name")
         return self._named("get_output_name", index, len(self.get_all_output_name()))
 
     def get_all_input_name(self) -> list[str]:
-        """The names of all inputs."""
+        """Return the names of all inputs."""
         return self._names("get_all_input_name")
 
     def get_all_output_name(self) -> list[str]:
-        """The names of all outputs."""
+        """Return the names of all outputs."""
         return self._names("get_all_output_name")
 
     def _named(self, call: str, index: int, count: int) -> str:

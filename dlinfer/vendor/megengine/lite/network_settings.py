@@ -79,7 +79,7 @@ class NetworkSettings:
         library().call("set_cpu_threads_number", self._handle, number)
 
     def is_cpu_inplace_mode(self) -> bool:
-        """Whether it runs in the caller's thread alone."""
+        """Return whether it runs in the caller's thread alone."""
         return bool(self._asked("is_cpu_inplace_mode"))
 
     def enable_cpu_inplace_mode(self) -> None:

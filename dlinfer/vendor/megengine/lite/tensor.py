@@ -143,7 +143,7 @@ class LiteTensor:
         return f"LiteTensor({self.layout!r}, {place}, is_pinned_host={self.is_pinned_host})"
 
     def get_ctypes_memory(self) -> ctypes.c_void_p:
-        """The address of its memory, which is allocated where it was not."""
+        """Return the address of its memory, which is allocated where it was not."""
         memory = ctypes.c_void_p()
         library().call("get_tensor_memory", self._handle, ctypes.byref(memory), said="get_ctypes_memory")
         return memory
@@ -162,7 +162,7 @@ class LiteTensor:
     def slice(
         self, start: Sequence[int], end: Sequence[int], step: Sequence[int] | None = None
     ) -> "LiteTensor":
-        """A view of a part, which may be non-contiguous.
+        """Return a view of a part, which may be non-contiguous.
 
         start, end, step: a number each for the first dimensions, as many as are given; steps are 1 where none are.
         Raises LiteArgumentError for a part outside.
@@ -319,7 +319,7 @@ class LiteTensor:
         return np.frombuffer(memoryview(memory), layout.dtype).reshape(layout.shapes)
 
     def to_numpy(self) -> np.ndarray:
-        """A copy of its elements; what lies on a device is copied to the CPU first."""
+        """Return a copy of its elements; what lies on a device is copied to the CPU first."""
         layout = self.layout
         result = np.empty(layout.shapes if layout.ndim else (0,), layout.dtype)
         if not result.size:

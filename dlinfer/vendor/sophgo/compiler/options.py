@@ -66,7 +66,7 @@ class BmodelOptions:
             raise SophgoOptionError(option="timeout", given=self.timeout, expected=expected)
 
     def identity(self) -> dict[str, Any]:
-        """What a compiled net depends on, as plain data."""
+        """Return what a compiled net depends on, as plain data."""
         return {name: value for name, value in vars(self).items() if name != "timeout"}
 
 

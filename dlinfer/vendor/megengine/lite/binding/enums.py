@@ -77,10 +77,10 @@ _NATIVE_DEFAULT = 7
 
 
 def native_device(device: LiteDeviceType) -> int:
-    """The C header's number of a device."""
+    """Return the C header's number of a device."""
     return _NATIVE_DEFAULT if device is LiteDeviceType.LITE_DEVICE_DEFAULT else int(device)
 
 
 def device_of_native(number: int) -> LiteDeviceType:
-    """The document's device for a number of the C header."""
+    """Return the document's device for a number of the C header."""
     return LiteDeviceType.LITE_DEVICE_DEFAULT if number == _NATIVE_DEFAULT else LiteDeviceType(number)
