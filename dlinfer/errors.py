@@ -225,7 +225,7 @@ class DeviceUnknownError(DlinferError, RuntimeError):
     """A serving framework is to run on a device of which no vendor says what a framework needs."""
 
     message = (
-        "no available vendor says what a serving framework needs of device {device!r} (memory, streams, ...); "
+        "no vendor says what a serving framework needs of device {device!r} (memory, streams, ...); "
         "installed: {vendors}."
     )
     next_step = (

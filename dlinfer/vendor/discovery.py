@@ -267,14 +267,19 @@ def device(device_type: str) -> Device:
     """What serving frameworks need of a device: from its active vendor, or where that says nothing of it, from the one
     of highest priority that does.
 
-    Raises DeviceUnknownError where none does, and VendorLoadError.
+    Raises DeviceUnknownError where none does, VendorUnavailableError where the probe of the one that does says no, and
+    VendorLoadError.
     """
     vendor = activate_default(device_type)
-    if vendor is None or vendor.load_device is None:
-        others = [v for v in loadable() if v.load_device is not None and v.serves(device_type)]
-        vendor = max((v for v in others if probe(v).available), key=lambda v: v.priority, default=None)
-    if vendor is None:
+    if vendor is not None and vendor.load_device is not None:
+        return device_of(vendor)
+    saying = [v for v in loadable() if v.load_device is not None and v.serves(device_type)]
+    if not saying:
         raise DeviceUnknownError(device=device_type, vendors=", ".join(names()))
+    vendor = max(saying, key=lambda v: (probe(v).available, v.priority))
+    answer = probe(vendor)
+    if not answer.available:
+        raise VendorUnavailableError(vendor=vendor.name, reason=answer.reason, advice=answer.next_step)
     return device_of(vendor)
 
 

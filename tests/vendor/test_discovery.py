@@ -319,10 +319,15 @@ def test_a_vendor_that_says_nothing_leaves_it_to_another_of_the_same_device(plug
     assert discovery.device("cpu") is discovery.device_of(discovery.get("cpu"))
 
 
-@pytest.mark.parametrize("changes", [{"load": None}, {"available": False}])
-def test_a_device_of_which_nobody_says_anything_is_an_error(plugins, changes):
-    plugins("acme", device_plugin("acme", device="npu", **changes))
+def test_a_device_of_which_nobody_says_anything_is_an_error(plugins):
+    plugins("acme", device_plugin("acme", device="npu", load=None))
     with pytest.raises(DeviceUnknownError, match=r"'npu'.*acme"):
+        discovery.device("npu")
+
+
+def test_a_device_whose_vendor_is_not_available_says_why(plugins):
+    plugins("acme", device_plugin("acme", device="npu", available=False))
+    with pytest.raises(VendorUnavailableError, match=r"'acme'.*made for a test"):
         discovery.device("npu")
 
 

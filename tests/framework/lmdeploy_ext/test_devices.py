@@ -1,5 +1,7 @@
 """Which device types are the adaptor's, which runner their graphs get, and whose KV cache takes how much."""
 
+import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +51,14 @@ def test_a_device_type_is_ours_where_a_vendor_puts_frameworks_on_it(plugins):
     assert vendor_devices.usable() == ["acme", "card", "cpu", "cuda"]
     with pytest.raises(UnknownVendorError, match=r"'beta'.*acme, card, cpu, cuda"):
         PytorchEngineConfig(device_type="beta")
+
+
+def test_cuda_loads_no_vendor(plugins):
+    plugins("broken", "raise RuntimeError('loaded')")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not devices.serves("cuda") and devices.serves("cpu")
+    assert "broken" not in discovery._loaded and "broken_package_plugin" not in sys.modules
 
 
 def test_the_command_line_offers_them(plugins):

@@ -3,14 +3,16 @@
 from dlinfer.vendor import Vendor, discovery
 
 OWN = ("cuda", "ascend", "maca", "camb")
-"""The device types that LMDeploy 0.18 itself accepts. One of them is ours where its vendor puts frameworks on it."""
+"""The device types that LMDeploy 0.18 itself accepts. One but cuda is ours where its vendor puts frameworks on it."""
 
 
 def vendor_of(device_type: str) -> Vendor | None:
-    """The vendor that makes a device_type ours; None where none does.
+    """The vendor that makes a device_type ours; None where none does. cuda is always LMDeploy's: no vendor is loaded.
 
     Raises VendorLoadError and VendorClashError of the vendor that has the device's name.
     """
+    if device_type == "cuda":
+        return None
     if device_type in discovery.names() and (named := discovery.get(device_type)).puts_frameworks_on(
         device_type
     ):
