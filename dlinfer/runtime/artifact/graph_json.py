@@ -22,6 +22,7 @@ from dlinfer.graph.seam.expressions import to_size
 from dlinfer.graph.seam.fake_mode import FakeTensorMode, mode_of, strict_mode
 from dlinfer.graph.seam.guards import conditions_of
 from dlinfer.graph.seam.symbols import declared_range, new_symbol, symbols_of
+from dlinfer.ops.spec import NAMESPACE, registry
 from dlinfer.runtime.artifact.node_json import (
     GraphTextError,
     call_text,
@@ -36,6 +37,7 @@ from dlinfer.runtime.artifact.node_json import (
 from dlinfer.utils.size_text import Size, SizeTextError, parse_condition, parse_size
 
 _MOST_NODES = 1_000_000
+_FUSED = f"{NAMESPACE}::"
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def write_graph(
     ]
     outputs = encode(tuple(graph_module.graph.output_node().args[0]))["tuple"]  # pyright: ignore[reportArgumentType]
     data = {
+        "ops": {name: registry()[name].version for name in sorted(_ops_of(nodes))},
         "symbols": table,
         "conditions": conditions,
         "inputs": inputs,
@@ -105,6 +108,24 @@ def write_graph(
         "outputs": outputs,
     }
     return GraphFile(data, constants)
+
+
+def strangers(data: Any) -> Iterator[tuple[str, int, int]]:
+    """(op, version that a written graph is of, version here; 0 where it is not here) of dlinfer's ops that differ.
+
+    A graph that says nothing of versions is of the first ones.
+    """
+    written = dict(data.get("ops") or {})
+    for name in sorted(_ops_of(data["nodes"])):
+        version, here = written.get(name, 1), registry()[name].version if name in registry() else 0
+        if version != here:
+            yield name, version, here
+
+
+def _ops_of(nodes: Any) -> set[str]:
+    """Names of dlinfer's fused ops among the calls of a written graph."""
+    calls = (item.get("call") for item in nodes)
+    return {call.removeprefix(_FUSED) for call in calls if isinstance(call, str) and call.startswith(_FUSED)}
 
 
 def _write_input(node: fx.Node, weights: Iterator[int], names: Mapping[Any, str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dlinfer.errors import (
     DlinferError,
 )
 from dlinfer.graph.engine import Engine, PayloadEngine, check_options, find_engine, runs_concurrently
+from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.lowering.compiled import CompiledGraph
@@ -115,11 +116,10 @@ def _range(item: Any) -> Bounds:
 
 
 def _input(item: Any, symbols: Mapping[str, Bounds]) -> Port:
-    device = device_of(item.get("device", "cpu"))
     name = name_of(item.get("called", item["name"]))
     if "number" in item:
         value = parse_size(item["number"])
-        return Port(name, torch.int64, (value,), _bounds([value], symbols), device, number=True)
+        return Port(name, torch.int64, (value,), _bounds([value], symbols), torch.device(HOST), number=True)
     sizes = [parse_size(text) for text in item["sizes"]]
     strides = item.get("strides")
     return Port(
@@ -127,7 +127,7 @@ def _input(item: Any, symbols: Mapping[str, Bounds]) -> Port:
         dtype_of(item["dtype"]),
         tuple(sizes),
         _bounds(sizes, symbols),
-        device,
+        device_of(item["device"]),
         None if strides is None else tuple(map(parse_size, strides)),
     )
 

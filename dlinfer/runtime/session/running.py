@@ -92,11 +92,15 @@ class Values:
 
 def tensor_of(port: Port, value: Any) -> Any:
     """A value of an input as a tensor on its memory; copied only where it lies in strides that the graph does not
-    take, or in memory that may not be written. Raises ArtifactInputError."""
+    take, in memory that may not be written, or as an array on the host while the graph reads a device's memory.
+    Raises ArtifactInputError."""
     if port.number:
         return value
     if not isinstance(value, torch.Tensor):
-        value = _from_numpy(port, value)
+        array = _from_numpy(port, value)
+        value = array.to(port.device)
+        if port.written and value is not array:  # what the graph writes would not reach the array
+            raise ArtifactInputError(name=port.name, expected=f"{port}, to be written", given="a numpy array")
     if port.strides is None and not value.is_contiguous() and not port.written:
         return value.contiguous()
     return value
@@ -139,7 +143,8 @@ def check_target(port: Port, target: Any, symbols: Mapping[str, int]) -> None:
     fits = len(wanted) == tensor.dim() and all(
         want in (None, size) for want, size in zip(wanted, tensor.shape, strict=True)
     )
-    if not fits or tensor.dtype != port.dtype or tensor.device != port.device:
+    misplaced = tensor is target and tensor.device != port.device  # an array is the host's, and copied into
+    if not fits or tensor.dtype != port.dtype or misplaced:
         shape = ", ".join("?" if size is None else str(size) for size in wanted)
         raise ArtifactInputError(
             name=port.name, expected=f"{port.dtype} [{shape}] on {port.device}", given=shown(tensor)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError, DlinferError, SessionCallError, SessionOptionError
+from dlinfer.graph.ir.device import graph_device
 from dlinfer.runtime.artifact.files import ReadArtifact, read
 from dlinfer.runtime.artifact.loading import Plan, load_stage, plan_of, read_stage
 from dlinfer.runtime.artifact.signature import Signature
@@ -432,16 +433,20 @@ def _devices(
     """The devices that are asked for. Raises SessionOptionError where the artifact was not made for them."""
     made_for = dict.fromkeys(
         port.device for stages in plans.values() for plan in stages for port in _ports(plan.signature)
-    ) or {torch.device("cpu"): None}
+    ) or {graph_device(()): None}
     if given is None:
         return list(made_for)
     kind = next(iter(made_for)).type
     wanted = [torch.device(kind, one) if isinstance(one, int) else torch.device(one) for one in given]
-    wanted = [torch.device(kind) if one.type == "cpu" and one.index in (None, 0) else one for one in wanted]
-    if not wanted or set(wanted) != set(made_for):
+    if not wanted or set(map(_first, wanted)) != set(map(_first, made_for)):
         expected = f"the devices it was made for: {', '.join(map(str, made_for))}"
         raise SessionOptionError(option="devices", given=list(given), expected=expected)
-    return wanted
+    return list(made_for)
+
+
+def _first(device: torch.device) -> tuple[str, int]:
+    """Kind and index of a device; without an index the first is meant."""
+    return device.type, device.index or 0
 
 
 def _ports(signature: Signature) -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -323,6 +324,58 @@ def test_another_format(good):
         manifest["format"] = 99
 
     refused(altered(good, change), ArtifactVersionError, "format 99")
+
+
+class Fused(nn.Module):
+    """A model with two of dlinfer's ops."""
+
+    def forward(self, x, weight):
+        return dlinfer.ops.silu_mul(dlinfer.ops.rms_norm(x, weight, 1e-6), x)
+
+
+@pytest.fixture
+def fused(tmp_path) -> bytes:
+    dlinfer.compile(Fused().eval(), (torch.randn(3, 8), torch.randn(8))).save(tmp_path / "fused.dlinfer")
+    return (tmp_path / "fused.dlinfer").read_bytes()
+
+
+def test_the_versions_of_dlinfers_ops_are_kept_and_fit(fused):
+    members, manifest = unpacked(fused)
+    graph = json.loads(members[manifest["stages"][0]["graph"]])
+    assert graph["ops"] == {"rms_norm": 1, "silu_mul": 1}
+    dlinfer.load(fused)
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ({"rms_norm": 2, "silu_mul": 1}, r"dlinfer's op 'rms_norm' of version 2, here is 1\."),
+        ({"rms_norm": 1, "silu_mul": 0}, r"dlinfer's op 'silu_mul' of version 0, here is 1\."),
+    ],
+)
+def test_an_op_of_another_version_is_refused_by_name(fused, versions, message):
+    def change(manifest, graph):
+        graph["ops"] = versions
+
+    refused(altered(fused, change), ArtifactVersionError, message)
+
+
+def test_an_op_that_came_later_is_refused_by_name(fused):
+    def change(manifest, graph):
+        next(item for item in graph["nodes"] if item["call"] == "dlinfer::rms_norm")["call"] = (
+            "dlinfer::norm_of_2027"
+        )
+
+    refused(altered(fused, change), ArtifactVersionError, r"'norm_of_2027' of version 1, here is no such op")
+
+
+def test_a_graph_that_says_nothing_of_versions_is_of_the_first_ones(fused, monkeypatch):
+    def change(manifest, graph):
+        del graph["ops"]
+
+    dlinfer.load(altered(fused, change))
+    monkeypatch.setattr(dlinfer.ops.rms_norm, "version", 2)
+    refused(altered(fused, change), ArtifactVersionError, "'rms_norm' of version 1, here is 2")
 
 
 def test_an_engine_that_is_not_here(good, monkeypatch):
