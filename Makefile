@@ -64,6 +64,10 @@ fuzz: $(STAMP) ## random programs eagerly and through each engine; SECONDS=60, E
 	@OMP_WAIT_POLICY=passive $(PY) -m tests.fuzz --seconds $(or $(SECONDS),60) \
 		$(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED))
 
+.PHONY: test-isa
+test-isa: $(STAMP) ## engines and kernels under each ISA level that can be forced; goes on where it stopped
+	$(PY) -m tests.isa.run $(ISA_ARGS)
+
 .PHONY: graph-models
 graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/graph_models.md
 	$(PY) -m tests.graph.matrix.run_models --write-docs $(GRAPH_ARGS)

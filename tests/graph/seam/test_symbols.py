@@ -99,3 +99,12 @@ def test_the_range_that_torch_export_was_told_counts():
     value = next(node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
     (symbol,) = symbols_of(value)[:1]
     assert declared_range(symbol, mode_of([value]), program.range_constraints) == (1, 16, 5)
+
+
+def test_the_first_size_of_a_fake_is_open():
+    mode = strict_mode()
+    first, second = (symbols.fake_of_any_length(mode, torch.ones(rows, 4)) for rows in (5, 5))
+    assert not isinstance(first.shape[0], int)
+    assert str(first.shape[0]) == str(second.shape[0])
+    assert first.shape[1] == 4
+    assert symbols.fake_of_any_length(mode, torch.ones(1, 4)).shape[0] == 1

@@ -17,6 +17,7 @@ from dlinfer.graph.ir.dialect import is_compute, is_size, model_line, tensors_of
 from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import Program, Step, constants_of, refer
+from dlinfer.graph.known_answers.answer import precision_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.report.policy import leave_engine
@@ -26,6 +27,7 @@ from dlinfer.settings import cache_folder
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler, code_generator
+from dlinfer.vendor.cpu.inductor.known_answers import CLUSTERS, EVERY_DTYPE, known_answers
 from dlinfer.vendor.cpu.inductor.masks import SHARED_MASKS
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
 
@@ -41,6 +43,7 @@ class InductorEngine:
 
     def __init__(self) -> None:
         self._clusters = ClusterCompiler()
+        self.known_answers = known_answers()
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """It has no options of its own."""
@@ -91,14 +94,19 @@ class InductorEngine:
         return result
 
     def _kernel(self, node: fx.Node, folder: Path, result: CompiledRegion, options: CompileOptions) -> str:
-        """The reference to what runs a node; without a C++ compiler it is torch's kernel, under the policy."""
+        """The reference to what runs a node; without a C++ compiler, and where its kernel is wrong on this CPU, it is
+        torch's kernel, under the policy."""
         reference = kernels.callee_of(node)
         if not reference.startswith("native "):
             return reference
         missing = native.why_not(folder / "native")
         if missing is None:
+            tensors = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
+            reason = self.known_answers.fault(reference, precision_of(tensors))
+        else:
+            reason = f"the C++ kernels cannot be built: {missing}"
+        if reason is None:
             return reference
-        reason = f"the C++ kernels cannot be built: {missing}"
         leave_engine(node, self.name, reason, options.policy)
         result.refused[node.name] = reason
         return kernels.callee_of(node, native=False)
@@ -134,7 +142,7 @@ class InductorEngine:
         result: CompiledRegion,
         options: CompileOptions,
     ) -> Step:
-        run, report = self._clusters.compile(subgraph, cache)
+        run, report = self._clusters.compile(subgraph, cache, self.known_answers.fault(CLUSTERS, EVERY_DTYPE))
         use = _merge(result.clusters, report)
         for node in cluster.members:
             if report.origin == "eager":
