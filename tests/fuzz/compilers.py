@@ -31,14 +31,15 @@ def fake_strides(program: Program, number: int, index: int) -> tuple[int, ...] |
     tensors |= {one.name: getattr(model, one.name).data for one in program.of_role(*execute.KEPT)}
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         values: dict[str, Any] = {name: mode.from_tensor(one) for name, one in tensors.items()}
-        try:
-            for step in program.steps:
+        for step in program.steps:
+            try:
                 made = execute.run_step(step, values, execute.namespace())
-                if step.makes:
-                    values[step.makes] = made
-        except Exception:  # noqa: BLE001 - what has no fake is judged by eager
-            return None
-    return values[program.returns[index]].stride()
+            except Exception:  # noqa: BLE001 - what has no fake, and what is made of it, is judged by eager
+                continue
+            if step.makes:
+                values[step.makes] = made
+    found = values.get(program.returns[index])
+    return None if found is None else found.stride()
 
 
 def unused_step_raises(program: Program) -> bool:
