@@ -18,7 +18,7 @@ _LARGE = 2**24
 _ORDERS = frozenset(
     f"aten::{name}"
     for name in """amax amin max min aminmax argmax argmin argsort topk sort median cummax cummin kthvalue maximum
-    minimum fmax fmin clamp clip clamp_min clamp_max hardtanh relu6 sign sgn""".split()
+    minimum fmax fmin clamp clip clamp_min clamp_max hardtanh relu6""".split()
 )
 _OF_INT64 = frozenset(("aten::sum", "aten::fmod", "aten::div"))
 

@@ -43,10 +43,9 @@ class OrtLowered(Lowered):
         self._doubts = note_doubts(graph_module.graph)
         self._graph = export(graph_module, opset=OPSET, translations=table)
         self.source = str(self._graph)
-        named = (
-            function.writes if not self._doubts else ()
-        )  # a call that torch runs again has written nothing
-        self.in_place = safe_in_place(self._graph, self._feeds, named) & function.in_place
+        self.in_place: frozenset[int] = frozenset()
+        if not self._doubts:  # a call that torch is to run over again has written nothing
+            self.in_place = safe_in_place(self._graph, self._feeds, function.writes) & function.in_place
         if self.held and (fault := sessions.why_refused(self._graph.to_bytes())) is not None:
             raise RefusedError(fault)  # before there are weights
 

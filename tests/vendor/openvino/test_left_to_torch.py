@@ -1,5 +1,7 @@
 """What OpenVINO does not compile after all is left to torch, under the fallback policy and with OpenVINO's reason."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -33,7 +35,7 @@ def test_weights_without_elements():
         def forward(self, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
             return F.linear(rows, weight, bias)
 
-    options = {"engine": "openvino", "fallback": "allow", "small_regions": "engine"}
+    options: dict[str, Any] = {"engine": "openvino", "fallback": "allow", "small_regions": "engine"}
     run = torch.compile(Product(), backend="dlinfer", options=options)
     with torch.no_grad():
         assert run(torch.randn(1, 3), torch.tensor(1.0)).shape == (0, 1)
