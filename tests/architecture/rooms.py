@@ -21,7 +21,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.report",
     "dlinfer.graph.capture": "errors utils graph.seam graph.ir",
     "dlinfer.graph.functional": "errors ops graph.seam graph.ir graph.passes",
-    "dlinfer.graph.onnx": "errors graph.seam graph.ir graph.functional",
+    "dlinfer.graph.onnx": "errors ops graph.seam graph.ir graph.functional",
     # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
     "dlinfer.graph.engine_kit": "errors ops graph.seam graph.ir graph.passes graph.report graph.options "
     "graph.engine graph.functional graph.onnx",
