@@ -19,10 +19,10 @@ from dlinfer.errors import NotAFunctionError, NotExportableError
 from dlinfer.graph.functional.function import function_of
 from dlinfer.graph.ir.dialect import (
     STATIC,
+    arguments,
     fake,
     is_size,
     overload,
-    parameters_of,
     tensors_of,
     written_arguments,
 )
@@ -93,7 +93,8 @@ class Refusals:
 def _cache_order(node: fx.Node) -> str:
     """How the caches lie that a node writes: a translation may serve one layout and not another."""
     op = overload(node)
-    return kv_order("cpu") if op is not None and "k_cache" in parameters_of(op) else ""
+    cache = arguments(node).get("k_cache") if op is not None else None
+    return kv_order(fake(cache).device.type) if isinstance(cache, fx.Node) else ""
 
 
 _SYMBOL = re.compile(r"\b[suz]\d+\b")

@@ -1,4 +1,4 @@
-"""Writes in place: what is written lies where torch has it, KV caches are never copied (U4)."""
+"""Writes in place: what is written lies where torch has it, KV caches are never copied."""
 
 import pytest
 import torch

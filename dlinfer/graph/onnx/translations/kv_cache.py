@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from dlinfer.graph.onnx.translations.index import spread
-from dlinfer.graph.onnx.translations.writing import Untranslated, opset, shape_of, sizes
-from dlinfer.ops.kv_cache import kv_order
+from dlinfer.graph.onnx.translations.writing import Untranslated, cache_order, opset, shape_of, sizes
 
 
 def table() -> dict[Any, Any]:
@@ -17,11 +16,11 @@ def table() -> dict[Any, Any]:
 
 
 def fill_kv_cache(k: Any, v: Any, k_cache: Any, v_cache: Any, kv_start_indices: Any) -> tuple[Any, Any]:
-    """Rows of k and v in their slots of the caches, which lie as the active vendor of the CPU has them.
+    """Rows of k and v in their slots of the caches, which lie as the active vendor of their device has them.
 
     Negative slots are left out.
     """
-    op, order = opset(), kv_order("cpu")
+    op, order = opset(), cache_order()
     if order[-1] != "D":
         raise Untranslated(f"a KV cache whose dimensions lie as {order}, of which it writes no whole rows")
     slots = op.Cast(kv_start_indices, to=7)

@@ -13,6 +13,7 @@ from torch import fx
 
 from dlinfer.graph.cache.disk import ArtifactCache, MissingEntryError
 from dlinfer.graph.engine import CompiledRegion, no_options
+from dlinfer.graph.engine_kit.kernel_refusal import kernel_refusal
 from dlinfer.graph.ir.dialect import is_compute, is_size, model_line, tensors_of
 from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.ir.layout import is_contiguous
@@ -91,17 +92,19 @@ class InductorEngine:
         return result
 
     def _kernel(self, node: fx.Node, folder: Path, result: CompiledRegion, options: CompileOptions) -> str:
-        """The reference to what runs a node; without a C++ compiler it is torch's kernel, under the policy."""
+        """The reference to what runs a node. Under the policy it is torch's kernel where there is no C++ compiler, and
+        the op's reference where the vendor's kernel does not take the call."""
         reference = kernels.callee_of(node)
-        if not reference.startswith("native "):
-            return reference
-        missing = native.why_not(folder / "native")
-        if missing is None:
-            return reference
-        reason = f"the C++ kernels cannot be built: {missing}"
-        leave_engine(node, self.name, reason, options.policy)
-        result.refused[node.name] = reason
-        return kernels.callee_of(node, native=False)
+        missing = native.why_not(folder / "native") if reference.startswith("native ") else None
+        if missing is not None:
+            reference = kernels.callee_of(node, native=False)
+        reason = f"the C++ kernels cannot be built: {missing}" if missing else None
+        if reason is None and reference.startswith("vendor "):
+            reason = kernel_refusal(node)
+        if reason is not None:
+            leave_engine(node, self.name, reason, options.policy)
+            result.refused[node.name] = reason
+        return reference
 
     def identity(self, cache_dir: Path) -> Mapping[str, Any]:
         """Whether stored programs may call the C++ kernels, and what compiles their clusters."""

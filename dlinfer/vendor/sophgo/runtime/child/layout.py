@@ -41,11 +41,11 @@ class Shape(ctypes.Structure):
 
     @classmethod
     def of(cls, sizes: list[int]) -> "Shape":
-        """The structure of a shape of at most MAX_DIMS sizes."""
+        """Return the structure of a shape of at most MAX_DIMS sizes."""
         return cls(len(sizes), (ctypes.c_int * MAX_DIMS)(*sizes))
 
     def sizes(self) -> list[int]:
-        """The shape as a list."""
+        """Return the shape as a list."""
         return list(self.dims[: self.num_dims])
 
 
