@@ -1,0 +1,34 @@
+"""Indexing by a tensor without dimensions: its number is read at each call, and not kept from the first."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from dlinfer.errors import CaptureError
+from dlinfer.graph.capture.trace import trace
+from tests.graph.symbols import symbolic
+
+OPTIONS: dict[str, Any] = {"engine": "inductor", "fallback": "allow"}
+
+
+@pytest.mark.usefixtures("graph_mode")
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.no_grad()
+def test_the_index_may_change(rows: int):
+    def picked(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x[index] * 2
+
+    run = torch.compile(picked, backend="dlinfer", options=OPTIONS)
+    x = torch.arange(rows) + 5
+    for place in (0, rows - 1, -1):
+        assert torch.equal(run(x, torch.tensor(place)), picked(x, torch.tensor(place)))
+    with pytest.raises(IndexError):
+        run(x, torch.tensor(rows))
+
+
+def test_a_graph_of_it_is_refused():
+    x, index = torch.arange(1), torch.tensor(0)
+    fakes = symbolic(x, index)
+    with pytest.raises(CaptureError, match="without dimensions"):
+        trace(lambda a, i: (a[i],), fakes, fakes[0].fake_mode)
