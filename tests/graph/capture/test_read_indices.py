@@ -5,10 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from dlinfer.errors import CaptureError
-from dlinfer.graph.capture.trace import trace
-from tests.graph.symbols import symbolic
-
 OPTIONS: dict[str, Any] = {"engine": "inductor", "fallback": "allow"}
 
 
@@ -25,10 +21,3 @@ def test_the_index_may_change(rows: int):
         assert torch.equal(run(x, torch.tensor(place)), picked(x, torch.tensor(place)))
     with pytest.raises(IndexError):
         run(x, torch.tensor(rows))
-
-
-def test_a_graph_of_it_is_refused():
-    x, index = torch.arange(1), torch.tensor(0)
-    fakes = symbolic(x, index)
-    with pytest.raises(CaptureError, match="without dimensions"):
-        trace(lambda a, i: (a[i],), fakes, fakes[0].fake_mode)
