@@ -50,21 +50,26 @@ def fake_strides(program: Program, number: int, index: int, compiled_at: int = 0
 
 
 def unused_step_raises(program: Program) -> bool:
-    """Whether the step that raises computes what nothing reads: compilers leave it out."""
+    """Whether the step that raises computes what nothing reads, or writes into it: compilers leave it out."""
     raising: list[Step] = []
+    inputs = {one.name for one in program.inputs}
 
     def watched(step: Step, values: Mapping[str, Any], names: dict[str, Any], widen: bool) -> Any:
         try:
             return execute.run_step(step, values, names, widen)
         except Exception:
-            raising.append(step)
+            target = values[step.uses[0]]
+            shared = any(execute.overlap(target, values[name]) for name in inputs if name in values)
+            if step.makes or not shared:
+                raising.append(step)
             raise
 
     model, kept = execute.module(program)
     execute.calls(program, execute.interpreted(program, model, make=watched), kept, watch=False)
-    if not raising or not raising[0].makes:
+    if not raising:
         return False
-    smaller = without(program, [program.steps.index(raising[0])])
+    made = raising[0].makes or raising[0].uses[0]
+    smaller = without(program, [index for index, step in enumerate(program.steps) if step.makes == made])
     gone = {step.makes for step in program.steps} - {step.makes for step in smaller.steps}
     lost = [step for step in program.steps if step not in smaller.steps]
     return smaller.returns == program.returns and all(
