@@ -68,6 +68,10 @@ fuzz: $(STAMP) ## random programs eagerly and through each engine; SECONDS=60, E
 test-isa: $(STAMP) ## engines and kernels under each ISA level that can be forced; goes on where it stopped
 	$(PY) -m tests.isa.run $(ISA_ARGS)
 
+.PHONY: mutations
+mutations: $(STAMP) ## faults put into copies of the tree, each of which tests of `make test` have to catch
+	@OMP_WAIT_POLICY=passive $(PY) -m tests.mutations
+
 .PHONY: graph-models
 graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/graph_models.md
 	$(PY) -m tests.graph.matrix.run_models --write-docs $(GRAPH_ARGS)
@@ -75,6 +79,10 @@ graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on whe
 .PHONY: graph-ops
 graph-ops: $(STAMP) ## torch's op database in graph mode; goes on where it stopped, writes docs/graph_ops.md
 	$(PY) -m tests.graph.matrix.run_op_db --write-docs $(GRAPH_ARGS)
+
+.PHONY: figures
+figures: $(STAMP) ## draw docs/rooms.svg, the figure of the rooms, from the code's imports
+	$(PY) -m docs.figures.rooms
 
 .PHONY: bench
 bench: $(STAMP) ## LMDeploy in graph mode and torch.compile against their peers; two hours on a quiet machine

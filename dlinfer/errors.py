@@ -221,6 +221,18 @@ class DeviceWithoutVendorError(DlinferError, RuntimeError):
     )
 
 
+class DeviceUnknownError(DlinferError, RuntimeError):
+    """A serving framework is to run on a device of which no vendor says what a framework needs."""
+
+    message = (
+        "no vendor says what a serving framework needs of device {device!r} (memory, streams, ...); "
+        "installed: {vendors}."
+    )
+    next_step = (
+        "install or repair the vendor's package (`dlinfer doctor` lists why a vendor is not available)."
+    )
+
+
 class ModelFolderError(DlinferError, ValueError):
     """A model folder that cannot be served: missing, incomplete or corrupt."""
 

@@ -50,6 +50,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     return (yield)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test starts on the vendor cpu, whatever the tests before it made active or had settings choose."""
+    active = discovery.active("cpu")
+    if active is None or active.name != "cpu":
+        discovery.use("cpu")
+
+
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """``plugins(name, source)`` installs a vendor; discovery starts empty and drives no dispatcher."""

@@ -129,7 +129,7 @@ class Report:
 
 
 def to_json(report: Report) -> str:
-    """The report as one JSON object."""
+    """Return the report as one JSON object."""
     return json.dumps(asdict(report), indent=2)
 
 

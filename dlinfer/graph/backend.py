@@ -1,6 +1,6 @@
 """The Dynamo backend ``dlinfer``: what torch.compile(model, backend="dlinfer") calls with each graph."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError
 from dlinfer.graph import observe
 from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.engine import check_options, find_engine
+from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import lower, timed
@@ -60,7 +61,7 @@ def compile_graph(
     GraphFallbackError.
     """
     _refuse_gradients(graph_module, example_inputs)
-    engine = find_engine(options.wanted_engine, _device_of(example_inputs))
+    engine = find_engine(options.wanted_engine, graph_device(_values(graph_module, example_inputs)).type)
     check_options(engine, options)
     report = record(GraphReport(model="a function", index=-1, engine=engine.name))
     observe.started(report, graph_module)
@@ -89,11 +90,10 @@ def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[Any
             raise InferenceOnlyError(what=node.name)
 
 
-def _device_of(example_inputs: Sequence[Any]) -> str:
-    for value in example_inputs:
-        if isinstance(value, torch.Tensor):
-            return value.device.type
-    return "cpu"
+def _values(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[Any]:
+    """What a graph takes, then what it makes: one without inputs runs where its factories put their tensors."""
+    yield from example_inputs
+    yield from (node.meta.get("example_value") for node in graph_module.graph.nodes)
 
 
 def _unit_sizes(graph_module: fx.GraphModule) -> tuple[str, ...]:

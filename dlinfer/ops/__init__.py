@@ -1,8 +1,8 @@
-"""WHAT can be asked: the fused-op interface (S4-03, S4-09).
+"""WHAT can be asked: the fused-op interface.
 
 Each op is ``dlinfer.ops.<op>(...)`` for callers and ``torch.ops.dlinfer.<op>`` for graphs. Both dispatch to
 the active vendor of the tensors' device. Parameter names, order and dimensions are LMDeploy's; the data
-layout of the KV cache is the vendor's choice (S4-11).
+layout of the KV cache is the vendor's choice.
 """
 
 from dlinfer.ops import kernels

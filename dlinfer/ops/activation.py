@@ -28,26 +28,26 @@ def silu_and_mul(x: Tensor) -> Tensor:
     multiplied, as the two operations of HF transformers' gated MLPs do. Raises OpArgumentError.
     """
     gate, up = x.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    return (functional.silu(gate) * up).contiguous()
 
 
 _RULES = Rules("silu_and_mul")
 
 
 @silu_and_mul.check
-def _(x: Tensor) -> None:
+def _check_silu_and_mul(x: Tensor) -> None:
     _RULES.floating("x", x)
     _RULES.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
     _RULES.require(x.shape[-1] % 2 == 0, "x", "an even last dimension", lambda: tuple(x.shape))
 
 
 @silu_and_mul.fake
-def _(x: Tensor) -> Tensor:
+def _fake_silu_and_mul(x: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
 @silu_and_mul.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _silu_and_mul_samples(make: SampleMaker) -> Iterator[Sample]:
     for name, shape in {
         "one token": (1, 1, 64),
         "many tokens": (1, 33, 96),

@@ -2,7 +2,7 @@
 
 allow runs the slower way, warn also says so once for each reason, error refuses. Every case is counted, so
 that no slow path is taken in silence; ``counts()`` is what reports and tests read. Calls of ops are counted as they
-run; what a compiled graph leaves outside its engine, once when it is compiled (``dlinfer/graph/policy.py``).
+run; what a compiled graph leaves outside its engine, once when it is compiled (``dlinfer/graph/report/policy.py``).
 """
 
 import sys

@@ -59,22 +59,22 @@ def _check(rules: Rules, gate: Tensor, up: Tensor) -> None:
 
 
 @silu_mul.check
-def _(gate: Tensor, up: Tensor) -> None:
+def _check_silu_mul(gate: Tensor, up: Tensor) -> None:
     _check(_SILU_RULES, gate, up)
 
 
 @gelu_mul.check
-def _(gate: Tensor, up: Tensor, tanh: bool) -> None:
+def _check_gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> None:
     _check(_GELU_RULES, gate, up)
 
 
 @silu_mul.fake
-def _(gate: Tensor, up: Tensor) -> Tensor:
+def _fake_silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return gate.new_empty(gate.shape)
 
 
 @gelu_mul.fake
-def _(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
+def _fake_gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
     return gate.new_empty(gate.shape)
 
 
@@ -95,13 +95,13 @@ def _pairs(make: SampleMaker) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 @silu_mul.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _silu_mul_samples(make: SampleMaker) -> Iterator[Sample]:
     for name, gate, up in _pairs(make):
         yield Sample(name, (gate, up))
 
 
 @gelu_mul.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _gelu_mul_samples(make: SampleMaker) -> Iterator[Sample]:
     for tanh in (False, True):
         for name, gate, up in _pairs(make):
             yield Sample(f"{'tanh' if tanh else 'exact'}, {name}", (gate, up, tanh))

@@ -7,7 +7,7 @@ kernel that is taken off the dispatcher while another thread may be calling it.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from dlinfer.errors import KernelDeclined, KernelSignatureError, UnknownOpError
 from dlinfer.ops import fallback
 from dlinfer.ops.spec import NAMESPACE, OpSpec, registry
 from dlinfer.vendor import discovery
-from dlinfer.vendor.base import Kernel, Vendor
+from dlinfer.vendor.base import Kernel, Vendor, rule_of
 
 _NO_KERNEL = "the vendor has no kernel for this op"
 
@@ -84,6 +84,7 @@ def _validate(vendor: Vendor, kernels: Mapping[str, Kernel]) -> None:
 
 def _bound_kernel(spec: OpSpec, vendor: Vendor, kernel: Kernel | None) -> Callable[..., Any]:
     check, reference = spec.validate, spec.reference
+    rule = None if kernel is None else rule_of(kernel)
 
     if kernel is None:
 
@@ -96,13 +97,32 @@ def _bound_kernel(spec: OpSpec, vendor: Vendor, kernel: Kernel | None) -> Callab
 
     def run_native(*args: Any) -> Any:
         check(*args)
-        try:
-            return kernel(*args)
-        except KernelDeclined as declined:
-            fallback.take(spec.name, vendor.name, str(declined), args)
+        reason = None if rule is None else rule(*args)
+        if reason is None:
+            try:
+                return kernel(*args)
+            except KernelDeclined as declined:
+                reason = str(declined)
+        fallback.take(spec.name, vendor.name, reason, args)
         return reference(*args)
 
     return run_native
+
+
+def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:
+    """Why a call of an op would not run on a kernel of the device's active vendor; None where it would.
+
+    args: as the torch op takes them, real tensors or fakes. Nothing is run; a kernel that tells at the call, by
+    KernelDeclined, counts as one that takes it.
+    """
+    vendor = discovery.activate_default(device_type)
+    if vendor is None:
+        return f"no installed vendor serves device {device_type!r}"
+    kernel = discovery.kernels_of(vendor).get(name)
+    if kernel is None:
+        return _NO_KERNEL
+    rule = rule_of(kernel)
+    return None if rule is None else rule(*args)
 
 
 def _generic(spec: OpSpec) -> Callable[..., Any]:
@@ -130,12 +150,17 @@ def direct_kernel(name: str, device_type: str) -> Callable[..., Any]:
     if vendor is None or kernel is None:
         return spec.overload
 
+    rule = rule_of(kernel)
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return kernel(*args, **kwargs)
-        except KernelDeclined as declined:
-            given = spec.bind(args, kwargs)
-            fallback.take(spec.name, vendor.name, str(declined), given)
-            return spec.reference(*given)
+        reason = None if rule is None else rule(*args, **kwargs)
+        if reason is None:
+            try:
+                return kernel(*args, **kwargs)
+            except KernelDeclined as declined:
+                reason = str(declined)
+        given = spec.bind(args, kwargs)
+        fallback.take(spec.name, vendor.name, reason, given)
+        return spec.reference(*given)
 
     return run

@@ -82,7 +82,7 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
 
 
 @fill_kv_cache.python_call
-def _(
+def _call_fill_kv_cache(
     k: Tensor,
     v: Tensor,
     k_cache: Tensor,
@@ -132,7 +132,9 @@ def check_slots(kv_start_indices: Tensor, keys: Tensor) -> None:
 
 
 @fill_kv_cache.check
-def _(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
+def _check_fill_kv_cache(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor
+) -> None:
     _RULES.floating("k", k)
     _RULES.rank("k", k, 3)
     _RULES.like("v", v, "k", k)
@@ -155,7 +157,7 @@ def _(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: 
 
 
 @fill_kv_cache.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _fill_kv_cache_samples(make: SampleMaker) -> Iterator[Sample]:
     def caches(blocks: int, block_size: int, heads: int, size: int, size_v: int) -> tuple[Tensor, Tensor]:
         return make.cache(blocks, block_size, heads, size), make.cache(blocks, block_size, heads, size_v)
 

@@ -33,7 +33,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @linear.python_call
-def _(
+def _call_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, all_reduce: bool = False, group: Any = ""
 ) -> Tensor:
     """x @ weight.T + bias, summed over a process group on demand.
@@ -55,7 +55,7 @@ _RULES = Rules("linear")
 
 
 @linear.check
-def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     _RULES.floating("x", x)
     _RULES.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
     _RULES.like("weight", weight, "x", x)
@@ -68,12 +68,12 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 @linear.fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
 @linear.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _linear_samples(make: SampleMaker) -> Iterator[Sample]:
     def weight(out_features: int, in_features: int) -> Tensor:
         return make.tensor(out_features, in_features, scale=in_features**-0.5)
 

@@ -39,7 +39,7 @@ _RULES = Rules("linears")
 
 
 @linears.check
-def _(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+def _check_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
     _RULES.floating("x", x)
     _RULES.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
     _RULES.require(len(weights) >= 1, "weights", "at least one weight", lambda: len(weights))
@@ -57,12 +57,12 @@ def _(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> 
 
 
 @linears.fake
-def _(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+def _fake_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
     return [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]
 
 
 @linears.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _linears_samples(make: SampleMaker) -> Iterator[Sample]:
     def weight(out_features: int, in_features: int) -> Tensor:
         return make.tensor(out_features, in_features, scale=in_features**-0.5)
 

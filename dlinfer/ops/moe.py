@@ -35,7 +35,9 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
 
 
 @moe_gating_topk_softmax.python_call
-def _(router_logits: Tensor, topk: int, moe_metadata: MoeMetadata | None = None) -> tuple[Tensor, Tensor]:
+def _call_moe_gating_topk_softmax(
+    router_logits: Tensor, topk: int, moe_metadata: MoeMetadata | None = None
+) -> tuple[Tensor, Tensor]:
     """The topk experts of each token by softmax over all experts, and their probabilities.
 
     router_logits: [..., experts], any strides.
@@ -55,7 +57,7 @@ _GATING = Rules("moe_gating_topk_softmax")
 
 
 @moe_gating_topk_softmax.check
-def _(router_logits: Tensor, topk: int, n_groups: int) -> None:
+def _check_moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> None:
     _GATING.floating("router_logits", router_logits)
     _GATING.require(router_logits.dim() >= 1, "router_logits", "at least one dimension", router_logits.dim)
     experts = router_logits.shape[-1]
@@ -73,14 +75,14 @@ def _(router_logits: Tensor, topk: int, n_groups: int) -> None:
 
 
 @moe_gating_topk_softmax.fake
-def _(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
+def _fake_moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
     shape = (*router_logits.shape[:-1], topk)
     dtype = torch.promote_types(router_logits.dtype, torch.float32)
     return router_logits.new_empty(shape, dtype=dtype), router_logits.new_empty(shape, dtype=torch.int64)
 
 
 @moe_gating_topk_softmax.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _moe_gating_topk_softmax_samples(make: SampleMaker) -> Iterator[Sample]:
     yield Sample("one token", (make.tensor(1, 8), 2, -1))
     yield Sample("many tokens", (make.tensor(33, 60), 4, 0))
     yield Sample("no tokens", (make.tensor(0, 8), 2, -1))
@@ -118,7 +120,7 @@ def fused_moe(
     weights = topk_weights.to(dtype)
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
-    out = torch.zeros_like(hidden_states, dtype=dtype)
+    out = torch.zeros(hidden_states.shape, dtype=dtype, device=hidden_states.device)
     for expert in range(gate_up_weights.shape[0]):
         token, choice = torch.where(topk_ids == expert)
         gate, up = (hidden_states[token].to(dtype) @ gate_up_weights[expert].to(dtype).t()).chunk(2, dim=-1)
@@ -128,7 +130,7 @@ def fused_moe(
 
 
 @fused_moe.python_call
-def _(
+def _call_fused_moe(
     hidden_states: Tensor,
     gate_up_weights: Tensor,
     down_weights: Tensor,
@@ -187,7 +189,7 @@ def check_ids(topk_ids: Tensor, experts: int) -> None:
 
 
 @fused_moe.check
-def _(
+def _check_fused_moe(
     hidden_states: Tensor,
     gate_up_weights: Tensor,
     down_weights: Tensor,
@@ -217,7 +219,7 @@ def _(
 
 
 @fused_moe.fake
-def _(
+def _fake_fused_moe(
     hidden_states: Tensor,
     gate_up_weights: Tensor,
     down_weights: Tensor,
@@ -230,7 +232,7 @@ def _(
 
 
 @fused_moe.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _fused_moe_samples(make: SampleMaker) -> Iterator[Sample]:
     def case(
         tokens: int, experts: int, hidden: int, intermediate: int, topk: int, renormalize: bool
     ) -> tuple:

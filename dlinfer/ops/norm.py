@@ -37,17 +37,17 @@ _NORM = Rules("rms_norm")
 
 
 @rms_norm.check
-def _(x: Tensor, weight: Tensor, eps: float) -> None:
+def _check_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
     _check_norm(_NORM, x, weight, eps)
 
 
 @rms_norm.fake
-def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @rms_norm.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _rms_norm_samples(make: SampleMaker) -> Iterator[Sample]:
     for name, shape in _SHAPES.items():
         yield Sample(name, (make.tensor(*shape), make.tensor(shape[-1]), 1e-6))
     yield Sample("lies otherwise", (make.tensor(5, 3, 32).transpose(0, 1), make.tensor(32), 1e-6))
@@ -64,7 +64,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     The sum is rounded to x's dtype before it is normalised, as two separate operations would. Raises
     OpArgumentError.
     """
-    total = x + residual
+    total = (x + residual).contiguous()
     return rms_norm.reference(total, weight, eps), total
 
 
@@ -72,7 +72,7 @@ _ADD_NORM = Rules("add_rms_norm")
 
 
 @add_rms_norm.check
-def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+def _check_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
     _check_norm(_ADD_NORM, x, weight, eps)
     _ADD_NORM.like("residual", residual, "x", x)
     _ADD_NORM.rank("residual", residual, x.dim())
@@ -81,13 +81,13 @@ def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
 
 
 @add_rms_norm.fake
-def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _fake_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     contiguous = torch.contiguous_format
     return torch.empty_like(x, memory_format=contiguous), torch.empty_like(x, memory_format=contiguous)
 
 
 @add_rms_norm.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _add_rms_norm_samples(make: SampleMaker) -> Iterator[Sample]:
     for name, shape in _SHAPES.items():
         yield Sample(name, (make.tensor(*shape), make.tensor(*shape), make.tensor(shape[-1]), 1e-6))
     wide = make.tensor(1, 7, 96)

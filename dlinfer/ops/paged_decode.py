@@ -69,7 +69,7 @@ def paged_decode_attention(
 
 
 @paged_decode_attention.python_call
-def _(
+def _call_paged_decode_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -151,7 +151,7 @@ _RULES = Rules("paged_decode_attention")
 
 
 @paged_decode_attention.check
-def _(
+def _check_paged_decode_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -175,7 +175,7 @@ def _(
 
 
 @paged_decode_attention.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _paged_decode_attention_samples(make: SampleMaker) -> Iterator[Sample]:
     for case in DECODE:
         q, attn_output = queries(make, case)
         _, kv_seqlens = lengths(case)

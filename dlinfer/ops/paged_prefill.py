@@ -80,7 +80,7 @@ def _cached(cache: Tensor, blocks: Tensor, kv_len: int) -> Tensor:
 
 
 @paged_prefill_attention.python_call
-def _(
+def _call_paged_prefill_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -170,7 +170,7 @@ _RULES = Rules("paged_prefill_attention")
 
 
 @paged_prefill_attention.check
-def _(
+def _check_paged_prefill_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -198,7 +198,7 @@ def _(
 
 
 @paged_prefill_attention.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _paged_prefill_attention_samples(make: SampleMaker) -> Iterator[Sample]:
     for case in PAGED_PREFILL:
         q, attn_output = queries(make, case)
         args = (

@@ -70,7 +70,7 @@ def prefill_attention(
 
 
 @prefill_attention.python_call
-def _(
+def _call_prefill_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -145,7 +145,7 @@ _RULES = Rules("prefill_attention")
 
 
 @prefill_attention.check
-def _(
+def _check_prefill_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -177,7 +177,7 @@ def _(
 
 
 @prefill_attention.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _prefill_attention_samples(make: SampleMaker) -> Iterator[Sample]:
     for case in PREFILL:
         q, attn_output = queries(make, case)
         k, v = new_tokens(make, case)

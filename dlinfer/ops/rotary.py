@@ -32,11 +32,11 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     per_token = (*x.shape[:-2], 1, head_size)
     first, second = x.split(head_size // 2, dim=-1)
     rotated = torch.cat((-second, first), dim=-1)
-    return x * cos.reshape(per_token) + rotated * sin.reshape(per_token)
+    return (x * cos.reshape(per_token) + rotated * sin.reshape(per_token)).contiguous()
 
 
 @apply_rotary_pos_emb.python_call
-def _(
+def _call_apply_rotary_pos_emb(
     q: Tensor,
     k: Tensor,
     cos: Tensor,
@@ -67,7 +67,7 @@ _RULES = Rules("apply_rotary_pos_emb")
 
 
 @apply_rotary_pos_emb.check
-def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+def _check_apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
     _RULES.floating("q", q)
     _RULES.rank("q", q, 3, 4)
     _RULES.rank("k", k, q.dim())
@@ -91,12 +91,12 @@ def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 @apply_rotary_pos_emb.fake
-def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
 @apply_rotary_pos_emb.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _apply_rotary_pos_emb_samples(make: SampleMaker) -> Iterator[Sample]:
     def tables(tokens: int, head_size: int) -> tuple[Tensor, Tensor]:
         angles = make.tensor(tokens, head_size, scale=3.0)
         return angles.cos(), angles.sin()

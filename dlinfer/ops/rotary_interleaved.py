@@ -41,7 +41,9 @@ _RULES = Rules("apply_rotary_pos_emb_interleaved")
 
 
 @apply_rotary_pos_emb_interleaved.check
-def _(native_input: Tensor, cos: Tensor, sin: Tensor, return_native_layout: bool) -> None:
+def _check_apply_rotary_pos_emb_interleaved(
+    native_input: Tensor, cos: Tensor, sin: Tensor, return_native_layout: bool
+) -> None:
     shape = native_input.shape
     _RULES.floating("native_input", native_input)
     _RULES.rank("native_input", native_input, 3, 4)
@@ -60,12 +62,14 @@ def _(native_input: Tensor, cos: Tensor, sin: Tensor, return_native_layout: bool
 
 
 @apply_rotary_pos_emb_interleaved.fake
-def _(native_input: Tensor, cos: Tensor, sin: Tensor, return_native_layout: bool) -> Tensor:
+def _fake_apply_rotary_pos_emb_interleaved(
+    native_input: Tensor, cos: Tensor, sin: Tensor, return_native_layout: bool
+) -> Tensor:
     return native_input.new_empty(native_input.shape)
 
 
 @apply_rotary_pos_emb_interleaved.samples
-def _(make: SampleMaker) -> Iterator[Sample]:
+def _apply_rotary_pos_emb_interleaved_samples(make: SampleMaker) -> Iterator[Sample]:
     def tables(*shape: int) -> tuple[Tensor, Tensor]:
         angles = make.tensor(*shape, scale=3.0)
         return angles.cos(), angles.sin()

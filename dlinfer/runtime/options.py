@@ -1,4 +1,4 @@
-"""What ``dlinfer.load`` and a Session can be told, as keywords, a dict or a YAML file (U14)."""
+"""What ``dlinfer.load`` and a Session can be told, as keywords, a dict or a YAML file."""
 
 import enum
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ IO_MODES = ("caller", "owned")
 
 
 class Flags(enum.IntFlag):
-    """Flags of ``dlinfer.load`` (S0-13)."""
+    """Flags of ``dlinfer.load``."""
 
     SHARE_MEM = 1
     """Sessions loaded with it share the memory that they run in, so one of them runs at a time."""
@@ -28,7 +28,7 @@ class SessionOptions:
     fallback: what happens to nodes that the engine refuses, as in CompileOptions; None takes DLINFER_FALLBACK.
     cache_dir: folder of what the engine compiles; None takes DLINFER_CACHE_DIR.
     io: ``caller``: inputs and outputs are tensors of each call; ``owned``: the session has tensors of its own for
-        them, at the highest sizes, that ``get_input_tensor`` and its like give (S0-60 to S0-69).
+        them, at the highest sizes, which ``get_input_tensor`` and similar calls return.
     enable_metrics: keep the latency of each run. enable_profiling: also profile the Python of the first runs.
     allow_ops: names of ops, ``torchvision::nms``, of other packages that the artifact may call.
     """
@@ -65,7 +65,7 @@ class SessionOptions:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The names of all options."""
+        """Return the names of all options."""
         return [item.name for item in fields(cls)]
 
     @classmethod
@@ -76,7 +76,7 @@ class SessionOptions:
         return cls().changed(from_yaml(given) if isinstance(given, (str, Path)) else dict(given or {}))
 
     def changed(self, changes: Mapping[str, Any]) -> "SessionOptions":
-        """The same options with some changed."""
+        """Return the same options with some changed."""
         known = self.names()
         for name in changes:
             if name not in known:
@@ -92,7 +92,7 @@ def _one_of(option: str, given: Any, allowed: tuple[Any, ...]) -> None:
 
 
 def from_yaml(path: str | Path) -> dict[str, Any]:
-    """The names and values of a YAML file. Raises SessionOptionError."""
+    """Return the names and values of a YAML file. Raises SessionOptionError."""
     try:
         import yaml
     except ImportError:

@@ -35,7 +35,7 @@ class State:
 
 
 def root() -> Path:
-    """The folder of all environments, in the user's cache folder, so that all clones share them."""
+    """Return the folder of all environments, in the user's cache folder, so that all clones share them."""
     return settings.cache_folder() / "toolchains"
 
 
@@ -45,14 +45,14 @@ def folder(toolchain: Toolchain) -> Path:
 
 
 def environment(toolchain: Toolchain) -> Environment:
-    """The paths of an environment, whether it is there or not."""
+    """Return the paths of an environment, whether it is there or not."""
     place = folder(toolchain)
     packages = place / "lib" / f"python{toolchain.python}" / "site-packages"
     return Environment(place, place / "bin" / "python", place / "bin", packages)
 
 
 def state(toolchain: Toolchain) -> State:
-    """Whether an environment is installed; reads one small file."""
+    """Return whether an environment is installed; reads one small file."""
     place = folder(toolchain)
     if not place.exists():
         return State(False, "it is not installed")
@@ -67,7 +67,7 @@ def state(toolchain: Toolchain) -> State:
 
 
 def find(toolchain: Toolchain) -> Environment:
-    """An installed environment. Raises ToolchainMissingError."""
+    """Return an installed environment. Raises ToolchainMissingError."""
     found = state(toolchain)
     if not found.installed:
         raise ToolchainMissingError(

@@ -26,7 +26,7 @@ class Interpreter:
 
 
 def find_interpreter(version: str, toolchain: str) -> Interpreter:
-    """A CPython of ``version`` ("3.10") that can make environments.
+    """Return a CPython of ``version`` ("3.10") that can make environments.
 
     Each candidate is run: a shim of pyenv may lead nowhere, and Debian's Python may lack venv. Raises
     ToolchainInterpreterError with what was found and why it would not do.

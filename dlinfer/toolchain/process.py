@@ -148,7 +148,7 @@ class _Group:
         self._process = starter.start(started)
 
     def lines(self, end: float, beat: Callable[[], None] | None) -> Iterator[bytes | None]:
-        """What it prints, line by line, until it has ended; None, and nothing more, at the time ``end``."""
+        """Return what it prints, line by line, until it has ended; None, and nothing more, at the time ``end``."""
         assert self._process.stdout is not None
         output, begun = self._process.stdout.fileno(), b""
         program = os.pidfd_open(self._process.pid)

@@ -19,7 +19,7 @@ _queue: _Queue | None = None
 
 
 def start(job: Callable[[], _Started]) -> _Started:
-    """The process that ``job`` starts, in the thread of these. Raises what ``job`` raises.
+    """Return the process that ``job`` starts, in the thread of these. Raises what ``job`` raises.
 
     An interrupt while it is being started is raised here, and the process ended as soon as there is one.
     """

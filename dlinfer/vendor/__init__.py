@@ -6,9 +6,21 @@
 from typing import Any
 
 from dlinfer.vendor.base import KVCacheLayout, Probe, Vendor
+from dlinfer.vendor.device import Device, DeviceMemory
 from dlinfer.vendor.discovery import activate_default, active, get, names, use
 
-__all__ = ["KVCacheLayout", "Probe", "Vendor", "activate_default", "active", "get", "names", "use"]
+__all__ = [
+    "Device",
+    "DeviceMemory",
+    "KVCacheLayout",
+    "Probe",
+    "Vendor",
+    "activate_default",
+    "active",
+    "get",
+    "names",
+    "use",
+]
 
 
 def __getattr__(name: str) -> Any:

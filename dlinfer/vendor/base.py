@@ -11,8 +11,34 @@ from typing import Any
 from torch import Tensor
 
 from dlinfer.toolchain.recipe import Toolchain
+from dlinfer.vendor.device import Device
+
+HOST = "cpu"
+"""torch's name of the device that is this process's own machine."""
 
 Kernel = Callable[..., object]
+Rule = Callable[..., str | None]
+
+
+def refuses(rule: Rule) -> Callable[[Kernel], Kernel]:
+    """Say of a kernel which calls it does not take, so that it can be asked before anything runs.
+
+    rule: takes the op's arguments, of which tensors may be fakes, and gives the reason, or None for a call that the
+        kernel takes. It asks for dtypes, ranks, sizes and devices, never for values. Caches lie as the vendor's do.
+
+    A kernel that can tell from values only raises KernelDeclined, before it writes anything.
+    """
+
+    def with_rule(kernel: Kernel) -> Kernel:
+        kernel.refuses = rule  # pyright: ignore[reportFunctionMemberAccess]
+        return kernel
+
+    return with_rule
+
+
+def rule_of(kernel: Kernel) -> Rule | None:
+    """What ``refuses`` said of a kernel; None for one that takes every call, or tells at the call."""
+    return getattr(kernel, "refuses", None)
 
 
 @dataclass(frozen=True)
@@ -53,12 +79,16 @@ class KVCacheLayout:
 class Vendor:
     """Who answers: a name, the torch device type it serves, and how to load the rest.
 
-    name: unique among installed vendors; what users write in ``device_type=`` and ``vendor.use()``.
+    name: unique among installed vendors; what users write in ``vendor.use()``.
     device_type: torch's name of the device whose tensors its kernels take ("cpu", "npu", ...), or "any".
     summary: one line for people.
     probe: says whether it can run here, and why not.
-    load_kernels: op name -> kernel; called once, at activation. None for a vendor that brings graph engines only:
-        what stays outside its graphs is computed by the host's kernels (``discovery.kernels_of``).
+    load_kernels: op name -> kernel; called once, at activation. None for a vendor that brings graph engines only: what
+        stays outside its graphs is computed by the host's kernels where they reach its tensors, and by the reference
+        under the fallback policy elsewhere (``discovery.kernels_of``).
+    load_device: what frameworks need of its device besides (``Device``), so that they can be put on it; called once,
+        when one is. It may initialise the device. None where another vendor says it of the same device.
+    framework_device: what frameworks call that device, as in LMDeploy's ``device_type``; the vendor's name where empty.
     priority: of several available vendors of one device, the highest is the default, unless DLINFER_VENDOR names
         another or DLINFER_ENGINE an engine that only another provides.
     kv_cache_layout: the layout of the paged KV cache that its kernels expect.
@@ -80,7 +110,13 @@ class Vendor:
     default_engine: str | None = None
     load_engine: Callable[[str], Any] | None = None
     toolchain: Callable[[], Toolchain] | None = None
+    load_device: Callable[[], Device] | None = None
+    framework_device: str = ""
 
     def serves(self, device_type: str) -> bool:
         """Whether tensors on ``device_type`` can be this vendor's."""
         return self.device_type in (device_type, "any")
+
+    def puts_frameworks_on(self, name: str) -> bool:
+        """Whether ``name`` is what frameworks call a device that this vendor puts them on."""
+        return self.load_device is not None and name == (self.framework_device or self.name)

@@ -21,13 +21,15 @@ from importlib.metadata import EntryPoint, entry_points
 import dlinfer
 from dlinfer import settings
 from dlinfer.errors import (
+    DeviceUnknownError,
     DlinferError,
     UnknownVendorError,
     VendorClashError,
     VendorLoadError,
     VendorUnavailableError,
 )
-from dlinfer.vendor.base import Kernel, Probe, Vendor
+from dlinfer.vendor.base import HOST, Kernel, Probe, Vendor
+from dlinfer.vendor.device import Device
 
 GROUP = "dlinfer.vendors"
 
@@ -53,6 +55,7 @@ _lock = threading.RLock()
 _loaded: dict[str, Vendor] = {}
 _origins: dict[str, Origin] = {}
 _active: dict[str, Vendor] = {}
+_devices: dict[str, tuple[Vendor, Device]] = {}
 kv_orders: dict[str, str] = {}
 """Device type -> how its active vendor orders the dimensions of a KV cache. Dynamo guards what traced code reads here,
 so that a model is compiled again for a vendor of another layout; a change replaces the dict."""
@@ -135,7 +138,7 @@ def use(name: str, device_type: str | None = None) -> Vendor:
     """
     global _active, kv_orders
     vendor = get(name)
-    device = device_type or ("cpu" if vendor.device_type == "any" else vendor.device_type)
+    device = device_type or (HOST if vendor.device_type == "any" else vendor.device_type)
     if not vendor.serves(device):
         raise VendorUnavailableError(
             vendor=name,
@@ -166,11 +169,11 @@ def _announce(device_type: str, vendor: Vendor) -> None:
 
 
 def most_recent() -> str:
-    """Name of the vendor activated last in this process, or the default one of cpu when none was."""
+    """Name of the vendor activated last in this process, or the host's default one when none was."""
     with _lock:
         if _active:
             return next(reversed(_active.values())).name
-        vendor = activate_default("cpu")
+        vendor = activate_default(HOST)
         return vendor.name if vendor is not None else ""
 
 
@@ -220,10 +223,16 @@ def loadable() -> list[Vendor]:
 
 
 def kernels_of(vendor: Vendor) -> Mapping[str, Kernel]:
-    """The kernels that answer while a vendor is active: its own, or the host's where it brings none."""
+    """The kernels that answer while a vendor is active: its own, or the host's where it brings none.
+
+    The host's kernels follow pointers, so they serve tensors in the host's memory only. A vendor of another device that
+    brings no kernels has none.
+    """
     token = _asking.set(_asking.get() | {vendor.name})
     try:
-        return vendor.load_kernels() if vendor.load_kernels is not None else kernels_of(host(vendor))
+        if vendor.load_kernels is not None:
+            return vendor.load_kernels()
+        return kernels_of(host(vendor)) if vendor.serves(HOST) else {}
     finally:
         _asking.reset(token)
 
@@ -241,7 +250,7 @@ def host(vendor: Vendor) -> Vendor:
         for v in loadable()
         if v.name not in asking
         and v.load_kernels is not None
-        and v.serves("cpu")
+        and v.serves(HOST)
         and v.kv_cache_layout == vendor.kv_cache_layout
         and probe(v).available
     ]
@@ -252,6 +261,40 @@ def host(vendor: Vendor) -> Vendor:
             advice="reinstall dlinfer, which brings the vendor cpu",
         )
     return max(hosts, key=lambda v: v.priority)
+
+
+def device(device_type: str) -> Device:
+    """What serving frameworks need of a device: from its active vendor, or where that says nothing of it, from the one
+    of highest priority that does.
+
+    Raises DeviceUnknownError where none does, VendorUnavailableError where the probe of the one that does says no, and
+    VendorLoadError.
+    """
+    vendor = activate_default(device_type)
+    if vendor is not None and vendor.load_device is not None:
+        return device_of(vendor)
+    saying = [v for v in loadable() if v.load_device is not None and v.serves(device_type)]
+    if not saying:
+        raise DeviceUnknownError(device=device_type, vendors=", ".join(names()))
+    vendor = max(saying, key=lambda v: (probe(v).available, v.priority))
+    answer = probe(vendor)
+    if not answer.available:
+        raise VendorUnavailableError(vendor=vendor.name, reason=answer.reason, advice=answer.next_step)
+    return device_of(vendor)
+
+
+def device_of(vendor: Vendor) -> Device:
+    """What a vendor that has ``load_device`` says of its device. Raises VendorLoadError."""
+    assert vendor.load_device is not None, f"vendor {vendor.name!r} says nothing of its device"
+    with _lock:
+        if vendor.name not in _devices or _devices[vendor.name][0] is not vendor:
+            try:
+                _devices[vendor.name] = vendor, vendor.load_device()
+            except DlinferError:
+                raise
+            except Exception as cause:  # a plugin's code may fail in any way
+                raise _load_error(vendor.name, "its device", cause) from cause
+        return _devices[vendor.name][1]
 
 
 def author(kernel: Kernel, vendor: Vendor) -> str:

@@ -10,7 +10,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.utils": "",
     "dlinfer.settings": "errors",
     "dlinfer.toolchain": "errors settings",
-    "dlinfer.vendor": "dlinfer errors settings toolchain",  # base.py, discovery.py: the noun and its lazy loading
+    "dlinfer.vendor": "dlinfer errors settings toolchain",  # the noun, what it says of its device, its lazy loading
     "dlinfer.ops": "errors settings utils vendor",
     "dlinfer.graph.seam": "utils",
     "dlinfer.graph.ir": "errors graph.seam",
@@ -21,7 +21,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.cache": "dlinfer settings vendor graph.ir graph.report",
     "dlinfer.graph.capture": "errors utils graph.seam graph.ir",
     "dlinfer.graph.functional": "errors ops graph.seam graph.ir graph.passes",
-    "dlinfer.graph.onnx": "errors graph.seam graph.ir graph.functional",
+    "dlinfer.graph.onnx": "errors ops graph.seam graph.ir graph.functional",
     "dlinfer.graph.lowering": "errors vendor ops graph.ir graph.passes graph.report graph.options graph.engine "
     "graph.cache graph.capture",
     "dlinfer.graph.known_answers": "errors settings graph.seam graph.report graph.options graph.engine graph.cache "
@@ -32,8 +32,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.observe": "graph.seam graph.ir graph.report graph.capture graph.lowering",
     "dlinfer.graph.backend": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.observe",
-    "dlinfer.graph.direct": "errors settings vendor graph.seam graph.report graph.options graph.engine graph.cache "
-    "graph.lowering graph.backend",
+    "dlinfer.graph.direct": "errors settings vendor graph.seam graph.ir graph.report graph.options graph.engine "
+    "graph.cache graph.lowering graph.backend",
     "dlinfer.graph.explain": "dlinfer errors graph.seam graph.ir graph.report graph.options graph.cache "
     "graph.backend",
     "dlinfer.runtime.options": "errors settings",
@@ -44,14 +44,14 @@ ARROWS: dict[str, str] = {
     "dlinfer.runtime.session": "errors utils graph.seam graph.ir graph.lowering runtime.options "
     "runtime.artifact",
     "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder
-    "dlinfer.framework": "errors settings utils vendor ops graph vendor.*",
+    "dlinfer.framework": "errors settings utils vendor ops graph",
     "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime vendor.* framework",
     "dlinfer.__main__": "cli",
 }
 ROOMS = tuple(ARROWS)
 # Packages that hold rooms and are none themselves: they say what is in them, and import nothing.
 HALLS = ("dlinfer.graph", "dlinfer.runtime")
-NOUN = ("dlinfer.vendor.base", "dlinfer.vendor.discovery")
+NOUN = ("dlinfer.vendor.base", "dlinfer.vendor.device", "dlinfer.vendor.discovery", "dlinfer.vendor.streams")
 
 # The autoload hook runs in everybody's `import torch`; it reaches the adaptor inside a function only.
 AUTOLOAD = "dlinfer._autoload"

@@ -23,10 +23,10 @@ def comparable(text: str) -> str:
     return "".join(char for char in text if char != "�" and char.isprintable())
 
 
-def test_mission(lab: Lab) -> None:
-    """S4-50 to S4-53: the mission's example as written: tp, cache_max_entry_count, request_output_len."""
+def test_pipeline(lab: Lab) -> None:
+    """``tp``, ``cache_max_entry_count`` and the older ``request_output_len`` as LMDeploy's own examples have them."""
     model = lab.model("qwen2")
-    done = run_process([sys.executable, str(ROOT / "examples" / "mission.py"), str(model)], timeout=900)
+    done = run_process([sys.executable, str(ROOT / "examples" / "pipeline.py"), str(model)], timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     hf = lab.reference(model, prompts=QUESTIONS, max_new_tokens=256, natural=True)
     tokenizer = lab.tokenizer(model)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.e2e import harness
+from tests.e2e.cell_checks import BF16_TIE, compare_tokens
 from tests.e2e.harness import EngineRun, run_process
-from tests.e2e.matrix import BF16_TIE, compare_tokens
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,7 @@ LEAST_STEPS = 1000
 
 
 def test_a_thousand_steps_of_changing_batches_and_lengths_compile_nothing(lab: Lab) -> None:
-    """S4-12: requests of all lengths come and go, so the batch changes at nearly every step, down to 1 at the end."""
+    """Requests of all lengths come and go, so the batch changes at nearly every step, down to 1 at the end."""
     model = lab.model("llama")
     draw = random.Random(0)
     lengths = [draw.randrange(1, 60) for _ in range(REQUESTS)]

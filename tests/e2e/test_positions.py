@@ -1,20 +1,16 @@
 """Tokens of every rope type and window equal transformers', with prompts on both sides of the original length.
 
-All engines share one process, since a start costs more than what these models compute. ``make test-full`` runs the
-same families as cells of the matrix, in graph mode too, with prompts in chunks and with shared blocks.
+``make test-full`` runs the same families as cells of the matrix, in both modes, with prompts in chunks, with shared
+blocks, and one after another.
 """
 
 import pytest
 
 from examples.tiny_models.families import POSITIONAL
-from tests.e2e.harness import EngineRun, Lab
-from tests.e2e.matrix import (
-    compare_positions,
-    positional_cells,
-    positional_job,
-    positional_options,
-    positional_steps,
-)
+from tests.e2e.cell_checks import check
+from tests.e2e.cell_jobs import Answers, answers
+from tests.e2e.harness import Lab
+from tests.e2e.matrix import positional_cells
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
@@ -29,19 +25,12 @@ CELLS = {
 
 
 @pytest.fixture(scope="module")
-def runs(lab: Lab) -> dict[str, tuple[EngineRun, dict]]:
-    """Of each family, what its engine answered to all prompts at once, and what HF did."""
-    jobs = [positional_job(lab, cell) for cell in CELLS.values()]
-    starts = [
-        (model, positional_steps(job)[:1], positional_options(cell))
-        for (model, job), cell in zip(jobs, CELLS.values(), strict=True)
-    ]
-    answers = zip(lab.engines(starts, timeout=1900), lab.references(jobs), strict=True)
-    return dict(zip(CELLS, answers, strict=True))
+def all_answers(lab: Lab) -> Answers:
+    return answers(lab, list(CELLS.values()), only=("batch",))
 
 
 @pytest.mark.parametrize("family", POSITIONAL)
-def test_tokens_equal_transformers(family: str, runs: dict[str, tuple[EngineRun, dict]]) -> None:
-    run, hf = runs[family]
-    failures = compare_positions(run, CELLS[family], hf, ("batch",))
+def test_tokens_equal_transformers(family: str, lab: Lab, all_answers: Answers) -> None:
+    cell = CELLS[family]
+    failures = check(lab, cell, *all_answers[cell.name], only=("batch",))
     assert not failures, "\n".join(failures)

@@ -102,6 +102,7 @@ class Drive:
         except Ended as ended:
             with self._lock:
                 self.counts["programs"] += 1
+                self.counts[f"programs on {engine}"] += 1
             self._ended(child, job, ended)
             return
         with self._lock:
@@ -140,6 +141,7 @@ class Drive:
         engine, seed = job["engine"], job["seed"]
         with self._lock:
             self.counts["found"] += 1
+            self.counts[f"wrong on {engine}"] += 1
             for known in self.findings:
                 if known.covers(engine, kind, program):
                     known.seeds.append(seed)
@@ -194,9 +196,12 @@ class Drive:
             seconds = (
                 self.counts[f"seconds on {engine}"] / 1000 / max(self.counts[f"programs on {engine}"], 1)
             )
-            programs = self.counts[f"programs on {engine}"]
+            programs, wrong = self.counts[f"programs on {engine}"], self.counts[f"wrong on {engine}"]
             share = 100 * count // of
-            console.print(f"  {engine}: {programs} programs of {seconds:.1f} s, it took {share} % of nodes")
+            console.print(
+                f"  {engine}: {programs} programs, {wrong} wrong, {took:.0f} s"
+                f" ({seconds:.1f} s a program, it took {share} % of nodes)"
+            )
         for name in ("eager raises", "torch alone differs", "torch alone crashes"):
             console.print(f"  {name}: {self.counts[name]}")
         for title, counter in (

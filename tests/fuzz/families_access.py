@@ -198,4 +198,16 @@ def state(g: Draft) -> Step:
     return Step("", text, (buffer, name), rounds=True, features=("write",))
 
 
-DRAWN = {view: 14, write: 10, write_kept: 2, gathering: 6, scattering: 5, state: 3}
+def two_names(g: Draft) -> Step:
+    """A write into memory by one name, and a result of what another name shows of it."""
+    role = g.choose("buffer", "argument")
+    one = g.new_input(g.shape(1), "float32", role=role, layout=g.choose("plain", "guarded"), alias=())
+    alias = (one, g.choose("same", "same", "view", "shift"))
+    other = g.new_input(g.input(one).shape, "float32", role=role, alias=alias)
+    text = g.choose(
+        "{0}.mul_(2) + {1}", "{0}.add_({1}) * {1}", "{1}.sin() - {0}.neg_()", "{0}[:1].fill_(3) + {1}"
+    )
+    return Step(g.name(), text, (one, other), rounds=True, features=("write",))
+
+
+DRAWN = {view: 14, write: 10, write_kept: 2, gathering: 6, scattering: 5, state: 3, two_names: 1.5}

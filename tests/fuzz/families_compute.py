@@ -26,11 +26,12 @@ torch.lerp({0}, {0}.neg(), 0.25)|torch.logaddexp({0}, {0} * {1})|torch.xlogy({0}
 torch.float_power({0}, 2)|{0}.abs() ** {1}
 """)
 
+# The least number of a type divided by -1 ends the process in eager mode (SIGFPE), hence what is halved before.
 _INTEGER = alternatives("""
 {0} & {1}|torch.bitwise_or({0}, {1})|{0} ^ {1}|~{0}|-{0}|abs({0})|{0}.sign()|{0} << 1|{0} >> 1|{0}.clamp(-5, 100)
-{0} + 1|{0} * {0}|{0} // {1}|{0} % {1}|torch.fmod({0}, {1})|{0} / {1}|{0} + {1}|{0} * {1}|{0} - {1}
-torch.maximum({0}, torch.as_tensor({1}))|{0}.bool()|{0}.float()|{0}.double()|{0}.square()
-torch.div({0}, {1}, rounding_mode='trunc')
+{0} + 1|{0} * {0}|({0} >> 1) // {1}|({0} >> 1) % {1}|torch.fmod({0} >> 1, {1})|{0} / {1}|{0} + {1}|{0} * {1}
+{0} - {1}|torch.maximum({0}, torch.as_tensor({1}))|{0}.bool()|{0}.float()|{0}.double()|{0}.square()
+torch.div({0} >> 1, {1}, rounding_mode='trunc')|{0} // 3|{0} // -7|{0} % 5|{0} % -3|torch.fmod({0}, 2)
 """)
 
 _REDUCED = alternatives("""

@@ -93,6 +93,10 @@ class Draft:
             else one
         )
 
+    def input(self, name: str) -> Input:
+        """The input of a name."""
+        return next(one for one in self.inputs if one.name == name)
+
     def pick(self, fits: Callable[[torch.Tensor], bool]) -> str | None:
         """The name of a value that fits, the latest ones more often; None where there is none."""
         names = [name for name, value in self.values.items() if fits(value)]

@@ -2,22 +2,11 @@
 recognised as that. Nothing else is forgiven."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from tests.fuzz import execute
 from tests.fuzz.compare import Difference
-from tests.fuzz.program import Program, Step
-
-
-@dataclass
-class Facts:
-    """What happened in an eager run: whether an integer of 64 bits needed more than 32."""
-
-    beyond_32_bits: bool = False
+from tests.fuzz.program import Program
 
 
 @dataclass(frozen=True)
@@ -26,20 +15,15 @@ class Limit:
 
     engine: str
     docs: str
-    explains: Callable[[Program, Difference, Facts], bool]
+    explains: Callable[[Program, Difference], bool]
 
 
 LIMITS = (
     Limit(
         "openvino",
-        "what overflows 32 bits in between (a hash of token ids) is wrong in silence",
-        lambda program, difference, facts: difference.kind in ("value", "memory") and facts.beyond_32_bits,
-    ),
-    Limit(
-        "openvino",
         "The slots that the model was given must be these; each run checks them first, and the blocks and lengths too,"
         " and raises `OpArgumentError` before anything is written",
-        lambda program, difference, facts: (
+        lambda program, difference: (
             (difference.kind, difference.what) == ("error", "OpArgumentError")
             and any("paged" in step.text for step in program.steps)
         ),
@@ -49,29 +33,8 @@ LIMITS = (
 
 def explains(program: Program, engine: str, difference: Difference) -> str:
     """The line of docs that announces a difference; empty where none does."""
-    mine = [limit for limit in LIMITS if limit.engine == engine]
-    facts = _facts(program) if mine else Facts()
-    return next((limit.docs for limit in mine if limit.explains(program, difference, facts)), "")
-
-
-def _facts(program: Program) -> Facts:
-    facts = Facts()
-    model, kept = execute.module(program)
-    execute.calls(program, execute.interpreted(program, model, make=_noting(facts)), kept, watch=False)
-    return facts
-
-
-def _noting(facts: Facts) -> Callable[..., Any]:
-    def make(step: Step, values: Mapping[str, Any], names: dict[str, Any], widen: bool) -> Any:
-        operands = [values[name] for name in step.uses]
-        made = execute.run_step(step, values, names, widen)
-        for one in (made, *operands):
-            if isinstance(one, torch.Tensor) and one.dtype == torch.int64 and one.numel():
-                largest = max(abs(int(one.max())), abs(int(one.min())))
-                facts.beyond_32_bits |= largest > 2**31 - 1
-        return made
-
-    return make
+    found = (one.docs for one in LIMITS if one.engine == engine and one.explains(program, difference))
+    return next(found, "")
 
 
 def undocumented(text: str) -> list[str]:

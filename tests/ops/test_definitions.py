@@ -1,4 +1,7 @@
-"""What follows from each op's one definition: documentation, schema, samples, tolerances (S4-03, S4-09)."""
+"""What follows from each op's one definition: documentation, schema, samples, tolerances."""
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +37,18 @@ def test_schema_follows_torchs_rules_for_custom_ops(op):
     assert not (mutated and schema.returns)  # a mutating op returns nothing, so never an argument
     assert not any(argument.has_default_value() for argument in schema.arguments)
     assert torch.Tag.pt2_compliant_tag in REGISTRY[op].overload.tags
+
+
+SCHEMAS = json.loads(Path(__file__).with_name("schemas.json").read_text())
+"""Op -> version -> its schema then. A released version is never changed: artifacts were made for it."""
+
+
+@pytest.mark.parametrize("op", REGISTRY)
+def test_another_schema_is_another_version(op):
+    """Give the op ``version=`` one more, and add it with its schema to schemas.json."""
+    spec = REGISTRY[op]
+    assert spec.schema == SCHEMAS[op][str(spec.version)]
+    assert spec.version == len(SCHEMAS[op])
 
 
 @pytest.mark.parametrize("op", REGISTRY)

@@ -127,7 +127,7 @@ def test_calls_from_a_thread_while_another_switches(activate):
 @pytest.mark.parametrize("order", ["BHSD", "HBSD", "BSDH"])
 @pytest.mark.parametrize("op", ["fill_kv_cache", "paged_prefill_attention", "paged_decode_attention"])
 def test_another_cache_layout(activate, op, order):
-    """The same numbers whatever the order of the dimensions in memory (S4-11)."""
+    """The same numbers whatever the order of the dimensions in memory."""
     spec = ops.registry()[op]
     usual = [cases.expected(spec, sample.args) for sample in cases.samples(spec, torch.float32)]
     layout = KVCacheLayout(order)

@@ -1,4 +1,4 @@
-"""Unmodified LMDeploy's own wrappers, ``lmdeploy.pytorch.kernels.dlinfer``, call the ops as they are (S4-52).
+"""Unmodified LMDeploy's own wrappers, ``lmdeploy.pytorch.kernels.dlinfer``, call the ops as they are.
 
 Names, order and keywords of these calls are the interface's contract; each result is compared with the torch op's.
 """

@@ -1,11 +1,45 @@
-"""The README's programs, in processes and a folder of their own."""
+"""The README is short, its programs run, its table says what the tests cover, and what it names is there."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from dlinfer.framework.lmdeploy_ext.refusals.model_support import NOT_SERVED
+from dlinfer.vendor import discovery
+from examples.tiny_models.families import FAMILIES, POSITIONAL
+from tests.e2e.matrix import ENGINES, MODES, cells
+
 README = Path(__file__).parents[2] / "README.md"
+TEXT = README.read_text()
+
+# transformers' name of a family, or ours where it is not transformers' own -> what the README calls it.
+CALLED = {
+    "internlm2": "InternLM2",
+    "internlm3": "InternLM3",
+    "phi4_longrope": "Phi-4-mini",
+    "Llama": "Llama",
+    "Qwen2": "Qwen2",
+    "Qwen3": "Qwen3",
+    "Mixtral": "Mixtral",
+    "Qwen2Moe": "Qwen2-MoE",
+    "Qwen3Moe": "Qwen3-MoE",
+    "Phi3": "Phi-3",
+    "Glm4": "GLM-4",
+    "Mistral": "Mistral",
+    "Gemma": "Gemma",
+    "Gemma2": "Gemma 2",
+    "Gemma3": "Gemma 3 (text)",
+    "DeepseekV2": "DeepSeek-V2",
+}
+REFUSED = {
+    "gpt-oss": "GptOssForCausalLM",
+    "GLM-4.5 (MoE)": "Glm4MoeForCausalLM",
+    "PhiMoE": "PhiMoEForCausalLM",
+    "MiniCPM3": "MiniCPM3ForCausalLM",
+}
 
 
 def run(code: str, folder: Path) -> str:
@@ -16,11 +50,95 @@ def run(code: str, folder: Path) -> str:
     return ended.stdout
 
 
+def called(family: str) -> str:
+    known = FAMILIES | POSITIONAL
+    return CALLED.get(family) or CALLED[known[family].hf_name]
+
+
+def table() -> dict[str, list[str]]:
+    """Model -> its row's other cells; a row may hold several models."""
+    lines = TEXT.partition("| model | positions |")[2].split("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {name: row[1:] for row in rows for name in re.split(r", (?!bf16)", row[0].removesuffix(", bf16"))}
+
+
+def test_it_is_short():
+    assert len(TEXT.splitlines()) <= 150
+
+
 def test_a_model_becomes_a_file_that_another_process_runs_and_measures(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     [making] = [block for block in blocks if "artifact.save" in block]
     [running] = [block for block in blocks if "dlinfer.load" in block]
     run(making, tmp_path)
     said = run(running, tmp_path)
     assert said.startswith("(3, 64)\nBenchmarkResult(inf_completed=100,")
     assert re.search(r"Number of inferences\s+101\n", said)
+
+
+def test_the_ops_are_called_and_a_model_compiled_as_it_says(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    [calling] = [block for block in blocks if "rms_norm(" in block]
+    [compiling] = [block for block in blocks if "torch.compile(" in block]
+    given = "import torch\nmodel, input_ids = torch.nn.Embedding(9, 8).eval(), torch.tensor([[1, 2, 3]])\n"
+    assert run(calling, tmp_path).startswith("tensor(")
+    assert "Embedding" in run(given + compiling, tmp_path)
+
+
+def test_every_page_that_it_links_to_is_there():
+    pages = [page for page in re.findall(r"\]\(([^)#]+)\)", TEXT) if not page.startswith("http")]
+    assert pages
+    assert [page for page in pages if not (README.parent / page).exists()] == []
+
+
+def test_the_table_has_the_models_of_the_matrix_and_no_other():
+    assert table().keys() == {called(family) for family in (*FAMILIES, *POSITIONAL)}
+
+
+def test_the_columns_are_the_modes_and_engines_of_the_matrix():
+    assert MODES == ("graph", "eager")
+    assert ENGINES == ("openvino",)
+    assert "| eager | graph (inductor) | graph (openvino) |" in TEXT
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLED.values())))
+def test_a_row_says_where_the_matrix_has_cells(name):
+    tested = {(cell.mode, cell.engine) for cell in cells() if called(cell.family) == name}
+    _, eager, graph, openvino = table()[name]
+    assert (eager == "yes", graph == "yes") == (("eager", "") in tested, ("graph", "") in tested)
+    positional = any(called(family) == name for family in POSITIONAL)
+    if ("graph", "openvino") not in tested:
+        assert openvino == "not tested"
+    elif positional:
+        assert openvino.startswith("without ")  # the plain model alone
+    else:
+        assert openvino == "yes"
+
+
+@pytest.mark.parametrize("family", POSITIONAL)
+def test_a_row_says_which_positions_are_tested(family):
+    config = POSITIONAL[family].config
+    said = table()[called(family)][0]
+    rope = config.get("rope_parameters", {})
+    kinds = {rope.get("rope_type")} | {part["rope_type"] for part in rope.values() if isinstance(part, dict)}
+    assert [kind for kind in kinds - {None, "default"} if kind not in said] == []
+    if config.get("sliding_window"):
+        assert "window" in said
+
+
+def test_bfloat16_is_claimed_where_the_matrix_has_it():
+    claimed = set(re.findall(r"^\| ([\w-]+), bf16 \|", TEXT, re.MULTILINE))
+    assert claimed == {called(cell.family) for cell in cells() if cell.dtype == "bfloat16"}
+
+
+def test_what_it_calls_refused_is_refused():
+    refused = TEXT.partition("**Refused by name**")[2].partition("\n\n")[0]
+    for said, architecture in REFUSED.items():
+        assert said in " ".join(refused.split())
+        assert architecture in NOT_SERVED
+
+
+def test_the_engines_that_it_names_are_those_of_our_vendors():
+    named = TEXT.partition("Graph engines are ")[2].partition(":")[0]
+    engines = {engine for name in discovery.names() for engine in discovery.get(name).engines}
+    assert engines <= set(re.findall(r"\w+", named))

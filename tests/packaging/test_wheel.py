@@ -1,4 +1,4 @@
-"""``pip install`` of the wheel beside LMDeploy is all it takes: ``device_type="cpu"`` then works (S4-50)."""
+"""``pip install`` of the wheel beside LMDeploy is all it takes: ``device_type="cpu"`` then works."""
 
 import json
 import re

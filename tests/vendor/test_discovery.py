@@ -12,6 +12,7 @@ import pytest
 import dlinfer.vendor
 from dlinfer import settings
 from dlinfer.errors import (
+    DeviceUnknownError,
     EngineUnavailableError,
     UnknownVendorError,
     VendorClashError,
@@ -162,7 +163,7 @@ def test_the_setting_is_for_its_own_device_only(plugins):
 
 
 def test_the_vendor_that_provides_the_wanted_engine_goes_before_priority(plugins):
-    """S4-11, U12: an engine lays the KV cache out its own way, so its vendor must be the active one."""
+    """An engine lays the KV cache out its own way, so its vendor must be the active one."""
     plugins("acme", healthy("acme", "cpu", engines=("acme-graphs",)))
     plugins("beta", healthy("beta", "npu", engines=("acme-graphs",)))
     with settings.override(engine="acme-graphs"):
@@ -268,6 +269,78 @@ def test_the_first_activation_from_many_threads_happens_once(plugins):
         chosen = list(pool.map(first_call, range(threads)))
     assert len(set(map(id, chosen))) == 1
     assert heard == [discovery.get("acme")]
+
+
+# --- what frameworks are told of devices
+
+DEVICE = """
+from dlinfer.vendor import Device, DeviceMemory, Probe, Vendor
+from dlinfer.vendor.streams import HostStreams
+
+class AcmeDevice(Device):
+    communicator = "{name}ccl"
+    max_batch_size = 4
+
+    def __init__(self):
+        self.streams = HostStreams()
+
+    def memory(self):
+        return DeviceMemory(5, 7, "a test", shared=False)
+
+def load_device():
+    {before}
+    return AcmeDevice()
+
+VENDOR = Vendor(
+    "{name}", "{device}", "made for a test", lambda: Probe({available}, "made for a test"), lambda: {{}},
+    load_device={load}, priority={priority}, framework_device="{called}",
+)
+"""
+
+
+def device_plugin(name: str, device: str = "cpu", **changes: object) -> str:
+    usual = {"before": "", "available": True, "load": "load_device", "priority": 0, "called": ""}
+    return DEVICE.format(name=name, device=device, **(usual | changes))
+
+
+def test_the_active_vendor_says_what_its_device_is(plugins):
+    plugins("acme", device_plugin("acme"))
+    assert discovery.device("cpu").communicator == "gloo"
+    discovery.use("acme")
+    said = discovery.device("cpu")
+    assert (said.communicator, said.memory().total) == ("acmeccl", 7)
+    assert discovery.device("cpu") is said  # loaded once
+
+
+def test_a_vendor_that_says_nothing_leaves_it_to_another_of_the_same_device(plugins):
+    plugins("acme", device_plugin("acme", load=None))
+    plugins("beta", device_plugin("beta", device="npu"))
+    discovery.use("acme")
+    assert discovery.device("cpu") is discovery.device_of(discovery.get("cpu"))
+
+
+def test_a_device_of_which_nobody_says_anything_is_an_error(plugins):
+    plugins("acme", device_plugin("acme", device="npu", load=None))
+    with pytest.raises(DeviceUnknownError, match=r"'npu'.*acme"):
+        discovery.device("npu")
+
+
+def test_a_device_whose_vendor_is_not_available_says_why(plugins):
+    plugins("acme", device_plugin("acme", device="npu", available=False))
+    with pytest.raises(VendorUnavailableError, match=r"'acme'.*made for a test"):
+        discovery.device("npu")
+
+
+def test_a_device_that_cannot_be_loaded_names_its_vendor(plugins):
+    plugins("acme", device_plugin("acme", before="1 / 0"))
+    discovery.use("acme")
+    with pytest.raises(VendorLoadError, match=r"'acme'.*its device.*ZeroDivisionError"):
+        discovery.device("cpu")
+
+
+def test_a_vendor_of_another_device_does_not_get_the_host_s_kernels(plugins):
+    plugins("acme", BARE.format(name="acme", priority=0).replace('"cpu"', '"npu"'))
+    assert discovery.kernels_of(discovery.get("acme")) == {}
 
 
 # --- end to end, in processes of their own since dispatch is global

@@ -1,4 +1,4 @@
-"""The LMDeploy adaptor: ``PytorchEngineConfig(device_type="cpu")`` is the user's only change (S4-13, S4-50).
+"""The LMDeploy adaptor: ``PytorchEngineConfig(device_type="cpu")`` is the user's only change.
 
 torch's autoload entry point puts it in place when LMDeploy is imported. Where that is switched off
 (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``import dlinfer.framework.lmdeploy_ext`` before LMDeploy is used does the

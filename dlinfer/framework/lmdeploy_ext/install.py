@@ -16,11 +16,11 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.layers import rope_lengths, rope_parameters
     from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
     from dlinfer.framework.lmdeploy_ext.refusals import (
-        generation_checks,
         http_errors,
         model_checks,
         model_config,
         request_checks,
+        sampling_checks,
         weight_checks,
     )
     from dlinfer.framework.lmdeploy_ext.serving import generation, scoring
@@ -33,7 +33,7 @@ def _records() -> list[Patch]:
         device_patches,
         kv_memory,
         generation,
-        generation_checks,
+        sampling_checks,
         http_errors,
         model_checks,
         model_config,

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Literal
 
 from dlinfer import _autoload
-from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.device.devices import served
 from dlinfer.framework.lmdeploy_ext.versions import describe
 
 IMPORT_LINE = "import dlinfer.framework.lmdeploy_ext"
@@ -79,12 +79,13 @@ def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]
     if autoload and not _hook_is_installed():
         detail = "torch does not know dlinfer's autoload hook: dlinfer is on the path, but not installed"
         return "failed", detail, "`pip install` dlinfer", ""
-    for device_type in SERVED:
+    ours = served()
+    for device_type in ours:
         error, traceback = _try_device(device_type, "" if autoload else IMPORT_LINE)
         if error or traceback:
             detail = f"device_type={device_type!r}: {error or 'the patches failed'}"
             return "failed", detail, _advice(error, traceback), traceback
-    devices = ", ".join(SERVED)
+    devices = ", ".join(ours)
     if not autoload:
         detail = (
             f"{_SWITCH} is not 1, so torch does not load dlinfer; tried with an import: works ({devices})"

@@ -15,6 +15,7 @@ import torch
 import dlinfer
 from dlinfer import settings
 from dlinfer.graph.cache.sources import CodeChangedError, LoadedCode
+from dlinfer.graph.ir.device import autocast
 from dlinfer.vendor import discovery
 
 ISA_VARIABLES = (
@@ -162,7 +163,7 @@ def _torch_state() -> dict[str, Any]:
         "fills_uninitialized": torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore[reportAttributeAccessIssue]
         "float32_matmul": torch.get_float32_matmul_precision(),
         "mkldnn": torch.backends.mkldnn.enabled,
-        "autocast": str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "",
+        "autocast": autocast(),
     }
 
 

@@ -106,17 +106,18 @@ def _decode(data: Any) -> Any:
 
 
 def _tensor(value: Any) -> dict[str, Any]:
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.device.type != "cpu":
-        raise NotStorableError("a constant that is no plain CPU tensor")
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        raise NotStorableError("a constant that is no strided tensor")
     if value.nbytes > _LARGEST_CONSTANT:
         raise NotStorableError(f"a constant of {value.nbytes} bytes")
     if not value.is_contiguous():
         raise NotStorableError("a constant that is not contiguous")  # compiled loops rely on its strides
-    flat = value.detach().reshape(-1)
+    flat = value.detach().cpu().reshape(-1)
     raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     return {
         "dtype": str(value.dtype).removeprefix("torch."),
         "shape": list(value.shape),
+        "device": str(value.device),
         "bytes": base64.b64encode(raw).decode(),
     }
 
@@ -125,5 +126,5 @@ def _to_tensor(data: dict[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, data["dtype"])
     raw = bytearray(base64.b64decode(data["bytes"], validate=True))
     if not raw:
-        return torch.empty(data["shape"], dtype=dtype)
-    return torch.frombuffer(raw, dtype=dtype).reshape(data["shape"])
+        return torch.empty(data["shape"], dtype=dtype, device=data["device"])
+    return torch.frombuffer(raw, dtype=dtype).reshape(data["shape"]).to(data["device"])

@@ -12,6 +12,7 @@ from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.retrace import RetraceError, retrace
 from dlinfer.graph.capture.small_sizes import Reference, Trial
 from dlinfer.graph.capture.trace import Captured
+from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
@@ -42,9 +43,8 @@ class Exported:
 
     @property
     def device(self) -> torch.device:
-        """The device of the first tensor that the caller passes."""
-        specs = (spec for spec in self.inputs if isinstance(spec, TensorSpec))
-        return next((spec.device for spec in specs), torch.device("cpu"))
+        """Where the graph runs, told from what the caller passes and from its weights."""
+        return graph_device((*self.inputs, *self.weights))
 
 
 def read_export(

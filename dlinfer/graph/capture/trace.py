@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx import traceback
 
 from dlinfer.errors import CaptureError
+from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.ir.dialect import STATIC, model_line
 from dlinfer.graph.seam.dynamo import is_static_input
 from dlinfer.graph.seam.fake_mode import FakeTensorMode, is_traceable_wrapper_subclass, trace_coarse
@@ -38,7 +39,7 @@ def capture(dynamo_graph: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensor
     _refuse_exotic(fakes)
     _refuse_derivatives(dynamo_graph)
     replay = _Replay(dynamo_graph)
-    decomposed = torch.is_autocast_enabled("cpu") or any(map(_acts_below, dynamo_graph.graph.nodes))
+    decomposed = bool(autocast()) or any(map(_acts_below, dynamo_graph.graph.nodes))
     captured = trace(replay.run, fakes, mode, decomposed=decomposed)
     for new, old in zip(
         captured.graph_module.graph.find_nodes(op="placeholder"),

@@ -20,6 +20,7 @@ from dlinfer.graph.cache.key import Key
 from dlinfer.graph.direct.call import DirectCall, capture_call, method_of
 from dlinfer.graph.direct.inputs import Assumption, InputSpec
 from dlinfer.graph.engine import find_engine, provider_of
+from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import debug
@@ -67,12 +68,10 @@ def _misfit(call: DirectCall, kwargs: Mapping[str, Any]) -> str:
 
 
 def _device(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> torch.device:
-    """Where the call runs: the device of its first tensor, else of its owner's first parameter or buffer."""
+    """Where the call runs, told from its arguments and its owner's parameters and buffers."""
     owner = method_of(function)[1]
     weights = (*owner.parameters(), *owner.buffers()) if isinstance(owner, torch.nn.Module) else ()
-    tensors = (leaf for leaf in (*tree_leaves(dict(kwargs)), *weights) if isinstance(leaf, torch.Tensor))
-    first = next(tensors, None)
-    return torch.device("cpu") if first is None else first.device
+    return graph_device((*tree_leaves(dict(kwargs)), *weights))
 
 
 class CallStore:

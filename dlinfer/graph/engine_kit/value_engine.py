@@ -31,6 +31,7 @@ from dlinfer.graph.engine_kit.torch_steps import TorchSteps
 from dlinfer.graph.engine_kit.value_region import Lowered, ValueRegion, Views
 from dlinfer.graph.functional.function import Function, function_of, is_check, refusal
 from dlinfer.graph.functional.variants import Twin, twin_of
+from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import is_compute, tensors_of, written_arguments
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.known_answers.answer import kind_of, precision_of
@@ -47,7 +48,7 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
 
     name, passes, phases_alike, stored_options, concurrent: as ``dlinfer.graph.engine.Engine`` has them.
     options_type: the engine's own options.
-    device_type: of the tensors that it reads.
+    device_type: of the tensors that it reads; the host where it does not say.
     refuses_writes: why nodes that write are not taken; None where they are, as new contents of what they write.
     smallest: nodes that compute which a region needs to be worth entering.
     known_answers: what the vendor must compute rightly on this CPU before it gets an op; None where nothing is asked.
@@ -59,7 +60,7 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
     phases_alike = False
     stored_options: Collection[str] = ()
     concurrent = False
-    device_type = "cpu"
+    device_type = HOST
     refuses_writes: str | None = None
     smallest = 1
     known_answers: KnownAnswers | None = None

@@ -18,7 +18,7 @@ from torch import fx
 import dlinfer
 from dlinfer.errors import ExplanationError
 from dlinfer.graph.cache import disk
-from dlinfer.graph.explain.facts import SCHEMA, Facts, GraphBreak
+from dlinfer.graph.explain.fields import SCHEMA, Facts, GraphBreak
 from dlinfer.graph.explain.html import page_of
 from dlinfer.graph.explain.text import summary_of, text_of
 from dlinfer.graph.options import CompileOptions
@@ -46,7 +46,7 @@ class Explanation(Facts):
 
     @classmethod
     def from_json(cls, text: str) -> "Explanation":
-        """What ``to_json`` wrote. Raises ExplanationError where it is something else."""
+        """Return what ``to_json`` wrote. Raises ExplanationError where it is something else."""
         try:
             given = json.loads(text)
             if given["schema"] != SCHEMA:
@@ -112,7 +112,7 @@ def explain(
 
 
 def of_process() -> Explanation:
-    """Everything that was compiled in this process so far, for example by LMDeploy."""
+    """Return everything that was compiled in this process so far, for example by LMDeploy."""
     graphs = report.reports()
     seconds = sum(sum(graph.seconds.values()) for graph in graphs)
     breaks = _breaks(dynamo.graph_breaks())
@@ -144,7 +144,7 @@ class _Compiled:
         self.function = dynamo.compile_apart(function, self.compile, dynamic)
 
     def compile(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The backend ``dlinfer``."""
+        """Compile as the backend ``dlinfer`` does."""
         from dlinfer.graph.backend import dlinfer_backend
 
         before = report.reports()[-1:]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
-from dlinfer.graph.explain.facts import Facts
+from dlinfer.graph.explain.fields import Facts
 from dlinfer.graph.explain.svg import svg_of
 from dlinfer.graph.explain.text import amount, duration, headline, short_cause, short_line
 from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
@@ -19,7 +19,7 @@ _LEGEND = (
 
 
 def page_of(explanation: Facts) -> str:
-    """The page. Everything that comes from a model is escaped; no script, font or image is loaded."""
+    """Return the page. Everything that comes from a model is escaped; no script, font or image is loaded."""
     template = resources.files("dlinfer.graph.explain").joinpath("page.html").read_text(encoding="utf-8")
     body = [_head(explanation)]
     body += [

@@ -44,7 +44,7 @@ class _Picture:
 
 
 def svg_of(graph: GraphReport) -> str:
-    """The graph drawn; an empty string where it has no nodes."""
+    """Return the graph drawn; an empty string where it has no nodes."""
     drawing = drawing_of(graph)
     if not drawing.boxes:
         return ""
@@ -248,7 +248,7 @@ def _lines(box: Box) -> Iterable[_Line]:
 
 
 def hover_of(node: NodeReport) -> str:
-    """What is said of a node when one points at it."""
+    """Return what is said of a node when one points at it."""
     lines = [f"{node.name}: {node.op}", f"gives {node.result}"]
     if node.place != "input":
         lines.append(f"runs as {node.where}")

@@ -4,17 +4,17 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from dlinfer.graph.explain.facts import Facts
+from dlinfer.graph.explain.fields import Facts
 from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
 
 
 def summary_of(explanation: Facts) -> str:
-    """A few lines: how many graphs, what fired, what does not run in the engine."""
+    """Return a few lines: how many graphs, what fired, what does not run in the engine."""
     return "\n".join(_summary(explanation)) + "\n"
 
 
 def text_of(explanation: Facts) -> str:
-    """The summary, and every graph with all that is known of it."""
+    """Return the summary, and every graph with all that is known of it."""
     lines = _summary(explanation)
     for number, graph in enumerate(explanation.graphs):
         lines += ["", *_graph(number, graph)]
@@ -22,7 +22,7 @@ def text_of(explanation: Facts) -> str:
 
 
 def headline(explanation: Facts) -> dict[str, str]:
-    """The figures that come first, by name."""
+    """Return the figures that come first, by name."""
     engine = sum(len(graph.placed("engine")) for graph in explanation.graphs)
     eager = sum(len(graph.placed("eager")) for graph in explanation.graphs)
     return {
@@ -112,7 +112,7 @@ def _regions(graph: GraphReport) -> Iterator[str]:
 
 
 def clusters(graph: GraphReport) -> Iterator[tuple[str, str]]:
-    """(short key, facts) of each cluster."""
+    """Return (short key, facts) of each cluster."""
     for region in graph.regions:
         for cluster in region.clusters:
             reason = f": {cluster.reason}" if cluster.reason else ""
@@ -151,7 +151,7 @@ def counts(given: dict[str, int]) -> str:
 
 
 def short_line(line: str) -> str:
-    """A line of code with its path from the package on, where it is an installed one."""
+    """Return a line of code with its path from the package on, where it is an installed one."""
     return re.sub(r"/\S*/(?:site|dist)-packages/", "", line)
 
 

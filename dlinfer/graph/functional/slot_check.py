@@ -23,9 +23,10 @@ def check_slots(
     The arguments are those of ``cached_attention``; caches: some of the caches, of which the sizes are read.
     Raises OpArgumentError, also for a block or a length outside the caches or the table.
     """
-    slots, table, lengths = (one.long() for one in (kv_start_indices, block_offsets, kv_seqlens))
+    # Slots and blocks lie on the device and lengths often on the host, where the answer is needed.
+    slots, table, lengths = (one.long().cpu() for one in (kv_start_indices, block_offsets, kv_seqlens))
     sequences, width = table.shape
-    ends = torch.arange(1, sequences + 1) if q_ends is None else q_ends.long()
+    ends = torch.arange(1, sequences + 1) if q_ends is None else q_ends.long().cpu()
     tokens = slots.shape[0]
     written = int(ends[-1]) if sequences else 0
     _FILL.require(

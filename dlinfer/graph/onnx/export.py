@@ -14,11 +14,13 @@ from torch import fx
 from torch._ops import OpOverload
 
 from dlinfer.errors import NotExportableError
-from dlinfer.graph.ir.dialect import op_name
+from dlinfer.graph.ir.device import graph_device
+from dlinfer.graph.ir.dialect import fake, op_name
 from dlinfer.graph.onnx.guards import guards
 from dlinfer.graph.onnx.known_ops import in_known_ops
 from dlinfer.graph.onnx.promotion import promote
 from dlinfer.graph.onnx.translations import STANDARD
+from dlinfer.graph.onnx.translations.writing import written_for
 from dlinfer.graph.seam.onnx import Registry, UntranslatableError
 
 OPSET = 18
@@ -63,11 +65,13 @@ def export(
 
     Raises NotExportableError, naming the node, where an op has no translation or it refuses the call.
     """
+    device = graph_device(map(fake, graph_module.graph.find_nodes(op="placeholder")))
     registry = _registry(opset, translations)
     graph, constants = in_known_ops(graph_module, registry)
     promote(graph)
     try:
-        model = registry.translate(graph, graph_module._get_name())
+        with written_for(device.type):
+            model = registry.translate(graph, graph_module._get_name())
     except UntranslatableError as error:
         named = next((node for node in graph_module.graph.nodes if node.name == error.node), None)
         op = op_name(named) if named is not None else "a part of it"

@@ -17,10 +17,19 @@ from torch.utils import _pytree as pytree
 
 from dlinfer.errors import NotAFunctionError, NotExportableError
 from dlinfer.graph.functional.function import function_of
-from dlinfer.graph.ir.dialect import STATIC, fake, is_size, tensors_of, written_arguments
+from dlinfer.graph.ir.dialect import (
+    STATIC,
+    arguments,
+    fake,
+    is_size,
+    overload,
+    tensors_of,
+    written_arguments,
+)
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.export import OPSET, Table, export
 from dlinfer.graph.seam.onnx import onnx_type
+from dlinfer.ops.kv_cache import kv_order
 
 
 def no_type_of_onnx(dtype: torch.dtype) -> str | None:
@@ -63,7 +72,7 @@ class Refusals:
 
     def of(self, node: fx.Node) -> str | None:
         """Why a call has no place in a model; None where it has. Its effect must have a meaning as values."""
-        key = kind(node)
+        key = f"{kind(node)} {_cache_order(node)}"
         with self._lock:
             if key not in self._answers:
                 self._answers[key] = self._tried(node)
@@ -79,6 +88,13 @@ class Refusals:
         except (NotAFunctionError, NotExportableError) as error:
             return str(error.fields["reason"])
         return self._fault(model.to_bytes())
+
+
+def _cache_order(node: fx.Node) -> str:
+    """How the caches lie that a node writes: a translation may serve one layout and not another."""
+    op = overload(node)
+    cache = arguments(node).get("k_cache") if op is not None else None
+    return kv_order(fake(cache).device.type) if isinstance(cache, fx.Node) else ""
 
 
 _SYMBOL = re.compile(r"\b[suz]\d+\b")

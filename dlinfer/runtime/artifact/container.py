@@ -89,7 +89,7 @@ def _json(data: Any) -> bytes:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears at ``path`` with all its contents when the block ends, or not at all."""
+    """Return a file that appears at ``path`` with all its contents when the block ends, or not at all."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         with open(beside, "xb") as stream:
@@ -124,11 +124,11 @@ class Container:
     memory: Any = field(repr=False, default=None)
 
     def json(self, name: Any) -> Any:
-        """The data of a JSON member. Raises ArtifactCorruptError."""
+        """Return the data of a JSON member. Raises ArtifactCorruptError."""
         return _parsed(self.member(name), self.source, str(name))
 
     def member(self, name: Any) -> memoryview:
-        """The contents of a member. Raises ArtifactCorruptError where there is none of the name."""
+        """Return the contents of a member. Raises ArtifactCorruptError where there is none of the name."""
         if not isinstance(name, str) or name not in self.members:
             raise ArtifactCorruptError(source=self.source, detail=f"there is no member {str(name)[:80]!r}")
         return self.members[name]

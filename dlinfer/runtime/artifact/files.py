@@ -23,7 +23,7 @@ from dlinfer.graph.cache.key import canonical_text
 from dlinfer.graph.engine import PayloadEngine
 from dlinfer.runtime.artifact import sealing
 from dlinfer.runtime.artifact.container import Container, Writer, open_container, written_whole
-from dlinfer.runtime.artifact.graph_json import Layout
+from dlinfer.runtime.artifact.graph_json import Layout, strangers
 from dlinfer.runtime.artifact.node_json import GraphTextError, device_of, dtype_of
 from dlinfer.runtime.artifact.stored import Stage, Storable, payloads_of
 from dlinfer.runtime.artifact.tensor_file import PLAIN_DTYPES, TensorFile, TensorTable
@@ -229,6 +229,11 @@ def _stage(item: Any, container: Container, tensors: int) -> ReadStage:
     if not all(isinstance(text, str) for text in texts):
         raise GraphTextError("a stage whose names are not texts")
     graph, outputs = container.json(item["graph"]), list(item["outputs"])
+    for op, wanted, here in strangers(graph):
+        what = f"dlinfer's op {op!r} of version"
+        raise ArtifactVersionError(
+            source=container.source, what=what, wanted=wanted, here=here or "no such op"
+        )
     entry, model, engine, version = texts
     told, small = dict(item["engine_options"]), bool(item["small_regions"])
     return ReadStage(entry, model, engine, version, told, small, graph, numbers, outputs, payloads)

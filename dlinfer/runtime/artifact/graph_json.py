@@ -22,6 +22,7 @@ from dlinfer.graph.seam.expressions import to_size
 from dlinfer.graph.seam.fake_mode import FakeTensorMode, mode_of, strict_mode
 from dlinfer.graph.seam.guards import conditions_of
 from dlinfer.graph.seam.symbols import declared_range, new_symbol, symbols_of
+from dlinfer.ops.spec import NAMESPACE, registry
 from dlinfer.runtime.artifact.node_json import (
     GraphTextError,
     call_text,
@@ -36,6 +37,7 @@ from dlinfer.runtime.artifact.node_json import (
 from dlinfer.utils.size_text import Size, SizeTextError, parse_condition, parse_size
 
 _MOST_NODES = 1_000_000
+_FUSED = f"{NAMESPACE}::"
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class GraphFile:
 def write_graph(
     graph_module: fx.GraphModule, constants_from: int, ranges: Mapping[Any, Any] | None = None
 ) -> GraphFile:
-    """The written form of a graph whose STATIC inputs are weights 0, 1, ... in their order.
+    """Return the written form of a graph whose STATIC inputs are weights 0, 1, ... in their order.
 
     constants_from: the number of the first constant, as many as there are weights.
     ranges: what sizes may be, by symbol, where it is not what the graph's own world says (torch.export's).
@@ -98,6 +100,7 @@ def write_graph(
     ]
     outputs = encode(tuple(graph_module.graph.output_node().args[0]))["tuple"]  # pyright: ignore[reportArgumentType]
     data = {
+        "ops": {name: registry()[name].version for name in sorted(_ops_of(nodes))},
         "symbols": table,
         "conditions": conditions,
         "inputs": inputs,
@@ -105,6 +108,24 @@ def write_graph(
         "outputs": outputs,
     }
     return GraphFile(data, constants)
+
+
+def strangers(data: Any) -> Iterator[tuple[str, int, int]]:
+    """(op, version that a written graph is of, version here; 0 where it is not here) of dlinfer's ops that differ.
+
+    A graph that says nothing of versions is of the first ones.
+    """
+    written = dict(data.get("ops") or {})
+    for name in sorted(_ops_of(data["nodes"])):
+        version, here = written.get(name, 1), registry()[name].version if name in registry() else 0
+        if version != here:
+            yield name, version, here
+
+
+def _ops_of(nodes: Any) -> set[str]:
+    """Names of dlinfer's fused ops among the calls of a written graph."""
+    calls = (item.get("call") for item in nodes)
+    return {call.removeprefix(_FUSED) for call in calls if isinstance(call, str) and call.startswith(_FUSED)}
 
 
 def _write_input(node: fx.Node, weights: Iterator[int], names: Mapping[Any, str]) -> dict[str, Any]:
@@ -179,7 +200,7 @@ def read_graph(
     *,
     allowed: Collection[str] = (),
 ) -> ReadGraph:
-    """The graph that ``write_graph`` wrote, every op tried on fakes.
+    """Return the graph that ``write_graph`` wrote, every op tried on fakes.
 
     weights: how weights and constants lie, by their number; constants: those that nodes name.
     allowed: names of ops outside torch's and dlinfer's own namespaces that are trusted.
@@ -323,7 +344,7 @@ class _Reader:
         return node
 
     def writes(self) -> frozenset[int]:
-        """The numbers of weights and constants whose memory some node writes, through views too."""
+        """Return the numbers of weights and constants whose memory some node writes, through views too."""
         effects = effects_of(self.graph)
         return frozenset(number for node, number in self.number_of.items() if effects.is_written(node))
 

@@ -13,6 +13,7 @@ from dlinfer.errors import (
     DlinferError,
 )
 from dlinfer.graph.engine import Engine, PayloadEngine, check_options, find_engine, runs_concurrently
+from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.lowering.compiled import CompiledGraph
@@ -65,7 +66,7 @@ class LoadedStage:
 
 
 def plan_of(artifact: ReadArtifact, stage: ReadStage) -> Plan:
-    """The signature of a stage from what the file says. Raises ArtifactCorruptError."""
+    """Return the signature of a stage from what the file says. Raises ArtifactCorruptError."""
     try:
         return _plan(stage)
     except (KeyError, TypeError, ValueError, AttributeError) as cause:
@@ -115,11 +116,10 @@ def _range(item: Any) -> Bounds:
 
 
 def _input(item: Any, symbols: Mapping[str, Bounds]) -> Port:
-    device = device_of(item.get("device", "cpu"))
     name = name_of(item.get("called", item["name"]))
     if "number" in item:
         value = parse_size(item["number"])
-        return Port(name, torch.int64, (value,), _bounds([value], symbols), device, number=True)
+        return Port(name, torch.int64, (value,), _bounds([value], symbols), torch.device(HOST), number=True)
     sizes = [parse_size(text) for text in item["sizes"]]
     strides = item.get("strides")
     return Port(
@@ -127,7 +127,7 @@ def _input(item: Any, symbols: Mapping[str, Bounds]) -> Port:
         dtype_of(item["dtype"]),
         tuple(sizes),
         _bounds(sizes, symbols),
-        device,
+        device_of(item["device"]),
         None if strides is None else tuple(map(parse_size, strides)),
     )
 
@@ -208,7 +208,7 @@ def _placed(
 
 
 def read_stage(artifact: ReadArtifact, stage: ReadStage, options: SessionOptions) -> ReadGraph:
-    """The graph of a stage, every op tried on fakes. Raises ArtifactCorruptError."""
+    """Return the graph of a stage, every op tried on fakes. Raises ArtifactCorruptError."""
     weights = sum("weight" in item for item in stage.graph["inputs"])
     constants = {
         number: artifact.tensors.tensor(stage.tensors[number])

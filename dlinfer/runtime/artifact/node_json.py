@@ -46,7 +46,7 @@ class GraphTextError(ValueError):
 
 
 def name_of(value: Any) -> str:
-    """A node's name, which becomes a name in code that is generated from the graph. Raises GraphTextError."""
+    """Return a node's name, which becomes a name in code that is generated from the graph. Raises GraphTextError."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise GraphTextError(f"{value!r} is no name of a node")
     return value
@@ -65,7 +65,7 @@ def call_text(target: Any) -> str:
 
 
 def resolve_call(text: Any, allowed: Collection[str] = ()) -> Callable[..., Any]:
-    """The op or arithmetic that a text names. ``allowed``: names of ops in other namespaces that are trusted.
+    """Return the op or arithmetic that a text names. ``allowed``: names of ops in other namespaces that are trusted.
 
     Raises GraphTextError for all else, and for an op that this process does not have.
     """
@@ -112,7 +112,7 @@ def check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
 
 
 def encode(value: Any) -> Any:
-    """An argument as JSON. Raises GraphTextError."""
+    """Return an argument as JSON. Raises GraphTextError."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -133,7 +133,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any, nodes: Mapping[str, Any]) -> Any:
-    """What ``encode`` gave, with ``nodes`` for the names of nodes. Raises GraphTextError."""
+    """Return what ``encode`` gave, with ``nodes`` for the names of nodes. Raises GraphTextError."""
     if data is None or isinstance(data, (bool, int, float, str)):
         return data
     if isinstance(data, list):
@@ -167,12 +167,12 @@ def torch_name(content: Any, kinds: tuple[type, ...]) -> Any:
 
 
 def dtype_of(content: Any) -> torch.dtype:
-    """The dtype of a name. Raises GraphTextError."""
+    """Return the dtype of a name. Raises GraphTextError."""
     return torch_name(content, (torch.dtype,))
 
 
 def device_of(content: Any) -> torch.device:
-    """The device of a name. Raises GraphTextError."""
+    """Return the device of a name. Raises GraphTextError."""
     try:
         return torch.device(content if isinstance(content, str) else "")
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Encrypted artifacts: AES-256-GCM over counted frames of the container, or a decryption of the user's own (U11).
+"""Encrypted artifacts: AES-256-GCM over counted frames of the container, or a decryption of the user's own.
 
 A sealed file is a header and frames of a mebibyte, each with its tag. A frame's nonce holds the file's random
 prefix, the frame's number and whether it is the last one, and the header is authenticated with each; so no frame
@@ -46,7 +46,7 @@ _lock = threading.Lock()
 
 
 def register_decryption(name: str, function: Decrypt | None = None, key: bytes | None = None) -> None:
-    """Let ``dlinfer.load(path, key=name)`` decrypt with a function and a key of one's own (S1-110).
+    """Let ``dlinfer.load(path, key=name)`` decrypt with a function and a key of your own.
 
     function: called with the file's bytes and ``key``, gives the bytes of an artifact; it raises where the key is
         wrong. None takes the built-in AES-256-GCM, for which ``key`` has 32 bytes.
@@ -59,7 +59,7 @@ def register_decryption(name: str, function: Decrypt | None = None, key: bytes |
 
 
 def update_decryption_key(name: str, key: bytes) -> None:
-    """Give a registered decryption another key (S1-111). Raises ArtifactKeyError where there is none of the name."""
+    """Give a registered decryption another key. Raises ArtifactKeyError for an unknown name."""
     register_decryption(name, _of_name(name, "to be registered").function, key)
 
 
@@ -114,7 +114,7 @@ class SealedWriter:
         """Frames are written when they are full."""
 
     def seekable(self) -> bool:
-        """What is encrypted cannot be changed."""
+        """Return False: what is encrypted cannot be changed."""
         return False
 
     def close(self) -> None:
@@ -150,12 +150,12 @@ def _cipher(key: bytes) -> Any:
 
 
 def is_sealed(start: bytes) -> bool:
-    """Whether a file that starts so is sealed."""
+    """Return whether a file that starts so is sealed."""
     return start[: len(_MAGIC)] == _MAGIC
 
 
 def unsealed(data: Any, key: bytes | str | None, source: str) -> Any:
-    """The bytes of the artifact in ``data`` (bytes or a mapped file), which need not be encrypted without a key.
+    """Return the bytes of the artifact in ``data`` (bytes or a mapped file), which need not be encrypted without a key.
 
     key: of 32 bytes, or the name of a registered decryption.
     Raises ArtifactKeyError where the key is missing or wrong, and ArtifactCorruptError where frames were altered.
@@ -215,5 +215,5 @@ def _decrypted(data: memoryview, key: bytes, source: str) -> bytearray:
 
 
 def new_key() -> bytes:
-    """A random key for ``artifact.save(path, key=...)``."""
+    """Return a random key for ``artifact.save(path, key=...)``."""
     return os.urandom(KEY_BYTES)

@@ -81,7 +81,7 @@ class Signature:
     examples: Mapping[str, int] = field(default_factory=dict)
 
     def usual(self, symbol: str) -> int:
-        """A value of a symbol that is as good as any: the example's, or the lowest above 0."""
+        """Return a value of a symbol that is as good as any: the example's, or the lowest above 0."""
         return self.examples.get(symbol, max(1, self.symbols[symbol][0]))
 
     @property
@@ -90,7 +90,7 @@ class Signature:
         return any(port.is_dynamic for port in (*self.inputs, *self.outputs))
 
     def check(self, values: Sequence[Any]) -> dict[str, int]:
-        """The value of each symbol in a call with these inputs, in order. Raises ArtifactInputError."""
+        """Return the value of each symbol in a call with these inputs, in order. Raises ArtifactInputError."""
         symbols: dict[str, int] = {}
         later: list[tuple[Port, Size, int]] = []
         for port, value in zip(self.inputs, values, strict=True):
@@ -142,7 +142,7 @@ def _alike(port: Port, value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A given value for people."""
+    """Return a given value for people."""
     if not isinstance(value, torch.Tensor):
         return (
             repr(value) if isinstance(value, (int, float, str, type(None))) else f"a {type(value).__name__}"

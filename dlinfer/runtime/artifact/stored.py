@@ -46,7 +46,7 @@ class Storable(Protocol):
 
 
 def keep(exported: Exported, engine: Engine, options: CompileOptions, model: str) -> Stage | str:
-    """The stage to store of a graph after its passes, or why it cannot be stored."""
+    """Return the stage to store of a graph after its passes, or why it cannot be stored."""
     graph_module = exported.captured.graph_module
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in exported.weights):
         return "a weight is of a class of its own"
@@ -98,7 +98,7 @@ def _size(size: int | torch.SymInt, known: Mapping[Any, str]) -> int | str | Non
 
 
 def payloads_of(compiled: CompiledGraph) -> dict[str, Payload]:
-    """What the engine keeps of a graph's regions, by their names; empty for an engine that compiles again."""
+    """Return what the engine keeps of a graph's regions, by their names; empty for an engine that compiles again."""
     if not isinstance(compiled.engine, PayloadEngine):
         return {}
     found = {name: compiled.engine.payload(part) for name, part in compiled.parts.items()}

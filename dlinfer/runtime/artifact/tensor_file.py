@@ -32,7 +32,7 @@ class TensorTable:
     _known: dict[Any, int] = field(default_factory=dict)
 
     def add(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor; one that lies where another does, in the same way, has the same number."""
+        """Return the number of a tensor; one that lies where another does, in the same way, has the same number."""
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             raise ArtifactStorageError(
                 what="a weight", detail=f"it has layout {tensor.layout} on {tensor.device}"
@@ -60,7 +60,7 @@ class TensorTable:
         ]
 
     def chunks(self) -> Iterator[memoryview]:
-        """The contents of the member, a few mebibytes at a time."""
+        """Return the contents of the member, a few mebibytes at a time."""
         end = 0
         for block in self._blocks():
             for number, offset in block:
@@ -138,7 +138,7 @@ class TensorFile:
         self._blocks = overlapping([(offset, _span(layout), str(layout.device)) for layout, offset in listed])
 
     def tensor(self, number: int) -> torch.Tensor:
-        """A tensor. It is not to be written; ``own`` gives one that may be."""
+        """Return a tensor. It is not to be written; ``own`` gives one that may be."""
         if number not in self._made:
             layout = self.layouts[number]
             start, size = self._offsets[number], _span(layout)

@@ -1,4 +1,4 @@
-"""Runs one behind the other in a thread of their own, in the order in which they were asked for (U7)."""
+"""Runs one behind the other in a thread of their own, in the order in which they were asked for."""
 
 import threading
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class AsyncRuns:
         self._pending: list[Future[Any]] = []
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        """Run a job behind those before it."""
+        """Queue a job after those before it."""
         with self._lock:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "dlinfer-session")

@@ -1,4 +1,4 @@
-"""Filling one batch sample by sample, each copied once, to where a session reads it (U15)."""
+"""Filling one batch sample by sample, each copied once, to where a session reads it."""
 
 import ctypes
 import threading
@@ -26,8 +26,8 @@ class BatchCollector:
         pin_memory: bool = False,
         tensor: torch.Tensor | None = None,
     ) -> None:
-        """shape: [batch, ...]. tensor: a contiguous one of this shape to fill; dtype and device are its own then
-        (S1-130). Raises BatchCollectorError."""
+        """shape: [batch, ...]. tensor: a contiguous one of this shape to fill, whose dtype and device count then
+        and not the arguments. Raises BatchCollectorError."""
         shape = tuple(shape)
         if not shape or not all(type(size) is int and size >= 0 for size in shape):
             raise self._error(shape, dtype, "a batch has at least one dimension, of whole numbers")
@@ -56,15 +56,15 @@ class BatchCollector:
             return sorted(self._free)
 
     def collect(self, array: Any) -> int:
-        """Copy a sample, a numpy array or torch tensor of the batch's other sizes, into the first free place; gives
-        its id (S1-133). Raises BatchCollectorError where none is free or it does not fit."""
+        """Copy a sample, a numpy array or torch tensor of the batch's other sizes, into the first free place;
+        return its id. Raises BatchCollectorError where none is free or it does not fit."""
         sample = self._sample(array)
         batch_id = self._take()
         self._tensor[batch_id].copy_(sample)
         return batch_id
 
     def collect_id(self, array: Any, batch_id: int) -> None:
-        """Copy a sample into the place ``batch_id``, whether it was free or not, in any order (S1-131)."""
+        """Copy a sample into the place ``batch_id``, whether it was free or not, in any order."""
         if type(batch_id) is not int or not 0 <= batch_id < len(self._tensor):
             raise self._refused(f"it has no sample {batch_id!r}")
         sample = self._sample(array)
@@ -73,8 +73,8 @@ class BatchCollector:
         self._tensor[batch_id].copy_(sample)
 
     def collect_by_ctypes(self, data: Any, length: int) -> int:
-        """Copy ``length`` bytes, which must be one sample, from a ``ctypes.c_void_p`` into the first free place; gives
-        its id (S1-132). That so many bytes may be read there is the caller's to know."""
+        """Copy ``length`` bytes, which must be one sample, from a ``ctypes.c_void_p`` into the first free place;
+        return its id. The caller guarantees that so many bytes may be read there."""
         address = (
             data.value if isinstance(data, ctypes.c_void_p) else ctypes.cast(data, ctypes.c_void_p).value
         )
@@ -91,7 +91,7 @@ class BatchCollector:
         return torch.frombuffer(memory, dtype=self._tensor.dtype)
 
     def free(self, indexes: Iterable[int]) -> None:
-        """Say that samples may be collected anew; what they hold stays until then (S1-134, S1-137)."""
+        """Mark samples as free; they keep their content until they are collected again."""
         wanted = list(indexes)
         for index in wanted:
             if type(index) is not int or not 0 <= index < len(self._tensor):
@@ -100,11 +100,11 @@ class BatchCollector:
             self._free.update(wanted)
 
     def get(self) -> torch.Tensor:
-        """The whole batch, where it lies (S1-135)."""
+        """Return the whole batch, where it lies."""
         return self._tensor
 
     def to_numpy(self) -> Any:
-        """A copy of the whole batch (S1-136). Raises BatchCollectorError for a dtype that numpy lacks."""
+        """Return a copy of the whole batch. Raises BatchCollectorError for a dtype that numpy lacks."""
         try:
             return self._tensor.detach().cpu().numpy().copy()
         except TypeError as cause:

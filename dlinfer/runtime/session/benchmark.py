@@ -26,7 +26,7 @@ class BenchmarkResult(NamedTuple):
 def benchmark(
     running: RunningStage, values: Sequence[Any], num_inferences: int | None, inf_time: float | None
 ) -> tuple[BenchmarkResult, "array[float]"]:
-    """The result, and the latency of each run. One run before them is not counted.
+    """Return the result, and the latency of each run. One run before them is not counted.
 
     Raises SessionCallError where both limits are given, or one that is no positive number.
     """

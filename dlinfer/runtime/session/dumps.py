@@ -1,4 +1,4 @@
-"""Inputs and outputs of runs on disk, as text for people and as .npy files for programs (S1-100, S1-101)."""
+"""Inputs and outputs of runs on disk, as text for people and as .npy files for programs."""
 
 import threading
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """What a session says of itself: entries, stages, inputs, outputs, and tensors of its own for them.
 
-Names and indexes are those of the S0 interface (Sophgo's EngineLLM), so that its users find them: an entry is its
-graph, a stage a shape profile of it.
+Names and indexes are those of Sophgo's ``sail.EngineLLM``, so that its users find them: an entry is its graph, a stage
+a shape profile of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Introspection:
     _memory: RuntimeMemory
 
     def signature(self, entry: str | None = None, stage: int = 0) -> Signature:
-        """What an entry takes and gives. ``entry`` may be left out where there is one."""
+        """Return what an entry takes and gives. ``entry`` may be left out where there is one."""
         name = self._entry(entry)
         plans = self._plans[name]
         if not isinstance(stage, int) or not 0 <= stage < len(plans):
@@ -48,64 +48,64 @@ class Introspection:
         return ports[index]
 
     def get_device_ids(self) -> list[int]:
-        """The index of each device that it runs on (S0-30)."""
+        """Return the index of each device that it runs on."""
         return [device.index or 0 for device in self.devices]
 
     def get_graph_names(self) -> list[str]:
-        """The names of all entries (S0-31)."""
+        """Return the names of all entries."""
         return list(self._plans)
 
     def get_addr_mode(self, entry: str) -> int:
-        """1 where inputs and outputs are tensors of the session (``io="owned"``), else 0 (S0-32)."""
+        """Return 1 where inputs and outputs are tensors of the session (``io="owned"``), else 0."""
         self.signature(entry)
         return int(self.options.io == "owned")
 
     def get_stage_num(self, entry: str) -> int:
-        """How many stages an entry has (S0-33)."""
+        """Return how many stages an entry has."""
         return len(self._plans[self._entry(entry)])
 
     def get_input_num(self, entry: str) -> int:
-        """How many inputs an entry has (S0-34)."""
+        """Return how many inputs an entry has."""
         return len(self.signature(entry).inputs)
 
     def get_output_num(self, entry: str) -> int:
-        """How many outputs an entry has (S0-35)."""
+        """Return how many outputs an entry has."""
         return len(self.signature(entry).outputs)
 
     def get_is_dynamic(self, entry: str) -> bool:
-        """Whether a size may change from call to call (S0-36)."""
+        """Return whether a size may change from call to call."""
         return self.signature(entry).is_dynamic
 
     def get_input_name(self, entry: str, index: int) -> str:
-        """The name of an input (S0-37)."""
+        """Return the name of an input."""
         return self._port(entry, index, "inputs").name
 
     def get_output_name(self, entry: str, index: int) -> str:
-        """The name of an output (S0-38)."""
+        """Return the name of an output."""
         return self._port(entry, index, "outputs").name
 
     def get_input_tensor_devid(self, entry: str, index: int) -> int:
-        """The index of the device that an input lies on (S0-39)."""
+        """Return the index of the device that an input lies on."""
         return self._port(entry, index, "inputs").device.index or 0
 
     def get_output_tensor_devid(self, entry: str, index: int) -> int:
-        """The index of the device that an output lies on (S0-40)."""
+        """Return the index of the device that an output lies on."""
         return self._port(entry, index, "outputs").device.index or 0
 
     def get_input_shape(self, entry: str, index: int, stage: int = 0) -> list[int]:
-        """The sizes of an input in a stage; of one that may change the highest, -1 where there is none (S0-41)."""
+        """Return the sizes of an input in a stage; of one that may change the highest, -1 where there is none."""
         return list(self._port(entry, index, "inputs", stage).max_shape)
 
     def get_output_shape(self, entry: str, index: int, stage: int = 0) -> list[int]:
-        """The sizes of an output in a stage, as for inputs (S0-42)."""
+        """Return the sizes of an output in a stage, as for inputs."""
         return list(self._port(entry, index, "outputs", stage).max_shape)
 
     def get_input_max_shape(self, entry: str, index: int) -> list[int]:
-        """The highest sizes of an input over all stages (S0-43)."""
+        """Return the highest sizes of an input over all stages."""
         return self._max_shape(entry, index, "inputs")
 
     def get_output_max_shape(self, entry: str, index: int) -> list[int]:
-        """The highest sizes of an output over all stages (S0-44)."""
+        """Return the highest sizes of an output over all stages."""
         return self._max_shape(entry, index, "outputs")
 
     def _max_shape(self, entry: str, index: int, which: str) -> list[int]:
@@ -114,27 +114,27 @@ class Introspection:
         return [-1 if -1 in sizes else max(sizes) for sizes in zip(*shapes, strict=True)]
 
     def get_input_dtype(self, entry: str, index: int) -> torch.dtype:
-        """The dtype of an input (S0-45)."""
+        """Return the dtype of an input."""
         return self._port(entry, index, "inputs").dtype
 
     def get_output_dtype(self, entry: str, index: int) -> torch.dtype:
-        """The dtype of an output (S0-46)."""
+        """Return the dtype of an output."""
         return self._port(entry, index, "outputs").dtype
 
     def get_input_scale(self, entry: str, index: int) -> float:
-        """The quantisation scale of an input, 1.0 where it is not quantised (S0-47)."""
+        """Return the quantisation scale of an input, 1.0 where it is not quantised."""
         return self._port(entry, index, "inputs").scale
 
     def get_output_scale(self, entry: str, index: int) -> float:
-        """The quantisation scale of an output, 1.0 where it is not quantised (S0-48)."""
+        """Return the quantisation scale of an output, 1.0 where it is not quantised."""
         return self._port(entry, index, "outputs").scale
 
     def model_input_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
-        """name -> (sizes as of get_input_shape, dtype by numpy's name) of each input (S3-22)."""
+        """Return name -> (sizes as of get_input_shape, dtype by numpy's name) of each input."""
         return {port.name: _shape_and_type(port) for port in self.signature(entry).inputs}
 
     def model_output_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
-        """name -> (sizes, dtype) of each output (S3-23)."""
+        """Return name -> (sizes, dtype) of each output."""
         return {port.name: _shape_and_type(port) for port in self.signature(entry).outputs}
 
     # --- tensors of the session's own
@@ -142,38 +142,38 @@ class Introspection:
     def get_input_tensors(
         self, entry: str, tensor_name: str | None = None, stage: int = 0
     ) -> dict[int, torch.Tensor]:
-        """index -> the session's own tensor of each input, or of the one named (S0-60, S0-61).
+        """Return index -> the session's own tensor of each input, or of the one named.
 
         They are at the highest sizes. Writing one and running with it (or with ``io_tensor`` views of it) copies
-        nothing on the way in. Empty where addr_mode is 0 (S0-67).
+        nothing on the way in. Empty where addr_mode is 0.
         """
         return self._own(entry, "inputs", stage, tensor_name) if self.get_addr_mode(entry) else {}
 
     def get_output_tensors(
         self, entry: str, tensor_name: str | None = None, stage: int = 0
     ) -> dict[int, torch.Tensor]:
-        """index -> the session's own tensor of each output (S0-63, S0-64); each run writes them anew."""
+        """Return index -> the session's own tensor of each output; each run writes them anew."""
         return self._own(entry, "outputs", stage, tensor_name) if self.get_addr_mode(entry) else {}
 
     def get_input_tensor(self, entry: str, index: int, stage: int = 0) -> torch.Tensor:
-        """The session's own tensor of an input (S0-62). Raises SessionCallError where addr_mode is 0."""
+        """Return the session's own tensor of an input. Raises SessionCallError where addr_mode is 0."""
         return self._safe(entry, index, "inputs", stage)
 
     def get_output_tensor(self, entry: str, index: int, stage: int = 0) -> torch.Tensor:
-        """The session's own tensor of an output (S0-65). Raises SessionCallError where addr_mode is 0."""
+        """Return the session's own tensor of an output. Raises SessionCallError where addr_mode is 0."""
         return self._safe(entry, index, "outputs", stage)
 
     def get_input_tensors_addrmode0(self, entry: str, stage: int = 0) -> dict[int, torch.Tensor]:
-        """As ``get_input_tensors``, in any mode (S0-68); the caller minds that nobody else runs meanwhile."""
+        """As ``get_input_tensors``, in any mode. The caller makes sure that nobody else runs meanwhile."""
         return self._own(entry, "inputs", stage)
 
     def get_output_tensors_addrmode0(self, entry: str, stage: int = 0) -> dict[int, torch.Tensor]:
-        """As ``get_output_tensors``, in any mode (S0-69). With addr_mode 0 a run writes them only where they are
+        """As ``get_output_tensors``, in any mode. With addr_mode 0 a run writes them only where they are
         given to it as outputs."""
         return self._own(entry, "outputs", stage)
 
     def io_tensor(self, entry: str, name: str, shape: Sequence[int], stage: int = 0) -> torch.Tensor:
-        """A contiguous tensor of smaller sizes in the memory of the session's own tensor of this name."""
+        """Return a contiguous tensor of smaller sizes in the memory of the session's own tensor of this name."""
         signature = self.signature(entry, stage)
         for port in (*signature.inputs, *signature.outputs):
             if port.name == name and not port.number:

@@ -1,6 +1,6 @@
 """The memory that sessions run in besides their weights: tensors of their own for inputs and outputs.
 
-Two sessions that never run at once may share it (U6): their tensors then lie in one arena, and each waits for the
+Two sessions that never run at once may share it: their tensors then lie in one arena, and each waits for the
 other's run to end. Nothing else shares: every stage of every entry of a session has its own place in the arena.
 """
 
@@ -24,9 +24,9 @@ class RuntimeMemory:
         self._arenas: dict[torch.device, torch.Tensor] = {}
 
     def reserve(self, device: torch.device, size: int) -> torch.Tensor:
-        """At least ``size`` bytes of the device, the same for everybody who asks.
+        """Return at least ``size`` bytes of the device, the same for everybody who asks.
 
-        An arena that is too small is replaced: who holds the old one keeps it, and shares no longer.
+        An arena that is too small is replaced; whoever holds the old one keeps it, and no longer shares it.
         """
         with self.lock:
             known = self._arenas.get(device)
@@ -51,7 +51,7 @@ COMMON = RuntimeMemory()
 
 
 class IoMemory:
-    """The tensors of one session's own: those of each stage of each entry in places of their own.
+    """A session's own tensors: each stage of each entry has a place of its own.
 
     Sessions that share a RuntimeMemory lie in the same place, as they were told to; the stages of one session never do:
     its caller may fill the inputs of one entry while another's results are still being read.
@@ -70,7 +70,7 @@ class IoMemory:
                     self._ends[port.device] = self._ends.get(port.device, 0) + _room(port)
 
     def stage(self, entry: str, number: int) -> "IoTensors":
-        """The tensors of a stage. Raises SessionCallError where a size has no highest value."""
+        """Return the tensors of a stage. Raises SessionCallError where a size has no highest value."""
         stage = (entry, number)
         with self._memory.lock:
             if stage not in self._made:
@@ -109,7 +109,7 @@ class IoTensors:
             offsets[port.device] = start + _room(port)
 
     def tensor(self, port: Port, shape: Sequence[int] | None = None) -> torch.Tensor:
-        """The port's tensor at its highest sizes, or a contiguous one of other sizes in the same memory."""
+        """Return the port's tensor at its highest sizes, or a contiguous one of other sizes in the same memory."""
         wanted = port.max_shape if shape is None else tuple(shape)
         fits = len(wanted) == len(port.max_shape) and all(map(int.__le__, wanted, port.max_shape))
         if not fits or min(wanted, default=0) < 0:

@@ -1,4 +1,4 @@
-"""The memory plan: what a session's entries need, and when, as JSON (S1-86)."""
+"""The memory plan: what a session's entries need, and when, as JSON."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from dlinfer.utils.size_text import SizeTextError
 
 
 def stage_plan(read: ReadGraph, signature: Signature, weights: Sequence[Layout]) -> dict[str, Any]:
-    """The plan of one stage with what lies outside of its graph: weights, inputs and outputs."""
+    """Return the plan of one stage with what lies outside of its graph: weights, inputs and outputs."""
     return memory_plan(read, signature) | {
         "weights_bytes": sum(map(nbytes, weights)),
         "written_weights": sorted(read.writes),
@@ -45,7 +45,7 @@ def _port_bytes(port: Port) -> int | None:
 
 
 def memory_plan(read: ReadGraph, signature: Signature) -> dict[str, Any]:
-    """What one graph needs at its highest sizes (those that it was compiled with where there is no highest).
+    """Return what one graph needs at its highest sizes (those that it was compiled with where there is no highest).
 
     Every result of the graph that is memory of its own counts from the node that makes it to the last that reads
     it. An engine that fuses nodes needs less than that; weights and the caller's tensors are not part of it.

@@ -52,7 +52,7 @@ class Metrics:
 
 
 def table(summary: Mapping[str, float]) -> str:
-    """The numbers for people, a line each, latencies in milliseconds."""
+    """Return the numbers for people, a line each, latencies in milliseconds."""
     lines = [f"{'Number of inferences':<28}{summary['num_of_inferences']:>14.0f}"]
     names = {
         "avg_latency": "Average latency (ms)",

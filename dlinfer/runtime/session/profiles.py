@@ -1,4 +1,4 @@
-"""Where a run's time goes: op by op, and in Python (U8)."""
+"""Where a run's time goes: op by op, and in Python."""
 
 import contextlib
 import cProfile
@@ -111,7 +111,7 @@ class PythonProfiles:
             PROFILER.release()
 
     def text(self, runs: int) -> str:
-        """The profiles of the first runs as tables (S3-29)."""
+        """Return the profiles of the first runs as tables."""
         head = f"{'file-line-function':<72}{'num calls':>12}{'func time':>14}{'tot time':>14}"
         lines = []
         for number, rows in enumerate(self.tables[: max(0, runs)]):

@@ -36,7 +36,7 @@ class RunningStage:
         return [results[index] for index in self._kept] if self._drops_some else results
 
     def bound(self, values: Sequence[Any]) -> tuple[Callable[..., tuple[Any, ...]], tuple[Any, ...]]:
-        """What the engine made, and the arguments that it is called with for these inputs."""
+        """Return what the engine made, and the arguments that it is called with for these inputs."""
         leaves = (leaf.constant if leaf.port is None else values[leaf.port] for leaf in self._leaves)
         return self.loaded.run, (*self.weights, *leaves)
 
@@ -60,7 +60,7 @@ class Weights:
         self._own = tensors.own(written)
 
     def of(self, stage: LoadedStage) -> list[torch.Tensor]:
-        """The weights of a stage."""
+        """Return the weights of a stage."""
         return [
             self._own[number] if number in self._own else self._shared.tensor(number)
             for number in stage.numbers
@@ -86,17 +86,21 @@ class Values:
         self.symbols = running.signature.check(self.tensors)
 
     def result(self, port: Port, tensor: Any) -> Any:
-        """A result in the kind of the inputs."""
+        """Return a result in the kind of the inputs."""
         return numpy_of(port, tensor) if self.numpy else tensor
 
 
 def tensor_of(port: Port, value: Any) -> Any:
     """A value of an input as a tensor on its memory; copied only where it lies in strides that the graph does not
-    take, or in memory that may not be written. Raises ArtifactInputError."""
+    take, in memory that may not be written, or as an array on the host while the graph reads a device's memory.
+    Raises ArtifactInputError."""
     if port.number:
         return value
     if not isinstance(value, torch.Tensor):
-        value = _from_numpy(port, value)
+        array = _from_numpy(port, value)
+        value = array.to(port.device)
+        if port.written and value is not array:  # what the graph writes would not reach the array
+            raise ArtifactInputError(name=port.name, expected=f"{port}, to be written", given="a numpy array")
     if port.strides is None and not value.is_contiguous() and not port.written:
         return value.contiguous()
     return value
@@ -121,7 +125,7 @@ def _from_numpy(port: Port, value: Any) -> torch.Tensor:
 
 
 def numpy_of(port: Port, tensor: torch.Tensor) -> Any:
-    """A result as a numpy array on its memory. Raises ArtifactInputError for a dtype that numpy lacks."""
+    """Return a result as a numpy array on its memory. Raises ArtifactInputError for a dtype that numpy lacks."""
     try:
         return tensor.detach().cpu().numpy()
     except TypeError as cause:
@@ -139,7 +143,8 @@ def check_target(port: Port, target: Any, symbols: Mapping[str, int]) -> None:
     fits = len(wanted) == tensor.dim() and all(
         want in (None, size) for want, size in zip(wanted, tensor.shape, strict=True)
     )
-    if not fits or tensor.dtype != port.dtype or tensor.device != port.device:
+    misplaced = tensor is target and tensor.device != port.device  # an array is the host's, and copied into
+    if not fits or tensor.dtype != port.dtype or misplaced:
         shape = ", ".join("?" if size is None else str(size) for size in wanted)
         raise ArtifactInputError(
             name=port.name, expected=f"{port.dtype} [{shape}] on {port.device}", given=shown(tensor)
@@ -167,7 +172,7 @@ def _target(port: Port, target: Any) -> torch.Tensor:
 
 
 def lock_of(stages: Sequence[LoadedStage], memory: RuntimeMemory, *, shared: bool, owned: bool) -> Any:
-    """What keeps runs apart; nothing where the engine takes several at once and none writes what others read."""
+    """Return what keeps runs apart; nothing where the engine takes several at once and none writes what others read."""
     alone = shared or owned or not all(stage.concurrent for stage in stages)
     return memory.lock if alone else contextlib.nullcontext()
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError, DlinferError, SessionCallError, SessionOptionError
+from dlinfer.graph.ir.device import graph_device
 from dlinfer.runtime.artifact.files import ReadArtifact, read
 from dlinfer.runtime.artifact.loading import Plan, load_stage, plan_of, read_stage
 from dlinfer.runtime.artifact.signature import Signature
@@ -51,7 +52,7 @@ def load(
     options: Mapping[str, Any] | str | Path | SessionOptions | None = None,
     key: bytes | str | None = None,
 ) -> "Session":
-    """Open an artifact that ``artifact.save`` wrote, from a file or from its bytes (S0-10 to S0-12).
+    """Open an artifact that ``artifact.save`` wrote, from a file or from its bytes.
 
     devices: which devices to run on, by torch's name or index; the artifact's own where none are given.
     flags: ``Flags.SHARE_MEM`` lets sessions run in the same memory, one at a time.
@@ -66,7 +67,7 @@ def load(
 
 
 class Session(Introspection):
-    """An artifact made pleasant. Made by ``dlinfer.load``; a context manager that resets itself at its end."""
+    """A loaded artifact, ready to run. ``dlinfer.load`` makes it; as a context manager it resets itself at the end."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class Session(Introspection):
         return bool(self._running)
 
     def setup(self) -> None:
-        """Map the weights and lower the graphs; the first run does it otherwise (S3-24).
+        """Map the weights and lower the graphs; otherwise the first run does it.
 
         Raises ArtifactCorruptError where a graph is not sound, and what finding and running the engine raises.
         """
@@ -141,7 +142,7 @@ class Session(Introspection):
             stage.lock = lock
 
     def reset(self) -> None:
-        """Give back all that ``setup`` took: weights, buffers, what the engine compiled, io tensors (S3-25).
+        """Release all that ``setup`` took: weights, buffers, what the engine compiled, io tensors.
 
         The next run sets the session up anew, with buffers as they were saved.
         """
@@ -168,12 +169,12 @@ class Session(Introspection):
     # --- options
 
     def backend_options(self) -> dict[str, Any]:
-        """The options that may be changed now, with their values (S3-20)."""
+        """Return the options that may be changed now, with their values."""
         names = self.options.AFTER_SETUP if self.is_set_up else self.options.names()
         return {name: getattr(self.options, name) for name in names}
 
     def update_backend_options(self, **changes: Any) -> None:
-        """Change options (S3-21). Raises SessionOptionError for one that takes ``reset`` first."""
+        """Change options. Raises SessionOptionError for one that takes ``reset`` first."""
         late = [
             name for name in changes if name in self.options.names() and name not in self.backend_options()
         ]
@@ -184,7 +185,7 @@ class Session(Introspection):
         self._relock(self._running)
 
     def share_weights_with(self, other: "Session") -> None:
-        """Use the weights of another session of the same artifact, where they lie (S1-90). Both may run at once.
+        """Use the weights of another session of the same artifact, where they lie. Both may run at once.
 
         What the graphs write (caches) stays each session's own. Raises SessionCallError after ``setup`` and for
         another artifact.
@@ -197,9 +198,9 @@ class Session(Introspection):
         self._tensors = others
 
     def share_runtime_memory_with(self, other: "Session") -> None:
-        """Run in the memory of another session, one of the two at a time (S1-91).
+        """Run in the memory of another session, one of the two at a time.
 
-        Its own tensors for inputs and outputs then lie where the other's lie. Not while the other runs.
+        Its own tensors for inputs and outputs then lie where the other's lie. Not to be called while the other runs.
         Raises SessionCallError after ``setup``.
         """
         self._need_fresh("share_runtime_memory_with")
@@ -222,11 +223,11 @@ class Session(Introspection):
         *,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Run an entry by the names of its inputs (S3-26).
+        """Run an entry by the names of its inputs.
 
         inputs: a torch tensor or numpy array for each, taken where it lies; an input that the graph writes (a cache
             that is passed in) is written in place. outputs: tensors or arrays that results are put into.
-        entry: may be left out where there is one.
+        entry: may be left out where there is only one.
 
         Returns name -> result, numpy arrays where all inputs are, else tensors; those of ``outputs`` where given.
         With ``io="owned"`` results lie in the session's own tensors, until the next run.
@@ -281,7 +282,7 @@ class Session(Introspection):
     def process(
         self, entry: str, inputs: Mapping[int, torch.Tensor], outputs: Mapping[int, torch.Tensor]
     ) -> int:
-        """Run an entry by the indexes of inputs and outputs, all given by the caller (S0-20 to S0-22).
+        """Run an entry by the indexes of inputs and outputs, all given by the caller.
 
         Returns 0, or 1 where it failed: then ``last_error`` says why.
         """
@@ -299,11 +300,11 @@ class Session(Introspection):
     # --- asynchronous runs and callbacks
 
     def set_start_callback(self, callback: Callback | None) -> None:
-        """Call this with the inputs before each run; what it raises keeps the run from starting (S1-93)."""
+        """Set what is called with the inputs before each run; where it raises, the run does not start."""
         self._start = callback
 
     def set_finish_callback(self, callback: Callback | None) -> None:
-        """Call this with the outputs after each run (S1-94)."""
+        """Set what is called with the outputs after each run."""
         self._finish = callback
 
     def run_async(
@@ -314,7 +315,7 @@ class Session(Introspection):
         outputs: Mapping[str, Any] | None = None,
         callback: Callback | None = None,
     ) -> Any:
-        """Run behind those that were asked for before, and return at once with a Future of the outputs (S1-92).
+        """Queue a run after those that were asked for before, and return a Future of its outputs at once.
 
         callback: called with the outputs when it is done, before the next run starts.
         Inputs must not change until then. ``wait`` waits for all.
@@ -329,17 +330,17 @@ class Session(Introspection):
         return self._async.submit(job)
 
     def wait(self) -> None:
-        """Wait until all asynchronous runs are done (S1-83). Raises the first error that one of them ended with."""
+        """Wait until all asynchronous runs are done. Raises the first error that one of them ended with."""
         self._async.wait()
 
     # --- measuring
 
     def get_metrics(self) -> dict[str, float]:
-        """How many runs there were and how long they took, in seconds (S3-27)."""
+        """Return how many runs there were and how long they took, in seconds."""
         return self.metrics.summary()
 
     def print_metrics(self) -> None:
-        """Print the metrics (S3-28). Raises SessionCallError where they are off."""
+        """Print the metrics. Raises SessionCallError where they are off."""
         if not self.options.enable_metrics:
             detail = "load it with enable_metrics=True, or update_backend_options(enable_metrics=True)"
             raise SessionCallError(what="values of", name="metrics", detail=detail)
@@ -352,9 +353,9 @@ class Session(Introspection):
         input_dict: Mapping[str, Any] | None = None,
         entry: str | None = None,
     ) -> BenchmarkResult:
-        """Run again and again with the same inputs, without looking at them between (S3-30 to S3-32).
+        """Run repeatedly with the same inputs, which are checked once.
 
-        num_inferences: how often, 40 where nothing is said; or inf_time: for how many seconds; not both.
+        num_inferences: how many runs, 40 by default; or inf_time: for how many seconds. Not both.
         input_dict: the inputs, random ones where none are given.
         Returns (inf_completed, inf_rate in runs a second, inf_time in seconds, batch_size).
         """
@@ -371,7 +372,7 @@ class Session(Introspection):
         return result
 
     def print_profile_data(self, n: int = 1) -> None:
-        """Print where the Python of the first ``n`` runs spent its time (S3-29). Raises SessionCallError where
+        """Print where the Python of the first ``n`` runs spent its time. Raises SessionCallError where
         profiling is off or no run was profiled."""
         if not self.options.enable_profiling or not self._profiles.tables:
             detail = "load it with enable_profiling=True and run it first"
@@ -381,22 +382,22 @@ class Session(Introspection):
     def profile_ops(
         self, inputs: Mapping[str, Any], entry: str | None = None, path: str | Path | None = None
     ) -> list[OpTimes]:
-        """Run once and time every op (S1-95): rows in running order; ``path`` also gets them as JSON."""
+        """Run once and time every op: rows in running order; ``path`` also gets them as JSON."""
         running, _, _ = self._chosen(entry, inputs)
         return time_ops(running, Values(running, inputs).tensors, path)
 
     # --- dumps
 
     def io_txt_dump(self, path: str | Path | None) -> None:
-        """Append all inputs and outputs of each run from now on to a text file; None ends it (S1-100)."""
+        """Append all inputs and outputs of each run from now on to a text file; None ends it."""
         self._dumps.text = None if path is None else Path(path)
 
     def io_bin_dump(self, folder: str | Path | None) -> None:
-        """Write all inputs and outputs of each run from now on as .npy files; None ends it (S1-101)."""
+        """Write all inputs and outputs of each run from now on as .npy files; None ends it."""
         self._dumps.folder = None if folder is None else Path(folder)
 
     def get_static_memory_alloc_info(self, log_dir: str | Path = "logs/test") -> Path:
-        """Write what memory each entry needs, and when, as JSON into a folder; gives the file (S1-86)."""
+        """Write what memory each entry needs, and when, as JSON into a folder; gives the file."""
         plans: dict[str, Any] = {"runtime_memory_bytes": self._memory.nbytes, "entries": {}}
         for entry, stages in self._artifact.stages.items():
             found = plans["entries"].setdefault(entry, [])
@@ -432,16 +433,20 @@ def _devices(
     """The devices that are asked for. Raises SessionOptionError where the artifact was not made for them."""
     made_for = dict.fromkeys(
         port.device for stages in plans.values() for plan in stages for port in _ports(plan.signature)
-    ) or {torch.device("cpu"): None}
+    ) or {graph_device(()): None}
     if given is None:
         return list(made_for)
     kind = next(iter(made_for)).type
     wanted = [torch.device(kind, one) if isinstance(one, int) else torch.device(one) for one in given]
-    wanted = [torch.device(kind) if one.type == "cpu" and one.index in (None, 0) else one for one in wanted]
-    if not wanted or set(wanted) != set(made_for):
+    if not wanted or set(map(_first, wanted)) != set(map(_first, made_for)):
         expected = f"the devices it was made for: {', '.join(map(str, made_for))}"
         raise SessionOptionError(option="devices", given=list(given), expected=expected)
-    return wanted
+    return list(made_for)
+
+
+def _first(device: torch.device) -> tuple[str, int]:
+    """Kind and index of a device; without an index the first is meant."""
+    return device.type, device.index or 0
 
 
 def _ports(signature: Signature) -> Sequence[Any]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlinfer.vendor.base import Kernel, Probe, Vendor
+from dlinfer.vendor.device import Device
 
 
 def _probe() -> Probe:
@@ -24,6 +25,12 @@ def _engine(name: str) -> Any:
     return InductorEngine()
 
 
+def _device() -> Device:
+    from dlinfer.vendor.cpu.device import CpuDevice
+
+    return CpuDevice()
+
+
 VENDOR = Vendor(
     name="cpu",
     device_type="cpu",
@@ -33,5 +40,6 @@ VENDOR = Vendor(
     engines=("inductor",),
     default_engine="inductor",
     load_engine=_engine,
+    load_device=_device,
     priority=10,  # a plugin for the same device is used when it is asked for, or claims more
 )

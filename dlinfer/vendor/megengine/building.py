@@ -19,7 +19,7 @@ _BUILDER = Path(__file__).with_name("builder.py")
 
 
 def model_of(graph: NodeList) -> bytes:
-    """The .mge of a node list, kept on disk under a hash of the list, the builder and the toolchain.
+    """Return the .mge of a node list, kept on disk under a hash of the list, the builder and the toolchain.
 
     It holds no weights: they are inputs. Raises LiteBuildError, and ToolchainMissingError.
     """

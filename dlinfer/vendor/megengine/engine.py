@@ -49,7 +49,7 @@ class MegEngineEngine(ValueEngine[MegEngineOptions]):
         return translations.refusal(node)
 
     def lower(self, function: Function, options: MegEngineOptions, policy: str) -> Lowered:
-        """The function as a model. Raises ToolchainMissingError."""
+        """Return the function as a model. Raises ToolchainMissingError."""
         return MegEngineLowered(function, options.num_threads or torch.get_num_threads())
 
 
@@ -68,7 +68,7 @@ class MegEngineLowered(Lowered):
             raise RefusedError(str(error)) from error
 
     def compile(self, weights: tuple[Tensor, ...]) -> Network:
-        """The model in a network of this process."""
+        """Return the model in a network of this process."""
         try:
             return Network(self.function, self._graph, self._model, self._threads)
         except LiteError as error:
@@ -76,7 +76,7 @@ class MegEngineLowered(Lowered):
 
 
 def written(graph_module: fx.GraphModule) -> NodeList:
-    """A function's graph as a node list. Raises UntranslatableError."""
+    """Return a function's graph as a node list. Raises UntranslatableError."""
     writer, known = NodeList(), {}
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":

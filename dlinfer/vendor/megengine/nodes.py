@@ -91,7 +91,7 @@ def unfit(tensor: torch.Tensor) -> str | None:
 
 
 def placeholder(writer: NodeList, node: fx.Node) -> Value:
-    """An input of the list for a placeholder. Raises UntranslatableError."""
+    """Return an input of the list for a placeholder. Raises UntranslatableError."""
     tensor = fake(node)
     if not isinstance(tensor, torch.Tensor):
         raise UntranslatableError("an input that is no tensor")

@@ -14,7 +14,8 @@ from torch import fx
 from dlinfer.graph.ir.dialect import arguments, fake
 from dlinfer.graph.onnx.translations.activation import silu_mul
 from dlinfer.graph.onnx.translations.moe import token_weights
-from dlinfer.graph.onnx.translations.writing import is_type, number, opset, shape_of, sizes
+from dlinfer.graph.onnx.translations.writing import number, opset, shape_of, sizes
+from dlinfer.vendor.onnxruntime.indices import BEHIND
 
 _aten = torch.ops.aten
 
@@ -51,7 +52,9 @@ def experts(
     """The layer in ONNX: for each expert the tokens that chose it, its two products, and its share added to theirs."""
     op = opset()
     weights = token_weights(x, topk_weights, renormalize)
-    ids = topk_ids if is_type(topk_ids, "INT64") else op.Cast(topk_ids, to=7)
+    known = op.Constant(value_ints=list(range(len(gate_ups))))
+    behind = op.Where(op.Less(topk_ids, number(0, topk_ids)), number(BEHIND, topk_ids), topk_ids)
+    ids = op.Gather(known, behind)  # itself, and raises for an id that names no expert
     zero = number(0.0, x)
     total = op.Expand(zero, shape_of(sizes(x)))
     for index, (gate_up, down) in enumerate(zip(gate_ups, downs, strict=True)):

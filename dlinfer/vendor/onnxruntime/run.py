@@ -1,6 +1,7 @@
 """A function as a model, and its session at run time: torch's tensors bound where they lie, results where torch wants
 them."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,14 +10,16 @@ import torch
 from torch import Tensor
 
 from dlinfer.graph.engine_kit.onnx_engine import as_tensor
-from dlinfer.graph.engine_kit.refused import RefusedError
+from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Lowered
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.onnx.export import export
 from dlinfer.graph.seam.onnx import onnx_type
 from dlinfer.vendor.onnxruntime import sessions
 from dlinfer.vendor.onnxruntime.contrib import OPSET, table
+from dlinfer.vendor.onnxruntime.empty_operands import EmptyOperands
 from dlinfer.vendor.onnxruntime.feeds import fed
+from dlinfer.vendor.onnxruntime.indices import refuse_negative
 from dlinfer.vendor.onnxruntime.model import safe_in_place, with_initialisers
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 
@@ -33,12 +36,18 @@ class OrtLowered(Lowered):
         super().__init__(function, function.weights if options.holds_weights else ())
         self._options = options
         self._policy = policy
+        self._check_empty = EmptyOperands(function.graph_module.graph)
         graph_module, self._feeds = fed(function.graph_module, frozenset(function.weights))
+        refuse_negative(graph_module.graph)
         self._graph = export(graph_module, opset=OPSET, translations=table)
         self.source = str(self._graph)
         self.in_place = safe_in_place(self._graph, self._feeds, function.writes) & function.in_place
         if self.held and (fault := sessions.why_refused(self._graph.to_bytes())) is not None:
             raise RefusedError(fault)  # before there are weights
+
+    def check(self, inputs: Sequence[Any]) -> None:
+        """Raise RefusedError for operands without elements that ONNX Runtime would not be right for."""
+        self._check_empty(inputs)
 
     def compile(self, weights: tuple[Tensor, ...]) -> "SessionRun":
         """A session, with these weights in it."""
@@ -48,11 +57,13 @@ class OrtLowered(Lowered):
         model = with_initialisers(self._graph, list(held)) if held else self._graph.to_bytes()
         session = sessions.make_session(model, self._options, policy=self._policy, weights=held)
         feeds = {name: feed.of for name, feed in named if feed.index not in inputs}
-        return SessionRun(session, feeds, self._graph.outputs, self._memory)
+        return SessionRun(session, feeds, self._graph.outputs, self._memory, bool(self.in_place))
 
     def _memory(self, inputs: Sequence[Any]) -> list[Tensor]:
         return self.outputs.empty(inputs, self.in_place)
 
+
+_OF_INDICES = re.compile("out of data bounds|out of bounds|invalid indice|must be within the inclusive range")
 
 _NOWHERE = torch.empty(1)
 """Where a tensor without elements is said to lie: torch gives it no address, and ONNX Runtime wants one."""
@@ -77,6 +88,9 @@ class SessionRun:
     """Callable with a function's inputs, gives its outputs. Threads may call it at once.
 
     feeds: name in the model -> what is fed, of the inputs. names: of the outputs. memory: for the outputs of a call.
+    in_place: whether that may be memory of the inputs, so that torch cannot run a call over again.
+
+    Raises WrongInputError for an index outside of what it indexes, and what ONNX Runtime raises.
     """
 
     def __init__(
@@ -85,11 +99,13 @@ class SessionRun:
         feeds: Mapping[str, Callable[[Sequence[Any]], Any]],
         names: Sequence[str],
         memory: Callable[[Sequence[Any]], list[Tensor]],
+        in_place: bool,
     ) -> None:
         self._session = session
         self._feeds = feeds
         self._names = names
         self._memory = memory
+        self._in_place = in_place
         self._free: list[_Binding] = []
 
     def __call__(self, *inputs: Any) -> list[Tensor]:
@@ -103,6 +119,11 @@ class SessionRun:
             ours.bind(ours.binding.bind_input, name, value)
         for name, value in zip(self._names, values, strict=True):
             ours.bind(ours.binding.bind_output, name, value)
-        self._session.run_with_iobinding(ours.binding)
+        try:
+            self._session.run_with_iobinding(ours.binding)
+        except (RuntimeError, *sessions.ort_errors()) as cause:
+            if not self._in_place and _OF_INDICES.search(str(cause)):
+                raise WrongInputError(str(cause)) from cause
+            raise
         self._free.append(ours)
         return values

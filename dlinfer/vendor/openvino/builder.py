@@ -20,6 +20,7 @@ from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.seam.symbols import fixed_size, size_range
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.registry import Call, lowering
+from dlinfer.vendor.openvino.whole_numbers.rules import CAST, fits
 from dlinfer.vendor.openvino.written import InPlace, Rows
 
 Size = int | Output
@@ -73,13 +74,17 @@ class Builder:
         if node.op == "get_attr":
             owner = node.graph.owning_module
             assert owner is not None
-            self.values[node] = self.constant(attribute(owner, str(node.target)))
+            try:
+                self.values[node] = self.constant(attribute(owner, str(node.target)))
+            except LoweringError as cause:
+                cause.node = next((user.name for user in node.users), node.name)
+                raise
             return
         self.call = Call.of(node)
         found = lowering(node.target)
         if found is None:
             raise LoweringError(f"no lowering for {self.call.name}", node.name)
-        resolve = self.whole if found.plain else self.value
+        resolve = self.value if found.takes_rows else self.assembled
         arguments = [_mapped(argument, resolve) for argument in self.call.given.values()]
         try:
             made = found.build(self, *arguments)
@@ -95,7 +100,7 @@ class Builder:
         """What a node became: an output, a Python number, a list of these, or Rows."""
         return self.values[node]
 
-    def whole(self, node: fx.Node) -> Any:
+    def assembled(self, node: fx.Node) -> Any:
         """As ``value``, with Rows put into place."""
         found = self.values[node]
         if isinstance(found, InPlace):
@@ -134,6 +139,8 @@ class Builder:
     def constant(self, tensor: Tensor) -> Output:
         """A tensor of the graph, on its own memory where it is contiguous."""
         held = tensor.detach().contiguous()
+        if held.dtype is torch.int64 and held.numel() and not fits((int(held.min()), int(held.max()))):
+            raise LoweringError(_TOO_LARGE)
         self.keep.append(held)
         return Constant(dtypes.shared(held), True).output(0)
 
@@ -141,6 +148,8 @@ class Builder:
         """A number as a constant of rank 0."""
         if kind in _SHORT:  # OpenVINO takes no infinity for them, and rounds in its own way
             return self.constant(torch.tensor(value, dtype=_SHORT[kind]))
+        if kind == ov.Type.i64 and not fits((value, value)):
+            raise LoweringError(_TOO_LARGE)
         return Constant(kind, ov.Shape([]), [value]).output(0)
 
     def axes(self, values: Sequence[int]) -> Output:
@@ -168,7 +177,16 @@ class Builder:
             return value
         if kind == ov.Type.boolean and given.is_real():  # so that NaN is true
             return op.not_equal(value, self.scalar(0, given)).output(0)
+        if kind == ov.Type.i64 and given.is_real():
+            self._cast_fault(value, given)
         return op.convert(value, kind).output(0)
+
+    def _cast_fault(self, value: Output, kind: ov.Type) -> None:
+        """Let the model say whether a float is too large for int64 as the plugin keeps it, or NaN."""
+        inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(CAST), ov.Type.f32))
+        self.fault(
+            op.logical_not(inside).output(0), f"a float of {CAST} or more, or NaN, becomes a 64-bit integer"
+        )
 
     def fault(self, found: Output, reason: str) -> None:
         """Let the model say that torch has to run a call: where ``found``, a bool tensor, is true anywhere."""
@@ -250,6 +268,9 @@ class Builder:
         ):
             return op.reshape(x, self.axes(written), True).output(0)
         return op.reshape(x, self.numbers(sizes), False).output(0)
+
+
+_TOO_LARGE = "a 64-bit constant beyond 32 bits, which OpenVINO does not keep"
 
 
 def _lowest(size: Any) -> int:

@@ -1,11 +1,11 @@
 """A function as an OpenVINO model, and how it runs: inputs bound, new contents written back.
 
 What the model cannot be right for runs by torch, at this call only and under the fallback policy: 64-bit integers that
-the plugin would cut to 32. So do indices outside of what they index, for which torch raises. Some of this only the
-model sees: its last outputs say so, and what it computed is not used.
+the plugin would cut to 32, given or made in between. So do indices outside of what they index, for which torch raises.
+Some of this only the model sees: its last outputs say so, and what it computed is not used.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,8 @@ from dlinfer.vendor.openvino.devices import core, properties
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.requests import Requests
 from dlinfer.vendor.openvino.template import OUTPUT, Result, Template
-from dlinfer.vendor.openvino.weights import bound
-
-_LOWEST, _HIGHEST = -(2**31), 2**31 - 1
+from dlinfer.vendor.openvino.weights import with_weights
+from dlinfer.vendor.openvino.whole_numbers.rules import Interval, fits
 
 
 class OpenVINOLowered(Lowered):
@@ -40,7 +39,8 @@ class OpenVINOLowered(Lowered):
         indices = {index for index, _, _ in template.limits}
         self._bound = [index for index, name in enumerate(template.inputs) if name and index not in held]
         self._kept = [one.target for one in template.results if one.kind == "kept" and one.target is not None]
-        self._whole = [index for index in template.whole if index not in held and index not in indices]
+        self._int64 = [index for index in template.int64_inputs if index not in indices]
+        self._ranged = {*self._int64, *indices, *template.ranges.inputs}
         self._limits = [(index, negative) for index, _, negative in template.limits]
         self._limit_sizes = reader([[size for _, size, _ in template.limits]])
         self._written = {one.target for one in template.results if one.target is not None}
@@ -52,12 +52,15 @@ class OpenVINOLowered(Lowered):
         """The model with these weights, compiled for the device."""
         template, options = self.template, self._options
         given = {template.inputs[index]: weight for index, weight in zip(self.held, weights, strict=True)}
-        model, keep = bound(template.model, given, options, template.notes)
+        model, keep = with_weights(template.model, given, options, template.notes)
         said = properties(options, template.precision, template.cache)
         compiled = core().compile_model(model, options.device, said)
         requests = Requests(compiled, self._dtypes, (keep, template.keep))
+        built_in = zip(self.held, weights, strict=True)
+        held = {index: _range(weight) for index, weight in built_in if index in self._ranged}
 
         def run(*inputs: Any) -> list[Tensor]:
+            self._check_numbers(inputs, held)
             outputs = requests(self._tensors(inputs), self._sizes(inputs))
             for reason, found in zip(reversed(template.faults), reversed(outputs), strict=False):
                 if found.item():
@@ -67,20 +70,34 @@ class OpenVINOLowered(Lowered):
         return run
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError for what the model would compute otherwise, WrongInputError for an index that is none."""
+        """Raise RefusedError for a KV cache that the model would write into a copy of."""
         if not all(inputs[index].is_contiguous() for index in self._kept):
             raise RefusedError("a KV cache that is not contiguous")
-        for index in self._whole:
-            low, high = _range(inputs[index])
-            if low < _LOWEST or high > _HIGHEST:
+
+    def _check_numbers(self, inputs: Sequence[Any], held: Mapping[int, Interval]) -> None:
+        """Raise RefusedError for whole numbers that need more than 32 bits, WrongInputError for an index that is none.
+
+        held: ranges of what is built in.
+        """
+        found = dict(held)
+
+        def interval(index: int) -> Interval:
+            if index not in found:
+                found[index] = _range(inputs[index])
+            return found[index]
+
+        for index in self._int64:
+            if not fits(interval(index)):
                 raise RefusedError("integers beyond 32 bits, which OpenVINO does not keep")
-        if not self._limits:
-            return
-        (sizes,) = self._limit_sizes(inputs)
-        for (index, negative), size in zip(self._limits, sizes, strict=True):
-            low, high = _range(inputs[index])
-            if inputs[index].numel() and (high >= size or low < (-size if negative else 0)):
-                raise WrongInputError(INDEX)
+        if self._limits:
+            (sizes,) = self._limit_sizes(inputs)
+            for (index, negative), size in zip(self._limits, sizes, strict=True):
+                low, high = interval(index)
+                if inputs[index].numel() and (high >= size or low < (-size if negative else 0)):
+                    raise WrongInputError(INDEX)
+        ranges = self.template.ranges
+        if (reason := ranges(inputs, {index: interval(index) for index in ranges.inputs})) is not None:
+            raise RefusedError(reason)
 
     def _tensors(self, inputs: Sequence[Any]) -> list[Tensor]:
         """The tensors of the model's parameters: numbers as tensors, everything contiguous."""
@@ -139,9 +156,11 @@ def _dtypes(result: Result) -> list[torch.dtype]:
     return [dtype for origin, dtype in kinds if origin == OUTPUT]
 
 
-def _range(tensor: Tensor) -> tuple[int, int]:
-    """(smallest, largest) of whole numbers; zeros where there are none."""
+def _range(tensor: Tensor) -> Interval:
+    """(smallest, largest) of whole numbers or bools; zeros where there are none."""
     if not tensor.numel():
         return 0, 0
+    if tensor.dtype is torch.bool:
+        return 0, 1
     low, high = torch.aminmax(tensor)
     return int(low), int(high)

@@ -60,12 +60,14 @@ Build = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Lowering:
-    """build: makes the op in OpenVINO. refuses: why a call of it is not taken. plain: whether tensors that it writes
-    row by row (``written.Rows``) are made whole before it gets them."""
+    """build: makes the op in OpenVINO. refuses: why a call of it is not taken.
+
+    takes_rows: whether it takes ``written.Rows``; else they are put together for it.
+    """
 
     build: Build
     refuses: Check
-    plain: bool
+    takes_rows: bool
 
 
 _table: dict[Any, Lowering] = {}
@@ -75,14 +77,14 @@ def _nothing(call: Call) -> str | None:
     return None
 
 
-def lowers(*targets: Any, refuses: Check = _nothing, plain: bool = True) -> Callable[[Build], Build]:
+def lowers(*targets: Any, refuses: Check = _nothing, takes_rows: bool = False) -> Callable[[Build], Build]:
     """Register the decorated function as the lowering of these ops, or Python functions on sizes."""
 
     def register(build: Build) -> Build:
         for target in targets:
             if target in _table:
                 raise ValueError(f"{target} has two lowerings")
-            _table[target] = Lowering(build, refuses, plain)
+            _table[target] = Lowering(build, refuses, takes_rows)
         return build
 
     return register
@@ -91,11 +93,6 @@ def lowers(*targets: Any, refuses: Check = _nothing, plain: bool = True) -> Call
 def lowering(target: Any) -> Lowering | None:
     """The lowering of an op; None where there is none."""
     return _table.get(target)
-
-
-def lowered_ops() -> list[str]:
-    """Names of all ops that have a lowering."""
-    return sorted(str(target) for target in _table if not callable(target) or hasattr(target, "_schema"))
 
 
 def refusal(call: Call) -> str | None:

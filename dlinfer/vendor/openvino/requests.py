@@ -32,13 +32,13 @@ class Requests:
     def __call__(self, tensors: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """tensors: contiguous, one for each parameter. sizes: of each output."""
         try:
-            bound: _Bound = self._local.bound
+            request: _Request = self._local.request
         except AttributeError:
-            bound = self._local.bound = _Bound(self._compiled)
-        return bound.run(tensors, sizes, self._dtypes)
+            request = self._local.request = _Request(self._compiled)
+        return request.run(tensors, sizes, self._dtypes)
 
 
-class _Bound:
+class _Request:
     """One request and what is bound to it."""
 
     def __init__(self, compiled: ov.CompiledModel) -> None:

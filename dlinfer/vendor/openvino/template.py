@@ -20,6 +20,7 @@ from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.builder import Builder, LoweringError
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.registry import Call
+from dlinfer.vendor.openvino.whole_numbers.ranges import Ranges
 from dlinfer.vendor.openvino.written import InPlace, Rows
 
 assert lowerings  # imported for what it registers
@@ -55,8 +56,9 @@ class Template:
     inputs: for each input of the region, the name of its parameter; empty where the model does not read it.
     numbers: indices of inputs that are numbers. held: indices of those that become constants.
     sizes: of the model's outputs, as ``dlinfer.graph.engine_kit.output_sizes`` writes them.
-    whole: indices of 64-bit inputs, of which the plugin keeps 32 bits.
+    int64_inputs: indices of those of int64, of which the plugin keeps 32 bits.
     limits: (input that is an index, size that it indexes, whether it counts from the end where it is negative).
+    ranges: says of a call whether its whole numbers stay within 32 bits.
     faults: reasons, for each of which the model has one more output: whether it is not right for a call.
     keep: memory that the model's constants lie in. notes: for reports.
     cache: the floating type of inputs that the model itself writes; empty where there are none.
@@ -68,9 +70,10 @@ class Template:
     held: tuple[int, ...]
     results: tuple[Result, ...]
     sizes: list[list[Size]]
-    whole: tuple[int, ...]
+    int64_inputs: tuple[int, ...]
     limits: Sequence[tuple[int, Size, bool]]
     faults: tuple[str, ...]
+    ranges: Ranges
     precision: str
     notes: list[str] = field(default_factory=list)
     keep: Sequence[Tensor] = ()
@@ -138,6 +141,7 @@ def template_of(function: Function, name: str) -> Template:
             for (index, _, negative), size in builder.limits.items()
         ],
         tuple(faults),
+        Ranges(graph),
         _precision(graph),
         builder.notes,
         builder.keep,
@@ -190,5 +194,7 @@ def _results(
         elif isinstance(value, InPlace):
             results.append(Result("kept", dtype, target))
         else:
-            results.append(Result("fresh", dtype, target, source=origin(builder.whole(node), shown.shape)))
+            results.append(
+                Result("fresh", dtype, target, source=origin(builder.assembled(node), shown.shape))
+            )
     return outputs, tuple(results), sizes

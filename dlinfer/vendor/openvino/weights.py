@@ -18,7 +18,7 @@ from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 
 
-def bound(
+def with_weights(
     model: ov.Model, weights: Mapping[str, Tensor], options: OpenVINOOptions, notes: list[str]
 ) -> tuple[ov.Model, list[Tensor]]:
     """(a copy of the model with some parameters as constants, the memory that these lie in).

@@ -19,7 +19,7 @@ class ModelFile:
 
 
 def locate(model_path: Any) -> ModelFile:
-    """The file behind ``model_path``: an .onnx, a .bin, a pattern (``model_qpc/*.bin``) or a folder with a QPC.
+    """Return the file behind ``model_path``: an .onnx, a .bin, a pattern (``model_qpc/*.bin``) or a folder with a QPC.
 
     Raises QaicModelError where there is none, or more than one.
     """

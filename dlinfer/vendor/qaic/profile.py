@@ -30,7 +30,7 @@ class Profiler:
         self.runs: list[list[CallRow]] = []
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The function's result; its calls become the next of ``runs``."""
+        """Return the function's result; its calls become the next of ``runs``."""
         with PROFILER:
             if len(self.runs) < KEPT_RUNS:
                 profile = cProfile.Profile()
@@ -48,7 +48,7 @@ def _rows(profile: Any) -> list[CallRow]:
 
 
 def text(runs: Sequence[Sequence[CallRow]]) -> str:
-    """The table of each run, in the form of Qualcomm's sample output: lines with empty ones between."""
+    """Return the table of each run, in the form of Qualcomm's sample output: lines with empty ones between."""
     lines: list[str] = []
     for rows in runs:
         lines.append(HEADER)

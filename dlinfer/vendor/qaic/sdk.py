@@ -19,7 +19,7 @@ ADVICE = (
 
 
 def compiler() -> Path | None:
-    """The SDK's compiler: on PATH, else where the SDK installs it."""
+    """Return the SDK's compiler: on PATH, else where the SDK installs it."""
     for name in COMPILERS:
         found = shutil.which(name) or shutil.which(name, path=str(EXEC))
         if found:
@@ -28,7 +28,7 @@ def compiler() -> Path | None:
 
 
 def missing(*, compiling: bool) -> list[str]:
-    """What a card's Session lacks here, in words; cheap, imports nothing."""
+    """Return what a card's Session lacks here, in words; cheap, imports nothing."""
     lacking = []
     if platform.machine() not in ("x86_64", "AMD64"):
         lacking.append(f"the SDK runs on x86-64 only, and this machine is {platform.machine()}")
@@ -47,7 +47,7 @@ def require(what: str, *, compiling: bool) -> None:
 
 
 def package() -> Any:
-    """The package ``qaic``. Raises QaicUnavailableError where it cannot be imported or is another one."""
+    """Return the package ``qaic``. Raises QaicUnavailableError where it cannot be imported or is another one."""
     try:
         module = importlib.import_module("qaic")
     except (

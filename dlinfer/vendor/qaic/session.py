@@ -1,7 +1,7 @@
 """``Session``: Qualcomm's documented inference API, on a card or, without one, on ONNX Runtime.
 
 The calls, keywords and results are those of "class Session" in Qualcomm's Cloud AI SDK user guide; docs/qaic.md says
-for each line where it is served and what was decided where the guide contradicts itself.
+what was decided where the guide contradicts itself, docs/vendor_documents.md which tests show each call.
 """
 
 import time
@@ -66,7 +66,7 @@ class Session:
         return ShapeDict.of(self._backend.outputs)
 
     def backend_options(self) -> dict[str, Any]:
-        """The options that may change after creation, with their values."""
+        """Return the options that may change after creation, with their values."""
         return self._backend.settable()
 
     def update_backend_options(self, **options: Any) -> None:
@@ -104,7 +104,7 @@ class Session:
         inf_time: float | None = None,
         input_dict: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[int, float, float, int]:
-        """(inferences completed, inferences a second, seconds, batch size), of the inferences alone.
+        """Return (inferences completed, inferences a second, seconds, batch size), of the inferences alone.
 
         num_inferences: how many to run, 40 where nothing is said. inf_time: or for how many seconds.
         input_dict: as for ``run``; random where it is left out. Nothing of it enters the metrics.

@@ -83,6 +83,6 @@ def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
 
 
 def batch_size(inputs: Mapping[str, np.ndarray]) -> int:
-    """The first size of the first input; 1 where that is a scalar or there is none."""
+    """Return the first size of the first input; 1 where that is a scalar or there is none."""
     first = next(iter(inputs.values()), None)
     return int(first.shape[0]) if first is not None and first.ndim else 1

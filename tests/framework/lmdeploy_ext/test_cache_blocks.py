@@ -1,11 +1,11 @@
-"""The sizes of the KV cache's blocks follow the active vendor: what LMDeploy schedules in, what kernels see (S4-50)."""
+"""The sizes of the KV cache's blocks follow the active vendor: what LMDeploy schedules in, what kernels see."""
 
 import pytest
 from lmdeploy import PytorchEngineConfig
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.layers.backend import CpuOpsBackend
+from dlinfer.framework.lmdeploy_ext.layers.backend import OpsBackend
 from dlinfer.vendor import discovery
 
 FIXED = """
@@ -57,8 +57,9 @@ def test_other_sizes_are_refused_by_name(given, complaint):
 
 @pytest.mark.usefixtures("fixed")
 def test_the_cache_is_laid_out_as_the_vendor_says():
-    assert CpuOpsBackend.get_k_block_shape(32, 2, 16, None) == (2, 32, 16)  # pyright: ignore[reportArgumentType]
-    assert CpuOpsBackend.get_v_block_shape(32, 2, 16, None) == (2, 32, 16)  # pyright: ignore[reportArgumentType]
+    PytorchEngineConfig(device_type="cpu")
+    assert OpsBackend.get_k_block_shape(32, 2, 16, None) == (2, 32, 16)  # pyright: ignore[reportArgumentType]
+    assert OpsBackend.get_v_block_shape(32, 2, 16, None) == (2, 32, 16)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("given", [{}, {"block_size": 16}, {"block_size": 128, "kernel_block_size": 64}])

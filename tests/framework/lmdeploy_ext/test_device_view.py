@@ -7,13 +7,14 @@ import textwrap
 import pytest
 import torch
 
-from dlinfer.framework.lmdeploy_ext.device.host_streams import HostEvent, HostStream
 from dlinfer.framework.lmdeploy_ext.device.view import TorchView
+from dlinfer.vendor import discovery
+from dlinfer.vendor.streams import HostEvent, HostStream
 
 
 @pytest.fixture
 def view():
-    return TorchView("cpu")
+    return TorchView("cpu", discovery.device("cpu"))
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda", 1), None, "cpu"])

@@ -84,11 +84,6 @@ def test_weights_in_nn_layout_give_the_same_tokens(model):
     assert transposed == [tokens, [inputs, outputs]]
 
 
-def test_every_op_runs_on_a_kernel_of_the_cpu_vendor(model):
-    script = "import sys; print(len(generate(sys.argv[1])))"
-    assert run(script, model, DLINFER_FALLBACK="error") == "2"
-
-
 def test_the_reference_vendor_can_be_put_under_lmdeploy(model):
     """Eagerly, where each op is a call: its calls are counted in the table of the vendor that is named."""
     script = """

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.layers import rope_lengths, rope_parameters, rotary
-from dlinfer.framework.lmdeploy_ext.layers.backend import CpuOpsBackend
+from dlinfer.framework.lmdeploy_ext.layers.backend import OpsBackend
 
 ORIGINAL, LONGEST, HEAD = 64, 1024, 16
 
@@ -106,7 +106,7 @@ def ours(config: PreTrainedConfig) -> torch.nn.Module:
         "base": config.rope_parameters["rope_theta"],
     }
     spec.update(build_rotary_params(config))
-    return CpuOpsBackend.build_op(RotaryEmbeddingBuildSpec(**spec))
+    return OpsBackend.build_op(RotaryEmbeddingBuildSpec(**spec))
 
 
 def positions_of(config: PreTrainedConfig, positions: torch.Tensor, prompt_length: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from dlinfer.errors import CaptureError
 from dlinfer.graph.cache import disk
 from dlinfer.graph.direct import store as direct_store
 from dlinfer.graph.direct.store import CallStore, compile_call
-from dlinfer.graph.explain.facts import Facts
+from dlinfer.graph.explain.fields import Facts
 from dlinfer.graph.explain.text import text_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import report

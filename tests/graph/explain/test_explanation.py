@@ -1,4 +1,4 @@
-"""dlinfer.explain: text, JSON and HTML of real compilations (mission feature: explain)."""
+"""dlinfer.explain: text, JSON and HTML of real compilations."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Cache write and paged attention as one node: when, how it computes, and what is checked before it runs (S4-12)."""
+"""Cache write and paged attention as one node: when, how it computes, and what is checked before it runs."""
 
 from typing import Any
 
@@ -379,7 +379,7 @@ def test_other_slots_are_refused(name):
 
 
 def test_a_region_of_values_checks_first_and_binds_the_caches(monkeypatch):
-    """The check runs on the inputs before the engine; both caches may be written where they are (S0-66)."""
+    """The check runs on the inputs before the engine; both caches may be written where they are."""
     engine = ValueEngine()
     engine.passes = (PASS,)
     use_engine(monkeypatch, engine)

@@ -86,7 +86,7 @@ class Architecture:
     """One row of the matrix.
 
     name: what filters and the table call it.
-    kind: the family of the condition: decoder, encoder, encoder-decoder, moe, mla, vision, speech, state-space.
+    kind: decoder, encoder, encoder-decoder, moe, mla, vision, speech, state-space.
     model, config: names of transformers' classes.
     options: what the tiny configuration sets.
     inputs: how the model is called, a key of ``calls.PLANS``.

@@ -10,7 +10,7 @@ from torch.export import Dim
 from dlinfer.graph.seam import dynamo, fake_mode, guards, symbols
 from dlinfer.graph.seam.fake_mode import mode_of, strict_mode, undecided_errors
 from dlinfer.graph.seam.guards import conditions_of
-from dlinfer.graph.seam.symbols import declared_range, new_symbol, symbols_of
+from dlinfer.graph.seam.symbols import declared_range, new_symbol, same_expression, symbols_of
 from tests.graph.seam.asking import asked_in_backend, dynamo_mode, tall
 
 
@@ -108,3 +108,12 @@ def test_the_first_size_of_a_fake_is_open():
     assert str(first.shape[0]) == str(second.shape[0])
     assert first.shape[1] == 4
     assert symbols.fake_of_any_length(mode, torch.ones(1, 4)).shape[0] == 1
+
+
+def test_products_that_are_written_differently_are_one_size():
+    mode, made, _ = fakes(size=(2, None, 5))
+    size = made["size"]
+    assert same_expression((8 * size + 8) * (size + 2), 8 * ((size + 1) * (size + 2)))
+    assert not same_expression(size * 8, size * 8 + 1)
+    assert not same_expression(size, 5), "its example is no proof"
+    assert conditions_of(mode, {}) == []

@@ -119,6 +119,7 @@ def test_the_forger_of_these_tests_can_make_a_sound_archive():
         "a.pkl",
         "ä.bin",
         "a.bin\n",
+        "./a.bin",
         "a/b/c/d/e/f.bin",
         "",
     ],
@@ -177,9 +178,18 @@ def test_sizes_beyond_the_file_are_refused():
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a": NaN}', b"{", b"\xff", b"[]", b"1", b"9" * 5000])
-def test_a_manifest_that_is_none_is_refused(text):
+def test_an_invalid_manifest_is_refused(text):
     comment = f"dlinfer-artifact {hashlib.sha256(text).hexdigest()}".encode()
     refused(raw_zip([(MANIFEST, text)], comment))
+
+
+def test_a_manifest_whose_digest_is_not_the_comment_s_is_refused():
+    """All else is right: the members are those that the manifest lists, with their digests."""
+    with zipfile.ZipFile(BytesIO(listed([("a.bin", b"abc")]))) as opened:
+        members, comment = {name: opened.read(name) for name in opened.namelist()}, opened.comment
+    assert open_container(raw_zip(list(members.items()), comment), "x").members.keys() == {"a.bin"}
+    members[MANIFEST] = members[MANIFEST].replace(b'"format": 1', b'"format": 2')
+    refused(raw_zip(list(members.items()), comment), "manifest is missing or was altered")
 
 
 def test_a_manifest_of_another_archive_is_refused():

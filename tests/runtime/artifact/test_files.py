@@ -1,6 +1,8 @@
 """Artifacts as files: what was saved comes back; what is not sound is refused before anything of it is used."""
 
 import contextlib
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -69,7 +71,7 @@ def test_one_file_runs_all_row_counts(tmp_path, count):
 
 
 def test_a_path_a_string_and_every_kind_of_bytes_open_it(tmp_path, good):
-    """S0-10, S0-11, S0-12: from a file, from bytes."""
+    """From a file, from bytes."""
     path = tmp_path / "a.dlinfer"
     path.write_bytes(good)
     wanted = Head().eval()(rows(3))
@@ -182,7 +184,6 @@ def test_a_process_that_knows_nothing_of_the_module_runs_the_file(tmp_path, monk
 
 
 def test_an_encrypted_artifact_opens_with_its_key_alone(tmp_path):
-    """U11, S1-110."""
     head, artifact = compiled_head()
     key = new_key()
     path = saved(artifact, tmp_path / "a.dlinfer", key=key)
@@ -287,20 +288,14 @@ def test_another_artifacts_manifest(good, tmp_path):
         names = [name for name in ours.namelist() if name != "manifest.json"]
         mixed = [(name, ours.read(name)) for name in names]
         mixed.append(("manifest.json", theirs.read("manifest.json")))
-    refused(raw_zip(mixed))
-
-
-@pytest.mark.parametrize(
-    "name", ["../evil", "/etc/passwd", "a/../../b", "..\\evil", "stage_0/\x00x", "C:\\x", "./weights.bin"]
-)
-def test_names_that_lead_elsewhere(good, name):
-    members, manifest = unpacked(good)
-    refused(raw_zip([*members.items(), (name, b"x"), ("manifest.json", b"{}")]))
-    assert manifest
+        comment = theirs.comment
+    refused(raw_zip(mixed, comment), match="members are not those|has [0-9]+ bytes, not|was altered")
 
 
 def test_a_zip_bomb_is_not_unpacked(good):
-    bomb = raw_zip([("manifest.json", b"0" * (64 << 20))], compression=zipfile.ZIP_DEFLATED)
+    contents = b"0" * (64 << 20)
+    comment = f"dlinfer-artifact {hashlib.sha256(contents).hexdigest()}".encode()
+    bomb = raw_zip([("manifest.json", contents)], comment, compression=zipfile.ZIP_DEFLATED)
     assert len(bomb) < 1 << 20
     refused(bomb, match="compressed|stored")
 
@@ -329,6 +324,58 @@ def test_another_format(good):
         manifest["format"] = 99
 
     refused(altered(good, change), ArtifactVersionError, "format 99")
+
+
+class Fused(nn.Module):
+    """A model with two of dlinfer's ops."""
+
+    def forward(self, x, weight):
+        return dlinfer.ops.silu_mul(dlinfer.ops.rms_norm(x, weight, 1e-6), x)
+
+
+@pytest.fixture
+def fused(tmp_path) -> bytes:
+    dlinfer.compile(Fused().eval(), (torch.randn(3, 8), torch.randn(8))).save(tmp_path / "fused.dlinfer")
+    return (tmp_path / "fused.dlinfer").read_bytes()
+
+
+def test_the_versions_of_dlinfers_ops_are_kept_and_fit(fused):
+    members, manifest = unpacked(fused)
+    graph = json.loads(members[manifest["stages"][0]["graph"]])
+    assert graph["ops"] == {"rms_norm": 1, "silu_mul": 1}
+    dlinfer.load(fused)
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ({"rms_norm": 2, "silu_mul": 1}, r"dlinfer's op 'rms_norm' of version 2, here is 1\."),
+        ({"rms_norm": 1, "silu_mul": 0}, r"dlinfer's op 'silu_mul' of version 0, here is 1\."),
+    ],
+)
+def test_an_op_of_another_version_is_refused_by_name(fused, versions, message):
+    def change(manifest, graph):
+        graph["ops"] = versions
+
+    refused(altered(fused, change), ArtifactVersionError, message)
+
+
+def test_an_op_that_came_later_is_refused_by_name(fused):
+    def change(manifest, graph):
+        next(item for item in graph["nodes"] if item["call"] == "dlinfer::rms_norm")["call"] = (
+            "dlinfer::norm_of_2027"
+        )
+
+    refused(altered(fused, change), ArtifactVersionError, r"'norm_of_2027' of version 1, here is no such op")
+
+
+def test_a_graph_that_says_nothing_of_versions_is_of_the_first_ones(fused, monkeypatch):
+    def change(manifest, graph):
+        del graph["ops"]
+
+    dlinfer.load(altered(fused, change))
+    monkeypatch.setattr(dlinfer.ops.rms_norm, "version", 2)
+    refused(altered(fused, change), ArtifactVersionError, "'rms_norm' of version 1, here is 2")
 
 
 def test_an_engine_that_is_not_here(good, monkeypatch):

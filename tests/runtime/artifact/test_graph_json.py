@@ -224,7 +224,7 @@ def test_nodes_that_no_graph_has_are_refused(many, data, node, why):
         (lambda d: d["nodes"].insert(0, None), "NoneType"),
     ],
 )
-def test_graphs_that_are_none_are_refused(many, data, change, why):
+def test_an_invalid_graph_is_refused(many, data, change, why):
     changed = copy.deepcopy(data)
     change(changed)
     with pytest.raises(GraphTextError, match=why):

@@ -1,4 +1,4 @@
-"""Encrypted artifacts (U11, S1-110, S1-111): only the key opens them; no frame can be altered, moved or left out."""
+"""Encrypted artifacts: only the key opens them; no frame can be altered, moved or left out."""
 
 from io import BytesIO
 
@@ -125,7 +125,7 @@ def test_registered_keys_are_found_by_name():
 
 
 def test_a_decryption_of_ones_own():
-    """S1-110: a function from the file's bytes and the key."""
+    """A function from the file's bytes and the key."""
 
     def swapped(data: bytes, key: bytes | None) -> bytes:
         assert key is not None

@@ -15,7 +15,7 @@ from tests.runtime.artifact.artifact_files import Head, compiled_head, rows, sam
 
 
 def test_in_order_freed_and_in_order_again():
-    """S1-130, S1-133, S1-134, S1-136, S1-137: example 1."""
+    """Example 1."""
     collector = BatchCollector([4, 8, 8], torch.int32)
     array = np.ones([8, 8], "int32")
     for _ in range(2):
@@ -26,7 +26,7 @@ def test_in_order_freed_and_in_order_again():
 
 
 def test_by_id_in_any_order():
-    """S1-131: example 2."""
+    """Example 2."""
     collector = BatchCollector([4, 8, 8], torch.int32)
     for batch_id in (1, 0, 2, 3):
         collector.collect_id(torch.full((8, 8), batch_id + 1, dtype=torch.int32), batch_id)
@@ -36,7 +36,6 @@ def test_by_id_in_any_order():
 
 
 def test_from_a_pointer_into_the_first_free_place():
-    """S1-132."""
     collector = BatchCollector([3, 4], torch.float32)
     collector.collect_id(torch.zeros(4), 0)
     array = np.arange(4, dtype="float32")
@@ -52,7 +51,7 @@ def test_from_a_pointer_into_the_first_free_place():
 
 
 def test_on_a_tensor_of_the_callers():
-    """S1-135, S1-137: example 3."""
+    """Example 3."""
     tensor = torch.zeros(4, 6, 8, dtype=torch.int32)
     collector = BatchCollector([4, 6, 8], tensor=tensor)
     collector.collect(np.ones([6, 8], "int32"))
@@ -120,7 +119,7 @@ def test_no_place_is_free():
 
 
 @pytest.mark.parametrize("shape", [[], [2.0], [-1, 3], ["2"]])
-def test_shapes_that_are_none(shape):
+def test_an_invalid_shape_is_refused(shape):
     with pytest.raises(BatchCollectorError, match="whole numbers"):
         BatchCollector(shape)
 

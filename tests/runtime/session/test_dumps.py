@@ -9,7 +9,6 @@ from tests.runtime.artifact.artifact_files import rows, same, saved
 
 
 def test_runs_are_dumped_as_text(session, tmp_path):
-    """S1-100."""
     session.io_txt_dump(tmp_path / "logs" / "io.txt")
     session.run({"x": rows(2)})
     session.run({"x": rows(1).numpy()})
@@ -32,7 +31,7 @@ def test_runs_are_dumped_as_text(session, tmp_path):
 
 
 def test_runs_are_dumped_as_arrays(tmp_path):
-    """S1-101; bfloat16, which numpy lacks, as float32 under its name."""
+    """bfloat16, which numpy lacks, is written as float32 under its name."""
     linear = nn.Linear(4, 3).to(torch.bfloat16).eval()
     x = torch.randn(2, 4).to(torch.bfloat16)
     session = dlinfer.load(saved(dlinfer.compile(linear, (x,)), tmp_path / "a.dlinfer"))

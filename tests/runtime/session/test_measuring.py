@@ -22,7 +22,6 @@ def path(tmp_path, monkeypatch):
 
 
 def test_metrics_are_numpys_percentiles_of_the_runs(path):
-    """S3-27, S3-28."""
     session = dlinfer.load(path)
     for _ in range(50):
         session.run({"x": rows(3)})
@@ -48,7 +47,6 @@ def test_metrics_may_be_off(path, capsys):
 
 
 def test_a_benchmark_of_so_many_runs(path):
-    """S3-30, S3-32."""
     session = dlinfer.load(path)
     found = session.run_benchmark(num_inferences=25, input_dict={"x": rows(7)})
     assert (found.inf_completed, found.batch_size) == (25, 7)
@@ -58,7 +56,6 @@ def test_a_benchmark_of_so_many_runs(path):
 
 
 def test_a_benchmark_of_so_many_seconds(path):
-    """S3-31."""
     found = dlinfer.load(path).run_benchmark(inf_time=0.05)
     assert found.inf_completed > 0
     assert found.inf_time >= 0.05
@@ -90,7 +87,7 @@ def test_a_benchmark_never_ends_before_its_time(path, monkeypatch):
         {"num_inferences": 3, "inf_time": 1.0},
     ],
 )
-def test_limits_that_are_none(path, limits):
+def test_invalid_limits_are_refused(path, limits):
     with pytest.raises(SessionCallError, match="benchmark"):
         dlinfer.load(path).run_benchmark(**limits)
 
@@ -122,7 +119,7 @@ def test_a_benchmark_calls_the_engine_and_nothing_else(path):
 
 
 def test_every_op_is_timed(path, tmp_path):
-    """S1-95, U8: the regions' own steps and what runs between them."""
+    """The regions' own steps and what runs between them."""
     rows_ = dlinfer.load(path).profile_ops({"x": rows(3)}, path=tmp_path / "ops.json")
     assert [row.name for row in rows_] == ["layer_norm", "linear", "argmax"]
     assert all(row.seconds > 0 for row in rows_)
@@ -133,7 +130,6 @@ def test_every_op_is_timed(path, tmp_path):
 
 
 def test_pythons_profile_of_the_first_runs(path, capsys):
-    """S3-29."""
     session = dlinfer.load(path, options={"enable_profiling": True})
     with pytest.raises(SessionCallError, match="run it first"):
         session.print_profile_data()

@@ -16,7 +16,6 @@ from tests.runtime.artifact.artifact_files import ROWS, Head, rows, same, saved,
 
 
 def test_its_own_tensors_go_in_and_come_out_without_a_copy(owned):
-    """S0-60 to S0-65."""
     [x] = owned.get_input_tensors("forward").values()
     assert x is not None
     assert x.shape == (16, 8)
@@ -82,7 +81,6 @@ def test_an_open_size_takes_memory_from_its_own_stage_only(tmp_path):
 
 
 def test_mode_0_gives_its_own_tensors_only_by_the_call_that_says_so(session):
-    """S0-66 to S0-69."""
     assert session.get_input_tensors("forward") == {}
     assert session.get_output_tensors("forward") == {}
     with pytest.raises(SessionCallError, match="owned"):
@@ -108,7 +106,6 @@ def weights_of(session):
 
 
 def test_two_sessions_share_weights(path, tmp_path):
-    """S1-90, U6."""
     first, second, third = dlinfer.load(path), dlinfer.load(path), dlinfer.load(path)
     second.share_weights_with(first)
     assert weights_of(first) == weights_of(second)
@@ -122,7 +119,6 @@ def test_two_sessions_share_weights(path, tmp_path):
 
 
 def test_two_sessions_share_runtime_memory(path):
-    """S1-91, S0-13."""
     options = {"io": "owned"}
     first, second = dlinfer.load(path, options=options), dlinfer.load(path, options=options)
     second.share_runtime_memory_with(first)
@@ -140,7 +136,7 @@ def test_two_sessions_share_runtime_memory(path):
 
 
 def test_the_memory_plan_counts_every_value(owned, tmp_path):
-    """S1-86, U10: at 16 rows, layer_norm gives 512 bytes, linear 256, argmax 128; sums of those that live at once."""
+    """At 16 rows, layer_norm gives 512 bytes, linear 256, argmax 128; sums of those that live at once."""
     owned.get_input_tensors("forward")
     plan = json.loads(owned.get_static_memory_alloc_info(tmp_path / "plan").read_text())
     [stage] = plan["entries"]["forward"]

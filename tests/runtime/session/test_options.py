@@ -18,7 +18,6 @@ from tests.runtime.artifact.artifact_files import (
 
 
 def test_set_up_once_reset_and_again(path):
-    """S3-24, S3-25."""
     session = dlinfer.load(path)
     assert not session.is_set_up
     session.setup()
@@ -31,7 +30,6 @@ def test_set_up_once_reset_and_again(path):
 
 
 def test_options_before_and_after_set_up(session):
-    """S3-20, S3-21."""
     assert set(session.backend_options()) == set(session.options.names())
     session.update_backend_options(fallback="allow")
     assert session.backend_options()["fallback"] == "allow"
@@ -45,7 +43,6 @@ def test_options_before_and_after_set_up(session):
 
 
 def test_options_of_a_yaml_file(path, tmp_path):
-    """U14."""
     file = tmp_path / "options.yaml"
     file.write_text("io: owned\nenable_profiling: true\n")
     session = dlinfer.load(path, options=file)
@@ -105,7 +102,6 @@ def test_the_engines_own_options_are_kept_where_they_are_meant_to_be(tmp_path, m
 
 @pytest.mark.parametrize("devices", [["cpu"], [0], [torch.device("cpu")], ["cpu:0"]])
 def test_devices_it_was_made_for(path, devices):
-    """S0-01, U2."""
     assert dlinfer.load(path, devices=devices).get_device_ids() == [0]
 
 

@@ -26,7 +26,6 @@ from tests.runtime.artifact.artifact_files import (
 
 
 def test_torch_gives_torch_and_numpy_gives_numpy(session):
-    """S3-26."""
     found = session.run({"x": rows(3)})
     assert all(isinstance(one, torch.Tensor) for one in found.values())
     same(found, wanted(3))
@@ -155,7 +154,7 @@ def test_a_parameter_called_like_a_word_of_python(tmp_path):
 
 
 def test_process_by_indexes(session):
-    """S0-20 to S0-22: 0 where it went well, 1 where not, and last_error says why."""
+    """0 where it went well, 1 where not, and last_error says why."""
     logits, best = torch.empty(3, 4), torch.empty(3, dtype=torch.int64)
     assert session.process("forward", {0: rows(3)}, {0: logits, 1: best}) == 0
     same({"logits": logits, "best": best}, wanted(3))
@@ -201,7 +200,7 @@ def test_an_engine_that_fails_leaves_a_session_that_runs(monkeypatch, tmp_path):
 
 
 def test_the_first_stage_that_fits_runs(tmp_path):
-    """S0-33: stages are shape profiles of one entry."""
+    """Stages are shape profiles of one entry."""
     head = Head().eval()
     small = dlinfer.compile(head, (rows(3),), dynamic_shapes={"x": {0: Dim("few", min=1, max=4)}})
     large = dlinfer.compile(head, (rows(9),), dynamic_shapes={"x": {0: Dim("many", min=5, max=64)}})
@@ -322,7 +321,6 @@ def test_one_entry_writes_a_buffer_and_reads_a_view_of_it(tmp_path):
 
 
 def test_what_goes_in_and_comes_out(session, owned):
-    """S0-30 to S0-48, S3-22, S3-23."""
     assert session.get_device_ids() == [0]
     assert session.get_graph_names() == ["forward"]
     assert (session.get_addr_mode("forward"), owned.get_addr_mode("forward")) == (0, 1)

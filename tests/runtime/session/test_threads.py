@@ -108,7 +108,6 @@ def test_no_thread_sees_it_before_its_runs_are_kept_apart(tmp_path, monkeypatch)
 
 
 def test_asynchronous_runs_end_in_the_order_in_which_they_were_asked_for(tmp_path, monkeypatch):
-    """S1-83, S1-92 to S1-94, U7."""
     use_stub(monkeypatch)
     session = dlinfer.load(saved(compiled_head()[1], tmp_path / "a.dlinfer"))
     said = []

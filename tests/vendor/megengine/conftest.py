@@ -7,17 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlinfer.toolchain import find, state
+from dlinfer.toolchain import find
 from dlinfer.vendor.megengine.lite import LiteLogLevel, get_log_level, set_log_level
 from dlinfer.vendor.megengine.toolchain import TOOLCHAIN
+from tests.toolchains import need
 from tests.vendor.megengine.observing import Log
 
 
 @pytest.fixture(scope="session", autouse=True)
 def toolchain() -> None:
-    found = state(TOOLCHAIN)
-    if not found.installed:
-        pytest.skip(f"the toolchain megengine: {found.reason}; `make toolchains` installs it")
+    need(TOOLCHAIN)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""TensorBatchCollector: S1-130 to S1-137, on the real library."""
+"""TensorBatchCollector, on the real library."""
 
 import ctypes
 import inspect
@@ -28,7 +28,7 @@ def firsts(batch: TensorBatchCollector) -> list[int]:
     return batch.to_numpy().reshape(4, -1)[:, 0].tolist()
 
 
-def test_s1_130_defaults_are_int8_on_cuda():
+def test_defaults_are_int8_on_cuda():
     given = inspect.signature(TensorBatchCollector).parameters
     assert list(given) == ["shape", "dtype", "device_type", "device_id", "is_pinned_host", "tensor"]
     assert given["dtype"].default is LiteDataType.LITE_INT8
@@ -41,7 +41,7 @@ def test_s1_130_defaults_are_int8_on_cuda():
         collector(())
 
 
-def test_s1_131_collect_id_in_any_order():
+def test_collect_id_in_any_order():
     batch = collector()
     for place in (1, 0, 3, 2):
         batch.collect_id(sample(place + 1), place)
@@ -55,7 +55,7 @@ def test_s1_131_collect_id_in_any_order():
         batch.collect_id(sample(1), 4)
 
 
-def test_s1_132_collect_by_ctypes_fills_the_first_free_place():
+def test_collect_by_ctypes_fills_the_first_free_place():
     batch = collector()
     batch.collect_id(sample(7), 0)
     data = sample(8)
@@ -65,7 +65,7 @@ def test_s1_132_collect_by_ctypes_fills_the_first_free_place():
         batch.collect_by_ctypes(ctypes.c_void_p(data.ctypes.data), 23)
 
 
-def test_s1_133_collect_goes_from_first_to_last():
+def test_collect_goes_from_first_to_last():
     batch = collector()
     assert [batch.collect(sample(value)) for value in range(4)] == [0, 1, 2, 3]
     assert firsts(batch) == [0, 1, 2, 3]
@@ -74,7 +74,7 @@ def test_s1_133_collect_goes_from_first_to_last():
     assert firsts(batch) == [0, 1, 2, 3]
 
 
-def test_s1_134_free():
+def test_free():
     batch = collector()
     for value in range(4):
         batch.collect(sample(value))
@@ -89,7 +89,7 @@ def test_s1_134_free():
         batch.free([4])
 
 
-def test_s1_135_get_is_the_whole_tensor():
+def test_get_is_the_whole_tensor():
     batch = collector()
     batch.collect(sample(3))
     whole = batch.get()
@@ -98,7 +98,7 @@ def test_s1_135_get_is_the_whole_tensor():
     assert whole.to_numpy()[0].tolist() == sample(3).tolist()
 
 
-def test_s1_136_to_numpy_is_a_copy():
+def test_to_numpy_is_a_copy():
     batch = collector()
     batch.get().fill_zero()
     copy = batch.to_numpy()
@@ -106,7 +106,7 @@ def test_s1_136_to_numpy_is_a_copy():
     assert not copy.any()
 
 
-def test_s1_137_refilling_and_an_own_tensor():
+def test_refilling_and_an_own_tensor():
     own = LiteTensor(LiteLayout([4, 2, 3], "int32"))
     batch = TensorBatchCollector([4, 2, 3], tensor=own)  # dtype and device are the tensor's
     for turn in range(2):

@@ -37,7 +37,7 @@ def close(given: torch.Tensor, model: nn.Module, *inputs: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("kind", INPUTS)
 def test_blocks_run_in_the_engine_under_fallback_error(kind):
-    """Line 3: fallback ``error`` refuses a graph of which any node would run outside."""
+    """Fallback ``error`` refuses a graph of which any node would run outside."""
     model = kind().eval()
     run = compiled(model, dynamic=False, **HERE)
     for _ in range(2):

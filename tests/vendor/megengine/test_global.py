@@ -1,4 +1,4 @@
-"""LiteGlobal and set_log_level: S1-110 to S1-121, on the real library."""
+"""LiteGlobal and set_log_level, on the real library."""
 
 import ctypes
 import itertools
@@ -44,7 +44,7 @@ def encrypted(method: str) -> LiteConfig:
     return config
 
 
-def test_s1_110_a_decryption_of_ones_own(layer, rng, tmp_path):
+def test_a_decryption_of_ones_own(layer, rng, tmp_path):
     asked: list[bool] = []
 
     @decryption_func
@@ -75,7 +75,7 @@ def test_s1_110_a_decryption_of_ones_own(layer, rng, tmp_path):
         LiteGlobal.register_decryption_and_key("other", 5, [1])
 
 
-def test_s1_110_a_decryption_that_raises_fails_the_load_only(layer, rng):
+def test_a_decryption_that_raises_fails_the_load_only(layer, rng):
     class Locked(Exception):
         pass
 
@@ -94,7 +94,7 @@ def test_s1_110_a_decryption_that_raises_fails_the_load_only(layer, rng):
     check(loaded(layer, config=encrypted("locked")), rng)
 
 
-def test_s1_110_a_decryption_gets_the_memory_that_it_first_asked_for(layer, rng):
+def test_a_decryption_gets_the_memory_that_it_first_asked_for(layer, rng):
     """One that gives another size each time it is asked: the library asks once, and so do we."""
     given: list[int] = []
 
@@ -120,7 +120,7 @@ def test_s1_110_a_decryption_gets_the_memory_that_it_first_asked_for(layer, rng)
         ("SIMPLE_FAST_RC4_default", sealed_models.simple_fast_rc4, RC4_KEY),
     ],
 )
-def test_s1_111_built_in_decryptions_and_their_keys(layer, rng, tmp_path, method, seal, key):
+def test_built_in_decryptions_and_their_keys(layer, rng, tmp_path, method, seal, key):
     pytest.importorskip("cryptography", reason="AES needs the package cryptography")
     path = tmp_path / "sealed.mge"
     path.write_bytes(seal(layer.read_bytes(), key))
@@ -157,7 +157,7 @@ void mgb_c_opr_init(void* get_api) {
 @pytest.mark.skipif(
     shutil.which("cc") is None, reason="a loader is made here with a C compiler, and there is none"
 )
-def test_s1_112_set_loader_lib_path(tmp_path):
+def test_set_loader_lib_path(tmp_path):
     said, source, library = tmp_path / "said", tmp_path / "loader.c", tmp_path / "loader.so"
     source.write_text(LOADER % said)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
@@ -185,7 +185,7 @@ LiteGlobal.dump_persistent_cache(second)
 """
 
 
-def test_s1_113_set_and_s1_114_dump_persistent_cache(tmp_path):
+def test_set_and_dump_persistent_cache(tmp_path):
     """In processes of their own: one that has run a convolution keeps its algorithm, whatever cache is set."""
     model, caches = tmp_path / "convolution.mge", [tmp_path / name for name in ("none", "found", "again")]
     model.write_bytes(models.convolution())
@@ -199,7 +199,7 @@ def test_s1_113_set_and_s1_114_dump_persistent_cache(tmp_path):
             call(tmp_path / "nowhere" / "cache")
 
 
-def test_s1_115_get_device_count():
+def test_get_device_count():
     assert LiteGlobal.get_device_count(LiteDeviceType.LITE_CPU) >= 1
     assert LiteGlobal.get_device_count(LiteDeviceType.LITE_CUDA) >= 0
     with pytest.raises(LiteError, match="unsupported"):
@@ -208,7 +208,7 @@ def test_s1_115_get_device_count():
         LiteGlobal.get_device_count(17)
 
 
-def test_s1_116_try_coalesce_all_free_memory(layer, rng, monkeypatch):
+def test_try_coalesce_all_free_memory(layer, rng, monkeypatch):
     """Memory of CPUs is in no pool, so that nothing comes of it there: it reaches the library, which goes on."""
     network, calls = loaded(layer), []
     real = library()._library.LITE_try_coalesce_all_free_memory
@@ -220,7 +220,7 @@ def test_s1_116_try_coalesce_all_free_memory(layer, rng, monkeypatch):
     check(network, rng)
 
 
-def test_s1_117_tensorrt_cache(tmp_path):
+def test_tensorrt_cache(tmp_path):
     """There are no engines without a GPU, but the file of them is written where it should be."""
     cache = tmp_path / "tensorrt.cache"
     LiteGlobal.set_tensorrt_cache(str(cache))
@@ -230,7 +230,7 @@ def test_s1_117_tensorrt_cache(tmp_path):
         LiteGlobal.set_tensorrt_cache(tmp_path / "nowhere" / "cache")
 
 
-def test_s1_118_log_level(layer, capfd):
+def test_log_level(layer, capfd):
     before = get_log_level()
     assert {one.name: one.value for one in LiteLogLevel} == {"DEBUG": 0, "INFO": 1, "WARN": 2, "ERROR": 3}
     for level in (*LiteLogLevel, before):
@@ -258,7 +258,7 @@ def lacking(layer, tmp_path_factory) -> dict[str, str | None]:
 POINTERS = (ctypes.c_void_p(0x1000), ctypes.c_void_p(0x2000))
 
 
-def test_s1_119_register_memory_pair_is_lacking(lacking):
+def test_register_memory_pair_is_lacking(lacking):
     assert "not implement" in lacking["register_memory_pair"]
     with pytest.raises(LiteLackError, match="not implement"):
         LiteGlobal.register_memory_pair(*POINTERS, 64, LiteDeviceType.LITE_CPU)
@@ -266,20 +266,20 @@ def test_s1_119_register_memory_pair_is_lacking(lacking):
         LiteGlobal.register_memory_pair(0x1000, POINTERS[1], 64, 0)  # pyright: ignore[reportArgumentType]
 
 
-def test_s1_120_clear_memory_pair_is_lacking(lacking):
+def test_clear_memory_pair_is_lacking(lacking):
     assert "not implement" in lacking["clear_memory_pair"]
     with pytest.raises(LiteLackError, match="not implement"):
         LiteGlobal.clear_memory_pair(*POINTERS, LiteDeviceType.LITE_CPU)
 
 
-def test_s1_121_lookup_physic_ptr_is_lacking(lacking):
+def test_lookup_physic_ptr_is_lacking(lacking):
     assert "not implement" in lacking["lookup_physic_ptr"]
     with pytest.raises(LiteLackError, match="not implement"):
         LiteGlobal.lookup_physic_ptr(POINTERS[0], LiteDeviceType.LITE_CPU)
 
 
 def test_whatever_is_said_to_be_lacking_fails_on_the_raw_library(lacking):
-    """S1-59, S1-61, S1-63 and S1-86, as docs/megengine.md names them."""
+    """The list is that of docs/megengine.md."""
     assert sorted(lacking) == [
         "clear_memory_pair",
         "enable_nhwcd4=1",

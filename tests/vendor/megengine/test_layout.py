@@ -1,4 +1,4 @@
-"""LiteLayout and the types of elements: S1-01 to S1-05, and the rules for other types."""
+"""LiteLayout, the types of elements, and the rules for other types."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def through_the_library(layout: LiteLayout, name: str) -> None:
     assert np.array_equal(given, data)
 
 
-def test_s1_01_layout_of_shape_and_dtype():
+def test_layout_of_shape_and_dtype():
     layout = LiteLayout([2, 3], "int16")
     assert (layout.shapes, layout.ndim, layout.dtype) == ([2, 3], 2, np.int16)
     assert (LiteLayout().shapes, LiteLayout().ndim, LiteLayout([1]).dtype) == ([], 0, np.float32)
@@ -43,23 +43,23 @@ def test_s1_01_layout_of_shape_and_dtype():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_s1_02_dtype_by_name(name):
+def test_dtype_by_name(name):
     through_the_library(LiteLayout([2, 3], name), name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_s1_03_dtype_by_lite_data_type(name):
+def test_dtype_by_lite_data_type(name):
     assert LiteLayout([1], TYPES[name]).data_type == TYPES[name]
     through_the_library(LiteLayout([2, 3], TYPES[name]), name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_s1_04_dtype_by_numpy_dtype(name):
+def test_dtype_by_numpy_dtype(name):
     through_the_library(LiteLayout([2, 3], np.dtype(name)), name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_s1_05_dtype_by_numpy_type(name):
+def test_dtype_by_numpy_type(name):
     through_the_library(LiteLayout([2, 3], getattr(np, name)), name)
 
 

@@ -1,4 +1,4 @@
-"""LiteNetwork: S1-80 to S1-101, on the real library."""
+"""LiteNetwork, on the real library."""
 
 import json
 import re
@@ -17,21 +17,21 @@ from tests.vendor.megengine.observing import profiled, run_filled
 from tests.vendor.megengine.running import TOLERANCE, check, feed, loaded, run, with_options
 
 
-def test_s1_80_construction(layer, rng):
+def test_network_construction(layer, rng):
     check(loaded(layer), rng)
     network = LiteNetwork(config=lite.LiteConfig(), io=lite.LiteNetworkIO())
     with pytest.raises(LiteError, match="after model loaded"):
         network.forward()
 
 
-def test_s1_81_load(layer, rng):
+def test_load(layer, rng):
     for given in (layer, str(layer), layer.read_bytes()):
         network = LiteNetwork()
         network.load(given)
         check(network, rng)
 
 
-def test_s1_82_forward_and_s1_83_wait(layer, rng):
+def test_forward_and_wait(layer, rng):
     network = loaded(layer)
     for _ in range(3):
         check(network, rng)
@@ -44,7 +44,7 @@ def test_any_batch_runs(layer, rng):
 
 
 @pytest.mark.parametrize("name", ["device_id", "stream_id", "threads_number"])
-def test_s1_84_set_before_load_only(layer, rng, name, tmp_path):
+def test_set_before_load_only(layer, rng, name, tmp_path):
     network = LiteNetwork()
     setattr(network, name, 2)
     assert getattr(network, name) == 2
@@ -58,7 +58,7 @@ def test_s1_84_set_before_load_only(layer, rng, name, tmp_path):
         LiteNetwork().threads_number = 0
 
 
-def test_s1_85_names(layer):
+def test_names_of_inputs_and_outputs(layer):
     network = loaded(layer)
     inputs = network.get_all_input_name()
     assert sorted(inputs) == ["data", "weight"]
@@ -69,12 +69,12 @@ def test_s1_85_names(layer):
             network.get_input_name(index)
 
 
-def test_s1_86_memory_plan_is_lacking(layer, tmp_path):
+def test_memory_plan_is_lacking(layer, tmp_path):
     with pytest.raises(LiteLackError, match="the library itself lacks it"):
         loaded(layer).get_static_memory_alloc_info(str(tmp_path))
 
 
-def test_s1_87_cpu_inplace_mode(layer, rng, tmp_path):
+def test_cpu_inplace_mode(layer, rng, tmp_path):
     network = LiteNetwork()
     assert not network.is_cpu_inplace_mode()
     network.enable_cpu_inplace_mode()
@@ -86,7 +86,7 @@ def test_s1_87_cpu_inplace_mode(layer, rng, tmp_path):
         network.enable_cpu_inplace_mode()
 
 
-def test_s1_88_use_tensorrt(layer, rng):
+def test_use_tensorrt(layer, rng):
     """Without a GPU it changes nothing; that it reaches the library shows in what that says after load."""
     network = loaded(layer, lambda one: one.use_tensorrt())
     check(network, rng)
@@ -94,7 +94,7 @@ def test_s1_88_use_tensorrt(layer, rng):
         network.use_tensorrt()
 
 
-def test_s1_89_io_tensors_by_name_and_phase(layer):
+def test_io_tensors_by_name_and_phase(layer):
     network = loaded(layer)
     assert network.get_io_tensor("data").layout.shapes == [4, 8]
     assert network.get_io_tensor("data", LiteTensorPhase.LITE_INPUT).layout.shapes == [4, 8]
@@ -104,8 +104,8 @@ def test_s1_89_io_tensors_by_name_and_phase(layer):
             network.get_io_tensor(name, phase)
 
 
-def test_s1_90_networks_that_share_weights_run_at_once(heavy, rng):
-    """Line 5: two threads, each with its network, each with its own data, right results all the time."""
+def test_networks_that_share_weights_run_at_once(heavy, rng):
+    """Two threads, each with its network, each with its own data, right results all the time."""
     first = loaded(heavy)
     second = LiteNetwork()
     second.share_weights_with(first)
@@ -136,7 +136,7 @@ def _squared(network: LiteNetwork, data: np.ndarray) -> np.ndarray:
     return network.get_io_tensor("result_0").to_numpy()
 
 
-def test_s1_90_the_weights_outlive_the_network_that_loaded_them(held, rng):
+def test_the_weights_outlive_the_network_that_loaded_them(held, rng):
     first = loaded(held)
     second = LiteNetwork()
     second.share_weights_with(first)
@@ -149,7 +149,7 @@ def test_s1_90_the_weights_outlive_the_network_that_loaded_them(held, rng):
         second.share_weights_with("first")  # pyright: ignore[reportArgumentType]
 
 
-def test_s1_91_networks_that_share_memory_take_turns(layer, rng, tmp_path):
+def test_networks_that_share_memory_take_turns(layer, rng, tmp_path):
     first, other = loaded(layer), loaded(layer)
     second = LiteNetwork()
     second.share_runtime_memroy(first)
@@ -162,8 +162,8 @@ def test_s1_91_networks_that_share_memory_take_turns(layer, rng, tmp_path):
         second.share_runtime_memroy(first)
 
 
-def test_s1_91_running_both_at_once_is_refused(layer, rng):
-    """Line 5: refused by forward, and right again once the first has ended."""
+def test_running_both_at_once_is_refused(layer, rng):
+    """Refused by forward, and right again once the first has ended."""
     first = loaded(layer)
     second = LiteNetwork()
     second.share_runtime_memroy(first)
@@ -190,7 +190,7 @@ def test_s1_91_running_both_at_once_is_refused(layer, rng):
     check(third, rng)
 
 
-def test_s1_92_async_with_callback(heavy, rng):
+def test_async_with_callback(heavy, rng):
     ended, here = threading.Event(), threading.get_ident()
     where: list[int] = []
 
@@ -214,7 +214,7 @@ def test_s1_92_async_with_callback(heavy, rng):
     assert here not in where
 
 
-def test_s1_92_what_cannot_end_is_refused(layer):
+def test_what_cannot_end_is_refused(layer):
     network = loaded(layer, config=with_options(force_output_dynamic_alloc=1))
     network.async_with_callback(lambda: 0)
     with pytest.raises(LiteError, match="no end that a callback"):
@@ -222,7 +222,7 @@ def test_s1_92_what_cannot_end_is_refused(layer):
 
 
 @pytest.mark.parametrize("setting", ["set_start_callback", "set_finish_callback"])
-def test_s1_93_start_callback_and_s1_94_finish_callback(layer, rng, setting):
+def test_start_callback_and_finish_callback(layer, rng, setting):
     seen: list[dict[str, np.ndarray]] = []
 
     def callback(ios: dict[LiteIO, lite.LiteTensor]) -> int:
@@ -265,7 +265,7 @@ def test_callbacks_of_many_networks_do_not_mix(layer, rng):
     assert calls == [3, 0, 4, 1, 2]
 
 
-def test_s1_95_profile(layer, rng, tmp_path):
+def test_profile(layer, rng, tmp_path):
     network = loaded(layer)
     network.enable_profile_performance(str(tmp_path / "profile.json"))
     check(network, rng)
@@ -276,7 +276,7 @@ def test_s1_95_profile(layer, rng, tmp_path):
         network.enable_profile_performance(tmp_path / "nowhere" / "profile.json")
 
 
-def test_s1_96_workspace_limit(convolution, tmp_path):
+def test_workspace_limit(convolution, tmp_path):
     """Sizes that no other test has: the library keeps in the process what it has chosen for some."""
     for rows, limit, enough in ((21, 2**40, True), (22, 0, False)):
         network = loaded(convolution)
@@ -305,7 +305,7 @@ _S = LiteAlgoSelectStrategy
         _S.LITE_ALGO_PROFILE,
     ],
 )
-def test_s1_97_algorithm_policies(layer, log, policy):
+def test_algorithm_policies(layer, log, policy):
     network = loaded(layer, lambda one: one.set_network_algo_policy(policy, 0, False))
     run_filled(network, data=[300 + policy, 8])  # sizes that no other test has
     names = [
@@ -318,7 +318,7 @@ def test_s1_97_algorithm_policies(layer, log, policy):
     assert ("profiling MatrixMul" in said) == (policy & 3 == _S.LITE_ALGO_PROFILE)
 
 
-def test_s1_98_strategies():
+def test_strategies():
     values = {one.name.removeprefix("LITE_ALGO_"): one.value for one in LiteAlgoSelectStrategy}
     assert values == {"HEURISTIC": 1, "PROFILE": 2, "REPRODUCIBLE": 4, "OPTIMIZED": 8}
     for wrong in (0, 16, "fast"):
@@ -326,7 +326,7 @@ def test_s1_98_strategies():
             LiteNetwork().set_network_algo_policy(wrong)  # pyright: ignore[reportArgumentType]
 
 
-def test_s1_99_equal_samples_of_a_batch_give_equal_bits(convolution, log):
+def test_equal_samples_of_a_batch_give_equal_bits(convolution, log):
     """Algorithms whose results depend on the place in a batch are left out of the choice."""
 
     def choose(network: LiteNetwork) -> None:
@@ -339,7 +339,7 @@ def test_s1_99_equal_samples_of_a_batch_give_equal_bits(convolution, log):
     assert all(np.array_equal(one, result[0]) for one in result)
 
 
-def test_s1_99_the_best_is_chosen_by_the_shared_batch_size(layer, log):
+def test_the_best_is_chosen_by_the_shared_batch_size(layer, log):
     network = loaded(
         layer, lambda one: one.set_network_algo_policy(_S.LITE_ALGO_PROFILE, shared_batch_size=3)
     )
@@ -351,7 +351,7 @@ def test_s1_99_the_best_is_chosen_by_the_shared_batch_size(layer, log):
         network.set_network_algo_policy(_S.LITE_ALGO_PROFILE, shared_batch_size=-1)
 
 
-def test_s1_100_io_txt_dump(layer, rng, tmp_path):
+def test_io_txt_dump(layer, rng, tmp_path):
     network = loaded(layer)
     network.io_txt_dump(str(tmp_path / "io.txt"))
     check(network, rng)
@@ -360,7 +360,7 @@ def test_s1_100_io_txt_dump(layer, rng, tmp_path):
     assert "data" in text
 
 
-def test_s1_101_io_bin_dump(layer, rng, tmp_path):
+def test_io_bin_dump(layer, rng, tmp_path):
     network = loaded(layer)
     network.io_bin_dump(str(tmp_path / "new" / "io"))
     data = rng.standard_normal((4, 8)).astype("float32")

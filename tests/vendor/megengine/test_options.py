@@ -1,4 +1,4 @@
-"""LiteOptions, LiteConfig, LiteIO and LiteNetworkIO: S1-50 to S1-73, on the real library, by what it does with them."""
+"""LiteOptions, LiteConfig, LiteIO and LiteNetworkIO, by what the real library does with them."""
 
 import ctypes
 import re
@@ -70,7 +70,7 @@ def test_what_is_no_option_or_no_value_of_one_is_refused():
             setattr(options, name, value)
 
 
-def test_s1_50_weight_preprocess(constant_convolution, tmp_path):
+def test_weight_preprocess(constant_convolution, tmp_path):
     """The weights that the model holds are kept as the algorithm wants them; as they were, nobody needs them."""
 
     def equal_bits(network: LiteNetwork) -> None:  # algorithms that prepare weights
@@ -92,14 +92,14 @@ def passes(log: Log) -> list[int]:
     return [int(one) for one in re.findall(r"graph optimization: applied (\d+) passes", log())]
 
 
-def test_s1_51_fuse_preprocess_is_three_more_optimisations(layer, rng, log):
+def test_fuse_preprocess_is_three_more_optimisations(layer, rng, log):
     computes(layer, rng)
     assert passes(log) == [12]
     computes(layer, rng, fuse_preprocess=1)
     assert passes(log) == [12, 3]
 
 
-def test_s1_52_fake_next_exec_computes_from_the_second_run_on(layer, rng):
+def test_fake_next_exec_computes_from_the_second_run_on(layer, rng):
     options = {"fake_next_exec": 1, "var_sanity_check_first_run": 0}
     network = loaded(layer, config=with_options(**options))
     data = np.full((4, 8), 52.5, "float32")  # of no other test: its results lie in no memory
@@ -108,7 +108,7 @@ def test_s1_52_fake_next_exec_computes_from_the_second_run_on(layer, rng):
     check(network, rng)
 
 
-def test_s1_53_var_sanity_check_first_run_is_on_where_nothing_is_said(layer, rng):
+def test_var_sanity_check_first_run_is_on_where_nothing_is_said(layer, rng):
     """Seen by what it excludes: runs that are recorded to be run without their graph."""
     assert LiteOptions().var_sanity_check_first_run == 1
     computes(layer, rng, var_sanity_check_first_run=0)
@@ -117,7 +117,7 @@ def test_s1_53_var_sanity_check_first_run_is_on_where_nothing_is_said(layer, rng
     loaded(layer, config=with_options(comp_node_seq_record_level=2, var_sanity_check_first_run=0))
 
 
-def test_s1_54_const_shape(layer, rng, tmp_path):
+def test_const_shape(layer, rng, tmp_path):
     for wanted, known in ((0, "RT_STATIC"), (1, "CONST")):
         network = loaded(layer, config=with_options(const_shape=wanted))
         assert profiled(network, tmp_path).size_is("data") == known
@@ -126,7 +126,7 @@ def test_s1_54_const_shape(layer, rng, tmp_path):
         check(network, rng, batch=2)
 
 
-def test_s1_55_force_dynamic_alloc(layer, rng, tmp_path):
+def test_force_dynamic_alloc(layer, rng, tmp_path):
     for wanted in (0, 1):
         network = loaded(layer, config=with_options(force_dynamic_alloc=wanted))
         flags = profiled(network, tmp_path).flags("MatrixMul")
@@ -135,7 +135,7 @@ def test_s1_55_force_dynamic_alloc(layer, rng, tmp_path):
 
 
 @pytest.mark.parametrize("wanted", [0, 1])
-def test_s1_56_force_output_dynamic_alloc(layer, rng, wanted):
+def test_force_output_dynamic_alloc(layer, rng, wanted):
     """Each run has memory of its own for its results, of which no copy is made: earlier results stay."""
     network = loaded(layer, config=with_options(force_output_dynamic_alloc=wanted))
     check(network, rng)
@@ -146,7 +146,7 @@ def test_s1_56_force_output_dynamic_alloc(layer, rng, wanted):
 
 
 @pytest.mark.parametrize("wanted", [0, 1])
-def test_s1_57_force_output_use_user_specified_memory(layer, rng, tmp_path, wanted):
+def test_force_output_use_user_specified_memory(layer, rng, tmp_path, wanted):
     network = loaded(layer, config=with_options(force_output_use_user_specified_memory=wanted))
     data, mine = rng.standard_normal((4, 8)).astype("float32"), np.zeros((4, 4), "float32")
     network.enable_profile_performance(tmp_path / "profile.json")
@@ -160,7 +160,7 @@ def test_s1_57_force_output_use_user_specified_memory(layer, rng, tmp_path, want
 
 
 @pytest.mark.parametrize("wanted", [0, 1])
-def test_s1_58_no_profiling_on_shape_change(convolution, log, wanted):
+def test_no_profiling_on_shape_change(convolution, log, wanted):
     """Sizes that no other test has: the library keeps in the process what it has chosen for some."""
 
     def profile(network: LiteNetwork) -> None:
@@ -173,7 +173,7 @@ def test_s1_58_no_profiling_on_shape_change(convolution, log, wanted):
     assert ("profiling ConvolutionForward" in log()) == (not wanted)
 
 
-def test_s1_59_jit_level(layer, rng):
+def test_jit_level(layer, rng):
     computes(layer, rng, jit_level=0)
     for level in (1, 2):
         with pytest.raises(LiteLackError, match="No compiler support"):
@@ -181,7 +181,7 @@ def test_s1_59_jit_level(layer, rng):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_s1_60_comp_node_seq_record_level(layer, rng, level, log):
+def test_comp_node_seq_record_level(layer, rng, level, log):
     """Levels 1 and 2 record, of which the library warns where sizes may change; level 2 cannot change them any more."""
     options = {"comp_node_seq_record_level": level, "var_sanity_check_first_run": 0}
     network = loaded(layer, lambda one: one.enable_cpu_inplace_mode(), with_options(**options))
@@ -198,7 +198,7 @@ def test_s1_60_comp_node_seq_record_level(layer, rng, level, log):
 @pytest.mark.parametrize(
     ("level", "applied", "operators"), [(0, [], 2), (1, [], 2), (2, [12], 1), (3, None, None)]
 )
-def test_s1_61_graph_opt_level(held, level, applied, operators, log, tmp_path):
+def test_graph_opt_level(held, level, applied, operators, log, tmp_path):
     """Level 2 makes one op of ``data * 2 + later``. Level 1 changes expressions that are made, not loaded ones."""
     if applied is None:
         with pytest.raises(LiteLackError, match="No compiler support"):
@@ -210,7 +210,7 @@ def test_s1_61_graph_opt_level(held, level, applied, operators, log, tmp_path):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 4])
-def test_s1_62_async_exec_level(layer, rng, level, tmp_path):
+def test_async_exec_level(layer, rng, level, tmp_path):
     network = loaded(layer, config=with_options(async_exec_level=level))
     others = [one for one in profiled(network, tmp_path).threads if "comp_node_dispatch" in one]
     assert bool(others) == (level == 4)
@@ -230,7 +230,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTED if name.startswith("enable_")])
-def test_s1_63_layout_transforms(convolution, rng, name, log, tmp_path):
+def test_layout_transforms(convolution, rng, name, log, tmp_path):
     """A convolution computes the same, but in a layout of which CPUs have no kernels."""
     results = []
     inputs = {
@@ -256,12 +256,12 @@ def test_s1_63_layout_transforms(convolution, rng, name, log, tmp_path):
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-4)
 
 
-def test_s1_64_the_fields_decide_where_field_list_and_table_differ():
+def test_the_fields_decide_where_field_list_and_table_differ():
     assert hasattr(LiteOptions, "enable_nchw64")
     assert not hasattr(LiteOptions, "enable_chwn4")
 
 
-def test_s1_70_config(layer, held, rng, tmp_path):
+def test_config(layer, held, rng, tmp_path):
     config = LiteConfig()
     documented = [field[0] for field in LiteConfig._fields_ if not field[0].startswith("_")]
     assert documented == [
@@ -300,7 +300,7 @@ def test_s1_70_config(layer, held, rng, tmp_path):
         LiteNetwork(unknown)
 
 
-def test_s1_71_io_fields():
+def test_io_fields():
     io = LiteIO("data")
     assert (io.name, io.is_host, io.io_type) == ("data", 1, LiteIOType.LITE_IO_VALUE)
     assert io.config_layout == LiteLayout()
@@ -316,7 +316,7 @@ def test_s1_71_io_fields():
             LiteIO(name)  # pyright: ignore[reportArgumentType]
 
 
-def test_s1_72_io_keywords(layer, rng):
+def test_io_keywords(layer, rng):
     io = LiteIO("data", is_host=True, io_type=LiteIOType.LITE_IO_VALUE, layout=LiteLayout([2, 8], "float32"))
     network = loaded(layer, io=LiteNetworkIO([io]))
     assert network.get_io_tensor("data").layout.shapes == [2, 8]
@@ -328,7 +328,7 @@ def test_s1_72_io_keywords(layer, rng):
     assert network.get_io_tensor("result_0").layout.shapes == [3, 4]
 
 
-def test_s1_73_network_io(layer, rng):
+def test_network_io(layer, rng):
     io = LiteNetworkIO([LiteIO("data", is_host=False)], [["result_0", True]])
     io.add_input("weight")
     io.add_output("nobody", is_host=True, layout=LiteLayout([1, 1000]))

@@ -1,6 +1,6 @@
 """Models with caches that are written in place, by torch.compile on the engine: all of them in it, results eager's.
 
-S4-09, S4-10. ``tests/vendor/test_models_on_engines.py`` has models without a cache on every engine, and as artifacts.
+``tests/vendor/test_models_on_engines.py`` has models without a cache on every engine, and as artifacts.
 """
 
 from typing import Any

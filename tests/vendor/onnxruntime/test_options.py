@@ -1,4 +1,4 @@
-"""The engine's options: every value checked before anything is compiled (U14)."""
+"""The engine's options: every value checked before anything is compiled."""
 
 from pathlib import Path
 

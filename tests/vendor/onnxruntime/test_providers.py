@@ -137,6 +137,6 @@ def test_what_onnx_runtime_itself_refuses_is_left_to_torch_under_the_policy(monk
     assert set(result.refused.values()) == {"ONNX Runtime: no such kernel"}
 
 
-def test_a_model_that_is_none_is_refused_with_its_reason():
+def test_an_invalid_model_is_refused_with_its_reason():
     reason = sessions.why_refused(b"no model")
     assert reason is not None and "protobuf" in reason.lower()

@@ -1,4 +1,4 @@
-"""Threads: one compiled region serves many at once (U7)."""
+"""Threads: one compiled region serves many at once."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""Weights: read where torch has them, or built in and noticed when they change (U6)."""
+"""Weights: read where torch has them, or built in and noticed when they change."""
 
 import numpy
 import pytest

@@ -1,4 +1,4 @@
-"""Writes in place: what is written lies where torch has it, KV caches are never copied (U4)."""
+"""Writes in place: what is written lies where torch has it, KV caches are never copied."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from dlinfer.graph.functional.function import function_of
 from dlinfer.graph.onnx.export import export
 from dlinfer.ops import fill_kv_cache
+from dlinfer.vendor import KVCacheLayout, Probe, Vendor, discovery
 from dlinfer.vendor.onnxruntime.feeds import Feed
 from dlinfer.vendor.onnxruntime.model import safe_in_place
 from tests.vendor.onnxruntime.regions import as_in_eager, compiled, subgraph
@@ -54,6 +55,34 @@ def test_what_is_written_is_what_eager_writes(case):
     run = compiled(function, *make(3)).run
     for size in (3, 2, 4):
         as_in_eager(run, function, *make(size))
+
+
+@pytest.fixture(params=["BSHD", "BHSD", "SBHD", "HBSD"])
+def layout(request, monkeypatch):
+    """Caches lie as the active vendor says, another one each time."""
+    lies = KVCacheLayout(request.param)
+    made = Vendor("other", "cpu", "", lambda: Probe(True, ""), dict, kv_cache_layout=lies, is_reference=True)
+    monkeypatch.setitem(discovery._loaded, "other", made)
+    discovery.use("other")
+    yield
+    discovery.use("cpu")
+
+
+@pytest.mark.usefixtures("layout")
+def test_fill_kv_cache_writes_as_the_active_vendor_lays_caches_out():
+    """Blocks, slots and heads are as many, so that a cache of any layout has the same sizes."""
+
+    def function(k, v, k_cache, v_cache, slots):
+        fill_kv_cache(k, v, k_cache, v_cache, slots)
+        return k * 2
+
+    def make(tokens):
+        return X(tokens, 8, 4), X(tokens, 8, 4), X(8, 8, 8, 4), X(8, 8, 8, 4), torch.randperm(64)[:tokens]
+
+    run = compiled(function, *make(5)).run
+    assert run.lowered.in_place == {2, 3}
+    for tokens in (5, 3):
+        as_in_eager(run, function, *make(tokens))
 
 
 def test_fill_kv_cache_leaves_padding_out():

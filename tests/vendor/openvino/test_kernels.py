@@ -32,7 +32,7 @@ def active(monkeypatch):
 @pytest.mark.usefixtures("active")
 @pytest.mark.parametrize("op", CACHED)
 def test_kernels_of_the_cache(op):
-    """S4-11: every sample, against the reference in float64, natively."""
+    """Every sample, against the reference in float64, natively."""
     spec = ops.registry()[op]
     for sample in cases.samples(spec, torch.float32):
         want = cases.expected(spec, sample.args)

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache inside OpenVINO, on torch's own memory (S4-12, S0-66)."""
+"""Attention over the paged KV cache inside OpenVINO, on torch's own memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""S3-30 to S3-32: run_benchmark: what it returns, what excludes what, and what is not in its time."""
+"""``run_benchmark``: what it returns, what excludes what, and what is not in its time."""
 
 import itertools
 import statistics
@@ -20,7 +20,7 @@ def session_of(linear, backend: str = "onnxruntime", **options) -> Session:
 
 
 @pytest.mark.parametrize("backend", ["aic", "onnxruntime"])
-def test_s3_30_forty_inferences_on_random_inputs_by_default(linear, stand_in, backend):
+def test_forty_inferences_on_random_inputs_by_default(linear, stand_in, backend):
     completed, rate, seconds, batch_size = session_of(linear, backend).run_benchmark()
     assert (completed, batch_size) == (40, 2)
     assert seconds > 0
@@ -29,7 +29,7 @@ def test_s3_30_forty_inferences_on_random_inputs_by_default(linear, stand_in, ba
 
 @pytest.mark.parametrize("backend", ["aic", "onnxruntime"])
 @pytest.mark.parametrize("count", [1, 7])
-def test_s3_30_a_number_of_inferences_on_given_inputs(linear, stand_in, backend, count):
+def test_a_number_of_inferences_on_given_inputs(linear, stand_in, backend, count):
     given = {"data": np.ones((2, 8), np.float32)}
     result = session_of(linear, backend).run_benchmark(num_inferences=count, input_dict=given)
     assert (result[0], result[3]) == (count, 2)
@@ -37,18 +37,18 @@ def test_s3_30_a_number_of_inferences_on_given_inputs(linear, stand_in, backend,
         assert stand_in.CALLS[-1] == ("run_benchmark", (count, None, ["data"]))
 
 
-def test_s3_30_one_embedding_takes_the_random_tokens(tmp_path):
+def test_one_embedding_takes_the_random_tokens(tmp_path):
     session = Session(models.embedding(tmp_path / "m.onnx"), backend="onnxruntime")
     assert session.run_benchmark(3)[0] == 3
 
 
-def test_s3_30_activations_share_the_inferences(linear):
+def test_activations_share_the_inferences(linear):
     session = session_of(linear, num_activations=3)
     assert session.run_benchmark(num_inferences=10)[0] == 10
     assert session.run_benchmark(num_inferences=2)[0] == 2  # fewer than instances
 
 
-def test_s3_30_outputs_of_data_dependent_shape(tmp_path):
+def test_outputs_of_data_dependent_shape(tmp_path):
     """NonZero of the same input has the same shape each time, so that its bound memory fits."""
     from onnx import TensorProto, helper
 
@@ -65,7 +65,7 @@ def test_s3_30_outputs_of_data_dependent_shape(tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["aic", "onnxruntime"])
-def test_s3_31_a_time_instead_of_a_number(linear, stand_in, backend, monkeypatch):
+def test_a_time_instead_of_a_number(linear, stand_in, backend, monkeypatch):
     """On a clock that is 1/64 s later whenever somebody looks, so that it is the same on a busy machine."""
     session = session_of(linear, backend, num_activations=2)
     ticks = itertools.count()
@@ -78,7 +78,7 @@ def test_s3_31_a_time_instead_of_a_number(linear, stand_in, backend, monkeypatch
     assert rate == pytest.approx(completed / seconds)
 
 
-def test_s3_31_a_number_and_a_time_exclude_each_other(linear):
+def test_a_number_and_a_time_exclude_each_other(linear):
     with pytest.raises(QaicOptionError, match="num_inferences or inf_time, not both"):
         session_of(linear).run_benchmark(num_inferences=40, inf_time=1)
 
@@ -88,12 +88,12 @@ def test_s3_31_a_number_and_a_time_exclude_each_other(linear):
     [{"num_inferences": value} for value in (0, -1, 1.5, "40", True)]
     + [{"inf_time": value} for value in (0, -1.0, "1", True, float("inf"), float("nan"))],
 )
-def test_s3_31_a_number_or_time_that_is_none(linear, wrong):
+def test_an_invalid_number_or_time_is_refused(linear, wrong):
     with pytest.raises(QaicOptionError, match=next(iter(wrong))):
         session_of(linear).run_benchmark(**wrong)
 
 
-def test_s3_32_on_a_card_the_package_measures(linear, stand_in):
+def test_on_a_card_the_package_measures(linear, stand_in):
     """Its benchmark runs in C++; dlinfer calls no run between."""
     session = session_of(linear, "aic", enable_metrics=True)
     before = len(stand_in.CALLS)
@@ -101,7 +101,7 @@ def test_s3_32_on_a_card_the_package_measures(linear, stand_in):
     assert [name for name, _ in stand_in.CALLS[before:]] == ["run_benchmark"]
 
 
-def test_s3_32_checks_dicts_and_conversions_are_outside_the_time(linear, monkeypatch):
+def test_checks_dicts_and_conversions_are_outside_the_time(linear, monkeypatch):
     """Making inputs, binding them and checking them may take as long as they like: here 600 s."""
     session = session_of(linear)
     bound = session._backend._bound  # pyright: ignore[reportAttributeAccessIssue]
@@ -118,7 +118,7 @@ def test_s3_32_checks_dicts_and_conversions_are_outside_the_time(linear, monkeyp
     assert next(seconds) == 602
 
 
-def test_s3_32_the_loop_adds_under_ten_microseconds_to_an_inference(monkeypatch):
+def test_the_loop_adds_under_ten_microseconds_to_an_inference(monkeypatch):
     """What is in the time besides the engine's call: a loop that does nothing is the overhead itself.
 
     By a clock that stands still while the machine does something else.
@@ -130,7 +130,7 @@ def test_s3_32_the_loop_adds_under_ten_microseconds_to_an_inference(monkeypatch)
         assert statistics.median(seconds / done for done, seconds in loops) < 10e-6
 
 
-def test_s3_32_what_an_instance_raises_ends_the_benchmark():
+def test_what_an_instance_raises_ends_the_benchmark():
     calls = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""S3-27 to S3-29: metrics, their eleven lines, and the profile table."""
+"""Metrics, their eleven lines, and the profile table."""
 
 import re
 import threading
@@ -37,7 +37,7 @@ def session_of(linear, backend: str = "onnxruntime", **options: Any) -> Session:
 
 @pytest.mark.parametrize("backend", ["aic", "onnxruntime"])
 @pytest.mark.parametrize("option", ["enable_metrics", "enable_profiling"])
-def test_s3_27_metrics_are_numpys_percentiles_of_the_runs(linear, stand_in, backend, option, monkeypatch):
+def test_metrics_are_numpys_percentiles_of_the_runs(linear, stand_in, backend, option, monkeypatch):
     session = session_of(linear, backend, **{option: True})
     times = iter(np.cumsum(np.random.default_rng(0).random(100)))
     # The module's own clock, not everybody's: another thread of the process may look at that.
@@ -57,7 +57,7 @@ def test_s3_27_metrics_are_numpys_percentiles_of_the_runs(linear, stand_in, back
     assert metrics["avg_latency"] == pytest.approx(expected.mean(), rel=1e-12)
 
 
-def test_s3_27_percentiles_rise_unlike_in_the_guides_sample(linear):
+def test_percentiles_rise_unlike_in_the_guides_sample(linear):
     """The sample shows P90 above P99, which no latencies have."""
     session = session_of(linear, enable_metrics=True)
     for _ in range(200):
@@ -69,7 +69,7 @@ def test_s3_27_percentiles_rise_unlike_in_the_guides_sample(linear):
     assert ranks == sorted(ranks)
 
 
-def test_s3_27_refused_runs_and_benchmarks_are_not_counted(linear):
+def test_refused_runs_and_benchmarks_are_not_counted(linear):
     session = session_of(linear, enable_metrics=True)
     session.run(DATA)
     with pytest.raises(ValueError, match="input"):
@@ -78,12 +78,12 @@ def test_s3_27_refused_runs_and_benchmarks_are_not_counted(linear):
     assert session.get_metrics()["num_of_inferences"] == 1
 
 
-def test_s3_27_before_any_run_there_is_a_count(linear):
+def test_before_any_run_there_is_a_count(linear):
     assert session_of(linear, enable_metrics=True).get_metrics()["num_of_inferences"] == 0
 
 
 @pytest.mark.parametrize("option", ["enable_metrics", "enable_profiling"])
-def test_s3_28_the_eleven_lines(linear, capsys, option):
+def test_the_eleven_lines(linear, capsys, option):
     session = session_of(linear, "onnxruntime", **{option: True})
     for _ in range(20):
         session.run(DATA)
@@ -98,7 +98,7 @@ def test_s3_28_the_eleven_lines(linear, capsys, option):
 
 
 @pytest.mark.parametrize("call", ["get_metrics", "print_metrics"])
-def test_s3_28_without_the_option_there_are_none(linear, call):
+def test_without_the_option_there_are_none(linear, call):
     session = session_of(linear, enable_metrics=False)
     session.run(DATA)
     with pytest.raises(QaicMetricsError, match="without enable_metrics=True or enable_profiling=True"):
@@ -106,7 +106,7 @@ def test_s3_28_without_the_option_there_are_none(linear, call):
 
 
 @pytest.mark.parametrize("backend", ["aic", "onnxruntime"])
-def test_s3_29_profile_of_the_first_runs(linear, stand_in, capsys, backend):
+def test_profile_of_the_first_runs(linear, stand_in, capsys, backend):
     session = session_of(linear, backend, enable_profiling=True)
     for _ in range(3):
         session.run(DATA)
@@ -126,7 +126,7 @@ def test_s3_29_profile_of_the_first_runs(linear, stand_in, capsys, backend):
     assert not any("_lsprof" in row for row in rows)
 
 
-def test_s3_29_more_than_there_were_is_all_there_were(linear, capsys):
+def test_more_than_there_were_is_all_there_were(linear, capsys):
     session = session_of(linear, enable_profiling=True)
     session.run(DATA)
     session.print_profile_data(5)
@@ -134,18 +134,18 @@ def test_s3_29_more_than_there_were_is_all_there_were(linear, capsys):
 
 
 @pytest.mark.parametrize("options", [{}, {"enable_metrics": True}])
-def test_s3_29_without_the_option_there_is_none(linear, options: dict[str, Any]):
+def test_without_the_option_there_is_none(linear, options: dict[str, Any]):
     with pytest.raises(QaicMetricsError, match="without enable_profiling=True"):
         session_of(linear, "onnxruntime", **options).print_profile_data(1)
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, "1", None, True])
-def test_s3_29_n_is_a_count(linear, n):
+def test_n_is_a_count(linear, n):
     with pytest.raises(QaicOptionError, match=r"n=.*an int of at least 1"):
         session_of(linear, enable_profiling=True).print_profile_data(n)
 
 
-def test_s3_29_profiled_runs_are_bounded_and_later_ones_still_run(linear, monkeypatch):
+def test_profiled_runs_are_bounded_and_later_ones_still_run(linear, monkeypatch):
     monkeypatch.setattr(profile, "KEPT_RUNS", 2)
     session = session_of(linear, enable_profiling=True)
     for _ in range(4):
@@ -157,7 +157,7 @@ def test_s3_29_profiled_runs_are_bounded_and_later_ones_still_run(linear, monkey
     assert len(session._profiler.runs) == 2
 
 
-def test_s3_29_threads_profile_by_turns(linear):
+def test_threads_profile_by_turns(linear):
     """Those of two sessions too: Python has one profiler."""
     sessions = [session_of(linear, enable_profiling=True) for _ in range(2)]
     threads = [threading.Thread(target=sessions[turn % 2].run, args=(DATA,)) for turn in range(16)]

@@ -1,4 +1,4 @@
-"""S3-10 to S3-12: Session is the entry point; an .onnx is compiled, a QPC is opened, the rest is refused."""
+"""Session is the entry point; an .onnx is compiled, a QPC is opened, the rest is refused."""
 
 import json
 import random
@@ -21,7 +21,7 @@ def close(output: np.ndarray) -> bool:
     return output.dtype == np.float32 and np.allclose(output, models.oracle(DATA), rtol=1e-5, atol=1e-6)
 
 
-def test_s3_10_session_makes_sessions_for_both_backends(linear, stand_in):
+def test_session_makes_sessions_for_both_backends(linear, stand_in):
     """By position or keyword, a str or a Path; the object has every documented call."""
     made = [
         Session(str(linear), backend="onnxruntime"),
@@ -37,7 +37,7 @@ def test_s3_10_session_makes_sessions_for_both_backends(linear, stand_in):
         assert close(session.run({"data": DATA})["output"])
 
 
-def test_s3_11_an_onnx_is_compiled_when_the_session_is_made(linear, stand_in, tmp_path):
+def test_an_onnx_is_compiled_when_the_session_is_made(linear, stand_in, tmp_path):
     Session(linear, onnx_define_symbol=BATCH, output_dir=tmp_path / "new" / "qpc", convert_to_fp16=True)
     qpc = json.loads((tmp_path / "new" / "qpc" / "programqpc.bin").read_text())
     assert qpc["arguments"][0] == f"-m={linear}"
@@ -46,7 +46,7 @@ def test_s3_11_an_onnx_is_compiled_when_the_session_is_made(linear, stand_in, tm
     assert (name, asked["model_path"]) == ("Session", str(tmp_path / "new" / "qpc" / "programqpc.bin"))
 
 
-def test_s3_11_without_output_dir_the_qpc_lives_as_long_as_the_session(linear, stand_in):
+def test_without_output_dir_the_qpc_lives_as_long_as_the_session(linear, stand_in):
     session = Session(linear, onnx_define_symbol=BATCH)
     path = Path(stand_in.CALLS[-1][1]["model_path"])
     assert path.is_file()
@@ -54,7 +54,7 @@ def test_s3_11_without_output_dir_the_qpc_lives_as_long_as_the_session(linear, s
     assert not path.exists()
 
 
-def test_s3_11_compiling_again_replaces_the_qpc_and_nothing_else(linear, stand_in, tmp_path):
+def test_compiling_again_replaces_the_qpc_and_nothing_else(linear, stand_in, tmp_path):
     for cores in (1, 2):
         Session(linear, onnx_define_symbol=BATCH, output_dir=tmp_path, aic_num_cores=cores)
         (tmp_path / "mine.txt").write_text("kept")
@@ -63,7 +63,7 @@ def test_s3_11_compiling_again_replaces_the_qpc_and_nothing_else(linear, stand_i
     assert not list(tmp_path.glob(".compiling-*"))
 
 
-def test_s3_11_onnxruntime_compiles_when_the_session_is_made(linear, tmp_path):
+def test_onnxruntime_compiles_when_the_session_is_made(linear, tmp_path):
     Session(linear, backend="onnxruntime", onnx_define_symbol=BATCH, output_dir=tmp_path / "made")
     compiled = tmp_path / "made" / "linear.compiled.onnx"
     again = Session(compiled, backend="onnxruntime")
@@ -71,7 +71,7 @@ def test_s3_11_onnxruntime_compiles_when_the_session_is_made(linear, tmp_path):
     assert close(again.run({"data": DATA})["output"])
 
 
-def test_s3_11_a_model_without_sdk_says_what_is_missing_and_what_to_do(linear, without_sdk):
+def test_a_model_without_sdk_says_what_is_missing_and_what_to_do(linear, without_sdk):
     with pytest.raises(QaicUnavailableError) as caught:
         Session(linear)
     said = str(caught.value)
@@ -82,12 +82,12 @@ def test_s3_11_a_model_without_sdk_says_what_is_missing_and_what_to_do(linear, w
     assert "backend='onnxruntime'" in said
 
 
-def test_s3_11_the_compilers_refusal_is_passed_on(linear, compiler, stand_in):
+def test_the_compilers_refusal_is_passed_on(linear, compiler, stand_in):
     with pytest.raises(QaicCompileError, match=r"status 2: stand-in compiler: unknown option -io-crc"):
         Session(linear, io_crc=True, onnx_define_symbol=BATCH)
 
 
-def test_s3_11_a_compiler_that_leaves_nothing_is_an_error(linear, compiler, stand_in):
+def test_a_compiler_that_leaves_nothing_is_an_error(linear, compiler, stand_in):
     compiler.write_text(
         "#!/bin/sh\nfor a in $@; do case $a in -aic-binary-dir=*) mkdir ${a#*=};; esac; done\n"
     )
@@ -95,22 +95,20 @@ def test_s3_11_a_compiler_that_leaves_nothing_is_an_error(linear, compiler, stan
         Session(linear, onnx_define_symbol=BATCH)
 
 
-def test_s3_11_a_compiler_that_cannot_start_is_an_error(linear, compiler, stand_in):
+def test_a_compiler_that_cannot_start_is_an_error(linear, compiler, stand_in):
     compiler.write_text("#!/no/such/shell\n")
     with pytest.raises(QaicCompileError, match="cannot be run: No such file or directory"):
         Session(linear, onnx_define_symbol=BATCH)
 
 
-def test_s3_11_the_newer_compiler_is_preferred_and_told_its_own_hardware_name(
-    linear, compiler, stand_in, tmp_path
-):
+def test_the_newer_compiler_is_preferred_and_told_its_own_hardware_name(linear, compiler, stand_in, tmp_path):
     compiler.with_name("qaic-compile").write_text(compiler.read_text())
     compiler.with_name("qaic-compile").chmod(0o755)
     Session(linear, onnx_define_symbol=BATCH, output_dir=tmp_path / "qpc")
     assert "-aic-hw-version=ai100" in (tmp_path / "qpc" / "programqpc.bin").read_text()
 
 
-def test_s3_11_an_output_dir_that_cannot_be_made_is_an_error(linear, stand_in):
+def test_an_output_dir_that_cannot_be_made_is_an_error(linear, stand_in):
     for backend in ("aic", "onnxruntime"):
         with pytest.raises(
             QaicCompileError, match=r"cannot be compiled.*(NotADirectory|Not a directory|File exists)"
@@ -119,14 +117,14 @@ def test_s3_11_an_output_dir_that_cannot_be_made_is_an_error(linear, stand_in):
 
 
 @pytest.mark.parametrize("as_path", [str, Path])
-def test_s3_12_a_qpc_is_opened_by_its_path_a_pattern_or_its_folder(linear, stand_in, tmp_path, as_path):
+def test_a_qpc_is_opened_by_its_path_a_pattern_or_its_folder(linear, stand_in, tmp_path, as_path):
     folder = tmp_path / "model_qpc"
     Session(linear, onnx_define_symbol=BATCH, output_dir=folder)
     for given in (folder / "programqpc.bin", folder / "*.bin", folder):
         assert close(Session(as_path(given)).run({"data": DATA})["output"])
 
 
-def test_s3_12_opening_a_qpc_needs_no_compiler(linear, stand_in, tmp_path, monkeypatch):
+def test_opening_a_qpc_needs_no_compiler(linear, stand_in, tmp_path, monkeypatch):
     Session(linear, onnx_define_symbol=BATCH, output_dir=tmp_path / "qpc")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     Session(tmp_path / "qpc" / "programqpc.bin")
@@ -134,7 +132,7 @@ def test_s3_12_opening_a_qpc_needs_no_compiler(linear, stand_in, tmp_path, monke
         Session(linear)
 
 
-def test_s3_12_a_qpc_without_sdk_says_what_is_missing(tmp_path, without_sdk):
+def test_a_qpc_without_sdk_says_what_is_missing(tmp_path, without_sdk):
     (tmp_path / "programqpc.bin").write_bytes(b"QPC")
     with pytest.raises(
         QaicUnavailableError, match=r"open .*programqpc\.bin.*qaic is not installed.*Next step: install"
@@ -142,13 +140,13 @@ def test_s3_12_a_qpc_without_sdk_says_what_is_missing(tmp_path, without_sdk):
         Session(tmp_path / "programqpc.bin")
 
 
-def test_s3_12_a_qpc_on_onnxruntime_is_refused(tmp_path):
+def test_a_qpc_on_onnxruntime_is_refused(tmp_path):
     (tmp_path / "programqpc.bin").write_bytes(b"QPC")
     with pytest.raises(QaicModelError, match=r"runs on a Cloud AI card only.*Next step: pass the \.onnx"):
         Session(tmp_path / "programqpc.bin", backend="onnxruntime")
 
 
-def test_s3_12_a_pattern_that_fits_several_names_them(tmp_path):
+def test_a_pattern_that_fits_several_names_them(tmp_path):
     for name in ("a.bin", "b.bin"):
         (tmp_path / name).touch()
     with pytest.raises(QaicModelError, match=r"fits 2 files: .*a\.bin, .*b\.bin"):

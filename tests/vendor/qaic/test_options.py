@@ -1,4 +1,4 @@
-"""S3-13 to S3-15, S3-20, S3-21: options by keyword and YAML, those that may change, and every kind of mistake."""
+"""Options by keyword and YAML, those that may change, and every kind of mistake."""
 
 import warnings
 from pathlib import Path
@@ -48,10 +48,10 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-# --- S3-13, S3-15: keywords
+# --- keywords
 
 
-def test_s3_13_every_keyword_of_the_guide(linear, stand_in, tmp_path):
+def test_every_keyword_of_the_guide(linear, stand_in, tmp_path):
     session = Session(
         linear,
         backend="aic",
@@ -65,16 +65,16 @@ def test_s3_13_every_keyword_of_the_guide(linear, stand_in, tmp_path):
     assert (asked["num_activations"], asked["set_size"], asked["dev_id"]) == (4, 10, 1)
 
 
-def test_s3_13_what_is_not_said_is_left_to_the_package(linear, stand_in):
+def test_what_is_not_said_is_left_to_the_package(linear, stand_in):
     Session(linear, onnx_define_symbol={"batch": 1}, oversubscription_name="group1")
     assert stand_in.CALLS[-1][1]["group"] == "group1"
     assert stand_in.CALLS[-1][1]["set_size"] == 10  # its own default
 
 
-# --- S3-14, S3-15: YAML
+# --- YAML
 
 
-def test_s3_14_the_guides_yaml_reaches_the_compiler(linear, stand_in, tmp_path, monkeypatch):
+def test_the_guides_yaml_reaches_the_compiler(linear, stand_in, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Session(linear, options_path=str(written(tmp_path, GUIDE)))
     qpc = (tmp_path / "resnet_qpc" / "programqpc.bin").read_text()
@@ -83,7 +83,7 @@ def test_s3_14_the_guides_yaml_reaches_the_compiler(linear, stand_in, tmp_path, 
     assert stand_in.CALLS[-1][1]["num_activations"] == 1
 
 
-def test_s3_14_the_guides_yaml_on_onnxruntime(linear, tmp_path, monkeypatch):
+def test_the_guides_yaml_on_onnxruntime(linear, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # each of its keys has an effect
@@ -92,7 +92,7 @@ def test_s3_14_the_guides_yaml_on_onnxruntime(linear, tmp_path, monkeypatch):
     assert (tmp_path / "resnet_qpc" / "linear.compiled.onnx").is_file()
 
 
-def test_s3_14_convert_to_fp16_computes_in_fp16_and_keeps_the_types_outside(linear):
+def test_convert_to_fp16_computes_in_fp16_and_keeps_the_types_outside(linear):
     data = np.random.default_rng(2).standard_normal((4, 8)).astype(np.float32)
     exact = Session(linear, backend="onnxruntime").run({"data": data})["output"]
     half = Session(linear, backend="onnxruntime", convert_to_fp16=True).run({"data": data})["output"]
@@ -102,7 +102,7 @@ def test_s3_14_convert_to_fp16_computes_in_fp16_and_keeps_the_types_outside(line
     np.testing.assert_allclose(half, exact, rtol=4e-3, atol=8e-3)
 
 
-def test_s3_14_the_samples_yaml_with_dashes(linear, stand_in, tmp_path):
+def test_the_samples_yaml_with_dashes(linear, stand_in, tmp_path):
     Session(linear, options_path=written(tmp_path, SAMPLE), output_dir=tmp_path / "qpc")
     qpc = (tmp_path / "qpc" / "programqpc.bin").read_text()
     assert all(
@@ -112,21 +112,21 @@ def test_s3_14_the_samples_yaml_with_dashes(linear, stand_in, tmp_path):
     assert stand_in.CALLS[-1][1]["set_size"] == 4
 
 
-def test_s3_15_a_keyword_goes_before_the_files_key(linear, stand_in, tmp_path):
+def test_a_keyword_goes_before_the_files_key(linear, stand_in, tmp_path):
     path = written(tmp_path, "num_activations: 1\nonnx_define_symbol: {batch: 1}")
     session = Session(linear, options_path=path, num_activations=3)
     assert session.backend_options()["num_activations"] == 3
     assert session.model_input_shape_dict["data"][0] == (1, 8)
 
 
-def test_s3_15_the_file_may_name_the_backend_and_a_keyword_may_change_it(linear, tmp_path, without_sdk):
+def test_the_file_may_name_the_backend_and_a_keyword_may_change_it(linear, tmp_path, without_sdk):
     path = written(tmp_path, "backend: onnxruntime")
     assert Session(linear, options_path=path).backend_options()
     with pytest.raises(QaicUnavailableError):
         Session(linear, options_path=path, backend="aic")
 
 
-def test_s3_15_an_empty_file_says_nothing(linear, tmp_path):
+def test_an_empty_file_says_nothing(linear, tmp_path):
     assert read_options(written(tmp_path, "# nothing\n")) == {}
 
 
@@ -144,35 +144,35 @@ def test_s3_15_an_empty_file_says_nothing(linear, tmp_path):
         ("aic-num-cores: 1\naic_num_cores: 2", "which is given twice"),
     ],
 )
-def test_s3_15_a_bad_file_is_refused(linear, tmp_path, text, complaint):
+def test_a_bad_file_is_refused(linear, tmp_path, text, complaint):
     with pytest.raises(QaicOptionError, match=complaint):
         Session(linear, backend="onnxruntime", options_path=written(tmp_path, text))
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a: \x00", b"\x80abc"])
-def test_s3_15_a_binary_file_is_refused(tmp_path, content):
+def test_a_binary_file_is_refused(tmp_path, content):
     (tmp_path / "options.yaml").write_bytes(content)
     with pytest.raises(QaicOptionError, match="a YAML file"):
         read_options(tmp_path / "options.yaml")
 
 
 @pytest.mark.parametrize("path", ["none.yaml", ".", "", 3, {"a": 1}])
-def test_s3_15_no_file_is_refused(tmp_path, monkeypatch, path):
+def test_no_file_is_refused(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(QaicOptionError, match="options_path="):
         read_options(path)
 
 
-def test_s3_15_without_pyyaml_the_next_step_is_to_install_it(tmp_path, monkeypatch):
+def test_without_pyyaml_the_next_step_is_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "yaml", None)
     with pytest.raises(QaicUnavailableError, match="pip install pyyaml"):
         read_options(written(tmp_path, GUIDE))
 
 
-# --- S3-20, S3-21: options that may change
+# --- options that may change
 
 
-def test_s3_20_backend_options_are_those_that_may_change(linear, stand_in, quiet):
+def test_backend_options_are_those_that_may_change(linear, stand_in, quiet):
     on_cpu = Session(linear, backend="onnxruntime").backend_options()
     on_card = Session(linear, onnx_define_symbol={"batch": 1}).backend_options()
     assert on_cpu == on_card == {"num_activations": 1, "set_size": 10, "dev_id": 0}
@@ -181,7 +181,7 @@ def test_s3_20_backend_options_are_those_that_may_change(linear, stand_in, quiet
 
 
 @pytest.mark.parametrize("backend", ["aic", "onnxruntime"])
-def test_s3_21_update_backend_options(linear, stand_in, quiet, backend):
+def test_update_backend_options(linear, stand_in, quiet, backend):
     session = Session(linear, backend=backend, onnx_define_symbol={"batch": 1})
     assert session.update_backend_options(num_activations=2) is None
     session.update_backend_options(set_size=3, dev_id=1)
@@ -193,7 +193,7 @@ def test_s3_21_update_backend_options(linear, stand_in, quiet, backend):
         ]
 
 
-def test_s3_21_num_activation_is_taken_with_a_hint(linear):
+def test_num_activation_is_taken_with_a_hint(linear):
     """The guide's text writes num_activation, its example num_activations."""
     session = Session(linear, backend="onnxruntime")
     with pytest.warns(
@@ -204,7 +204,7 @@ def test_s3_21_num_activation_is_taken_with_a_hint(linear):
     assert said[0].filename == __file__
 
 
-def test_s3_21_a_change_that_is_refused_changes_nothing(linear):
+def test_a_change_that_is_refused_changes_nothing(linear):
     session = Session(linear, backend="onnxruntime")
     before = session.backend_options()
     for wrong in ({"num_activations": 0}, {"aic_num_cores": 2}, {"size": 1}):
@@ -217,7 +217,7 @@ def test_s3_21_a_change_that_is_refused_changes_nothing(linear):
     assert session.backend_options() == before
 
 
-def test_s3_21_what_only_creation_sets_is_named(linear):
+def test_what_only_creation_sets_is_named(linear):
     session = Session(linear, backend="onnxruntime")
     with pytest.raises(QaicOptionError, match="may change after creation: num_activations, set_size, dev_id"):
         session.update_backend_options(convert_to_fp16=True)

@@ -1,4 +1,4 @@
-"""S3-01 to S3-06: the guide's terms and limits, and what they mean for a Session here."""
+"""The guide's terms and limits, and what they mean for a Session here."""
 
 import os
 import threading
@@ -12,20 +12,20 @@ from dlinfer.vendor.qaic.errors import QaicOptionError, QaicUnavailableError
 from tests.vendor.qaic import models
 
 
-def test_s3_01_ai_cores_go_to_the_compiler(linear, stand_in, tmp_path):
+def test_ai_cores_go_to_the_compiler(linear, stand_in, tmp_path):
     """AI core, AI compute core and NSP are one thing: what aic_num_cores counts."""
     Session(linear, aic_num_cores=4, onnx_define_symbol={"batch": 1}, output_dir=tmp_path / "qpc")
     assert '"-aic-num-cores=4"' in (tmp_path / "qpc" / "programqpc.bin").read_text()
 
 
 @pytest.mark.parametrize("cores", [1, 1000])
-def test_s3_01_ai_cores_are_threads_on_onnxruntime(linear, cores):
+def test_ai_cores_are_threads_on_onnxruntime(linear, cores):
     session = Session(linear, backend="onnxruntime", aic_num_cores=cores)
     threads = session._backend._session().get_session_options().intra_op_num_threads  # pyright: ignore
     assert threads == min(cores, len(os.sched_getaffinity(0)))
 
 
-def test_s3_02_activations_run_at_once():
+def test_activations_run_at_once():
     """An activation is one instance of the network; here each waits until all of them are running."""
     all_running = threading.Barrier(3, timeout=300)
 
@@ -38,7 +38,7 @@ def test_s3_02_activations_run_at_once():
     assert seconds > 0
 
 
-def test_s3_02_each_activation_has_bindings_of_its_own(linear, monkeypatch):
+def test_each_activation_has_bindings_of_its_own(linear, monkeypatch):
     loops = []
     monkeypatch.setattr(
         "dlinfer.vendor.qaic.backends.onnxruntime.run_loops",
@@ -52,7 +52,7 @@ def test_s3_02_each_activation_has_bindings_of_its_own(linear, monkeypatch):
     assert len({id(run.args[0]) for run in loops[0]}) == 3
 
 
-def test_s3_03_a_qpc_is_what_the_compiler_leaves_and_a_session_opens(linear, stand_in, tmp_path):
+def test_a_qpc_is_what_the_compiler_leaves_and_a_session_opens(linear, stand_in, tmp_path):
     data = np.ones((2, 8), np.float32)
     compiled = Session(linear, onnx_define_symbol={"batch": 2}, output_dir=tmp_path / "qpc")
     opened = Session(tmp_path / "qpc" / "programqpc.bin")
@@ -62,12 +62,12 @@ def test_s3_03_a_qpc_is_what_the_compiler_leaves_and_a_session_opens(linear, sta
 
 
 @pytest.mark.parametrize("backend", ["qnn", "cuda", "", 1, ["aic"]])
-def test_s3_04_only_the_backends_that_there_are(linear, backend):
+def test_only_the_backends_that_there_are(linear, backend):
     with pytest.raises(QaicOptionError, match=r"'aic' or 'onnxruntime' \(Qualcomm plans 'qnn'"):
         Session(linear, backend=backend)
 
 
-def test_s3_05_a_package_for_another_python_says_under_which_it_failed(linear, stand_in, monkeypatch):
+def test_a_package_for_another_python_says_under_which_it_failed(linear, stand_in, monkeypatch):
     """The guide names Python 3.8 only, newer pages no version; dlinfer asks what the installed package takes."""
 
     def refuse(name):
@@ -78,7 +78,7 @@ def test_s3_05_a_package_for_another_python_says_under_which_it_failed(linear, s
         Session(linear)
 
 
-def test_s3_06_a_card_needs_x86_64(linear, stand_in, monkeypatch):
+def test_a_card_needs_x86_64(linear, stand_in, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(
         QaicUnavailableError, match=r"x86-64 only, and this machine is aarch64.*backend='onnxruntime'"
@@ -86,7 +86,7 @@ def test_s3_06_a_card_needs_x86_64(linear, stand_in, monkeypatch):
         Session(linear)
 
 
-def test_s3_06_onnxruntime_needs_no_x86_64(linear, monkeypatch):
+def test_onnxruntime_needs_no_x86_64(linear, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     data = np.ones((1, 8), np.float32)
     output = Session(linear, backend="onnxruntime").run({"data": data})["output"]

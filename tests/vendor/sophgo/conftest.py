@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dlinfer import cli, settings
-from dlinfer.toolchain import state
 from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.runtime import device
 from dlinfer.vendor.sophgo.runtime.device import Device, open_device
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
+from tests.toolchains import need
 from tests.vendor.sophgo import bmodels, llms
 
 CHIPS = ("bm1684x", "bm1688")
@@ -21,10 +21,7 @@ CHIPS = ("bm1684x", "bm1688")
 
 @pytest.fixture(scope="session")
 def toolchain() -> None:
-    """Skips where there is no toolchain."""
-    found = state(TOOLCHAIN)
-    if not found.installed:
-        pytest.skip(f"needs Sophgo's toolchain, and {found.reason}: make toolchains")
+    need(TOOLCHAIN)
 
 
 @pytest.fixture(scope="session")

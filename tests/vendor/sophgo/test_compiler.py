@@ -140,7 +140,7 @@ def test_weights_beside_the_model_count_too(toolchain, tmp_path):
 
 
 def test_stages_and_nets_in_one_file(toolchain, tmp_path):
-    """Nets of one name with other sizes become stages (S0-05, S0-21)."""
+    """Nets of one name with other sizes become stages."""
     parts = [compile_onnx(mlp(rows), name="mlp") for rows in (8, 4)]
     parts.append(compile_onnx(mlp(seed=1), name="head"))
     combine(parts, tmp_path / "all.bmodel")

@@ -25,7 +25,7 @@ from dlinfer.vendor.sophgo.errors import SophgoWorkerError
 from tests.vendor.sophgo.regions import ENGINE, compiled, refused, relative, subgraph
 
 HALF = 5e-3
-"""Of products in float16 with sums in float32; the issue's own bound."""
+"""Of products in float16 with sums in float32."""
 
 
 class Mlp(nn.Module):

@@ -1,7 +1,7 @@
 """Language models: a Hugging Face folder to a bmodel by the command, and generation through sail.EngineLLM.
 
-The nets by name (S0-21), their outputs given by the caller (S0-20, S0-22), the three constructors (S0-10 to S0-12) and
-flags (S0-13) with a model that generates.
+The nets are run by name, the caller gives their outputs; the three constructors and the flags, with a model that
+generates.
 """
 
 import gc
@@ -26,7 +26,7 @@ from dlinfer.vendor.sophgo.llm.generating import open_engine
 from tests.vendor.sophgo import llms
 
 HALF = 5e-3
-"""Relative L2 distance of float16's logits from float32's, the issue's own bound."""
+"""Relative L2 distance of float16's logits from float32's."""
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +76,7 @@ def test_prompts_as_long_as_a_stage_between_two_and_longer_than_all(qwen2, model
 
 
 def test_from_bytes_and_with_flags(bmodel_of, model_folder):
-    """S0-11, S0-12, S0-13. What another prompt left in the caches is not seen."""
+    """What another prompt left in the caches is not seen."""
     path = bmodel_of("qwen2", "bm1688")
     given = llms.prompt(4)
     tokens, _ = llms.by_transformers(model_folder("qwen2"), given, 2)

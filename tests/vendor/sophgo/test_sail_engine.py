@@ -70,35 +70,35 @@ def opened_with(path: Path, flags: sail.BmrtFlag | None) -> sail.EngineLLM:
 # --- making one
 
 
-def test_s0_10_from_a_file(engine):
-    """S0-01: it manages what the bmodel holds."""
+def test_open_from_a_file(engine):
+    """It manages what the bmodel holds."""
     assert "mlp" in engine.get_graph_names()
     assert relative(*run(engine, "mlp")) < FLOAT16
 
 
-def test_s0_11_from_bytes(bmodel, open_chips):
+def test_open_from_bytes(bmodel, open_chips):
     data = bmodel("bm1684x").read_bytes()
     engine = sail.EngineLLM(data, len(data), [0])
     del data
     assert relative(*run(engine, "head")) < FLOAT16
 
 
-def test_s0_11_the_size_is_that_of_the_bytes(bmodel, open_chips):
+def test_the_size_is_that_of_the_bytes(bmodel, open_chips):
     data = bmodel("bm1684x").read_bytes()
     with pytest.raises(SophgoCallError, match="bmodel_size"):
         sail.EngineLLM(data, len(data) - 1, [0])
 
 
 @pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
-def test_s0_12_with_flags(bmodel, open_chips, chip):
-    """S0-13: BM_RUNTIME_SHARE_MEM, as the enumeration and as its number."""
+def test_open_with_flags(bmodel, open_chips, chip):
+    """BM_RUNTIME_SHARE_MEM, as the enumeration and as its number."""
     for flags in (sail.BmrtFlag.BM_RUNTIME_SHARE_MEM, 1):
         engine = sail.EngineLLM(str(bmodel(chip)), flags, [0])
         assert engine._model.flags & sail.BmrtFlag.BM_RUNTIME_SHARE_MEM
         assert relative(*run(engine, "mlp")) < FLOAT16
 
 
-def test_s0_13_the_flags_reach_bmruntime(bmodel, open_chips):
+def test_the_flags_reach_bmruntime(bmodel, open_chips):
     """On bm1688, whose two cores share nothing where they are not told to; on bm1684x the runtime always shares."""
     path = str(bmodel("bm1688"))
     assert sail.EngineLLM(path, [0])._model.flags == 0
@@ -110,7 +110,7 @@ def test_s0_13_the_flags_reach_bmruntime(bmodel, open_chips):
 
 
 @pytest.mark.parametrize(("name", "devices"), [("two devices", [4, 7]), ("eight devices", [*range(8)])])
-def test_s0_01_and_14_several_devices(bmodel, open_chips, name, devices):
+def test_several_devices(bmodel, open_chips, name, devices):
     """A bmodel compiled for several devices: every device has inputs and outputs of its own, and all run at once."""
     engine = sail.EngineLLM(str(bmodel(name)), devices)
     assert engine.get_device_ids() == devices
@@ -134,7 +134,7 @@ def test_s0_01_and_14_several_devices(bmodel, open_chips, name, devices):
         assert relative(tensor.asnumpy().view(np.float16), wanted[place]) < FLOAT16
 
 
-def test_s0_14_a_bmodel_of_one_device_on_eight_runs_on_the_first(bmodel, open_chips):
+def test_a_bmodel_of_one_device_on_eight_runs_on_the_first(bmodel, open_chips):
     engine = sail.EngineLLM(str(bmodel("bm1684x")), list(range(8)))
     assert engine.get_device_ids() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert relative(*run(engine, "mlp")) < FLOAT16
@@ -183,13 +183,13 @@ def test_a_file_that_is_not_there(tmp_path):
 # --- running
 
 
-def test_s0_20_process_gives_0(engine):
+def test_process_gives_0(engine):
     inputs, outputs = own_tensors(engine, "mlp")
     assert engine.process("mlp", inputs, outputs) == 0
     assert engine.last_error is None
 
 
-def test_s0_20_process_gives_another_number_and_raises_nothing(engine, caplog):
+def test_process_gives_another_number_and_raises_nothing(engine, caplog):
     inputs, outputs = own_tensors(engine, "mlp")
     assert engine.process("none", inputs, outputs) == sail.Failure.ARGUMENT
     assert isinstance(engine.last_error, SophgoCallError)
@@ -201,8 +201,8 @@ def test_s0_20_process_gives_another_number_and_raises_nothing(engine, caplog):
     assert engine.last_error is None
 
 
-def test_s0_21_several_graphs_by_name(llm):
-    """S0-02: ``graph_name`` chooses; each has its own weights."""
+def test_several_graphs_by_name(llm):
+    """``graph_name`` chooses; each graph has its own weights."""
     assert llm.get_graph_names() == ["mlp", "head"]
     for graph in ("mlp", "head"):
         assert relative(*run(llm, graph)) < FLOAT16
@@ -210,7 +210,7 @@ def test_s0_21_several_graphs_by_name(llm):
     assert relative(found, oracle("mlp", *numbers(4))) > 0.1
 
 
-def test_s0_22_outputs_are_the_callers(engine):
+def test_outputs_are_the_callers(engine):
     """The output tensor that is handed in is what is written, and only it."""
     inputs, outputs = own_tensors(engine, "mlp")
     _, others = own_tensors(engine, "mlp")
@@ -237,7 +237,7 @@ def test_process_reads_and_writes_device_memory_only(engine):
     assert (outputs[0].asnumpy() == 0).all()
 
 
-def test_s0_05_every_stage_runs(engine):
+def test_every_stage_runs(engine):
     for stage in range(2):
         assert relative(*run(engine, "mlp", stage)) < FLOAT16
 
@@ -258,7 +258,7 @@ def test_an_engine_keeps_its_memory_when_a_larger_one_comes_and_goes(bmodel, ope
 
 @pytest.mark.parametrize("flags", [None, sail.BmrtFlag.BM_RUNTIME_AUTO])
 @pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
-def test_s0_05_a_stage_before_a_larger_one_keeps_its_memory(bmodel, open_chips, chip, flags):
+def test_a_stage_before_a_larger_one_keeps_its_memory(bmodel, open_chips, chip, flags):
     """BMRuntime by itself gives it back, and the stage then runs over commands of others (raw/growing_stages.py)."""
     engine = opened_with(bmodel(f"growing {chip}"), flags)
     for graph, stage in (("mlp", 0), ("mlp", 0), ("head", 0), ("mlp", 1), ("mlp", 0), ("head", 0)):

@@ -1,6 +1,6 @@
 """The examples of the document "sail.EngineLLM", and of sophon-sail's "sail.Tensor" and "sail.Handle", as written.
 
-Only the module's path is changed: ``import sophon.sail as sail`` is ours. S0-10, S0-11, S0-12, S0-13, S0-14, S0-20.
+Only the module's path is changed: ``import sophon.sail as sail`` is ours.
 """
 
 import contextlib
@@ -185,19 +185,19 @@ def example(bmodel, open_chips, tmp_path, monkeypatch):
     return run
 
 
-def test_s0_10_to_14_constructors(example):
+def test_constructors(example):
     _, names = example(CONSTRUCTORS)
     assert all(names[f"engine{number}"].get_device_ids() == list(range(8)) for number in (1, 2, 3))
     names["file"].close()
 
 
-def test_s0_20_process(example):
-    """S0-61, S0-64: on the memory of the graph's own."""
+def test_process(example):
+    """On the memory of the graph's own."""
     printed, _ = example(PROCESS)
     assert printed == "mlp inference succeeded!\n"
 
 
-def test_s0_30_to_47_getters(example):
+def test_getters(example):
     _, names = example(GETTERS)
     assert names["input_tensor_devid"] == 0
     assert names["input_shape"] == names["input_max_shape"] == [1, 8, 16]

@@ -1,4 +1,4 @@
-"""S0-60 to S0-70: tensors on the memory that the runtime gave to a graph, and the rules of addr_mode."""
+"""Tensors on the memory that the runtime gave to a graph, and the rules of addr_mode."""
 
 import gc
 
@@ -37,8 +37,8 @@ def places(tensors: dict[int, sail.Tensor]) -> dict[int, Place]:
     return {index: tensor.device_memory().place for index, tensor in tensors.items()}
 
 
-def test_s0_60_get_input_tensors_of_a_name(engine):
-    """S0-03: ``tensor_name``; the key is the index in the graph."""
+def test_get_input_tensors_of_a_name(engine):
+    """``tensor_name`` chooses; the key is the index in the graph."""
     tensors = engine.get_input_tensors("mlp", "bias")
     assert places(tensors) == {1: place(engine, "input", 1, 0)}
     assert places(engine.get_input_tensors("mlp", "x", 1)) == {0: place(engine, "input", 0, 1)}
@@ -48,7 +48,7 @@ def test_s0_60_get_input_tensors_of_a_name(engine):
     assert engine.get_input_tensors("mlp", "none") == {}
 
 
-def test_s0_61_get_input_tensors_of_a_stage(engine):
+def test_get_input_tensors_of_a_stage(engine):
     assert [t.shape() for t in engine.get_input_tensors("mlp").values()] == [[1, 8, 16]] * 2
     assert [t.shape() for t in engine.get_input_tensors("mlp", 1).values()] == [[1, 16, 16]] * 2
     assert [t.shape() for t in engine.get_input_tensors("mlp", stage=1).values()] == [[1, 16, 16]] * 2
@@ -58,7 +58,7 @@ def test_s0_61_get_input_tensors_of_a_stage(engine):
         }
 
 
-def test_s0_62_get_input_tensor(engine):
+def test_get_input_tensor(engine):
     for index in (0, 1):
         for stage in (0, 1):
             tensor = engine.get_input_tensor("mlp", index, stage)
@@ -68,28 +68,28 @@ def test_s0_62_get_input_tensor(engine):
     assert tensor.dtype() is sail.Dtype.BM_FLOAT16
 
 
-def test_s0_63_get_output_tensors_of_a_name(engine):
+def test_get_output_tensors_of_a_name(engine):
     name = engine.get_output_name("mlp", 0)
     assert places(engine.get_output_tensors("mlp", name)) == {0: place(engine, "output", 0, 0)}
     assert engine.get_output_tensors("mlp", name, 1)[0].shape() == [1, 16, 16]
     assert engine.get_output_tensors("mlp", "x") == {}
 
 
-def test_s0_64_get_output_tensors_of_a_stage(engine):
+def test_get_output_tensors_of_a_stage(engine):
     assert engine.get_output_tensors("mlp")[0].shape() == [1, 8, 16]
     assert engine.get_output_tensors("mlp", 1)[0].shape() == [1, 16, 16]
     for stage in (0, 1):
         assert places(engine.get_output_tensors("mlp", stage)) == {0: place(engine, "output", 0, stage)}
 
 
-def test_s0_65_get_output_tensor(engine):
+def test_get_output_tensor(engine):
     for stage, rows in enumerate((8, 16)):
         tensor = engine.get_output_tensor("mlp", 0, stage)
         assert tensor.shape() == [1, rows, 16]
         assert tensor.device_memory().place == place(engine, "output", 0, stage)
 
 
-def test_s0_60_to_69_of_several_devices_each_lies_on_its_own(bmodel, open_chips):
+def test_of_several_devices_each_lies_on_its_own(bmodel, open_chips):
     """Of one name there are as many inputs and outputs as devices."""
     engine = sail.EngineLLM(str(bmodel("two devices")), [4, 7])
     assert list(engine.get_input_tensors("mlp", "bias")) == [1, 3]
@@ -105,7 +105,7 @@ def test_s0_60_to_69_of_several_devices_each_lies_on_its_own(bmodel, open_chips)
         assert tensor.device_id() == device
 
 
-def test_s0_66_they_are_the_graphs_own_memory(engine):
+def test_own_tensors_are_the_graphs_memory(engine):
     """What one tensor writes another reads, with no memory of its own, and a run uses it."""
     tensor, again = engine.get_input_tensor("mlp", 0), engine.get_input_tensors("mlp")[0]
     assert not tensor.own_sys_data()
@@ -118,7 +118,7 @@ def test_s0_66_they_are_the_graphs_own_memory(engine):
         assert run_on(engine, inputs, outputs, rows) < FLOAT16
 
 
-def test_s0_66_such_a_tensor_keeps_the_model(bmodel, open_chips):
+def test_an_own_tensor_keeps_the_model(bmodel, open_chips):
     tensor = sail.EngineLLM(str(bmodel("bm1684x")), [0]).get_input_tensor("mlp", 0)
     gc.collect()
     assert tensor is not None
@@ -128,7 +128,7 @@ def test_s0_66_such_a_tensor_keeps_the_model(bmodel, open_chips):
 
 @pytest.mark.parametrize("name", ["basic", "tagged"])
 @pytest.mark.parametrize("call", LISTS)
-def test_s0_67_empty_where_addr_mode_is_not_1(opened, name, call):
+def test_dicts_are_empty_where_addr_mode_is_not_1(opened, name, call):
     engine = opened(name)
     assert getattr(engine, call)("mlp") == {}
     assert getattr(engine, call)("mlp", "x") == {}
@@ -136,11 +136,11 @@ def test_s0_67_empty_where_addr_mode_is_not_1(opened, name, call):
 
 @pytest.mark.parametrize("name", ["basic", "tagged"])
 @pytest.mark.parametrize("call", SINGLE)
-def test_s0_67_a_single_one_is_none_where_addr_mode_is_not_1(opened, name, call):
+def test_a_single_tensor_is_none_where_addr_mode_is_not_1(opened, name, call):
     assert getattr(opened(name), call)("mlp", 0) is None
 
 
-def test_s0_68_and_69_in_addr_mode_0_the_graphs_own_memory_runs(opened):
+def test_addrmode0_runs_on_the_graphs_own_memory(opened):
     engine = opened("basic")
     inputs = engine.get_input_tensors_addrmode0("mlp")
     outputs = engine.get_output_tensors_addrmode0("mlp", stage=0)
@@ -150,7 +150,7 @@ def test_s0_68_and_69_in_addr_mode_0_the_graphs_own_memory_runs(opened):
 
 
 @pytest.mark.parametrize("call", ANY_MODE)
-def test_s0_68_and_69_in_addr_mode_1_they_are_the_same_memory(engine, call):
+def test_addrmode0_is_the_same_memory_in_addr_mode_1(engine, call):
     tensors = getattr(engine, call)("mlp", 1)
     own = getattr(engine, call.removesuffix("_addrmode0"))("mlp", 1)
     assert {i: t.device_memory().place for i, t in tensors.items()} == {
@@ -159,7 +159,7 @@ def test_s0_68_and_69_in_addr_mode_1_they_are_the_same_memory(engine, call):
 
 
 @pytest.mark.parametrize("call", ANY_MODE)
-def test_s0_70_a_tag_is_no_address(opened, call):
+def test_a_tag_is_no_address(opened, call):
     """addr_mode 2: what stands in input_mems would end the emulator when it is read."""
     with pytest.raises(SophgoCallError, match="addr_mode 2"):
         getattr(opened("tagged"), call)("mlp")
@@ -180,6 +180,6 @@ def test_an_index_that_is_not_there(llm, call):
         getattr(llm, call)("mlp", 2)
 
 
-def test_a_name_that_is_none(llm):
+def test_an_argument_that_is_no_name_and_no_stage(llm):
     with pytest.raises(SophgoCallError, match="neither"):
         llm.get_input_tensors("mlp", 1, 1)

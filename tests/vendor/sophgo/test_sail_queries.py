@@ -19,38 +19,38 @@ def on_two(bmodel, open_chips) -> sail.EngineLLM:
     return sail.EngineLLM(str(bmodel("two devices")), [4, 7])
 
 
-def test_s0_30_get_device_ids(bmodel, open_chips):
+def test_get_device_ids(bmodel, open_chips):
     assert sail.EngineLLM(str(bmodel("bm1684x")), [2]).get_device_ids() == [2]
 
 
-def test_s0_31_get_graph_names(llm):
+def test_get_graph_names(llm):
     assert llm.get_graph_names() == ["mlp", "head"]
 
 
 @pytest.mark.parametrize(("name", "mode"), [("basic", 0), ("bm1684x", 1), ("bm1688", 1), ("tagged", 2)])
-def test_s0_32_get_addr_mode(opened, name, mode):
+def test_get_addr_mode(opened, name, mode):
     assert opened(name).get_addr_mode("mlp") == mode
 
 
-def test_s0_33_get_stage_num(llm):
+def test_get_stage_num(llm):
     assert (llm.get_stage_num("mlp"), llm.get_stage_num("head")) == (2, 1)
 
 
-def test_s0_34_get_input_num(engine, on_two):
+def test_get_input_num(engine, on_two):
     assert (engine.get_input_num("mlp"), on_two.get_input_num("mlp")) == (2, 4)
 
 
-def test_s0_35_get_output_num(engine, on_two):
+def test_get_output_num(engine, on_two):
     assert (engine.get_output_num("mlp"), on_two.get_output_num("mlp")) == (1, 2)
 
 
 @pytest.mark.parametrize(("name", "dynamic"), [("bm1684x", False), ("dynamic", True)])
-def test_s0_36_get_is_dynamic(opened, name, dynamic):
+def test_get_is_dynamic(opened, name, dynamic):
     assert opened(name).get_is_dynamic("mlp") is dynamic
 
 
 @pytest.mark.parametrize("rows", [8, 5, 1])
-def test_s0_36_a_dynamic_graph_takes_smaller_shapes(opened, rows):
+def test_a_dynamic_graph_takes_smaller_shapes(opened, rows):
     engine = opened("dynamic")
     inputs, outputs = own_tensors(engine, "mlp")
     values = numbers(rows)
@@ -64,7 +64,7 @@ def test_s0_36_a_dynamic_graph_takes_smaller_shapes(opened, rows):
     assert relative(found, oracle("mlp", *values)) < FLOAT16
 
 
-def test_s0_36_a_dynamic_graph_takes_no_larger_shape(opened):
+def test_a_dynamic_graph_takes_no_larger_shape(opened):
     engine = opened("dynamic")
     _, outputs = own_tensors(engine, "mlp")
     with settings.override(sophgo_emulate="bm1684x"):
@@ -74,44 +74,44 @@ def test_s0_36_a_dynamic_graph_takes_no_larger_shape(opened):
     assert "at most those of [1, 8, 16]" in str(engine.last_error)
 
 
-def test_s0_37_get_input_name(engine):
-    """S0-04: ``index`` counts from 0 in the model's order."""
+def test_get_input_name(engine):
+    """``index`` counts from 0 in the model's order."""
     assert [engine.get_input_name("mlp", index) for index in (0, 1)] == ["x", "bias"]
 
 
-def test_s0_38_get_output_name(engine, on_two):
+def test_get_output_name(engine, on_two):
     """The compiler adds the op to the name it was given."""
     assert engine.get_output_name("mlp", 0) == "y_Add"
     assert [on_two.get_output_name("mlp", index) for index in (0, 1)] == ["y_Add", "y_Add"]
 
 
-def test_s0_39_get_input_tensor_devid(bmodel, on_two):
+def test_get_input_tensor_devid(bmodel, on_two):
     """The number that was given to the constructor, not its place in the list."""
     assert [on_two.get_input_tensor_devid("mlp", index) for index in range(4)] == [4, 4, 7, 7]
     assert sail.EngineLLM(str(bmodel("bm1684x")), [3, 5]).get_input_tensor_devid("mlp", 1) == 3
 
 
-def test_s0_40_get_output_tensor_devid(bmodel, on_two):
+def test_get_output_tensor_devid(bmodel, on_two):
     assert [on_two.get_output_tensor_devid("mlp", index) for index in (0, 1)] == [4, 7]
     assert sail.EngineLLM(str(bmodel("bm1684x")), [3]).get_output_tensor_devid("mlp", 0) == 3
 
 
-def test_s0_41_get_input_shape(engine):
+def test_get_input_shape(engine):
     assert engine.get_input_shape("mlp", 0) == [1, 8, 16]
     assert engine.get_input_shape("mlp", 1, 1) == [1, 16, 16]
     assert engine.get_input_shape("mlp", index=1, stage=0) == [1, 8, 16]
 
 
-def test_s0_42_get_output_shape(engine):
+def test_get_output_shape(engine):
     assert [engine.get_output_shape("mlp", 0, stage) for stage in (0, 1)] == [[1, 8, 16], [1, 16, 16]]
 
 
-def test_s0_43_get_input_max_shape(llm):
+def test_get_input_max_shape(llm):
     assert llm.get_input_max_shape("mlp", 0) == [1, 16, 16]
     assert llm.get_input_max_shape("head", 0) == [1, 4, 16]
 
 
-def test_s0_44_get_output_max_shape(llm):
+def test_get_output_max_shape(llm):
     assert llm.get_output_max_shape("mlp", 0) == [1, 16, 16]
     assert llm.get_output_max_shape("head", 0) == [1, 4, 16]
 
@@ -124,7 +124,7 @@ def test_s0_44_get_output_max_shape(llm):
         (((7,),), [7]),
     ],
 )
-def test_s0_43_and_44_of_stages_of_which_none_is_the_largest(shapes, most):
+def test_maximum_shapes_of_stages_of_which_none_is_the_largest(shapes, most):
     """Each size has its maximum; of stages with other numbers of sizes it is the one of most elements."""
     tensor = TensorInfo("x", 0, 1.0, 0, 0, 0, shapes, (), ())
     network = NetworkInfo("net", False, 1, 1, len(shapes), (tensor,), (tensor,))
@@ -143,22 +143,22 @@ TYPES = [
 
 
 @pytest.mark.parametrize(("name", "dtype"), TYPES)
-def test_s0_45_get_input_dtype(opened, name, dtype):
+def test_get_input_dtype(opened, name, dtype):
     assert opened(name).get_input_dtype("mlp", 0) is dtype
 
 
 @pytest.mark.parametrize(("name", "dtype"), TYPES)
-def test_s0_46_get_output_dtype(opened, name, dtype):
+def test_get_output_dtype(opened, name, dtype):
     assert opened(name).get_output_dtype("mlp", 0) is dtype
 
 
-def test_s0_47_get_input_scale(opened, llm):
+def test_get_input_scale(opened, llm):
     """The threshold 4 of the calibration in steps of 127."""
     assert opened("int8").get_input_scale("mlp", 0) == pytest.approx(127 / 4)
     assert llm.get_input_scale("mlp", 0) == 1.0
 
 
-def test_s0_48_get_output_scale(opened, llm):
+def test_get_output_scale(opened, llm):
     assert opened("int8").get_output_scale("mlp", 0) == pytest.approx(8 / 127)
     assert llm.get_output_scale("mlp", 0) == 1.0
 
@@ -172,20 +172,20 @@ ABOUT_A_TENSOR = [
 
 
 @pytest.mark.parametrize("call", ABOUT_A_GRAPH)
-def test_s0_02_a_graph_that_is_not_there(llm, call):
+def test_a_graph_that_is_not_there(llm, call):
     with pytest.raises(SophgoCallError, match="no graph 'none'; there are mlp, head"):
         getattr(llm, call)("none")
 
 
 @pytest.mark.parametrize("call", ABOUT_A_TENSOR)
 @pytest.mark.parametrize("index", [-1, 2, "0", True])
-def test_s0_04_an_index_that_is_not_there(llm, call, index):
+def test_an_index_that_is_not_there(llm, call, index):
     with pytest.raises(SophgoCallError, match=r"has (in|out)puts 0 to"):
         getattr(llm, call)("mlp", index)
 
 
 @pytest.mark.parametrize("call", ["get_input_shape", "get_output_shape"])
 @pytest.mark.parametrize("stage", [-1, 2, None])
-def test_s0_05_a_stage_that_is_not_there(llm, call, stage):
+def test_a_stage_that_is_not_there(llm, call, stage):
     with pytest.raises(SophgoCallError, match="has stages 0 to 1"):
         getattr(llm, call)("mlp", 0, stage)

@@ -1,4 +1,4 @@
-"""sail.Tensor, Handle and Dtype as sophon-sail's documents sail.Tensor and sail.Handle describe them; U4."""
+"""sail.Tensor, Handle and Dtype as sophon-sail's documents sail.Tensor and sail.Handle describe them."""
 
 from typing import Any
 

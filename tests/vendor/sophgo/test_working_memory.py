@@ -96,7 +96,7 @@ def library_addresses_of(library: Library, size: int) -> list[int]:
     return [address for address, bytes_ in library.given.items() if bytes_ == size]
 
 
-def test_no_bytes_are_some(memory, library):
+def test_an_allocation_of_no_bytes_has_an_address(memory, library):
     """BMRuntime asks for none when the last network that needs some goes, and bmlib's pool then loses its count."""
     kept = allocate(memory, 100)
     release(memory, kept)

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from importlib import metadata
 
 from dlinfer.errors import DeviceConflictError, PatchError
-from dlinfer.framework.lmdeploy_ext.device import view
-from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.device import devices, view
 from dlinfer.framework.lmdeploy_ext.versions import describe
 from dlinfer.framework.patching import Patch, PatchSet
-from dlinfer.vendor import activate_default
+from dlinfer.vendor import Device, discovery
 
 logger = logging.getLogger("dlinfer")
 
@@ -22,6 +21,7 @@ _records: Callable[[], list[Patch]] | None = None
 _patches: PatchSet | None = None
 _patches_lock = threading.Lock()
 _active: str | None = None
+_torch_device: str | None = None
 _told: set[str] = set()
 
 
@@ -49,7 +49,18 @@ def active() -> str | None:
 
 def serves(device_type: str) -> bool:
     """Whether a device_type is one of this adaptor's."""
-    return device_type in SERVED
+    return device_type == _active or devices.serves(device_type)
+
+
+def torch_device() -> str:
+    """torch's name of the device that LMDeploy runs on, which is one of ours."""
+    assert _torch_device is not None, "LMDeploy runs on one of its own devices"
+    return _torch_device
+
+
+def device() -> Device:
+    """What the active vendor says of the device that LMDeploy runs on, which is one of ours."""
+    return discovery.device(torch_device())
 
 
 def activate(device_type: str) -> None:
@@ -58,7 +69,7 @@ def activate(device_type: str) -> None:
     Raises PatchError when the installed LMDeploy is not what an essential patch was written for, and
     DeviceConflictError when another of our devices is in use. What it does without is logged.
     """
-    global _active
+    global _active, _torch_device
     if _active == device_type:
         patches().require_essential()  # of modules that were imported since
         return
@@ -71,18 +82,18 @@ def activate(device_type: str) -> None:
     patches().apply_loaded()
     patches().require_essential()
 
-    activate_default(SERVED[device_type].torch_device)
-    view.install(SERVED[device_type].torch_device)
-    _active = device_type
+    name = devices.torch_device(device_type)
+    view.install(name, discovery.device(name))
+    _active, _torch_device = device_type, name
     tell_of_misfits()
 
 
 def deactivate() -> None:
     """Undo everything: LMDeploy is as it was installed. No engine may be running."""
-    global _active
+    global _active, _torch_device
     view.uninstall()
     patches().revert()
-    _active = None
+    _active = _torch_device = None
 
 
 def check_device(device_type: str) -> None:
@@ -107,7 +118,7 @@ def tell_of_misfits() -> None:
         if error.fields["target"] not in _told:
             _told.add(error.fields["target"])
             _, line = describe(metadata.version("lmdeploy"))
-            logger.warning("%s; device_type %s does not work: %s", line, ", ".join(SERVED), error)
+            logger.warning("%s; device_type %s does not work: %s", line, ", ".join(devices.served()), error)
 
 
 def _show_notices() -> None:

@@ -7,16 +7,16 @@ the kernels. A vendor whose graph engine knows one size only gets that as the se
 from typing import Any
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.device.devices import torch_device
 from dlinfer.vendor import KVCacheLayout, activate_default
 
 NOT_CHOSEN = -1
 """LMDeploy's default of ``kernel_block_size``, which then becomes that of ``block_size``."""
 
 
-def layout(device_type: str) -> KVCacheLayout:
-    """The KV cache layout of the vendor that serves one of our device types."""
-    vendor = activate_default(SERVED[device_type].torch_device)
+def layout(device: str) -> KVCacheLayout:
+    """The KV cache layout of the vendor that serves a device, by torch's name of it."""
+    vendor = activate_default(device)
     return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
 
 
@@ -25,7 +25,7 @@ def choose(config: Any) -> None:
 
     Raises UnsupportedFeatureError for sizes that the vendor cannot take.
     """
-    needed, given = layout(config.device_type).block_size, config.kernel_block_size
+    needed, given = layout(torch_device(config.device_type)).block_size, config.kernel_block_size
     if needed is None:
         return
     if given not in (NOT_CHOSEN, needed):
@@ -36,6 +36,6 @@ def choose(config: Any) -> None:
 
 
 def _refuse(config: Any, feature: str, advice: str) -> UnsupportedFeatureError:
-    vendor = activate_default(SERVED[config.device_type].torch_device)
+    vendor = activate_default(torch_device(config.device_type))
     assert vendor is not None, "who states a block size is a vendor"
     return UnsupportedFeatureError(feature=feature, where=f"vendor {vendor.name!r}", advice=advice)

@@ -1,24 +1,41 @@
-"""The device types that this adaptor gives to LMDeploy. Imports nothing, since every LMDeploy import reads it."""
+"""Which of LMDeploy's device types are this adaptor's: those whose vendor says what a framework needs of its device."""
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class ServedDevice:
-    """A device_type of ours.
-
-    torch_device: torch's name of the device that tensors live on.
-    max_batch_size: LMDeploy's default for ``max_batch_size`` on it.
-    """
-
-    torch_device: str
-    max_batch_size: int
-
-
-SERVED = {
-    # Decode on a CPU is bound by memory bandwidth; past some tens of sequences a larger batch only adds latency.
-    "cpu": ServedDevice(torch_device="cpu", max_batch_size=64),
-}
+from dlinfer.vendor import Vendor, discovery
 
 OWN = ("cuda", "ascend", "maca", "camb")
-"""The device types that LMDeploy 0.18 itself accepts."""
+"""The device types that LMDeploy 0.18 itself accepts. One but cuda is ours where its vendor puts frameworks on it."""
+
+
+def vendor_of(device_type: str) -> Vendor | None:
+    """The vendor that makes a device_type ours; None where none does. cuda is always LMDeploy's: no vendor is loaded.
+
+    Raises VendorLoadError and VendorClashError of the vendor that has the device's name.
+    """
+    if device_type == "cuda":
+        return None
+    if device_type in discovery.names() and (named := discovery.get(device_type)).puts_frameworks_on(
+        device_type
+    ):
+        return named
+    found = [vendor for vendor in discovery.loadable() if vendor.puts_frameworks_on(device_type)]
+    return max(found, key=lambda vendor: vendor.priority, default=None)
+
+
+def serves(device_type: str) -> bool:
+    """Whether a device_type is ours."""
+    return vendor_of(device_type) is not None
+
+
+def torch_device(device_type: str) -> str:
+    """torch's name of the device that a device_type of ours means."""
+    vendor = vendor_of(device_type)
+    assert vendor is not None, "whoever asks has been told that it is ours"
+    return vendor.device_type
+
+
+def served() -> list[str]:
+    """Every device_type of ours that works on this machine."""
+    found = [
+        one for one in discovery.loadable() if one.load_device is not None and discovery.probe(one).available
+    ]
+    return sorted({one.framework_device or one.name for one in found})

@@ -7,17 +7,18 @@ from typing import Any
 import torch
 
 from dlinfer.errors import UnknownVendorError
-from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks, vendor_devices
-from dlinfer.framework.lmdeploy_ext.device.devices import OWN, SERVED
+from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks, devices, vendor_devices
+from dlinfer.framework.lmdeploy_ext.device.devices import OWN
 from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 from dlinfer.framework.patching import Patch
+from dlinfer.vendor import discovery
 
 
 def _post_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __post_init__(self: Any) -> None:
         device_type, dtype = self.device_type, self.dtype
-        if device_type not in SERVED:
+        if not activation.serves(device_type):
             if device_type not in OWN:
                 raise UnknownVendorError(name=device_type, available=", ".join(vendor_devices.usable()))
             vendor_devices.check_vendor(device_type)
@@ -40,7 +41,9 @@ def _post_init(original: Callable[..., None]) -> Callable[..., None]:
 def _max_batch_size(original: Callable[[str], int]) -> Callable[[str], int]:
     @functools.wraps(original)
     def get_max_batch_size(device_type: str) -> int:
-        return SERVED[device_type].max_batch_size if device_type in SERVED else original(device_type)
+        if not activation.serves(device_type):
+            return original(device_type)
+        return discovery.device(devices.torch_device(device_type)).max_batch_size
 
     return get_max_batch_size
 
@@ -49,7 +52,9 @@ def _bf16(original: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(original)
     def is_bf16_supported(device_type: str = "cuda") -> bool:
         # "auto" and the default are asked by code that does not know the device; it is ours once one is active.
-        if device_type in SERVED or (activation.active() is not None and device_type in ("auto", "cuda")):
+        if activation.active() is not None and device_type in ("auto", "cuda"):
+            return True
+        if activation.serves(device_type):
             return True
         return original(device_type)
 
@@ -75,7 +80,7 @@ def _torch_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
 def _import_deeplink(original: Callable[[str], None]) -> Callable[[str], None]:
     @functools.wraps(original)
     def try_import_deeplink(device_type: str) -> None:
-        if device_type in SERVED:
+        if activation.serves(device_type):
             activation.activate(device_type)
         else:
             vendor_devices.check_vendor(device_type)
@@ -111,7 +116,7 @@ PATCHES = (
     ),
     Patch(
         target="lmdeploy.pytorch.config:_update_torch_dtype",
-        why="turns float32 into float16 in silence; on a CPU float32 is asked for and stays",
+        why="turns float32 into float16 in silence; float32 that is asked for stays",
         signature="(config, dtype, device_type='auto')",
         build=_torch_dtype,
     ),

@@ -1,12 +1,15 @@
-"""How large the paged KV cache gets on a CPU, and what is said about it.
+"""How large the paged KV cache gets on our devices, and what is said about it.
 
-LMDeploy takes a fraction of the free memory of a card that it has for itself. On a host the free memory is
-shared, and zeroing a cache touches every page of it. So on a CPU:
+LMDeploy takes a fraction of the free memory of a card that it has for itself. What is free here the vendor says of its
+device. A host's memory is shared, and zeroing a cache touches every page of it. So where memory is shared:
 
 - what counts as free is what this process may still use: its cgroup's limit, not the host's RAM;
 - an explicit ``cache_max_entry_count`` is taken of that, as on a card;
 - LMDeploy's default of 0.8 means "not chosen": then the cache gets ``DLINFER_CPU_KV_CACHE_GIB``, but never more
-  than half of what is free;
+  than half of what is free.
+
+On every device of ours:
+
 - no cache is larger than ``max_batch_size`` sequences of ``session_len`` tokens can fill;
 - ``num_gpu_blocks`` is taken as it is, if it fits.
 """
@@ -20,7 +23,6 @@ from dlinfer import settings
 from dlinfer.errors import MemoryPlanError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.patching import Patch
-from dlinfer.vendor.cpu.memory import usable_memory
 
 logger = logging.getLogger("dlinfer")
 
@@ -39,16 +41,22 @@ def gib(size: float) -> str:
 
 
 def plan_blocks(
-    *, free: int, block_bytes: int, fraction: float, default_bytes: int, useful_blocks: int | None
+    *,
+    free: int,
+    block_bytes: int,
+    fraction: float,
+    default_bytes: int | None,
+    useful_blocks: int | None,
 ) -> int:
-    """Number of KV cache blocks on a CPU.
+    """Number of KV cache blocks.
 
     free: bytes this process may still allocate. block_bytes: bytes of one block over all layers.
-    fraction: the engine's cache_max_entry_count. default_bytes: the budget where no fraction was chosen.
+    fraction: the engine's cache_max_entry_count. default_bytes: the budget in shared memory where no fraction was
+    chosen; None where the device has memory of its own.
     useful_blocks: as many as can ever be filled, or None when a session may have any length.
     """
     chosen = fraction != LMDEPLOY_DEFAULT_FRACTION
-    budget = free * fraction if chosen else min(default_bytes, free / 2)
+    budget = free * fraction if chosen or default_bytes is None else min(default_bytes, free / 2)
     blocks = int(budget // block_bytes)
     if useful_blocks is not None:
         blocks = min(blocks, useful_blocks)
@@ -60,8 +68,8 @@ def _device_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_gpu_memory(device_id: int | None = None) -> tuple[int, int]:
         if activation.active() is None:
             return original(device_id)
-        memory = usable_memory()
-        return memory.available, memory.limit
+        memory = activation.device().memory()
+        return memory.available, memory.total
 
     return get_gpu_memory
 
@@ -98,12 +106,13 @@ def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]
         config = self.cache_config
         block_bytes = self._get_rank_cache_block_sizes(cache_block_sizes)[0]
         free = free_mems[0]
+        shared = activation.device().memory().shared
         given = config.num_gpu_blocks
         blocks = given or plan_blocks(
             free=free,
             block_bytes=block_bytes,
             fraction=config.cache_max_entry_count,
-            default_bytes=int(settings.current().cpu_kv_cache_gib * _GIB),
+            default_bytes=int(settings.current().cpu_kv_cache_gib * _GIB) if shared else None,
             useful_blocks=_useful_blocks(config),
         )
         if blocks < _SMALLEST or blocks * block_bytes > free:
@@ -117,14 +126,14 @@ def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]
         config.num_gpu_blocks = blocks
         logger.info(
             "KV cache: %d blocks of %d tokens = %s of %s that this process may still use. To change it: "
-            "cache_max_entry_count (a fraction, now %s; %s counts as not chosen) or num_gpu_blocks in "
-            "PytorchEngineConfig, or DLINFER_CPU_KV_CACHE_GIB.",
+            "cache_max_entry_count (a fraction, now %s%s) or num_gpu_blocks in PytorchEngineConfig%s.",
             blocks,
             config.block_size,
             gib(blocks * block_bytes),
             gib(free),
             config.cache_max_entry_count,
-            LMDEPLOY_DEFAULT_FRACTION,
+            f"; {LMDEPLOY_DEFAULT_FRACTION} counts as not chosen" if shared else "",
+            ", or DLINFER_CPU_KV_CACHE_GIB" if shared else "",
         )
 
     return _update_num_gpu_blocks
@@ -156,7 +165,7 @@ def _too_large(asked: str, blocks: int, block_bytes: int, free: int) -> MemoryPl
         blocks=blocks,
         block_bytes=gib(block_bytes),
         available=gib(free),
-        limit=usable_memory().source,
+        limit=activation.device().memory().source,
         advice=_ADVICE,
     )
 
@@ -164,7 +173,7 @@ def _too_large(asked: str, blocks: int, block_bytes: int, free: int) -> MemoryPl
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.utils:get_gpu_memory",
-        why="asks torch.cuda; on a CPU free memory is what this process's cgroup still allows",
+        why="asks torch.cuda; what is free on a device of ours its vendor says",
         signature="(device_id=None)",
         build=_device_memory,
     ),

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
-from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.vendor_devices import vendor_device_init
 from dlinfer.framework.patching import Patch
 
 
@@ -17,15 +17,15 @@ def _get_backend(original: Callable[[], Any]) -> Callable[[], Any]:
         from lmdeploy.pytorch.devices import get_device_manager
 
         context = get_device_manager().current_context()
-        if context is None or context.device_type not in SERVED:
-            if context is not None:
-                vendor_devices.check_vendor(context.device_type)
+        if context is None:
             return original()
-        device_type = context.device_type
-        activation.activate(device_type)
-        from dlinfer.framework.lmdeploy_ext.layers.backend import BACKENDS
+        if not activation.serves(context.device_type):
+            vendor_device_init(context.device_type)
+            return original()
+        activation.activate(context.device_type)
+        from dlinfer.framework.lmdeploy_ext.layers.backend import OpsBackend
 
-        return BACKENDS[device_type]
+        return OpsBackend
 
     return _get_backend
 
@@ -33,9 +33,8 @@ def _get_backend(original: Callable[[], Any]) -> Callable[[], Any]:
 def _torch_check(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def check(self: Any) -> None:
-        device_type = activation.active()
-        if device_type is not None:
-            self.device = SERVED[device_type].torch_device
+        if activation.active() is not None:
+            self.device = activation.torch_device()
         original(self)
 
     return check
@@ -45,9 +44,8 @@ def _agent_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        device_type = activation.active()
-        if device_type is not None:
-            self.device = SERVED[device_type].torch_device
+        if activation.active() is not None:
+            self.device = activation.torch_device()
 
     return __init__
 
@@ -55,10 +53,9 @@ def _agent_init(original: Callable[..., None]) -> Callable[..., None]:
 def _to_device(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _try_to_cuda(val: Any, non_blocking: bool = False) -> Any:
-        device_type = activation.active()
-        if device_type is None or val is None:
+        if activation.active() is None or val is None:
             return original(val, non_blocking)
-        device = SERVED[device_type].torch_device
+        device = activation.torch_device()
         if isinstance(val, torch.Tensor):
             return val.to(device, non_blocking=non_blocking)
         return val.to_device(device, non_blocking=non_blocking)

@@ -3,10 +3,12 @@
 LMDeploy accepts ascend, maca and camb on any machine and looks for their kernels, versions and graph runners inside
 ``dlinfer``. This package holds the op interface for them; the rest is a vendor's, found by an entry point of the
 device's name in ``dlinfer.vendors``. Without one LMDeploy would end in a ModuleNotFoundError, or start on nothing.
+Where the vendor says what a framework needs of its device, LMDeploy is put on it by this adaptor as on any other, and
+where it does not, by LMDeploy's own backend for the device.
 """
 
 from dlinfer.errors import DeviceWithoutVendorError
-from dlinfer.framework.lmdeploy_ext.device.devices import OWN, SERVED
+from dlinfer.framework.lmdeploy_ext.device.devices import OWN, served
 from dlinfer.vendor import discovery
 
 NEED_VENDOR = tuple(name for name in OWN if name != "cuda")
@@ -18,6 +20,19 @@ def check_vendor(device_type: str) -> None:
         raise DeviceWithoutVendorError(device=device_type, group=discovery.GROUP)
 
 
+def vendor_device_init(device_type: str) -> None:
+    """Make the vendor of one of LMDeploy's own device types the active one, before LMDeploy's backend for it starts.
+
+    LMDeploy means this by importing ``dlinfer.framework.lmdeploy_ext.device``, and asks ``dlinfer.vendor.vendor_name``
+    for it later. Nothing to do for cuda. Raises DeviceWithoutVendorError, and what ``dlinfer.vendor.use`` raises.
+    """
+    check_vendor(device_type)
+    if device_type in NEED_VENDOR:
+        discovery.use(device_type)
+
+
 def usable() -> list[str]:
     """The device types that can be chosen here."""
-    return [*SERVED, "cuda", *(name for name in NEED_VENDOR if name in discovery.names())]
+    return list(
+        dict.fromkeys([*served(), "cuda", *(name for name in NEED_VENDOR if name in discovery.names())])
+    )

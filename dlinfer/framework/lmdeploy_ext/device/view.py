@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.device.host_streams import HostAccelerator
+from dlinfer.framework.lmdeploy_ext.device.accelerator import Accelerator
+from dlinfer.vendor import Device
 
 _FACTORIES = (
     "arange",
@@ -54,10 +55,10 @@ _view: "TorchView | None" = None
 class TorchView(ModuleType):
     """torch with "cuda" translated to another device."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, described: Device) -> None:
         super().__init__("torch", torch.__doc__)
         self._device = device
-        self.cuda = HostAccelerator(device)
+        self.cuda = Accelerator(device, described)
         self.device = self._translate
         for name in _FACTORIES:
             setattr(self, name, self._translated(getattr(torch, name)))
@@ -79,10 +80,10 @@ class TorchView(ModuleType):
         return make
 
 
-def install(device: str) -> None:
+def install(device: str, described: Device) -> None:
     """Show the view to every covered module that is loaded, and to the others when they are."""
     global _view
-    _view = TorchView(device)
+    _view = TorchView(device, described)
     for name in COVERED:
         module = sys.modules.get(name)
         if module is not None:

@@ -1,5 +1,6 @@
 """LMDeploy's layer backend on our devices: which implementation each of its build specs gets."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,8 +14,7 @@ from lmdeploy.pytorch.backends.rotary_embedding import RotaryEmbeddingBuildSpec
 from lmdeploy.pytorch.distributed import get_dist_manager
 
 from dlinfer import settings
-from dlinfer.framework.lmdeploy_ext.device import cache_blocks
-from dlinfer.framework.lmdeploy_ext.device.devices import SERVED
+from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.layers import attention, rope_lengths, rotary, sampling, windows
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
 from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
@@ -40,13 +40,13 @@ _NEEDS_MISSING_OP = {
 }
 
 
-class CpuOpsBackend(DlinferOpsBackend):
-    """Layers on the CPU, through ``dlinfer.ops``."""
+class OpsBackend(DlinferOpsBackend):
+    """Layers on the device of ours that LMDeploy runs on, through ``dlinfer.ops``."""
 
     @staticmethod
     def get_name() -> str:
         """Name of the device type."""
-        return "cpu"
+        return _device_type()
 
     @classmethod
     def build_op(cls, spec: Any, *, enable_deterministic: bool = False) -> Any:
@@ -69,14 +69,14 @@ class CpuOpsBackend(DlinferOpsBackend):
         block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
     ) -> tuple[int, ...]:
         """Shape of one block of the key cache, in the active vendor's layout."""
-        return cache_blocks.layout("cpu").shape(1, block_size, num_heads, head_size)[1:]
+        return cache_blocks.layout(activation.torch_device()).shape(1, block_size, num_heads, head_size)[1:]
 
     @staticmethod
     def get_v_block_shape(
         block_size: int, num_heads: int, head_size: int, dtype: torch.dtype
     ) -> tuple[int, ...]:
         """Shape of one block of the value cache, in the active vendor's layout."""
-        return CpuOpsBackend.get_k_block_shape(block_size, num_heads, head_size, dtype)
+        return OpsBackend.get_k_block_shape(block_size, num_heads, head_size, dtype)
 
     @classmethod
     def update_step_context(cls, step_context: Any) -> Any:
@@ -101,18 +101,27 @@ class CpuOpsBackend(DlinferOpsBackend):
     ) -> Any:
         """What runs the model: compiled graphs, or with ``eager_mode=True`` the model itself."""
         windows.apply(model, model_config.llm_config or model_config.hf_config)
-        vendor = activate_default(SERVED["cpu"].torch_device)
-        has_engine = settings.current().engine or (vendor is not None and vendor.default_engine)
-        eager = (
-            backend_config.eager_mode or not has_engine
-        )  # a vendor of kernels alone has nothing to compile with
-        runner = GraphRunner if eager else CompiledRunner
+        runner = GraphRunner if backend_config.eager_mode else _graph_runner()
         return runner(model, model_config, cache_config, backend_config, device)
 
     @staticmethod
     def ccl_backend() -> str:
-        """Collectives between processes on a host."""
-        return "gloo"
+        """The backend of torch.distributed between processes that have such a device each."""
+        return activation.device().communicator
 
 
-BACKENDS = {"cpu": CpuOpsBackend}
+def _device_type() -> str:
+    device_type = activation.active()
+    assert device_type is not None, "LMDeploy gets this backend for devices of ours only"
+    return device_type
+
+
+def _graph_runner() -> Callable[..., Any]:
+    """What runs graphs: the vendor's own runner, else compiled calls; a vendor of kernels alone has nothing to compile
+    with."""
+    own = activation.device().graph_runner()
+    if own is not None:
+        return own
+    vendor = activate_default(activation.torch_device())
+    has_engine = settings.current().engine or (vendor is not None and vendor.default_engine)
+    return CompiledRunner if has_engine else GraphRunner

@@ -18,6 +18,7 @@ from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 
 from dlinfer import settings
 from dlinfer.errors import CaptureError
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.layers.graph_identity import model_identity
 from dlinfer.graph.direct.call import DirectCall
 from dlinfer.graph.direct.store import compile_call
@@ -89,7 +90,9 @@ class CompiledRunner(GraphRunner):
     def __init__(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(model, *args, **kwargs)
         self._calls: dict[Any, Callable[..., Any]] = {}
-        self._phases_alike = find_engine(CompileOptions().wanted_engine, "cpu").phases_alike
+        self._phases_alike = find_engine(
+            CompileOptions().wanted_engine, activation.torch_device()
+        ).phases_alike
         context: Any = self.ctx_mgr
         self._identity = model_identity(
             model,

@@ -24,26 +24,29 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
 }
 
 
-def refuse(feature: str, advice: str) -> UnsupportedFeatureError:
-    """The error for a feature that is asked for and not served."""
-    where = f"device_type {activation.active() or 'cpu'!r}"
+def refuse(feature: str, advice: str, device_type: str | None = None) -> UnsupportedFeatureError:
+    """The error for a feature that is asked for and not served, on the device in use where none is named."""
+    named = device_type or activation.active()
+    where = f"device_type {named!r}" if named else "a device of dlinfer's"
     return UnsupportedFeatureError(feature=feature, where=where, advice=advice)
 
 
 def check_engine_config(config: Any) -> None:
     """Raise UnsupportedFeatureError for the first option that is not served."""
+    device = config.device_type
     for name, (neutral, advice) in _NEUTRAL.items():
         value = getattr(config, name)
         if value != neutral and value:
-            raise refuse(f"{name}={value!r}", advice)
+            raise refuse(f"{name}={value!r}", advice, device)
     if "memory_model_path" in (config.hf_overrides or {}):
-        raise refuse("MemDecode (hf_overrides['memory_model_path'])", "leave it out")
+        raise refuse("MemDecode (hf_overrides['memory_model_path'])", "leave it out", device)
     if config.role.name != "Hybrid":
-        raise refuse(f"role={config.role.name}", "use EngineRole.Hybrid")
+        raise refuse(f"role={config.role.name}", "use EngineRole.Hybrid", device)
     if config.distributed_executor_backend not in (None, "uni"):
         raise refuse(
             f"distributed_executor_backend={config.distributed_executor_backend!r}",
             "leave it out; one process runs the model",
+            device,
         )
 
 

@@ -15,7 +15,7 @@ import torch
 
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.refusals.generation_checks import check_generation, check_sampling
+from dlinfer.framework.lmdeploy_ext.refusals.sampling_checks import check_generation, check_sampling
 from dlinfer.framework.patching import Patch
 
 _LARGE_LOGIT = 100.0

@@ -33,8 +33,8 @@ def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
     for position, one in enumerate(leading):
         count = op.Squeeze(shape_of([one]), [0])
         line = op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1))
-        places.append(_spread(line, position, axis + 1, grid))
-    places.append(_spread(rows, axis, axis + 1, grid))
+        places.append(spread(line, position, axis + 1, grid))
+    places.append(spread(rows, axis, axis + 1, grid))
     return op.ScatterND(self, op.Concat(*places, axis=-1), source)
 
 
@@ -45,7 +45,7 @@ def squeeze_dims(self: Any, dim: Sequence[int]) -> Any:
     return op.Squeeze(self, op.Constant(value_ints=sizes_of_one)) if sizes_of_one else op.Identity(self)
 
 
-def _spread(line: Any, position: int, dims: int, grid: Any) -> Any:
+def spread(line: Any, position: int, dims: int, grid: Any) -> Any:
     """A line of indices along one dimension of a grid, with a last dimension of one."""
     op = opset()
     shape = [-1 if dim == position else 1 for dim in range(dims)]

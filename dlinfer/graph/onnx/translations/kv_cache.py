@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import opset, shape_of
+from dlinfer.graph.onnx.translations.index import spread
+from dlinfer.graph.onnx.translations.writing import Untranslated, cache_order, opset, shape_of, sizes
 
 
 def table() -> dict[Any, Any]:
@@ -15,15 +16,24 @@ def table() -> dict[Any, Any]:
 
 
 def fill_kv_cache(k: Any, v: Any, k_cache: Any, v_cache: Any, kv_start_indices: Any) -> tuple[Any, Any]:
-    """Rows of k and v in their slots of the caches [blocks, block_size, heads, size]; negative slots are left out."""
-    op = opset()
+    """Rows of k and v in their slots of the caches, which lie as the active vendor of their device has them.
+
+    Negative slots are left out.
+    """
+    op, order = opset(), cache_order()
+    if order[-1] != "D":
+        raise Untranslated(f"a KV cache whose dimensions lie as {order}, of which it writes no whole rows")
     slots = op.Cast(kv_start_indices, to=7)
     used = op.Reshape(op.NonZero(op.GreaterOrEqual(slots, op.Constant(value_int=0))), [-1])
     taken = op.Gather(slots, used)
-    block_size = shape_of([(k_cache, 1)])
-    block, offset = op.Div(taken, block_size), op.Mod(taken, block_size)
-    places = op.Concat(op.Unsqueeze(block, [-1]), op.Unsqueeze(offset, [-1]), axis=-1)
-    return (
-        op.ScatterND(k_cache, places, op.Gather(k, used)),
-        op.ScatterND(v_cache, places, op.Gather(v, used)),
-    )
+    block_size = shape_of([(k_cache, order.index("S"))])
+    lines = {"B": op.Div(taken, block_size), "S": op.Mod(taken, block_size)}
+    new_k, new_v = op.Gather(k, used), op.Gather(v, used)
+    if order == "BSHD":
+        places = op.Concat(*(op.Unsqueeze(lines[dim], [-1]) for dim in "BS"), axis=-1)
+        return op.ScatterND(k_cache, places, new_k), op.ScatterND(v_cache, places, new_v)
+    heads = op.Squeeze(shape_of(sizes(k, 1, 2)), [0])
+    lines["H"] = op.Range(op.Constant(value_int=0), heads, op.Constant(value_int=1))
+    grid = op.Concat(op.Shape(used), shape_of(sizes(k, 1, 2)), axis=0)  # [tokens, heads]
+    places = op.Concat(*(spread(lines[dim], int(dim == "H"), 2, grid) for dim in order[:3]), axis=-1)
+    return op.ScatterND(k_cache, places, new_k), op.ScatterND(v_cache, places, new_v)

@@ -1,10 +1,16 @@
-"""What translations share: the opset they write in, and sizes that may be known only at run time."""
+"""What translations share: the opset they write in, the device they write for, and sizes known only at run time."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
+
+from dlinfer.ops.kv_cache import kv_order
+
+_device: ContextVar[str] = ContextVar("_device")
 
 
 class Untranslated(Exception):
@@ -17,6 +23,21 @@ def opset(domain: str = "", version: int = 18) -> Any:
     from onnxscript import values
 
     return values.Opset(domain, version)
+
+
+@contextmanager
+def written_for(device_type: str) -> Iterator[None]:
+    """Translations that are called inside write for graphs on a device."""
+    token = _device.set(device_type)
+    try:
+        yield
+    finally:
+        _device.reset(token)
+
+
+def cache_order() -> str:
+    """How the active vendor of the graph's device orders the dimensions of a KV cache; inside a translation."""
+    return kv_order(_device.get())
 
 
 def rank(value: Any) -> int:

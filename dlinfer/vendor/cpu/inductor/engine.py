@@ -13,6 +13,7 @@ from torch import fx
 
 from dlinfer.graph.cache.disk import ArtifactCache, MissingEntryError
 from dlinfer.graph.engine import CompiledRegion, no_options
+from dlinfer.graph.engine_kit.kernel_refusal import kernel_refusal
 from dlinfer.graph.ir.dialect import is_compute, is_size, model_line, tensors_of
 from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.ir.layout import is_contiguous
@@ -94,22 +95,26 @@ class InductorEngine:
         return result
 
     def _kernel(self, node: fx.Node, folder: Path, result: CompiledRegion, options: CompileOptions) -> str:
-        """The reference to what runs a node; without a C++ compiler, and where its kernel is wrong on this CPU, it is
-        torch's kernel, under the policy."""
+        """The reference to what runs a node. Under the policy it is torch's kernel where no C++ kernel is right on this
+        CPU or there is no compiler, and the op's reference where the vendor's kernel does not take the call."""
         reference = kernels.callee_of(node)
-        if not reference.startswith("native "):
-            return reference
-        missing = native.why_not(folder / "native")
-        if missing is None:
-            tensors = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
-            reason = self.known_answers.fault(reference, precision_of(tensors))
-        else:
-            reason = f"the C++ kernels cannot be built: {missing}"
-        if reason is None:
-            return reference
-        leave_engine(node, self.name, reason, options.policy)
-        result.refused[node.name] = reason
-        return kernels.callee_of(node, native=False)
+        reason = None
+        if reference.startswith("native "):
+            reason = self._distrust(node, reference, folder)
+            reference = reference if reason is None else kernels.callee_of(node, native=False)
+        if reason is None and reference.startswith("vendor "):
+            reason = kernel_refusal(node)
+        if reason is not None:
+            leave_engine(node, self.name, reason, options.policy)
+            result.refused[node.name] = reason
+        return reference
+
+    def _distrust(self, node: fx.Node, reference: str, folder: Path) -> str | None:
+        """Why a node's C++ kernel is not used: there is none, or it is wrong on this CPU."""
+        if (missing := native.why_not(folder / "native")) is not None:
+            return f"the C++ kernels cannot be built: {missing}"
+        tensors = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
+        return self.known_answers.fault(reference, precision_of(tensors))
 
     def identity(self, cache_dir: Path) -> Mapping[str, Any]:
         """Whether stored programs may call the C++ kernels, and what compiles their clusters."""

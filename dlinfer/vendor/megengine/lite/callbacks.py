@@ -27,7 +27,7 @@ _here = threading.local()
 
 
 def running_one(network: object = None) -> bool:
-    """Whether this thread is inside a callback (of ``network``, a Callbacks' ``mark``, where one is given).
+    """Return whether this thread is inside a callback (of ``network``, a Callbacks' ``mark``, where one is given).
 
     There the library may not be asked to end a network, nor to run or wait for the callback's own.
     """

@@ -1,4 +1,4 @@
-"""LiteOptions, LiteConfig, LiteIO and LiteNetworkIO (S1-50 to S1-73); C structures, as the document lists them."""
+"""LiteOptions, LiteConfig, LiteIO and LiteNetworkIO; C structures, as the document lists them."""
 
 import ctypes
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ _RANGES = {
 
 
 class LiteOptions(ctypes.Structure):
-    """How a network is optimised; docs/megengine.md says what each option does.
+    """How a network is optimised; docs/vendor_documents.md has the test of each option.
 
     All are integers. Defaults are the library's: var_sanity_check_first_run 1, graph_opt_level 2, async_exec_level 1,
     everything else 0. An option that does not exist, or a value out of range, raises LiteArgumentError.
@@ -69,7 +69,7 @@ class LiteOptions(ctypes.Structure):
 
 
 class LiteConfig(ctypes.Structure):
-    """How and where a network is made (S1-70).
+    """How and where a network is made.
 
     has_compression: the model is compressed. device_id, device_type: where it runs. backend: LITE_DEFAULT.
     bare_model_cryption_name: the decryption's name as bytes (text is taken too); empty for a plain model.
@@ -116,7 +116,7 @@ class LiteConfig(ctypes.Structure):
 
 
 class LiteIO(ctypes.Structure):
-    """One input or output of a network (S1-71); hashed and compared by its name.
+    """One input or output of a network; hashed and compared by its name.
 
     name: of the tensor. is_host: whether the caller's tensor lies on the host. io_type: LITE_IO_VALUE, or
     LITE_IO_SHAPE for an output of which only the sizes are wanted. config_layout: its layout, the model's own where
@@ -166,7 +166,7 @@ class LiteIO(ctypes.Structure):
 
 
 class LiteNetworkIO:
-    """Inputs and outputs of which a network is told something (S1-73): lists of LiteIO.
+    """Inputs and outputs of which a network is told something: lists of LiteIO.
 
     Each may be given as a LiteIO or as a list of its arguments.
     """

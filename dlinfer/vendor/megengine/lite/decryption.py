@@ -1,4 +1,4 @@
-"""Decryption of models by functions of the user's (S1-110, S1-111)."""
+"""Decryption of models by functions of the user's."""
 
 import contextlib
 import ctypes
@@ -67,7 +67,7 @@ def decryption_func(function: Function) -> DecryptionFunction:
 def register_decryption_and_key(
     decryption_name: str, decryption_func: Function, key: Sequence[int] | bytes
 ) -> None:
-    """Make a method known under a name (S1-110), for the rest of the process.
+    """Make a method known under a name, for the rest of the process.
 
     Raises LiteArgumentError, and LiteError for a name that is taken.
     """
@@ -83,7 +83,7 @@ def register_decryption_and_key(
 
 
 def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> None:
-    """Another key for a method (S1-111). Raises LiteArgumentError, and LiteError for a name that is not known."""
+    """Another key for a method. Raises LiteArgumentError, and LiteError for a name that is not known."""
     call = "update_decryption_key"
     name, secret = text(call, "decryption_name", decryption_name), _key(call, key)
     wanted = BUILT_IN_KEYS.get(decryption_name)

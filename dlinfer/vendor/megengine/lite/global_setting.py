@@ -1,4 +1,4 @@
-"""LiteGlobal, and the level of the log (S1-110 to S1-121)."""
+"""LiteGlobal, and the level of the log."""
 
 import ctypes
 import os
@@ -13,12 +13,12 @@ from dlinfer.vendor.megengine.lite.binding.library import library
 
 
 def set_log_level(level: int) -> None:
-    """What the library prints from now on (S1-118). Raises LiteArgumentError."""
+    """What the library prints from now on. Raises LiteArgumentError."""
     library().call("set_log_level", member("set_log_level", "level", LiteLogLevel, level))
 
 
 def get_log_level() -> LiteLogLevel:
-    """What the library prints now."""
+    """Return what the library prints now."""
     level = ctypes.c_int()
     library().call("get_log_level", ctypes.byref(level))
     return LiteLogLevel(level.value)
@@ -41,34 +41,34 @@ class LiteGlobal:
 
     @staticmethod
     def set_loader_lib_path(path: str | os.PathLike[str]) -> None:
-        """Load a vendor's loader, a shared library with ``mgb_c_opr_init`` (S1-112). Its code runs in this process."""
+        """Load a vendor's loader, a shared library with ``mgb_c_opr_init``. Its code runs in this process."""
         library().call("set_loader_lib_path", existing("set_loader_lib_path", path))
 
     @staticmethod
     def set_persistent_cache(path: str | os.PathLike[str], always_sync: bool = False) -> None:
-        """Take algorithms from a file, which need not be there (S1-113); ``always_sync`` writes it at each change."""
+        """Take algorithms from a file, which need not be there; ``always_sync`` writes it at each change."""
         call = "set_persistent_cache"
         library().call(call, writable(call, path), int(always_sync))
 
     @staticmethod
     def dump_persistent_cache(path: str | os.PathLike[str]) -> None:
-        """Write the algorithms that were found to a file (S1-114)."""
+        """Write the algorithms that were found to a file."""
         call = "dump_persistent_cache"
         library().call(call, writable(call, path))
 
     @staticmethod
     def get_device_count(device_type: int) -> int:
-        """How many devices of a kind there are (S1-115)."""
+        """Return how many devices of a kind there are."""
         return devices.device_count(device_type)
 
     @staticmethod
     def try_coalesce_all_free_memory() -> None:
-        """Give back memory that nothing uses (S1-116)."""
+        """Give back memory that nothing uses."""
         library().call("try_coalesce_all_free_memory")
 
     @staticmethod
     def set_tensorrt_cache(path: str | os.PathLike[str]) -> None:
-        """Where TensorRT's engines are kept (S1-117)."""
+        """Where TensorRT's engines are kept."""
         library().call("set_tensor_rt_cache", writable("set_tensorrt_cache", path), said="set_tensorrt_cache")
 
     @staticmethod
@@ -84,7 +84,7 @@ class LiteGlobal:
         device: int,
         backend: int = LiteBackend.LITE_DEFAULT,
     ) -> None:
-        """Tell of a virtual address with its physical one (S1-119). Raises LiteLackError: no build has it."""
+        """Tell of a virtual address with its physical one. Raises LiteLackError: no build has it."""
         call = "register_memory_pair"
         library().call(
             call,
@@ -102,7 +102,7 @@ class LiteGlobal:
         device: int,
         backend: int = LiteBackend.LITE_DEFAULT,
     ) -> None:
-        """Forget such a pair (S1-120). Raises LiteLackError: no build has it."""
+        """Forget such a pair. Raises LiteLackError: no build has it."""
         call = "clear_memory_pair"
         library().call(
             call,
@@ -116,7 +116,7 @@ class LiteGlobal:
     def lookup_physic_ptr(
         vir_ptr: ctypes.c_void_p, device: int, backend: int = LiteBackend.LITE_DEFAULT
     ) -> ctypes.c_void_p:
-        """The physical address of a virtual one (S1-121). Raises LiteLackError: no build has it."""
+        """Return the physical address of a virtual one. Raises LiteLackError: no build has it."""
         call, found = "lookup_physic_ptr", ctypes.c_void_p()
         library().call(
             call,

@@ -17,7 +17,7 @@ MOST_DIMENSIONS = 6
 
 
 class LiteLayout(ctypes.Structure):
-    """Sizes and type of a tensor (S1-01); a C structure, passed by value.
+    """Sizes and type of a tensor; a C structure, passed by value.
 
     shape: up to 6 sizes, or None for a layout that is not known. dtype: see ``lite_type``; float32 when left out.
     ``shapes`` (a list), ``ndim``, ``data_type`` (the LiteDataType's number) and ``dtype`` (the numpy type) can be read,
@@ -76,5 +76,5 @@ class LiteLayout(ctypes.Structure):
 
 
 def copied(layout: LiteLayout) -> LiteLayout:
-    """A layout of one's own, since a caller may go on changing the one it gave."""
+    """Return a layout of one's own, since a caller may go on changing the one it gave."""
     return LiteLayout(layout.shapes, numpy_type(layout.data_type))

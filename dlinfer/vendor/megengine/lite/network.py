@@ -1,4 +1,4 @@
-"""LiteNetwork: a model that can be run (S1-80 to S1-101)."""
+"""LiteNetwork: a model that can be run."""
 
 import ctypes
 import os
@@ -105,7 +105,7 @@ class LiteNetwork(NetworkSettings):
     # --- running it
 
     def forward(self) -> None:
-        """Start a run (S1-82); ``wait`` ends it, or the callback of ``async_with_callback``.
+        """Start a run; ``wait`` ends it, or the callback of ``async_with_callback``.
 
         Raises LiteError, LiteBusyError where a network runs that shares its run-time memory, LiteCallbackError for
         what a callback raised.
@@ -137,7 +137,7 @@ class LiteNetwork(NetworkSettings):
                 raise
 
     def wait(self) -> None:
-        """Wait until a run has ended (S1-83). Raises LiteError and LiteCallbackError."""
+        """Wait until a run has ended. Raises LiteError and LiteCallbackError."""
         self._refuse_inside("wait")
         try:
             if self._asynchronous:
@@ -162,7 +162,7 @@ class LiteNetwork(NetworkSettings):
         return self._handle.value or 0
 
     def async_with_callback(self, async_callback: Callable[[], Any]) -> None:
-        """Let ``forward`` return at once; ``async_callback()`` is called when the run has ended (S1-92).
+        """Let ``forward`` return at once; ``async_callback()`` is called when the run has ended.
 
         It is called in a thread of the library, and after it the finish callback, if there is one. What they raise is
         raised by the next ``wait`` or ``forward``. Raises LiteError for a network whose runs are profiled.
@@ -186,12 +186,12 @@ class LiteNetwork(NetworkSettings):
         return after
 
     def set_start_callback(self, start_callback: Callable[[TensorsByIo], Any]) -> None:
-        """Call ``start_callback(inputs)`` before each run, with a dict of LiteIO to LiteTensor (S1-93)."""
+        """Call ``start_callback(inputs)`` before each run, with a dict of LiteIO to LiteTensor."""
         native = self._callbacks.with_tensors("set_start_callback", start_callback)
         library().call("set_start_callback", self._handle, native)
 
     def set_finish_callback(self, finish_callback: Callable[[TensorsByIo], Any]) -> None:
-        """Call ``finish_callback(outputs)`` after each run, with a dict of LiteIO to LiteTensor (S1-94)."""
+        """Call ``finish_callback(outputs)`` after each run, with a dict of LiteIO to LiteTensor."""
         call = "set_finish_callback"
         native = self._callbacks.with_tensors(call, finish_callback, self._ending(call))
         library().call(call, self._handle, native)
@@ -200,7 +200,7 @@ class LiteNetwork(NetworkSettings):
     # --- inputs and outputs
 
     def get_io_tensor(self, name: str, phase: int = LiteTensorPhase.LITE_IO) -> LiteTensor:
-        """The input or output of that name (S1-89); ``phase`` says which where both have it. It stays the network's."""
+        """Return the input or output of that name; ``phase`` says which where both have it. It stays the network's."""
         handle = ctypes.c_void_p()
         library().call(
             "get_io_tensor",
@@ -220,20 +220,20 @@ class LiteNetwork(NetworkSettings):
         return tensor
 
     def get_input_name(self, index: int) -> str:
-        """The name of input ``index``."""
+        """Return the name of input ``index``."""
         return self._named("get_input_name", index, len(self.get_all_input_name()))
 
     def get_output_name(self, index: int) -> str:
-        """The name of output ``index``. Raises LiteError where the first run has freed the graph."""
+        """Return the name of output ``index``. Raises LiteError where the first run has freed the graph."""
         self._with_graph("get_output_name")
         return self._named("get_output_name", index, len(self.get_all_output_name()))
 
     def get_all_input_name(self) -> list[str]:
-        """The names of all inputs."""
+        """Return the names of all inputs."""
         return self._names("get_all_input_name")
 
     def get_all_output_name(self) -> list[str]:
-        """The names of all outputs."""
+        """Return the names of all outputs."""
         return self._names("get_all_output_name")
 
     def _named(self, call: str, index: int, count: int) -> str:
@@ -252,7 +252,7 @@ class LiteNetwork(NetworkSettings):
     # --- sharing
 
     def share_weights_with(self, src_network: "LiteNetwork") -> None:
-        """Be the network that ``src_network`` has loaded, with the same weights (S1-90); both may run at once."""
+        """Be the network that ``src_network`` has loaded, with the same weights; both may run at once."""
         call = "share_weights_with"
         instance(call, "src_network", LiteNetwork, src_network)
         if self._begun:
@@ -262,7 +262,7 @@ class LiteNetwork(NetworkSettings):
         self._kept.append(src_network._kept)
 
     def share_runtime_memroy(self, src_network: "LiteNetwork") -> None:
-        """Use ``src_network``'s run-time memory, all but weights and graph (S1-91); before ``load``, else LiteError.
+        """Use ``src_network``'s run-time memory, all but weights and graph; before ``load``, else LiteError.
 
         The two may not run at once: ``forward`` raises LiteBusyError. (The name is spelt as documented.)
         """

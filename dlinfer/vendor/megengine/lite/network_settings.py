@@ -1,7 +1,4 @@
-"""What a network is told besides its model: where and how it runs, and what it writes of its runs.
-
-S1-84, S1-86 to S1-88 and S1-95 to S1-101.
-"""
+"""What a network is told besides its model: where and how it runs, and what it writes of its runs."""
 
 import ctypes
 import os
@@ -82,7 +79,7 @@ class NetworkSettings:
         library().call("set_cpu_threads_number", self._handle, number)
 
     def is_cpu_inplace_mode(self) -> bool:
-        """Whether it runs in the caller's thread alone (S1-87)."""
+        """Return whether it runs in the caller's thread alone."""
         return bool(self._asked("is_cpu_inplace_mode"))
 
     def enable_cpu_inplace_mode(self) -> None:
@@ -101,7 +98,7 @@ class NetworkSettings:
     # --- algorithms, measuring, dumps
 
     def enable_profile_performance(self, profile_file: str | os.PathLike[str]) -> None:
-        """Write the time of each op to a JSON file at each run (S1-95).
+        """Write the time of each op to a JSON file at each run.
 
         Raises LiteError for a network whose runs are recorded (comp_node_seq_record_level), which have no such times,
         or asynchronous; the library would wait for ever.
@@ -117,7 +114,7 @@ class NetworkSettings:
         self._profiled = True
 
     def set_network_algo_workspace_limit(self, size_limit: int) -> None:
-        """Choose no algorithm that takes more than so many bytes of workspace (S1-96).
+        """Choose no algorithm that takes more than so many bytes of workspace.
 
         After ``load`` and before the first run, else LiteError.
         """
@@ -128,7 +125,7 @@ class NetworkSettings:
     def set_network_algo_policy(
         self, policy: int, shared_batch_size: int = 0, binary_equal_between_batch: bool = False
     ) -> None:
-        """How algorithms are chosen (S1-97 to S1-99); before ``load``: later the library warns and may keep some.
+        """How algorithms are chosen; before ``load``: later the library warns and may keep some.
 
         policy: LiteAlgoSelectStrategy, members combined by ``|``. shared_batch_size: the batch by which the best is
         chosen, 0 for the model's. binary_equal_between_batch: equal samples of a batch give equal bits.
@@ -147,12 +144,12 @@ class NetworkSettings:
         library().call("set_network_algo_fastrun_config", handle, batch, equal, said=call)
 
     def io_txt_dump(self, txt_file: str | os.PathLike[str]) -> None:
-        """Write all inputs and outputs of ops to a text file when it runs (S1-100); after ``load``."""
+        """Write all inputs and outputs of ops to a text file when it runs; after ``load``."""
         call = "io_txt_dump"
         library().call("enable_io_txt_dump", self._dumped(call), writable(call, txt_file), said=call)
 
     def io_bin_dump(self, bin_dir: str | os.PathLike[str]) -> None:
-        """Write them to a folder, a binary file each (S1-101); the folder is made."""
+        """Write them to a folder, a binary file each; the folder is made."""
         call = "io_bin_dump"
         library().call("enable_io_bin_dump", self._dumped(call), folder(call, bin_dir), said=call)
 
@@ -164,5 +161,5 @@ class NetworkSettings:
         return self._handle
 
     def get_static_memory_alloc_info(self, log_dir: str | os.PathLike[str] = "logs/test") -> None:
-        """Write the memory plan to a folder (S1-86). Raises LiteLackError with builds that have it not."""
+        """Write the memory plan to a folder. Raises LiteLackError with builds that have it not."""
         library().call("get_static_memory_alloc_info", self._handle, os.fsencode(log_dir))

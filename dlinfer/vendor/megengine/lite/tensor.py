@@ -1,4 +1,4 @@
-"""LiteTensor: memory with a layout on a device (S1-10 to S1-43)."""
+"""LiteTensor: memory with a layout on a device."""
 
 import ctypes
 import weakref
@@ -35,7 +35,7 @@ class Kept:
 
 
 class LiteTensor:
-    """A tensor; its memory is allocated when it is first needed (S1-13).
+    """A tensor; its memory is allocated when it is first needed.
 
     layout: its LiteLayout; or ``shapes`` and ``dtype``, of which one is made. device_type, device_id: where it lies.
     is_pinned_host: whether host memory is page-locked for a device.
@@ -135,7 +135,7 @@ class LiteTensor:
         return value.value
 
     def update(self) -> None:
-        """Take what the library knows of it (S1-35). Every property asks anew, so that this only checks the handle."""
+        """Take what the library knows of it. Every property asks anew, so that this only checks the handle."""
         library().call("get_tensor_layout", self._handle, ctypes.byref(LiteLayout()))
 
     def __repr__(self) -> str:
@@ -143,7 +143,7 @@ class LiteTensor:
         return f"LiteTensor({self.layout!r}, {place}, is_pinned_host={self.is_pinned_host})"
 
     def get_ctypes_memory(self) -> ctypes.c_void_p:
-        """The address of its memory, which is allocated where it was not (S1-20)."""
+        """Return the address of its memory, which is allocated where it was not."""
         memory = ctypes.c_void_p()
         library().call("get_tensor_memory", self._handle, ctypes.byref(memory), said="get_ctypes_memory")
         return memory
@@ -162,7 +162,7 @@ class LiteTensor:
     def slice(
         self, start: Sequence[int], end: Sequence[int], step: Sequence[int] | None = None
     ) -> "LiteTensor":
-        """A view of a part, which may be non-contiguous (S1-31).
+        """Return a view of a part, which may be non-contiguous.
 
         start, end, step: a number each for the first dimensions, as many as are given; steps are 1 where none are.
         Raises LiteArgumentError for a part outside.
@@ -190,7 +190,7 @@ class LiteTensor:
         library().call("tensor_fill_zero", self._handle, said="fill_zero")
 
     def copy_from(self, src_tensor: "LiteTensor") -> None:
-        """Copy another tensor's elements; its layout is taken over where it differs (S1-33)."""
+        """Copy another tensor's elements; its layout is taken over where it differs."""
         instance("copy_from", "src_tensor", LiteTensor, src_tensor)
         source = src_tensor.layout
         if source != self.layout:
@@ -200,7 +200,7 @@ class LiteTensor:
         library().call("tensor_copy", self._handle, src_tensor._handle, said="copy_from")
 
     def share_memory_with(self, src_tensor: "LiteTensor") -> None:
-        """Use another tensor's memory; its layout and device are taken over (S1-34)."""
+        """Use another tensor's memory; its layout and device are taken over."""
         instance("share_memory_with", "src_tensor", LiteTensor, src_tensor)
         if self._fixed_type and src_tensor.layout.data_type != self.layout.data_type:
             raise _argument("share_memory_with", "src_tensor", f"dtype of {self.layout}", src_tensor.layout)
@@ -210,7 +210,7 @@ class LiteTensor:
     # --- data in
 
     def set_data_by_copy(self, data: Any, data_length: int = 0, layout: LiteLayout | None = None) -> None:
-        """Copy data into it (S1-36 to S1-40); the tensor lies on the CPU or is page-locked.
+        """Copy data into it; the tensor lies on the CPU or is page-locked.
 
         data: a list: its numbers become the first elements, the layout stays. An ndarray: where its bytes are not as
             many as the tensor's, its layout becomes the tensor's. A c_void_p: with ``data_length``, which is the
@@ -239,7 +239,7 @@ class LiteTensor:
             self._write(address, self.nbytes)
 
     def set_data_by_share(self, data: Any, length: int = 0, layout: LiteLayout | None = None) -> None:
-        """Use memory of the caller's, without a copy (S1-41).
+        """Use memory of the caller's, without a copy.
 
         data: a contiguous ndarray (for a tensor on the CPU or page-locked), which is kept alive; or a c_void_p, whose
             memory must lie on the tensor's device and live as long as it is used. Layouts as for set_data_by_copy.
@@ -299,7 +299,7 @@ class LiteTensor:
     # --- data out
 
     def get_data_by_share(self) -> np.ndarray:
-        """Its memory as an ndarray, without a copy: later writes and the next forward change it (S1-42).
+        """Its memory as an ndarray, without a copy: later writes and the next forward change it.
 
         The memory stays valid as long as the array lives, even where the tensor gets another. Raises LiteArgumentError
         for a tensor that is not contiguous or not on the host.
@@ -319,7 +319,7 @@ class LiteTensor:
         return np.frombuffer(memoryview(memory), layout.dtype).reshape(layout.shapes)
 
     def to_numpy(self) -> np.ndarray:
-        """A copy of its elements (S1-43); what lies on a device is copied to the CPU first."""
+        """Return a copy of its elements; what lies on a device is copied to the CPU first."""
         layout = self.layout
         result = np.empty(layout.shapes if layout.ndim else (0,), layout.dtype)
         if not result.size:

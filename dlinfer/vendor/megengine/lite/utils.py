@@ -1,4 +1,4 @@
-"""TensorBatchCollector: samples of one batch, collected where the batch lies (S1-130 to S1-137)."""
+"""TensorBatchCollector: samples of one batch, collected where the batch lies."""
 
 import ctypes
 import threading
@@ -92,11 +92,11 @@ class TensorBatchCollector:
             warnings.warn(f"batch {place} is free already", stacklevel=2)
 
     def get(self) -> LiteTensor:
-        """The whole batch."""
+        """Return the whole batch."""
         return self._tensor
 
     def to_numpy(self) -> np.ndarray:
-        """A copy of the whole batch."""
+        """Return a copy of the whole batch."""
         return self._tensor.to_numpy()
 
     def _place(self, argument: str, number: int) -> int:

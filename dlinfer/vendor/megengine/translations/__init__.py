@@ -21,7 +21,7 @@ from dlinfer.vendor.megengine.translations.table import TABLE
 
 
 def translate(writer: NodeList, node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
-    """The value, or the list of values, of a node. Raises UntranslatableError."""
+    """Return the value, or the list of values, of a node. Raises UntranslatableError."""
     if node.target is operator.getitem:
         return value_of(node.all_input_nodes[0])[node.args[1]]
     function = TABLE.get(overload(node))

@@ -68,7 +68,7 @@ def _expand(writer: NodeList, result: Tensor, self: Value, **_: Any) -> Value:
 
 
 def part(writer: NodeList, value: Value, dim: int, start: int, stop: int, step: int = 1) -> Value:
-    """A stretch of one dimension."""
+    """Return a stretch of one dimension."""
     axis = axis_of(dim, len(value.shape))
     count = len(range(start, stop, step))
     shape = [count if index == axis else size for index, size in enumerate(value.shape)]

@@ -39,12 +39,12 @@ def float32(*values: Any) -> None:
 
 
 def axis_of(dim: int, rank: int) -> int:
-    """A dimension counted from the first one."""
+    """Return a dimension counted from the first one."""
     return dim % rank
 
 
 def truth(writer: NodeList, value: Value) -> Value:
-    """A condition as MegEngine's: an input of bool is bytes at the boundary."""
+    """Return a condition as MegEngine's: an input of bool is bytes at the boundary."""
     if value.dtype != torch.bool:
         raise UntranslatableError("a condition that is no bool")
     if any(value.name == name for name, _, _ in writer.inputs):
@@ -53,7 +53,7 @@ def truth(writer: NodeList, value: Value) -> Value:
 
 
 def broadcast(writer: NodeList, value: Value, shape: tuple[int, ...]) -> Value:
-    """A value in these sizes."""
+    """Return a value in these sizes."""
     return value if value.shape == shape else writer.op("broadcast", value, like=shape, shape=list(shape))
 
 
@@ -64,7 +64,7 @@ def full(writer: NodeList, like: Any, value: float) -> Value:
 
 
 def movable(writer: NodeList, value: Value) -> Value:
-    """A value that may be moved about: integers only look up rows, and an input of bool is bytes."""
+    """Return a value that may be moved about: integers only look up rows, and an input of bool is bytes."""
     if value.dtype == torch.bool:
         return truth(writer, value)
     float32(value)

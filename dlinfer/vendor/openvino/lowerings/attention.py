@@ -53,7 +53,7 @@ def _groups(call: Call) -> tuple[int, str | None]:
     return int(heads[0] or 0) // heads[1], None
 
 
-@lowers(aten.scaled_dot_product_attention.default, refuses=_taken, plain=False)
+@lowers(aten.scaled_dot_product_attention.default, refuses=_taken, takes_rows=True)
 def attention(
     b: Builder,
     q: Output,

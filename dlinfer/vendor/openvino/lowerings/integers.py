@@ -74,10 +74,17 @@ def truncated(b: "Builder", x: Output, y: Any) -> tuple[Output, Output]:
 def difference(b: "Builder", x: Any, y: Any, kind: ov.Type) -> tuple[Output, Output]:
     """Two operands that compare in float32 as x and y compare exactly.
 
-    A number below 2**24 compares exactly with whatever is rounded to float32; two tensors do by their difference,
-    which holds while it fits 32 bits.
+    A number below 2**24 compares exactly with whatever is rounded to float32. Two tensors do by the sign of their
+    difference, which is taken of their halves, since it may need 33 bits itself: x - y = 2 * h + l with h of -2**31 ..
+    2**31 - 1 and l of -1, 0, 1, so that h decides where it is not 0.
     """
     small = [not isinstance(one, Output) and abs(one) < 1 << 24 for one in (x, y)]
     if any(small):
         return b.cast(x, kind), b.cast(y, kind)
-    return op.subtract(b.cast(x, kind), b.cast(y, kind)).output(0), b.scalar(0, kind)
+    x, y, one = b.cast(x, kind), b.cast(y, kind), b.scalar(1, kind)
+    if kind not in (ov.Type.i32, ov.Type.i64):
+        return op.subtract(b.cast(x, ov.Type.i32), b.cast(y, ov.Type.i32)).output(0), b.scalar(0, ov.Type.i32)
+    half = op.subtract(op.bitwise_right_shift(x, one), op.bitwise_right_shift(y, one))
+    rest = op.subtract(op.bitwise_and(x, one), op.bitwise_and(y, one))
+    sign = op.maximum(op.minimum(half, one), b.scalar(-1, kind))
+    return op.add(op.multiply(sign, b.scalar(2, kind)), rest).output(0), b.scalar(0, kind)

@@ -79,7 +79,7 @@ def _sizes(x: Tensor) -> list[int]:
     return [size for one in x.shape[1:] if (size := fixed_size(one)) is not None]
 
 
-@lowers(twin_op(CACHED_ATTENTION), refuses=_refusal, plain=False)
+@lowers(twin_op(CACHED_ATTENTION), refuses=_refusal, takes_rows=True)
 def cached_attention(
     b: Builder,
     q: Output,
@@ -112,8 +112,8 @@ def cached_attention(
             _flat(b, q, heads * size),
             _flat(b, k, kv_heads * size),
             _flat(b, v, kv_heads * size_v),
-            _bound(k_cache),
-            _bound(v_cache),
+            _cache_input(k_cache),
+            _cache_input(v_cache),
             pages.past,
             pages.begins,
             pages.blocks,
@@ -151,7 +151,7 @@ def _flat(b: Builder, x: Output, row: int) -> Output:
     return op.reshape(x, b.axes([0, row]), True).output(0)
 
 
-def _bound(cache: Output) -> Output:
+def _cache_input(cache: Output) -> Output:
     """A cache's parameter, of which the plugin is to tell the type: of another type it would write into a copy."""
     parameter = cache.get_node()
     assert isinstance(parameter, Parameter), "caches are inputs"

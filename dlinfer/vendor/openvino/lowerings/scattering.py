@@ -68,15 +68,15 @@ def slice_scatter(
     return _placed(b, x, place, index, source, b.call.fake("src").shape[place], unique=True)
 
 
-def _clamped(b: Builder, bound: Any, size: Size) -> Any:
+def _clamped(b: Builder, start: Any, size: Size) -> Any:
     """A start counted from the beginning, within the size."""
-    if isinstance(bound, int) and bound >= 0:
+    if isinstance(start, int) and start >= 0:
         if isinstance(size, int):
-            return min(bound, size)
-        return 0 if bound == 0 else op.minimum(b.scalar(bound, I64), size).output(0)
-    if isinstance(bound, int) and isinstance(size, int):
-        return max(bound + size, 0)
-    given, whole = b.cast(bound, I64), b.cast(size, I64)
+            return min(start, size)
+        return 0 if start == 0 else op.minimum(b.scalar(start, I64), size).output(0)
+    if isinstance(start, int) and isinstance(size, int):
+        return max(start + size, 0)
+    given, whole = b.cast(start, I64), b.cast(size, I64)
     counted = op.select(op.less(given, b.scalar(0, I64)), op.add(given, whole), given)
     return op.minimum(op.maximum(counted, b.scalar(0, I64)), whole).output(0)
 

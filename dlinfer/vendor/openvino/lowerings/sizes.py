@@ -11,7 +11,7 @@ from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder, Size
 from dlinfer.vendor.openvino.lowerings import integers
-from dlinfer.vendor.openvino.registry import lowers
+from dlinfer.vendor.openvino.registry import Call, lowers
 
 aten = torch.ops.aten
 I64, F32, BOOL = ov.Type.i64, ov.Type.f32, ov.Type.boolean
@@ -82,12 +82,21 @@ def truediv(b: Builder, x: Any, y: Any) -> Any:
     return x / y if _known(x, y) else op.divide(b.cast(x, F32), b.cast(y, F32)).output(0)
 
 
-@lowers(operator.pow)
+def _small_power(call: Call) -> str | None:
+    small = isinstance(call.fake(1), int) and call.fake(1) > 0
+    whole = isinstance(call.result, (int, torch.SymInt))
+    return None if small or not whole else "a power of sizes, which OpenVINO computes in 32 bits"
+
+
+@lowers(operator.pow, refuses=_small_power)
 def pow_(b: Builder, x: Any, y: Any) -> Any:
     if _known(x, y):
         return x**y
-    if y == 2:
-        return _computes(None, op.multiply)(b, x, x)
+    if isinstance(y, int) and y > 0:
+        made = x
+        for _ in range(y - 1):
+            made = _computes(None, op.multiply)(b, made, x)
+        return made
     return b.cast(op.power(b.cast(x, F32), b.cast(y, F32)).output(0), I64 if _is_whole(b) else F32)
 
 
@@ -107,10 +116,16 @@ def _rounds(python: Any, function: Any) -> Any:
     return build
 
 
-lowers(torch.sym_int, math.trunc)(_rounds(int, lambda x: x))
-lowers(math.floor)(_rounds(math.floor, op.floor))
-lowers(math.ceil)(_rounds(math.ceil, op.ceiling))
-lowers(round)(_rounds(round, lambda x: op.round(x, "half_to_even")))
+def _of_whole(call: Call) -> str | None:
+    """Why a number is not rounded: the model has it in float32, and Python in 64 bits."""
+    floats = isinstance(call.fake(0), torch.SymFloat)
+    return "a size that is rounded from a float, which OpenVINO computes in 32 bits" if floats else None
+
+
+lowers(torch.sym_int, math.trunc, refuses=_of_whole)(_rounds(int, lambda x: x))
+lowers(math.floor, refuses=_of_whole)(_rounds(math.floor, op.floor))
+lowers(math.ceil, refuses=_of_whole)(_rounds(math.ceil, op.ceiling))
+lowers(round, refuses=_of_whole)(_rounds(round, lambda x: op.round(x, "half_to_even")))
 
 
 def _compares(python: Any, function: Any) -> Any:

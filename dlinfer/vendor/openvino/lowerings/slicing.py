@@ -20,7 +20,7 @@ FURTHEST = 2**31 - 1
 """An end behind every element; the CPU plugin keeps ends as 32 bits."""
 
 
-def bound(b: Builder, value: Any) -> Output:
+def position(b: Builder, value: Any) -> Output:
     """A start or end as an i64 tensor of one element."""
     if isinstance(value, int):
         return b.axes([max(-FURTHEST, min(value, FURTHEST))])
@@ -30,7 +30,7 @@ def bound(b: Builder, value: Any) -> Output:
 def cut(b: Builder, x: Output, dim: int, start: Any, end: Any, step: Any = 1) -> Output:
     """x[start:end:step] along one dimension; negative bounds count from the end."""
     axis = b.axes([dim % rank(x)])
-    return op.slice(x, bound(b, start), bound(b, end), b.one(step), axis).output(0)
+    return op.slice(x, position(b, start), position(b, end), b.one(step), axis).output(0)
 
 
 @lowers(aten.slice.Tensor)

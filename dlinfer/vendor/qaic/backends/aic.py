@@ -47,7 +47,7 @@ class AicBackend:
         return compile_model(compiler, model.path, folder, compiling)
 
     def settable(self) -> dict[str, Any]:
-        """What the package says."""
+        """Return what the package says."""
         return dict(_value(self._session.backend_options))
 
     def update(self, changed: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class AicBackend:
         return {name: _shaped(values[name], info) for name, info in self.outputs.items()}
 
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
-        """The package's own benchmark, which runs in C++ and makes random inputs where none are given."""
+        """Return the package's own benchmark, which runs in C++ and makes random inputs where none are given."""
         asked: dict[str, Any] = {"num_inferences": count} if seconds is None else {"inf_time": seconds}
         if inputs is not None:
             asked["input_dict"] = dict(inputs)

@@ -22,7 +22,7 @@ class Backend(Protocol):
     outputs: Mapping[str, TensorInfo]
 
     def settable(self) -> dict[str, Any]:
-        """The options that may change after creation, with their values in force."""
+        """Return the options that may change after creation, with their values in force."""
         ...
 
     def update(self, changed: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ Run = Callable[[], object]
 
 
 def run_loops(runs: Sequence[Run], count: int | None, seconds: float | None) -> tuple[int, float]:
-    """(inferences completed, seconds from the first start to the last end).
+    """Return (inferences completed, seconds from the first start to the last end).
 
     runs: one call for each instance; it must release the GIL for them to overlap. Each is called once before the
     clock starts. count: inferences of all instances together. seconds: or the time after which none is started.

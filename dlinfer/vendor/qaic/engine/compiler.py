@@ -23,7 +23,7 @@ NO_FLAGS = ("output_dir", "compile_only")  # said by the caller, or on every lin
 
 
 def command(compiler: Path, model: Path, folder: Path, options: Mapping[str, Any]) -> list[str]:
-    """The command line that compiles ``model`` into ``folder``, which must not exist yet."""
+    """Return the command line that compiles ``model`` into ``folder``, which must not exist yet."""
     line = [
         str(compiler),
         f"-m={model}",

@@ -70,7 +70,7 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
     refuses_writes = "it writes, and a Session gives new arrays: a KV cache would be copied at every call"
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """What numpy does not have."""
+        """Refuse what numpy does not have."""
         return None if dtype in TYPES else f"a tensor of {dtype}, which a Session's numpy arrays cannot be"
 
     def lower(self, function: Function, options: QaicEngineOptions, policy: str) -> OnnxLowered:
@@ -85,7 +85,7 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
         return lowered
 
     def session(self, model: OnnxModel, options: QaicEngineOptions) -> KitSession:
-        """A Session of the model; its backend keeps a copy of the weights, the file goes again."""
+        """Return a Session of the model; its backend keeps a copy of the weights, the file goes again."""
         with tempfile.TemporaryDirectory(prefix="dlinfer-qaic-") as folder:
             try:
                 session = Session(model.save(Path(folder)), backend=options.backend, **options.session)

@@ -7,7 +7,7 @@ from dlinfer.vendor.qaic.errors import QaicOptionError, QaicUnavailableError
 
 
 def read_options(path: Any) -> dict[str, Any]:
-    """The mapping in a YAML file. Only plain data is read; tags that make objects are refused.
+    """Return the mapping in a YAML file. Only plain data is read; tags that make objects are refused.
 
     Raises QaicOptionError for a file that is missing, no YAML or no mapping, QaicUnavailableError without pyyaml.
     """

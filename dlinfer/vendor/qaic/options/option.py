@@ -37,12 +37,12 @@ def _span(low: float | None, high: float | None) -> str:
 
 
 def integer(low: int | None = None, high: int | None = None) -> Kind:
-    """An int within bounds."""
+    """Return an int within bounds."""
     return Kind(f"an int{_span(low, high)}", _number((int,), low, high))
 
 
 def number(low: float | None = None, high: float | None = None) -> Kind:
-    """A float or int within bounds."""
+    """Return a float or int within bounds."""
     return Kind(f"a number{_span(low, high)}", _number((int, float), low, high))
 
 
@@ -53,7 +53,7 @@ def choice(*allowed: str) -> Kind:
 
 
 def list_of(kind: type) -> Kind:
-    """A list or tuple of one type; in our form a tuple."""
+    """Return a list or tuple of one type; in our form a tuple."""
 
     def read(given: Any) -> tuple[Any, ...] | None:
         right = isinstance(given, (list, tuple)) and all(type(item) is kind for item in given)
@@ -99,14 +99,14 @@ class Option:
     spelled: tuple[str | None, str | None] = ("", None)
 
     def parse(self, given: Any) -> Any:
-        """The value in our form. Raises QaicOptionError."""
+        """Return the value in our form. Raises QaicOptionError."""
         value = self.kind.read(given)
         if value is None:
             raise QaicOptionError(option=self.name, given=given, expected=self.kind.words)
         return value
 
     def arguments(self, value: Any) -> list[str]:
-        """The compiler's arguments for a value in our form."""
+        """Return the compiler's arguments for a value in our form."""
         flag = "-" + (self.flag or self.name.replace("_", "-"))
         if isinstance(value, bool):
             ending = self.spelled[0 if value else 1]

@@ -46,7 +46,7 @@ class Options(Mapping[str, Any]):
         return len(self._values)
 
     def of_stage(self, stage: Stage) -> dict[str, Any]:
-        """The given options of one stage."""
+        """Return the given options of one stage."""
         return {name: value for name, value in self._values.items() if OPTIONS[name].stage == stage}
 
     def changes(self, given: Mapping[str, Any]) -> dict[str, Any]:

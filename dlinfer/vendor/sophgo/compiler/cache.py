@@ -25,12 +25,12 @@ _PAUSE = 0.1
 
 
 def place() -> Path:
-    """The folder in which nets and the logs of failures lie."""
+    """Return the folder in which nets and the logs of failures lie."""
     return cache_folder().absolute() / "sophgo"
 
 
 def kept(key: str) -> Path | None:
-    """The net of a key, if it is there and sound."""
+    """Return the net of a key, if it is there and sound."""
     for path in place().glob(f"{key}-*.bmodel"):
         with contextlib.suppress(FileNotFoundError):  # another process found it damaged, and has made it anew
             if path.stem == f"{key}-{_digest(path)}":
@@ -49,7 +49,7 @@ def store(made: Path, key: str) -> Path:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder beside the cache's files that goes at the end; locked, so that others see that it is in use."""
+    """Return a folder beside the cache's files that goes at the end; locked, so that others see that it is in use."""
     _clear()
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=place()) as folder:
         lock = os.open(folder, os.O_RDONLY)

@@ -34,7 +34,7 @@ def compile_onnx(
     progress: Progress | None = None,
     stop: Stop | None = None,
 ) -> Path:
-    """The bmodel of an ONNX model, as a file of the cache; not to be changed.
+    """Return the bmodel of an ONNX model, as a file of the cache; not to be changed.
 
     model: the model, or its file, with weights in files beside it where it says so. Sizes of inputs are fixed.
     name: of the net in the bmodel. calibration: inputs by name, for INT8 only: at least one set.

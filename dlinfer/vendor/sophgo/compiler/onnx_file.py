@@ -24,7 +24,7 @@ protobuf takes 2 GiB in one."""
 
 
 def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], folder: Path) -> bytes | Path:
-    """The model with ``weights`` (name of an input -> tensor) as initialisers; in ``folder`` if it is large.
+    """Return the model with ``weights`` (name of an input -> tensor) as initialisers; in ``folder`` if it is large.
 
     Changes ``graph.model``, which keeps references to the weights.
     """

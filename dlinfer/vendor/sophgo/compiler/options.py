@@ -23,7 +23,7 @@ QUANTIZE = {
 
 ADDR_MODES = ("auto", "basic", "io_alone", "io_tag", "io_tag_fuse", "io_reloc", "in_reuse")
 """How a net's inputs and outputs get their addresses. ``io_alone`` gives each net memory of its own for them, which
-``sail.EngineLLM.get_input_tensors`` shows (S0-67)."""
+``sail.EngineLLM.get_input_tensors`` shows."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
@@ -66,7 +66,7 @@ class BmodelOptions:
             raise SophgoOptionError(option="timeout", given=self.timeout, expected=expected)
 
     def identity(self) -> dict[str, Any]:
-        """What a compiled net depends on, as plain data."""
+        """Return what a compiled net depends on, as plain data."""
         return {name: value for name, value in vars(self).items() if name != "timeout"}
 
 

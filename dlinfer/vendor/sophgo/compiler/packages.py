@@ -13,5 +13,5 @@ ADVICE = "pip install 'dlinfer[sophgo]' has them"
 
 
 def missing(needed: Sequence[str]) -> str:
-    """The names of those that are not installed, with commas between; nothing where all are."""
+    """Return the names of those that are not installed, with commas between; nothing where all are."""
     return ", ".join(name for name in needed if util.find_spec(name) is None)

@@ -14,7 +14,7 @@ DRIVER = Path(__file__).with_name("driver.py")
 
 
 def toolchain() -> Environment:
-    """The toolchain's environment. Raises ToolchainMissingError where it is not installed."""
+    """Return the toolchain's environment. Raises ToolchainMissingError where it is not installed."""
     return find(TOOLCHAIN)
 
 
@@ -25,12 +25,12 @@ def compiler_version() -> str:
 
 
 def driver_command(job: Path) -> list[str]:
-    """The command that compiles what a job's file says."""
+    """Return the command that compiles what a job's file says."""
     return [str(toolchain().python), "-s", str(DRIVER), str(job)]
 
 
 def model_tool() -> str:
-    """The path of the tool that combines and describes bmodels."""
+    """Return the path of the tool that combines and describes bmodels."""
     return str(toolchain().site_packages / "tpu_mlir" / "bin" / "model_tool")
 
 

@@ -51,7 +51,7 @@ def rms_norm(x: Any, weight: Any, eps: float) -> Any:
 
 
 def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
-    """The sum, and its norm."""
+    """Compute the sum, and its norm."""
     total = opset().Add(x, residual)
     total.dtype = x.dtype
     return rms_norm(total, weight, eps), total
@@ -121,7 +121,7 @@ def _repeated(x: Any, group: int) -> Any:
 
 
 def erf(self: Any) -> Any:
-    """The error function."""
+    """Compute the error function."""
     return opset().Erf(self)
 
 
@@ -174,7 +174,7 @@ def conv2d(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
 ) -> Any:
-    """A convolution over two dimensions."""
+    """Compute a convolution over two dimensions."""
 
     def pair(value: Any) -> list[int]:
         numbers = [int(one) for one in (value if isinstance(value, (list, tuple)) else [value])]

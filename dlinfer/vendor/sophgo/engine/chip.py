@@ -8,7 +8,7 @@ from dlinfer.vendor.sophgo.runtime.device import open_device
 
 
 def settled(options: SophgoOptions) -> tuple[SophgoOptions, str]:
-    """(options with the name of a chip, a sentence for the report that says why this one).
+    """Return (options with the name of a chip, a sentence for the report that says why this one).
 
     Raises CompileOptionError where the machine's chip is none that can be compiled for, or has fewer cores than asked
     for, and what opening a device raises.

@@ -49,12 +49,12 @@ class SophgoEngine(ValueEngine[SophgoOptions]):
         return nodes.wrong_numbers(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: SophgoOptions, policy: str) -> Lowered:
-        """The function as ONNX; its bmodels are compiled when calls tell sizes and weights."""
+        """Return the function as ONNX; its bmodels are compiled when calls tell sizes and weights."""
         chosen, which = settled(options)
         lowered = SophgoLowered(function, chosen)
         lowered.notes.append(which)
         return lowered
 
     def identity(self, cache_dir: Path) -> str:
-        """The version of the compiler."""
+        """Return the version of the compiler."""
         return compiler_version()

@@ -62,7 +62,7 @@ class SophgoLowered(Lowered):
                 raise WrongInputError(f"input {self._names[index]} looks up outside of {rows} rows")
 
     def compile(self, weights: tuple[Tensor, ...]) -> "Nets":
-        """The nets with these weights."""
+        """Return the nets with these weights."""
         return Nets(self, weights)
 
 

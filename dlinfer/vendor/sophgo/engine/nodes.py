@@ -24,7 +24,7 @@ checked, since the chip reads whatever lies there."""
 
 
 def fault(model: bytes) -> str | None:
-    """What is against a node's model: an ONNX op that has not been tried on the chip."""
+    """Return what is against a node's model: an ONNX op that has not been tried on the chip."""
     import onnx
 
     loaded = onnx.ModelProto.FromString(model)

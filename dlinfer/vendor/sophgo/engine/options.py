@@ -50,7 +50,7 @@ class SophgoOptions(EngineOptions):
             refuse(str(error.fields["option"]), error.fields["given"], str(error.fields["expected"]))
 
     def on(self, chip: str) -> "SophgoOptions":
-        """The same for a chip. Raises CompileOptionError where it cannot be so."""
+        """Return the same for a chip. Raises CompileOptionError where it cannot be so."""
         return replace(self, chip=chip)
 
     def compiler(self, dtype: torch.dtype) -> BmodelOptions:

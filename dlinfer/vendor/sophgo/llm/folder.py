@@ -15,7 +15,7 @@ FIXED_ROPES = ("default", "linear", "llama3", "yarn")
 
 
 def load(folder: Path, seq_length: int) -> Any:
-    """The model, in eval mode, with attention written out in plain ops.
+    """Return the model, in eval mode, with attention written out in plain ops.
 
     Raises ModelFolderError and UnsupportedFeatureError.
     """

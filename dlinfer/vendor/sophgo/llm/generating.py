@@ -53,7 +53,7 @@ def generate(
 def open_engine(
     source: str | os.PathLike[str] | bytes, dev_ids: Sequence[int] = (0,), flags: int | None = None
 ) -> sail.EngineLLM:
-    """The engine by whichever of its three constructors fits. Flags go with a path only."""
+    """Return the engine by whichever of its three constructors fits. Flags go with a path only."""
     if isinstance(source, bytes):
         if flags is not None:
             raise SophgoLlmError(detail="sail.EngineLLM takes flags with a path, not with bytes")
@@ -99,7 +99,7 @@ class Generator:
         eos_token_ids: Collection[int] = (),
         keep_logits: bool = False,
     ) -> Generated:
-        """The most probable continuation, token by token, up to one of ``eos_token_ids``.
+        """Return the most probable continuation, token by token, up to one of ``eos_token_ids``.
 
         A prompt goes through the shortest stage that takes it; what is longer than the longest stage takes a step a
         token. Raises SophgoLlmError for a prompt or an answer beyond the KV cache, and SophgoRuntimeError and

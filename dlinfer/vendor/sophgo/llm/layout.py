@@ -30,12 +30,12 @@ class Layout:
     dtype: Dtype
 
     def stage_for(self, tokens: int) -> int:
-        """The shortest prefill that takes so many tokens, or the longest where none does."""
+        """Return the shortest prefill that takes so many tokens, or the longest where none does."""
         return next((length for length in self.lengths if length >= tokens), self.lengths[-1])
 
 
 def read(engine: EngineLLM) -> Layout:
-    """The layout of an engine's nets. Raises SophgoLlmError where they are no language model's."""
+    """Return the layout of an engine's nets. Raises SophgoLlmError where they are no language model's."""
     names = set(engine.get_graph_names())
     layers = _layers(names)
     embedding = {shape[1] for shape in _shapes(engine, EMBEDDING, 0, 2)}
@@ -60,12 +60,12 @@ def read(engine: EngineLLM) -> Layout:
 
 
 def block(index: int) -> str:
-    """The net of a layer over a prompt."""
+    """Return the net of a layer over a prompt."""
     return f"block_{index}"
 
 
 def block_cache(index: int) -> str:
-    """The net of a layer over one token behind a cache."""
+    """Return the net of a layer over one token behind a cache."""
     return f"block_cache_{index}"
 
 

@@ -34,7 +34,7 @@ class Part:
     outputs: tuple[str, ...]
 
     def onnx(self, folder: Path) -> bytes | Path:
-        """The net as ONNX, in ``folder`` if it is large. Raises CaptureError, NotExportableError."""
+        """Return the net as ONNX, in ``folder`` if it is large. Raises CaptureError, NotExportableError."""
         program = _exported(self.module, self.examples)
         exported = read_export(program, self.module, self.examples, None)
         graph_module = exported.captured.graph_module
@@ -166,7 +166,7 @@ class _Cache:
         self.present: tuple[Tensor, Tensor] | None = None
 
     def update(self, keys: Tensor, values: Tensor, *ignored: Any, **more: Any) -> tuple[Tensor, Tensor]:
-        """What the layer attends to: the past and its own."""
+        """Return what the layer attends to: the past and its own."""
         self.present = (keys.transpose(1, 2), values.transpose(1, 2))
         if self._past[0] is None or self._past[1] is None:
             return keys, values

@@ -41,12 +41,12 @@ class Header:
     weights: frozenset[int]
 
     def working(self) -> set[int]:
-        """The sizes of memory that a runtime may ask for to work in."""
+        """Return the sizes of memory that a runtime may ask for to work in."""
         return {size for stages in self.memory.values() for parts in stages for size in parts} - {0}
 
 
 def read_file(path: Path) -> Header:
-    """The header of a file. Raises SophgoModelError where there is no sound bmodel."""
+    """Return the header of a file. Raises SophgoModelError where there is no sound bmodel."""
     try:
         # Opening a pipe may wait for ever; no path has a zero byte.
         if "\0" in str(path) or (path.exists() and not path.is_file()):
@@ -61,7 +61,7 @@ def read_file(path: Path) -> Header:
 
 
 def read_bytes(data: bytes | bytearray | memoryview) -> Header:
-    """The header of a bmodel in memory. Raises SophgoModelError where there is no sound bmodel."""
+    """Return the header of a bmodel in memory. Raises SophgoModelError where there is no sound bmodel."""
     view = memoryview(data)
     parts = bytes(view[: _HEADER.size])
     return _parsed("in memory", parts, len(view), lambda at, count: bytes(view[at : at + count]))

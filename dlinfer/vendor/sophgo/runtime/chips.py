@@ -44,7 +44,7 @@ def of_bmodel(name: str) -> str:
 
 
 def sharing(name: str) -> bool:
-    """Whether BMRuntime is known to have all networks of this kind of chip work in one memory."""
+    """Return whether BMRuntime is known to have all networks of this kind of chip work in one memory."""
     return name in KINDS and KINDS[name].sharing
 
 
@@ -78,7 +78,7 @@ def find(root: Path = Path("/")) -> Found:
 
 
 def libsophon(root: Path = Path("/")) -> Path | None:
-    """The folder of libsophon's libbmrt: where its packages put it, else where the linker looks."""
+    """Return the folder of libsophon's libbmrt: where its packages put it, else where the linker looks."""
     usual = root / "opt/sophon/libsophon-current/lib"
     folders = [usual, *map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))]
     for file in sorted((root / "etc/ld.so.conf.d").glob("*.conf")):

@@ -139,7 +139,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def open_device(number: int, chip: str | None = None) -> Device:
-    """The device of a number; ``chip`` is that of a bmodel which is to run on it, for where chips are emulated.
+    """Return the device of a number; ``chip`` is that of a bmodel which is to run on it, for where chips are emulated.
 
     Raises SophgoCallError for a number that no device has, SophgoUnavailableError where there is neither a chip nor
     an emulator, and what a worker raises. Threads that open devices of one chip wait for each other.
@@ -162,7 +162,7 @@ def open_device(number: int, chip: str | None = None) -> Device:
 
 
 def number_of(device: Any) -> int:
-    """The number that is given for a device, also a whole number of numpy's. Raises SophgoCallError."""
+    """Return the number that is given for a device, also a whole number of numpy's. Raises SophgoCallError."""
     if (
         not isinstance(device, Integral)
         or isinstance(device, bool)

@@ -34,7 +34,7 @@ _LINKS = {
 
 
 def missing(chip: str) -> str:
-    """What the emulator of a chip lacks, or nothing."""
+    """Return what the emulator of a chip lacks, or nothing."""
     known = state(TOOLCHAIN)
     if not known.installed:
         return f"of Sophgo's toolchain, which has the emulators, {known.reason}"
@@ -43,7 +43,7 @@ def missing(chip: str) -> str:
 
 
 def folder(chip: str) -> Path:
-    """A folder from which the emulator of a chip can be opened. Raises SophgoUnavailableError."""
+    """Return a folder from which the emulator of a chip can be opened. Raises SophgoUnavailableError."""
     what = f"the emulator of {chip}"
     lacking = missing(chip)
     if lacking:

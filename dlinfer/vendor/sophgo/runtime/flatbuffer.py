@@ -19,22 +19,22 @@ class Table:
 
     @classmethod
     def root(cls, data: bytes) -> "Table":
-        """The table that the buffer begins with."""
+        """Return the table that the buffer begins with."""
         (place,) = struct.unpack_from("<I", data)
         return cls(data, place)
 
     def number(self, field: int, form: str = "<I") -> int:
-        """A number that stands in the table, in ``struct``'s words; 0 where the table has none."""
+        """Return a number that stands in the table, in ``struct``'s words; 0 where the table has none."""
         place = self._where(field)
         return self._unpacked(form, place) if place else 0
 
     def text(self, field: int) -> str | None:
-        """A string of ASCII; None where the table has none."""
+        """Return a string of ASCII; None where the table has none."""
         place, count = self._vector(field)
         return self._data[place : place + count].decode("ascii") if place else None
 
     def numbers(self, field: int, form: str) -> tuple[int, ...] | None:
-        """A vector of numbers; None where the table has none."""
+        """Return a vector of numbers; None where the table has none."""
         place, count = self._vector(field)
         if not place:
             return None
@@ -42,13 +42,13 @@ class Table:
         return tuple(self._unpacked(form, place + size * index) for index in range(self._few(count)))
 
     def tables(self, field: int) -> list["Table"]:
-        """A vector of tables; empty where the table has none."""
+        """Return a vector of tables; empty where the table has none."""
         place, count = self._vector(field)
         starts = range(place, place + 4 * self._few(count), 4)
         return [Table(self._data, start + self._unpacked("<I", start)) for start in starts]
 
     def table(self, field: int) -> list["Table"]:
-        """The table that a field points to, as a list of it; empty where the table has none."""
+        """Return the table that a field points to, as a list of it; empty where the table has none."""
         place = self._where(field)
         return [Table(self._data, place + self._unpacked("<I", place))] if place else []
 

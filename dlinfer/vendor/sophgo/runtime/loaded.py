@@ -161,7 +161,7 @@ class LoadedModel:
         )
 
     def memory(self, tensor: TensorInfo, stage: int) -> DeviceMemory:
-        """What the runtime gave an input or output of this model; it keeps the model."""
+        """Return what the runtime gave an input or output of this model; it keeps the model."""
         return DeviceMemory(self.devices[tensor.device], tensor.places[stage], self)
 
     def run(

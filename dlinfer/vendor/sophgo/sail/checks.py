@@ -15,17 +15,17 @@ _MOST_DIMS = 8
 
 
 def refuse(call: str, detail: str) -> SophgoCallError:
-    """The error of a call of sail's."""
+    """Return the error of a call of sail's."""
     return SophgoCallError(call=f"sail.{call}", detail=detail)
 
 
 def is_count(number: Any) -> bool:
-    """Whether it is a whole number of at least 0, Python's or numpy's; a bool is none."""
+    """Return whether it is a whole number of at least 0, Python's or numpy's; a bool is none."""
     return isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 0
 
 
 def real(call: str, what: str, number: Any) -> float:
-    """A number, Python's or numpy's, as float; a bool is none. Raises SophgoCallError."""
+    """Return a number, Python's or numpy's, as float; a bool is none. Raises SophgoCallError."""
     if isinstance(number, Real) and not isinstance(number, bool):
         with contextlib.suppress(OverflowError):  # an int or fraction of hundreds of digits
             return float(number)
@@ -33,7 +33,7 @@ def real(call: str, what: str, number: Any) -> float:
 
 
 def finite(call: str, what: str, number: Any) -> float:
-    """A number that is neither infinite nor NaN. Raises SophgoCallError."""
+    """Return a number that is neither infinite nor NaN. Raises SophgoCallError."""
     value = real(call, what, number)
     if not isfinite(value):
         raise refuse(call, f"{what} {number!r} is not finite")
@@ -41,7 +41,7 @@ def finite(call: str, what: str, number: Any) -> float:
 
 
 def yes_or_no(call: str, what: str, given: Any) -> bool:
-    """A bool, Python's or numpy's, or 0 or 1. Raises SophgoCallError."""
+    """Return a bool, Python's or numpy's, or 0 or 1. Raises SophgoCallError."""
     if isinstance(given, (bool, np.bool_)) or (is_count(given) and given <= 1):
         return bool(given)
     raise refuse(call, f"{what} is True or False, given {given!r}")

@@ -12,7 +12,7 @@ _MOST_FLAGS = 2**32 - 1
 
 
 def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoadedModel:
-    """The model of a constructor's arguments. Raises SophgoCallError for none of the three forms."""
+    """Return the model of a constructor's arguments. Raises SophgoCallError for none of the three forms."""
     first = args[0] if args else kwargs.get("bmodel_path", kwargs.get("bmodel_bytes"))
     if isinstance(first, (bytes, bytearray)):
         form = _from_bytes

@@ -1,7 +1,7 @@
 """sail.EngineLLM: the networks of a bmodel, for one or several devices, run by name.
 
-The calls are those of sophon-sail's document "sail.EngineLLM"; docs/sophgo.md has the table and what was chosen where
-the document leaves a choice.
+The calls are those of sophon-sail's document "sail.EngineLLM"; docs/vendor_documents.md names their tests, and
+docs/sophgo.md says what was chosen where the document leaves a choice.
 """
 
 import logging
@@ -84,11 +84,11 @@ class EngineLLM:
     # --- what there is
 
     def get_device_ids(self) -> list[int]:
-        """The devices it was made with."""
+        """Return the devices it was made with."""
         return list(self._model.devices)
 
     def get_graph_names(self) -> list[str]:
-        """The names of all graphs that were loaded."""
+        """Return the names of all graphs that were loaded."""
         return list(self._model.networks)
 
     def get_addr_mode(self, graph_name: str) -> int:
@@ -100,55 +100,55 @@ class EngineLLM:
         return self._network(graph_name).stage_num
 
     def get_input_num(self, graph_name: str) -> int:
-        """How many inputs it has."""
+        """Return how many inputs it has."""
         return len(self._network(graph_name).inputs)
 
     def get_output_num(self, graph_name: str) -> int:
-        """How many outputs it has."""
+        """Return how many outputs it has."""
         return len(self._network(graph_name).outputs)
 
     def get_is_dynamic(self, graph_name: str) -> bool:
-        """Whether it takes any shape up to that of its stage, and not that shape alone."""
+        """Return whether it takes any shape up to that of its stage, and not that shape alone."""
         return self._network(graph_name).is_dynamic
 
     def get_input_name(self, graph_name: str, index: int) -> str:
-        """The name of an input."""
+        """Return the name of an input."""
         return self._input(graph_name, index).name
 
     def get_output_name(self, graph_name: str, index: int) -> str:
-        """The name of an output."""
+        """Return the name of an output."""
         return self._output(graph_name, index).name
 
     def get_input_tensor_devid(self, graph_name: str, index: int) -> int:
-        """The number of the device that an input lies on."""
+        """Return the number of the device that an input lies on."""
         return self._input(graph_name, index).device
 
     def get_output_tensor_devid(self, graph_name: str, index: int) -> int:
-        """The number of the device that an output lies on."""
+        """Return the number of the device that an output lies on."""
         return self._output(graph_name, index).device
 
     def get_input_shape(self, graph_name: str, index: int, stage: int = 0) -> list[int]:
-        """The shape of an input in a stage."""
+        """Return the shape of an input in a stage."""
         return _shape(graph_name, self._input(graph_name, index), stage)
 
     def get_output_shape(self, graph_name: str, index: int, stage: int = 0) -> list[int]:
-        """The shape of an output in a stage."""
+        """Return the shape of an output in a stage."""
         return _shape(graph_name, self._output(graph_name, index), stage)
 
     def get_input_max_shape(self, graph_name: str, index: int) -> list[int]:
-        """The largest sizes that an input has in any stage."""
+        """Return the largest sizes that an input has in any stage."""
         return _max_shape(self._input(graph_name, index))
 
     def get_output_max_shape(self, graph_name: str, index: int) -> list[int]:
-        """The largest sizes that an output has in any stage."""
+        """Return the largest sizes that an output has in any stage."""
         return _max_shape(self._output(graph_name, index))
 
     def get_input_dtype(self, graph_name: str, index: int) -> Dtype:
-        """The type of an input's elements."""
+        """Return the type of an input's elements."""
         return Dtype(self._input(graph_name, index).dtype)
 
     def get_output_dtype(self, graph_name: str, index: int) -> Dtype:
-        """The type of an output's elements."""
+        """Return the type of an output's elements."""
         return Dtype(self._output(graph_name, index).dtype)
 
     def get_input_scale(self, graph_name: str, index: int) -> float:
@@ -156,7 +156,7 @@ class EngineLLM:
         return self._input(graph_name, index).scale
 
     def get_output_scale(self, graph_name: str, index: int) -> float:
-        """What an integer output's elements are multiplied with to give real values; 1.0 for floating point."""
+        """Return what an integer output's elements are multiplied with to give real values; 1.0 for floating point."""
         return self._output(graph_name, index).scale
 
     # --- tensors on the memory that the runtime gave to a graph
@@ -172,7 +172,7 @@ class EngineLLM:
         return self._own(network, network.inputs, *_name_and_stage(*args, **kwargs))
 
     def get_input_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
-        """An input on the graph's own memory; None where the graph's addr_mode is not 1."""
+        """Return an input on the graph's own memory; None where the graph's addr_mode is not 1."""
         tensor = self._input(graph_name, index)
         return self._tensor(graph_name, tensor, stage) if self.get_addr_mode(graph_name) == 1 else None
 
@@ -187,7 +187,7 @@ class EngineLLM:
         return self._own(network, network.outputs, *_name_and_stage(*args, **kwargs))
 
     def get_output_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
-        """An output on the graph's own memory; None where the graph's addr_mode is not 1."""
+        """Return an output on the graph's own memory; None where the graph's addr_mode is not 1."""
         tensor = self._output(graph_name, index)
         return self._tensor(graph_name, tensor, stage) if self.get_addr_mode(graph_name) == 1 else None
 

@@ -29,13 +29,13 @@ class Handle:
         return self._device
 
     def get_device_id(self) -> int:
-        """The device's number."""
+        """Return the device's number."""
         return self._number
 
     def get_sn(self) -> str:
-        """The device's serial number; empty where it has none, as an emulated one."""
+        """Return the device's serial number; empty where it has none, as an emulated one."""
         return self.device.serial
 
     def get_target(self) -> str:
-        """The kind of chip: "BM1684X", "BM1688"."""
+        """Return the kind of chip: "BM1684X", "BM1688"."""
         return _TARGETS.get(self.device.chip, self.device.chip)

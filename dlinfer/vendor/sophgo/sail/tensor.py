@@ -44,7 +44,7 @@ class Tensor:
 
     @classmethod
     def on(cls, memory: DeviceMemory, shape: Sequence[int], dtype: Dtype) -> "Tensor":
-        """A tensor of memory that something else owns, such as a network's input."""
+        """Return a tensor of memory that something else owns, such as a network's input."""
         tensor = cls.__new__(cls)
         tensor._shape, tensor._dtype = tuple(shape), dtype
         tensor._system, tensor._device, tensor._owns_device = None, memory, False
@@ -57,11 +57,11 @@ class Tensor:
         return list(self._shape)
 
     def dtype(self) -> Dtype:
-        """The type of its elements."""
+        """Return the type of its elements."""
         return self._dtype
 
     def size(self) -> int:
-        """How many elements it has."""
+        """Return how many elements it has."""
         return prod(self._shape)
 
     def element_size(self) -> int:
@@ -73,15 +73,15 @@ class Tensor:
         return self.size() * self.element_size()
 
     def own_sys_data(self) -> bool:
-        """Whether it has system memory."""
+        """Return whether it has system memory."""
         return self._system is not None
 
     def own_dev_data(self) -> bool:
-        """Whether it has device memory of its own; a part of another tensor, or a network's tensor, has not."""
+        """Return whether it has device memory of its own; a part of another tensor, or a network's tensor, has not."""
         return self._owns_device
 
     def device_id(self) -> int:
-        """The number of the device that it lies on, -1 where it has no device memory."""
+        """Return the number of the device that it lies on, -1 where it has no device memory."""
         return self._device.device.number if self._device is not None else -1
 
     def device_memory(self) -> DeviceMemory:
@@ -102,7 +102,7 @@ class Tensor:
     # --- data in and out
 
     def asnumpy(self, shape: Sequence[int] | None = None) -> np.ndarray:
-        """A copy of what system memory holds, or without such memory of what the device holds.
+        """Return a copy of what system memory holds, or without such memory of what the device holds.
 
         shape: sizes of the array, of at most as many elements.
         """
@@ -132,7 +132,7 @@ class Tensor:
         self._of_system("Tensor.scale_from")[: array.size] = encoded(values, self._dtype).ravel()
 
     def scale_to(self, scale: float, shape: Sequence[int] | None = None) -> np.ndarray:
-        """What system memory holds, as float32, times ``scale``."""
+        """Return what system memory holds, as float32, times ``scale``."""
         sizes = self._shape if shape is None else shape_of("Tensor.scale_to", shape)
         self._check_room("Tensor.scale_to", prod(sizes))
         data = self._of_system("Tensor.scale_to")[: prod(sizes)]

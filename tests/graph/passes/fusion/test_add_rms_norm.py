@@ -1,4 +1,4 @@
-"""A residual sum and the norm of it become one op where both are read later (S4-12)."""
+"""A residual sum and the norm of it become one op where both are read later."""
 
 import pytest
 import torch

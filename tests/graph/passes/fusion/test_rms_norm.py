@@ -1,4 +1,4 @@
-"""RMSNorm in every spelling of the installed transformers is found, and nothing that only looks like it (S4-12)."""
+"""RMSNorm in every spelling of the installed transformers is found, and nothing that only looks like it."""
 
 import importlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rotary embedding of adjacent pairs, as the installed transformers write it, becomes one op (S4-12)."""
+"""Rotary embedding of adjacent pairs, as the installed transformers write it, becomes one op."""
 
 import pytest
 import torch

@@ -13,7 +13,7 @@ Kind = TypeVar("Kind")
 
 
 def member(call: str, argument: str, kind: type[Member], value: Any) -> Member:
-    """A member of an enumeration, by itself or its number. Raises LiteArgumentError."""
+    """Return a member of an enumeration, by itself or its number. Raises LiteArgumentError."""
     try:
         return kind(value)
     except ValueError:
@@ -24,7 +24,7 @@ def member(call: str, argument: str, kind: type[Member], value: Any) -> Member:
 
 
 def instance(call: str, argument: str, kind: type[Kind], value: Any) -> Kind:
-    """An object of a class. Raises LiteArgumentError."""
+    """Return an object of a class. Raises LiteArgumentError."""
     if not isinstance(value, kind):
         raise LiteArgumentError(
             call=call, argument=argument, expected=f"a {kind.__name__}", given=repr(value)
@@ -33,14 +33,14 @@ def instance(call: str, argument: str, kind: type[Kind], value: Any) -> Kind:
 
 
 def text(call: str, argument: str, value: Any) -> bytes:
-    """A str as the library takes it. Raises LiteArgumentError."""
+    """Return a str as the library takes it. Raises LiteArgumentError."""
     if not isinstance(value, str):
         raise LiteArgumentError(call=call, argument=argument, expected="a str", given=repr(value))
     return value.encode()
 
 
 def whole(call: str, argument: str, value: Any, least: int = 0, most: int = 2**31 - 1) -> int:
-    """A whole number of a range, Python's or numpy's. Raises LiteArgumentError."""
+    """Return a whole number of a range, Python's or numpy's. Raises LiteArgumentError."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -53,14 +53,14 @@ def whole(call: str, argument: str, value: Any, least: int = 0, most: int = 2**3
 
 
 def existing(call: str, path: Any) -> bytes:
-    """The absolute path of a file that is there. Raises LiteArgumentError."""
+    """Return the absolute path of a file that is there. Raises LiteArgumentError."""
     if not _path(call, path).is_file():
         raise LiteArgumentError(call=call, argument="path", expected="a file", given=os.fspath(path))
     return os.fsencode(Path(path).absolute())
 
 
 def writable(call: str, path: Any) -> bytes:
-    """The path of a file in a folder that is there, without which the library would write nowhere in silence.
+    """Return the path of a file in a folder that is there, without which the library would write nowhere in silence.
 
     Raises LiteArgumentError.
     """
@@ -72,7 +72,7 @@ def writable(call: str, path: Any) -> bytes:
 
 
 def folder(call: str, path: Any) -> bytes:
-    """The path of a folder, which is made where it is not there. Raises LiteArgumentError."""
+    """Return the path of a folder, which is made where it is not there. Raises LiteArgumentError."""
     try:
         _path(call, path).mkdir(parents=True, exist_ok=True)
     except OSError as error:

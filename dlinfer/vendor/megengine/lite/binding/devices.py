@@ -11,7 +11,7 @@ _ALWAYS = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
 
 
 def device_count(device_type: int) -> int:
-    """How many there are (S1-115). Raises LiteError for a kind that the library does not know."""
+    """Return how many there are. Raises LiteError for a kind that the library does not know."""
     count = ctypes.c_size_t()
     native = checked("get_device_count", device_type)
     library().call("get_device_count", native, ctypes.byref(count), said=f"get_device_count({device_type!r})")
@@ -19,7 +19,7 @@ def device_count(device_type: int) -> int:
 
 
 def usable(call: str, device_type: int) -> int:
-    """The C header's number of a device that this machine has. Raises LiteArgumentError and LiteError."""
+    """Return the C header's number of a device that this machine has. Raises LiteArgumentError and LiteError."""
     native = checked(call, device_type)
     if device_type not in _ALWAYS and not device_count(device_type):
         raise LiteError(call=call, detail=f"this machine has no {LiteDeviceType(device_type).name}")
@@ -27,5 +27,5 @@ def usable(call: str, device_type: int) -> int:
 
 
 def checked(call: str, device_type: int) -> int:
-    """The C header's number of a device. Raises LiteArgumentError."""
+    """Return the C header's number of a device. Raises LiteArgumentError."""
     return native_device(member(call, "device_type", LiteDeviceType, device_type))

@@ -26,7 +26,7 @@ NAMES = ", ".join(str(np.dtype(one)) for one in NUMPY_TYPES.values())
 
 
 def lite_type(dtype: Any, call: str) -> LiteDataType:
-    """The LiteDataType of a LiteDataType, a name, a numpy dtype or a numpy type; None is float32 (S1-02 to S1-05).
+    """Return the LiteDataType of a LiteDataType, a name, a numpy dtype or a numpy type; None is float32.
 
     Raises LiteArgumentError.
     """
@@ -46,7 +46,7 @@ def lite_type(dtype: Any, call: str) -> LiteDataType:
 
 
 def numpy_type(number: int) -> type[np.generic]:
-    """The numpy type of a LiteDataType's number. Raises LiteError for one that the document does not have."""
+    """Return the numpy type of a LiteDataType's number. Raises LiteError for one that the document does not have."""
     found = {int(lite): numpy for lite, numpy in NUMPY_TYPES.items()}.get(number)
     if found is None:
         raise LiteError(call="LiteLayout", detail=f"data_type {number}, which is none of {NAMES}")
@@ -54,7 +54,7 @@ def numpy_type(number: int) -> type[np.generic]:
 
 
 def for_copying(array: np.ndarray, call: str) -> np.ndarray:
-    """A contiguous array of one of the seven types with the same values. Raises LiteArgumentError."""
+    """Return a contiguous array of one of the seven types with the same values. Raises LiteArgumentError."""
     if array.dtype == np.int64:
         array = _fitting(array, np.dtype(np.int32), call)
     elif array.dtype == np.bool_:
@@ -65,7 +65,7 @@ def for_copying(array: np.ndarray, call: str) -> np.ndarray:
 
 
 def for_sharing(array: np.ndarray, call: str) -> np.ndarray:
-    """The array itself, when its memory can be a tensor's. Raises LiteArgumentError."""
+    """Return the array itself, when its memory can be a tensor's. Raises LiteArgumentError."""
     if array.dtype not in _LITE_TYPES:
         raise _refused(array.dtype, call)
     if not array.flags.c_contiguous:

@@ -13,7 +13,7 @@ class LiteBackend(IntEnum):
 
 
 class LiteDeviceType(IntEnum):
-    """Where a tensor lies or a network runs (S1-12)."""
+    """Where a tensor lies or a network runs."""
 
     LITE_CPU = 0
     LITE_CUDA = 1
@@ -23,7 +23,7 @@ class LiteDeviceType(IntEnum):
 
 
 class LiteDataType(IntEnum):
-    """Types of a tensor's elements (S1-03); the numbers are the C header's."""
+    """Types of a tensor's elements; the numbers are the C header's."""
 
     LITE_FLOAT = 0
     LITE_HALF = 1
@@ -35,7 +35,7 @@ class LiteDataType(IntEnum):
 
 
 class LiteTensorPhase(IntEnum):
-    """Which of a network's tensors a name speaks of (S1-89)."""
+    """Which of a network's tensors a name speaks of."""
 
     LITE_IO = 0
     LITE_INPUT = 1
@@ -43,14 +43,14 @@ class LiteTensorPhase(IntEnum):
 
 
 class LiteIOType(IntEnum):
-    """What is wanted of an input or output (S1-71)."""
+    """What is wanted of an input or output."""
 
     LITE_IO_VALUE = 0
     LITE_IO_SHAPE = 1
 
 
 class LiteAlgoSelectStrategy(IntEnum):
-    """How algorithms of ops are chosen (S1-98); members are combined by ``|``.
+    """How algorithms of ops are chosen; members are combined by ``|``.
 
     HEURISTIC | PROFILE: by profile where there is one in the cache, else by heuristics. HEURISTIC | REPRODUCIBLE and
     PROFILE | REPRODUCIBLE: among reproducible algorithms. PROFILE | OPTIMIZED: among optimised ones, so that profiling
@@ -64,7 +64,7 @@ class LiteAlgoSelectStrategy(IntEnum):
 
 
 class LiteLogLevel(IntEnum):
-    """What the library prints (S1-118)."""
+    """What the library prints."""
 
     DEBUG = 0
     INFO = 1
@@ -77,10 +77,10 @@ _NATIVE_DEFAULT = 7
 
 
 def native_device(device: LiteDeviceType) -> int:
-    """The C header's number of a device."""
+    """Return the C header's number of a device."""
     return _NATIVE_DEFAULT if device is LiteDeviceType.LITE_DEVICE_DEFAULT else int(device)
 
 
 def device_of_native(number: int) -> LiteDeviceType:
-    """The document's device for a number of the C header."""
+    """Return the document's device for a number of the C header."""
     return LiteDeviceType.LITE_DEVICE_DEFAULT if number == _NATIVE_DEFAULT else LiteDeviceType(number)

@@ -163,7 +163,7 @@ _loading = threading.RLock()
 
 
 def library() -> Library:
-    """The library of the toolchain. Raises ToolchainMissingError, and LiteError where it cannot be loaded."""
+    """Return the library of the toolchain. Raises ToolchainMissingError, and LiteError where it cannot be loaded."""
     with _loading:  # one for all threads: each knows only of the calls that go through it
         return _loaded()
 
@@ -194,7 +194,7 @@ def _last_message(path: str) -> Callable[[], str]:
 
 
 def explain(text: str) -> str:
-    """The library's message without backtrace and source lines of its own."""
+    """Return the library's message without backtrace and source lines of its own."""
     text = text.partition("backtrace:")[0]
     _, extra, rest = text.partition("extra message:")
     text = rest if extra and rest.strip() else text

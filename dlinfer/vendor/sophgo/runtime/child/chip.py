@@ -78,7 +78,7 @@ class Chip:
             raise RefusedError("device", f"this machine has {present.value} devices, numbered from 0")
 
     def allocate(self, device: int, size: int) -> int:
-        """The number of ``size`` bytes on a device. Raises RefusedError."""
+        """Return the number of ``size`` bytes on a device. Raises RefusedError."""
         block = DeviceMemory()
         status = self.bmlib.bm_malloc_device_byte(self.handles[device], ctypes.byref(block), size)
         self._done("memory", status)
@@ -97,7 +97,7 @@ class Chip:
             self.bmlib.bm_free_device(self.handles[memory.device], memory.block)
 
     def place(self, number: int, offset: int, size: int) -> DeviceMemory:
-        """The C structure of a place in memory."""
+        """Return the C structure of a place in memory."""
         block = self.memories[number].block
         return DeviceMemory(block.address + offset, block.reserved, block.dmabuf_fd, block.flags, size)
 

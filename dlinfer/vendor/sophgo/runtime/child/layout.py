@@ -9,9 +9,6 @@ from ctypes import POINTER
 
 MAX_DIMS = 8
 
-# Bytes of an element, by bm_data_type_t. The 4-bit types have none of their own.
-ELEMENT_BYTES = {0: 4, 1: 2, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 4, 8: 2}
-
 
 class DeviceMemory(ctypes.Structure):
     """bm_device_mem_t: where memory of a device begins and how many bytes it has."""
@@ -44,11 +41,11 @@ class Shape(ctypes.Structure):
 
     @classmethod
     def of(cls, sizes: list[int]) -> "Shape":
-        """The structure of a shape of at most MAX_DIMS sizes."""
+        """Return the structure of a shape of at most MAX_DIMS sizes."""
         return cls(len(sizes), (ctypes.c_int * MAX_DIMS)(*sizes))
 
     def sizes(self) -> list[int]:
-        """The shape as a list."""
+        """Return the shape as a list."""
         return list(self.dims[: self.num_dims])
 
 

@@ -46,7 +46,7 @@ _BMRT: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def open_libraries(folder: str) -> tuple[Any, Any, WorkingMemory]:
-    """(bmlib, bmrt, what is between them) of a folder. Raises OSError where one cannot be loaded."""
+    """Return (bmlib, bmrt, what is between them) of a folder. Raises OSError where one cannot be loaded."""
     shim = os.path.join(folder, "libshim.so")  # of an emulator
     before = ctypes.CDLL(shim, ctypes.RTLD_GLOBAL) if os.path.exists(shim) else None
     bmlib = _typed(_open(folder, "libbmlib.so.0", "libbmlib.so"), _BMLIB)

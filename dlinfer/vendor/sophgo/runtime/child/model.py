@@ -36,7 +36,7 @@ class Model:
             raise RefusedError("load", "BMRuntime refused it")
 
     def describe(self) -> dict[str, Any]:
-        """All that bm_net_info_t says of every network, and numbers for the memory of its inputs and outputs."""
+        """Return all that bm_net_info_t says of every network, and numbers for the memory of its inputs and outputs."""
         number = self.chip.bmrt.bmrt_get_network_number(self._runtime)
         names = [self.chip.bmrt.bmrt_get_network_name(self._runtime, index) for index in range(number)]
         return {

@@ -1,4 +1,4 @@
-"""The facts of an explanation: what compilations reported, and the figures that follow from it."""
+"""The fields of an explanation: what compilations reported, and the figures that follow from it."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields

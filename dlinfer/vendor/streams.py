@@ -1,14 +1,34 @@
-"""``torch.cuda`` as LMDeploy's engine uses it, for a device whose work is done when the call returns.
+"""The streams and events of a device, and those of one whose work is done when a call returns.
 
-On such a device every stream is always idle and every event has always happened; only identity matters, since
-the engine asserts that its cache stream is not the current one.
+``Streams`` is what serving frameworks use of ``torch.cuda``, and what modules such as ``torch.npu`` have under the same
+names, so that a vendor gives its module as it is. On a device without queues (the host) every stream is always idle and
+every event has always happened; only identity matters, since frameworks tell one stream from another.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import torch
+
+class Streams(Protocol):
+    """The part of ``torch.cuda`` that is about work in flight.
+
+    Stream, Event: types with torch.cuda's methods. current_stream: the one that work is put on; stream: a context in
+    which it is another one. synchronize: wait for all work. empty_cache: give back memory that no tensor holds.
+    """
+
+    @property
+    def Stream(self) -> Any: ...  # noqa: N802 - torch's names
+
+    @property
+    def Event(self) -> Any: ...  # noqa: N802
+
+    def current_stream(self) -> Any: ...
+
+    def stream(self, stream: Any) -> AbstractContextManager[Any]: ...
+
+    def synchronize(self) -> None: ...
+
+    def empty_cache(self) -> None: ...
 
 
 class HostStream:
@@ -57,26 +77,16 @@ class HostEvent:
         return True
 
 
-@dataclass(frozen=True)
-class HostProperties:
-    """The fields of a device's properties that the engine reads."""
-
-    name: str
-    uuid: str
-    total_memory: int
-
-
-class HostAccelerator:
-    """Stands where LMDeploy's modules say ``torch.cuda``."""
+class HostStreams:
+    """The ``Streams`` of a device whose work is done when a call returns."""
 
     Stream = HostStream
     Event = HostEvent
 
-    def __init__(self, device: str) -> None:
-        self._device = torch.device(device)
+    def __init__(self) -> None:
         self._current = HostStream()
 
-    def current_stream(self, device: Any = None) -> HostStream:
+    def current_stream(self) -> HostStream:
         """The one stream that work is done on."""
         return self._current
 
@@ -84,26 +94,8 @@ class HostAccelerator:
         """Work is done at once, whatever the stream."""
         return nullcontext()
 
-    def synchronize(self, device: Any = None) -> None:
+    def synchronize(self) -> None:
         """Nothing is pending."""
 
     def empty_cache(self) -> None:
         """The host's allocator keeps no cache of its own."""
-
-    def current_device(self) -> torch.device:
-        """The device, as something that ``device=`` takes."""
-        return self._device
-
-    def set_device(self, device: Any) -> None:
-        """There is one device."""
-
-    def is_available(self) -> bool:
-        """No CUDA is meant to be used here."""
-        return False
-
-    def get_device_properties(self, device: Any = None) -> HostProperties:
-        """Name, id and memory of the device."""
-        from dlinfer.vendor.cpu.memory import usable_memory
-
-        name = str(self._device)
-        return HostProperties(name=name, uuid=name, total_memory=usable_memory().limit)

@@ -1,6 +1,6 @@
-"""Three prompts through LMDeploy on a CPU: the mission's own example (S4-50 to S4-53), with ``device_type="cpu"``.
+"""Three prompts through LMDeploy's pipeline on a CPU: ``device_type="cpu"`` is all that dlinfer asks for.
 
-    python examples/mission.py MODEL_FOLDER
+    python examples/pipeline.py MODEL_FOLDER
 
 Nothing here imports dlinfer: where dlinfer is installed, LMDeploy knows the device.
 """
@@ -27,5 +27,5 @@ def main(model: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python examples/mission.py MODEL_FOLDER")
+        sys.exit("usage: python examples/pipeline.py MODEL_FOLDER")
     main(sys.argv[1])

@@ -18,12 +18,12 @@ from lmdeploy.serve.openai.protocol import ChatCompletionRequest
 
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.refusals.generation_checks import (
+from dlinfer.framework.lmdeploy_ext.refusals.request_checks import _fault, fit_sampling
+from dlinfer.framework.lmdeploy_ext.refusals.sampling_checks import (
     LogitBias,
     check_generation,
     check_sampling,
 )
-from dlinfer.framework.lmdeploy_ext.refusals.request_checks import _fault, fit_sampling
 
 NAN, INF = math.nan, math.inf
 HUGE = 2**70

@@ -1,0 +1,50 @@
+"""What a serving framework needs of a device besides kernels and engines: memory, streams, collectives, a graph runner.
+
+A vendor gives one by ``Vendor.load_device``; adaptors ask ``discovery.device(device_type)`` and name no vendor.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dlinfer.vendor.streams import Streams
+
+
+class DeviceMemory(NamedTuple):
+    """The memory of a device, in bytes.
+
+    available: what this process may still allocate, never negative. total: the bound itself, or all there is.
+    source: where the numbers come from, for people.
+    shared: whether others than the model live in it, as on a host. A framework then takes little where nothing was
+        chosen; of a card's own memory it takes most.
+    """
+
+    available: int
+    total: int
+    source: str
+    shared: bool
+
+
+class Device(ABC):
+    """One kind of device, for serving frameworks. One object a vendor, made when a framework first asks.
+
+    streams: its streams and events: a module like ``torch.cuda``, or ``HostStreams()`` where calls return when their
+        work is done.
+    communicator: the backend of torch.distributed that joins such devices.
+    max_batch_size: how many sequences are decoded together where the user says nothing.
+    """
+
+    streams: Streams
+    communicator: str
+    max_batch_size: int
+
+    @abstractmethod
+    def memory(self) -> DeviceMemory:
+        """What may be allocated now. Asked while an engine starts."""
+
+    def graph_runner(self) -> Callable[..., Any] | None:
+        """What runs a model's forward as graphs, where the vendor brings its own: called as LMDeploy's GraphRunner.
+
+        None leaves it to dlinfer's, which compiles for the engine that is chosen or is the vendor's default.
+        """
+        return None

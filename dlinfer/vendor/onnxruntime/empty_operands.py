@@ -1,0 +1,82 @@
+"""Operands without elements, for which ONNX Runtime's kernels raise, or give zeros where torch gives NaN or raises.
+
+A node whose operand is empty for certain is left to torch; where an operand may be empty its sizes are looked at before
+each call. What runs elementwise, moves elements or multiplies matrices is right for empty ones too.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
+from dlinfer.graph.engine_kit.refused import RefusedError
+from dlinfer.graph.ir.dialect import arguments, fake, is_view, op_name, overload
+from dlinfer.graph.seam.symbols import fixed_size, size_range
+
+_RIGHT = frozenset(
+    f"aten::{name}"
+    for name in """cat concat stack clone contiguous copy to _to_copy type_as linear matmul mm bmm addmm baddbmm einsum
+    embedding index_select index gather index_copy index_put index_add scatter scatter_add slice_scatter select_scatter
+    scaled_dot_product_attention softmax log_softmax sum full_like zeros_like ones_like new_zeros new_ones new_full
+    new_empty empty_like masked_fill where tril triu flip detach constant_pad_nd pad expand repeat""".split()
+)
+_OVER_LAST = frozenset({"dlinfer::rms_norm", "dlinfer::add_rms_norm", "aten::rms_norm", "aten::layer_norm"})
+"""Ops over each row of their operand: there may be no rows, but each has elements."""
+
+
+def refusal(node: fx.Node) -> str | None:
+    """Why a node is not taken: an operand is empty whatever the inputs are."""
+    if any(fixed_size(size) == 0 for shape in _shapes(node) for size in shape):
+        return _reason(op_name(node))
+    return None
+
+
+class EmptyOperands:
+    """Callable with a call's inputs: raises RefusedError where an operand is empty that must not be."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        """Raises UnknownSizeError for a size that does not follow from the inputs."""
+        self._names: list[str] = []
+        sizes: list[Sequence[Any]] = []
+        for node in graph.nodes:
+            for shape in _shapes(node):
+                open_ = [size for size in shape if _lowest(size) <= 0]
+                if open_:
+                    self._names.append(op_name(node))
+                    sizes.append(open_)
+        inputs = [fake(node) for node in graph.find_nodes(op="placeholder")]
+        self._sizes = reader(sizes_of(sizes, inputs)) if sizes else None
+
+    def __call__(self, inputs: Sequence[Any]) -> None:
+        if self._sizes is None:
+            return
+        for name, sizes in zip(self._names, self._sizes(inputs), strict=True):
+            if not prod(sizes):
+                raise RefusedError(_reason(name))
+
+
+def _reason(name: str) -> str:
+    return f"{name} of a tensor without elements"
+
+
+def _shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
+    """The sizes, none of which may be 0."""
+    op = overload(node)
+    if op is None:
+        return
+    name = op._schema.name.rstrip("_")
+    right = op.namespace != "aten" or torch.Tag.pointwise in op.tags or name in _RIGHT
+    operands = [one for one in node.all_input_nodes if isinstance(fake(one), Tensor)]
+    if name in _OVER_LAST:
+        lengths = arguments(node).get("normalized_shape", (1,))
+        yield fake(operands[0]).shape[-len(lengths) :]
+    elif not right and not is_view(node):
+        yield from (fake(one).shape for one in operands)
+
+
+def _lowest(size: Any) -> int:
+    found = size_range(size)
+    return found if isinstance(found, int) else found[0]

@@ -1,0 +1,96 @@
+"""The memory of the fake device: blocks of host memory that torch takes for memory of the device.
+
+A tensor of the device is made from one of the host by DLPack, which lets the owner of memory say on which device it
+lies; torch reads its kind "extension device" as PrivateUse1. The other way round gives the host's view of a tensor, for
+the code that plays the device's processor. Both share the memory.
+"""
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+TOTAL = 1 << 30
+"""Bytes of memory that the device has."""
+
+_HOST, _EXTENSION = 1, 12  # kDLCPU and kDLExtDev of dlpack.h
+_FLOOR = 64  # torch's own allocators align to as much
+
+_lock = threading.Lock()
+_allocated = 0
+
+
+class _Block(bytearray):
+    """Memory that says when it is free."""
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("index", ctypes.c_int32))
+
+
+class _DLTensor(ctypes.Structure):
+    """The beginning of dlpack.h's DLTensor, with which its DLManagedTensor begins."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("device", _Device))
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def free() -> int:
+    """Bytes that may still be allocated."""
+    return TOTAL - _allocated
+
+
+def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A new tensor of the device. Raises torch.OutOfMemoryError."""
+    reach = 0 if 0 in sizes else 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+    flat = torch.empty(0, dtype=dtype, device="cpu") if reach == 0 else _block(reach, dtype)
+    return strided(_moved(flat, _EXTENSION), sizes, strides, 0)
+
+
+def _block(count: int, dtype: torch.dtype) -> Tensor:
+    """New host memory, counted as the device's while any tensor holds it."""
+    global _allocated
+    size = max(_FLOOR, count * dtype.itemsize)
+    with _lock:
+        if size > TOTAL - _allocated:
+            raise torch.OutOfMemoryError(f"the fake device has {free()} bytes left, not {size}")
+        _allocated += size
+    block = _Block(size)
+    weakref.finalize(block, _give_back, size)
+    return torch.frombuffer(block, dtype=dtype)[:count]
+
+
+def _give_back(size: int) -> None:
+    global _allocated
+    with _lock:
+        _allocated -= size
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The host's view of a tensor of the device: the same memory, sizes, strides and offset."""
+    storage = tensor.untyped_storage().nbytes()
+    if storage == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    flat = strided(tensor, (storage // tensor.dtype.itemsize,), (1,), 0)
+    return strided(_moved(flat, _HOST), tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def strided(
+    tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int | torch.SymInt
+) -> Tensor:
+    """A view of the tensor's memory, on its own device: the host's kernel looks at sizes alone."""
+    return torch.ops.aten.as_strided.default._op_dk(torch._C.DispatchKey.CPU, tensor, sizes, strides, offset)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _moved(flat: Tensor, kind: int) -> Tensor:
+    """The memory of a contiguous tensor as memory of another kind of device."""
+    capsule = torch._C._to_dlpack(flat)  # pyright: ignore[reportAttributeAccessIssue]
+    described = _DLTensor.from_address(_pointer(capsule, b"dltensor"))
+    described.device.kind, described.device.index = kind, 0
+    return torch._C._from_dlpack(capsule)  # pyright: ignore[reportAttributeAccessIssue]

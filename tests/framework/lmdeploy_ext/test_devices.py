@@ -1,0 +1,139 @@
+"""Which device types are the adaptor's, which runner their graphs get, and whose KV cache takes how much."""
+
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from lmdeploy import PytorchEngineConfig
+from lmdeploy.cli.utils import ArgumentHelper
+from lmdeploy.pytorch.backends import get_backend
+
+from dlinfer import settings
+from dlinfer.errors import UnknownVendorError
+from dlinfer.framework.lmdeploy_ext.device import activation, devices, kv_memory, vendor_devices
+from dlinfer.framework.lmdeploy_ext.layers import backend, windows
+from dlinfer.framework.lmdeploy_ext.layers.backend import OpsBackend
+from dlinfer.vendor import DeviceMemory, discovery
+
+VENDOR = """
+from dlinfer.vendor import Device, DeviceMemory, Probe, Vendor
+from dlinfer.vendor.streams import HostStreams
+
+class AcmeDevice(Device):
+    communicator = "acmeccl"
+    max_batch_size = 4
+    streams = HostStreams()
+
+    def memory(self):
+        return DeviceMemory(5, 7, "a test", shared=False)
+
+VENDOR = Vendor(
+    "{name}", "{device}", "made for a test", lambda: Probe({available}, "made for a test"), lambda: {{}},
+    load_device=AcmeDevice, framework_device="{called}",
+)
+"""
+
+
+def vendor(name: str, device: str = "npu", called: str = "", available: bool = True) -> str:
+    return VENDOR.format(name=name, device=device, called=called, available=available)
+
+
+def test_a_device_type_is_ours_where_a_vendor_puts_frameworks_on_it(plugins):
+    assert devices.served() == ["cpu"]
+    plugins("acme", vendor("acme"))
+    plugins("beta", vendor("beta", called="card"))
+    plugins("gone", vendor("gone", available=False))
+    assert devices.served() == ["acme", "card", "cpu"]
+    assert devices.torch_device("card") == "npu" and devices.torch_device("cpu") == "cpu"
+    for name in ("beta", "openvino", "reference", "cuda", "ascend"):
+        assert not devices.serves(name)
+    assert vendor_devices.usable() == ["acme", "card", "cpu", "cuda"]
+    with pytest.raises(UnknownVendorError, match=r"'beta'.*acme, card, cpu, cuda"):
+        PytorchEngineConfig(device_type="beta")
+
+
+def test_cuda_loads_no_vendor(plugins):
+    plugins("broken", "raise RuntimeError('loaded')")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not devices.serves("cuda") and devices.serves("cpu")
+    assert "broken" not in discovery._loaded and "broken_package_plugin" not in sys.modules
+
+
+def test_the_command_line_offers_them(plugins):
+    import argparse
+
+    plugins("beta", vendor("beta", called="card"))
+    parser = argparse.ArgumentParser()
+    ArgumentHelper.device(parser)
+    assert parser.parse_args(["--device", "card"]).device == "card"
+
+
+def test_one_of_lmdeploys_own_devices_is_ours_where_its_vendor_puts_frameworks_on_it(plugins):
+    plugins("ascend", vendor("ascend"))
+    assert devices.serves("ascend") and devices.torch_device("ascend") == "npu"
+    assert vendor_devices.usable() == ["ascend", "cpu", "cuda"]
+
+
+LEFT_TO_LMDEPLOY = """
+from dlinfer.vendor import Probe, Vendor
+
+VENDOR = Vendor("ascend", "npu", "made for a test", lambda: Probe(True, "made for a test"), lambda: {})
+"""
+
+
+def test_a_vendor_that_leaves_its_device_to_lmdeploy_is_active_before_lmdeploys_backend_starts(plugins):
+    """LMDeploy's ascend backend asks ``dlinfer.vendor.vendor_name`` how weights of experts are to lie."""
+    import dlinfer.vendor
+
+    plugins("ascend", LEFT_TO_LMDEPLOY)
+    assert get_backend("ascend").get_name() == "ascend"
+    assert discovery.active("npu") is discovery.get("ascend")
+    assert dlinfer.vendor.vendor_name == "ascend"
+
+
+@pytest.fixture
+def runner(monkeypatch):
+    """``runner(eager)``: which class is built to run a model."""
+    PytorchEngineConfig(device_type="cpu")
+    monkeypatch.setattr(windows, "apply", lambda *args: None)
+    for name in ("GraphRunner", "CompiledRunner"):
+        monkeypatch.setattr(backend, name, lambda *args, name=name: name)
+
+    def built(eager: bool = False):
+        none = SimpleNamespace(llm_config=None, hf_config=None)
+        return OpsBackend.build_graph_runner(None, none, None, SimpleNamespace(eager_mode=eager), None)  # pyright: ignore[reportArgumentType]
+
+    return built
+
+
+def test_graphs_run_in_the_vendor_s_runner_where_it_has_one(runner, monkeypatch):
+    assert runner() == "CompiledRunner" and runner(eager=True) == "GraphRunner"
+    monkeypatch.setattr(
+        activation.device(), "graph_runner", lambda: lambda *args: ("the vendor's", len(args))
+    )
+    assert runner() == ("the vendor's", 5)
+    assert runner(eager=True) == "GraphRunner"
+
+
+def test_a_vendor_of_kernels_alone_runs_eagerly(runner, plugins):
+    plugins("acme", LEFT_TO_LMDEPLOY.replace("ascend", "acme").replace("npu", "cpu"))
+    discovery.use("acme")
+    with settings.override(engine=""):
+        assert runner() == "GraphRunner"
+
+
+def test_a_device_s_own_memory_is_taken_as_on_a_card():
+    numbers = {"free": 100 << 20, "block_bytes": 1 << 20, "fraction": 0.8, "useful_blocks": None}
+    assert kv_memory.plan_blocks(**numbers, default_bytes=None) == 80
+    assert kv_memory.plan_blocks(**numbers, default_bytes=10 << 20) == 10
+
+
+def test_lmdeploy_is_told_what_the_vendor_says_of_memory(monkeypatch):
+    from lmdeploy.pytorch.utils import get_gpu_memory
+
+    PytorchEngineConfig(device_type="cpu")
+    said = DeviceMemory(3, 9, "a test", shared=True)
+    monkeypatch.setattr(activation.device(), "memory", lambda: said)
+    assert get_gpu_memory() == (3, 9)

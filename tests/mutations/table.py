@@ -1,0 +1,163 @@
+"""The faults: what is changed in which file, and which tests of the gate are to fail of it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """name: what is wrong then. old, new: text of ``file``, once in it. tests: what is run, as pytest takes it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTATIONS = (
+    # What a reading of the tests found that none of them would have noticed.
+    Mutation(
+        "the digest of an artifact's manifest is not compared",
+        "dlinfer/runtime/artifact/container.py",
+        "if MANIFEST not in found or hashlib.sha256(found[MANIFEST]).hexdigest() != comment:",
+        "if MANIFEST not in found:",
+        ("tests/runtime/artifact/test_container.py",),
+    ),
+    Mutation(
+        "linear_use_nn_layout is ignored",
+        "dlinfer/ops/linear.py",
+        "weight.t() if settings.current().linear_use_nn_layout else weight",
+        "weight",
+        ("tests/framework/lmdeploy_ext/test_engine.py", "-k", "nn_layout"),
+    ),
+    Mutation(
+        "DLINFER_VENDOR is ignored",
+        "dlinfer/vendor/discovery.py",
+        "if wanted and get(wanted).serves(device_type):",
+        "if False and get(wanted).serves(device_type):",
+        ("tests/framework/lmdeploy_ext/test_engine.py", "-k", "reference_vendor"),
+    ),
+    Mutation(
+        "qaic's benchmark does not look at its inputs",
+        "dlinfer/vendor/qaic/session.py",
+        "        if input_dict is not None:\n            check_inputs(input_dict, self._inputs)\n",
+        "",
+        ("tests/vendor/qaic/test_running.py",),
+    ),
+    Mutation(
+        "qaic takes arrays of the wrong size",
+        "dlinfer/vendor/qaic/tensors.py",
+        "if fixed is not None and size != fixed:",
+        "if False and size != fixed:",
+        ("tests/vendor/qaic/test_running.py",),
+    ),
+    Mutation(
+        "a LiteTensor lies on device 0, whatever was asked",
+        "dlinfer/vendor/megengine/lite/tensor.py",
+        'whole("LiteTensor", "device_id", device_id)',
+        "0",
+        ("tests/vendor/megengine/test_tensor.py",),
+    ),
+    Mutation(
+        "LiteTensor.update does nothing",
+        "dlinfer/vendor/megengine/lite/tensor.py",
+        '        library().call("get_tensor_layout", self._handle, ctypes.byref(LiteLayout()))\n',
+        "        return\n",
+        ("tests/vendor/megengine/test_tensor.py",),
+    ),
+    Mutation(
+        "captured SiLU is computed as GELU",
+        "dlinfer/ops/activation.py",
+        "functional.silu(",
+        "functional.gelu(",
+        ("tests/ops/test_huggingface.py", "tests/ops/test_kernels_against_reference.py"),
+    ),
+    # Chosen over the rooms.
+    Mutation(
+        "what was there before a graph runs is taken to be apart at every call",
+        "dlinfer/graph/ir/effects.py",
+        "        bools, small, wide = self._outside\n",
+        "        return memory\n        bools, small, wide = self._outside\n",
+        ("tests/graph/ir/test_effects.py", "tests/graph/test_aliasing.py"),
+    ),
+    Mutation(
+        "attention's results are taken to lie as its fake says",
+        "dlinfer/graph/ir/effects.py",
+        "if not isinstance(value, torch.Tensor) or value.dim() == 0 or not made_memory(node):\n        return None",
+        "if True:\n        return None",
+        ("tests/graph/ir/test_effects.py", "tests/vendor/cpu/inductor/test_layouts.py"),
+    ),
+    Mutation(
+        "the key of a compiled thing leaves out the engine's options",
+        "dlinfer/graph/cache/key.py",
+        "return {item.name: _canonical(getattr(value, item.name)) for item in fields(value)}",
+        "return {i.name: _canonical(getattr(value, i.name)) for i in fields(value) if i.name != 'engine_options'}",
+        ("tests/graph/cache/test_key.py",),
+    ),
+    Mutation(
+        "a fallback under the policy error is taken",
+        "dlinfer/ops/fallback.py",
+        '    if policy == "error":\n        raise refusal()\n',
+        "",
+        ("tests/ops/test_fallback.py",),
+    ),
+    Mutation(
+        "graphs run on with caches that another vendor lays out otherwise",
+        "dlinfer/graph/lowering/kv_layouts.py",
+        "if discovery.kv_orders.get(device) != order and",
+        "if False and",
+        ("tests/graph/lowering/test_kv_layouts.py",),
+    ),
+    Mutation(
+        "a fused pattern's inner results are dropped where others use them",
+        "dlinfer/graph/passes/fusion/rule.py",
+        "if any(user not in read_through for node in match.interior for user in node.users):",
+        "if False:",
+        (
+            "tests/graph/passes/fusion/test_gated_activation.py",
+            "tests/graph/passes/fusion/test_close_calls.py",
+        ),
+    ),
+    Mutation(
+        "a direct call does not notice an exchanged weight or cache",
+        "dlinfer/graph/direct/binding.py",
+        'checks.append("live != copies")',
+        "pass",
+        ("tests/graph/direct/test_binding.py",),
+    ),
+    Mutation(
+        "Llama 3's long waves are not slowed down",
+        "dlinfer/framework/lmdeploy_ext/layers/rotary.py",
+        "slowed = torch.where(wavelengths > long_wave, frequencies / factor, frequencies)",
+        "slowed = frequencies",
+        ("tests/framework/lmdeploy_ext/test_rotary.py",),
+    ),
+    Mutation(
+        "a window of w shows w + 1 keys",
+        "dlinfer/framework/lmdeploy_ext/layers/windows.py",
+        "return (sliding_window - 1, 0) if",
+        "return (sliding_window, 0) if",
+        ("tests/framework/lmdeploy_ext/test_windows.py",),
+    ),
+    Mutation(
+        "a min_p of 2 reaches LMDeploy's assertion",
+        "dlinfer/framework/lmdeploy_ext/refusals/sampling_checks.py",
+        '"min_p": _Number(0, 1, whole=False)',
+        '"min_p": _Number(0, 9, whole=False)',
+        ("tests/framework/lmdeploy_ext/test_sampling_checks.py",),
+    ),
+    Mutation(
+        "OpenVINO reads zeros for an index outside",
+        "dlinfer/vendor/openvino/lowerings/places.py",
+        "    if fixed is not None and _known_inside(index, fixed, negative):\n",
+        "    if True:\n",
+        ("tests/vendor/openvino/test_places.py",),
+    ),
+    Mutation(
+        "rms_norm forgets eps",
+        "dlinfer/ops/norm.py",
+        "scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)",
+        "scale = torch.rsqrt(wide.square().mean(-1, keepdim=True))",
+        ("tests/ops/test_huggingface.py", "tests/ops/test_kernels_against_reference.py", "-k", "norm"),
+    ),
+)

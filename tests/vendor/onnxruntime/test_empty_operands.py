@@ -1,0 +1,63 @@
+"""Tensors without elements: what ONNX Runtime is not right for is left to torch, and says so."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dlinfer.errors import GraphFallbackError
+from dlinfer.graph.report import report
+from dlinfer.graph.seam.dynamo import mark_unbacked
+from tests.vendor.onnxruntime.regions import as_in_eager, compiled, refused, subgraph
+
+ALWAYS = {
+    "mean of a cast": (lambda x: (x > 0).float().mean(), (0, 4)),
+    "std": (lambda x: x.std(0, unbiased=False), (0, 4)),
+    "layer_norm": (lambda x: F.layer_norm(x, x.shape[-1:]), (3, 0)),
+    "rms_norm": (lambda x: F.rms_norm(x, x.shape[-1:]), (3, 0)),
+    "repeat_interleave": (lambda x: x.repeat_interleave(2, 0), (3, 0)),
+}
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+def test_an_operand_that_is_empty_whatever_comes_is_refused(name):
+    function, shape = ALWAYS[name]
+    reasons = refused(subgraph(function, torch.randn(shape), fixed=True))
+    assert any("without elements" in reason for reason in reasons.values())
+
+
+def test_rows_of_a_norm_may_be_none():
+    def norm(x):
+        return F.layer_norm(x, x.shape[-1:]) * 2
+
+    as_in_eager(compiled(norm, torch.randn(0, 4), fixed=True).run, norm, torch.randn(0, 4))
+
+
+@pytest.mark.usefixtures("graph_mode")
+@torch.no_grad()
+def test_an_operand_that_is_empty_at_a_call_leaves_that_call_to_torch():
+    def mean(x):
+        return (x * 2).sin().mean() + 1
+
+    def made(fallback):
+        torch._dynamo.reset()
+        options = {"engine": "onnxruntime", "small_regions": "engine", "fallback": fallback}
+        return torch.compile(mean, backend="dlinfer", options=options)
+
+    def given(rows):
+        x = torch.randn(rows)
+        mark_unbacked(x, 0, "rows")
+        return x
+
+    run = made("allow")
+    for rows in (5, 0, 6):
+        x = given(rows)
+        torch.testing.assert_close(run(x), mean(x), equal_nan=True)
+    assert graphs() == 1
+    strict = made("error")
+    strict(given(5))
+    with pytest.raises(GraphFallbackError, match="without elements"):
+        strict(given(0))
+
+
+def graphs():
+    return len(report.reports())
