@@ -16,7 +16,7 @@ from dlinfer.graph.known_answers import store
 answers = find_engine("openvino", "cpu").known_answers
 for one in answers.verdicts(ask=False):
     if "paged attention" in one.name and one.precision == "float32":
-        store.keep(answers._path((one.name, one.precision)), replace(one, state="wrong", reason="planted"))
+        store.keep(answers._key((one.name, one.precision)), replace(one, state="wrong", reason="planted"))
 """
 STEP = {"name": "batch", "kind": "call", "gen": {"max_new_tokens": 12, "ignore_eos": True}}
 

@@ -1,8 +1,9 @@
-"""The selected tests under each ISA level: ``python -m tests.isa.run [--level NAME] [--again]``.
+"""The selected tests under each ISA level: ``python -m tests.isa.run [--level NAME] [--only TEST] [--again]``.
 
-For each level it says whether the level is in force, and what shows it. A level above the CPU's is not available here,
-with the flags that are missing. Levels that passed for exactly these sources are not run again. Exit status 0 where no
-level that is available failed.
+For each level it says whether the level is in force, what shows it, and which known answers are wrong under it: what
+is refused for that is not tested. A level above the CPU's is not available here, with the flags that are missing.
+Levels that passed for exactly these sources and tests are not run again. Exit status 0 where no level that is available
+failed.
 """
 
 import argparse
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 STATE = ROOT / "build" / "isa"
 SELECTED = Path(__file__).with_name("selected.txt")
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
+_REFUSED = re.compile(r"SKIPPED .*?: (\S.* on this CPU gets .*)")
 _ISA = re.compile(r"info,cpu,isa:(.*)")
 
 
@@ -74,16 +76,17 @@ def in_force(level: Level, free: dict[str, Any], forced: dict[str, Any]) -> str:
     return f"{text}{' (as without it: the CPU has no more)' if same else ''}"
 
 
-def run(level: Level) -> dict[str, Any]:
+def run(level: Level, tests: list[str]) -> dict[str, Any]:
     """The tests' counts under a level, and the last lines of their output where they failed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selected()]
+    command = [sys.executable, "-m", "pytest", "-q", *tests]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(level), capture_output=True, text=True, check=False
     )
     lines = done.stdout.strip().splitlines()
     counts = {what: int(number) for number, what in _COUNT.findall(lines[-1] if lines else "")}
     tail = [] if done.returncode == 0 else [*lines[-40:], *done.stderr.strip().splitlines()[-10:]]
-    return {"status": done.returncode, "counts": counts, "tail": tail}
+    refused = sorted({found.group(1) for line in lines if (found := _REFUSED.match(line))})
+    return {"status": done.returncode, "counts": counts, "refused": refused, "tail": tail}
 
 
 def main() -> int:
@@ -92,13 +95,17 @@ def main() -> int:
     parser.add_argument(
         "--level", action="append", metavar="VARIABLE=VALUE", help="only this one; may be repeated"
     )
+    parser.add_argument(
+        "--only", action="append", metavar="TEST", help="in place of the selected; may be repeated"
+    )
     parser.add_argument("--again", action="store_true", help="run levels that passed before too")
     chosen = parser.parse_args()
     STATE.mkdir(parents=True, exist_ok=True)
-    code, free = sources(), probed(None)
+    tests = chosen.only or selected()
+    code, free = f"{sources()} {tests}", probed(None)
     print(f"CPU met: {cpu_model()}\nwithout a forced level: {free}", flush=True)
     rows = [
-        _row(level, code, free, chosen.again)
+        _row(level, tests, code, free, chosen.again)
         for level in LEVELS
         if chosen.level in (None, []) or level.name in chosen.level
     ]
@@ -109,21 +116,28 @@ def main() -> int:
     return int(any(verdict == "FAILED" for _, verdict, _ in rows))
 
 
-def _row(level: Level, code: str, free: dict[str, Any], again: bool) -> tuple[str, str, str]:
+def _row(
+    level: Level, tests: list[str], code: str, free: dict[str, Any], again: bool
+) -> tuple[str, str, str]:
     here = cpu_flags().split()
     lacking = [flag for flag in level.needs if flag not in here]
     if lacking:
         print(f"{level.name}: not available: this CPU lacks {', '.join(lacking)}", flush=True)
         return level.name, "not available", f"this CPU lacks {', '.join(lacking)}"
-    path = STATE / f"{level.name}.json"
+    path = STATE / f"{level.name}-{hashlib.sha256(repr(tests).encode()).hexdigest()[:8]}.json"
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if again or known.get("code") != code or known.get("status") != 0:
-        known = run(level) | {"code": code, "in_force": in_force(level, free, probed(level))}
+        known = run(level, tests) | {"code": code, "in_force": in_force(level, free, probed(level))}
         path.write_text(json.dumps(known))
     tallied: dict[str, int] = known["counts"]
     counts = ", ".join(f"{number} {what}" for what, number in tallied.items())
     verdict = "passed" if known["status"] == 0 else "FAILED"
-    print("\n".join([f"{level.name}: {verdict}: {counts} [{known['in_force']}]", *known["tail"]]), flush=True)
+    print(
+        "\n".join(
+            [f"{level.name}: {verdict}: {counts} [{known['in_force']}]", *known["refused"], *known["tail"]]
+        ),
+        flush=True,
+    )
     return level.name, verdict, f"{counts} [{known['in_force']}]"
 
 

@@ -231,6 +231,16 @@ def _softmax_in_float64(x: Tensor) -> list[Tensor]:
     return [shares.masked_fill(none, nan), logs.masked_fill(none, nan)]
 
 
+def _logsumexp_by_python(x: Tensor) -> Tensor:
+    def summed(row: list[float]) -> float:
+        high = nan if any(one != one for one in row) else max(row)
+        if high != high or math.isinf(high):
+            return high
+        return high + math.log(sum(math.exp(one - high) for one in row))
+
+    return torch.tensor([summed(row) for row in x.tolist()], dtype=torch.float64)
+
+
 def _sorted_by_python(x: Tensor, count: int) -> list[Tensor]:
     """The first of each row, NaN above all numbers: from the largest, and from the smallest."""
     rows = [sorted(row, key=lambda v: (v != v, 0.0 if v != v else v)) for row in x.tolist()]
@@ -289,6 +299,8 @@ QUESTIONS: list[Question] = [
     Question("softmax and log_softmax of rows with NaN and infinities",
              ["aten.softmax", "aten._softmax", "aten.log_softmax", "aten._log_softmax"],
              lambda x: (x.softmax(1), x.log_softmax(1)), rows_with_special, _softmax_in_float64, ROUNDED),
+    Question("logsumexp of rows with NaN and infinities", ["aten.logsumexp"], lambda x: x.logsumexp(1),
+             rows_with_special, _logsumexp_by_python, ROUNDED),
     Question("any and all", ["aten.any", "aten.all"], lambda x: ((x > 0.5).any(1), (x > -2.9).all(1)), spread,
              lambda x: [torch.tensor([f(v > c for v in row) for row in x.tolist()])
                         for f, c in ((any, 0.5), (all, -2.9))]),

@@ -5,7 +5,6 @@ through its stable ABI and links no Python and no OpenMP, so one compiler call o
 """
 
 import fcntl
-import functools
 import hashlib
 import os
 import shlex
@@ -57,14 +56,20 @@ def library_name() -> str:
     Empty where there is no compiler. Raises SettingError where DLINFER_CPU_ISA asks for what this CPU lacks.
     """
     try:
-        return _named(tuple(_command()))
+        command = _command()
+        return _names.get(tuple(command)) or _name(command)
     except BuildError:
         return ""
 
 
-@functools.cache
-def _named(command: tuple[str, ...]) -> str:
-    return f"dlinfer_cpu-{_fingerprint(command)}.so"
+_names: dict[
+    tuple[str, ...], str
+] = {}  # of libraries that were built or found here, since asking a compiler takes time
+
+
+def _name(command: Sequence[str]) -> str:
+    _names[tuple(command)] = f"dlinfer_cpu-{_fingerprint(command)}.so"
+    return _names[tuple(command)]
 
 
 def load(folder: Path | None = None) -> None:
@@ -127,7 +132,7 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Path:
     that asks for instructions which this CPU lacks.
     """
     command = _command(flags)
-    path = folder / f"dlinfer_cpu-{_fingerprint(command)}.so"
+    path = folder / _name(command)
     try:
         if _is_sound(path):  # in a folder that may be read-only
             return path
