@@ -18,7 +18,7 @@ OPSET = 20
 
 def table() -> Mapping[Any, Any]:
     """Translations by op, taken before the standard ones."""
-    return extremes.table() | {
+    return extremes.TABLE | {
         experts: experts,
         _ops.rms_norm.default: rms_norm,
         _ops.add_rms_norm.default: add_rms_norm,
