@@ -28,7 +28,7 @@ def put_to(
     """What an engine computes of a function: its results, then the inputs that it writes. ``given`` is not changed.
 
     The first size of each tensor is a symbol, as the number of tokens is. options: the engine's own, all of them.
-    Raises NotTakenError where the engine refuses the function.
+    Raises NotTakenError where the engine refuses the function, or leaves a call with such numbers to torch.
     """
     mode = fresh_mode()
     fakes = [fake_of_any_length(mode, one) for one in given]
@@ -40,11 +40,11 @@ def put_to(
     chosen = CompileOptions(
         engine=engine.name, fallback="error", small_regions="engine", engine_options=options
     )
+    inputs = [one.clone() for one in given]
     try:
         compiled = lower(captured, engine, chosen, GraphReport("a known answer", 0, engine.name))
+        with torch.no_grad():
+            results = compiled(*inputs)
     except GraphFallbackError as refused:
         raise NotTakenError(str(refused.fields["reason"])) from refused
-    inputs = [one.clone() for one in given]
-    with torch.no_grad():
-        results = compiled(*inputs)
     return [*results, *(inputs[index] for index in sorted(written))]

@@ -1,7 +1,8 @@
 """What only a call's numbers tell: the model says whether any of them makes ONNX Runtime's kernels wrong.
 
-Orders and most bounds pass over NaN, where torch takes it for the largest (``extremes`` are written so that they do
-not); of int64 they, extremes, sums and quotients go through floats. One more result of the model says whether a call has such numbers. Then torch runs the call, under the fallback policy.
+Orders and some bounds pass over NaN, where torch takes it for the largest (``extremes`` are written so that they do
+not, and Max and Min of two do not by themselves); of int64 all of them, sums and quotients go through floats. One more
+result of the model says whether a call has such numbers. Then torch runs the call, under the fallback policy.
 """
 
 import torch
@@ -20,6 +21,7 @@ _ORDERS = frozenset(
     for name in """amax amin max min aminmax argmax argmin argsort topk sort median cummax cummin kthvalue maximum
     minimum fmax fmin clamp clip clamp_min clamp_max hardtanh relu6""".split()
 )
+_RIGHT_FOR_NAN = frozenset((*extremes.TABLE, _aten.maximum.default, _aten.minimum.default))
 _OF_INT64 = frozenset(("aten::sum", "aten::fmod", "aten::div"))
 
 
@@ -51,7 +53,7 @@ def note_doubts(graph: fx.Graph) -> bool:
 
 def _doubtful(value: Tensor, op: torch._ops.OpOverload) -> bool:
     if value.is_floating_point():
-        return op._schema.name in _ORDERS and op not in extremes.TABLE
+        return op._schema.name in _ORDERS and op not in _RIGHT_FOR_NAN
     return value.dtype is torch.int64
 
 
