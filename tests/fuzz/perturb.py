@@ -27,10 +27,14 @@ def perturbing(seed: int) -> Callable[..., Any]:
         # NaN and infinities stay what they are; a step of the smallest magnitude lets a zero move too.
         return (value.double() * (1 + share * torch.finfo(value.dtype).eps)).to(value.dtype)
 
+    def nudged(value: torch.Tensor) -> torch.Tensor:
+        way = torch.rand(value.shape, generator=random, dtype=torch.float64) - 0.5
+        return (value.double() * (1 + way.sign() * torch.finfo(value.dtype).eps)).to(value.dtype)
+
     def make(step: Step, values: Mapping[str, Any], names: dict[str, Any], widen: bool) -> Any:
         if not step.rounds:
             return run_step(step, values, names)
-        names = {**names, "rounded": perturbed}
+        names = {**names, "rounded": nudged}
         for text, made_of in _ROUNDED_INSIDE.items():
             step = replace(step, text=step.text.replace(text, made_of))
         if "write" in step.features:

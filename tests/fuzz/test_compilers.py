@@ -25,6 +25,14 @@ def test_a_step_whose_result_nothing_reads_may_be_left_out():
     assert compilers.unused_step_raises(program(READ, Step("", "{0}.sin_()", ("v",), features=("write",))))
 
 
+def test_a_write_into_what_nothing_reads_may_be_left_out():
+    copied = Step("v", "{0} * 2", ("x",))
+    beyond = Step("", "{0}[9] = 1", ("v",), features=("write",))
+    assert compilers.unused_step_raises(program(copied, beyond))
+    assert not compilers.unused_step_raises(program(copied, beyond, returns="v"))
+    assert not compilers.unused_step_raises(program(Step("v", "{0}[1:]", ("x",)), beyond))
+
+
 def test_one_that_something_reads_may_not():
     assert not compilers.unused_step_raises(program(READ, returns="v"))
     written = Step("", "{0}.add_({1}.sum())", ("x", "v"), features=("write",))

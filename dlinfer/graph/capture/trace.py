@@ -70,7 +70,18 @@ def trace(
     except Exception as cause:  # whatever an op's fake function raises, the reason is what the user needs
         reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
         raise CaptureError(reason=reason, line=getattr(cause, "model_line", "an unknown line")) from cause
+    _refuse_read_indices(graph_module)
     return Captured(graph_module, tuple(fakes), mode)
+
+
+def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
+    """Indexing by a tensor without dimensions reads its number, which a graph would keep from its first call."""
+    for node in graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default):
+        if "val" not in node.meta:
+            line = model_line(node) or "an unknown line"
+            raise CaptureError(
+                reason="an index is a tensor without dimensions, of which torch reads the number", line=line
+            )
 
 
 def _refuse_exotic(fakes: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ from dlinfer.graph.known_answers.answer import KnownAnswer
 from dlinfer.graph.known_answers.questions import QUESTIONS, put_all
 from dlinfer.graph.known_answers.suite import KnownAnswers
 from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
-from dlinfer.vendor.onnxruntime import contrib, empty_operands, sessions
+from dlinfer.vendor.onnxruntime import contrib, differs, empty_operands, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.run import OrtLowered
 
@@ -47,7 +47,7 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
 
     def refuses_op(self, node: fx.Node) -> str | None:
         """What ONNX cannot say, and what the CPU provider has not."""
-        return empty_operands.refusal(node) or self._refusals.of(node)
+        return empty_operands.refusal(node) or differs.refusal(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: OrtOptions, policy: str) -> Lowered:
         """The function as a model. Raises ProviderUnavailableError and ProviderFallbackError where it is compiled."""

@@ -15,26 +15,6 @@ from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, opset
 _aten = torch.ops.aten
 
 
-def table() -> dict[Any, Any]:
-    """Translations by op."""
-    return {
-        _aten.amax.default: amax,
-        _aten.amin.default: amin,
-        _aten.max.default: amax,
-        _aten.min.default: amin,
-        _aten.aminmax.default: aminmax,
-        _aten.max.dim: max_dim,
-        _aten.min.dim: min_dim,
-        _aten.argmax.default: argmax,
-        _aten.argmin.default: argmin,
-        _aten.topk.default: topk,
-        _aten.clamp.Tensor: clamp,
-        _aten.clamp.default: clamp_by_numbers,
-        _aten.clamp_min.default: clamp_by_numbers,
-        _aten.clamp_max.default: lambda self, max: clamp_by_numbers(self, None, max),
-    }
-
-
 def amax(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
     """Over ``dim``, or over all where it is empty."""
     return _with_nan(extremes.amax(self, dim, keepdim), self, dim, keepdim)
@@ -158,3 +138,22 @@ def _place(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
     if dim is None and keepdim:
         found = op.Reshape(found, op.Constant(value_ints=[1] * rank(x)))
     return found
+
+
+TABLE: dict[Any, Any] = {
+    _aten.amax.default: amax,
+    _aten.amin.default: amin,
+    _aten.max.default: amax,
+    _aten.min.default: amin,
+    _aten.aminmax.default: aminmax,
+    _aten.max.dim: max_dim,
+    _aten.min.dim: min_dim,
+    _aten.argmax.default: argmax,
+    _aten.argmin.default: argmin,
+    _aten.topk.default: topk,
+    _aten.clamp.Tensor: clamp,
+    _aten.clamp.default: clamp_by_numbers,
+    _aten.clamp_min.default: clamp_by_numbers,
+    _aten.clamp_max.default: lambda self, max: clamp_by_numbers(self, None, max),
+}
+"""Translations by op."""

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from dlinfer.graph.engine_kit.onnx_engine import as_tensor
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
-from dlinfer.graph.engine_kit.value_region import Lowered
+from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.onnx.export import export
 from dlinfer.graph.seam.onnx import onnx_type
 from dlinfer.vendor.onnxruntime import sessions
 from dlinfer.vendor.onnxruntime.contrib import OPSET, table
+from dlinfer.vendor.onnxruntime.doubts import REASON, note_doubts
 from dlinfer.vendor.onnxruntime.empty_operands import EmptyOperands
 from dlinfer.vendor.onnxruntime.feeds import fed
 from dlinfer.vendor.onnxruntime.indices import refuse_negative
@@ -39,9 +40,12 @@ class OrtLowered(Lowered):
         self._check_empty = EmptyOperands(function.graph_module.graph)
         graph_module, self._feeds = fed(function.graph_module, frozenset(function.weights))
         refuse_negative(graph_module.graph)
+        self._doubts = note_doubts(graph_module.graph)
         self._graph = export(graph_module, opset=OPSET, translations=table)
         self.source = str(self._graph)
-        self.in_place = safe_in_place(self._graph, self._feeds, function.writes) & function.in_place
+        self.in_place: frozenset[int] = frozenset()
+        if not self._doubts:  # a call that torch is to run over again has written nothing
+            self.in_place = safe_in_place(self._graph, self._feeds, function.writes) & function.in_place
         if self.held and (fault := sessions.why_refused(self._graph.to_bytes())) is not None:
             raise RefusedError(fault)  # before there are weights
 
@@ -49,7 +53,7 @@ class OrtLowered(Lowered):
         """Raise RefusedError for operands without elements that ONNX Runtime would not be right for."""
         self._check_empty(inputs)
 
-    def compile(self, weights: tuple[Tensor, ...]) -> "SessionRun":
+    def compile(self, weights: tuple[Tensor, ...]) -> Executable:
         """A session, with these weights in it."""
         inputs: Any = dict(zip(self.held, weights, strict=True))
         named = list(zip(self._graph.inputs, self._feeds, strict=True))
@@ -57,10 +61,24 @@ class OrtLowered(Lowered):
         model = with_initialisers(self._graph, list(held)) if held else self._graph.to_bytes()
         session = sessions.make_session(model, self._options, policy=self._policy, weights=held)
         feeds = {name: feed.of for name, feed in named if feed.index not in inputs}
-        return SessionRun(session, feeds, self._graph.outputs, self._memory, bool(self.in_place))
+        run = SessionRun(session, feeds, self._graph.outputs, self._memory, bool(self.in_place))
+        return _doubting(run) if self._doubts else run
 
     def _memory(self, inputs: Sequence[Any]) -> list[Tensor]:
-        return self.outputs.empty(inputs, self.in_place)
+        made = self.outputs.empty(inputs, self.in_place)
+        return [*made, torch.empty((), dtype=torch.bool)] if self._doubts else made
+
+
+def _doubting(run: Executable) -> Executable:
+    """A run whose last result says whether the others are not to be used."""
+
+    def checked(*inputs: Any) -> Sequence[Tensor]:
+        *values, doubt = run(*inputs)
+        if doubt.item():
+            raise RefusedError(REASON)
+        return values
+
+    return checked
 
 
 _OF_INDICES = re.compile("out of data bounds|out of bounds|invalid indice|must be within the inclusive range")

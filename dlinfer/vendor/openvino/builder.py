@@ -175,7 +175,7 @@ class Builder:
         given = value.get_element_type()
         if given == kind:
             return value
-        if kind == ov.Type.boolean and given.is_real():  # so that NaN is true
+        if kind == ov.Type.boolean:  # so that NaN is true, and -(2**31), for which Convert says otherwise
             return op.not_equal(value, self.scalar(0, given)).output(0)
         if kind == ov.Type.i64 and given.is_real():
             self._cast_fault(value, given)

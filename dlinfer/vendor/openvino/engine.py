@@ -13,7 +13,7 @@ from dlinfer.graph.engine_kit.value_region import Lowered
 from dlinfer.graph.functional.cached_attention import cached_attention_pass
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.functional.variants import Twin, twin_of
-from dlinfer.graph.ir.dialect import is_compute, op_name, overload, written_arguments
+from dlinfer.graph.ir.dialect import arguments, fake, is_compute, op_name, overload, written_arguments
 from dlinfer.graph.known_answers.answer import kind_of
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
@@ -58,6 +58,8 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
 
     def refuses_op(self, node: fx.Node) -> str | None:
         """What has no lowering for these arguments; of a node that writes, its functional twin."""
+        if (number := _number_beyond(node)) is not None:
+            return f"{number}, which the dtype of its tensor does not hold: torch wraps it around"
         if not written_arguments(node):
             return registry.refusal(Call.of(node))
         twin = twin_of(node)
@@ -101,6 +103,20 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
 
 _PRECISIONS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _HEAVY = ("linear", "matmul", "mm", "conv", "attention", "moe")
+
+
+def _number_beyond(node: fx.Node) -> int | None:
+    """A number among the arguments of elementwise arithmetic that lies outside of a tensor's whole numbers."""
+    op = overload(node)
+    if op is None:
+        return None
+    dtypes_ = {value.dtype for value in map(fake, node.all_input_nodes) if isinstance(value, torch.Tensor)}
+    narrow = [
+        torch.iinfo(one) for one in dtypes_ if one in (torch.uint8, torch.int8, torch.int16, torch.int32)
+    ]
+    given = arguments(node)
+    numbers = [given[name] for name in ("other", "value", "min", "max") if type(given.get(name)) is int]
+    return next((n for n in numbers for one in narrow if not one.min <= n <= one.max), None)
 
 
 def _twin_call(node: fx.Node, twin: Twin) -> Call:

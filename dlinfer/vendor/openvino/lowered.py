@@ -54,7 +54,10 @@ class OpenVINOLowered(Lowered):
         given = {template.inputs[index]: weight for index, weight in zip(self.held, weights, strict=True)}
         model, keep = with_weights(template.model, given, options, template.notes)
         said = properties(options, template.precision, template.cache)
-        compiled = core().compile_model(model, options.device, said)
+        try:
+            compiled = core().compile_model(model, options.device, said)
+        except RuntimeError as cause:  # the only class that OpenVINO raises
+            raise RefusedError(f"OpenVINO does not compile it: {_told(cause)}") from cause
         requests = Requests(compiled, self._dtypes, (keep, template.keep))
         built_in = zip(self.held, weights, strict=True)
         held = {index: _range(weight) for index, weight in built_in if index in self._ranged}
@@ -154,6 +157,12 @@ def _dtypes(result: Result) -> list[torch.dtype]:
     """Dtypes of the model's outputs that a result is made of."""
     kinds = zip(_origins(result), (getattr(torch, result.dtype), torch.int64), strict=True)
     return [dtype for origin, dtype in kinds if origin == OUTPUT]
+
+
+def _told(cause: RuntimeError) -> str:
+    """What OpenVINO says in its own words, without the places in its sources."""
+    lines = [line.strip() for line in str(cause).splitlines()]
+    return " ".join(line for line in lines if line and not line.startswith("Exception from"))[:300]
 
 
 def _range(tensor: Tensor) -> Interval:

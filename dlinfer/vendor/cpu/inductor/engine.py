@@ -95,13 +95,14 @@ class InductorEngine:
         return result
 
     def _kernel(self, node: fx.Node, folder: Path, result: CompiledRegion, options: CompileOptions) -> str:
-        """The reference to what runs a node. Under the policy it is torch's kernel where no C++ kernel is right on this
-        CPU or there is no compiler, and the op's reference where the vendor's kernel does not take the call."""
+        """The reference to what runs a node. Under the policy it is torch's kernel where there is no C++ compiler, and
+        where the C++ kernel is wrong on this CPU, and the op's reference where the vendor's does not take the call."""
         reference = kernels.callee_of(node)
         reason = None
         if reference.startswith("native "):
-            reason = self._distrust(node, reference, folder)
-            reference = reference if reason is None else kernels.callee_of(node, native=False)
+            reason = self._fault_of_native(node, reference, folder)
+            if reason is not None:
+                reference = kernels.callee_of(node, native=False)
         if reason is None and reference.startswith("vendor "):
             reason = kernel_refusal(node)
         if reason is not None:
@@ -109,9 +110,10 @@ class InductorEngine:
             result.refused[node.name] = reason
         return reference
 
-    def _distrust(self, node: fx.Node, reference: str, folder: Path) -> str | None:
-        """Why a node's C++ kernel is not used: there is none, or it is wrong on this CPU."""
-        if (missing := native.why_not(folder / "native")) is not None:
+    def _fault_of_native(self, node: fx.Node, reference: str, folder: Path) -> str | None:
+        """Why a C++ kernel is not to be used here; None where it is."""
+        missing = native.why_not(folder / "native")
+        if missing is not None:
             return f"the C++ kernels cannot be built: {missing}"
         tensors = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
         return self.known_answers.fault(reference, precision_of(tensors))

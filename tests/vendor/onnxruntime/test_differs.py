@@ -1,0 +1,77 @@
+"""What ONNX Runtime's kernels or their translations compute otherwise than torch is computed by torch, and said."""
+
+from math import inf, nan
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dlinfer.errors import GraphFallbackError
+from tests.vendor.onnxruntime.regions import as_in_eager, compiled, refused, subgraph
+
+FLOATS, INTEGERS = torch.randn(4, 6), torch.randint(-9, 9, (4, 6))
+LEFT = {
+    "erfc": (torch.erfc, FLOATS),
+    "expm1": (torch.expm1, FLOATS),
+    "log1p": (torch.log1p, FLOATS),
+    "elu": (F.elu, FLOATS),
+    "selu": (F.selu, FLOATS),
+    "logsigmoid": (F.logsigmoid, FLOATS),
+    "logaddexp": (lambda x: torch.logaddexp(x, x * 2), FLOATS),
+    "atan2": (lambda x: torch.atan2(x, x * 2), FLOATS),
+    "signbit": (torch.signbit, FLOATS),
+    "diagonal": (lambda x: x.diagonal() * 1, FLOATS),
+    "floored quotients": (lambda x: x // 0.7, FLOATS),
+    "products of whole numbers": (lambda x: x.prod(0), INTEGERS),
+    "powers of whole numbers": (lambda x: x.abs() ** x, INTEGERS),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_it_is_refused_with_a_reason(name):
+    function, x = LEFT[name]
+    assert any("ONNX Runtime's" in reason for reason in refused(subgraph(function, x)).values())
+
+
+def test_tails_of_sigmoid():
+    def tails(x):
+        return torch.sigmoid(x), F.silu(x), torch.sign(x)
+
+    x = torch.tensor([-104.0, -88.5, -30.0, -18.0, -9.0, 0.0, -0.0, 30.0, nan])
+    run = compiled(tails, x).run
+    for got, want in zip(run(x), tails(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-38, equal_nan=True)
+
+
+DOUBTFUL = {
+    "amax": lambda x: x.amax(0),
+    "max": lambda x: x.max(-1)[0],
+    "argmax": lambda x: x.argmax(-1),
+    "topk": lambda x: x.topk(2, -1)[0],
+    "sort": lambda x: x.sort(-1)[0],
+    "clamp": lambda x: x.clamp(-5, 100),
+    "maximum": lambda x: torch.maximum(x, x.flip(0)),
+}
+BEYOND = torch.tensor([[2**31, -(2**31) - 1, 2**53 + 1], [2**24 + 1, 7, -(2**53) - 1]])
+NOT_NUMBERS = torch.tensor([[1.0, nan, inf], [-inf, 2.0, nan]])
+
+
+@pytest.mark.parametrize("numbers", [BEYOND, NOT_NUMBERS], ids=["int64", "NaN"])
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_a_call_of_numbers_that_it_orders_otherwise_is_left_to_torch(name, numbers):
+    function = DOUBTFUL[name]
+    small = torch.arange(6).view(2, 3).to(numbers.dtype)
+    run, strict = (
+        compiled(function, small, fixed=True, fallback=policy).run for policy in ("allow", "error")
+    )
+    for x in (small, numbers, small + 1):
+        as_in_eager(run, function, x)
+    as_in_eager(strict, function, small)
+    with pytest.raises(GraphFallbackError, match="a NaN, or an int64"):
+        strict(numbers)
+
+
+def test_sums_of_int64():
+    run = compiled(lambda x: x.sum(0), INTEGERS, fallback="allow").run
+    for x in (INTEGERS, INTEGERS + 2**53, INTEGERS):
+        as_in_eager(run, lambda x: x.sum(0), x)
