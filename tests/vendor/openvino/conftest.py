@@ -1,7 +1,9 @@
 """Tests of the engine openvino, which need the package of that name; the extra ``dev`` installs it."""
 
+from collections.abc import Generator
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +14,7 @@ from tests.graph.conftest import artifact_folder, graph_mode
 __all__ = ["artifact_folder", "graph_mode"]
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function):
+def _skip_known_faults() -> Generator[None, Any, Any]:
     """A test of what OpenVINO computes wrongly on the CPU at hand has nothing to compare: torch computes it there."""
     try:
         return (yield)
@@ -21,6 +22,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function):
         if is_fault(str(refused.fields["reason"])):
             pytest.skip(str(refused.fields["reason"]))
         raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, Any, Any]:
+    """Of fixtures."""
+    return (yield from _skip_known_faults())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, Any, Any]:
+    """Of tests."""
+    return (yield from _skip_known_faults())
 
 
 class _Skipped(pytest.Module):

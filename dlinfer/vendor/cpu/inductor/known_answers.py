@@ -15,7 +15,8 @@ from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.known_answers.answer import KnownAnswer, NotTakenError, name_of
 from dlinfer.graph.known_answers.questions import FLOATS, ROUNDED, small_whole, special
 from dlinfer.graph.known_answers.suite import KnownAnswers
-from dlinfer.graph.seam import fake_mode, inductor
+from dlinfer.graph.seam import fake_mode
+from dlinfer.graph.seam.inductor import compile_loops
 from dlinfer.graph.seam.symbols import fake_of_any_length
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.fusible import decompositions
@@ -111,7 +112,7 @@ def _loops() -> list[Tensor]:
     twins = twins_of([fake(node) for node in placeholders])
     graph = fake_mode.trace_decomposed(captured.graph_module, twins.values, twins.mode, decompositions())
     with native.memory_for_results():
-        run = inductor.compile_loops(graph, twins.values, twins.mode)
+        run = compile_loops(graph, twins.values, twins.mode)
     return list(run(*given))
 
 
