@@ -21,6 +21,7 @@ LEFT = {
     "atan2": (lambda x: torch.atan2(x, x * 2), FLOATS),
     "signbit": (torch.signbit, FLOATS),
     "diagonal": (lambda x: x.diagonal() * 1, FLOATS),
+    "fewer chunks than asked for": (lambda x: x[:1].chunk(2, 0)[0] * 2, FLOATS),
     "floored quotients": (lambda x: x // 0.7, FLOATS),
     "products of whole numbers": (lambda x: x.prod(0), INTEGERS),
     "powers of whole numbers": (lambda x: x.abs() ** x, INTEGERS),
