@@ -68,6 +68,10 @@ fuzz: $(STAMP) ## random programs eagerly and through each engine; SECONDS=60, E
 mutations: $(STAMP) ## faults put into copies of the tree, each of which tests of `make test` have to catch
 	@OMP_WAIT_POLICY=passive $(PY) -m tests.mutations
 
+.PHONY: test-isa
+test-isa: $(STAMP) ## engines and kernels under each ISA level that can be forced; goes on where it stopped
+	$(PY) -m tests.isa.run $(ISA_ARGS)
+
 .PHONY: graph-models
 graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/graph_models.md
 	$(PY) -m tests.graph.matrix.run_models --write-docs $(GRAPH_ARGS)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from dlinfer.errors import SettingError
 
 FALLBACK_POLICIES = ("allow", "warn", "error")
+CPU_ISAS = ("sse42", "avx2", "avx512", "avx512_bf16", "avx512_fp16", "amx")
 DEBUG_TOPICS = ("graph", "passes", "placement", "cache")
 
 
@@ -96,6 +97,13 @@ class Settings:
         _positive,
         "GiB of KV cache on device cpu where the engine's own option (LMDeploy's cache_max_entry_count) was "
         "left at its default; at most half of the free memory is taken",
+    )
+    cpu_isa: str = _setting(
+        "",
+        "DLINFER_CPU_ISA",
+        _choice(*CPU_ISAS),
+        "instructions that the cpu vendor's C++ kernels may use at most: one of sse42, avx2, avx512, avx512_bf16, "
+        "avx512_fp16, amx, each with all before it; empty is everything that this CPU has",
     )
     engine: str = _setting(
         "",

@@ -98,6 +98,8 @@ def test_json_follows_the_documented_schema(capsys, environment):
         doctor.Cpu,
         doctor.MemoryBound,
         doctor.VendorState,
+        doctor.EngineAnswers,
+        doctor.WrongAnswer,
         selfcheck.FrameworkState,
     ):
         assert [field.name for field in fields(part) if f"`{field.name}`" not in text] == []

@@ -24,6 +24,11 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", help=text, description=f"{text.capitalize()}.", epilog=_DOCTOR_EXIT
     )
     doctor.add_argument("--json", action="store_true", help="print one JSON object (schema: docs/doctor.md)")
+    doctor.add_argument(
+        "--ask",
+        action="store_true",
+        help="put every known answer to every engine now, and not show only those that were asked before",
+    )
     doctor.set_defaults(run=_doctor)
     _add_explain(commands)
     _add_compile(commands)
@@ -89,7 +94,7 @@ _DOCTOR_EXIT = "Exit status: 0 when ops can run on a vendor other than the refer
 def _doctor(arguments: argparse.Namespace) -> int:
     from dlinfer.cli import doctor
 
-    report = doctor.collect()
+    report = doctor.collect(ask=arguments.ask)
     if arguments.json:
         sys.stdout.write(doctor.to_json(report) + "\n")
     else:

@@ -19,6 +19,9 @@ import dlinfer
 from dlinfer import settings
 from dlinfer.errors import DlinferError
 from dlinfer.framework.lmdeploy_ext import selfcheck
+from dlinfer.graph.engine import find_engine
+from dlinfer.graph.known_answers.answer import Verdict
+from dlinfer.graph.known_answers.suite import KnownAnswers
 from dlinfer.ops import registry
 from dlinfer.ops.kernels import kernel_authors
 from dlinfer.vendor import discovery
@@ -73,6 +76,28 @@ class VendorState:
 
 
 @dataclass(frozen=True)
+class WrongAnswer:
+    """A known answer that an engine or kernel gets wrong on this CPU. decides: what therefore runs another way."""
+
+    name: str
+    precision: str
+    reason: str
+    decides: list[str]
+
+
+@dataclass(frozen=True)
+class EngineAnswers:
+    """What is known of an engine's answers on this CPU. right, not_asked: how many. problem: why it cannot be asked."""
+
+    engine: str
+    vendor: str
+    right: int
+    not_asked: int
+    wrong: list[WrongAnswer]
+    problem: str
+
+
+@dataclass(frozen=True)
 class Report:
     """All that doctor says.
 
@@ -82,6 +107,7 @@ class Report:
         kernel, as the host's for vendors that bring graph engines only. reference: the slow reference answers.
         none: a call is refused, since the vendor fails or the fallback policy is "error".
     defaults: device type -> the vendor that answers there unless another is chosen, or null.
+    known_answers: of each engine that is asked some (docs/known_answers.md).
     unknown_variables: ``DLINFER_*`` variables in the environment that are no setting.
     problems: what makes op calls fail: wrong settings, or a default vendor that fails.
     """
@@ -99,6 +125,7 @@ class Report:
     settings: list[settings.Origin]
     unknown_variables: list[str]
     problems: list[str]
+    known_answers: list[EngineAnswers]
 
 
 def to_json(report: Report) -> str:
@@ -106,8 +133,11 @@ def to_json(report: Report) -> str:
     return json.dumps(asdict(report), indent=2)
 
 
-def collect() -> Report:
-    """Look at this process, its machine and what is installed. Takes seconds where a framework is."""
+def collect(ask: bool = False) -> Report:
+    """Look at this process, its machine and what is installed. Takes seconds where a framework is.
+
+    ask: put known answers to engines that were never asked, which takes a minute the first time.
+    """
     origins = settings.origins(os.environ)
     problems = [origin.problem for origin in origins if origin.problem]
     policy = "" if problems else settings.current().fallback
@@ -137,7 +167,37 @@ def collect() -> Report:
         settings=origins,
         unknown_variables=settings.unknown(os.environ),
         problems=problems,
+        known_answers=[] if problems else _known_answers(states, ask),
     )
+
+
+def _known_answers(states: list[VendorState], ask: bool) -> list[EngineAnswers]:
+    found = []
+    for state in states:
+        if state.state != "PASS":
+            continue
+        for name in discovery.get(state.name).engines:
+            try:
+                answers: KnownAnswers | None = getattr(
+                    find_engine(name, state.device_type), "known_answers", None
+                )
+                verdicts = answers.verdicts(ask) if answers is not None else []
+            except Exception as error:  # noqa: BLE001 - loading an engine runs a plugin's code; its failure is the finding
+                found.append(EngineAnswers(name, state.name, 0, 0, [], f"{type(error).__name__}: {error}"))
+                continue
+            if answers is not None:
+                found.append(_counted(name, state.name, verdicts))
+    return found
+
+
+def _counted(engine: str, vendor: str, verdicts: list[Verdict]) -> EngineAnswers:
+    wrong = [
+        WrongAnswer(one.name, one.precision, one.reason, list(one.decides))
+        for one in verdicts
+        if one.state == "wrong"
+    ]
+    states = [one.state for one in verdicts]
+    return EngineAnswers(engine, vendor, states.count("right"), states.count("not asked"), wrong, "")
 
 
 def _installed(package: str) -> str | None:

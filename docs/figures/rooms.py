@@ -14,7 +14,7 @@ from tests.architecture.rooms import AUTOLOAD, ROOMS, room
 
 FIGURE = REPOSITORY / "docs" / "rooms.svg"
 WIDTH, MARGIN, GAP, INDENT = 1040, 20, 26, 112
-CELL, LANE = (88, 26), 41  # a room of graph: width and height; from row to row
+CELL, LANE = (96, 26), 41  # a room of graph: width and height; from row to row
 
 # Bands from the top: the big room, what it is about, and the height of its box.
 BANDS = (
@@ -40,7 +40,8 @@ PLACES = {
     "onnx": (4, 0),
     "engine": (4, 1),
     "cache": (4, 2),
-    "engine_kit": (5, 0),
+    "engine_kit": (7, 0),
+    "known_answers": (6, 1),
     "lowering": (5, 2),
     "observe": (6, 2),
     "backend": (7, 2),
@@ -134,15 +135,13 @@ def _graph(top: float) -> Iterable[str]:
         yield _arrow(x0, y0 + CELL[1] / 2, x1 + CELL[0] + 7, y1 + CELL[1] / 2)
     for name, box in boxes.items():
         yield _box(box, "room")
-        yield _text(box[0] + CELL[0] / 2, box[1] + 17, name)
+        yield _text(box[0] + CELL[0] / 2, box[1] + 17, name.replace("_", " "))
 
 
 def _bands() -> Iterable[str]:
-    """The big rooms from the top, with their folders, and the arrows between neighbours."""
+    """The big rooms from the top, with their folders."""
     y = MARGIN
-    tops: dict[str, tuple[float, float]] = {}
     for name, words, height in BANDS:
-        tops[name] = (y, y + height)
         yield _box((MARGIN, y, WIDTH - 2 * MARGIN, height), "band")
         yield _text(MARGIN + 12, y + 22, name.removesuffix(".*"), "name", "start")
         yield _text(MARGIN + INDENT, y + 22, words, "words", "start")
@@ -156,17 +155,38 @@ def _bands() -> Iterable[str]:
                 yield _box((x, y + 30, step - 10, 22), "room")
                 yield _text(x + step / 2 - 5, y + 45, label)
         y += height + GAP
-    width = (WIDTH - 2 * MARGIN - 4 * GAP) / len(FLOOR)
-    places = {name: MARGIN + (len(FLOOR) - 1 - at) * (width + GAP) for at, name in enumerate(FLOOR)}
-    for name, x in places.items():
-        tops[name] = (y, y + 34)
+    for name, (x, y, width) in _floor().items():
         yield _box((x, y, width, 34), "band")
         yield _text(x + width / 2, y + 22, FLOOR_WORDS.get(name, name))
+
+
+def _floor() -> dict[str, tuple[float, float, float]]:
+    """Where what everything stands on lies: x, y, width."""
+    y = MARGIN + sum(height + GAP for *_, height in BANDS)
+    width = (WIDTH - 2 * MARGIN - 4 * GAP) / len(FLOOR)
+    return {name: (MARGIN + (len(FLOOR) - 1 - at) * (width + GAP), y, width) for at, name in enumerate(FLOOR)}
+
+
+def _between() -> Iterable[str]:
+    """The arrows between big rooms. The bands are drawn over those that pass behind them, each in a lane of its own."""
+    floor = _floor()
+    order = [name for name, *_ in BANDS]
+    tops = {}
+    y = MARGIN
+    for name, _, height in BANDS:
+        tops[name] = (y, y + height)
+        y += height + GAP
+    lane = 0
     for one, other in sorted(arrows()):
-        if one in places and other in places:
-            yield _arrow(places[one], y + 17, places[other] + width + 7, y + 17)
+        if one in floor and other in floor:
+            (x0, y0, _), (x1, _, width) = floor[one], floor[other]
+            yield _arrow(x0, y0 + 17, x1 + width + 7, y0 + 17)
+        elif other in floor:
+            x, top, width = floor[other]
+            yield _arrow(x + width / 2, tops[one][1], x + width / 2, top - 7)
         else:
-            x = places.get(other, MARGIN) + (width / 2 if other in places else 50)
+            lane += order.index(other) - order.index(one) > 1
+            x = MARGIN + 50 + (30 * lane if order.index(other) - order.index(one) > 1 else 0)
             yield _arrow(x, tops[one][1], x, tops[other][0] - 7)
 
 
@@ -174,9 +194,11 @@ def drawn() -> str:
     """The SVG. Raises KeyError for a room that has no place in it yet."""
     for name in {_named(one, "graph") for one in ROOMS if within(one, "dlinfer.graph")}:
         PLACES[name]
-    body = "\n".join(_bands())
+    body = "\n".join([*_between(), *_bands()])
     height = MARGIN + sum(height + GAP for *_, height in BANDS) + 34 + GAP + MARGIN
-    legend = "An arrow: the room imports the other. Imports along a chain of arrows are left out."
+    legend = (
+        "An arrow: the room imports the other. Some pass behind a room; imports along a chain are left out."
+    )
     body += "\n" + _text(MARGIN, height - MARGIN, legend, "words", "start")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '

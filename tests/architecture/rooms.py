@@ -22,11 +22,13 @@ ARROWS: dict[str, str] = {
     "dlinfer.graph.capture": "errors utils graph.seam graph.ir",
     "dlinfer.graph.functional": "errors ops graph.seam graph.ir graph.passes",
     "dlinfer.graph.onnx": "errors ops graph.seam graph.ir graph.functional",
-    # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
-    "dlinfer.graph.engine_kit": "errors ops graph.seam graph.ir graph.passes graph.report graph.options "
-    "graph.engine graph.functional graph.onnx",
     "dlinfer.graph.lowering": "errors vendor ops graph.ir graph.passes graph.report graph.options graph.engine "
     "graph.cache graph.capture",
+    "dlinfer.graph.known_answers": "errors settings graph.seam graph.report graph.options graph.engine graph.cache "
+    "graph.capture graph.lowering",
+    # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
+    "dlinfer.graph.engine_kit": "errors ops graph.seam graph.ir graph.passes graph.report graph.options "
+    "graph.engine graph.functional graph.onnx graph.known_answers",
     "dlinfer.graph.observe": "graph.seam graph.ir graph.report graph.capture graph.lowering",
     "dlinfer.graph.backend": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.observe",

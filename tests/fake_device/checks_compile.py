@@ -118,6 +118,9 @@ def test_the_graph_s_device_is_the_accelerator_wherever_it_stands_among_the_inpu
     for values in ((host, here), (here, host), (1, host, None, here)):
         assert graph_device(values).type == NAME
     assert graph_device((1, host)).type == "cpu" and graph_device(()).type == "cpu"
+    sizes = torch.empty(2, device="meta")
+    assert graph_device((sizes, here)).type == NAME and graph_device((sizes, host)).type == "cpu"
+    assert graph_device((sizes,)).type == "meta"
 
 
 def test_a_graph_without_inputs_runs_where_its_tensors_are_made():

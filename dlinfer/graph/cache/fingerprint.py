@@ -24,10 +24,14 @@ ISA_VARIABLES = (
     "ONEDNN_CPU_ISA_HINTS",
     "DNNL_MAX_CPU_ISA",
     "DNNL_CPU_ISA_HINTS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
     "MKL_ENABLE_INSTRUCTIONS",
     "MKL_CBWR",
+    "OPENBLAS_CORETYPE",
 )
-"""What users force the instruction set of a library with. Libraries read them once, so they are read once here."""
+"""What users force the instruction set of a library with, or let it round more with. Libraries read them once, so they
+are read once here."""
 
 UNKEYED_SETTINGS = frozenset({"cache_dir", "cpu_kv_cache_gib", "debug", "sophgo_timeout"})
 """Settings that no compiled thing depends on; a setting that is not named here is part of every key."""
@@ -43,9 +47,9 @@ class Environment:
     """Where a compiled thing is right, and fast.
 
     dlinfer: version and digest of the code as it was loaded. vendors: name -> where it is from; the version and the
-    digest of the code of one that is no part of dlinfer. cpu: the flags of the CPU; isa: what torch uses of them;
-    forced_isa: variables that lower it. threads: of torch. torch_state: settings of torch that a capture or a
-    compilation reads. settings: of dlinfer.
+    digest of the code of one that is no part of dlinfer. cpu: the flags of the CPU. cpu_model: which one it is, since
+    libraries choose kernels by it. isa: what torch uses of the flags; forced_isa: variables that lower it. threads: of
+    torch. torch_state: settings of torch that a capture or a compilation reads. settings: of dlinfer.
     """
 
     python: str
@@ -54,6 +58,7 @@ class Environment:
     vendors: Mapping[str, str]
     machine: str
     cpu: str
+    cpu_model: str
     isa: str
     forced_isa: Mapping[str, str]
     threads: int
@@ -73,6 +78,7 @@ def environment(vendors: Iterable[str] = ()) -> Environment:
         vendors={name: _vendor(name, changed) for name in sorted(set(vendors))},
         machine=platform.machine(),
         cpu=cpu_flags(),
+        cpu_model=cpu_model(),
         isa=torch.backends.cpu.get_cpu_capability(),
         forced_isa=_forced_isa(),
         threads=torch.get_num_threads(),
@@ -93,6 +99,22 @@ def cpu_flags() -> str:
         if line.startswith(("flags", "Features")):
             return " ".join(sorted(line.partition(":")[2].split()))
     return platform.processor()
+
+
+_MODEL = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part")
+
+
+@functools.cache
+def cpu_model() -> str:
+    """What the kernel calls this CPU, with the numbers that tell two of one name apart; its name elsewhere."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return platform.processor()
+    pairs = [
+        (name.strip(), value.strip()) for name, _, value in (one.partition(":") for one in first.splitlines())
+    ]
+    return ", ".join(f"{name} {value}" for name, value in pairs if name in _MODEL) or platform.processor()
 
 
 @functools.cache

@@ -30,9 +30,12 @@ from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.engine_kit.torch_steps import TorchSteps
 from dlinfer.graph.engine_kit.value_region import Lowered, ValueRegion, Views
 from dlinfer.graph.functional.function import Function, function_of, is_check, refusal
+from dlinfer.graph.functional.variants import Twin, twin_of
 from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import is_compute, tensors_of, written_arguments
 from dlinfer.graph.ir.extract import Subgraph
+from dlinfer.graph.known_answers.answer import kind_of, precision_of
+from dlinfer.graph.known_answers.suite import KnownAnswers
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.seam.dispatcher import HigherOrderOperator
@@ -48,6 +51,7 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
     device_type: of the tensors that it reads; the host where it does not say.
     refuses_writes: why nodes that write are not taken; None where they are, as new contents of what they write.
     smallest: nodes that compute which a region needs to be worth entering.
+    known_answers: what the vendor must compute rightly on this CPU before it gets an op; None where nothing is asked.
     """
 
     name: str
@@ -59,6 +63,7 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
     device_type = HOST
     refuses_writes: str | None = None
     smallest = 1
+    known_answers: KnownAnswers | None = None
 
     # --- what a vendor says
 
@@ -96,7 +101,8 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
         self.read_options(options)
 
     def refuses(self, node: fx.Node) -> str | None:
-        """Why a node is not taken: its tensors do not fit, its effect is no value, or the vendor's own reason."""
+        """Why a node is not taken: its tensors do not fit, its effect is no value, the vendor's own reason, or that the
+        vendor does not compute it rightly on this CPU."""
         if node.op != "call_function":
             return None
         if isinstance(node.target, HigherOrderOperator):
@@ -107,7 +113,9 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
             return self.refuses_writes
         reason = self._unfit(node) or refusal(node)
         # A check is made by torch before the region runs.
-        return reason if reason is not None or is_check(node) else self.refuses_op(node)
+        if reason is not None or is_check(node):
+            return reason
+        return self.refuses_op(node) or self._wrong_answer(node)
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
         """A few nodes cost less one by one than entering the engine does."""
@@ -140,6 +148,17 @@ class ValueEngine(TorchSteps, ABC, Generic[Options]):
         if not node:
             return eager_region(region, self.name, options, reason)
         return eager_region(region, self.name, options, f"{node}: {reason}", {node: reason})
+
+    def _wrong_answer(self, node: fx.Node) -> str | None:
+        """Which known answer the vendor gets wrong on this CPU, of the op that a node is as a value."""
+        if self.known_answers is None:
+            return None
+        twin = twin_of(node) if written_arguments(node) else None
+        target = twin.op if isinstance(twin, Twin) else node.target
+        if target is None:  # a copy
+            return None
+        tensors = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
+        return self.known_answers.fault(kind_of(target), precision_of(tensors))
 
     def _unfit(self, node: fx.Node) -> str | None:
         for one in (node, *node.all_input_nodes):

@@ -5,7 +5,12 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    free_unbacked_symbols,
+)
 
 from dlinfer.graph.seam.dynamo import source_name
 
@@ -13,6 +18,7 @@ __all__ = [
     "ShapeEnv",
     "declared_range",
     "example_number",
+    "fake_of_any_length",
     "fixed_size",
     "free_unbacked_symbols",
     "fresh_symbol",
@@ -105,6 +111,12 @@ def symbolic_number(mode: FakeTensorMode, value: torch.SymInt, fresh: dict[Any, 
     assert mode.shape_env is not None
     expression = value.node.expr.xreplace(fresh)
     return mode.shape_env.create_symintnode(expression, hint=value.node.hint)
+
+
+def fake_of_any_length(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake of a tensor whose first size is a symbol, one for equal sizes; 0 and 1 stay what they are."""
+    kinds = [DimDynamic.STATIC if dim else DimDynamic.DUCK for dim in range(tensor.dim())]
+    return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(kinds))
 
 
 def fixed_size(size: Any) -> int | None:

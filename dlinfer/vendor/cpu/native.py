@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dlinfer.errors import DlinferError
 from dlinfer.graph.seam import inductor
+from dlinfer.vendor.cpu import isa
 
 SOURCES = Path(__file__).with_name("csrc")
 # torch.utils.cpp_extension knows this folder too, but importing it may need setuptools.
@@ -47,6 +48,28 @@ def why_not(folder: Path | None = None) -> str | None:
     """
     load(folder)
     return _outcome or None
+
+
+def library_name() -> str:
+    """The name of the library for this machine, which tells its sources, compiler and instructions; built or not.
+
+    Empty where there is no compiler. Raises SettingError where DLINFER_CPU_ISA asks for what this CPU lacks.
+    """
+    try:
+        command = _command()
+        return _names.get(tuple(command)) or _name(command)
+    except BuildError:
+        return ""
+
+
+_names: dict[
+    tuple[str, ...], str
+] = {}  # of libraries that were built or found here, since asking a compiler takes time
+
+
+def _name(command: Sequence[str]) -> str:
+    _names[tuple(command)] = f"dlinfer_cpu-{_fingerprint(command)}.so"
+    return _names[tuple(command)]
 
 
 def load(folder: Path | None = None) -> None:
@@ -105,11 +128,11 @@ def memory_for_results() -> Iterator[None]:
 def build(folder: Path, flags: Sequence[str] = ()) -> Path:
     """The path of a sound library for this machine: the one in ``folder``, or else compiled into it now.
 
-    flags: more compiler flags, behind FLAGS. Raises BuildError.
+    flags: more compiler flags, behind FLAGS and those of DLINFER_CPU_ISA. Raises BuildError, and SettingError where
+    that asks for instructions which this CPU lacks.
     """
-    compiler = _compiler()
-    command = [*compiler, *FLAGS, *flags]
-    path = folder / f"dlinfer_cpu-{_fingerprint(command)}.so"
+    command = _command(flags)
+    path = folder / _name(command)
     try:
         if _is_sound(path):  # in a folder that may be read-only
             return path
@@ -120,6 +143,10 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Path:
     except OSError as error:
         raise BuildError(f"the cache folder {folder} cannot be used: {error.strerror or error}") from error
     return path
+
+
+def _command(flags: Sequence[str] = ()) -> list[str]:
+    return [*_compiler(), *FLAGS, *isa.flags(), *flags]
 
 
 def _compiler() -> list[str]:

@@ -7,7 +7,7 @@ import torch
 
 from dlinfer.graph.onnx.translations import activation, attention, linear, norm
 from dlinfer.graph.onnx.translations.writing import is_type, number, opset, rank, size
-from dlinfer.vendor.onnxruntime import contrib_ops
+from dlinfer.vendor.onnxruntime import contrib_ops, extremes
 from dlinfer.vendor.onnxruntime.experts import experts
 
 _ops = torch.ops.dlinfer
@@ -18,7 +18,7 @@ OPSET = 20
 
 def table() -> Mapping[Any, Any]:
     """Translations by op, taken before the standard ones."""
-    return {
+    return extremes.TABLE | {
         experts: experts,
         _ops.rms_norm.default: rms_norm,
         _ops.add_rms_norm.default: add_rms_norm,

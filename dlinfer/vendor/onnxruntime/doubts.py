@@ -1,8 +1,7 @@
 """What only a call's numbers tell: the model says whether any of them makes ONNX Runtime's kernels wrong.
 
-Orders, maxima and bounds pass over NaN, where torch takes it for the largest; of int64 they, sums and quotients go
-through floats.
-One more result of the model says whether a call has such numbers. Then torch runs the call, under the fallback policy.
+Orders and most bounds pass over NaN, where torch takes it for the largest (``extremes`` are written so that they do
+not); of int64 they, extremes, sums and quotients go through floats. One more result of the model says whether a call has such numbers. Then torch runs the call, under the fallback policy.
 """
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, fx
 
 from dlinfer.graph.ir.dialect import fake, overload
 from dlinfer.graph.seam.fake_mode import mode_of
+from dlinfer.vendor.onnxruntime import extremes
 
 _aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ def note_doubts(graph: fx.Graph) -> bool:
             continue
         for operand in node.all_input_nodes:
             value = fake(operand)
-            if isinstance(value, Tensor) and _doubtful(value, op._schema.name):
+            if isinstance(value, Tensor) and _doubtful(value, op):
                 asked.setdefault(operand)
     if not asked:
         return False
@@ -49,9 +49,9 @@ def note_doubts(graph: fx.Graph) -> bool:
     return True
 
 
-def _doubtful(value: Tensor, name: str) -> bool:
+def _doubtful(value: Tensor, op: torch._ops.OpOverload) -> bool:
     if value.is_floating_point():
-        return name in _ORDERS
+        return op._schema.name in _ORDERS and op not in extremes.TABLE
     return value.dtype is torch.int64
 
 

@@ -1,6 +1,7 @@
 """The graph engine ``onnxruntime``: a region as one ONNX model in one session, on torch's own memory."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from torch import fx
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
 from dlinfer.graph.functional.function import Function
+from dlinfer.graph.known_answers.answer import KnownAnswer
+from dlinfer.graph.known_answers.questions import QUESTIONS, put_all
+from dlinfer.graph.known_answers.suite import KnownAnswers
 from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
 from dlinfer.vendor.onnxruntime import contrib, differs, empty_operands, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
@@ -27,6 +31,7 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
 
     def __init__(self) -> None:
         self._refusals = Refusals(opset=contrib.OPSET, translations=contrib.table, fault=sessions.why_refused)
+        self.known_answers = KnownAnswers(_version, lambda: _answers(self))
 
     def read_options(self, given: Mapping[str, Any]) -> OrtOptions:
         """Raise CompileOptionError, or ProviderUnavailableError for a provider that is not installed."""
@@ -53,3 +58,14 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
         import onnxruntime
 
         return f"onnxruntime {onnxruntime.__version__}"
+
+
+def _version() -> str:
+    import onnxruntime
+
+    return f"ONNX Runtime {onnxruntime.__version__}"
+
+
+def _answers(engine: OnnxRuntimeEngine) -> Iterator[KnownAnswer]:
+    """Of the CPU provider, to which all others fall back; bfloat16 is not taken."""
+    return put_all(engine, asdict(OrtOptions()), QUESTIONS, (torch.float32, torch.float16))

@@ -13,10 +13,12 @@ from dlinfer.graph.engine_kit.value_region import Lowered
 from dlinfer.graph.functional.cached_attention import cached_attention_pass
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.functional.variants import Twin, twin_of
-from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload, written_arguments
+from dlinfer.graph.ir.dialect import arguments, fake, is_compute, op_name, overload, written_arguments
+from dlinfer.graph.known_answers.answer import kind_of
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.devices import check_device
+from dlinfer.vendor.openvino.known_answers import known_answers
 from dlinfer.vendor.openvino.lowered import OpenVINOLowered
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.registry import Call
@@ -39,6 +41,9 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
     )
     phases_alike = True  # OpenVINO's attention takes any number of new tokens of each sequence
     smallest = 4  # entering costs as much as some eager calls
+
+    def __init__(self) -> None:
+        self.known_answers = known_answers(self)
 
     def read_options(self, given: Mapping[str, Any]) -> OpenVINOOptions:
         """Raise CompileOptionError, for a device that is not there too."""
@@ -71,7 +76,19 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         template = template_of(function, function.graph_module._get_name())
         if (reason := template.misfit(options)) is not None:
             raise RefusedError(reason)
+        self._check_precision(
+            function, template.precision if options.precision == "model" else options.precision
+        )
         return OpenVINOLowered(function, template, options)
+
+    def _check_precision(self, function: Function, precision: str) -> None:
+        """Raise RefusedError where an op is not right in the precision of the whole model, which may not be its own."""
+        assert self.known_answers is not None
+        for node in function.graph_module.graph.nodes:
+            if node.op == "call_function" and is_compute(node):
+                reason = self.known_answers.fault(kind_of(node.target), _PRECISIONS[precision])
+                if reason is not None:
+                    raise RefusedError(reason, node.name)
 
     def keeps(self, callees: Collection[str]) -> bool:
         """Compiled models are made anew in each process."""
@@ -84,6 +101,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return f"openvino {openvino.__version__}"
 
 
+_PRECISIONS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _HEAVY = ("linear", "matmul", "mm", "conv", "attention", "moe")
 
 

@@ -33,8 +33,9 @@ def with_weights(
             continue
         plain: Output | None = None
         packed: Output | None = None
+        squeezed = options.weights != "model" and _is_compressible(weight, notes, parameter)
         for target in list(parameter.output(0).get_target_inputs()):
-            if options.weights != "model" and _is_linear(target, weight):
+            if squeezed and _is_linear(target):
                 packed = compressed(weight, options, keep) if packed is None else packed
                 target.replace_source_output(packed)
             else:
@@ -54,10 +55,20 @@ def _constant(weight: Tensor, keep: list[Tensor], notes: list[str], parameter: A
     return made.output(0)
 
 
-def _is_linear(target: Any, weight: Tensor) -> bool:
+def _is_compressible(weight: Tensor, notes: list[str], parameter: Any) -> bool:
+    """Whether integers and scales can stand for a weight: they hold no infinity, and nothing that is no number."""
+    if weight.dim() != 2 or not weight.is_floating_point():
+        return False
+    if bool(weight.isfinite().all()):
+        return True
+    notes.append(f"{parameter.get_friendly_name()} is not compressed: it holds NaN or infinities")
+    return False
+
+
+def _is_linear(target: Any) -> bool:
     """Whether an input is the weight of a linear layer: the second of ``x @ weight.T``."""
     node = target.get_node()
-    if weight.dim() != 2 or not weight.is_floating_point() or node.get_type_name() != "MatMul":
+    if node.get_type_name() != "MatMul":
         return False
     return target.get_index() == 1 and node.get_attributes()["transpose_b"]
 
@@ -88,7 +99,8 @@ def compressed(weight: Tensor, options: OpenVINOOptions, keep: list[Tensor]) -> 
 def quantised(weight: Tensor, largest: int) -> tuple[Tensor, Tensor]:
     """(int8 values from -largest to largest, float32 scales [..., 1] of the last dimension), rounded to nearest."""
     wide = weight.detach().float()
-    scales = wide.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / largest
+    # No smaller than a normal number: others may count as 0.
+    scales = (wide.abs().amax(-1, keepdim=True) / largest).clamp_min(torch.finfo(torch.float32).tiny)
     return (wide / scales).round().clamp(-largest, largest).to(torch.int8), scales
 
 

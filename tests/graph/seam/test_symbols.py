@@ -108,3 +108,12 @@ def test_products_that_are_written_differently_are_one_size():
     assert not same_expression(size * 8, size * 8 + 1)
     assert not same_expression(size, 5), "its example is no proof"
     assert conditions_of(mode, {}) == []
+
+
+def test_the_first_size_of_a_fake_is_open():
+    mode = strict_mode()
+    first, second = (symbols.fake_of_any_length(mode, torch.ones(rows, 4)) for rows in (5, 5))
+    assert not isinstance(first.shape[0], int)
+    assert str(first.shape[0]) == str(second.shape[0])
+    assert first.shape[1] == 4
+    assert symbols.fake_of_any_length(mode, torch.ones(1, 4)).shape[0] == 1

@@ -5,9 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from dlinfer.errors import GraphFallbackError
+from dlinfer.graph.known_answers.suite import is_fault
 from tests.graph.conftest import artifact_folder, graph_mode
 
 __all__ = ["artifact_folder", "graph_mode"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function):
+    """A test of what OpenVINO computes wrongly on the CPU at hand has nothing to compare: torch computes it there."""
+    try:
+        return (yield)
+    except GraphFallbackError as refused:
+        if is_fault(str(refused.fields["reason"])):
+            pytest.skip(str(refused.fields["reason"]))
+        raise
 
 
 class _Skipped(pytest.Module):

@@ -44,6 +44,9 @@ MASKS = {
 }
 MASKS["bool"][1, 0, 2] = False  # a query that sees no key: torch gives zeros
 MASKS["infinite"][0, 0, 3] = -torch.inf
+MASKS["no number"] = torch.zeros(3, 1, 5, 7)
+MASKS["no number"][0, 0, 3] = torch.nan
+MASKS["no number"][1, 0, 2, 5] = torch.nan
 
 
 @pytest.mark.parametrize("kind", MASKS)

@@ -132,3 +132,25 @@ def test_rows_that_the_group_size_does_not_divide_keep_8_bits():
         expected = F.linear(x, integers * scales, model.bias)
         torch.testing.assert_close(run(x), expected, rtol=1e-3, atol=1e-3)
     assert OpenVINOOptions().weights == "model"
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_weight_with_what_is_no_number_is_not_compressed(kind):
+    model = nn.Linear(64, 40).eval()
+    with torch.no_grad():
+        model.weight[3, 5], model.weight[7, 11] = torch.nan, torch.inf
+        run = run_of(model, weights=kind, group_size=32)
+        x = torch.randn(3, 64)
+        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert any("not compressed" in note for note in notes())
+
+
+def test_weights_too_small_for_a_normal_scale_are_finite():
+    before = torch.tensor([1e-40]) * 1  # whether subnormal numbers count here
+    assert torch.set_flush_denormal(True)
+    try:
+        integers, scales = quantised(torch.tensor([[0.0, 0.0], [1e-38, -1e-38]]), 127)
+        assert (integers * scales).isfinite().all()
+        assert scales.min() >= torch.finfo(torch.float32).tiny
+    finally:
+        torch.set_flush_denormal(bool(before == 0))

@@ -76,8 +76,13 @@ class ClusterCompiler:
         known = self._compiled[name]
         return known.stored and not known.assumptions
 
-    def compile(self, subgraph: Subgraph, cache: ArtifactCache) -> tuple[str, ClusterReport]:
-        """Compile a subgraph, or find one like it: (name for ``run``, report)."""
+    def compile(
+        self, subgraph: Subgraph, cache: ArtifactCache, refused: str | None = None
+    ) -> tuple[str, ClusterReport]:
+        """Compile a subgraph, or find one like it: (name for ``run``, report).
+
+        refused: why compiled loops are not to be trusted on this CPU; then it runs node by node.
+        """
         start = time.perf_counter()
         surroundings = _Surroundings(environment(), code_generator())
         spelling = digest(canonical_text([surroundings.text, *spelled(subgraph.graph_module)]))
@@ -93,7 +98,9 @@ class ClusterCompiler:
             graph = fake_mode.trace_decomposed(
                 _as_laid_out(subgraph), twins.values, twins.mode, decompositions()
             )
-            name, origin = self._fitting(cluster_key(graph, twins, surroundings), graph, twins, cache)
+            name, origin = self._fitting(
+                cluster_key(graph, twins, surroundings), graph, twins, cache, refused
+            )
             nodes = sum(1 for node in graph.graph.nodes if node.op == "call_function")
             self._traced[spelling] = (name, nodes)
             report = ClusterReport(
@@ -102,7 +109,7 @@ class ClusterCompiler:
             return name, report
 
     def _fitting(
-        self, first: Key, graph: fx.GraphModule, twins: Twins, cache: ArtifactCache
+        self, first: Key, graph: fx.GraphModule, twins: Twins, cache: ArtifactCache, refused: str | None
     ) -> tuple[str, str]:
         """(name, origin) of what runs this graph: what a compilation assumed must be true of its sizes too."""
         for variant in itertools.count():
@@ -110,8 +117,11 @@ class ClusterCompiler:
             name = key.name
             known = self._compiled.get(name)
             new = known is None
-            if known is None:
+            if known is None and refused is not None:
+                known = _Compiled(graph, [], "eager", refused)
+            elif known is None:
                 known = cache.load(key, _read) or _compile(graph, twins, key, cache)
+            if new:
                 self._compiled[name] = known
                 self._runs[name] = known.run
             if twins.holds(known.assumptions):

@@ -18,6 +18,7 @@ from dlinfer.graph.ir.dialect import is_compute, is_size, model_line, tensors_of
 from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import Program, Step, constants_of, refer
+from dlinfer.graph.known_answers.answer import precision_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.report.policy import leave_engine
@@ -27,6 +28,7 @@ from dlinfer.settings import cache_folder
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler, code_generator
+from dlinfer.vendor.cpu.inductor.known_answers import CLUSTERS, EVERY_DTYPE, known_answers
 from dlinfer.vendor.cpu.inductor.masks import SHARED_MASKS
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
 
@@ -42,6 +44,7 @@ class InductorEngine:
 
     def __init__(self) -> None:
         self._clusters = ClusterCompiler()
+        self.known_answers = known_answers()
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """It has no options of its own."""
@@ -93,18 +96,27 @@ class InductorEngine:
 
     def _kernel(self, node: fx.Node, folder: Path, result: CompiledRegion, options: CompileOptions) -> str:
         """The reference to what runs a node. Under the policy it is torch's kernel where there is no C++ compiler, and
-        the op's reference where the vendor's kernel does not take the call."""
+        where the C++ kernel is wrong on this CPU, and the op's reference where the vendor's does not take the call."""
         reference = kernels.callee_of(node)
-        missing = native.why_not(folder / "native") if reference.startswith("native ") else None
-        if missing is not None:
-            reference = kernels.callee_of(node, native=False)
-        reason = f"the C++ kernels cannot be built: {missing}" if missing else None
+        reason = None
+        if reference.startswith("native "):
+            reason = self._fault_of_native(node, reference, folder)
+            if reason is not None:
+                reference = kernels.callee_of(node, native=False)
         if reason is None and reference.startswith("vendor "):
             reason = kernel_refusal(node)
         if reason is not None:
             leave_engine(node, self.name, reason, options.policy)
             result.refused[node.name] = reason
         return reference
+
+    def _fault_of_native(self, node: fx.Node, reference: str, folder: Path) -> str | None:
+        """Why a C++ kernel is not to be used here; None where it is."""
+        missing = native.why_not(folder / "native")
+        if missing is not None:
+            return f"the C++ kernels cannot be built: {missing}"
+        tensors = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
+        return self.known_answers.fault(reference, precision_of(tensors))
 
     def identity(self, cache_dir: Path) -> Mapping[str, Any]:
         """Whether stored programs may call the C++ kernels, and what compiles their clusters."""
@@ -137,7 +149,7 @@ class InductorEngine:
         result: CompiledRegion,
         options: CompileOptions,
     ) -> Step:
-        run, report = self._clusters.compile(subgraph, cache)
+        run, report = self._clusters.compile(subgraph, cache, self.known_answers.fault(CLUSTERS, EVERY_DTYPE))
         use = _merge(result.clusters, report)
         for node in cluster.members:
             if report.origin == "eager":

@@ -8,6 +8,7 @@ import torch
 from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.arithmetic import keeping_nan
 from dlinfer.vendor.openvino.lowerings.elementary import exp, expm1, log1p_exp
 from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import lowers
@@ -18,9 +19,11 @@ F32 = ov.Type.f32
 
 @lowers(aten.relu.default)
 def relu(b: Builder, x: Output) -> Output:
+    """OpenVINO's own gives 0 for NaN."""
+    zero = b.scalar(0, b.kind)
     if b.kind.is_real():
-        return op.relu(x).output(0)
-    return op.maximum(x, b.scalar(0, b.kind)).output(0)
+        return op.select(op.less(x, zero), zero, x).output(0)
+    return op.maximum(x, zero).output(0)
 
 
 @lowers(aten.silu.default)
@@ -45,7 +48,8 @@ def relu6(b: Builder, x: Output) -> Output:
 
 @lowers(aten.hardtanh.default)
 def hardtanh(b: Builder, x: Output, low: Any = -1, high: Any = 1) -> Output:
-    return op.minimum(op.maximum(x, b.scalar(low, b.kind)), b.scalar(high, b.kind)).output(0)
+    made = op.minimum(op.maximum(x, b.scalar(low, b.kind)), b.scalar(high, b.kind)).output(0)
+    return keeping_nan(made, x)
 
 
 @lowers(aten.leaky_relu.default)
@@ -73,8 +77,9 @@ def elu(b: Builder, x: Output, alpha: Any = 1, scale: Any = 1, input_scale: Any 
 
 @lowers(aten.hardsigmoid.default)
 def hardsigmoid(b: Builder, x: Output) -> Output:
-    made = op.hard_sigmoid(b.cast(x, F32), b.scalar(1 / 6, F32), b.scalar(0.5, F32))
-    return b.cast(made.output(0), b.kind)
+    wide = b.cast(x, F32)
+    made = op.hard_sigmoid(wide, b.scalar(1 / 6, F32), b.scalar(0.5, F32))
+    return b.cast(keeping_nan(made.output(0), wide), b.kind)
 
 
 @lowers(aten.hardswish.default)
@@ -121,11 +126,25 @@ def softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
     """In float32 whatever the result's dtype is; of a ``dtype`` argument the input is converted first."""
     if rank(x) == 0:
         return op.divide(b.cast(x, b.kind), b.cast(x, b.kind)).output(0)
-    return op.softmax(b.cast(x, b.kind), dim % rank(x)).output(0)
+    x = b.cast(x, b.kind)
+    return _where_defined(b, x, dim % rank(x), op.softmax(x, dim % rank(x)).output(0))
+
+
+def _where_defined(b: Builder, x: Output, axis: int, made: Output) -> Output:
+    """A softmax, or NaN all along ``axis`` where x has NaN or positive infinity, or nothing but negative infinities.
+
+    OpenVINO gives numbers there. One maximum tells: of 0 for negative infinity, 1 for a finite number, 2 for others.
+    """
+    wide = b.cast(x, F32)  # which holds infinity whatever x's type
+    zero, one, two, infinity = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0, float("inf")))
+    finite_or_none = op.select(op.less(op.negative(infinity), wide), one, zero)
+    kind = op.reduce_max(op.select(op.less(wide, infinity), finite_or_none, two), b.axes([axis]), True)
+    return op.select(op.equal(kind, one), made, b.scalar(float("nan"), made.get_element_type())).output(0)
 
 
 @lowers(aten.log_softmax.int, aten._log_softmax.default)
 def log_softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
     if rank(x) == 0:
         return op.subtract(b.cast(x, b.kind), b.cast(x, b.kind)).output(0)
-    return op.log_softmax(b.cast(x, b.kind), dim % rank(x)).output(0)
+    x = b.cast(x, b.kind)
+    return _where_defined(b, x, dim % rank(x), op.log_softmax(x, dim % rank(x)).output(0))

@@ -172,9 +172,18 @@ def _pair(function: Any) -> Any:
             both = op.logical_or if function is op.maximum else op.logical_and
             return both(b.cast(x, b.kind), b.cast(y, b.kind)).output(0)
         kind = computed_in(b, x, y)
-        return b.cast(function(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
+        x, y = b.cast(x, kind), b.cast(y, kind)
+        return b.cast(keeping_nan(function(x, y).output(0), x, y), b.kind)
 
     return build
+
+
+def keeping_nan(made: Output, *given: Output) -> Output:
+    """``made``, and NaN wherever one of ``given`` is: the CPU plugin's maxima and minima drop one of two."""
+    for one in given:
+        if one.get_element_type().is_real() and one.get_node().get_type_name() != "Constant":
+            made = op.select(op.is_nan(one), one, made).output(0)
+    return made
 
 
 maximum = lowers(aten.maximum.default, aten.max.other)(_pair(op.maximum))
@@ -184,12 +193,12 @@ minimum = lowers(aten.minimum.default, aten.min.other)(_pair(op.minimum))
 @lowers(aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor)
 def clamp(b: Builder, x: Any, low: Any = None, high: Any = None) -> Output:
     kind = computed_in(b, x, low, high)
-    made = b.cast(x, kind)
-    if low is not None:
-        made = op.maximum(made, b.cast(low, kind)).output(0)
-    if high is not None:
-        made = op.minimum(made, b.cast(high, kind)).output(0)
-    return b.cast(made, b.kind)
+    made = x = b.cast(x, kind)
+    bounds = [None if one is None else b.cast(one, kind) for one in (low, high)]
+    for function, bound in zip((op.maximum, op.minimum), bounds, strict=True):
+        if bound is not None:
+            made = function(made, bound).output(0)
+    return b.cast(keeping_nan(made, x, *(one for one in bounds if one is not None)), b.kind)
 
 
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)

@@ -15,6 +15,8 @@ from dlinfer.vendor.openvino.registry import lowers
 
 aten = torch.ops.aten
 
+_SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
+
 
 def _stand_in(value: Any) -> Any:
     """A tensor of one element, or a number, that promotes as the value does."""
@@ -37,26 +39,66 @@ def _compares(function: Any) -> Any:
         kind = common_type(b, "self", "other")
         if kind == ov.Type.boolean:
             kind = ov.Type.i32  # OpenVINO orders no bools
-            return function(_wide(b, x, kind), _wide(b, y, kind)).output(0)
+            return function(_wide(b, x, kind), _wide(b, y, kind))
         if kind.is_real():
-            return function(b.cast(x, kind), b.cast(y, kind)).output(0)
-        return function(*integers.difference(b, x, y, kind)).output(0)
+            return function(
+                *(_exact(b, b.cast(one, kind) if isinstance(one, Output) else one, kind) for one in (x, y))
+            )
+        return function(*integers.difference(b, x, y, kind))
 
     return build
+
+
+def _exact(b: Builder, x: Any, kind: ov.Type) -> Output:
+    """A value as it takes part in a comparison. A bfloat16 goes as float32, which holds it: where the CPU plugin widens
+    a constant of that type itself, infinity becomes the largest finite number."""
+    if not isinstance(x, Output) and kind in _SHORT:
+        x = float(torch.tensor(x, dtype=_SHORT[kind]))  # what torch compares with
+    return b.cast(x, ov.Type.f32 if kind == ov.Type.bf16 else kind)
 
 
 def _wide(b: Builder, x: Any, kind: ov.Type) -> Output:
     return b.cast(b.cast(x, ov.Type.boolean), kind)
 
 
-eq = lowers(aten.eq.Tensor, aten.eq.Scalar)(_compares(op.equal))
+def less(x: Any, y: Any) -> Output:
+    """x < y."""
+    return op.less(x, y).output(0)
+
+
+def less_equal(x: Any, y: Any) -> Output:
+    """x <= y."""
+    return op.less_equal(x, y).output(0)
+
+
+def greater(x: Any, y: Any) -> Output:
+    """x > y, which is y < x: the CPU plugin's own Greater says true of NaN where it has AVX-512."""
+    return less(y, x)
+
+
+def greater_equal(x: Any, y: Any) -> Output:
+    """x >= y, as ``greater``."""
+    return less_equal(y, x)
+
+
+def equal(x: Any, y: Any) -> Output:
+    """x == y."""
+    return op.equal(x, y).output(0)
+
+
+def not_equal(x: Any, y: Any) -> Output:
+    """x != y, true of NaN."""
+    return op.not_equal(x, y).output(0)
+
+
+eq = lowers(aten.eq.Tensor, aten.eq.Scalar)(_compares(equal))
 ne = lowers(aten.ne.Tensor, aten.ne.Scalar, aten.not_equal.Tensor, aten.not_equal.Scalar)(
-    _compares(op.not_equal)
+    _compares(not_equal)
 )
-lt = lowers(aten.lt.Tensor, aten.lt.Scalar, aten.less.Tensor, aten.less.Scalar)(_compares(op.less))
-le = lowers(aten.le.Tensor, aten.le.Scalar)(_compares(op.less_equal))
-gt = lowers(aten.gt.Tensor, aten.gt.Scalar, aten.greater.Tensor, aten.greater.Scalar)(_compares(op.greater))
-ge = lowers(aten.ge.Tensor, aten.ge.Scalar)(_compares(op.greater_equal))
+lt = lowers(aten.lt.Tensor, aten.lt.Scalar, aten.less.Tensor, aten.less.Scalar)(_compares(less))
+le = lowers(aten.le.Tensor, aten.le.Scalar)(_compares(less_equal))
+gt = lowers(aten.gt.Tensor, aten.gt.Scalar, aten.greater.Tensor, aten.greater.Scalar)(_compares(greater))
+ge = lowers(aten.ge.Tensor, aten.ge.Scalar)(_compares(greater_equal))
 
 
 def _logic(function: Any) -> Any:
@@ -119,11 +161,15 @@ def isnan(b: Builder, x: Output) -> Output:
 def isinf(b: Builder, x: Output) -> Output:
     if not x.get_element_type().is_real():
         return op.not_equal(x, x).output(0)
-    return op.equal(op.abs(x), b.scalar(float("inf"), x.get_element_type())).output(0)
+    return equal(op.abs(_exact(b, x, x.get_element_type())), _infinity(b, x))
 
 
 @lowers(aten.isfinite.default)
 def isfinite(b: Builder, x: Output) -> Output:
     if not x.get_element_type().is_real():
         return op.equal(x, x).output(0)
-    return op.less(op.abs(x), b.scalar(float("inf"), x.get_element_type())).output(0)
+    return less(op.abs(_exact(b, x, x.get_element_type())), _infinity(b, x))
+
+
+def _infinity(b: Builder, x: Output) -> Output:
+    return _exact(b, float("inf"), x.get_element_type())

@@ -13,12 +13,14 @@ from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import Call, lowers
 
 aten = torch.ops.aten
-I64 = ov.Type.i64
+I64, F32 = ov.Type.i64, ov.Type.f32
 
 
 def _ordered(b: Builder, x: Output, number: Size, dim: int, largest: bool) -> tuple[Output, Output]:
-    """(values, indices) of the first ``number`` elements along a dimension."""
+    """(values, indices) of the first ``number`` elements along a dimension. NaN is larger than all numbers."""
     kind = x.get_element_type()
+    if kind.is_real():
+        return _ordered_floats(b, x, number, dim % rank(x), largest)
     wide = ov.Type.i32 if kind == ov.Type.boolean else integers.computed_in(kind)
     sorted_ = op.topk(
         b.cast(x, wide),
@@ -30,6 +32,16 @@ def _ordered(b: Builder, x: Output, number: Size, dim: int, largest: bool) -> tu
         stable=True,
     )
     return b.cast(sorted_.output(0), kind), sorted_.output(1)
+
+
+def _ordered_floats(b: Builder, x: Output, number: Size, axis: int, largest: bool) -> tuple[Output, Output]:
+    """Sorted with infinity in NaN's place, which OpenVINO leaves anywhere, and the largest float32 in infinity's."""
+    wide = b.cast(x, F32)
+    below = op.minimum(wide, b.scalar(torch.finfo(torch.float32).max, F32))
+    key = op.select(op.is_nan(wide), b.scalar(float("inf"), F32), below)
+    mode = "max" if largest else "min"
+    place = op.topk(key, b.cast(number, I64), axis, mode, "value", "i64", stable=True).output(1)
+    return op.gather_elements(x, place, axis).output(0), place
 
 
 def _has_dims(call: Call) -> str | None:
@@ -67,11 +79,24 @@ def _best(largest: bool) -> Any:
     def build(b: Builder, x: Output, dim: int, keepdim: bool = False) -> list[Output]:
         if rank(x) == 0:
             return [x, b.scalar(0, I64)]
-        found = _ordered(b, x, 1, dim, largest)
         axis = b.axes([dim % rank(x)])
+        found = _first_of_floats(b, x, dim, largest) if x.get_element_type().is_real() else None
+        found = found or _ordered(b, x, 1, dim, largest)
         return [one if keepdim else op.squeeze(one, axis).output(0) for one in found]
 
     return build
+
+
+def _first_of_floats(b: Builder, x: Output, dim: int, largest: bool) -> tuple[Output, Output]:
+    """(value, index) of the largest or smallest along a dimension, or of the first NaN."""
+    one, axis, mode = b.scalar(1, I64), dim % rank(x), "max" if largest else "min"
+    found = op.topk(x, one, axis, mode, "value", "i64", stable=True)
+    none = op.is_nan(x)
+    first = op.topk(b.cast(none.output(0), ov.Type.i32), one, axis, "max", "value", "i64", stable=True)
+    there = op.reduce_logical_or(none, b.axes([axis]), True)
+    nan = b.scalar(float("nan"), x.get_element_type())
+    value = op.select(there, nan, found.output(0)).output(0)
+    return value, op.select(there, first.output(1), found.output(1)).output(0)
 
 
 max_dim = lowers(aten.max.dim)(_best(True))

@@ -42,12 +42,8 @@ class Pages(NamedTuple):
 
 
 def _refusal(call: Call) -> str | None:
-    vendor = discovery.activate_default("cpu")
-    if vendor is None or vendor.kv_cache_layout != LAYOUT:
-        name = vendor.name if vendor is not None else "none"
-        return (
-            f"the KV cache is laid out for vendor {name!r}, and this engine needs that of vendor 'openvino'"
-        )
+    if (reason := foreign_layout()) is not None:
+        return reason
     if (block_size := example_number(call.fake("k_cache").shape[2])) != LAYOUT.block_size:
         return f"blocks of {block_size} slots, where OpenVINO's attention takes {LAYOUT.block_size}"
     if call.fake("k_cache").dtype is torch.bfloat16 and not has_bfloat16():
@@ -59,6 +55,15 @@ def _refusal(call: Call) -> str | None:
     if call.given["logit_softcapping"]:
         return "OpenVINO's attention has no soft cap on scores"
     return next(filter(None, (_settle(call.fake(name)) for name in ("q", "k_cache", "v_cache"))), None)
+
+
+def foreign_layout() -> str | None:
+    """Why KV caches do not lie as OpenVINO's attention needs them; None where they do."""
+    vendor = discovery.activate_default("cpu")
+    if vendor is not None and vendor.kv_cache_layout == LAYOUT:
+        return None
+    name = vendor.name if vendor is not None else "none"
+    return f"the KV cache is laid out for vendor {name!r}, and this engine needs that of vendor 'openvino'"
 
 
 def _settle(x: Tensor) -> str | None:

@@ -13,6 +13,7 @@ from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import Call, lowers
 
 aten = torch.ops.aten
+F32 = ov.Type.f32
 
 
 def _batched(dims: int) -> Any:
@@ -40,10 +41,25 @@ def _max_pool(dims: int) -> Any:
         pads = spread(padding, dims)
         # torch drops a window that begins in the padding behind the image.
         rounding = "ceil_torch" if ceil else "floor"
-        made = op.max_pool(x, strides, spread(dilation, dims), pads, pads, sizes, rounding)
-        return made.output(0)
+
+        def pooled(values: Any) -> Output:
+            made = op.max_pool(values, strides, spread(dilation, dims), pads, pads, sizes, rounding)
+            return made.output(0)
+
+        return _of_all_floats(b, x, pooled)
 
     return build
+
+
+def _of_all_floats(b: Builder, x: Output, pooled: Any) -> Output:
+    """The largest of windows. OpenVINO begins at the lowest finite number and passes over NaN, so what a window holds
+    is pooled too: 0 for nothing but negative infinity, 2 for NaN."""
+    kind = x.get_element_type()
+    zero, one, two = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0))
+    finite = op.less(b.scalar(float("-inf"), F32), b.cast(x, F32))
+    held = pooled(op.select(op.is_nan(x), two, op.select(finite, one, zero)))
+    made = op.select(op.equal(held, zero), b.scalar(float("-inf"), kind), pooled(x))
+    return op.select(op.equal(held, two), b.scalar(float("nan"), kind), made).output(0)
 
 
 def _average_pool(dims: int) -> Any:

@@ -100,13 +100,17 @@ def _extreme(b: Builder, x: Output, axes: Sequence[int], keep: bool, largest: bo
     """The largest or smallest element, of whole numbers and of infinities too.
 
     OpenVINO's reductions begin at the lowest finite number, and take whole numbers through float32; its sorting does
-    neither.
+    neither. Both pass over NaN, which is put in where there is one.
     """
     mode = "max" if largest else "min"
+    made = x
     for axis in axes:
-        found = op.topk(x, b.scalar(1, ov.Type.i64), axis, mode, "value", "i64", stable=True)
-        x = found.output(0)
-    return x if keep or not axes else op.squeeze(x, b.axes(axes)).output(0)
+        found = op.topk(made, b.scalar(1, ov.Type.i64), axis, mode, "value", "i64", stable=True)
+        made = found.output(0)
+    if axes and x.get_element_type().is_real():
+        none = op.reduce_logical_or(op.is_nan(x), b.axes(axes), True)
+        made = op.select(none, b.scalar(float("nan"), x.get_element_type()), made).output(0)
+    return made if keep or not axes else op.squeeze(made, b.axes(axes)).output(0)
 
 
 def _reduced_bools(b: Builder, x: Output, axes: Sequence[int], keep: bool, largest: bool) -> Output:
@@ -298,4 +302,5 @@ def logsumexp(b: Builder, x: Output, dim: Any, keepdim: bool = False) -> Output:
     infinite = op.equal(op.abs(high), b.scalar(float("inf"), ov.Type.f32))
     base = op.select(infinite, zero, high)
     made = op.add(op.log(op.reduce_sum(op.exp(op.subtract(x, base)), b.axes(axes), True)), base)
+    made = op.select(op.is_nan(high), high, made)  # OpenVINO's exp gives a number for what is none
     return _finished(b, made.output(0), axes, keepdim, b.kind)

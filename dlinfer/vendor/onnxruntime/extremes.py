@@ -1,0 +1,159 @@
+"""The largest, the smallest and their places where one of the numbers is NaN, which ONNX Runtime passes over.
+
+As torch has it: NaN is larger than all numbers when sorting, and any maximum or minimum with it is NaN, at the place of
+the first.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dlinfer.graph.onnx.translations import extremes
+from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, opset, rank
+
+_aten = torch.ops.aten
+
+
+def amax(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """Over ``dim``, or over all where it is empty."""
+    return _with_nan(extremes.amax(self, dim, keepdim), self, dim, keepdim)
+
+
+def amin(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """Over ``dim``, or over all where it is empty."""
+    return _with_nan(extremes.amin(self, dim, keepdim), self, dim, keepdim)
+
+
+def aminmax(self: Any, dim: int | None = None, keepdim: bool = False) -> tuple[Any, Any]:
+    """(smallest, largest)."""
+    dims = () if dim is None else (dim,)
+    return amin(self, dims, keepdim), amax(self, dims, keepdim)
+
+
+def max_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    """(largest, its place)."""
+    return amax(self, (dim,), keepdim), _place("ArgMax", self, dim, keepdim)
+
+
+def min_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    """(smallest, its place)."""
+    return amin(self, (dim,), keepdim), _place("ArgMin", self, dim, keepdim)
+
+
+def argmax(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The place of the largest along a dimension, or among all."""
+    return _place("ArgMax", self, dim, keepdim)
+
+
+def argmin(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The place of the smallest along a dimension, or among all."""
+    return _place("ArgMin", self, dim, keepdim)
+
+
+def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, Any]:
+    """Sorted with infinity in NaN's place, and the largest float32 in infinity's."""
+    op = opset()
+    count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, op.Constant(value_ints=[1]))
+    if rank(self) == 0:
+        return op.Identity(self), op.Constant(value_int=0)
+    if not _is_float(self):
+        return op.TopK(self, count, axis=dim, largest=int(largest), sorted=1)
+    wide = _wide(self)
+    high = op.Constant(value_float=torch.finfo(torch.float32).max)
+    key = op.Where(op.IsNaN(wide), op.Constant(value_float=float("inf")), op.Min(wide, high))
+    _, place = op.TopK(key, count, axis=dim, largest=int(largest), sorted=1)
+    return op.GatherElements(self, place, axis=dim), place
+
+
+def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
+    """Between two tensors; NaN where any of the three is."""
+    op = opset()
+    made = self
+    for name, bound in (("Max", min), ("Min", max)):
+        if bound is not None:
+            made = getattr(op, name)(made, bound)
+    if not _is_float(self):
+        return made
+    for one in (self, min, max):
+        if one is not None and one.dtype is not None:  # constants made here have none, and are no NaN
+            made = op.Where(op.IsNaN(_wide(one)), one, made)
+    return made
+
+
+def clamp_by_numbers(self: Any, min: Any = None, max: Any = None) -> Any:
+    """Between two numbers. Clip, without one of them, takes the largest finite number for infinity."""
+    op = opset()
+    if not all(bound is None or isinstance(bound, (int, float)) for bound in (min, max)):
+        raise Untranslated("a bound that is known at run time only")
+    if not _is_float(self) and any(isinstance(bound, float) for bound in (min, max)):
+        raise Untranslated("whole numbers between floats")
+
+    def constant(bound: Any) -> Any:
+        if bound is None:
+            return None
+        made = op.Constant(value_float=float(bound)) if _is_float(self) else op.Constant(value_int=bound)
+        return op.CastLike(made, self)
+
+    return clamp(self, constant(min), constant(max))
+
+
+def _is_float(x: Any) -> bool:
+    return is_type(x, "FLOAT", "FLOAT16")
+
+
+def _wide(x: Any) -> Any:
+    return opset().Cast(x, to=1) if is_type(x, "FLOAT16") else x
+
+
+def _nan_along(x: Any, axes: Sequence[int], keepdim: bool) -> Any:
+    op = opset()
+    found = op.Cast(op.IsNaN(_wide(x)), to=6)
+    reduced = op.ReduceMax(found, op.Constant(value_ints=list(axes)), keepdims=int(keepdim))
+    return op.Cast(reduced, to=9)
+
+
+def _with_nan(made: Any, x: Any, dim: Sequence[int], keepdim: bool) -> Any:
+    if rank(x) == 0 or not _is_float(x):
+        return made
+    op = opset()
+    nan = op.CastLike(op.Constant(value_float=float("nan")), x)
+    return op.Where(_nan_along(x, list(dim) or list(range(rank(x))), keepdim), nan, made)
+
+
+def _place(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
+    """Of all elements where ``dim`` is None, as if they were one row."""
+    op = opset()
+    if rank(x) == 0:
+        return op.Constant(value_int=0)
+    number = op.Cast(x, to=6) if is_type(x, "BOOL") else _wide(x)
+    if dim is None:
+        number = op.Reshape(number, op.Constant(value_ints=[-1]))
+    axis, keep = (0, False) if dim is None else (dim, keepdim)
+    found = getattr(op, name)(number, axis=axis, keepdims=int(keep))
+    if _is_float(x):
+        none = op.Cast(op.IsNaN(number), to=6)
+        there = op.Cast(op.ReduceMax(none, op.Constant(value_ints=[axis]), keepdims=int(keep)), to=9)
+        found = op.Where(there, op.ArgMax(none, axis=axis, keepdims=int(keep)), found)
+    if dim is None and keepdim:
+        found = op.Reshape(found, op.Constant(value_ints=[1] * rank(x)))
+    return found
+
+
+TABLE: dict[Any, Any] = {
+    _aten.amax.default: amax,
+    _aten.amin.default: amin,
+    _aten.max.default: amax,
+    _aten.min.default: amin,
+    _aten.aminmax.default: aminmax,
+    _aten.max.dim: max_dim,
+    _aten.min.dim: min_dim,
+    _aten.argmax.default: argmax,
+    _aten.argmin.default: argmin,
+    _aten.topk.default: topk,
+    _aten.clamp.Tensor: clamp,
+    _aten.clamp.default: clamp_by_numbers,
+    _aten.clamp_min.default: clamp_by_numbers,
+    _aten.clamp_max.default: lambda self, max: clamp_by_numbers(self, None, max),
+}
+"""Translations by op."""

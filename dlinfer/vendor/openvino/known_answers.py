@@ -1,0 +1,142 @@
+"""What OpenVINO is asked before its CPU plugin is trusted with an op: common questions, and its own attention.
+
+The plugin has other kernels for AVX-512, bfloat16, float16 and AMX than for AVX2, and they were wrong where these
+were right: comparisons of NaN, paged attention in float16.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.graph.functional.cached_attention import CACHED_ATTENTION
+from dlinfer.graph.functional.variants import twin_op
+from dlinfer.graph.known_answers.answer import KnownAnswer, kind_of
+from dlinfer.graph.known_answers.questions import FLOATS, QUESTIONS, Question, put_all
+from dlinfer.graph.known_answers.suite import KnownAnswers
+from dlinfer.ops.attention import attend
+from dlinfer.vendor.openvino.layout import LAYOUT
+from dlinfer.vendor.openvino.lowerings.paged import foreign_layout
+from dlinfer.vendor.openvino.options import OpenVINOOptions
+
+BLOCK, HEADS, KV_HEADS, SIZE = LAYOUT.block_size or 0, 4, 2, 64
+SEQUENCES = ((3, 40), (1, 0), (37, 31))
+"""(new tokens, old tokens) of each: within a block, across two, from nothing."""
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+"""Scores and sums of up to 68 terms in any order; in 16 bits, probabilities rounded before they meet the values."""
+
+
+def known_answers(engine: Any) -> KnownAnswers:
+    """The known answers of the engine on the CPU."""
+    return KnownAnswers(_version, lambda: answers(engine))
+
+
+def answers(engine: Any) -> Iterator[KnownAnswer]:
+    """All that it is asked."""
+    return put_all(engine, asdict(OpenVINOOptions()), [*QUESTIONS, *PAGED], FLOATS)
+
+
+def _version() -> str:
+    import openvino
+
+    return f"OpenVINO {openvino.__version__.split('-')[0]}"
+
+
+# --- attention over the cache
+
+
+def _table() -> Tensor:
+    """[sequences, 4]: blocks in no order, none twice."""
+    return torch.tensor([[5, 2, 9, 0], [7, 1, 3, 11], [4, 10, 6, 8]])
+
+
+def _step(sequences: tuple[tuple[int, int], ...]) -> Callable[[torch.dtype], list[Tensor]]:
+    """The inputs of a step: q, k, v, both caches, slots, table, ends of queries, lengths."""
+
+    def given(dtype: torch.dtype) -> list[Tensor]:
+        tokens = sum(new for new, _ in sequences)
+        table = _table()
+        slots = [
+            int(table[row, position // BLOCK]) * BLOCK + position % BLOCK
+            for row, (new, old) in enumerate(sequences)
+            for position in range(old, old + new)
+        ]
+        return [
+            _numbers(tokens, HEADS, SIZE, shift=0).to(dtype),
+            _numbers(tokens, KV_HEADS, SIZE, shift=1).to(dtype),
+            _numbers(tokens, KV_HEADS, SIZE, shift=2).to(dtype),
+            _numbers(12, KV_HEADS, BLOCK, SIZE, shift=3).to(dtype),
+            _numbers(12, KV_HEADS, BLOCK, SIZE, shift=4).to(dtype),
+            torch.tensor(slots),
+            table,
+            torch.tensor([new for new, _ in sequences]).cumsum(0),
+            torch.tensor([new + old for new, old in sequences]),
+        ]
+
+    return given
+
+
+def _numbers(*sizes: int, shift: int) -> Tensor:
+    """Different numbers between -1.5 and 1.5, in no order."""
+    count = torch.arange(1, torch.Size(sizes).numel() + 1, dtype=torch.float64) + 1000 * shift
+    return ((count * 0.6180339887498949) % 1.0 * 3 - 1.5).view(sizes)
+
+
+def _attention(decodes: bool) -> Callable[..., Tensor]:
+    def function(
+        q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *places: Tensor
+    ) -> Tensor:
+        slots, table, ends, lengths = places
+        out = torch.empty_like(q)
+        given: tuple[Any, ...] = (
+            q,
+            k,
+            v,
+            k_cache,
+            v_cache,
+            slots,
+            table,
+            BLOCK,
+            None if decodes else ends,
+            lengths,
+        )
+        CACHED_ATTENTION(*given, 37, 68, HEADS, KV_HEADS, out, SIZE**-0.5, -1, 0.0, None, None)
+        return out
+
+    return function
+
+
+def _worked_out(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
+    """Sequence by sequence in float64, with keys and values put into their slots one by one."""
+    k_cache, v_cache, slots, table, ends, lengths = rest
+    caches = [cache.clone() for cache in (k_cache, v_cache)]
+    for token, slot in enumerate(slots.tolist()):
+        for cache, new in zip(caches, (k, v), strict=True):
+            cache[slot // BLOCK, :, slot % BLOCK] = new[token]
+    outs, start = [], 0
+    for row, end, length in zip(table, ends.tolist(), lengths.tolist(), strict=True):
+        keys, values = (cache[row].transpose(1, 2).flatten(0, 1)[:length] for cache in caches)
+        outs.append(attend(q[start:end], keys, values, SIZE**-0.5, True, -1, -1, 0.0, None, None))
+        start = end
+    return [torch.cat(outs)]
+
+
+def _paged(name: str, decodes: bool, sequences: tuple[tuple[int, int], ...]) -> Question:
+    return Question(
+        f"paged attention, {name}, blocks of {BLOCK}",
+        [kind_of(CACHED_ATTENTION), kind_of(twin_op(CACHED_ATTENTION))],
+        _attention(decodes),
+        _step(sequences),
+        _worked_out,
+        TOLERANCE,
+        unfit=foreign_layout,
+    )
+
+
+PAGED = [
+    _paged("prefill", False, SEQUENCES),
+    _paged("decoding", True, tuple((1, old) for _, old in SEQUENCES)),
+]

@@ -1,0 +1,70 @@
+"""NaN and infinities through OpenVINO are what torch makes of them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.vendor.openvino.lowering import same
+
+inf, nan = float("inf"), float("nan")
+SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, inf, -inf, nan, 0.5, 7.0, -2.0, nan, inf])
+
+
+def mixed(rows: int, columns: int) -> torch.Tensor:
+    """Random numbers, a quarter of them special ones; the last rows hold nothing but infinities, or NaN."""
+    x = torch.randn(rows, columns)
+    places = torch.rand(rows, columns) < 0.25
+    x[places] = SPECIAL[torch.randint(0, len(SPECIAL), (int(places.sum()),))]
+    x[-1], x[-2], x[-3] = -inf, inf, nan
+    x[0] = torch.randn(columns)
+    x[1, 0] = -inf
+    x[1, 1:] = torch.randn(columns - 1)
+    return x
+
+
+CASES = {
+    "comparisons": lambda a, b: (a > b, a >= b, a < b, a <= b, a == b, a != b),
+    "comparisons with numbers": lambda a, b: (
+        a > 0.5,
+        a >= inf,
+        a == inf,
+        a != inf,
+        a <= inf,
+        a < -inf,
+        a == nan,
+    ),
+    "kinds": lambda a, b: (a.isnan(), a.isinf(), a.isfinite()),
+    "choices": lambda a, b: (torch.where(a > b, a, b), torch.where(a > 0, a, 0.0), a.masked_fill(a < b, nan)),
+    "extremes of two": lambda a, b: (torch.maximum(a, b), torch.minimum(a, b)),
+    "clamp": lambda a, b: (
+        a.clamp(-1, 1),
+        a.clamp(min=0),
+        a.clamp(max=0),
+        torch.clamp(a, min=b),
+        torch.clamp(a, b, a),
+    ),
+    "relu": lambda a, b: (F.relu(a), F.relu6(a), F.hardtanh(a), F.hardsigmoid(a)),
+    "extremes": lambda a, b: (
+        a.amax(1),
+        a.amin(0),
+        a.amax((0, 1)),
+        a.max(),
+        a.min(),
+        *torch.aminmax(a, dim=1),
+    ),
+    "extremes with places": lambda a, b: (*a.max(1), *a.min(0), *a.max(1, keepdim=True)),
+    "places": lambda a, b: (a.argmax(1), a.argmin(0), a.argmax(), a.argmin(keepdim=True)),
+    "sorted": lambda a, b: (*a.sort(dim=1, stable=True), *a.sort(dim=0, descending=True, stable=True)),
+    "first": lambda a, b: (a.topk(5, 1)[0], a.topk(5, 1, largest=False)[0]),
+    "softmax": lambda a, b: (a.softmax(1), a.softmax(0), a.log_softmax(1), a.log_softmax(0)),
+    "logsumexp": lambda a, b: a.logsumexp(1),
+    "max_pool": lambda a, b: (F.max_pool1d(a[None], 3, 2, 1), F.max_pool2d(a[None, None], 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CASES)
+def test_as_in_torch(name, dtype):
+    a, b = mixed(23, 37), mixed(23, 37)
+    b[:, ::3] = a[:, ::3]
+    same(CASES[name], a.to(dtype), b.to(dtype))
