@@ -1,7 +1,8 @@
 """What only a call's numbers tell: the model says whether any of them makes ONNX Runtime's kernels wrong.
 
-Orders and most bounds pass over NaN, where torch takes it for the largest (``extremes`` are written so that they do
-not); of int64 they, extremes, sums and quotients go through floats. One more result of the model says whether a call has such numbers. Then torch runs the call, under the fallback policy.
+Orders and bounds by one side pass over NaN, where torch takes it for the largest (``extremes`` are written so that
+they do not); of int64 they, extremes, bounds, sums and quotients go through floats. One more result of the model says
+whether a call has such numbers. Then torch runs the call, under the fallback policy.
 """
 
 import torch
@@ -17,10 +18,12 @@ REASON = "a NaN, or an int64 beyond 24 bits, among numbers that are ordered, sum
 _LARGE = 2**24
 _ORDERS = frozenset(
     f"aten::{name}"
-    for name in """amax amin max min aminmax argmax argmin argsort topk sort median cummax cummin kthvalue maximum
-    minimum fmax fmin clamp clip clamp_min clamp_max hardtanh relu6""".split()
+    for name in """amax amin max min aminmax argmax argmin argsort topk sort median cummax cummin kthvalue
+    clamp_min clamp_max""".split()
 )
-_OF_INT64 = frozenset(("aten::sum", "aten::fmod", "aten::div"))
+_OF_INT64 = frozenset(
+    f"aten::{name}" for name in "maximum minimum fmax fmin clamp clip hardtanh relu6 sum fmod div".split()
+)
 
 
 def note_doubts(graph: fx.Graph) -> bool:

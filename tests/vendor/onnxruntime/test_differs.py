@@ -68,6 +68,9 @@ def test_a_call_of_numbers_that_it_orders_otherwise_is_left_to_torch(name, numbe
     for x in (small, numbers, small + 1):
         as_in_eager(run, function, x)
     as_in_eager(strict, function, small)
+    if numbers is NOT_NUMBERS and name != "sort":
+        as_in_eager(strict, function, numbers)  # written so that NaN comes through
+        return
     with pytest.raises(GraphFallbackError, match="a NaN, or an int64"):
         strict(numbers)
 
