@@ -22,7 +22,7 @@ LIMITS = (
     Limit(
         "onnxruntime",
         "dlinfer's gated activations keep the kernel QuickGelu, which is right to the tolerance of these ops",
-        lambda program, difference, facts: (
+        lambda program, difference: (
             difference.kind in ("value", "memory")
             and any(re.search("silu_mul|silu_and_mul|fused_moe", step.text) for step in program.steps)
         ),

@@ -14,8 +14,8 @@ from dlinfer.vendor.onnxruntime import extremes
 
 _aten = torch.ops.aten
 
-REASON = "a NaN, or an int64 beyond 24 bits, among numbers that are ordered, summed or divided"
-_LARGE = 2**24
+REASON = "a NaN, or an int64 beyond 32 bits, among numbers that are ordered, summed or divided"
+_LARGE = 2**31 - 1
 _ORDERS = frozenset(
     f"aten::{name}"
     for name in """amax amin max min aminmax argmax argmin argsort topk sort median cummax cummin kthvalue
