@@ -42,6 +42,8 @@ def refusal(node: fx.Node) -> str | None:
     reason = _ALWAYS.get(name) or (_OF_FLOATS if floats else _OF_INTEGERS).get(name)
     if name == "div" and floats and (mode := arguments(node).get("rounding_mode")) is not None:
         reason = f"rounds quotients by {mode} otherwise where infinities are among them"
+    if name in ("chunk", "unsafe_chunk") and len(fake(node)) != arguments(node)["chunks"]:
+        reason = "wants as many parts as are asked for, where torch gives fewer"
     if name == "pow" and not floats and not isinstance(arguments(node)["exponent"], fx.Node):
         reason = None
     if name == "prod" and operands and operands[0].dtype is torch.bool:

@@ -1,8 +1,8 @@
 """What only a call's numbers tell: the model says whether any of them makes ONNX Runtime's kernels wrong.
 
-Orders and some bounds pass over NaN, where torch takes it for the largest (``extremes`` are written so that they do
-not, and Max and Min of two do not by themselves); of int64 all of them, sums and quotients go through floats. One more
-result of the model says whether a call has such numbers. Then torch runs the call, under the fallback policy.
+Orders and bounds by one side pass over NaN, where torch takes it for the largest (``extremes`` are written so that
+they do not); of int64 they, extremes, bounds, sums and quotients go through floats. One more result of the model says
+whether a call has such numbers. Then torch runs the call, under the fallback policy.
 """
 
 import torch
@@ -14,15 +14,16 @@ from dlinfer.vendor.onnxruntime import extremes
 
 _aten = torch.ops.aten
 
-REASON = "a NaN, or an int64 beyond 24 bits, among numbers that are ordered, summed or divided"
-_LARGE = 2**24
+REASON = "a NaN, or an int64 beyond 32 bits, among numbers that are ordered, summed or divided"
+_LARGE = 2**31 - 1
 _ORDERS = frozenset(
     f"aten::{name}"
-    for name in """amax amin max min aminmax argmax argmin argsort topk sort median cummax cummin kthvalue maximum
-    minimum fmax fmin clamp clip clamp_min clamp_max hardtanh relu6""".split()
+    for name in """amax amin max min aminmax argmax argmin argsort topk sort median cummax cummin kthvalue
+    clamp_min clamp_max""".split()
 )
-_RIGHT_FOR_NAN = frozenset((*extremes.TABLE, _aten.maximum.default, _aten.minimum.default))
-_OF_INT64 = frozenset(("aten::sum", "aten::fmod", "aten::div"))
+_OF_INT64 = frozenset(
+    f"aten::{name}" for name in "maximum minimum fmax fmin clamp clip hardtanh relu6 sum fmod div".split()
+)
 
 
 def note_doubts(graph: fx.Graph) -> bool:
@@ -53,7 +54,7 @@ def note_doubts(graph: fx.Graph) -> bool:
 
 def _doubtful(value: Tensor, op: torch._ops.OpOverload) -> bool:
     if value.is_floating_point():
-        return op._schema.name in _ORDERS and op not in _RIGHT_FOR_NAN
+        return op._schema.name in _ORDERS and op not in extremes.TABLE
     return value.dtype is torch.int64
 
 
