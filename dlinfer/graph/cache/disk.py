@@ -13,7 +13,7 @@ import tempfile
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ _COMPARED = 20
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
+_apart = threading.local()
 _warned: set[str] = set()
 
 
@@ -35,6 +36,17 @@ def counts() -> dict[str, int]:
     ``stored`` or ``not stored``, and ``not used`` since nobody knows what code this process runs."""
     with _lock:
         return dict(_counts)
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """What this thread loads and stores is nobody's model: ``counts`` says nothing of it."""
+    before = getattr(_apart, "uncounted", False)
+    _apart.uncounted = True
+    try:
+        yield
+    finally:
+        _apart.uncounted = before
 
 
 class CacheWarning(UserWarning):
@@ -182,6 +194,7 @@ def _warn(text: str, stacklevel: int) -> None:
 
 
 def _note(what: str, path: Path, why: str = "") -> None:
-    with _lock:
-        _counts[what] += 1
+    if not getattr(_apart, "uncounted", False):
+        with _lock:
+            _counts[what] += 1
     debug.show("cache", what, f"  {path}" + (f"\n  {why}" if why else ""))

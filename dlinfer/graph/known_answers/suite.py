@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dlinfer.graph.cache.disk import uncounted
 from dlinfer.graph.cache.key import Key
 from dlinfer.graph.known_answers import store
 from dlinfer.graph.known_answers.answer import KnownAnswer, NotTakenError, Verdict, what_is_wrong
@@ -133,7 +134,7 @@ def _apart(work: Callable[[], T]) -> T:
     failed: list[BaseException] = []
 
     def run() -> None:
-        with _asking(), torch.no_grad():
+        with _asking(), uncounted(), torch.no_grad():
             try:
                 done.append(work())
             except BaseException as error:  # noqa: BLE001 - raised again below

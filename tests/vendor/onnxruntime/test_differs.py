@@ -23,6 +23,7 @@ LEFT = {
     "diagonal": (lambda x: x.diagonal() * 1, FLOATS),
     "fewer chunks than asked for": (lambda x: x[:1].chunk(2, 0)[0] * 2, FLOATS),
     "floored quotients": (lambda x: x // 0.7, FLOATS),
+    "rounded quotients of whole numbers": (lambda x: torch.div(x, 7, rounding_mode="trunc"), INTEGERS),
     "products of whole numbers": (lambda x: x.prod(0), INTEGERS),
     "powers of whole numbers": (lambda x: x.abs() ** x, INTEGERS),
 }
