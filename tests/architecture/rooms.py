@@ -44,8 +44,19 @@ ARROWS: dict[str, str] = {
     "dlinfer.runtime.session": "errors utils graph.seam graph.ir graph.lowering runtime.options "
     "runtime.artifact",
     "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder
-    "dlinfer.framework": "errors settings utils vendor ops graph",
-    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime vendor.* framework",
+    "dlinfer.framework": "errors",
+    "dlinfer.framework.lmdeploy_ext.versions": "",
+    "dlinfer.framework.lmdeploy_ext.device": "errors settings vendor framework framework.lmdeploy_ext.versions",
+    "dlinfer.framework.lmdeploy_ext.layers": "errors settings utils vendor ops graph.seam graph.report graph.options "
+    "graph.engine graph.direct framework framework.lmdeploy_ext.device",
+    "dlinfer.framework.lmdeploy_ext.refusals": "errors framework framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.layers",
+    "dlinfer.framework.lmdeploy_ext.serving": "errors framework framework.lmdeploy_ext.versions "
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals",
+    "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework framework.lmdeploy_ext.versions "
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.refusals "
+    "framework.lmdeploy_ext.serving",
+    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime vendor.* framework.lmdeploy_ext",
     "dlinfer.__main__": "cli",
 }
 ROOMS = tuple(ARROWS)

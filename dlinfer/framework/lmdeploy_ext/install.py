@@ -11,9 +11,10 @@ from dlinfer.framework.patching import Patch
 
 
 def _records() -> list[Patch]:
-    from dlinfer.framework.lmdeploy_ext.device import cli, engine_config, kv_memory
+    from dlinfer.framework.lmdeploy_ext import engine_config
+    from dlinfer.framework.lmdeploy_ext.device import cli, kv_memory
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
-    from dlinfer.framework.lmdeploy_ext.layers import rope_lengths, rope_parameters
+    from dlinfer.framework.lmdeploy_ext.layers import rope_lengths, rope_parameters, selection
     from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
     from dlinfer.framework.lmdeploy_ext.refusals import (
         http_errors,
@@ -31,6 +32,7 @@ def _records() -> list[Patch]:
         refusals,
         cli,
         device_patches,
+        selection,
         kv_memory,
         generation,
         sampling_checks,

@@ -13,14 +13,14 @@ from lmdeploy.pytorch.backends.flash_attention import FlashAttentionImpl
 from torch import Tensor
 
 from dlinfer import ops
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers import windows
-from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 
 
 def step_metadata(context: Any) -> DlinferAttentionMetadata:
     """What one step's attention layers share, from LMDeploy's StepContext of B sequences and N new tokens."""
     if context.is_decoding and context.max_q_seqlen != 1:
-        raise refusals.refuse("decoding several tokens of a sequence at once", "leave speculative_config out")
+        raise refuse("decoding several tokens of a sequence at once", "leave speculative_config out")
     q_seqlens, kv_seqlens = context.q_seqlens, context.kv_seqlens
     block_size = context.cache_config.kernel_block_size
     ends = q_seqlens.cumsum(0, dtype=torch.int32)
@@ -73,11 +73,11 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
     def from_spec(cls, spec: Any) -> "PagedAttention":
         """From LMDeploy's PagedAttentionBuildSpec. Raises UnsupportedFeatureError for what no op serves."""
         if spec.use_flash_mla or spec.mla_index_topk is not None:
-            raise refusals.refuse("flash MLA and sparse MLA attention", "use another model")
+            raise refuse("flash MLA and sparse MLA attention", "use another model")
         if spec.block_sparse_size != 1:
-            raise refusals.refuse("block-sparse attention (block diffusion models)", "use another model")
+            raise refuse("block-sparse attention (block diffusion models)", "use another model")
         if not spec.causal:
-            raise refusals.refuse("paged attention that is not causal", "use another model")
+            raise refuse("paged attention that is not causal", "use another model")
         return cls(
             num_heads=spec.num_heads,
             head_size=spec.head_dim,
@@ -110,7 +110,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         rows follow each other. GLM-4's is a part of the projection's result, and a graph cannot flatten heads there.
         """
         if nsa_indices is not None:
-            raise refusals.refuse("sparse attention by token indices", "use another model")
+            raise refuse("sparse attention by token indices", "use another model")
         meta = attn_metadata
         ops.fill_kv_cache(key, value, k_cache, v_cache, meta.kv_start_indices)
         shared: dict[str, Any] = {

@@ -15,9 +15,9 @@ from lmdeploy.pytorch.distributed import get_dist_manager
 
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers import attention, rope_lengths, rotary, sampling, windows
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
-from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
 
@@ -56,13 +56,13 @@ class OpsBackend(DlinferOpsBackend):
             return build(spec)
         name = type(spec).__name__
         if name in _NEEDS_MISSING_OP:
-            raise refusals.refuse(_NEEDS_MISSING_OP[name], "use the unquantised model in bfloat16 or float32")
+            raise refuse(_NEEDS_MISSING_OP[name], "use the unquantised model in bfloat16 or float32")
         try:
             return super().build_op(spec, enable_deterministic=enable_deterministic)
         except RuntimeError as cause:
             if "is not supported by" not in str(cause):
                 raise
-            raise refusals.refuse(f"a layer of this model ({name})", "use another model") from cause
+            raise refuse(f"a layer of this model ({name})", "use another model") from cause
 
     @staticmethod
     def get_k_block_shape(

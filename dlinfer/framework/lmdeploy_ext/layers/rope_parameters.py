@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.patching import Patch
 
 SERVED_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "mrope")
@@ -61,11 +61,11 @@ def check(config: Any) -> None:
     for own in nested.values() or [given]:
         kind = rope_type(own)
         if kind not in SERVED_TYPES:
-            raise refusals.refuse(f"rope type {kind!r}", "use another model")
+            raise refuse(f"rope type {kind!r}", "use another model")
         if "fope_sep_head" in own or "fope_num_inv_freq" in own:
-            raise refusals.refuse("Fourier position embeddings (fope)", "use another model")
+            raise refuse("Fourier position embeddings (fope)", "use another model")
         if kind in _BY_LENGTH and "mrope_section" in own:
-            raise refusals.refuse(f"rope type {kind!r} with mrope_section", "use another model")
+            raise refuse(f"rope type {kind!r} with mrope_section", "use another model")
     if nested:
         _check_nested(config, nested)
 
@@ -75,7 +75,7 @@ def _check_nested(config: Any, nested: dict[str, Any]) -> None:
     allowed = {"full_attention": ("default", "linear"), "sliding_attention": ("default",)}
     for name, own in nested.items():
         if getattr(config, "model_type", "") != "gemma3_text" or rope_type(own) not in allowed[name]:
-            raise refusals.refuse(f"rope type {rope_type(own)!r} in {name} layers alone", "use another model")
+            raise refuse(f"rope type {rope_type(own)!r} in {name} layers alone", "use another model")
     nested["full_attention"].setdefault("factor", 1.0)
 
 

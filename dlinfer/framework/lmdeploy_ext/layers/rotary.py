@@ -15,8 +15,8 @@ from lmdeploy.pytorch.backends.dlinfer.apply_rotary_emb import DlinferApplyRotar
 from lmdeploy.pytorch.backends.rotary_embedding import RopeType
 from torch import Tensor, nn
 
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.rope_parameters import longrope_scale, yarn_scale
-from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
 
 
 def base_frequencies(dim: int, base: float) -> Tensor:
@@ -196,7 +196,7 @@ def from_spec(spec: Any) -> nn.Module:
     """Build the tables of LMDeploy's RotaryEmbeddingBuildSpec. Raises UnsupportedFeatureError for other types."""
     build = _BUILDERS.get(spec.emb_type)
     if build is None:
-        raise refusals.refuse(f"rope type {spec.emb_type.name}", "use another model")
+        raise refuse(f"rope type {spec.emb_type.name}", "use another model")
     return build(spec)
 
 

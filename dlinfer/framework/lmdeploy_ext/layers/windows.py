@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 
 # Types whose every layer has the window, if there is one. Others that have one name it layer by layer.
 _ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
@@ -38,7 +38,7 @@ def of_layers(config: Any) -> list[int | None] | None:
     known = {"full_attention": None, "sliding_attention": window}
     for name in types:
         if name not in known:
-            raise refusals.refuse(f"layers of type {name!r}", "use another model")
+            raise refuse(f"layers of type {name!r}", "use another model")
     return [known[name] for name in types]
 
 

@@ -4,8 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.patching import Patch
 
 # field of PytorchEngineConfig -> (the value that means "not asked for", what to do instead)
@@ -22,13 +22,6 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "kv_transfer_config": (None, "leave kv_transfer_config out"),
     "dllm_block_length": (None, "use an autoregressive model"),
 }
-
-
-def refuse(feature: str, advice: str, device_type: str | None = None) -> UnsupportedFeatureError:
-    """The error for a feature that is asked for and not served, on the device in use where none is named."""
-    named = device_type or activation.active()
-    where = f"device_type {named!r}" if named else "a device of dlinfer's"
-    return UnsupportedFeatureError(feature=feature, where=where, advice=advice)
 
 
 def check_engine_config(config: Any) -> None:

@@ -7,7 +7,7 @@ needs and the ops lack is refused layer by layer as it is built.
 from collections.abc import Iterator
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.refusals.features import refuse
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 
 _DRAFT = "it drafts for speculative decoding, and is no model of its own"
 _DIFFUSION = "it decodes by block diffusion"

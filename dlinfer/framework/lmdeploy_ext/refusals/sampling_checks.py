@@ -15,7 +15,7 @@ from typing import Any
 
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.refusals.features import refuse
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.patching import Patch
 
 _INT32 = 2**31 - 1
