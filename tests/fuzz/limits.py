@@ -20,14 +20,6 @@ class Limit:
 
 LIMITS = (
     Limit(
-        "onnxruntime",
-        "dlinfer's gated activations keep the kernel QuickGelu, which is right to the tolerance of these ops",
-        lambda program, difference: (
-            difference.kind in ("value", "memory")
-            and any(re.search("silu_mul|silu_and_mul|fused_moe", step.text) for step in program.steps)
-        ),
-    ),
-    Limit(
         "openvino",
         "`exp` is infinite from 88.38 on, where torch's is from 88.73 on",
         lambda program, difference: (

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations import activation, attention, linear, norm
+from dlinfer.graph.onnx.translations import attention, linear, norm
 from dlinfer.graph.onnx.translations.writing import is_type, number, opset, rank, size
-from dlinfer.vendor.onnxruntime import contrib_ops, extremes
+from dlinfer.vendor.onnxruntime import contrib_ops, extremes, logistic
 from dlinfer.vendor.onnxruntime.experts import experts
 
 _ops = torch.ops.dlinfer
@@ -22,12 +22,12 @@ def table() -> Mapping[Any, Any]:
         experts: experts,
         _ops.rms_norm.default: rms_norm,
         _ops.add_rms_norm.default: add_rms_norm,
-        torch.ops.aten.sigmoid.default: sigmoid,
-        torch.ops.aten.silu.default: silu,
+        torch.ops.aten.sigmoid.default: logistic.sigmoid,
+        torch.ops.aten.silu.default: logistic.silu,
         torch.ops.aten.sign.default: sign,
         torch.ops.aten.sgn.default: sign,
-        _ops.silu_mul.default: silu_mul,
-        _ops.silu_and_mul.default: silu_and_mul,
+        _ops.silu_mul.default: logistic.silu_mul,
+        _ops.silu_and_mul.default: logistic.silu_and_mul,
         torch.ops.aten.linear.default: linear_of,
         _ops.linear.default: linear_of,
         _ops.linears.default: linears,
@@ -51,37 +51,11 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, A
     return contrib_ops.skip_simplified_layer_norm(x, residual, weight, eps)
 
 
-def sigmoid(self: Any) -> Any:
-    """1 / (1 + exp(-x)): the kernel of Sigmoid gives 0 from -18 on."""
-    op = opset()
-    return op.Reciprocal(op.Add(op.Exp(op.Neg(self)), number(1.0, self)))
-
-
-def silu(self: Any) -> Any:
-    """x / (1 + exp(-x))."""
-    op = opset()
-    return op.Div(self, op.Add(op.Exp(op.Neg(self)), number(1.0, self)))
-
-
 def sign(self: Any) -> Any:
     """-1, 0 or 1, and 0 of NaN."""
     op = opset()
     zero, one, less = number(0, self), number(1, self), number(0 if is_type(self, "UINT8") else -1, self)
     return op.Where(op.Greater(self, zero), one, op.Where(op.Less(self, zero), less, zero))
-
-
-def silu_mul(gate: Any, up: Any) -> Any:
-    """QuickGelu, which is silu where its alpha is one."""
-    if not is_type(gate, "FLOAT"):
-        return activation.silu_mul(gate, up)
-    return opset().Mul(contrib_ops.quick_gelu(gate, 1.0), up)
-
-
-def silu_and_mul(x: Any) -> Any:
-    """``silu_mul`` of the two halves of the last dimension."""
-    gate, up = opset().Split(x, axis=-1, num_outputs=2)
-    gate.dtype = x.dtype
-    return silu_mul(gate, up)
 
 
 def linear_of(input: Any = None, weight: Any = None, bias: Any = None, x: Any = None) -> Any:

@@ -26,11 +26,6 @@ def skip_simplified_layer_norm(x: Any, skip: Any, scale: Any, eps: float) -> tup
     return results[0], results[3]
 
 
-def quick_gelu(x: Any, alpha: float) -> Any:
-    """x * sigmoid(alpha * x)."""
-    return _call("QuickGelu", (x,), 1, alpha=alpha)
-
-
 def _call(name: str, inputs: Sequence[Any], outputs: int, *, domain: str = DOMAIN, **attributes: Any) -> Any:
     from onnxscript import evaluator
 

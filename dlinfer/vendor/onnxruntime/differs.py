@@ -40,9 +40,8 @@ def refusal(node: fx.Node) -> str | None:
     operands = [value for value in map(fake, node.all_input_nodes) if isinstance(value, Tensor)]
     floats = any(value.is_floating_point() for value in operands)
     reason = _ALWAYS.get(name) or (_OF_FLOATS if floats else _OF_INTEGERS).get(name)
-    if name == "div" and (mode := arguments(node).get("rounding_mode")) is not None:
+    if name == "div" and floats and (mode := arguments(node).get("rounding_mode")) is not None:
         reason = f"rounds quotients by {mode} otherwise where infinities are among them"
-        reason = reason if floats else "divides whole numbers in floats before it rounds"
     if name in ("chunk", "unsafe_chunk") and len(fake(node)) != arguments(node)["chunks"]:
         reason = "wants as many parts as are asked for, where torch gives fewer"
     if name == "pow" and not floats and not isinstance(arguments(node)["exponent"], fx.Node):

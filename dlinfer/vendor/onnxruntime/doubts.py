@@ -22,7 +22,7 @@ _ORDERS = frozenset(
     clamp_min clamp_max""".split()
 )
 _OF_INT64 = frozenset(
-    f"aten::{name}" for name in "maximum minimum fmax fmin clamp clip hardtanh relu6 sum fmod div".split()
+    f"aten::{name}" for name in "maximum minimum fmax fmin clamp clip hardtanh relu6 sum fmod".split()
 )
 
 

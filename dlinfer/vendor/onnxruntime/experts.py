@@ -12,10 +12,10 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import arguments, fake
-from dlinfer.graph.onnx.translations.activation import silu_mul
 from dlinfer.graph.onnx.translations.moe import token_weights
 from dlinfer.graph.onnx.translations.writing import number, opset, shape_of, sizes
 from dlinfer.vendor.onnxruntime.indices import BEHIND
+from dlinfer.vendor.onnxruntime.logistic import silu_mul
 
 _aten = torch.ops.aten
 

@@ -23,7 +23,6 @@ LEFT = {
     "diagonal": (lambda x: x.diagonal() * 1, FLOATS),
     "fewer chunks than asked for": (lambda x: x[:1].chunk(2, 0)[0] * 2, FLOATS),
     "floored quotients": (lambda x: x // 0.7, FLOATS),
-    "rounded quotients of whole numbers": (lambda x: torch.div(x, 7, rounding_mode="trunc"), INTEGERS),
     "products of whole numbers": (lambda x: x.prod(0), INTEGERS),
     "powers of whole numbers": (lambda x: x.abs() ** x, INTEGERS),
 }
@@ -80,3 +79,19 @@ def test_sums_of_int64():
     run = compiled(lambda x: x.sum(0), INTEGERS, fallback="allow").run
     for x in (INTEGERS, INTEGERS + 2**53, INTEGERS):
         as_in_eager(run, lambda x: x.sum(0), x)
+
+
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8])
+def test_rounded_quotients_of_whole_numbers(mode, dtype):
+    """Floats do not hold all numbers above 2^24."""
+    most = torch.iinfo(dtype).max
+    x = torch.tensor([most, -most, 7, -7, 6, -6, 0, min(most, 2**24 + 1), min(most, 2**53 + 1)], dtype=dtype)
+    y = torch.tensor([7, 7, -2, -2, 3, -3, 5, 3, -9], dtype=dtype)
+
+    def divided(x, y):
+        return torch.div(x, y, rounding_mode=mode), torch.div(x, 7, rounding_mode=mode)
+
+    run = compiled(divided, x, y).run
+    for got, want in zip(run(x, y), divided(x, y), strict=True):
+        assert torch.equal(got, want)

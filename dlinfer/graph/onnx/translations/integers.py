@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, opset, rank
+from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, number, opset, rank
 
 _aten = torch.ops.aten
 _INTEGERS = ("INT64", "INT32", "INT16", "INT8", "UINT8", "BOOL")
@@ -18,6 +18,8 @@ def table() -> dict[Any, Any]:
         _aten.floor.default: floor,
         _aten.round.default: round_,
         _aten.trunc.default: trunc,
+        _aten.div.Tensor_mode: div_mode,
+        _aten.div.Scalar_mode: div_mode,
         _aten.where.self: where,
         _aten.isnan.default: isnan,
         _aten.isfinite.default: isfinite,
@@ -49,6 +51,32 @@ def trunc(self: Any) -> Any:
     if not is_type(self, "FLOAT", "DOUBLE", "FLOAT16"):
         raise Untranslated(f"trunc of {self.dtype}")
     return op.Mul(op.Sign(self), op.Floor(op.Abs(self)))
+
+
+def div_mode(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
+    """Whole numbers are divided as such: floats do not hold all of them."""
+    op = opset()
+    kinds = {self.dtype, self.dtype if isinstance(other, (int, float)) else other.dtype}
+    if isinstance(other, (int, float)):
+        if isinstance(other, float) and is_type(self, *_INTEGERS):
+            raise Untranslated("whole numbers divided by a float")
+        other = number(other, self)
+    if not is_type(self, *_INTEGERS):
+        quotient = op.Div(self, other)
+        quotient.dtype = self.dtype
+        rounds = {"floor": floor, "trunc": trunc}.get(rounding_mode or "")
+        return quotient if rounds is None else rounds(quotient)
+    if rounding_mode is None or len(kinds) > 1 or is_type(self, "BOOL"):
+        raise Untranslated(f"{' and '.join(map(str, kinds))} divided, rounded by {rounding_mode}")
+    narrow = not is_type(self, "INT64", "INT32")  # runtimes divide these two only
+    x, y = (op.Cast(one, to=6) if narrow else one for one in (self, other))
+    made = op.Div(x, y)  # towards zero
+    if rounding_mode == "floor":
+        zero = op.CastLike(op.Constant(value_int=0), x)
+        rest = op.Sub(x, op.Mul(made, y))
+        below = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(y, zero)))
+        made = op.Sub(made, op.CastLike(below, x))
+    return op.CastLike(made, self)
 
 
 def where(condition: Any, self: Any, other: Any) -> Any:

@@ -1,0 +1,36 @@
+"""Sigmoid and what is made of it, with Exp: ONNX Runtime's kernels Sigmoid and QuickGelu give 0 from -18 on."""
+
+from typing import Any
+
+from dlinfer.graph.onnx.translations.writing import number, opset, wide
+
+
+def sigmoid(self: Any) -> Any:
+    """1 / (1 + exp(-x)), in float32 at least: exp(12) is infinite in float16."""
+    x, cast = wide(self)
+    made = opset().Reciprocal(_one_and_exp(x, self))
+    return opset().CastLike(made, self) if cast else made
+
+
+def silu(self: Any) -> Any:
+    """x / (1 + exp(-x)), in float32 at least."""
+    x, cast = wide(self)
+    made = opset().Div(x, _one_and_exp(x, self))
+    return opset().CastLike(made, self) if cast else made
+
+
+def silu_mul(gate: Any, up: Any) -> Any:
+    """silu(gate) * up."""
+    return opset().Mul(silu(gate), up)
+
+
+def silu_and_mul(x: Any) -> Any:
+    """``silu_mul`` of the two halves of the last dimension."""
+    gate, up = opset().Split(x, axis=-1, num_outputs=2)
+    gate.dtype = x.dtype
+    return silu_mul(gate, up)
+
+
+def _one_and_exp(x: Any, like: Any) -> Any:
+    op = opset()
+    return op.Add(op.Exp(op.Neg(x)), number(1.0, like, wide=True))
