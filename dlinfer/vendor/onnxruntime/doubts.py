@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from dlinfer.graph.ir.dialect import fake, overload
 from dlinfer.graph.seam.fake_mode import mode_of
-from dlinfer.vendor.onnxruntime import extremes
+from dlinfer.vendor.onnxruntime.translations import extremes
 
 _aten = torch.ops.aten
 

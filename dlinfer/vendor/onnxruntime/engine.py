@@ -15,9 +15,10 @@ from dlinfer.graph.known_answers.answer import KnownAnswer
 from dlinfer.graph.known_answers.questions import QUESTIONS, put_all
 from dlinfer.graph.known_answers.suite import KnownAnswers
 from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
-from dlinfer.vendor.onnxruntime import contrib, differs, empty_operands, sessions
+from dlinfer.vendor.onnxruntime import differs, empty_operands, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.run import OrtLowered
+from dlinfer.vendor.onnxruntime.translations import contrib
 
 
 class OnnxRuntimeEngine(ValueEngine[OrtOptions]):

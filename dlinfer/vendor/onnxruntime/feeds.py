@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from dlinfer.graph.ir.dialect import STATIC, fake, is_view, tensors_of
-from dlinfer.vendor.onnxruntime.experts import split_experts
+from dlinfer.vendor.onnxruntime.translations.experts import split_experts
 
 View = Callable[[torch.Tensor], Any]
 

@@ -7,20 +7,31 @@ import torch
 import torch.nn.functional as F
 
 from dlinfer.errors import GraphFallbackError
+from dlinfer.vendor.openvino import lowered as openvino_model
 from tests.vendor.openvino.lowering import lowered
 
 
-def largest_bool(x: torch.Tensor) -> torch.Tensor:
-    return (x > 0).max(1)[0]
+def test_a_model_that_is_not_compiled(monkeypatch):
+    class Failing:
+        def compile_model(self, *args: Any) -> None:
+            raise RuntimeError("Check 'made for a test' failed")
 
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
 
-def test_a_model_that_is_not_compiled():
     x = torch.randn(3, 4)
-    compiled, report = lowered(largest_bool, x, fallback="allow")
+    monkeypatch.setattr(openvino_model, "core", Failing)
+    compiled, report = lowered(doubled, x, fallback="allow")
     assert "OpenVINO does not compile it" in str(report.refusals()) + str(report.to_dict())
-    assert torch.equal(compiled(x)[0], largest_bool(x))
-    with pytest.raises(GraphFallbackError, match="OpenVINO does not compile it"):
-        lowered(largest_bool, x)
+    assert torch.equal(compiled(x)[0], doubled(x))
+    with pytest.raises(GraphFallbackError, match=r"OpenVINO does not compile it.*made for a test"):
+        lowered(doubled, x)
+
+
+def test_the_largest_of_bools():
+    x = torch.randn(3, 4)
+    compiled, _ = lowered(lambda x: (x > 0).max(1)[0], x)
+    assert torch.equal(compiled(x)[0], (x > 0).max(1)[0])
 
 
 def test_weights_without_elements():

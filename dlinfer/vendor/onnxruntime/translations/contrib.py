@@ -7,8 +7,8 @@ import torch
 
 from dlinfer.graph.onnx.translations import attention, linear, norm
 from dlinfer.graph.onnx.translations.writing import is_type, number, opset, rank, size
-from dlinfer.vendor.onnxruntime import contrib_ops, extremes, logistic
-from dlinfer.vendor.onnxruntime.experts import experts
+from dlinfer.vendor.onnxruntime.translations import contrib_ops, extremes, logistic
+from dlinfer.vendor.onnxruntime.translations.experts import experts
 
 _ops = torch.ops.dlinfer
 

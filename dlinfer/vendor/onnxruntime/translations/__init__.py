@@ -1,0 +1,1 @@
+"""How ops are written for ONNX Runtime, where its own ops are faster than the standard ones or these are wrong."""
