@@ -56,8 +56,7 @@ def _permuted(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, 
 
 
 def _transposed(emit: Emit, sizes: Any, view: fx.Node, whole: fx.Node, part: Any, value: Any) -> fx.Node:
-    given = arguments(view)
-    one, other = (int(given[name]) for name in ("dim0", "dim1"))
+    _, one, other = arguments(view).values()  # swapaxes calls them axes
     return emit(aten.transpose.int, (part, one, other), value)
 
 

@@ -122,6 +122,12 @@ def swapped(x, y):
     return x - y
 
 
+def through_swapped_axes(x, y):
+    x.swapaxes(0, 1).mul_(2)
+    x.swapdims(1, 0)[0].add_(y)
+    return x.sum(0)
+
+
 def flipped(x):
     x.copy_(x.flip(0))
     return x + 1
@@ -143,6 +149,7 @@ WRITES = [
     (indexed, (tensor(4, 4), tensor(2, 4))),
     (masked, (tensor(3, 4),)),
     (swapped, (tensor(3, 4), tensor(3, 4) * 2)),
+    (through_swapped_axes, (tensor(3, 4), tensor(3))),
     (flipped, (tensor(3, 4),)),
     (add_in_place, (tensor(4, 3).t(),)),
     (through_a_slice, (tensor(4, 3).t(), tensor(3, 2))),
