@@ -44,6 +44,8 @@ def refusal(node: fx.Node) -> str | None:
         reason = f"rounds quotients by {mode} otherwise where infinities are among them"
     if name in ("chunk", "unsafe_chunk") and len(fake(node)) != arguments(node)["chunks"]:
         reason = "wants as many parts as are asked for, where torch gives fewer"
+    if name == "scatter_reduce" and floats and arguments(node)["reduce"] in ("amax", "amin"):
+        reason = "passes over NaN"
     if name == "pow" and not floats and not isinstance(arguments(node)["exponent"], fx.Node):
         reason = None
     if name == "prod" and operands and operands[0].dtype is torch.bool:
