@@ -1,7 +1,9 @@
 """The patch set of a process, and what of it a device cannot do without."""
 
 import logging
+import re
 import threading
+from pathlib import Path
 
 import pytest
 from lmdeploy import PytorchEngineConfig
@@ -94,3 +96,14 @@ def test_a_misfit_of_what_is_essential_is_an_error_even_when_it_is_met_late(refu
 def test_the_device_view_answers_what_lmdeploy_asks_of_cuda_for_deepseek():
     PytorchEngineConfig(device_type="cpu")
     assert flash_mla_available() is False
+
+
+def test_every_file_with_patches_is_in_the_list():
+    folder = Path(install.__file__).parent
+    having = {
+        ".".join(("dlinfer.framework.lmdeploy_ext", *path.relative_to(folder).with_suffix("").parts))
+        for path in folder.rglob("*.py")
+        if re.search(r"^PATCHES\b", path.read_text(), re.MULTILINE)
+    }
+    listed = {patch.build.__module__ for patch in install._records()}
+    assert having == listed
