@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dlinfer.graph.onnx.translations import extremes
-from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, opset, rank
+from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, opset, rank, wide
 
 _aten = torch.ops.aten
 
@@ -59,9 +59,9 @@ def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = 
         return op.Identity(self), op.Constant(value_int=0)
     if not _is_float(self):
         return op.TopK(self, count, axis=dim, largest=int(largest), sorted=1)
-    wide = _wide(self)
+    x, _ = wide(self)
     high = op.Constant(value_float=torch.finfo(torch.float32).max)
-    key = op.Where(op.IsNaN(wide), op.Constant(value_float=float("inf")), op.Min(wide, high))
+    key = op.Where(op.IsNaN(x), op.Constant(value_float=float("inf")), op.Min(x, high))
     _, place = op.TopK(key, count, axis=dim, largest=int(largest), sorted=1)
     return op.GatherElements(self, place, axis=dim), place
 
@@ -77,7 +77,7 @@ def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
         return made
     for one in (self, min, max):
         if one is not None and one.dtype is not None:  # constants made here have none, and are no NaN
-            made = op.Where(op.IsNaN(_wide(one)), one, made)
+            made = op.Where(op.IsNaN(wide(one)[0]), one, made)
     return made
 
 
@@ -102,13 +102,9 @@ def _is_float(x: Any) -> bool:
     return is_type(x, "FLOAT", "FLOAT16")
 
 
-def _wide(x: Any) -> Any:
-    return opset().Cast(x, to=1) if is_type(x, "FLOAT16") else x
-
-
 def _nan_along(x: Any, axes: Sequence[int], keepdim: bool) -> Any:
     op = opset()
-    found = op.Cast(op.IsNaN(_wide(x)), to=6)
+    found = op.Cast(op.IsNaN(wide(x)[0]), to=6)
     reduced = op.ReduceMax(found, op.Constant(value_ints=list(axes)), keepdims=int(keepdim))
     return op.Cast(reduced, to=9)
 
@@ -126,7 +122,7 @@ def _place(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
     op = opset()
     if rank(x) == 0:
         return op.Constant(value_int=0)
-    number = op.Cast(x, to=6) if is_type(x, "BOOL") else _wide(x)
+    number = op.Cast(x, to=6) if is_type(x, "BOOL") else wide(x)[0]
     if dim is None:
         number = op.Reshape(number, op.Constant(value_ints=[-1]))
     axis, keep = (0, False) if dim is None else (dim, keepdim)
