@@ -30,7 +30,7 @@ WRITING = {
     "index_put": lambda table, at: table.index_put((at,), NEW),
     "scatter": lambda table, at: table.scatter(0, wide(at), 1.0),
     "scatter_add": lambda table, at: table.scatter_add(0, wide(at), NEW),
-    "scatter_reduce": lambda table, at: table.scatter_reduce(0, wide(at), NEW, "amax"),
+    "scatter_reduce": lambda table, at: table.scatter_reduce(0, wide(at), NEW, "sum"),
 }
 
 
