@@ -10,7 +10,7 @@ import torch
 from dlinfer.graph.report import report
 from tests.fuzz import compilers, doors, execute, limits
 from tests.fuzz.compare import Difference, differences
-from tests.fuzz.execute import CallTrace
+from tests.fuzz.execute import CallTrace, Forward
 from tests.fuzz.perturb import perturbing
 from tests.fuzz.program import Program
 from tests.graph.threads import together
@@ -75,7 +75,14 @@ def _can_repeat(program: Program, verdict: Verdict) -> bool:
 def eagerly(program: Program) -> list[CallTrace]:
     """The program without any compiler."""
     model, kept = execute.module(program)
-    return execute.calls(program, execute.plain(model), kept, watch=program.door != "loaded")
+    forward = execute.plain(model)
+    if program.door == "direct":  # its results are laid out as for contiguous arguments
+        forward = _of_contiguous(forward)
+    return execute.calls(program, forward, kept, watch=program.door != "loaded")
+
+
+def _of_contiguous(forward: Forward) -> Forward:
+    return lambda arguments: forward({name: one.contiguous() for name, one in arguments.items()})
 
 
 def _compiled(program: Program, engine: str, watch: bool) -> list[list[CallTrace]]:

@@ -70,7 +70,9 @@ def without(program: Program, places: Collection[int]) -> Program:
     gone = {program.steps[place].makes for place in places} - {""}
     kept: list[Step] = []
     for place, step in enumerate(program.steps):
-        if place in places or gone & {*step.uses}:
+        if place in places or gone & {
+            name for index, name in enumerate(step.uses) if f"{{{index}}}" in step.text
+        }:
             gone |= {step.makes} - {""}
         else:
             kept.append(step)

@@ -9,7 +9,7 @@ from torch.fx.node import map_arg
 
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.fake_mode import FakeTensorMode
+from dlinfer.graph.seam.fake_mode import FakeTensorMode, symbolic
 
 
 class RetraceError(Exception):
@@ -53,7 +53,7 @@ def fake_result(
     args, kwargs = map_arg((node.args, node.kwargs), fake)
     if check is not None:
         check(node.target, args, kwargs)
-    with torch.no_grad(), mode:
+    with symbolic(mode):
         return node.target(*args, **kwargs)
 
 

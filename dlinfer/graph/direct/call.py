@@ -47,7 +47,10 @@ class DirectCall:
         }
 
     def __call__(self, **kwargs: Any) -> torch.Tensor:
-        """Raises ArtifactInputError where an argument, or something in one, is not what the graph was compiled for."""
+        """The result, laid out as for contiguous arguments: a changing one that is not contiguous is copied first.
+
+        Raises ArtifactInputError where an argument, or something in one, is not what the graph was compiled for.
+        """
         binding = self._binding
         inputs = None if binding is None else binding(kwargs)
         if inputs is None:
@@ -109,7 +112,7 @@ def capture_call(
 ) -> tuple[DirectCall, torch.Tensor]:
     """Compile ``function`` for calls like this one, and run it: (compiled, its result).
 
-    function: a module, or a method of one, that gives one tensor and stores none; what it does besides to Python
+    function: a module, or a method of one, that gives one new tensor and stores none; what it does besides to Python
     objects happens in this first run only.
     steady: arguments that are the same objects call after call; when another object comes, all is read anew. Of an
     argument that changes, ``argument.field`` or ``argument.size()[2]`` names a number in it that never does.
@@ -132,6 +135,7 @@ def capture_call(
     finally:
         dynamo.forget_compiled(method)  # each capture would count against Dynamo's limit for the function
     reason = collector.reason_against(result, steady)
+    collector.release()
     if reason:
         raise CaptureError(reason=reason, line=getattr(method, "__qualname__", repr(method)))
     assert collector.program is not None and collector.report is not None
@@ -160,6 +164,7 @@ class _Collector:
         self.inputs: list[tuple[str, Any]] = []
         self.assumptions: list[Assumption] = []
         self._twice: list[tuple[str, str]] = []
+        self._given: tuple[Any, ...] = ()
         self._outputs: tuple[Any, ...] = ()
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -177,8 +182,12 @@ class _Collector:
 
     def _run(self, *inputs: Any) -> tuple[Any, ...]:
         assert self.program is not None
-        self._outputs = self.program(*inputs)
+        self._given, self._outputs = inputs, self.program(*inputs)
         return self._outputs
+
+    def release(self) -> None:
+        """Let go of the tensors of the first run, caches and weights among them."""
+        self._given, self._outputs = (), ()
 
     def reason_against(self, result: Any, steady: Sequence[str]) -> str:
         """Why the graph cannot stand for the function at later calls; empty where it can."""
@@ -201,4 +210,16 @@ class _Collector:
                 return (
                     f"it writes into {dynamo.source_name(source)}, which may be another tensor at each call"
                 )
+        for (source, _), given in zip(self.inputs, self._given, strict=True):
+            if (
+                isinstance(given, torch.Tensor)
+                and not is_steady(source, steady)
+                and _one_memory(result, given)
+            ):
+                return f"its result is a view of {dynamo.source_name(source)}, which each call may copy"
         return ""
+
+
+def _one_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    start = one.untyped_storage().data_ptr()
+    return start != 0 and start == other.untyped_storage().data_ptr()

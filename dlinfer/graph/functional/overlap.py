@@ -48,12 +48,16 @@ def _in_place(reader: fx.Node, old: fx.Node) -> bool:
 
 
 def overlapping(inputs: Sequence[Any], written: Collection[int]) -> str | None:
-    """Why inputs cannot be taken as values: one that is written shares memory with another; None where none does.
+    """Why inputs cannot be taken as values: one that is written shares memory with another, or elements of its own lie
+    in one place; None where all are apart.
 
     inputs: of a call, tensors and numbers. written: indices of those that get a new content.
     """
     if not written:
         return None
+    for index in written:
+        if isinstance(inputs[index], Tensor) and _folded(inputs[index]):
+            return f"input {index} is written, and elements of it share memory"
     ranges = sorted(
         (value.data_ptr(), value.data_ptr() + _extent(value), index)
         for index, value in enumerate(inputs)
@@ -71,6 +75,18 @@ def overlapping(inputs: Sequence[Any], written: Collection[int]) -> str | None:
         if index in written and end > written_reach:
             written_reach, written_owner = end, index
     return None
+
+
+def _folded(tensor: Tensor) -> bool:
+    """Whether two elements of a tensor may lie in one place."""
+    if tensor.is_contiguous() or not tensor.numel():
+        return False
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def _extent(tensor: Tensor) -> int:

@@ -1,7 +1,6 @@
 """What passes edit graphs with: new nodes that carry a fake result and the model's line, and a record of edits."""
 
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dlinfer.graph.ir.dialect import fake, model_line
-from dlinfer.graph.seam.fake_mode import FakeTensor, FakeTensorMode
+from dlinfer.graph.seam.fake_mode import FakeTensor, FakeTensorMode, symbolic
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,8 @@ class Rewriter:
     def fake_call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """What ``op`` gives for arguments that may be nodes. Raises what its fake function raises."""
         values, named = map_arg((args, kwargs), fake)
-        with torch.no_grad(), self._mode():
+        with torch.no_grad() if self.mode is None else symbolic(self.mode):
             return op(*values, **named)
-
-    @contextmanager
-    def _mode(self):
-        if self.mode is None:
-            yield
-            return
-        with self.mode:
-            yield
 
     def replace(self, what: str, old: Sequence[fx.Node], new: Sequence[fx.Node], interior=()) -> None:
         """Let users of each old node use the new one, and record the edit.

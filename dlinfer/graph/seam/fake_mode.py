@@ -20,6 +20,7 @@ __all__ = [
     "mode_of",
     "storage_id",
     "strict_mode",
+    "symbolic",
     "trace_coarse",
     "trace_decomposed",
     "undecided_errors",
@@ -44,6 +45,14 @@ def fresh_mode() -> FakeTensorMode:
 def strict_mode() -> FakeTensorMode:
     """A fake mode with symbols of its own, in which no op runs for real and no real tensor is taken."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False, allow_fallback_kernels=False)
+
+
+@contextmanager
+def symbolic(mode: FakeTensorMode) -> Iterator[None]:
+    """Ops run on fakes of ``mode``. Those that torch writes in C++ as calls of others (``pad``) take symbols for sizes:
+    without the Python dispatcher they would ask for numbers, and so assume them."""
+    with torch.no_grad(), mode, enable_python_dispatcher():
+        yield
 
 
 @contextmanager

@@ -117,8 +117,10 @@ def conditions_of(mode: FakeTensorMode, names: Mapping[Any, str]) -> list[Size]:
     assumed = [guard.expr for guard in env.guards if all(s.is_integer for s in guard.expr.free_symbols)]
     conditions: dict[str, Size] = {}
     for expression in (*assumed, *(one for one in left if one.free_symbols <= set(names))):
-        # A symbol that turned out equal to another stands nowhere any more: not in a size, so not in a condition.
-        for part in _conjuncts(env.simplify(expression)):
+        # A symbol that turned out equal to another, or to a number, stands in no size that is asked for later: it has
+        # no name. One that has a name is read somewhere, so that what was assumed of it stays a condition.
+        named = expression.free_symbols <= set(names)
+        for part in _conjuncts(expression if named else env.simplify(expression)):
             found = _translated(part, names)
             conditions[str(found)] = found
     return list(conditions.values())

@@ -248,6 +248,7 @@ class _Reader:
     def read(self) -> ReadGraph:
         for number, item in enumerate(_listed(self.data["symbols"])):
             self.symbols[name_of(item["name"])] = self.symbol(number, item)
+        names = {value.node.expr: name for name, value in self.symbols.items()}
         conditions = {str(one): one for one in map(parse_condition, _listed(self.data["conditions"]))}
         with torch.no_grad():
             for condition in conditions.values():
@@ -260,7 +261,6 @@ class _Reader:
         if not all(isinstance(node, fx.Node) for node in outputs):
             raise GraphTextError("an output that is no node")
         self.graph.output(outputs)
-        names = {value.node.expr: name for name, value in self.symbols.items()}
         conditions |= {str(one): one for one in conditions_of(self.mode, names)}
         graph_module = fx.GraphModule(self.held, self.graph, "graph")
         fakes = tuple(fake(node) for node in self.graph.find_nodes(op="placeholder"))

@@ -155,10 +155,6 @@ class TensorFile:
 
     def _copies(self, numbers: Sequence[int]) -> dict[int, torch.Tensor]:
         """The tensors of one memory in a copy of it."""
-        if len(numbers) == 1:
-            layout = self.layouts[numbers[0]]
-            copy = torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype, device=layout.device)
-            return {numbers[0]: copy.copy_(self.tensor(numbers[0]))}
         ends = [self._offsets[number] + _span(self.layouts[number]) for number in numbers]
         start = self._offsets[numbers[0]] // ALIGNMENT * ALIGNMENT
         device = self.layouts[numbers[0]].device

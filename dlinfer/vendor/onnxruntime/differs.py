@@ -3,32 +3,103 @@
 Each was found by running it on numbers of all sizes, zeros of both signs, NaN and infinities.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload
 
-_DIGITS = "loses digits where numbers nearly cancel"
-_ALWAYS: Mapping[str, str] = {
-    **dict.fromkeys(("erfc", "special_erfc", "expm1", "special_expm1", "log1p", "special_log1p"), _DIGITS),
-    **dict.fromkeys(("elu", "celu", "selu", "log_sigmoid"), _DIGITS),
-    "logaddexp": "overflows where the result does not",
-    "atan2": "takes another quadrant for zeros, and 0 for NaN",
-    "arctan2": "takes another quadrant for zeros, and 0 for NaN",
-    "signbit": "takes -0.0 for a positive number",
-    "diagonal": "multiplies by zeros, which infinities do not come through",
-    "var_mean": "gives an infinity where the mean is NaN",
-    "std_mean": "gives an infinity where the mean is NaN",
-}
-_OF_INTEGERS: Mapping[str, str] = {
-    **dict.fromkeys(("prod", "nansum"), "goes through floats"),
-    "pow": "overflows for negative exponents",
-}
-_OF_FLOATS: Mapping[str, str] = dict.fromkeys(
-    ("floor_divide", "remainder", "fmod"), "takes quotients of infinities for NaN, or the other way round"
+Rule = Callable[[fx.Node, Mapping[str, Any]], bool]
+"""Whether something is said of a node with these arguments."""
+
+
+def _always(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _floats(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    return any(value.is_floating_point() for value in _operands(node))
+
+
+def _doubles(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    every = (*_operands(node), *pytree.tree_leaves(fake(node)))
+    return any(isinstance(value, Tensor) and value.dtype is torch.float64 for value in every)
+
+
+def _scaled_doubles(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    return _doubles(node, given) and given.get("alpha", 1) != 1
+
+
+def _integers(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    return not _floats(node, given)
+
+
+def _half(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    return any(value.dtype is torch.float16 for value in _operands(node))
+
+
+def _rounded(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    return _floats(node, given) and given.get("rounding_mode") is not None
+
+
+def _fewer(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    return len(fake(node)) != given["chunks"]
+
+
+def _extreme(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    return _floats(node, given) and given["reduce"] in ("amax", "amin")
+
+
+def _varying_power(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    return _integers(node, given) and isinstance(given["exponent"], fx.Node)
+
+
+def _counted(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    operands = _operands(node)
+    return _integers(node, given) and not (operands and operands[0].dtype is torch.bool)
+
+
+def _operands(node: fx.Node) -> list[Tensor]:
+    return [value for value in map(fake, node.all_input_nodes) if isinstance(value, Tensor)]
+
+
+_SHORT = "is translated with numbers of float32, which are too short for float64"
+_RULES: tuple[tuple[str, Rule, str], ...] = (
+    (
+        "erfc special_erfc expm1 special_expm1 log1p special_log1p elu celu selu log_sigmoid",
+        _always,
+        "loses digits where numbers nearly cancel",
+    ),
+    ("logaddexp", _always, "overflows where the result does not"),
+    ("atan2 arctan2", _always, "takes another quadrant for zeros, and 0 for NaN"),
+    ("signbit", _always, "takes -0.0 for a positive number"),
+    ("diagonal", _always, "multiplies by zeros, which infinities do not come through"),
+    ("var_mean std_mean", _always, "gives an infinity where the mean is NaN"),
+    ("floor_divide remainder fmod", _floats, "takes quotients of infinities for NaN, or the other way round"),
+    ("div", _rounded, "rounds quotients otherwise where infinities are among them"),
+    ("chunk unsafe_chunk", _fewer, "wants as many parts as are asked for, where torch gives fewer"),
+    ("scatter_reduce", _extreme, "passes over NaN"),
+    ("index_add", _half, "has no kernel for float16"),
+    (
+        "deg2rad rad2deg log2 log10 sinc special_sinc gelu pow full full_like new_full addcmul addmm baddbmm"
+        " masked_fill layer_norm native_layer_norm scaled_dot_product_attention",
+        _doubles,
+        _SHORT,
+    ),
+    ("add sub rsub", _scaled_doubles, _SHORT),
+    ("prod", _counted, "goes through floats"),
+    ("nansum", _integers, "goes through floats"),
+    ("pow", _varying_power, "overflows for negative exponents"),
 )
+"""(ops of aten, the rule, what is different)."""
+
+_TABLE: dict[str, list[tuple[Rule, str]]] = {}
+for _names, _rule, _reason in _RULES:
+    for _name in _names.split():
+        _TABLE.setdefault(_name, []).append((_rule, _reason))
 
 
 def refusal(node: fx.Node) -> str | None:
@@ -36,18 +107,8 @@ def refusal(node: fx.Node) -> str | None:
     op = overload(node)
     if op is None or op.namespace != "aten":
         return None
-    name = op._schema.name.removeprefix("aten::").rstrip("_")
-    operands = [value for value in map(fake, node.all_input_nodes) if isinstance(value, Tensor)]
-    floats = any(value.is_floating_point() for value in operands)
-    reason = _ALWAYS.get(name) or (_OF_FLOATS if floats else _OF_INTEGERS).get(name)
-    if name == "div" and floats and (mode := arguments(node).get("rounding_mode")) is not None:
-        reason = f"rounds quotients by {mode} otherwise where infinities are among them"
-    if name in ("chunk", "unsafe_chunk") and len(fake(node)) != arguments(node)["chunks"]:
-        reason = "wants as many parts as are asked for, where torch gives fewer"
-    if name == "scatter_reduce" and floats and arguments(node)["reduce"] in ("amax", "amin"):
-        reason = "passes over NaN"
-    if name == "pow" and not floats and not isinstance(arguments(node)["exponent"], fx.Node):
-        reason = None
-    if name == "prod" and operands and operands[0].dtype is torch.bool:
-        reason = None
-    return None if reason is None else f"ONNX Runtime's {op_name(node)} {reason}"
+    given = arguments(node)
+    for rule, reason in _TABLE.get(op._schema.name.removeprefix("aten::").rstrip("_"), ()):
+        if rule(node, given):
+            return f"ONNX Runtime's {op_name(node)} {reason}"
+    return None

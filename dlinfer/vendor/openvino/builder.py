@@ -84,6 +84,11 @@ class Builder:
         found = lowering(node.target)
         if found is None:
             raise LoweringError(f"no lowering for {self.call.name}", node.name)
+        if _without_elements(self.call.result):  # the plugin divides by such sizes
+            self.values[node] = self.constant(
+                torch.empty([int(size) for size in self.result.shape], dtype=self.result.dtype)
+            )
+            return
         resolve = self.value if found.takes_rows else self.assembled
         arguments = [_mapped(argument, resolve) for argument in self.call.given.values()]
         try:
@@ -271,6 +276,14 @@ class Builder:
 
 
 _TOO_LARGE = "a 64-bit constant beyond 32 bits, which OpenVINO does not keep"
+
+
+def _without_elements(result: Any) -> bool:
+    """Whether a call gives one tensor that has no element, of sizes that are fixed."""
+    if not isinstance(result, Tensor):
+        return False
+    sizes = list(map(fixed_size, result.shape))
+    return 0 in sizes and None not in sizes
 
 
 def _lowest(size: Any) -> int:

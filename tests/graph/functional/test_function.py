@@ -336,6 +336,19 @@ def test_inputs_that_share_written_memory_are_told(engine):
     assert function.conflict([memory[:12].view(3, 4), memory[12:18].view(3, 2)]) is None
 
 
+def test_a_written_input_whose_elements_share_memory_is_told(engine):
+    same_as_eager(through_a_slice, tensor(3, 4), tensor(3, 2))
+    (function,) = engine.functions
+    sizes = [tuple(one.meta["val"].shape) for one in function.graph_module.graph.find_nodes(op="placeholder")]
+    written, other = sizes.index((3, 4)), sizes.index((3, 2))
+    for strides, apart in (((1, 3), True), ((4, 1), True), ((5, 1), True), ((0, 1), False), ((2, 1), False)):
+        inputs = [torch.zeros(3, 2)] * 2
+        inputs[written] = torch.zeros(20).as_strided((3, 4), strides)
+        assert (function.conflict(inputs) is None) == apart
+    inputs[written], inputs[other] = torch.zeros(3, 4), torch.zeros(2).expand(3, 2)
+    assert function.conflict(inputs) is None
+
+
 def random(x):
     return x + torch.rand_like(x)
 

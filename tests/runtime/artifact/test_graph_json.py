@@ -18,6 +18,7 @@ from dlinfer.graph.report import debug
 from dlinfer.runtime.artifact.graph_json import Layout, ReadGraph, read_graph, write_graph
 from dlinfer.runtime.artifact.node_json import GraphTextError, call_text, decode, encode, resolve_call
 
+aten = torch.ops.aten
 ROWS = Dim("rows", min=2, max=16)
 
 
@@ -89,6 +90,38 @@ def test_results_inside_have_the_sizes_that_torch_finds(many, data):
     own = debug.text_of(many.captured.graph_module)
     assert len(text.splitlines()) == len(own.splitlines())
     assert "masked_fill: float32[" in text.replace("masked_fill_1", "masked_fill") or "masked_fill" in text
+
+
+def test_ops_that_torch_makes_of_others_leave_sizes_open():
+    """``aten.pad`` is C++ that calls another op; run on fakes alone it would read the sizes as numbers."""
+
+    class Padded(nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.pad(x, (1, 0)) * 2
+
+    found = exported(Padded(), torch.ones(5, 3), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    read = again(found, written(found))
+    rows, columns = read.symbols.values()
+    (padded,) = [
+        node.meta["val"] for node in read.captured.graph_module.graph.nodes if node.target is aten.pad.default
+    ]
+    assert padded.shape == (rows, columns + 1)
+    assert not read.conditions
+
+
+def test_what_reading_assumes_of_a_size_is_a_condition():
+    class Doubled(nn.Module):
+        def forward(self, x, y):
+            return x * 2, y * 2
+
+    shapes = ({0: Dim("n", min=2)}, {0: Dim("m", min=2)})
+    found = exported(Doubled(), torch.ones(7, 3), torch.ones(7, 3), dynamic_shapes=shapes)
+    text = written(found)
+    call = next(node for node in text["nodes"] if node["call"] == "aten::mul.Tensor")
+    added = {"name": "added", "call": "aten::add.Tensor", "args": [{"node": "x"}, {"node": "y"}]}
+    picked = {"name": "seventh", "call": "aten::view", "args": [{"node": "y"}, [7, 3]]}
+    read = again(found, {**text, "nodes": [added, picked, call, *text["nodes"][1:]]})
+    assert sorted(map(str, read.conditions)) == ["(3 * s0) == 21", "s0 == s1"]
 
 
 def test_lines_of_the_model_stay_without_the_folders_above_them(many, data):

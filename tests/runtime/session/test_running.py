@@ -317,6 +317,26 @@ def test_one_entry_writes_a_buffer_and_reads_a_view_of_it(tmp_path):
             assert torch.equal(artifact(x), wanted)
 
 
+def test_a_buffer_whose_elements_share_memory_is_written(tmp_path):
+    class Keeps(nn.Module):
+        seen: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1).expand(3))
+
+        def forward(self, x):
+            self.seen[:1].copy_(x[:1])
+            return self.seen + x
+
+    module, expected = Keeps().eval(), Keeps().eval()
+    x = torch.arange(3.0) + 1
+    with dlinfer.load(saved(dlinfer.compile(module, (x,)), tmp_path / "a.dlinfer")) as session:
+        [found] = session.run({"x": x}).values()
+    with torch.no_grad():
+        assert torch.equal(found, expected(x))
+
+
 # --- introspection
 
 

@@ -157,6 +157,21 @@ def test_inputs_that_share_memory_run_eagerly_at_that_call():
     assert [kind.reason for kind in fallback.counts()] == ["inputs 0 and 1 share memory, and it is written"]
 
 
+def test_a_written_input_whose_elements_share_memory_runs_eagerly_at_that_call():
+    def write(x, slots, y):
+        x.index_put_((slots,), y)
+        return y * 2
+
+    slots, y = torch.tensor([1, 1]), torch.ones(2, 6)
+    run, _ = lowered(write, torch.zeros(4, 6), slots, y, fallback="allow")
+    expanded = torch.zeros(1, 6).expand(4, 6)
+    torch.testing.assert_close(run(expanded, slots, y)[0], y * 2)
+    torch.testing.assert_close(expanded, torch.ones(4, 6))
+    assert [kind.reason for kind in fallback.counts()] == [
+        "input 0 is written, and elements of it share memory"
+    ]
+
+
 def test_inputs_that_are_not_contiguous():
     run, _ = lowered(lambda x: (x @ x.t()).sin(), torch.randn(6, 4).t())
     given = torch.randn(6, 9).t()

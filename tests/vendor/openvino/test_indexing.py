@@ -26,6 +26,13 @@ def test_reading():
     same(lambda a, i: a[i.view(2, 2)], x, rows)
 
 
+def test_no_indices():
+    """The plugin divides by the number of indices where it is known to be 0."""
+    none = torch.zeros(0, dtype=torch.int64)
+    same(lambda a, i: (a[i], a[:, i], a[i, i], a.index_select(2, i), torch.cat((a[i], a * 2))), x, none)
+    same(lambda a, i: (a.gather(1, i.view(0, 1, 1)), F.embedding(i, a[0]), a.take(i) + 1), x, none)
+
+
 def test_gather():
     index = torch.randint(3, (5, 6, 2))
     same(lambda a, i: (a.gather(2, i), a.gather(0, i), a.gather(1, i[:2])), x, index)

@@ -28,6 +28,18 @@ def test_a_model_that_is_not_compiled(monkeypatch):
         lowered(doubled, x)
 
 
+def test_extremes_of_scattered_floats_that_leave_self_out():
+    """The plugin gives the largest finite number in place of an infinity."""
+
+    def extremes(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x.scatter_reduce(1, index, x, "amin", include_self=False)
+
+    x, index = torch.full((2, 3), float("inf")), torch.tensor([[0, 0, 2], [1, 1, 1]])
+    compiled, report = lowered(extremes, x, index, fallback="allow")
+    assert "leaves self out" in str(report.to_dict())
+    assert torch.equal(compiled(x, index)[0], extremes(x, index))
+
+
 def test_the_largest_of_bools():
     x = torch.randn(3, 4)
     compiled, _ = lowered(lambda x: (x > 0).max(1)[0], x)

@@ -52,6 +52,11 @@ CASES = {
         a.min(),
         *torch.aminmax(a, dim=1),
     ),
+    "extremes of what is scattered": lambda a, b: (
+        a.scatter_reduce(1, (torch.arange(a.shape[1]) // 2).expand(a.shape), b, "amax"),
+        a.scatter_reduce(1, (torch.arange(a.shape[1]) // 2).expand(a.shape), b, "amin"),
+        a.scatter_reduce(0, (torch.arange(a.shape[0])[:, None] // 3).expand(a.shape), b, "amax"),
+    ),
     "extremes with places": lambda a, b: (*a.max(1), *a.min(0), *a.max(1, keepdim=True)),
     "places": lambda a, b: (a.argmax(1), a.argmin(0), a.argmax(), a.argmin(keepdim=True)),
     "sorted": lambda a, b: (*a.sort(dim=1, stable=True), *a.sort(dim=0, descending=True, stable=True)),

@@ -51,6 +51,15 @@ def test_parts(name):
     same(PARTS[name], x, others=others[:2])
 
 
+def test_parts_that_differ_by_one():
+    """Which parts are longer is assumed by the capture: the sizes leave the same remainder."""
+
+    def parts(a):
+        return [part * 1 for part in (*a.tensor_split(2), *a.tensor_split(3, -1))]
+
+    same(parts, torch.randn(5, 8), others=[[torch.randn(*sizes)] for sizes in ((3, 5), (9, 11), (7, 2))])
+
+
 def test_parts_of_a_size_that_varies():
     same(lambda a: [part * 1 for part in a.chunk(2, 0)], torch.randn(6, 4), others=[(torch.randn(5, 4),)])
     same(

@@ -229,7 +229,9 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache
         )
         return _Compiled(graph, [], "eager", reason)
     compiled = _Compiled(artifact, twins.assumptions(), "compiled")
-    compiled.stored = cache.store(key, compiled, _write)
+    # What torch saves of a graph leaves out the graph's own tensors, and what it loads asks for them as inputs.
+    if not graph.graph.find_nodes(op="get_attr"):
+        compiled.stored = cache.store(key, compiled, _write)
     return compiled
 
 

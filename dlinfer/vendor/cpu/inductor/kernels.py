@@ -45,12 +45,13 @@ def _is_native(node: fx.Node) -> bool:
 
 def _is_plain_linear(node: fx.Node) -> bool:
     """Whether an ``aten.linear`` is what the field means by it; torch takes a vector as weight, and any bias that
-    broadcasts."""
+    broadcasts, of any dtype where there is nothing to multiply."""
     given = arguments(node)
     weight, bias = fake(given["weight"]), given.get("bias")
     tensors = [fake(given["input"]), weight, *([] if bias is None else [fake(bias)])]
     return (
         all(tensor.device.type == "cpu" and tensor.layout is torch.strided for tensor in tensors)
+        and len({tensor.dtype for tensor in tensors}) == 1
         and weight.dim() == 2
         and (bias is None or (fake(bias).dim() == 1 and str(fake(bias).shape[0]) == str(weight.shape[0])))
     )

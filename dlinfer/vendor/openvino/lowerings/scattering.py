@@ -3,6 +3,7 @@
 Where all that is written are rows of an input, they stay apart (``written.Rows``): a cache is never copied.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from dlinfer.vendor.openvino.registry import Call, lowers
 from dlinfer.vendor.openvino.written import Rows
 
 aten = torch.ops.aten
-I64 = ov.Type.i64
+F32, I64 = ov.Type.f32, ov.Type.i64
 
 
 def _inside(b: Builder, x: Output, dim: int, index: Output, negative: bool) -> Output:
@@ -145,6 +146,15 @@ def _same_rank(call: Call) -> str | None:
     return None if call.fake("self").dim() else "a tensor of no dimensions"
 
 
+def _reduced(call: Call) -> str | None:
+    """The plugin starts from the largest finite number, which hides an infinity, where ``self`` does not count."""
+    given = call.given
+    alone = not given.get("include_self", True) and given["reduce"] in ("amax", "amin")
+    if alone and call.fake("self").is_floating_point():
+        return "an extreme of scattered floats that leaves self out"
+    return _same_rank(call)
+
+
 def _within(b: Builder, source: Output, index: Output) -> Output:
     """The part of the source that the index has places for."""
     for axis in range(rank(index)):
@@ -181,11 +191,18 @@ def scatter_add(b: Builder, x: Output, dim: int, index: Output, src: Output) -> 
     return _scatter(b, x, dim, index, _within(b, src, index), "sum")
 
 
-@lowers(aten.scatter_reduce.two, aten.scatter.reduce, refuses=_same_rank)
+@lowers(aten.scatter_reduce.two, aten.scatter.reduce, refuses=_reduced)
 def scatter_reduce(
     b: Builder, x: Output, dim: int, index: Output, src: Output, reduce: str, include_self: bool = True
 ) -> Output:
-    return _scatter(b, x, dim, index, _within(b, src, index), _REDUCTIONS[reduce], include_self)
+    src = _within(b, src, index)
+    made = _scatter(b, x, dim, index, src, _REDUCTIONS[reduce], include_self)
+    if reduce not in ("amax", "amin") or not b.kind.is_real():
+        return made
+    # The plugin passes over NaN. Where one is among what an element is the largest of, so is the 1 that stands for it.
+    of_x, of_src = (b.cast(op.is_nan(b.cast(one, F32)).output(0), F32) for one in (x, src))
+    found = _scatter(b, of_x, dim, index, of_src, "max", include_self)
+    return b.select(b.cast(found, ov.Type.boolean), math.nan, made, b.kind)
 
 
 @lowers(aten.index_add.default, refuses=_same_rank)

@@ -100,7 +100,10 @@ def split_with_sizes(b: Builder, x: Output, sizes: list[Size], dim: int = 0) -> 
 
 @lowers(aten.split.Tensor, aten.chunk.default, aten.unsafe_chunk.default, aten.tensor_split.sections)
 def split(b: Builder, x: Output, how: Any, dim: int = 0) -> list[Output]:
-    """The parts' number is fixed by the capture. Where lengths vary all are as long as the first but the last."""
+    """The parts' number is fixed by the capture. Where lengths vary all are as long as the first but the last.
+
+    tensor_split makes lengths that differ by one at most, the longer ones first.
+    """
     lengths = _lengths(b, dim)
     if lengths is not None:
         return _parts(b, x, dim, lengths)
@@ -110,15 +113,23 @@ def split(b: Builder, x: Output, how: Any, dim: int = 0) -> list[Output]:
     if b.call.target is aten.split.Tensor:
         long = b.cast(how, I64)
     elif b.call.target is aten.tensor_split.sections:
-        return list(op.split(x, b.scalar(dim % rank(x), I64), number).outputs())
+        whole = b.cast(b.size(x, dim), I64)
+        short = op.divide(whole, b.scalar(number, I64)).output(0)
+        longer = op.subtract(whole, op.multiply(short, b.scalar(number, I64))).output(0)
+        starts = [
+            op.add(op.multiply(short, nth), op.minimum(longer, nth)).output(0)
+            for nth in (b.scalar(index, I64) for index in range(number))
+        ]
+        return _between(b, x, dim, starts)
     else:
         whole = op.add(b.cast(b.size(x, dim), I64), b.scalar(number - 1, I64))
         long = op.divide(whole, b.scalar(number, I64)).output(0)
-    starts = [op.multiply(long, b.scalar(index, I64)).output(0) for index in range(number)]
-    return [
-        cut(b, x, dim, start, starts[index + 1] if index + 1 < number else FURTHEST)
-        for index, start in enumerate(starts)
-    ]
+    return _between(b, x, dim, [op.multiply(long, b.scalar(index, I64)).output(0) for index in range(number)])
+
+
+def _between(b: Builder, x: Output, dim: int, starts: Sequence[Output]) -> list[Output]:
+    """The parts of x that begin at these places."""
+    return [cut(b, x, dim, start, end) for start, end in zip(starts, (*starts[1:], FURTHEST), strict=True)]
 
 
 def _known_pad(call: Call) -> str | None:

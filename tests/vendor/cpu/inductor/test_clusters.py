@@ -209,6 +209,22 @@ def test_calls_of_a_library_are_as_inductor_sees_them():
 
 
 @pytest.mark.slow
+def test_clusters_with_constants_of_their_own_are_not_kept(tmp_path):
+    """Torch saves the code without the constants, and the loaded code asks for them."""
+
+    def with_constant(x):
+        return x * torch.tensor(7.0) + 1
+
+    for _ in range(2):
+        one = subgraph_of(with_constant, x)
+        compiler, ((name, told),) = compile_all(tmp_path, one)
+        assert told.origin == "compiled"
+        assert not compiler.keeps(name)
+        given = [torch.ones(7, 6) if isinstance(n.meta["val"], torch.Tensor) else 7 for n in one.inputs]
+        torch.testing.assert_close(compiler.run(name)(*given)[0], torch.full((7, 6), 8.0))
+
+
+@pytest.mark.slow
 def test_a_second_process_finds_clusters_on_disk(tmp_path):
     def layered(x):
         return F.layer_norm(x * 2, (6,)) + 1
