@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -114,23 +115,41 @@ class _Budget:
 
 
 def _compiles_again(program: Program, engine: str) -> list[Difference]:
-    """The last call made four times more: after the second nothing is compiled."""
+    """The last call made four times more: after the second nothing is compiled, where Dynamo alone compiles nothing."""
     last = program.calls[-1]
     repeated = dataclasses.replace(program, calls=(*program.calls, *(last for _ in range(4))))
-    model, kept = execute.module(repeated)
     torch._dynamo.reset()
-    counts: list[int] = []
+    model, kept = execute.module(repeated)
     with doors.opened(repeated, model, engine) as forward:
-
-        def counting(arguments):
-            made = forward(arguments)
-            counts.append(doors.graphs())
-            return made
-
-        execute.calls(repeated, counting, kept, watch=False)
+        counts = _counts(repeated, forward, kept, doors.graphs)
     if len(counts) < len(repeated.calls) or counts[-1] == counts[-3]:
         return []
+    torch._dynamo.reset()
+    model, kept = execute.module(repeated)
+    compiled: list[torch.fx.GraphModule] = []
+
+    def as_it_is(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    alone = torch.compile(model, backend=as_it_is, dynamic=program.dynamic)
+    others = _counts(repeated, execute.plain(alone), kept, lambda: len(compiled))
+    if others[-1] != others[-3]:
+        return []
     return [Difference("recompiles", len(counts) - 1, "the same call", f"{counts} graphs after each call")]
+
+
+def _counts(program: Program, forward: Forward, kept: Any, count: Callable[[], int]) -> list[int]:
+    """How many graphs there were after each call."""
+    counts: list[int] = []
+
+    def counting(arguments: Any) -> Any:
+        made = forward(arguments)
+        counts.append(count())
+        return made
+
+    execute.calls(program, counting, kept, watch=False)
+    return counts
 
 
 def _torch_alone(program: Program, expected: Sequence[CallTrace], budget: _Budget) -> bool:

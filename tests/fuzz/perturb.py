@@ -1,5 +1,6 @@
 """Other roundings of the same program: what a correct kernel might have given in place of torch's."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,14 @@ import torch
 from tests.fuzz.execute import overlap, run_step
 from tests.fuzz.program import Step
 
-_ROUNDED_INSIDE = {"F.tanhshrink({0})": "({0} - rounded(torch.tanh({0})))"}
-"""Functions that round in between and then cancel nearly all of it -> the same with that rounding in sight."""
+_ROUNDED_INSIDE = (
+    (r"F\.tanhshrink\(\{0\}\)", r"({0} - rounded(torch.tanh({0})))"),
+    (
+        r"F\.log_softmax\(\{0\}, (-?\d+)\)",
+        r"({0} - {0}.amax(\1, True) - rounded(({0} - {0}.amax(\1, True)).exp().sum(\1, True)).log())",
+    ),
+)
+"""Functions that round in between and then cancel nearly all of it; the same with that rounding in sight."""
 
 
 def perturbing(seed: int) -> Callable[..., Any]:
@@ -32,11 +39,12 @@ def perturbing(seed: int) -> Callable[..., Any]:
         return (value.double() * (1 + way.sign() * torch.finfo(value.dtype).eps)).to(value.dtype)
 
     def make(step: Step, values: Mapping[str, Any], names: dict[str, Any], widen: bool) -> Any:
-        if not step.rounds:
-            return run_step(step, values, names)
+        if not step.rounds:  # what it writes is exact; attention beside it is not
+            made = run_step(step, values, names)
+            return summed_otherwise(made) if step.makes and "attention" in step.features else made
         names = {**names, "rounded": nudged}
-        for text, made_of in _ROUNDED_INSIDE.items():
-            step = replace(step, text=step.text.replace(text, made_of))
+        for pattern, made_of in _ROUNDED_INSIDE:
+            step = replace(step, text=re.sub(pattern, made_of, step.text))
         if "write" in step.features:
             return _write(step, values, names)
         made = run_step(step, values, names)
@@ -55,5 +63,12 @@ def perturbing(seed: int) -> Callable[..., Any]:
             changed = target != before
             target.copy_(torch.where(changed, perturbed(target), target))
         return made
+
+    def summed_otherwise(made: torch.Tensor) -> torch.Tensor:
+        """The result of a step that also writes and is not run again: each element moves by a rounding of the largest
+        of its row."""
+        largest = made.abs().nan_to_num(0.0, 0.0, 0.0).double().amax(-1, keepdim=True)
+        share = torch.rand(made.shape, generator=random, dtype=torch.float64) * 2 - 1
+        return (made.double() + share * torch.finfo(made.dtype).eps * largest).to(made.dtype)
 
     return make

@@ -14,7 +14,7 @@ from torch import fx
 
 from dlinfer.graph.capture.retrace import fake_result
 from dlinfer.graph.capture.trace import Captured
-from dlinfer.graph.ir.dialect import STATIC, fake, model_line
+from dlinfer.graph.ir.dialect import STATIC, fake, model_line, reshapes_argument
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import attribute
@@ -158,6 +158,12 @@ def _write_node(
             raise GraphTextError(f"node {node.name} is a {type(value).__name__}")
         constants.append(value)
         return written | {"constant": constants_from + len(constants) - 1}
+    if reshapes_argument(node):  # reading would give its argument these sizes from the start
+        raise GraphTextError(f"node {node.name} gives a tensor other sizes in place")
+    if node.target is torch.ops.aten.as_strided.default and node.args[0].op == "placeholder":  # pyright: ignore
+        raise GraphTextError(
+            f"node {node.name} reads an input by a place in its memory, which is another one later"
+        )
     try:
         written |= {"call": call_text(node.target), "args": encode(tuple(node.args))["tuple"]}
         if node.kwargs:

@@ -198,6 +198,22 @@ def test_what_has_no_written_form_is_not_written(target):
         call_text(target)
 
 
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x.squeeze_(0) * 2, "gives a tensor other sizes in place"),
+        (lambda x: x.as_strided((2,), (1,)) * 2, "by a place in its memory"),
+    ],
+)
+def test_what_another_memory_or_other_sizes_would_change_is_not_written(function, why):
+    class Module(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    with pytest.raises(GraphTextError, match=why):
+        written(exported(Module(), torch.ones(1, 3)))
+
+
 def with_node(data: dict[str, Any], **node: Any) -> dict[str, Any]:
     changed = copy.deepcopy(data)
     changed["nodes"].append({"name": "more", "args": []} | node)

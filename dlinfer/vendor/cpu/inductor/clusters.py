@@ -118,7 +118,7 @@ class ClusterCompiler:
             known = self._compiled.get(name)
             new = known is None
             if known is None and refused is not None:
-                known = _Compiled(graph, [], "eager", refused)
+                known = _Compiled(node_by_node(graph), [], "eager", refused)
             elif known is None:
                 known = cache.load(key, _read) or _compile(graph, twins, key, cache)
             if new:
@@ -141,6 +141,23 @@ def _as_laid_out(subgraph: Subgraph) -> Callable[..., Any]:
         return tuple(
             result if order is None or dense_order(result) == order else laid_out(result, order)
             for result, order in zip(results, orders, strict=True)
+        )
+
+    return run
+
+
+def node_by_node(graph: fx.GraphModule) -> Callable[..., Any]:
+    """The graph's ops one after the other. Its results lie as the fakes say, by which other steps read them: torch's
+    kernels may choose other strides than their fakes."""
+    (outputs,) = graph.graph.output_node().args
+    assert isinstance(outputs, (list, tuple))
+    values = [fake(node) if isinstance(node, fx.Node) else node for node in outputs]
+    orders = [dense_order(value) if isinstance(value, torch.Tensor) else None for value in values]
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        return tuple(
+            result if order is None else laid_out(result, order)
+            for result, order in zip(graph(*inputs), orders, strict=True)
         )
 
     return run
@@ -227,7 +244,7 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache
         reason = (
             f"inductor: {type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
         )
-        return _Compiled(graph, [], "eager", reason)
+        return _Compiled(node_by_node(graph), [], "eager", reason)
     compiled = _Compiled(artifact, twins.assumptions(), "compiled")
     # What torch saves of a graph leaves out the graph's own tensors, and what it loads asks for them as inputs.
     if not graph.graph.find_nodes(op="get_attr"):

@@ -35,6 +35,13 @@ _INDEXED_BY_DATA = (
 # kernels that take it in torch's order.
 ROUNDED_NORMS = (ops.rms_norm.overload, ops.add_rms_norm.overload)
 
+# Loops compute these of floats with fewer digits than torch's kernels (exp(x) - 1 for expm1, a polynomial for erf), or
+# take infinities otherwise, or overflow where the result does not. What gelu and the norms are made of is right.
+_OTHER_NUMBERS = frozenset(
+    "acosh arccosh atanh arctanh erf special_erf expm1 special_expm1 elu celu selu remainder floor_divide nextafter"
+    " lerp addcdiv var std var_mean std_mean".split()
+)
+
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = frozenset((*_FLOATS, torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
@@ -52,6 +59,8 @@ def loops_of(node: fx.Node) -> int:
         return 0
     if any(tensor.device.type != "cpu" for tensor in [*reads, *results]):
         return 0
+    if any(tensor.is_floating_point() for tensor in results) and _gives_other_numbers(op, node):
+        return 0
     if any(_is_data(fake(parent)) for parent in node.all_input_nodes):
         return 0
     if torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
@@ -65,6 +74,11 @@ def loops_of(node: fx.Node) -> int:
 def is_rounded_norm(node: fx.Node) -> bool:
     """Whether a node is a norm of 16-bit numbers."""
     return overload(node) in ROUNDED_NORMS and tensors_of(node)[0].dtype in (torch.bfloat16, torch.float16)
+
+
+def _gives_other_numbers(op: torch._ops.OpOverload, node: fx.Node) -> bool:
+    name = op._schema.name.removeprefix("aten::").rstrip("_")
+    return name in _OTHER_NUMBERS or (name == "div" and node.kwargs.get("rounding_mode") == "floor")
 
 
 def _is_data(value: Any) -> bool:

@@ -31,6 +31,14 @@ def loops(function, *args) -> dict[str, int]:
         (lambda x: torch.cat([x, x]), [x], "aten.cat", True),
         (lambda x: torch.ops.dlinfer.rms_norm(x, x[0], 1e-6), [x], "dlinfer.rms_norm", True),
         (lambda x: x.to(torch.bfloat16), [x], "aten.to.dtype", True),
+        # where loops lose digits or take infinities otherwise
+        (torch.expm1, [x], "aten.expm1", False),
+        (F.elu, [x], "aten.elu", False),
+        (lambda x: x // 2, [x], "aten.floor_divide", False),
+        (lambda x: torch.div(x, 2, rounding_mode="floor"), [x], "aten.div.Tensor_mode", False),
+        (lambda x: x % 2, [x], "aten.remainder.Scalar", False),
+        (lambda x: x % 2, [numbers], "aten.remainder.Scalar", True),
+        (F.gelu, [x], "aten.gelu", True),
         # where the order of a sum would show
         (lambda x: torch.ops.dlinfer.rms_norm(x, x[0], 1e-6), [x.bfloat16()], "dlinfer.rms_norm", False),
         (
