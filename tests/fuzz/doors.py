@@ -11,6 +11,7 @@ from torch.export import Dim
 
 import dlinfer
 from dlinfer.errors import (
+    ArtifactCorruptError,
     ArtifactError,
     ArtifactInputError,
     CaptureError,

@@ -284,9 +284,15 @@ class _Builder:
             assert parent is not None, "every node that is not the first in its memory is a view"
             if not is_same(node, parent):
                 view, index, parent = self._view(node, parent)
-                content = written_through(self.emit, self._sizes, view, index, self.current(parent), content)
+                whole = self.current(parent)
+                content = written_through(self._emit_mixed, self._sizes, view, index, whole, content)
             node = parent
         self.content[memory] = (self.content.get(memory, (0, None))[0] + 1, content)
+
+    def _emit_mixed(self, op: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+        """``emit``, with arguments of which some are nodes of the old graph, as the numbers of a view may be."""
+        given = map_arg(args, lambda node: node if node.graph is self.graph else self.current(node))
+        return self.emit(op, given, value)
 
     def _view(self, node: fx.Node, parent: fx.Node) -> tuple[fx.Node, int | None, fx.Node]:
         """(the view op, which of its results, what it is a view of)."""

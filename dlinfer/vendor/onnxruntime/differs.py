@@ -57,6 +57,10 @@ def _varying_power(node: fx.Node, given: Mapping[str, Any]) -> bool:
     return _integers(node, given) and isinstance(given["exponent"], fx.Node)
 
 
+def _root(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    return _floats(node, given) and given.get("exponent") in (0.5, -0.5)
+
+
 def _counted(node: fx.Node, given: Mapping[str, Any]) -> bool:
     operands = _operands(node)
     return _integers(node, given) and not (operands and operands[0].dtype is torch.bool)
@@ -93,6 +97,7 @@ _RULES: tuple[tuple[str, Rule, str], ...] = (
     ("prod", _counted, "goes through floats"),
     ("nansum", _integers, "goes through floats"),
     ("pow", _varying_power, "overflows for negative exponents"),
+    ("pow", _root, "takes no root of -0.0 and of negative infinity as torch does"),
 )
 """(ops of aten, the rule, what is different)."""
 

@@ -5,16 +5,14 @@ each call. What runs elementwise, moves elements or multiplies matrices is right
 """
 
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
-from dlinfer.graph.engine_kit.refused import RefusedError
+from dlinfer.graph.engine_kit.empty_operands import without_elements
 from dlinfer.graph.ir.dialect import arguments, fake, is_view, op_name, overload
-from dlinfer.graph.seam.symbols import fixed_size, size_range
+from dlinfer.graph.seam.symbols import fixed_size
 
 _RIGHT = frozenset(
     f"aten::{name}"
@@ -29,41 +27,13 @@ _OVER_LAST = frozenset({"dlinfer::rms_norm", "dlinfer::add_rms_norm", "aten::rms
 
 def refusal(node: fx.Node) -> str | None:
     """Why a node is not taken: an operand is empty whatever the inputs are."""
-    if any(fixed_size(size) == 0 for shape in _shapes(node) for size in shape):
-        return _reason(op_name(node))
+    if any(fixed_size(size) == 0 for shape in shapes(node) for size in shape):
+        return without_elements(op_name(node))
     return None
 
 
-class EmptyOperands:
-    """Callable with a call's inputs: raises RefusedError where an operand is empty that must not be."""
-
-    def __init__(self, graph: fx.Graph) -> None:
-        """Raises UnknownSizeError for a size that does not follow from the inputs."""
-        self._names: list[str] = []
-        sizes: list[Sequence[Any]] = []
-        for node in graph.nodes:
-            for shape in _shapes(node):
-                open_ = [size for size in shape if _lowest(size) <= 0]
-                if open_:
-                    self._names.append(op_name(node))
-                    sizes.append(open_)
-        inputs = [fake(node) for node in graph.find_nodes(op="placeholder")]
-        self._sizes = reader(sizes_of(sizes, inputs)) if sizes else None
-
-    def __call__(self, inputs: Sequence[Any]) -> None:
-        if self._sizes is None:
-            return
-        for name, sizes in zip(self._names, self._sizes(inputs), strict=True):
-            if not prod(sizes):
-                raise RefusedError(_reason(name))
-
-
-def _reason(name: str) -> str:
-    return f"{name} of a tensor without elements"
-
-
-def _shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
-    """The sizes, none of which may be 0."""
+def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
+    """Lists of sizes, none of which may be 0."""
     op = overload(node)
     if op is None:
         return
@@ -75,8 +45,3 @@ def _shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
         yield fake(operands[0]).shape[-len(lengths) :]
     elif not right and not is_view(node):
         yield from (fake(one).shape for one in operands)
-
-
-def _lowest(size: Any) -> int:
-    found = size_range(size)
-    return found if isinstance(found, int) else found[0]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlinfer.graph.engine_kit.empty_operands import EmptyOperands
 from dlinfer.graph.engine_kit.onnx_engine import as_tensor
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
@@ -17,7 +18,7 @@ from dlinfer.graph.onnx.export import export
 from dlinfer.graph.seam.onnx import onnx_type
 from dlinfer.vendor.onnxruntime import sessions
 from dlinfer.vendor.onnxruntime.doubts import REASON, note_doubts
-from dlinfer.vendor.onnxruntime.empty_operands import EmptyOperands
+from dlinfer.vendor.onnxruntime.empty_operands import shapes
 from dlinfer.vendor.onnxruntime.feeds import fed
 from dlinfer.vendor.onnxruntime.indices import refuse_negative
 from dlinfer.vendor.onnxruntime.model import safe_in_place, with_initialisers
@@ -37,7 +38,7 @@ class OrtLowered(Lowered):
         super().__init__(function, function.weights if options.holds_weights else ())
         self._options = options
         self._policy = policy
-        self._check_empty = EmptyOperands(function.graph_module.graph)
+        self._check_empty = EmptyOperands(function.graph_module.graph, shapes)
         graph_module, self._feeds = fed(function.graph_module, frozenset(function.weights))
         refuse_negative(graph_module.graph)
         self._doubts = note_doubts(graph_module.graph)

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
+from dlinfer.graph.engine_kit.empty_operands import EmptyOperands
 from dlinfer.graph.engine_kit.output_sizes import reader
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.function import Function
+from dlinfer.graph.ir.dialect import fake
 from dlinfer.vendor.openvino.builder import INDEX
 from dlinfer.vendor.openvino.devices import core, properties
 from dlinfer.vendor.openvino.options import OpenVINOOptions
@@ -45,6 +47,7 @@ class OpenVINOLowered(Lowered):
         self._limit_sizes = reader([[size for _, size, _ in template.limits]])
         self._written = {one.target for one in template.results if one.target is not None}
         self._sizes = reader(template.sizes)
+        self._check_empty = EmptyOperands(function.graph_module.graph, _keys)
         self._dtypes = [dtype for result in template.results for dtype in _dtypes(result)]
         self._dtypes += [torch.bool] * len(template.faults)
 
@@ -73,7 +76,8 @@ class OpenVINOLowered(Lowered):
         return run
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError for a KV cache that the model would write into a copy of."""
+        """Raise RefusedError for attention over no keys, and a KV cache that the model would write into a copy of."""
+        self._check_empty(inputs)
         if not all(inputs[index].is_contiguous() for index in self._kept):
             raise RefusedError("a KV cache that is not contiguous")
 
@@ -132,6 +136,12 @@ class OpenVINOLowered(Lowered):
         if target is not None and origin not in self._written:
             return value
         return value.clone(memory_format=torch.contiguous_format)
+
+
+def _keys(node: fx.Node) -> Iterator[Sequence[Any]]:
+    """How many keys attention has: over none torch gives zeros, and OpenVINO what lay in its memory."""
+    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+        yield fake(node.args[1]).shape[-2:-1]  # pyright: ignore[reportArgumentType]
 
 
 def _written(result: Result, inputs: Sequence[Any], source: Tensor | None, index: Tensor | None) -> Tensor:

@@ -1,0 +1,49 @@
+"""Operands that turn out to have no elements, of ops that an engine is not right for then: asked before each call."""
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import Any
+
+from torch import fx
+
+from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
+from dlinfer.graph.engine_kit.refused import RefusedError
+from dlinfer.graph.ir.dialect import fake, op_name
+from dlinfer.graph.seam.symbols import size_range
+
+Shapes = Callable[[fx.Node], Iterable[Sequence[Any]]]
+"""Of a node: lists of sizes, none of which may be 0."""
+
+
+class EmptyOperands:
+    """Callable with a call's inputs: raises RefusedError where an operand is empty that must not be."""
+
+    def __init__(self, graph: fx.Graph, shapes: Shapes) -> None:
+        """Raises UnknownSizeError for a size that does not follow from the inputs."""
+        self._names: list[str] = []
+        sizes: list[Sequence[Any]] = []
+        for node in graph.nodes:
+            for shape in shapes(node):
+                open_ = [size for size in shape if _lowest(size) <= 0]
+                if open_:
+                    self._names.append(op_name(node))
+                    sizes.append(open_)
+        inputs = [fake(node) for node in graph.find_nodes(op="placeholder")]
+        self._sizes = reader(sizes_of(sizes, inputs)) if sizes else None
+
+    def __call__(self, inputs: Sequence[Any]) -> None:
+        if self._sizes is None:
+            return
+        for name, sizes in zip(self._names, self._sizes(inputs), strict=True):
+            if not prod(sizes):
+                raise RefusedError(without_elements(name))
+
+
+def without_elements(name: str) -> str:
+    """Why an op of this name is refused."""
+    return f"{name} of a tensor without elements"
+
+
+def _lowest(size: Any) -> int:
+    found = size_range(size)
+    return found if isinstance(found, int) else found[0]
