@@ -83,7 +83,7 @@ class Cell:
 
     @property
     def is_quick(self) -> bool:
-        """Part of ``make test``: each family once in either mode, one family in every configuration and dtype.
+        """Part of ``make test``: each family once as graphs, one family in both modes, every configuration and dtype.
 
         Of engines besides the cpu vendor's own, that one family without further options. Families of positions are
         in ``test_positions.py``, where all of them share a process.
@@ -92,7 +92,9 @@ class Cell:
             return False
         if self.engine:
             return (self.seed, self.family, self.config, self.mode) == (0, THOROUGH, "base", "graph")
-        if self.mode == "eager" and self.config not in ("base", "chunked-prefix"):
+        if self.mode == "eager" and (
+            self.family != THOROUGH or self.config not in ("base", "chunked-prefix")
+        ):
             return False
         return self.seed == 0 and (
             self.family == THOROUGH or (self.config == "base" and self.dtype == "float32")

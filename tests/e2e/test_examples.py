@@ -53,6 +53,7 @@ def test_demo_builds_a_model_and_says_equal(tmp_path: Path) -> None:
     assert (tmp_path / "dlinfer" / "demo-qwen2" / STAMP).is_file()
 
 
+@pytest.mark.full
 def test_demo_takes_a_folder_from_the_environment(lab: Lab) -> None:
     done = run_demo("--tokens", "24", MODEL=str(lab.model("llama", dtype="bfloat16")))
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]

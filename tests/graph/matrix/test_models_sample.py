@@ -13,8 +13,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 60)]
 DECODER, ENCODER, VISION = "llama", "bert", "vit"
 
 
-@pytest.mark.parametrize("name", (pytest.param(DECODER, marks=pytest.mark.full), ENCODER, VISION))
+@pytest.mark.parametrize(
+    "name", (*(pytest.param(name, marks=pytest.mark.full) for name in (DECODER, ENCODER)), VISION)
+)
 def test_compiled_model_equals_eager(name: str) -> None:
-    """The decoder is left to the long lane: the quick one has it through LMDeploy and under ``generate``."""
+    """Left to the long lane are the decoder, which the quick one has through LMDeploy and under ``generate``, and the
+    encoder, which it has in fusion's tests."""
     record = job(name, "dlinfer", limit=LIMIT)
     assert not failures(record), record

@@ -40,8 +40,15 @@ def distance(given: np.ndarray, wanted: torch.Tensor) -> float:
     return float(np.linalg.norm(given - right) / np.linalg.norm(right))
 
 
-@pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize(
+    ("kind", "chip"),
+    [
+        ("llama", "bm1684x"),
+        ("qwen2", "bm1688"),
+        pytest.param("llama", "bm1688", marks=pytest.mark.full),
+        pytest.param("qwen2", "bm1684x", marks=pytest.mark.full),
+    ],
+)
 def test_twenty_greedy_tokens_are_those_of_transformers(bmodel_of, model_folder, kind, chip):
     """The prompt is shorter than the shortest stage."""
     given = llms.prompt(5)
