@@ -14,7 +14,7 @@ import torch
 from tests.fuzz.execute import CallTrace
 
 FACTOR = 8.0
-_TINY = {torch.float32: 1e-35, torch.bfloat16: 1e-35, torch.float16: 3e-7, torch.float64: 1e-300}
+TINY = {torch.float32: 1e-35, torch.bfloat16: 1e-35, torch.float16: 3e-7, torch.float64: 1e-300}
 """Below this a result may be flushed to 0: it may be some hundred times a subnormal number."""
 
 
@@ -145,7 +145,7 @@ def _close(want: torch.Tensor, got: torch.Tensor) -> bool:
     if want.is_floating_point():
         eps = torch.finfo(want.dtype).eps
         return torch.allclose(
-            want.double(), got.double(), rtol=2 * eps, atol=_TINY[want.dtype], equal_nan=True
+            want.double(), got.double(), rtol=2 * eps, atol=TINY[want.dtype], equal_nan=True
         )
     return torch.equal(want, got)
 
@@ -166,7 +166,7 @@ def _wrong(want: torch.Tensor, got: torch.Tensor, runs: Sequence[torch.Tensor]) 
     eps = torch.finfo(want.dtype).eps
     near = torch.where(eager.isfinite(), eager, torch.nan_to_num(finite, 0.0).amax(0))
     spread = torch.nan_to_num((finite - near).abs(), 0.0).amax(0)
-    allowed = FACTOR * torch.maximum(spread, eps * near.abs()) + _TINY[want.dtype]
+    allowed = FACTOR * torch.maximum(spread, eps * near.abs()) + TINY[want.dtype]
     right = torch.zeros_like(mine, dtype=torch.bool)
     for one in every:
         same_kind = (one.isnan() & mine.isnan()) | (one.isinf() & (one == mine))

@@ -70,7 +70,7 @@ def write_kept(g: Draft) -> Step:
 
 def _index(g: Draft, size: int, shape: tuple[str | int, ...], content: str = "index") -> str:
     """A new tensor of indices below a size; seldom one that lies outside already at the first call."""
-    kind = "beyond" if g.chance(0.04) else content
+    kind = "beyond" if g.chance(0.08) else content
     return g.new_input(
         shape, g.choose("int64", "int64", "int32"), content=kind, bound=size, role="argument", alias=()
     )

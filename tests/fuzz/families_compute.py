@@ -241,5 +241,5 @@ DRAWN = {
     creation: 4,
     product: 4,
     convolution: 0.7,
-    counted_bools: 0.4,
+    counted_bools: 0.8,
 }

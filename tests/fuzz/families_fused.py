@@ -193,8 +193,8 @@ DRAWN = {
     fused_norm: 2,
     gated: 1.5,
     rotary: 1,
-    cache: 2,
-    experts: 0.7,
+    cache: 3,
+    experts: 1.2,
     masked_attention_by_hand: 0.7,
     growing_cache: 2,
 }

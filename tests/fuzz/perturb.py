@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tests.fuzz.compare import TINY
 from tests.fuzz.execute import overlap, run_step
 from tests.fuzz.program import Step
 
@@ -16,6 +17,11 @@ _ROUNDED_INSIDE = (
         r"F\.log_softmax\(\{0\}, (-?\d+)\)",
         r"({0} - {0}.amax(\1, True) - rounded(({0} - {0}.amax(\1, True)).exp().sum(\1, True)).log())",
     ),
+    (
+        r"dlinfer\.ops\.silu_and_mul\(\{0\}\)",
+        r"(rounded(F.silu({0}.chunk(2, -1)[0])) * {0}.chunk(2, -1)[1])",
+    ),
+    (r"dlinfer\.ops\.silu_mul\(\{0\}, \{1\}\)", r"(rounded(F.silu({0})) * {1})"),
 )
 """Functions that round in between and then cancel nearly all of it; the same with that rounding in sight."""
 
@@ -31,12 +37,16 @@ def perturbing(seed: int) -> Callable[..., Any]:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         share = torch.rand(value.shape, generator=random, dtype=torch.float64) * 2 - 1
-        # NaN and infinities stay what they are; a step of the smallest magnitude lets a zero move too.
-        return (value.double() * (1 + share * torch.finfo(value.dtype).eps)).to(value.dtype)
+        return flushed((value.double() * (1 + share * torch.finfo(value.dtype).eps)).to(value.dtype))
 
     def nudged(value: torch.Tensor) -> torch.Tensor:
         way = torch.rand(value.shape, generator=random, dtype=torch.float64) - 0.5
-        return (value.double() * (1 + way.sign() * torch.finfo(value.dtype).eps)).to(value.dtype)
+        return flushed((value.double() * (1 + way.sign() * torch.finfo(value.dtype).eps)).to(value.dtype))
+
+    def flushed(value: torch.Tensor) -> torch.Tensor:
+        """Some of what is hardly a number is 0; NaN and infinities stay what they are."""
+        tiny = value.abs() < TINY[value.dtype]
+        return value.masked_fill(tiny & (torch.rand(value.shape, generator=random) < 0.5), 0)
 
     def make(step: Step, values: Mapping[str, Any], names: dict[str, Any], widen: bool) -> Any:
         if not step.rounds:  # what it writes is exact; attention beside it is not

@@ -1,5 +1,6 @@
 """A program as a script that needs torch and dlinfer only, and shows how compiled differs from eager."""
 
+import itertools
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def same(want, got):
 
 if __name__ == "__main__":
     before = dlinfer.vendor.activate_default("cpu").name
-    expected = run(lambda model: lambda given: tuples(model(**given)), new_model())
+    expected = run(eagerly, new_model())
     dlinfer.vendor.use(before)
     given = run(compiled, new_model())
     wrong = [(want, got) for want, got in zip(expected, given) if not same(want, got)]
@@ -133,7 +134,11 @@ def script(program: Program, engine: str, why: str) -> str:
     text += "def compiled(model):\n" + _DOORS[program.door].format(
         dynamic=program.dynamic, options=options, named=named, shapes=_shapes(program)
     )
-    text += "\n\ndef tuples(made):\n    return made if isinstance(made, tuple) else (made,)\n\n"
+    text += "\n\ndef tuples(made):\n    return made if isinstance(made, tuple) else (made,)\n\n\n"
+    # A direct call's results are laid out as for contiguous arguments.
+    read = "one.contiguous()" if program.door == "direct" else "one"
+    text += "def eagerly(model):\n"
+    text += f"    return lambda given: tuples(model(**{{name: {read} for name, one in given.items()}}))\n\n"
     return text + (_threads() if program.threads else "") + _TAIL
 
 
@@ -191,6 +196,10 @@ def _tensors(program: Program, number: int, roles: tuple[str, ...]) -> list[str]
 def _literal(flat: torch.Tensor) -> str:
     """A flat tensor as an expression of the same bits."""
     values: list[Any] = flat.tolist()
-    if len(values) > 4 and len({repr(value) for value in values}) == 1:
-        return f"torch.full(({len(values)},), {values[0]!r}, dtype={flat.dtype})"
+    runs = [(value, len(list(alike))) for value, alike in itertools.groupby(values, repr)]
+    if len(values) > 4 and len(runs) == 1:
+        return f"torch.full(({len(values)},), {runs[0][0]}, dtype={flat.dtype})"
+    if len(values) > 16 and len(runs) <= len(values) // 4:
+        parts = " + ".join(f"{count} * [{value}]" for value, count in runs)
+        return f"torch.tensor({parts}, dtype={flat.dtype})"
     return f"torch.tensor({values!r}, dtype={flat.dtype})"

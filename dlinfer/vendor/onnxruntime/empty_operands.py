@@ -18,9 +18,10 @@ _RIGHT = frozenset(
     f"aten::{name}"
     for name in """cat concat stack clone contiguous copy to _to_copy type_as linear matmul mm bmm addmm baddbmm einsum
     embedding index_select index gather index_copy index_put index_add scatter scatter_add slice_scatter select_scatter
-    scaled_dot_product_attention softmax log_softmax sum full_like zeros_like ones_like new_zeros new_ones new_full
+    scaled_dot_product_attention softmax log_softmax full_like zeros_like ones_like new_zeros new_ones new_full
     new_empty empty_like masked_fill where tril triu flip detach constant_pad_nd pad expand repeat""".split()
 )
+_WRONG = frozenset({"dlinfer::fused_moe"})
 _OVER_LAST = frozenset({"dlinfer::rms_norm", "dlinfer::add_rms_norm", "aten::rms_norm", "aten::layer_norm"})
 """Ops over each row of their operand: there may be no rows, but each has elements."""
 
@@ -38,7 +39,9 @@ def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
     if op is None:
         return
     name = op._schema.name.rstrip("_")
-    right = op.namespace != "aten" or torch.Tag.pointwise in op.tags or name in _RIGHT
+    right = (
+        (op.namespace != "aten" and name not in _WRONG) or torch.Tag.pointwise in op.tags or name in _RIGHT
+    )
     operands = [one for one in node.all_input_nodes if isinstance(fake(one), Tensor)]
     if name in _OVER_LAST:
         lengths = arguments(node).get("normalized_shape", (1,))
