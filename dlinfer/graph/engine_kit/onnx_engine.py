@@ -11,6 +11,7 @@ from dlinfer.graph.engine_kit.value_engine import Options, ValueEngine
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.onnx.export import OPSET, Table, export
+from dlinfer.graph.onnx.indices import refuse_negative, takes_indices
 from dlinfer.graph.onnx.refusal import Refusals, fault_by_onnx, no_type_of_onnx
 from dlinfer.graph.onnx.weights import OnnxModel
 
@@ -69,7 +70,8 @@ class OnnxLowered(Lowered):
     def __init__(self, engine: OnnxEngine[Any], function: Function, options: Any) -> None:
         super().__init__(function, function.weights)
         self.placement = engine.placement
-        self.graph = export(function.graph_module, opset=engine.opset, translations=engine.translations)
+        graph_module = _checked(function.graph_module)
+        self.graph = export(graph_module, opset=engine.opset, translations=engine.translations)
         self.source = str(self.graph)
         self._engine = engine
         self._options = options
@@ -88,6 +90,16 @@ class OnnxLowered(Lowered):
             return session({name: as_tensor(inputs[index]) for index, name in fed})
 
         return run
+
+
+def _checked(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """The graph, or a copy in which an index that torch refuses reaches no element."""
+    if not takes_indices(graph_module.graph):
+        return graph_module
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    refuse_negative(graph)
+    return fx.GraphModule(graph_module, graph)
 
 
 def as_tensor(value: Any) -> Tensor:

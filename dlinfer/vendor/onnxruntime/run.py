@@ -15,12 +15,12 @@ from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.onnx.export import export
+from dlinfer.graph.onnx.indices import refuse_negative
 from dlinfer.graph.seam.onnx import onnx_type
 from dlinfer.vendor.onnxruntime import sessions
 from dlinfer.vendor.onnxruntime.doubts import REASON, note_doubts
 from dlinfer.vendor.onnxruntime.empty_operands import shapes
 from dlinfer.vendor.onnxruntime.feeds import fed
-from dlinfer.vendor.onnxruntime.indices import refuse_negative
 from dlinfer.vendor.onnxruntime.model import safe_in_place, with_initialisers
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.translations.contrib import OPSET, table

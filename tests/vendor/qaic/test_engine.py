@@ -57,6 +57,21 @@ def test_a_model_runs_on_onnxruntime_at_every_size_with_one_compilation():
     assert region.notes == ["the session holds a copy of 6 weights, 976 bytes"]
 
 
+def test_an_index_that_torch_refuses_reaches_no_other_element():
+    """ONNX counts negative indices from the end everywhere, torch's index_select does not."""
+
+    def rows(x, index):
+        return torch.index_select(x * 2, 0, index) + 1
+
+    x, run = torch.randn(4, 6), compiled(rows, **HERE)
+    assert close(run(x, torch.tensor([3, 0])), rows(x, torch.tensor([3, 0])))
+    for index in (torch.tensor([-1, 0]), torch.tensor([4, 0])):
+        with pytest.raises(IndexError):
+            rows(x, index)
+        with pytest.raises(RuntimeError):
+            run(x, index)
+
+
 def test_options_of_the_session_reach_it():
     model = perceptron()
     data = torch.randn(4, 8)

@@ -1,7 +1,8 @@
 """Indices that the data holds: what torch raises for, a session raises for too.
 
 ONNX counts negative indices from the end in every op, torch in some ops only. In front of the others a negative index
-becomes one behind every end, for which ONNX Runtime's kernels raise before they write anything.
+becomes one behind every end, which no vendor takes for another element; ONNX Runtime's kernels raise for it before they
+write anything.
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,11 @@ _FROM_THE_FRONT: Mapping[str, str] = {
     "dlinfer::fused_moe": "topk_ids",
 }
 """Ops of torch that raise for a negative index -> their parameter."""
+
+
+def takes_indices(graph: fx.Graph) -> bool:
+    """Whether ``refuse_negative`` would change a graph."""
+    return any(op is not None and op._schema.name in _FROM_THE_FRONT for op in map(overload, graph.nodes))
 
 
 def refuse_negative(graph: fx.Graph) -> None:
