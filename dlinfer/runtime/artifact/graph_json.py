@@ -19,7 +19,7 @@ from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.seam.expressions import to_size
-from dlinfer.graph.seam.fake_mode import FakeTensorMode, mode_of, strict_mode
+from dlinfer.graph.seam.fake_mode import FakeTensorMode, mode_of, storage_id, strict_mode
 from dlinfer.graph.seam.guards import conditions_of
 from dlinfer.graph.seam.symbols import declared_range, new_symbol, symbols_of
 from dlinfer.ops.spec import NAMESPACE, registry
@@ -160,7 +160,7 @@ def _write_node(
         return written | {"constant": constants_from + len(constants) - 1}
     if reshapes_argument(node):  # reading would give its argument these sizes from the start
         raise GraphTextError(f"node {node.name} gives a tensor other sizes in place")
-    if node.target is torch.ops.aten.as_strided.default and node.args[0].op == "placeholder":  # pyright: ignore
+    if _reads_a_place(node):
         raise GraphTextError(
             f"node {node.name} reads an input by a place in its memory, which is another one later"
         )
@@ -172,6 +172,16 @@ def _write_node(
         raise GraphTextError(f"node {node.name}: {cause}") from cause
     line = _shortened(model_line(node))
     return written | {"line": line} if line else written
+
+
+def _reads_a_place(node: fx.Node) -> bool:
+    """Whether a node is ``as_strided`` of an input's memory: offsets count from the memory's beginning, and an input of
+    another run, or a weight in a file, lies elsewhere in its own."""
+    if node.target is not torch.ops.aten.as_strided.default:
+        return False
+    given = (fake(one) for one in node.graph.find_nodes(op="placeholder"))
+    inputs = {storage_id(value) for value in given if isinstance(value, torch.Tensor)}
+    return any(storage_id(fake(base)) in inputs for base in node.all_input_nodes[:1])
 
 
 def _shortened(line: str) -> str:
