@@ -38,8 +38,12 @@ POSITION_CONFIGS = ("base", "chunked", "prefix")
 POSITION_SEEDS = {"llama_dynamic": 0, "internlm3": 2}
 POSITION_SEED = 3
 
-# The family that meets every configuration in the quick lane.
-THOROUGH = "qwen2"
+# The family that meets every configuration in the quick lane, and one with experts.
+THOROUGH, EXPERTS = "qwen2", "mixtral"
+QUICK_CONFIGS = {
+    "graph": ("base", "block16", "block128", "chunked-prefix"),
+    "eager": ("base", "chunked-prefix"),
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Cell:
 
     @property
     def is_quick(self) -> bool:
-        """Part of ``make test``: each family once as graphs, one family in both modes, every configuration and dtype.
+        """Part of ``make test``: one family in both modes, dtypes and each kind of configuration; one with experts.
 
         Of engines besides the cpu vendor's own, that one family without further options. Families of positions are
         in ``test_positions.py``, where all of them share a process.
@@ -92,12 +96,10 @@ class Cell:
             return False
         if self.engine:
             return (self.seed, self.family, self.config, self.mode) == (0, THOROUGH, "base", "graph")
-        if self.mode == "eager" and (
-            self.family != THOROUGH or self.config not in ("base", "chunked-prefix")
-        ):
+        if self.seed != 0 or self.config not in QUICK_CONFIGS[self.mode]:
             return False
-        return self.seed == 0 and (
-            self.family == THOROUGH or (self.config == "base" and self.dtype == "float32")
+        return self.family == THOROUGH or (
+            (self.family, self.config, self.mode, self.dtype) == (EXPERTS, "base", "graph", "float32")
         )
 
 

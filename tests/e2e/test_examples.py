@@ -23,6 +23,7 @@ def comparable(text: str) -> str:
     return "".join(char for char in text if char != "�" and char.isprintable())
 
 
+@pytest.mark.full
 def test_pipeline(lab: Lab) -> None:
     """``tp``, ``cache_max_entry_count`` and the older ``request_output_len`` as LMDeploy's own examples have them."""
     model = lab.model("qwen2")

@@ -132,7 +132,7 @@ def tiny_llama() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", [2, pytest.param(1, marks=pytest.mark.full)])
 def test_transformers_generate_with_a_static_cache(batch):
     from transformers import CompileConfig
 

@@ -114,7 +114,7 @@ def test_device_type_cpu_works_in_the_users_process(tokens: list[int]):
     assert tokens
 
 
-@pytest.mark.parametrize("where", ["spawned", "mp_engine"])
+@pytest.mark.parametrize("where", ["spawned", pytest.param("mp_engine", marks=pytest.mark.full)])
 def test_device_type_cpu_works_in_spawned_workers(
     where: str, environment: Environment, model: Path, tokens: list[int]
 ):

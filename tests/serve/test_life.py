@@ -42,7 +42,11 @@ def test_sigterm_during_a_request_lets_it_finish_and_ends_clean(model: Path):
         assert not server.answers()
 
 
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT], ids=lambda which: which.name)
+@pytest.mark.parametrize(
+    "which",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)],
+    ids=lambda which: which.name,
+)
 def test_signal_while_the_engine_loads(which: signal.Signals, model: Path):
     """LMDeploy 0.18 itself: SIGTERM leaves Manager and engine behind; SIGINT waits for the engine for ever."""
     with ApiServer(model) as server:

@@ -13,11 +13,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 60)]
 DECODER, ENCODER, VISION = "llama", "bert", "vit"
 
 
-@pytest.mark.parametrize(
-    "name", (*(pytest.param(name, marks=pytest.mark.full) for name in (DECODER, ENCODER)), VISION)
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", (DECODER, ENCODER, VISION))
 def test_compiled_model_equals_eager(name: str) -> None:
-    """Left to the long lane are the decoder, which the quick one has through LMDeploy and under ``generate``, and the
-    encoder, which it has in fusion's tests."""
+    """The quick lane has decoders through LMDeploy and ``generate``, and blocks of all three in the engines' tests."""
     record = job(name, "dlinfer", limit=LIMIT)
     assert not failures(record), record

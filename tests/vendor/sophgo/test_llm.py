@@ -44,7 +44,7 @@ def distance(given: np.ndarray, wanted: torch.Tensor) -> float:
     ("kind", "chip"),
     [
         ("llama", "bm1684x"),
-        ("qwen2", "bm1688"),
+        pytest.param("qwen2", "bm1688", marks=pytest.mark.full),
         pytest.param("llama", "bm1688", marks=pytest.mark.full),
         pytest.param("qwen2", "bm1684x", marks=pytest.mark.full),
     ],

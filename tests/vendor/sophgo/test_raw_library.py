@@ -12,6 +12,7 @@ from tests.waiting import SECONDS
 RAW = Path(__file__).parent / "raw"
 
 
+@pytest.mark.full  # what the library does, which ours is written around
 @pytest.mark.parametrize(("chip", "copies"), [("bm1684x", True), ("bm1688", False)])
 def test_bm_memcpy_d2d_byte_ends_bm1688s_emulator(bmodel, chip, copies):
     """Why ``Chip.copy`` goes through the host in an emulator."""
@@ -27,6 +28,7 @@ def test_bm_memcpy_d2d_byte_ends_bm1688s_emulator(bmodel, chip, copies):
     assert (done.returncode == 0) is copies
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("chip", "flags", "sound"), [("bm1684x", "own", False), ("bm1684x", "1", True), ("bm1688", "own", True)]
 )

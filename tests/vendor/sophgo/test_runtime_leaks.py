@@ -6,6 +6,8 @@ import subprocess
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from dlinfer.toolchain import find
 from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.runtime import emulator
@@ -39,6 +41,7 @@ def of_the_library(path: Path) -> int:
     return max(0, int(after) - int(before)) * 1024 // ROUNDS
 
 
+@pytest.mark.full
 def test_loading_and_unloading_leaks_nothing(fresh, bmodel):
     """From a file and from bytes, some with a run; the worker stays, since another engine is on its device."""
     path = bmodel("bm1684x")

@@ -242,7 +242,7 @@ def test_every_stage_runs(engine):
         assert relative(*run(engine, "mlp", stage)) < FLOAT16
 
 
-@pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
+@pytest.mark.parametrize("chip", ["bm1684x", pytest.param("bm1688", marks=pytest.mark.full)])
 @pytest.mark.parametrize("flags", [None, sail.BmrtFlag.BM_RUNTIME_SHARE_MEM])
 def test_an_engine_keeps_its_memory_when_a_larger_one_comes_and_goes(bmodel, open_chips, chip, flags):
     """What it works in, which BMRuntime by itself gives back for the larger one's, as in the next test."""
