@@ -100,8 +100,8 @@ def gathering(g: Draft) -> Step | None:
         return Step(g.name(), text, (name, _index(g, size, tuple(value.shape))))
     if way == "two" and value.dim() > 1:
         first, second = (
-            _index(g, value.shape[0], (3,)),
-            _index(g, value.shape[1], g.choose((3,), (1,), (2, 3))),
+            _index(g, value.shape[0], (3,), g.choose("index", "index", "beyond")),
+            _index(g, value.shape[1], g.choose((3,), (1,), (2, 3)), g.choose("index", "index", "beyond")),
         )
         return Step(
             g.name(),

@@ -180,12 +180,16 @@ def growing_cache(g: Draft) -> Step:
         (length,), "int64", content="slots", bound=length, role="argument", layout="plain", alias=()
     )
     kept = "{0}.index_copy_(2, {3}, {1})"
-    keys = "torch.zeros_like({0}).index_copy_(2, {3}, {1})"
+    keys = g.choose("torch.zeros_like({0}).index_copy_(2, {3}, {1})", "{4}.index_copy_(2, {3}, {1})")
     values = g.choose(kept, "torch.empty_like({0}).fill_(float('nan')).index_copy_(2, {3}, {1})")
     mask = f", attn_mask=torch.arange({length}) < {length}" if g.chance(0.5) else ""
-    features = ("attention", "write") if values == kept else ("attention",)
+    writes = kept in (keys, values) or "{4}" in keys
+    features = ("attention", "write") if writes else ("attention",)
+    uses = (cache, rows, queries, index)
+    if "{4}" in keys:
+        uses = (*uses, g.new_input((1, 2, length, 4), "float32", content="unused", role="argument", alias=()))
     text = f"F.scaled_dot_product_attention({{2}}, {keys}, {values}{mask})"
-    return Step(g.name(), text, (cache, rows, queries, index), rounds=values != kept, features=features)
+    return Step(g.name(), text, uses, rounds=not writes, features=features)
 
 
 DRAWN = {

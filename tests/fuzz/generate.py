@@ -242,6 +242,8 @@ def _with_calls(program: Program, draft: Draft) -> Program:
                 },
             )
         made.append(replace(call, changes=_changes(program, draft)))
+    if draft.chance(0.35):  # arguments that change make Dynamo compile anew; backends and vendors do not
+        made = [replace(first, sdpa=_backend(program, draft)) for _ in made]
     if draft.chance(0.25):
         for number in range(1, len(made)):
             feed = _feed(program, draft)
