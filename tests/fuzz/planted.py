@@ -70,37 +70,7 @@ def cache_layout() -> None:
 
     del dlinfer
     _everywhere(kv_cache.canonical, canonical)
-
-
-def bools_in_float32() -> None:
-    """openvino: bools are counted in float32."""
-    import openvino as ov
-    import openvino.opset16 as op
-
-    def counted(b: Any, x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
-        rank = len(x.get_partial_shape())
-        dims = (
-            list(range(rank))
-            if dim in (None, [])
-            else [one % rank for one in (dim if isinstance(dim, list) else [dim])]
-        )
-        if not rank:
-            return b.cast(x, b.kind)
-        if x.get_element_type() != ov.Type.boolean:
-            return b.cast(op.reduce_sum(b.cast(x, b.kind), b.axes(dims), keepdim).output(0), b.kind)
-        return b.cast(op.reduce_sum(b.cast(x, ov.Type.f32), b.axes(dims), keepdim).output(0), b.kind)
-
-    from dlinfer.vendor.openvino import engine, registry
-
-    del engine
-    for target in (aten.sum.default, aten.sum.dim_IntList):
-        sound = registry._table[target].build
-
-        def build(b: Any, x: Any, *rest: Any, _sound: Any = sound, **named: Any) -> Any:
-            made = counted if x.get_element_type() == ov.Type.boolean else _sound
-            return made(b, x, *rest, **named)
-
-        _lowers(target, build)
+    _everywhere(kv_cache.kv_order, order)
 
 
 def stale_values() -> None:
@@ -241,7 +211,6 @@ def comparisons_of_nan() -> None:
 FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
     "attention_layout": ("inductor", attention_layout),
     "cache_layout": ("inductor", cache_layout),
-    "bools_in_float32": ("openvino", bools_in_float32),
     "stale_values": ("openvino", stale_values),
     "lost_digits": ("openvino", lost_digits),
     "flat_indices": ("openvino", flat_indices),
