@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.fuzz import compilers
+from tests.fuzz import compilers, execute
 from tests.fuzz.program import Call, Input, Program, Step
 
 X = Input("x", "argument", "float32", (3, 2), "transposed")
@@ -38,3 +38,14 @@ def test_one_that_something_reads_may_not():
     written = Step("", "{0}.add_({1}.sum())", ("x", "v"), features=("write",))
     assert not compilers.unused_step_raises(program(READ, written))
     assert not compilers.unused_step_raises(program(Step("", "{0}[9] = 1", ("x",), features=("write",))))
+
+
+def test_a_write_that_a_later_one_hides_may_be_left_out():
+    beyond = Step("", "{0}[9] = 1", ("x",), features=("write",))
+    hiding = Step("", "{0}[...] = 3", ("x",), features=("write",))
+    whole, smaller = program(beyond, hiding, returns="x"), program(hiding, returns="x")
+    model, kept = execute.module(smaller)
+    given = execute.calls(smaller, execute.plain(model), kept)
+    assert compilers.overwritten_step_raises(whole, 0, given)
+    given[0].results[0].fill_(7)  # not what the other writes leave
+    assert not compilers.overwritten_step_raises(whole, 0, given)
