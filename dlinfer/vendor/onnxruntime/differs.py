@@ -41,6 +41,10 @@ def _half(node: fx.Node, given: Mapping[str, Any]) -> bool:
     return any(value.dtype is torch.float16 for value in _operands(node))
 
 
+def _halves_added(node: fx.Node, given: Mapping[str, Any]) -> bool:
+    return bool(given.get("accumulate")) and _half(node, given)
+
+
 def _rounded(node: fx.Node, given: Mapping[str, Any]) -> bool:
     return _floats(node, given) and given.get("rounding_mode") is not None
 
@@ -86,7 +90,8 @@ _RULES: tuple[tuple[str, Rule, str], ...] = (
     ("div", _rounded, "rounds quotients otherwise where infinities are among them"),
     ("chunk unsafe_chunk", _fewer, "wants as many parts as are asked for, where torch gives fewer"),
     ("scatter_reduce", _extreme, "passes over NaN"),
-    ("index_add", _half, "has no kernel for float16"),
+    ("index_add scatter_add scatter_reduce", _half, "has no kernel for float16"),
+    ("index_put", _halves_added, "has no kernel for float16"),
     (
         "deg2rad rad2deg log2 log10 sinc special_sinc gelu pow full full_like new_full addcmul addmm baddbmm"
         " masked_fill layer_norm native_layer_norm scaled_dot_product_attention",

@@ -137,7 +137,7 @@ def test_casts_between_dtypes():
 @pytest.mark.parametrize("shape", [(0, 8), (1, 8), (4, 0)])
 def test_empty_and_single_sizes(shape):
     def function(a):
-        return torch.cat((a, a)) * 2, a.sum(), F.softmax(a, -1)
+        return torch.cat((a, a)) * 2, a @ a.t(), F.softmax(a, -1)
 
     as_in_eager(compiled(function, x(*shape), fixed=True).run, function, x(*shape))
 
@@ -258,6 +258,8 @@ def test_an_op_of_dlinfer_with_its_own_samples(name, dtype):
 
         tensors = [leaves[place] for place in places]
         reasons = refused(subgraph(call, *tensors, fixed=True))
+        if reasons and all("without elements" in reason for reason in reasons.values()):
+            continue
         if reasons:
             assert (name, dtype) in NO_KERNEL, reasons
             assert "Could not find an implementation" in str(reasons)

@@ -40,6 +40,20 @@ def test_extremes_of_scattered_floats_that_leave_self_out():
     assert torch.equal(compiled(x, index)[0], extremes(x, index))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_keys_that_attention_repeats_for_the_queries_heads(dtype):
+    """The plugin takes the queries' length for their heads where they are equal, in 16 bits."""
+
+    def attention(q, k, v):
+        return F.scaled_dot_product_attention(q.transpose(1, 2), k, v)
+
+    q, k, v = torch.randn(1, 4, 4, 16), torch.randn(1, 1, 5, 16), torch.randn(1, 1, 5, 16)
+    given = [one.to(dtype) for one in (q, k, v)]
+    compiled, report = lowered(attention, *given, fixed=(4, 16, 5), fallback="allow")
+    assert "are repeated" in str(report.to_dict())
+    torch.testing.assert_close(compiled(*given)[0], attention(*given))
+
+
 def test_the_largest_of_bools():
     x = torch.randn(3, 4)
     compiled, _ = lowered(lambda x: (x > 0).max(1)[0], x)

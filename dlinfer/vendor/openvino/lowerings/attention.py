@@ -38,7 +38,20 @@ def _taken(call: Call) -> str | None:
         return "a head size that varies"
     if not q.is_floating_point():
         return "attention of whole numbers"
-    return _groups(call)[1]
+    groups, reason = _groups(call)
+    if reason is None and not _alike(call, groups):
+        reason = (
+            "keys or values that are repeated for the queries' heads or batch, which it gets wrong in 16 bits"
+        )
+    return reason
+
+
+def _alike(call: Call, groups: int) -> bool:
+    """Whether queries, keys and values are of one batch, and of as many heads but for the groups."""
+    shapes = [list(map(str, call.fake(name).shape[:-2])) for name in ("query", "key", "value")]
+    if groups > 1:
+        shapes[0][-1] = shapes[1][-1]
+    return shapes[0] == shapes[1] == shapes[2]
 
 
 def _groups(call: Call) -> tuple[int, str | None]:
