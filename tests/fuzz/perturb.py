@@ -44,9 +44,11 @@ def perturbing(seed: int) -> Callable[..., Any]:
         return flushed((value.double() * (1 + way.sign() * torch.finfo(value.dtype).eps)).to(value.dtype))
 
     def flushed(value: torch.Tensor) -> torch.Tensor:
-        """Some of what is hardly a number is 0; NaN and infinities stay what they are."""
+        """Some of what is hardly a number is 0, of either sign, in which torch's own kernels differ. NaN and infinities
+        stay what they are."""
         tiny = value.abs() < TINY[value.dtype]
-        return value.masked_fill(tiny & (torch.rand(value.shape, generator=random) < 0.5), 0)
+        value = value.masked_fill(tiny & (torch.rand(value.shape, generator=random) < 0.5), 0)
+        return torch.where((value == 0) & (torch.rand(value.shape, generator=random) < 0.5), -value, value)
 
     def make(step: Step, values: Mapping[str, Any], names: dict[str, Any], widen: bool) -> Any:
         if not step.rounds:  # what it writes is exact; attention beside it is not
