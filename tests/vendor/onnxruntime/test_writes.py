@@ -39,11 +39,21 @@ def scattered(cache, ids, new):
     return cache
 
 
+def of_other_sizes(x, row, number):
+    """Copies into tensors of the graph's own, which become values."""
+    whole, rows, counted = x * 2, x + 1, (x * 4).to(torch.int64)
+    whole.copy_(number)
+    rows.copy_(row)
+    counted.copy_(number)
+    return whole.sum(), rows.sum(0), counted.sum(), whole
+
+
 X = torch.randn
 CASES = {
     "index_copy": (cached_step, lambda n: (X(2, 3, 9, 4), X(2, 3, n, 4), torch.arange(n) * 2)),
     "through views": (written_through_views, lambda n: (X(2, 3, 9, 4), X(2, 3, 9, 4), torch.arange(n))),
     "a counter that is read before": (counted, lambda n: (torch.tensor(5), X(n, 2))),
+    "copies of other sizes": (of_other_sizes, lambda n: (X(n, 4), X(4), torch.tensor(2.5))),
     "masked_fill": (masked, lambda n: (X(n, 4), torch.rand(n, 4) > 0.5)),
     "scatter": (scattered, lambda n: (X(n + 4, 6), torch.randint(6, (n, 6)), X(n, 6))),
 }
@@ -180,3 +190,18 @@ def test_inputs_that_share_written_memory_run_by_torch():
     apart = X(4, 4)
     (given,) = result.run(X(4, 4), apart)  # and the session again for a call that it fits
     torch.testing.assert_close(given, apart * 2)
+
+
+@pytest.mark.usefixtures("graph_mode")
+@torch.no_grad()
+@pytest.mark.parametrize("source", [0.5, 2, torch.tensor(0.5), torch.arange(4.0)])
+def test_a_copy_into_a_fresh_tensor_has_its_sizes(source):
+    def filled(x):
+        y = x * 2
+        y.copy_(source)
+        return y.sum(0), y
+
+    options = {"engine": "onnxruntime", "small_regions": "engine", "fallback": "error"}
+    run, x = torch.compile(filled, backend="dlinfer", options=options), torch.randn(3, 4)
+    for got, want in zip(run(x), filled(x), strict=True):
+        assert torch.equal(got, want)

@@ -1,18 +1,28 @@
-"""Writes by index as values, and shapes without the sizes that are one."""
+"""Writes as values, and shapes without the sizes that are one."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import Untranslated, opset, rank, shape_of, size, sizes
+from dlinfer.graph.onnx.translations.writing import Untranslated, number, opset, rank, shape_of, size, sizes
 
 _aten = torch.ops.aten
 
 
 def table() -> dict[Any, Any]:
     """Translations by op."""
-    return {_aten.index_copy.default: index_copy, _aten.squeeze.dims: squeeze_dims}
+    return {_aten.copy.default: copy, _aten.index_copy.default: index_copy, _aten.squeeze.dims: squeeze_dims}
+
+
+def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
+    """``src`` in the dtype and the sizes of ``self``; the standard translation leaves it the sizes that it has."""
+    op = opset()
+    if isinstance(src, (bool, int, float)):
+        return op.Expand(number(src, self), op.Shape(self))
+    cast = op.CastLike(src, self)
+    own, other = ([size(value, dim) for dim in range(rank(value))] for value in (self, src))
+    return cast if own == other and None not in own else op.Expand(cast, op.Shape(self))
 
 
 def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
