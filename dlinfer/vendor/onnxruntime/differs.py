@@ -99,6 +99,11 @@ _RULES: tuple[tuple[str, Rule, str], ...] = (
         _SHORT,
     ),
     ("add sub rsub", _scaled_doubles, _SHORT),
+    (
+        "amax amin max min aminmax argmax argmin topk clamp clamp_min clamp_max",
+        _doubles,
+        "passes over NaN in float64, which the translations of extremes are not written for",
+    ),
     ("prod", _counted, "goes through floats"),
     ("nansum", _integers, "goes through floats"),
     ("pow", _varying_power, "overflows for negative exponents"),
