@@ -1,5 +1,7 @@
 """Writes in place: what is written lies where torch has it, KV caches are never copied."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -201,7 +203,7 @@ def test_a_copy_into_a_fresh_tensor_has_its_sizes(source):
         y.copy_(source)
         return y.sum(0), y
 
-    options = {"engine": "onnxruntime", "small_regions": "engine", "fallback": "error"}
+    options: dict[str, Any] = {"engine": "onnxruntime", "small_regions": "engine", "fallback": "error"}
     run, x = torch.compile(filled, backend="dlinfer", options=options), torch.randn(3, 4)
     for got, want in zip(run(x), filled(x), strict=True):
         assert torch.equal(got, want)
