@@ -1,8 +1,8 @@
 """Indices that the data holds: what torch raises for, a session raises for too.
 
 ONNX counts negative indices from the end in every op, torch in some ops only. In front of the others a negative index
-becomes one behind every end, which no vendor takes for another element; ONNX Runtime's kernels raise for it before they
-write anything.
+becomes one behind every end, which names no other element: ONNX Runtime's kernels raise for it before they write
+anything. What a vendor's kernel does that does not look is not defined by ONNX.
 """
 
 from collections.abc import Mapping
