@@ -30,7 +30,7 @@ _ALONE = alternatives("""
 {0}.transpose(0, -1).add_(3)|{0}[..., 0].zero_()|{0}.reshape(-1)[:2].fill_(9)|{0}.view(-1)[1:].mul_(-1)
 {0}.exp_()|{0}.tanh_()|{0}.select(-1, 0).copy_({0}.select(-1, -1))|{0}[1:] = {0}[:-1].clone()|{0}[:-1] = {0}[1:].clone()
 {0}.copy_({0}.flip(0))|{0}.add_({0}.sum())|{0}.cumsum_(0)|{0}[{0} > 0] = 0|{0}.copy_({0}.cumsum(0))
-{0}.mul_({0}[:1])|{0}.diagonal().fill_(1)|{0}.unsqueeze(0).add_(1)|{0}.squeeze_()|{0}.round_()
+{0}.mul_({0}[:1].clone())|{0}.diagonal().fill_(1)|{0}.unsqueeze(0).add_(1)|{0}.squeeze_()|{0}.round_()
 """)
 
 

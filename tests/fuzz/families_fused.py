@@ -182,7 +182,7 @@ def growing_cache(g: Draft) -> Step:
     kept = "{0}.index_copy_(2, {3}, {1})"
     keys = g.choose("torch.zeros_like({0}).index_copy_(2, {3}, {1})", "{4}.index_copy_(2, {3}, {1})")
     values = g.choose(kept, "torch.empty_like({0}).fill_(float('nan')).index_copy_(2, {3}, {1})")
-    mask = f", attn_mask=torch.arange({length}) < {length}" if g.chance(0.5) else ""
+    mask = f", attn_mask=(torch.arange({length}) < {length})[None]" if g.chance(0.5) else ""
     writes = values == kept or "{4}" in keys
     features = ("attention", "write") if writes else ("attention",)
     uses = (cache, rows, queries, index)

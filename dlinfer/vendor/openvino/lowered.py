@@ -16,7 +16,7 @@ from dlinfer.graph.engine_kit.output_sizes import reader
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.function import Function
-from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.dialect import arguments, fake, overload
 from dlinfer.vendor.openvino.builder import INDEX
 from dlinfer.vendor.openvino.devices import core, properties
 from dlinfer.vendor.openvino.options import OpenVINOOptions
@@ -47,7 +47,7 @@ class OpenVINOLowered(Lowered):
         self._limit_sizes = reader([[size for _, size, _ in template.limits]])
         self._written = {one.target for one in template.results if one.target is not None}
         self._sizes = reader(template.sizes)
-        self._check_empty = EmptyOperands(function.graph_module.graph, _keys)
+        self._check_empty = EmptyOperands(function.graph_module.graph, _not_empty)
         self._dtypes = [dtype for result in template.results for dtype in _dtypes(result)]
         self._dtypes += [torch.bool] * len(template.faults)
 
@@ -138,10 +138,24 @@ class OpenVINOLowered(Lowered):
         return value.clone(memory_format=torch.contiguous_format)
 
 
-def _keys(node: fx.Node) -> Iterator[Sequence[Any]]:
-    """How many keys attention has: over none torch gives zeros, and OpenVINO what lay in its memory."""
-    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
-        yield fake(node.args[1]).shape[-2:-1]  # pyright: ignore[reportArgumentType]
+_aten = torch.ops.aten
+_EXTREMES = (_aten.amax, _aten.amin, _aten.max, _aten.min, _aten.argmax, _aten.argmin, _aten.aminmax)
+
+
+def _not_empty(node: fx.Node) -> Iterator[Sequence[Any]]:
+    """Sizes that must not be 0, where OpenVINO would give what lay in its memory.
+
+    Over no keys attention is zeros in torch; of no elements there is no extreme, and torch raises.
+    """
+    op = overload(node)
+    if op is _aten.scaled_dot_product_attention.default:
+        yield fake(arguments(node)["key"]).shape[-2:-1]
+    elif op is not None and op.overloadpacket in _EXTREMES and op is not _aten.max.other:
+        given = arguments(node)
+        shape, dim = fake(given["self"]).shape, given.get("dim")
+        dims = dim if isinstance(dim, (list, tuple)) and dim else [dim]
+        if shape:
+            yield shape if dims == [None] or dim == [] else [shape[one] for one in dims]
 
 
 def _written(result: Result, inputs: Sequence[Any], source: Tensor | None, index: Tensor | None) -> Tensor:

@@ -39,6 +39,16 @@ def test_rows_of_a_norm_may_be_none():
     as_in_eager(compiled(norm, torch.randn(0, 4), fixed=True).run, norm, torch.randn(0, 4))
 
 
+@pytest.mark.parametrize(
+    ("shape", "sizes"), [((0, 1), (1, 0, 1)), ((3, 0), (0, 7)), ((2, 0, 3), (0, 4, 3)), ((4, 0), (2, 0))]
+)
+def test_a_size_of_zero_is_no_size_of_the_operand(shape, sizes):
+    def reshaped(x):
+        return (x + 1).reshape(sizes)
+
+    as_in_eager(compiled(reshaped, torch.randn(shape), fixed=True).run, reshaped, torch.randn(shape))
+
+
 @pytest.mark.usefixtures("graph_mode")
 @torch.no_grad()
 def test_an_operand_that_is_empty_at_a_call_leaves_that_call_to_torch():

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlinfer.errors import GraphFallbackError
+from dlinfer.errors import GraphFallbackError, GraphRunError
+from dlinfer.graph.seam.dynamo import mark_unbacked
 from dlinfer.vendor.openvino import lowered as openvino_model
 from tests.vendor.openvino.lowering import lowered
 
@@ -76,3 +77,19 @@ def test_weights_without_elements():
     run = torch.compile(Product(), backend="dlinfer", options=options)
     with torch.no_grad():
         assert run(torch.randn(1, 3), torch.tensor(1.0)).shape == (0, 1)
+
+
+@pytest.mark.parametrize("extreme", [lambda x: x.max(0)[0], lambda x: x.min(-1)[1], torch.max])
+@pytest.mark.usefixtures("graph_mode")
+def test_extremes_of_nothing(extreme):
+    """torch raises; OpenVINO would give what lay in its memory."""
+    torch._dynamo.reset()
+    options = {"engine": "openvino", "small_regions": "engine", "fallback": "allow"}
+    run = torch.compile(lambda x: extreme(x) * 2, backend="dlinfer", options=options)
+    x = torch.randn(5)
+    mark_unbacked(x, 0, "rows")
+    torch.testing.assert_close(run(x), extreme(x) * 2)
+    empty = torch.empty(0)
+    mark_unbacked(empty, 0, "rows")
+    with pytest.raises(GraphRunError, match="non-zero size|non-zero numel|numel"):
+        run(empty)

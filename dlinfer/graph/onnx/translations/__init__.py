@@ -25,9 +25,10 @@ def STANDARD() -> Mapping[OpOverload, Translation]:  # noqa: N802 - a table, mad
         moe,
         norm,
         rotary,
+        sizes,
     )
 
     table: dict[OpOverload, Translation] = {}
-    for part in (activation, attention, extremes, index, integers, kv_cache, linear, moe, norm, rotary):
+    for part in (activation, attention, extremes, index, integers, kv_cache, linear, moe, norm, rotary, sizes):
         table |= part.table()
     return table
