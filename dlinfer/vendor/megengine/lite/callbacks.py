@@ -12,13 +12,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
+from dlinfer.vendor.megengine.errors import LiteCallbackError
+from dlinfer.vendor.megengine.lite.binding.checks import function
 from dlinfer.vendor.megengine.lite.binding.library import AsyncCallback, IoCallback, library
 from dlinfer.vendor.megengine.lite.config import LiteIO
 from dlinfer.vendor.megengine.lite.tensor import LiteTensor
 
 TensorsByIo = dict[LiteIO, LiteTensor]
-
 
 _KEPT = 2
 """Of each kind the latest and the one before, which a run that has begun may still call."""
@@ -64,58 +64,52 @@ class Callbacks:
 
     def without_arguments(self, kind: str, function: Callable[[], Any], after: Callable[[], None]) -> Any:
         """For ``async_with_callback``. ``after`` is called when the user's function has returned or raised."""
-        run, mark = self._guarded(kind, function), self.mark
-
-        def called() -> int:
-            with _inside(mark):
-                status = run(lambda: ())
-                after()
-                return status
-
-        return self._alive(kind, AsyncCallback(called))
+        return self._native(AsyncCallback, kind, function, lambda: (), after)
 
     def with_tensors(
         self, kind: str, function: Callable[[TensorsByIo], Any], after: Callable[[], None] = lambda: None
     ) -> Any:
         """For ``set_start_callback`` and ``set_finish_callback``; ``after`` as in ``without_arguments``."""
-        run, mark = self._guarded(kind, function), self.mark
         network = self._network
+        return self._native(IoCallback, kind, function, lambda *told: (_given(network(), *told),), after)
 
-        def called(ios: int, tensors: Any, count: int) -> int:
-            with _inside(mark):
-                status = run(lambda: (_given(network(), ios, tensors, count),))
-                after()
-                return status
-
-        return self._alive(kind, IoCallback(called))
-
-    def _guarded(
-        self, kind: str, function: Callable[..., Any]
-    ) -> Callable[[Callable[[], tuple[Any, ...]]], int]:
-        """What calls the user's function, while it is kept here, and keeps what it raises."""
-        _callable(kind, function)
-        number, callbacks = next(self._numbers), weakref.ref(self)
+    def _native(
+        self,
+        native: Any,
+        kind: str,
+        wanted: Callable[..., Any],
+        arguments: Callable[..., tuple[Any, ...]],
+        after: Callable[[], None],
+    ) -> Any:
+        """What the library calls: ``wanted``, while it is kept here, with ``arguments`` of what the library tells."""
+        function(kind, "callback", wanted)
+        number, mark, callbacks = next(self._numbers), self.mark, weakref.ref(self)
         functions = self._functions.setdefault(kind, {})
-        functions[number] = function
+        functions[number] = wanted
         for old in list(functions)[:-_KEPT]:
             del functions[old]
 
-        def run(arguments: Callable[[], tuple[Any, ...]]) -> int:
+        def called(*told: Any) -> int:
+            with _inside(mark):
+                status = run(*told)
+                after()
+                return status
+
+        def run(*told: Any) -> int:
             mine = callbacks()
-            wanted = mine._functions[kind].get(number) if mine is not None else None
-            if mine is None or wanted is None:
+            kept = mine._functions[kind].get(number) if mine is not None else None
+            if mine is None or kept is None:
                 return 0  # the network is being given up
             try:
-                return _status(wanted(*arguments()))
+                returned = kept(*arguments(*told))
             except BaseException as error:  # noqa: BLE001 - it cannot pass through C; ``raise_failure`` raises it
                 mine._keep(kind, error)
                 return -1
+            return returned if isinstance(returned, int) else 0
 
-        return run
-
-    def _alive(self, kind: str, native: Any) -> Any:
-        self.natives[kind] = [*self.natives.get(kind, []), native][-_KEPT:]
-        return native
+        made = native(called)
+        self.natives[kind] = [*self.natives.get(kind, []), made][-_KEPT:]
+        return made
 
     def _keep(self, kind: str, error: BaseException) -> None:
         with self._lock:
@@ -138,14 +132,5 @@ def _given(network: Any, ios: int, tensors: Any, count: int) -> TensorsByIo:
     for index in range(count):
         one = described[index]
         io = LiteIO(one.name, one.is_host, one.io_type, one.config_layout)
-        given[io] = network._tensor(io.name, ctypes.c_void_p(tensors[index]))
+        given[io] = network._tensor(io.name, tensors[index])
     return given
-
-
-def _callable(kind: str, function: Any) -> None:
-    if not callable(function):
-        raise LiteArgumentError(call=kind, argument="callback", expected="a function", given=repr(function))
-
-
-def _status(returned: Any) -> int:
-    return returned if isinstance(returned, int) else 0

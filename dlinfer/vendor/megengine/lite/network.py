@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteModelError
+from dlinfer.vendor.megengine.errors import LiteError, LiteModelError
 from dlinfer.vendor.megengine.lite import decryption
 from dlinfer.vendor.megengine.lite.binding import devices
-from dlinfer.vendor.megengine.lite.binding.checks import instance, member, text, whole
+from dlinfer.vendor.megengine.lite.binding.checks import instance, member, text, whole, wrong
 from dlinfer.vendor.megengine.lite.binding.enums import LiteBackend, LiteTensorPhase
 from dlinfer.vendor.megengine.lite.binding.library import library
 from dlinfer.vendor.megengine.lite.callbacks import Callbacks, TensorsByIo, running_one
@@ -75,9 +75,7 @@ class LiteNetwork(NetworkSettings):
         Raises LiteModelError for one that is not there, damaged, or decrypted to something else than a model.
         """
         if not isinstance(path, (str, bytes, os.PathLike)):
-            raise LiteArgumentError(
-                call="load", argument="path", expected="a path or bytes", given=type(path).__name__
-            )
+            raise wrong("load", "path", "a path or bytes", type(path).__name__)
         shown = "of bytes" if isinstance(path, bytes) else os.fspath(path)
         try:
             memory = _read(path)
@@ -96,11 +94,9 @@ class LiteNetwork(NetworkSettings):
             try:
                 library().call("load_model_from_mem", self._handle, memory, len(memory), said="load")
             except LiteError as error:
-                decryption.raise_failure()
                 if type(error) is not LiteError:
                     raise
                 raise LiteModelError(path=shown, detail=error.fields["detail"]) from error
-            decryption.raise_failure()
 
     # --- running it
 
@@ -201,21 +197,14 @@ class LiteNetwork(NetworkSettings):
 
     def get_io_tensor(self, name: str, phase: int = LiteTensorPhase.LITE_IO) -> LiteTensor:
         """Return the input or output of that name; ``phase`` says which where both have it. It stays the network's."""
-        handle = ctypes.c_void_p()
-        library().call(
-            "get_io_tensor",
-            self._handle,
-            text("get_io_tensor", "name", name),
-            member("get_io_tensor", "phase", LiteTensorPhase, phase),
-            ctypes.byref(handle),
-            said=f"get_io_tensor({name!r})",
-        )
-        return self._tensor(name, handle)
+        call = "get_io_tensor"
+        wanted = text(call, "name", name), member(call, "phase", LiteTensorPhase, phase)
+        return self._tensor(name, library().ask(call, self._handle, *wanted, said=f"{call}({name!r})"))
 
-    def _tensor(self, name: str, handle: ctypes.c_void_p) -> LiteTensor:
+    def _tensor(self, name: str, address: int) -> LiteTensor:
         """One of its own tensors; memory that is shared with it is kept by the network."""
-        kept = self._memory.setdefault((name, handle.value or 0), Kept())
-        tensor = LiteTensor._of(handle, kept, owned=False)
+        kept = self._memory.setdefault((name, address), Kept())
+        tensor = LiteTensor._of(ctypes.c_void_p(address), kept, owned=False)
         tensor.network = self
         return tensor
 
@@ -238,9 +227,7 @@ class LiteNetwork(NetworkSettings):
 
     def _named(self, call: str, index: int, count: int) -> str:
         whole(call, "index", index, 0, count - 1)
-        name = ctypes.c_char_p()
-        library().call(call, self._handle, index, ctypes.byref(name))
-        return (name.value or b"").decode()
+        return (library().ask(call, self._handle, index) or b"").decode()
 
     def _names(self, call: str) -> list[str]:
         count = ctypes.c_size_t()

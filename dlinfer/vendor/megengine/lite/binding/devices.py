@@ -1,7 +1,5 @@
 """Which devices this machine has: asked first, since an Atlas tensor without an Atlas ends the process at its exit."""
 
-import ctypes
-
 from dlinfer.vendor.megengine.errors import LiteError
 from dlinfer.vendor.megengine.lite.binding.checks import member
 from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType, native_device
@@ -12,10 +10,8 @@ _ALWAYS = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
 
 def device_count(device_type: int) -> int:
     """Return how many there are. Raises LiteError for a kind that the library does not know."""
-    count = ctypes.c_size_t()
     native = checked("get_device_count", device_type)
-    library().call("get_device_count", native, ctypes.byref(count), said=f"get_device_count({device_type!r})")
-    return count.value
+    return library().ask("get_device_count", native, said=f"get_device_count({device_type!r})")
 
 
 def usable(call: str, device_type: int) -> int:
