@@ -18,7 +18,7 @@ from dlinfer.vendor.megengine.building import model_of
 from dlinfer.vendor.megengine.errors import LiteBuildError, LiteError
 from dlinfer.vendor.megengine.network import Network
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value, placeholder, unfit
-from dlinfer.vendor.megengine.translations.table import truth
+from dlinfer.vendor.megengine.translations.table import reshaped, truth
 
 
 @dataclass(frozen=True)
@@ -96,4 +96,4 @@ def _result(writer: NodeList, value: Value) -> Value:
     """A result as a node of its own, which inputs and results given twice are not; bool as bytes."""
     if value.dtype == torch.bool:
         return writer.op("cast", truth(writer, value), like=value, to="uint8")
-    return writer.op("reshape", value, like=value, shape=list(value.shape))
+    return reshaped(writer, value, value.shape)
