@@ -87,8 +87,7 @@ def written(graph_module: fx.GraphModule) -> NodeList:
         elif node.op != "output":
             raise UntranslatableError(f"a node of kind {node.op}")
     results: Any = graph_module.graph.output_node().args[0]
-    for node in results:
-        writer.outputs.append(_result(writer, known[node]).name)
+    writer.outputs = [_result(writer, known[node]).name for node in results]
     return writer
 
 

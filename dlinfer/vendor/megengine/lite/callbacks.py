@@ -62,28 +62,24 @@ class Callbacks:
         self._lock = threading.Lock()
         self._failure: tuple[str, BaseException] | None = None
 
-    def without_arguments(self, kind: str, function: Callable[[], Any], after: Callable[[], None]) -> Any:
-        """For ``async_with_callback``. ``after`` is called when the user's function has returned or raised."""
-        return self._native(AsyncCallback, kind, function, lambda: (), after)
+    def without_arguments(self, kind: str, wanted: Callable[[], Any]) -> Any:
+        """For ``async_with_callback``."""
+        return self._native(AsyncCallback, kind, wanted, lambda: ())
 
-    def with_tensors(
-        self, kind: str, function: Callable[[TensorsByIo], Any], after: Callable[[], None] = lambda: None
-    ) -> Any:
-        """For ``set_start_callback`` and ``set_finish_callback``; ``after`` as in ``without_arguments``."""
+    def with_tensors(self, kind: str, wanted: Callable[[TensorsByIo], Any]) -> Any:
+        """For ``set_start_callback`` and ``set_finish_callback``."""
         network = self._network
-        return self._native(IoCallback, kind, function, lambda *told: (_given(network(), *told),), after)
+        return self._native(IoCallback, kind, wanted, lambda *told: (_given(network(), *told),))
 
     def _native(
-        self,
-        native: Any,
-        kind: str,
-        wanted: Callable[..., Any],
-        arguments: Callable[..., tuple[Any, ...]],
-        after: Callable[[], None],
+        self, made_of: Any, kind: str, wanted: Callable[..., Any], arguments: Callable[..., Any]
     ) -> Any:
-        """What the library calls: ``wanted``, while it is kept here, with ``arguments`` of what the library tells."""
+        """What the library calls: ``wanted``, while it is kept here, with ``arguments`` of what the library tells.
+
+        The network is told when it has returned or raised.
+        """
         function(kind, "callback", wanted)
-        number, mark, callbacks = next(self._numbers), self.mark, weakref.ref(self)
+        number, mark, callbacks, network = next(self._numbers), self.mark, weakref.ref(self), self._network
         functions = self._functions.setdefault(kind, {})
         functions[number] = wanted
         for old in list(functions)[:-_KEPT]:
@@ -92,7 +88,7 @@ class Callbacks:
         def called(*told: Any) -> int:
             with _inside(mark):
                 status = run(*told)
-                after()
+                _ended(network(), kind)
                 return status
 
         def run(*told: Any) -> int:
@@ -103,18 +99,14 @@ class Callbacks:
             try:
                 returned = kept(*arguments(*told))
             except BaseException as error:  # noqa: BLE001 - it cannot pass through C; ``raise_failure`` raises it
-                mine._keep(kind, error)
+                with mine._lock:
+                    mine._failure = mine._failure or (kind, error)
                 return -1
             return returned if isinstance(returned, int) else 0
 
-        made = native(called)
-        self.natives[kind] = [*self.natives.get(kind, []), made][-_KEPT:]
-        return made
-
-    def _keep(self, kind: str, error: BaseException) -> None:
-        with self._lock:
-            if self._failure is None:
-                self._failure = (kind, error)
+        native = made_of(called)
+        self.natives[kind] = [*self.natives.get(kind, []), native][-_KEPT:]
+        return native
 
     def raise_failure(self) -> None:
         """Raise LiteCallbackError for what a callback has raised since this was last asked."""
@@ -123,6 +115,11 @@ class Callbacks:
         if failure is not None:
             kind, error = failure
             raise LiteCallbackError(callback=kind, detail=f"{type(error).__name__}: {error}") from error
+
+
+def _ended(network: Any, kind: str) -> None:
+    if network is not None:
+        network._callback_ended(kind)
 
 
 def _given(network: Any, ios: int, tensors: Any, count: int) -> TensorsByIo:

@@ -34,10 +34,7 @@ class LiteOptions(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in _OPTIONS]
 
     def __init__(self) -> None:
-        super().__init__()
-        self.var_sanity_check_first_run = 1
-        self.graph_opt_level = 2
-        self.async_exec_level = 1
+        super().__init__(var_sanity_check_first_run=1, graph_opt_level=2, async_exec_level=1)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _OPTIONS:
@@ -188,14 +185,9 @@ class NativeIO(ctypes.Structure):
     ]
 
     def __init__(self, io: LiteNetworkIO) -> None:
-        super().__init__()
-        self._kept = (
-            (LiteIO * len(io.inputs))(*map(_io, io.inputs)),
-            (LiteIO * len(io.outputs))(*map(_io, io.outputs)),
-            io,
-        )
-        self.inputs, self.outputs = self._kept[0], self._kept[1]
-        self.input_size, self.output_size = len(io.inputs), len(io.outputs)
+        inputs, outputs = ((LiteIO * len(ios))(*map(_io, ios)) for ios in (io.inputs, io.outputs))
+        super().__init__(inputs, outputs, len(inputs), len(outputs))
+        self._kept = (inputs, outputs, io)
 
 
 def _io(given: Any) -> LiteIO:

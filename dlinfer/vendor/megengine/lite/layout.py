@@ -40,10 +40,8 @@ class LiteLayout(ctypes.Structure):
 
     @shapes.setter
     def shapes(self, shape: Iterable[int]) -> None:
-        sizes: list[Any] = list(shape) if isinstance(shape, Iterable) else [shape]
-        whole = isinstance(shape, Iterable) and all(
-            isinstance(size, (int, np.integer)) and size >= 0 for size in sizes
-        )
+        sizes: list[Any] = list(shape) if isinstance(shape, Iterable) else [None]
+        whole = all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes)
         if len(sizes) > _MOST_DIMENSIONS or not whole:
             raise wrong("LiteLayout", "shape", f"up to {_MOST_DIMENSIONS} sizes of at least 0", repr(shape))
         self._shapes = (ctypes.c_size_t * _PLACES)(*map(int, sizes))

@@ -40,9 +40,7 @@ class LiteNetwork(NetworkSettings):
         call = "LiteNetwork"
         config = instance(call, "config", LiteConfig, LiteConfig() if config is None else config)
         io = instance(call, "io", LiteNetworkIO, LiteNetworkIO() if io is None else io)
-        member(
-            call, "backend", LiteBackend, config.backend
-        )  # the library would end the process for another one
+        member(call, "backend", LiteBackend, config.backend)  # for another the library would end the process
         native = LiteConfig.from_buffer_copy(config)
         native.device_type = devices.usable(call, config.device_type)
         given = NativeIO(io)
@@ -166,20 +164,14 @@ class LiteNetwork(NetworkSettings):
         call = "async_with_callback"
         if self._profiled:
             raise LiteError(call=call, detail=ASYNCHRONOUS_PROFILE)
-        native = self._callbacks.without_arguments(call, async_callback, self._ending(call))
+        native = self._callbacks.without_arguments(call, async_callback)
         library().call("set_async_callback", self._handle, native, said=call)
         self._asynchronous = True
 
-    def _ending(self, callback: str) -> Callable[[], None]:
-        """What ends an asynchronous run if that callback is its last one; knows the network weakly."""
-        weak = weakref.ref(self)
-
-        def after() -> None:
-            network = weak()
-            if network is not None and network._asynchronous and network._last_callback == callback:
-                network._end()
-
-        return after
+    def _callback_ended(self, callback: str) -> None:
+        """End an asynchronous run if that callback is its last one."""
+        if self._asynchronous and self._last_callback == callback:
+            self._end()
 
     def set_start_callback(self, start_callback: Callable[[TensorsByIo], Any]) -> None:
         """Call ``start_callback(inputs)`` before each run, with a dict of LiteIO to LiteTensor."""
@@ -189,7 +181,7 @@ class LiteNetwork(NetworkSettings):
     def set_finish_callback(self, finish_callback: Callable[[TensorsByIo], Any]) -> None:
         """Call ``finish_callback(outputs)`` after each run, with a dict of LiteIO to LiteTensor."""
         call = "set_finish_callback"
-        native = self._callbacks.with_tensors(call, finish_callback, self._ending(call))
+        native = self._callbacks.with_tensors(call, finish_callback)
         library().call(call, self._handle, native)
         self._last_callback = call
 

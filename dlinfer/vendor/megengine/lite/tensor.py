@@ -3,6 +3,7 @@
 import ctypes
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from dlinfer.vendor.megengine.lite.binding import devices
 from dlinfer.vendor.megengine.lite.binding.checks import instance, whole, wrong
 from dlinfer.vendor.megengine.lite.binding.dtypes import for_copying, for_sharing, from_list, lite_type
-from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType, device_of_native
+from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType
 from dlinfer.vendor.megengine.lite.binding.library import library
 from dlinfer.vendor.megengine.lite.layout import LiteLayout, array_at, copied
 
@@ -26,11 +27,11 @@ class _Description(ctypes.Structure):
     ]
 
 
+@dataclass
 class Kept:
-    """What must live as long as a tensor's memory is used. data: the array that it shares, or another's Kept."""
+    """What must live as long as a tensor's memory is used. data: the array that it shares."""
 
-    def __init__(self, data: Any = None) -> None:
-        self.data = data
+    data: Any = None
 
 
 class LiteTensor:
@@ -108,7 +109,7 @@ class LiteTensor:
     @property
     def device_type(self) -> LiteDeviceType:
         """The kind of device it lies on."""
-        return device_of_native(library().ask("get_tensor_device_type", self._handle))
+        return devices.documented(library().ask("get_tensor_device_type", self._handle))
 
     @property
     def device_id(self) -> int:

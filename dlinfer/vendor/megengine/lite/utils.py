@@ -64,10 +64,7 @@ class TensorBatchCollector:
     def collect(self, array: np.ndarray | LiteTensor) -> int:
         """Copy a sample to the first free place and give its id; -1 with a warning where none is free."""
         self._check(array)
-        place = self._next()
-        if place >= 0:
-            self._copy(array, place)
-        return place
+        return self._collected(array)
 
     def collect_by_ctypes(self, data: ctypes.c_void_p, length: int) -> int:
         """Copy a sample of ``length`` bytes at an address to the first free place; as ``collect``."""
@@ -75,10 +72,7 @@ class TensorBatchCollector:
             raise _wrong("data", "a c_void_p with an address", data)
         if length != self._sample.nbytes:
             raise _wrong("length", f"{self._sample.nbytes} bytes, a sample's", length)
-        place = self._next()
-        if place >= 0:
-            self._copy(array_at(data.value, self._sample), place)
-        return place
+        return self._collected(array_at(data.value, self._sample))
 
     def free(self, indexes: Iterable[int]) -> None:
         """Give places back; warns of those that are free already."""
@@ -102,12 +96,14 @@ class TensorBatchCollector:
     def _place(self, argument: str, number: int) -> int:
         return whole("TensorBatchCollector", argument, number, 0, self._count - 1)
 
-    def _next(self) -> int:
+    def _collected(self, array: np.ndarray | LiteTensor) -> int:
         with self._lock:
-            if self._free:
-                return self._free.pop(0)
-        warnings.warn("all places are taken; free() some first", stacklevel=3)
-        return -1
+            place = self._free.pop(0) if self._free else -1
+        if place < 0:
+            warnings.warn("all places are taken; free() some first", stacklevel=3)
+        else:
+            self._copy(array, place)
+        return place
 
     def _check(self, array: Any) -> None:
         """Before a place is taken, so that a wrong sample takes none."""

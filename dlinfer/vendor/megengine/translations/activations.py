@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
 from dlinfer.vendor.megengine.translations.places import part
-from dlinfer.vendor.megengine.translations.table import aten, axis_of, ours, translation
+from dlinfer.vendor.megengine.translations.table import aten, ours, translation
 
 
 @translation(aten.silu.default)
@@ -31,7 +31,7 @@ def _gelu(writer: NodeList, result: Tensor, self: Value, approximate: str = "non
 def _softmax(writer: NodeList, result: Tensor, self: Value, dim: int, **rest: Any) -> Value:
     if rest.get("dtype") not in (None, torch.float32):
         raise UntranslatableError("a softmax in another dtype")
-    return writer.op("softmax", self, like=result, axis=axis_of(dim, len(self.shape)))
+    return writer.op("softmax", self, like=result, axis=dim % len(self.shape))
 
 
 @translation(ours.silu_and_mul.default)

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
-from dlinfer.vendor.megengine.translations.table import Translation, aten, axis_of, ours, translation
+from dlinfer.vendor.megengine.translations.table import Translation, aten, ours, translation
 
 
 def reduce(writer: NodeList, kind: str, value: Value, dims: Sequence[int], keepdim: bool) -> Value:
     """Sum, mean, largest or smallest over some dimensions."""
     rank = len(value.shape)
-    axes = sorted({axis_of(dim, rank) for dim in dims})
+    axes = sorted({dim % rank for dim in dims})
     shape = [1 if axis in axes else size for axis, size in enumerate(value.shape)]
     if not keepdim:
         shape = [size for axis, size in enumerate(value.shape) if axis not in axes]

@@ -8,7 +8,6 @@ from torch import Tensor
 from dlinfer.vendor.megengine.nodes import NodeList, Value
 from dlinfer.vendor.megengine.translations.table import (
     aten,
-    axis_of,
     broadcast,
     movable,
     reshaped,
@@ -48,8 +47,7 @@ def _same(writer: NodeList, result: Tensor, **given: Any) -> Value:
 @translation(aten.transpose.int, mixed=True)
 def _transpose(writer: NodeList, result: Tensor, self: Value, dim0: int, dim1: int) -> Value:
     order = list(range(len(self.shape)))
-    first, second = axis_of(dim0, len(order)), axis_of(dim1, len(order))
-    order[first], order[second] = order[second], order[first]
+    order[dim0], order[dim1] = order[dim1], order[dim0]
     return writer.op("transpose", movable(writer, self), like=result, order=order)
 
 
@@ -60,7 +58,7 @@ def _t(writer: NodeList, result: Tensor, self: Value) -> Value:
 
 @translation(aten.permute.default, mixed=True)
 def _permute(writer: NodeList, result: Tensor, self: Value, dims: Sequence[int]) -> Value:
-    order = [axis_of(dim, len(self.shape)) for dim in dims]
+    order = [dim % len(self.shape) for dim in dims]
     return writer.op("transpose", movable(writer, self), like=result, order=order)
 
 
@@ -71,7 +69,7 @@ def _expand(writer: NodeList, result: Tensor, self: Value, **_: Any) -> Value:
 
 def part(writer: NodeList, value: Value, dim: int, start: int, stop: int, step: int = 1) -> Value:
     """Return a stretch of one dimension."""
-    axis = axis_of(dim, len(value.shape))
+    axis = dim % len(value.shape)
     count = len(range(start, stop, step))
     shape = [count if index == axis else size for index, size in enumerate(value.shape)]
     return writer.op(
@@ -89,14 +87,14 @@ def _slice(
     end: int | None = None,
     step: int = 1,
 ) -> Value:
-    size = self.shape[axis_of(dim, len(self.shape))]
+    size = self.shape[dim]
     first, last, every = slice(start, end, step).indices(size)
     return part(writer, self, dim, first, last, every)
 
 
 @translation(aten.select.int, mixed=True)
 def _select(writer: NodeList, result: Tensor, self: Value, dim: int, index: int) -> Value:
-    place = index % self.shape[axis_of(dim, len(self.shape))]
+    place = index % self.shape[dim]
     made = part(writer, self, dim, place, place + 1)
     return reshaped(writer, made, result.shape)
 
@@ -107,7 +105,7 @@ def _select(writer: NodeList, result: Tensor, self: Value, dim: int, index: int)
 def _split(writer: NodeList, result: Sequence[Tensor], dim: int = 0, **given: Any) -> list[Value]:
     parts, start = [], 0
     for one in result:
-        stop = start + one.shape[axis_of(dim, one.ndim)]
+        stop = start + one.shape[dim]
         parts.append(part(writer, given["self"], dim, start, stop))
         start = stop
     return parts
@@ -120,12 +118,12 @@ def _unbind(writer: NodeList, result: Sequence[Tensor], self: Value, dim: int = 
 
 @translation(aten.cat.default)
 def _cat(writer: NodeList, result: Tensor, tensors: Sequence[Value], dim: int = 0) -> Value:
-    return writer.op("concat", *tensors, like=result, axis=axis_of(dim, result.ndim))
+    return writer.op("concat", *tensors, like=result, axis=dim % result.ndim)
 
 
 @translation(aten.stack.default)
 def _stack(writer: NodeList, result: Tensor, tensors: Sequence[Value], dim: int = 0) -> Value:
-    axis = axis_of(dim, result.ndim)
+    axis = dim % result.ndim
     shape = [1 if index == axis else size for index, size in enumerate(result.shape)]
     lifted = [reshaped(writer, one, shape) for one in tensors]
     return writer.op("concat", *lifted, like=result, axis=axis)

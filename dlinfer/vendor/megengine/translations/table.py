@@ -44,11 +44,6 @@ def float32(*values: Any) -> None:
             raise UntranslatableError(f"it computes with {kind}; MegEngine's numbers would be other ones")
 
 
-def axis_of(dim: int, rank: int) -> int:
-    """Return a dimension counted from the first one."""
-    return dim % rank
-
-
 def truth(writer: NodeList, value: Value) -> Value:
     """Return a condition as MegEngine's: an input of bool is bytes at the boundary."""
     if value.dtype != torch.bool:
