@@ -32,18 +32,20 @@ def operations(megengine, numpy):
     def convolution(x, weight, stride, padding, dilation):
         return F.conv2d(x, weight, None, tuple(stride), tuple(padding), tuple(dilation))
 
-    of_megengine = (
-        "maximum minimum exp log sqrt abs sin cos tanh sigmoid relu gelu equal not_equal where matmul softmax"
-    )
-    of_python = "add sub mul neg"
+    functions = "exp log sqrt abs sin cos tanh sigmoid relu gelu maximum minimum where matmul softmax"
     return {
-        **{name: getattr(F, name) for name in of_megengine.split()},
-        **{name: getattr(operator, name) for name in of_python.split()},
+        **{name: getattr(F, name) for name in functions.split()},
+        "neg": operator.neg,
+        "add": operator.add,
+        "sub": operator.sub,
+        "mul": operator.mul,
         "div": operator.truediv,
         "less": operator.lt,
         "less_equal": operator.le,
         "greater": operator.gt,
         "greater_equal": operator.ge,
+        "equal": F.equal,
+        "not_equal": F.not_equal,
         "cast": lambda a, to: a.astype(to),
         "reduce": reduce,
         "reshape": lambda a, shape: F.reshape(a, tuple(shape)),

@@ -72,7 +72,7 @@ class Callbacks:
         return self._native(IoCallback, kind, wanted, lambda *told: (_given(network(), *told),))
 
     def _native(
-        self, made_of: Any, kind: str, wanted: Callable[..., Any], arguments: Callable[..., Any]
+        self, prototype: Any, kind: str, wanted: Callable[..., Any], arguments: Callable[..., Any]
     ) -> Any:
         """What the library calls: ``wanted``, while it is kept here, with ``arguments`` of what the library tells.
 
@@ -104,7 +104,7 @@ class Callbacks:
                 return -1
             return returned if isinstance(returned, int) else 0
 
-        native = made_of(called)
+        native = prototype(called)
         self.natives[kind] = [*self.natives.get(kind, []), native][-_KEPT:]
         return native
 
@@ -118,6 +118,7 @@ class Callbacks:
 
 
 def _ended(network: Any, kind: str) -> None:
+    """Tell a network, of which no reference may outlive ``_inside``: its end would wait for the callback."""
     if network is not None:
         network._callback_ended(kind)
 

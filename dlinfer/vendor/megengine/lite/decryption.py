@@ -65,7 +65,7 @@ def decryption_func(function: Function) -> DecryptionFunction:
 
 
 def register_decryption_and_key(
-    decryption_name: str, decryption_func: Function, key: Sequence[int] | bytes
+    decryption_name: str, decryption_func: Any, key: Sequence[int] | bytes
 ) -> None:
     """Make a method known under a name, for the rest of the process.
 

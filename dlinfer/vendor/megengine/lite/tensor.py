@@ -56,9 +56,8 @@ class LiteTensor:
             layout = LiteLayout(shapes, dtype)
         layout = copied(instance("LiteTensor", "layout", LiteLayout, layout))
         handle = ctypes.c_void_p()
-        description = _Description(
-            bool(is_pinned_host), layout, native, whole("LiteTensor", "device_id", device_id)
-        )
+        number = whole("LiteTensor", "device_id", device_id)
+        description = _Description(bool(is_pinned_host), layout, native, number)
         library().call("make_tensor", description, ctypes.byref(handle), said="LiteTensor")
         self._adopt(handle, Kept(), owned=True)
 

@@ -12,8 +12,7 @@ from dlinfer.vendor.megengine.translations.table import Translation, aten, ours,
 
 def reduce(writer: NodeList, kind: str, value: Value, dims: Sequence[int], keepdim: bool) -> Value:
     """Sum, mean, largest or smallest over some dimensions."""
-    rank = len(value.shape)
-    axes = sorted({dim % rank for dim in dims})
+    axes = sorted({dim % len(value.shape) for dim in dims})
     shape = [1 if axis in axes else size for axis, size in enumerate(value.shape)]
     if not keepdim:
         shape = [size for axis, size in enumerate(value.shape) if axis not in axes]

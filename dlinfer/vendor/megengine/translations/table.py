@@ -21,7 +21,7 @@ TABLE: dict[Any, Translation] = {}
 
 
 def translation(*targets: Any, mixed: bool = False) -> Callable[[Translation], Translation]:
-    """Register a function for overloads. Its tensors are float32; it looks at them itself where they are ``mixed``."""
+    """Register a function for overloads. All tensors must be float32; where ``mixed``, it checks them itself."""
 
     def register(function: Translation) -> Translation:
         def of_floats(writer: NodeList, result: Any, **given: Any) -> Any:
