@@ -21,9 +21,8 @@ def _probe() -> Probe:
 
     found = state(_toolchain())
     if not found.installed:
-        return Probe(
-            False, f"its toolchain cannot be used: {found.reason}", "dlinfer toolchain install megengine"
-        )
+        reason = f"its toolchain cannot be used: {found.reason}"
+        return Probe(False, reason, "dlinfer toolchain install megengine")
     return Probe(True, f"MegEngine Lite of the toolchain ({found.reason})")
 
 

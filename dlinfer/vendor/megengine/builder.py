@@ -5,15 +5,13 @@ Usage: python builder.py GRAPH.json MODEL.mge
 
 import importlib
 import json
+import operator
 import sys
 
 
 def operations(megengine, numpy):
     """Name of an op of the list -> function of its operands and attributes."""
     F = megengine.functional  # noqa: N806
-
-    def matmul(a, b, transpose_b=False):
-        return F.matmul(a, b, transpose_b=transpose_b)
 
     def subtensor(x, axis, start, stop, step):
         return x[(slice(None),) * axis + (slice(start, stop, step),)]
@@ -34,35 +32,21 @@ def operations(megengine, numpy):
     def convolution(x, weight, stride, padding, dilation):
         return F.conv2d(x, weight, None, tuple(stride), tuple(padding), tuple(dilation))
 
+    functions = "exp log sqrt abs sin cos tanh sigmoid relu gelu maximum minimum where matmul softmax"
     return {
-        "add": lambda a, b: a + b,
-        "sub": lambda a, b: a - b,
-        "mul": lambda a, b: a * b,
-        "div": lambda a, b: a / b,
-        "pow": lambda a, b: a**b,
-        "maximum": F.maximum,
-        "minimum": F.minimum,
-        "neg": lambda a: -a,
-        "exp": F.exp,
-        "log": F.log,
-        "sqrt": F.sqrt,
-        "abs": F.abs,
-        "sin": F.sin,
-        "cos": F.cos,
-        "tanh": F.tanh,
-        "sigmoid": F.sigmoid,
-        "relu": F.relu,
-        "gelu": F.gelu,
-        "less": lambda a, b: a < b,
-        "less_equal": lambda a, b: a <= b,
-        "greater": lambda a, b: a > b,
-        "greater_equal": lambda a, b: a >= b,
+        **{name: getattr(F, name) for name in functions.split()},
+        "neg": operator.neg,
+        "add": operator.add,
+        "sub": operator.sub,
+        "mul": operator.mul,
+        "div": operator.truediv,
+        "less": operator.lt,
+        "less_equal": operator.le,
+        "greater": operator.gt,
+        "greater_equal": operator.ge,
         "equal": F.equal,
         "not_equal": F.not_equal,
-        "where": F.where,
         "cast": lambda a, to: a.astype(to),
-        "matmul": matmul,
-        "softmax": lambda a, axis: F.softmax(a, axis=axis),
         "reduce": reduce,
         "reshape": lambda a, shape: F.reshape(a, tuple(shape)),
         "transpose": lambda a, order: F.transpose(a, tuple(order)),

@@ -18,7 +18,7 @@ from dlinfer.vendor.megengine.building import model_of
 from dlinfer.vendor.megengine.errors import LiteBuildError, LiteError
 from dlinfer.vendor.megengine.network import Network
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value, placeholder, unfit
-from dlinfer.vendor.megengine.translations.table import truth
+from dlinfer.vendor.megengine.translations.table import reshaped, truth
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,7 @@ def written(graph_module: fx.GraphModule) -> NodeList:
         elif node.op != "output":
             raise UntranslatableError(f"a node of kind {node.op}")
     results: Any = graph_module.graph.output_node().args[0]
-    for node in results:
-        writer.outputs.append(_result(writer, known[node]).name)
+    writer.outputs = [_result(writer, known[node]).name for node in results]
     return writer
 
 
@@ -96,4 +95,4 @@ def _result(writer: NodeList, value: Value) -> Value:
     """A result as a node of its own, which inputs and results given twice are not; bool as bytes."""
     if value.dtype == torch.bool:
         return writer.op("cast", truth(writer, value), like=value, to="uint8")
-    return writer.op("reshape", value, like=value, shape=list(value.shape))
+    return reshaped(writer, value, value.shape)

@@ -64,12 +64,7 @@ class NodeList:
         return json.dumps(parts, sort_keys=True)
 
 
-BOUNDARY = {
-    torch.float32: "float32",
-    torch.int32: "int32",
-    torch.int64: "int32",
-    torch.bool: "uint8",
-}
+BOUNDARY = {torch.float32: "float32", torch.int32: "int32", torch.int64: "int32", torch.bool: "uint8"}
 """Types of inputs: int64 looks up rows only and is range-checked, bool passes as bytes."""
 
 

@@ -12,13 +12,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
+from dlinfer.vendor.megengine.errors import LiteCallbackError
+from dlinfer.vendor.megengine.lite.binding.checks import function
 from dlinfer.vendor.megengine.lite.binding.library import AsyncCallback, IoCallback, library
 from dlinfer.vendor.megengine.lite.config import LiteIO
 from dlinfer.vendor.megengine.lite.tensor import LiteTensor
 
 TensorsByIo = dict[LiteIO, LiteTensor]
-
 
 _KEPT = 2
 """Of each kind the latest and the one before, which a run that has begun may still call."""
@@ -62,65 +62,51 @@ class Callbacks:
         self._lock = threading.Lock()
         self._failure: tuple[str, BaseException] | None = None
 
-    def without_arguments(self, kind: str, function: Callable[[], Any], after: Callable[[], None]) -> Any:
-        """For ``async_with_callback``. ``after`` is called when the user's function has returned or raised."""
-        run, mark = self._guarded(kind, function), self.mark
+    def without_arguments(self, kind: str, wanted: Callable[[], Any]) -> Any:
+        """For ``async_with_callback``."""
+        return self._native(AsyncCallback, kind, wanted, lambda: ())
 
-        def called() -> int:
-            with _inside(mark):
-                status = run(lambda: ())
-                after()
-                return status
-
-        return self._alive(kind, AsyncCallback(called))
-
-    def with_tensors(
-        self, kind: str, function: Callable[[TensorsByIo], Any], after: Callable[[], None] = lambda: None
-    ) -> Any:
-        """For ``set_start_callback`` and ``set_finish_callback``; ``after`` as in ``without_arguments``."""
-        run, mark = self._guarded(kind, function), self.mark
+    def with_tensors(self, kind: str, wanted: Callable[[TensorsByIo], Any]) -> Any:
+        """For ``set_start_callback`` and ``set_finish_callback``."""
         network = self._network
+        return self._native(IoCallback, kind, wanted, lambda *told: (_given(network(), *told),))
 
-        def called(ios: int, tensors: Any, count: int) -> int:
-            with _inside(mark):
-                status = run(lambda: (_given(network(), ios, tensors, count),))
-                after()
-                return status
+    def _native(
+        self, prototype: Any, kind: str, wanted: Callable[..., Any], arguments: Callable[..., Any]
+    ) -> Any:
+        """What the library calls: ``wanted``, while it is kept here, with ``arguments`` of what the library tells.
 
-        return self._alive(kind, IoCallback(called))
-
-    def _guarded(
-        self, kind: str, function: Callable[..., Any]
-    ) -> Callable[[Callable[[], tuple[Any, ...]]], int]:
-        """What calls the user's function, while it is kept here, and keeps what it raises."""
-        _callable(kind, function)
-        number, callbacks = next(self._numbers), weakref.ref(self)
+        The network is told when it has returned or raised.
+        """
+        function(kind, "callback", wanted)
+        number, mark, callbacks, network = next(self._numbers), self.mark, weakref.ref(self), self._network
         functions = self._functions.setdefault(kind, {})
-        functions[number] = function
+        functions[number] = wanted
         for old in list(functions)[:-_KEPT]:
             del functions[old]
 
-        def run(arguments: Callable[[], tuple[Any, ...]]) -> int:
+        def called(*told: Any) -> int:
+            with _inside(mark):
+                status = run(*told)
+                _ended(network(), kind)
+                return status
+
+        def run(*told: Any) -> int:
             mine = callbacks()
-            wanted = mine._functions[kind].get(number) if mine is not None else None
-            if mine is None or wanted is None:
+            kept = mine._functions[kind].get(number) if mine is not None else None
+            if mine is None or kept is None:
                 return 0  # the network is being given up
             try:
-                return _status(wanted(*arguments()))
+                returned = kept(*arguments(*told))
             except BaseException as error:  # noqa: BLE001 - it cannot pass through C; ``raise_failure`` raises it
-                mine._keep(kind, error)
+                with mine._lock:
+                    mine._failure = mine._failure or (kind, error)
                 return -1
+            return returned if isinstance(returned, int) else 0
 
-        return run
-
-    def _alive(self, kind: str, native: Any) -> Any:
+        native = prototype(called)
         self.natives[kind] = [*self.natives.get(kind, []), native][-_KEPT:]
         return native
-
-    def _keep(self, kind: str, error: BaseException) -> None:
-        with self._lock:
-            if self._failure is None:
-                self._failure = (kind, error)
 
     def raise_failure(self) -> None:
         """Raise LiteCallbackError for what a callback has raised since this was last asked."""
@@ -131,6 +117,12 @@ class Callbacks:
             raise LiteCallbackError(callback=kind, detail=f"{type(error).__name__}: {error}") from error
 
 
+def _ended(network: Any, kind: str) -> None:
+    """Tell a network, of which no reference may outlive ``_inside``: its end would wait for the callback."""
+    if network is not None:
+        network._callback_ended(kind)
+
+
 def _given(network: Any, ios: int, tensors: Any, count: int) -> TensorsByIo:
     """The dict that a callback gets, of what the library passes."""
     described = ctypes.cast(ios, ctypes.POINTER(LiteIO)) if count else ()
@@ -138,14 +130,5 @@ def _given(network: Any, ios: int, tensors: Any, count: int) -> TensorsByIo:
     for index in range(count):
         one = described[index]
         io = LiteIO(one.name, one.is_host, one.io_type, one.config_layout)
-        given[io] = network._tensor(io.name, ctypes.c_void_p(tensors[index]))
+        given[io] = network._tensor(io.name, tensors[index])
     return given
-
-
-def _callable(kind: str, function: Any) -> None:
-    if not callable(function):
-        raise LiteArgumentError(call=kind, argument="callback", expected="a function", given=repr(function))
-
-
-def _status(returned: Any) -> int:
-    return returned if isinstance(returned, int) else 0

@@ -4,33 +4,16 @@ import ctypes
 from collections.abc import Iterable
 from typing import Any
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError
-from dlinfer.vendor.megengine.lite.binding.checks import member
+from dlinfer.vendor.megengine.lite.binding.checks import member, wrong
 from dlinfer.vendor.megengine.lite.binding.enums import LiteBackend, LiteDeviceType, LiteIOType
 from dlinfer.vendor.megengine.lite.layout import LiteLayout, copied
 
-_OPTIONS = (
-    "weight_preprocess",
-    "fuse_preprocess",
-    "fake_next_exec",
-    "var_sanity_check_first_run",
-    "const_shape",
-    "force_dynamic_alloc",
-    "force_output_dynamic_alloc",
-    "force_output_use_user_specified_memory",
-    "no_profiling_on_shape_change",
-    "jit_level",
-    "comp_node_seq_record_level",
-    "graph_opt_level",
-    "async_exec_level",
-    "enable_nchw44",
-    "enable_nchw44_dot",
-    "enable_nchw88",
-    "enable_nhwcd4",
-    "enable_nchw4",
-    "enable_nchw32",
-    "enable_nchw64",
-)
+_OPTIONS = """
+    weight_preprocess fuse_preprocess fake_next_exec var_sanity_check_first_run const_shape force_dynamic_alloc
+    force_output_dynamic_alloc force_output_use_user_specified_memory no_profiling_on_shape_change jit_level
+    comp_node_seq_record_level graph_opt_level async_exec_level enable_nchw44 enable_nchw44_dot enable_nchw88
+    enable_nhwcd4 enable_nchw4 enable_nchw32 enable_nchw64
+""".split()
 
 _RANGES = {
     "jit_level": range(3),
@@ -51,17 +34,14 @@ class LiteOptions(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in _OPTIONS]
 
     def __init__(self) -> None:
-        super().__init__()
-        self.var_sanity_check_first_run = 1
-        self.graph_opt_level = 2
-        self.async_exec_level = 1
+        super().__init__(var_sanity_check_first_run=1, graph_opt_level=2, async_exec_level=1)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _OPTIONS:
-            raise _argument("LiteOptions", name, f"one of {', '.join(_OPTIONS)}", value)
+            raise wrong("LiteOptions", name, f"one of {', '.join(_OPTIONS)}", repr(value))
         allowed = _RANGES.get(name, range(2))
         if not isinstance(value, int) or value not in allowed:
-            raise _argument("LiteOptions", name, f"{allowed.start} to {allowed.stop - 1}", value)
+            raise wrong("LiteOptions", name, f"{allowed.start} to {allowed.stop - 1}", repr(value))
         super().__setattr__(name, int(value))
 
     def __repr__(self) -> str:
@@ -98,17 +78,15 @@ class LiteConfig(ctypes.Structure):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not hasattr(type(self), name):
-            raise _argument("LiteConfig", name, "a documented field", value)
-        if name == "bare_model_cryption_name" and isinstance(value, str):
-            value = value.encode()
-        if name == "bare_model_cryption_name" and not isinstance(value, bytes):
-            raise _argument(
-                "LiteConfig", name, "bytes or text", value
-            )  # ctypes would take a number for an address
+            raise wrong("LiteConfig", name, "a documented field", repr(value))
+        if name == "bare_model_cryption_name":  # for which ctypes would take a number as an address
+            value = value.encode() if isinstance(value, str) else value
+            if not isinstance(value, bytes):
+                raise wrong("LiteConfig", name, "bytes or text", repr(value))
         try:
             super().__setattr__(name, value)
         except TypeError as error:
-            raise _argument("LiteConfig", name, str(error), value) from error
+            raise wrong("LiteConfig", name, str(error), repr(value)) from error
 
     def __repr__(self) -> str:
         fields = (field[0] for field in self._fields_ if not field[0].startswith("_"))
@@ -151,7 +129,7 @@ class LiteIO(ctypes.Structure):
     @name.setter
     def name(self, name: str | bytes) -> None:
         if not isinstance(name, (str, bytes)) or not name:
-            raise _argument("LiteIO", "name", "text", name)
+            raise wrong("LiteIO", "name", "text", repr(name))
         self._name = name.encode() if isinstance(name, str) else name
 
     def __eq__(self, other: object) -> bool:
@@ -207,14 +185,9 @@ class NativeIO(ctypes.Structure):
     ]
 
     def __init__(self, io: LiteNetworkIO) -> None:
-        super().__init__()
-        self._kept = (
-            (LiteIO * len(io.inputs))(*map(_io, io.inputs)),
-            (LiteIO * len(io.outputs))(*map(_io, io.outputs)),
-            io,
-        )
-        self.inputs, self.outputs = self._kept[0], self._kept[1]
-        self.input_size, self.output_size = len(io.inputs), len(io.outputs)
+        inputs, outputs = ((LiteIO * len(ios))(*map(_io, ios)) for ios in (io.inputs, io.outputs))
+        super().__init__(inputs, outputs, len(inputs), len(outputs))
+        self._kept = (inputs, outputs, io)
 
 
 def _io(given: Any) -> LiteIO:
@@ -222,8 +195,4 @@ def _io(given: Any) -> LiteIO:
         return given
     if isinstance(given, (list, tuple)):
         return LiteIO(*given)
-    raise _argument("LiteNetworkIO", "inputs, outputs", "LiteIO or lists of its arguments", given)
-
-
-def _argument(call: str, argument: str, expected: str, given: Any) -> LiteArgumentError:
-    return LiteArgumentError(call=call, argument=argument, expected=expected, given=repr(given))
+    raise wrong("LiteNetworkIO", "inputs, outputs", "LiteIO or lists of its arguments", repr(given))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteCallbackError
-from dlinfer.vendor.megengine.lite.binding.checks import text
+from dlinfer.vendor.megengine.errors import LiteCallbackError
+from dlinfer.vendor.megengine.lite.binding.checks import function, text, wrong
 from dlinfer.vendor.megengine.lite.binding.library import Decryption, library
 
 BUILT_IN_KEYS = {"AES_default": 32, "RC4_default": 16, "SIMPLE_FAST_RC4_default": 16}
@@ -50,7 +50,7 @@ class DecryptionFunction:
                 return int(self._function(source, secret, _bytes(out, _thread.promised)))
             _thread.promised = max(int(self._function(source, secret, None)), 0)
             return _thread.promised
-        except BaseException as error:  # noqa: BLE001 - it cannot pass through C; ``raise_failure`` raises it
+        except BaseException as error:  # noqa: BLE001 - it cannot pass through C; ``watched`` raises it
             _thread.failure = error
             return 0
 
@@ -65,21 +65,19 @@ def decryption_func(function: Function) -> DecryptionFunction:
 
 
 def register_decryption_and_key(
-    decryption_name: str, decryption_func: Function, key: Sequence[int] | bytes
+    decryption_name: str, decryption_func: Any, key: Sequence[int] | bytes
 ) -> None:
     """Make a method known under a name, for the rest of the process.
 
     Raises LiteArgumentError, and LiteError for a name that is taken.
     """
     call = "register_decryption_and_key"
-    function = decryption_func if isinstance(decryption_func, DecryptionFunction) else None
-    if function is None:
-        if not callable(decryption_func):
-            raise _argument(call, "decryption_func", "a function", decryption_func)
-        function = DecryptionFunction(decryption_func)
+    known = function(call, "decryption_func", decryption_func)
+    if not isinstance(known, DecryptionFunction):
+        known = DecryptionFunction(known)
     name, secret = text(call, "decryption_name", decryption_name), _key(call, key)
-    library().call(call, name, function.native, secret, len(secret))
-    _registered[decryption_name] = function
+    library().call(call, name, known.native, secret, len(secret))
+    _registered[decryption_name] = known
 
 
 def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> None:
@@ -88,7 +86,7 @@ def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> N
     name, secret = text(call, "decryption_name", decryption_name), _key(call, key)
     wanted = BUILT_IN_KEYS.get(decryption_name)
     if wanted is not None and len(secret) != wanted:
-        raise _argument(call, "key", f"{wanted} bytes for {decryption_name}", f"{len(secret)} bytes")
+        raise wrong(call, "key", f"{wanted} bytes for {decryption_name}", f"{len(secret)} bytes")
     library().call("update_decryption_or_key", name, None, secret, len(secret), said=call)
 
 
@@ -111,20 +109,15 @@ def damage(decryption_name: str, data: memoryview) -> str | None:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Forget what an earlier load left."""
+    """Around a load. Raises LiteCallbackError for what a decryption raised in this thread meanwhile."""
     _thread.failure = None
     try:
         yield
     finally:
-        _thread.failure = None
-
-
-def raise_failure() -> None:
-    """Raise LiteCallbackError for what a decryption raised in this thread since ``watched`` began."""
-    error = _thread.failure
-    if error is not None:
-        detail = f"{type(error).__name__}: {error}"
-        raise LiteCallbackError(callback="decryption function", detail=detail) from error
+        error, _thread.failure = _thread.failure, None
+        if error is not None:
+            detail = f"{type(error).__name__}: {error}"
+            raise LiteCallbackError(callback="decryption function", detail=detail) from error
 
 
 def _bytes(address: int, size: int) -> Bytes:
@@ -137,9 +130,5 @@ def _bytes(address: int, size: int) -> Bytes:
 def _key(call: str, key: Sequence[int] | bytes) -> Any:
     numbers = list(key) if isinstance(key, Iterable) else []
     if not numbers or not all(isinstance(one, (int, np.integer)) and 0 <= one < 256 for one in numbers):
-        raise _argument(call, "key", "bytes, or numbers from 0 to 255, at least one", key)
+        raise wrong(call, "key", "bytes, or numbers from 0 to 255, at least one", repr(key))
     return (ctypes.c_uint8 * len(numbers))(*map(int, numbers))
-
-
-def _argument(call: str, argument: str, expected: str, given: Any) -> LiteArgumentError:
-    return LiteArgumentError(call=call, argument=argument, expected=expected, given=repr(given))

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from dlinfer.vendor.megengine.lite import decryption
@@ -19,25 +18,15 @@ def set_log_level(level: int) -> None:
 
 def get_log_level() -> LiteLogLevel:
     """Return what the library prints now."""
-    level = ctypes.c_int()
-    library().call("get_log_level", ctypes.byref(level))
-    return LiteLogLevel(level.value)
+    return LiteLogLevel(library().ask("get_log_level"))
 
 
 class LiteGlobal:
     """What counts for all networks of the process."""
 
-    @staticmethod
-    def register_decryption_and_key(
-        decryption_name: str, decryption_func: Any, key: Sequence[int] | bytes
-    ) -> None:
-        """Make a decryption known under a name; see ``decryption.register_decryption_and_key``."""
-        decryption.register_decryption_and_key(decryption_name, decryption_func, key)
-
-    @staticmethod
-    def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> None:
-        """Another key for a decryption; see ``decryption.update_decryption_key``."""
-        decryption.update_decryption_key(decryption_name, key)
+    register_decryption_and_key = staticmethod(decryption.register_decryption_and_key)
+    update_decryption_key = staticmethod(decryption.update_decryption_key)
+    get_device_count = staticmethod(devices.device_count)
 
     @staticmethod
     def set_loader_lib_path(path: str | os.PathLike[str]) -> None:
@@ -47,19 +36,12 @@ class LiteGlobal:
     @staticmethod
     def set_persistent_cache(path: str | os.PathLike[str], always_sync: bool = False) -> None:
         """Take algorithms from a file, which need not be there; ``always_sync`` writes it at each change."""
-        call = "set_persistent_cache"
-        library().call(call, writable(call, path), int(always_sync))
+        library().call("set_persistent_cache", writable("set_persistent_cache", path), int(always_sync))
 
     @staticmethod
     def dump_persistent_cache(path: str | os.PathLike[str]) -> None:
         """Write the algorithms that were found to a file."""
-        call = "dump_persistent_cache"
-        library().call(call, writable(call, path))
-
-    @staticmethod
-    def get_device_count(device_type: int) -> int:
-        """Return how many devices of a kind there are."""
-        return devices.device_count(device_type)
+        library().call("dump_persistent_cache", writable("dump_persistent_cache", path))
 
     @staticmethod
     def try_coalesce_all_free_memory() -> None:
@@ -86,14 +68,9 @@ class LiteGlobal:
     ) -> None:
         """Tell of a virtual address with its physical one. Raises LiteLackError: no build has it."""
         call = "register_memory_pair"
-        library().call(
-            call,
-            instance(call, "vir_ptr", ctypes.c_void_p, vir_ptr),
-            instance(call, "phy_ptr", ctypes.c_void_p, phy_ptr),
-            whole(call, "length", length, 0, 2**63 - 1),
-            devices.checked(call, device),
-            member(call, "backend", LiteBackend, backend),
-        )
+        addresses = _addresses(call, vir_ptr=vir_ptr, phy_ptr=phy_ptr)
+        size = whole(call, "length", length, 0, 2**63 - 1)
+        library().call(call, *addresses, size, *_place(call, device, backend))
 
     @staticmethod
     def clear_memory_pair(
@@ -104,13 +81,8 @@ class LiteGlobal:
     ) -> None:
         """Forget such a pair. Raises LiteLackError: no build has it."""
         call = "clear_memory_pair"
-        library().call(
-            call,
-            instance(call, "vir_ptr", ctypes.c_void_p, vir_ptr),
-            instance(call, "phy_ptr", ctypes.c_void_p, phy_ptr),
-            devices.checked(call, device),
-            member(call, "backend", LiteBackend, backend),
-        )
+        addresses = _addresses(call, vir_ptr=vir_ptr, phy_ptr=phy_ptr)
+        library().call(call, *addresses, *_place(call, device, backend))
 
     @staticmethod
     def lookup_physic_ptr(
@@ -118,11 +90,14 @@ class LiteGlobal:
     ) -> ctypes.c_void_p:
         """Return the physical address of a virtual one. Raises LiteLackError: no build has it."""
         call, found = "lookup_physic_ptr", ctypes.c_void_p()
-        library().call(
-            call,
-            instance(call, "vir_ptr", ctypes.c_void_p, vir_ptr),
-            ctypes.byref(found),
-            devices.checked(call, device),
-            member(call, "backend", LiteBackend, backend),
-        )
+        addresses = _addresses(call, vir_ptr=vir_ptr)
+        library().call(call, *addresses, ctypes.byref(found), *_place(call, device, backend))
         return found
+
+
+def _addresses(call: str, **pointers: Any) -> list[ctypes.c_void_p]:
+    return [instance(call, argument, ctypes.c_void_p, pointer) for argument, pointer in pointers.items()]
+
+
+def _place(call: str, device: int, backend: int) -> tuple[int, LiteBackend]:
+    return devices.checked(call, device), member(call, "backend", LiteBackend, backend)

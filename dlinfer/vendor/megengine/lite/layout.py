@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError
+from dlinfer.vendor.megengine.lite.binding.checks import wrong
 from dlinfer.vendor.megengine.lite.binding.dtypes import lite_type, numpy_type
 
 _PLACES = 7
-"""Of the C structure."""
-
-MOST_DIMENSIONS = 6
-"""The library takes fewer than there are places."""
+_MOST_DIMENSIONS = 6
+"""The library takes fewer dimensions than its structure has places."""
 
 
 class LiteLayout(ctypes.Structure):
@@ -42,13 +40,10 @@ class LiteLayout(ctypes.Structure):
 
     @shapes.setter
     def shapes(self, shape: Iterable[int]) -> None:
-        sizes: list[Any] = list(shape) if isinstance(shape, Iterable) else [shape]
-        whole = isinstance(shape, Iterable) and all(
-            isinstance(size, (int, np.integer)) and size >= 0 for size in sizes
-        )
-        if len(sizes) > MOST_DIMENSIONS or not whole:
-            expected = f"up to {MOST_DIMENSIONS} sizes of at least 0"
-            raise LiteArgumentError(call="LiteLayout", argument="shape", expected=expected, given=repr(shape))
+        sizes: list[Any] = list(shape) if isinstance(shape, Iterable) else [None]
+        whole = all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes)
+        if len(sizes) > _MOST_DIMENSIONS or not whole:
+            raise wrong("LiteLayout", "shape", f"up to {_MOST_DIMENSIONS} sizes of at least 0", repr(shape))
         self._shapes = (ctypes.c_size_t * _PLACES)(*map(int, sizes))
         self.ndim = len(sizes)
 
@@ -73,6 +68,13 @@ class LiteLayout(ctypes.Structure):
 
     def __repr__(self) -> str:
         return f"LiteLayout({self.shapes}, {np.dtype(self.dtype).name!r})"
+
+
+def array_at(address: int, layout: LiteLayout, holds: Any = None) -> np.ndarray:
+    """Return the memory at an address as an array, which keeps ``holds`` alive; of 1 byte at least."""
+    memory = (ctypes.c_ubyte * layout.nbytes).from_address(address)
+    vars(memory)["holds"] = holds  # the array keeps the ctypes object, and that the rest
+    return np.frombuffer(memoryview(memory), layout.dtype).reshape(layout.shapes)
 
 
 def copied(layout: LiteLayout) -> LiteLayout:

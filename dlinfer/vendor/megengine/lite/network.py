@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteModelError
+from dlinfer.vendor.megengine.errors import LiteError, LiteModelError
 from dlinfer.vendor.megengine.lite import decryption
 from dlinfer.vendor.megengine.lite.binding import devices
-from dlinfer.vendor.megengine.lite.binding.checks import instance, member, text, whole
+from dlinfer.vendor.megengine.lite.binding.checks import instance, member, text, whole, wrong
 from dlinfer.vendor.megengine.lite.binding.enums import LiteBackend, LiteTensorPhase
 from dlinfer.vendor.megengine.lite.binding.library import library
 from dlinfer.vendor.megengine.lite.callbacks import Callbacks, TensorsByIo, running_one
@@ -40,9 +40,7 @@ class LiteNetwork(NetworkSettings):
         call = "LiteNetwork"
         config = instance(call, "config", LiteConfig, LiteConfig() if config is None else config)
         io = instance(call, "io", LiteNetworkIO, LiteNetworkIO() if io is None else io)
-        member(
-            call, "backend", LiteBackend, config.backend
-        )  # the library would end the process for another one
+        member(call, "backend", LiteBackend, config.backend)  # for another the library would end the process
         native = LiteConfig.from_buffer_copy(config)
         native.device_type = devices.usable(call, config.device_type)
         given = NativeIO(io)
@@ -75,9 +73,7 @@ class LiteNetwork(NetworkSettings):
         Raises LiteModelError for one that is not there, damaged, or decrypted to something else than a model.
         """
         if not isinstance(path, (str, bytes, os.PathLike)):
-            raise LiteArgumentError(
-                call="load", argument="path", expected="a path or bytes", given=type(path).__name__
-            )
+            raise wrong("load", "path", "a path or bytes", type(path).__name__)
         shown = "of bytes" if isinstance(path, bytes) else os.fspath(path)
         try:
             memory = _read(path)
@@ -96,11 +92,9 @@ class LiteNetwork(NetworkSettings):
             try:
                 library().call("load_model_from_mem", self._handle, memory, len(memory), said="load")
             except LiteError as error:
-                decryption.raise_failure()
                 if type(error) is not LiteError:
                     raise
                 raise LiteModelError(path=shown, detail=error.fields["detail"]) from error
-            decryption.raise_failure()
 
     # --- running it
 
@@ -170,20 +164,14 @@ class LiteNetwork(NetworkSettings):
         call = "async_with_callback"
         if self._profiled:
             raise LiteError(call=call, detail=ASYNCHRONOUS_PROFILE)
-        native = self._callbacks.without_arguments(call, async_callback, self._ending(call))
+        native = self._callbacks.without_arguments(call, async_callback)
         library().call("set_async_callback", self._handle, native, said=call)
         self._asynchronous = True
 
-    def _ending(self, callback: str) -> Callable[[], None]:
-        """What ends an asynchronous run if that callback is its last one; knows the network weakly."""
-        weak = weakref.ref(self)
-
-        def after() -> None:
-            network = weak()
-            if network is not None and network._asynchronous and network._last_callback == callback:
-                network._end()
-
-        return after
+    def _callback_ended(self, callback: str) -> None:
+        """End an asynchronous run if that callback is its last one."""
+        if self._asynchronous and self._last_callback == callback:
+            self._end()
 
     def set_start_callback(self, start_callback: Callable[[TensorsByIo], Any]) -> None:
         """Call ``start_callback(inputs)`` before each run, with a dict of LiteIO to LiteTensor."""
@@ -193,7 +181,7 @@ class LiteNetwork(NetworkSettings):
     def set_finish_callback(self, finish_callback: Callable[[TensorsByIo], Any]) -> None:
         """Call ``finish_callback(outputs)`` after each run, with a dict of LiteIO to LiteTensor."""
         call = "set_finish_callback"
-        native = self._callbacks.with_tensors(call, finish_callback, self._ending(call))
+        native = self._callbacks.with_tensors(call, finish_callback)
         library().call(call, self._handle, native)
         self._last_callback = call
 
@@ -201,21 +189,14 @@ class LiteNetwork(NetworkSettings):
 
     def get_io_tensor(self, name: str, phase: int = LiteTensorPhase.LITE_IO) -> LiteTensor:
         """Return the input or output of that name; ``phase`` says which where both have it. It stays the network's."""
-        handle = ctypes.c_void_p()
-        library().call(
-            "get_io_tensor",
-            self._handle,
-            text("get_io_tensor", "name", name),
-            member("get_io_tensor", "phase", LiteTensorPhase, phase),
-            ctypes.byref(handle),
-            said=f"get_io_tensor({name!r})",
-        )
-        return self._tensor(name, handle)
+        call = "get_io_tensor"
+        wanted = text(call, "name", name), member(call, "phase", LiteTensorPhase, phase)
+        return self._tensor(name, library().ask(call, self._handle, *wanted, said=f"{call}({name!r})"))
 
-    def _tensor(self, name: str, handle: ctypes.c_void_p) -> LiteTensor:
+    def _tensor(self, name: str, address: int) -> LiteTensor:
         """One of its own tensors; memory that is shared with it is kept by the network."""
-        kept = self._memory.setdefault((name, handle.value or 0), Kept())
-        tensor = LiteTensor._of(handle, kept, owned=False)
+        kept = self._memory.setdefault((name, address), Kept())
+        tensor = LiteTensor._of(ctypes.c_void_p(address), kept, owned=False)
         tensor.network = self
         return tensor
 
@@ -238,9 +219,7 @@ class LiteNetwork(NetworkSettings):
 
     def _named(self, call: str, index: int, count: int) -> str:
         whole(call, "index", index, 0, count - 1)
-        name = ctypes.c_char_p()
-        library().call(call, self._handle, index, ctypes.byref(name))
-        return (name.value or b"").decode()
+        return (library().ask(call, self._handle, index) or b"").decode()
 
     def _names(self, call: str) -> list[str]:
         count = ctypes.c_size_t()

@@ -3,8 +3,8 @@
 import ctypes
 import os
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
-from dlinfer.vendor.megengine.lite.binding.checks import folder, whole, writable
+from dlinfer.vendor.megengine.errors import LiteError
+from dlinfer.vendor.megengine.lite.binding.checks import folder, whole, writable, wrong
 from dlinfer.vendor.megengine.lite.binding.library import library
 
 _ALL_STRATEGIES = 15
@@ -22,17 +22,13 @@ ASYNCHRONOUS_PROFILE = (
 
 
 class NetworkSettings:
-    """The part of a LiteNetwork that these calls are; the network sets its fields.
-
-    _handle: the library's network. _record_level: its option comp_node_seq_record_level. _started: whether a run has
-    been started. _asynchronous: whether ``async_with_callback`` was called. _profiled: whether a profile is written.
-    """
+    """The part of a LiteNetwork that these calls are; the network sets its fields."""
 
     _handle: ctypes.c_void_p
-    _record_level: int
-    _started: bool
-    _asynchronous: bool
-    _profiled: bool
+    _record_level: int  # its option comp_node_seq_record_level
+    _started: bool  # whether a run has been started
+    _asynchronous: bool  # whether ``async_with_callback`` was called
+    _profiled: bool  # whether a profile is written
 
     def _with_graph(self, call: str) -> ctypes.c_void_p:
         """The handle, for a call that the library answers from the graph; without it the process would end.
@@ -40,10 +36,8 @@ class NetworkSettings:
         Raises LiteError where the first run has freed it.
         """
         if self._started and self._record_level == _GRAPH_FREED:
-            raise LiteError(
-                call=call,
-                detail="comp_node_seq_record_level=2 freed the graph at the first run; call it before",
-            )
+            detail = "comp_node_seq_record_level=2 freed the graph at the first run; call it before"
+            raise LiteError(call=call, detail=detail)
         return self._handle
 
     # --- where and how it runs: before ``load``
@@ -51,7 +45,7 @@ class NetworkSettings:
     @property
     def device_id(self) -> int:
         """Which device it runs on; set it before ``load``, else LiteError."""
-        return self._asked("get_device_id")
+        return library().ask("get_device_id", self._handle)
 
     @device_id.setter
     def device_id(self, device_id: int) -> None:
@@ -60,7 +54,7 @@ class NetworkSettings:
     @property
     def stream_id(self) -> int:
         """Which stream it runs in; set it before ``load``, else LiteError."""
-        return self._asked("get_stream_id")
+        return library().ask("get_stream_id", self._handle)
 
     @stream_id.setter
     def stream_id(self, stream_id: int) -> None:
@@ -69,9 +63,7 @@ class NetworkSettings:
     @property
     def threads_number(self) -> int:
         """How many threads of the CPU it runs in; set it before ``load``, else LiteError."""
-        number = ctypes.c_size_t()
-        library().call("get_cpu_threads_number", self._handle, ctypes.byref(number))
-        return number.value
+        return library().ask("get_cpu_threads_number", self._handle)
 
     @threads_number.setter
     def threads_number(self, nr_threads: int) -> None:
@@ -80,7 +72,7 @@ class NetworkSettings:
 
     def is_cpu_inplace_mode(self) -> bool:
         """Return whether it runs in the caller's thread alone."""
-        return bool(self._asked("is_cpu_inplace_mode"))
+        return bool(library().ask("is_cpu_inplace_mode", self._handle))
 
     def enable_cpu_inplace_mode(self) -> None:
         """Run in the caller's thread alone, which is quicker on one core; before ``load``, else LiteError."""
@@ -89,11 +81,6 @@ class NetworkSettings:
     def use_tensorrt(self) -> None:
         """Use TensorRT where the device has it; before ``load``, else LiteError."""
         library().call("use_tensorrt", self._handle)
-
-    def _asked(self, call: str) -> int:
-        value = ctypes.c_int()
-        library().call(call, self._handle, ctypes.byref(value))
-        return value.value
 
     # --- algorithms, measuring, dumps
 
@@ -105,9 +92,8 @@ class NetworkSettings:
         """
         call = "enable_profile_performance"
         if self._record_level != _UNRECORDED:
-            raise LiteError(
-                call=call, detail="runs that are recorded (comp_node_seq_record_level) have no profile"
-            )
+            detail = "runs that are recorded (comp_node_seq_record_level) have no profile"
+            raise LiteError(call=call, detail=detail)
         if self._asynchronous:
             raise LiteError(call=call, detail=ASYNCHRONOUS_PROFILE)
         library().call(call, self._handle, writable(call, profile_file))
@@ -132,12 +118,7 @@ class NetworkSettings:
         """
         call = "set_network_algo_policy"
         if not isinstance(policy, int) or not 0 < policy <= _ALL_STRATEGIES:
-            raise LiteArgumentError(
-                call=call,
-                argument="policy",
-                expected="LiteAlgoSelectStrategy combined by |",
-                given=repr(policy),
-            )
+            raise wrong(call, "policy", "LiteAlgoSelectStrategy combined by |", repr(policy))
         batch = whole(call, "shared_batch_size", shared_batch_size, 0, 2**32 - 1)
         handle, equal = self._with_graph(call), int(bool(binary_equal_between_batch))
         library().call(call, handle, int(policy))
@@ -155,9 +136,8 @@ class NetworkSettings:
 
     def _dumped(self, call: str) -> ctypes.c_void_p:
         if self._record_level == _GRAPH_FREED:
-            raise LiteError(
-                call=call, detail="runs without their graph (comp_node_seq_record_level=2) dump nothing"
-            )
+            detail = "runs without their graph (comp_node_seq_record_level=2) dump nothing"
+            raise LiteError(call=call, detail=detail)
         return self._handle
 
     def get_static_memory_alloc_info(self, log_dir: str | os.PathLike[str] = "logs/test") -> None:

@@ -3,17 +3,17 @@
 import ctypes
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError
 from dlinfer.vendor.megengine.lite.binding import devices
-from dlinfer.vendor.megengine.lite.binding.checks import instance, whole
+from dlinfer.vendor.megengine.lite.binding.checks import instance, whole, wrong
 from dlinfer.vendor.megengine.lite.binding.dtypes import for_copying, for_sharing, from_list, lite_type
-from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType, device_of_native
+from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType
 from dlinfer.vendor.megengine.lite.binding.library import library
-from dlinfer.vendor.megengine.lite.layout import LiteLayout, copied
+from dlinfer.vendor.megengine.lite.layout import LiteLayout, array_at, copied
 
 
 class _Description(ctypes.Structure):
@@ -27,11 +27,11 @@ class _Description(ctypes.Structure):
     ]
 
 
+@dataclass
 class Kept:
-    """What must live as long as a tensor's memory is used. data: the array that it shares, or another's Kept."""
+    """What must live as long as a tensor's memory is used. data: the array that it shares."""
 
-    def __init__(self, data: Any = None) -> None:
-        self.data = data
+    data: Any = None
 
 
 class LiteTensor:
@@ -56,9 +56,8 @@ class LiteTensor:
             layout = LiteLayout(shapes, dtype)
         layout = copied(instance("LiteTensor", "layout", LiteLayout, layout))
         handle = ctypes.c_void_p()
-        description = _Description(
-            bool(is_pinned_host), layout, native, whole("LiteTensor", "device_id", device_id)
-        )
+        number = whole("LiteTensor", "device_id", device_id)
+        description = _Description(bool(is_pinned_host), layout, native, number)
         library().call("make_tensor", description, ctypes.byref(handle), said="LiteTensor")
         self._adopt(handle, Kept(), owned=True)
 
@@ -96,43 +95,35 @@ class LiteTensor:
     def _set_layout(self, call: str, layout: LiteLayout) -> None:
         now = self.layout
         if self._fixed_type and now.data_type != layout.data_type:
-            raise _argument(
-                call, "dtype", f"{np.dtype(now.dtype)}, which the model takes", np.dtype(layout.dtype)
-            )
+            expected = f"{np.dtype(now.dtype)}, which the model takes"
+            raise wrong(call, "dtype", expected, np.dtype(layout.dtype))
         library().call("set_tensor_layout", self._handle, copied(layout), said=call)
         self.update()
 
     @property
     def is_pinned_host(self) -> bool:
         """Whether its host memory is page-locked for a device."""
-        return bool(self._asked("is_pinned_host"))
+        return bool(library().ask("is_pinned_host", self._handle))
 
     @property
     def device_type(self) -> LiteDeviceType:
         """The kind of device it lies on."""
-        return device_of_native(self._asked("get_tensor_device_type"))
+        return devices.documented(library().ask("get_tensor_device_type", self._handle))
 
     @property
     def device_id(self) -> int:
         """Which device of its kind."""
-        return self._asked("get_tensor_device_id")
+        return library().ask("get_tensor_device_id", self._handle)
 
     @property
     def is_continue(self) -> bool:
         """Whether its memory is contiguous."""
-        return bool(self._asked("is_memory_continue"))
+        return bool(library().ask("is_memory_continue", self._handle))
 
     @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
-        size = ctypes.c_size_t()
-        library().call("get_tensor_total_size_in_byte", self._handle, ctypes.byref(size))
-        return size.value
-
-    def _asked(self, call: str) -> int:
-        value = ctypes.c_int()
-        library().call(call, self._handle, ctypes.byref(value))
-        return value.value
+        return library().ask("get_tensor_total_size_in_byte", self._handle)
 
     def update(self) -> None:
         """Take what the library knows of it. Every property asks anew, so that this only checks the handle."""
@@ -144,9 +135,7 @@ class LiteTensor:
 
     def get_ctypes_memory(self) -> ctypes.c_void_p:
         """Return the address of its memory, which is allocated where it was not."""
-        memory = ctypes.c_void_p()
-        library().call("get_tensor_memory", self._handle, ctypes.byref(memory), said="get_ctypes_memory")
-        return memory
+        return ctypes.c_void_p(library().ask("get_tensor_memory", self._handle, said="get_ctypes_memory"))
 
     # --- changing it
 
@@ -155,7 +144,7 @@ class LiteTensor:
         sizes = LiteLayout(shape).shapes
         now = self.layout.shapes
         if np.prod(sizes, dtype=np.int64) != np.prod(now, dtype=np.int64):
-            raise _argument("reshape", "shape", f"as many elements as {now}", sizes)
+            raise wrong("reshape", "shape", f"as many elements as {now}", sizes)
         numbers = (ctypes.c_int * len(sizes))(*sizes)
         library().call("tensor_reshape", self._handle, numbers, len(sizes), said="reshape")
 
@@ -171,17 +160,15 @@ class LiteTensor:
         every = [1] * len(first) if step is None else _numbers("slice", "step", step)
         sizes = self.layout.shapes
         if not len(first) == len(last) == len(every) <= len(sizes):
-            raise _argument(
-                "slice", "start, end, step", f"equally many numbers, at most {len(sizes)}", (start, end, step)
-            )
+            expected = f"equally many numbers, at most {len(sizes)}"
+            raise wrong("slice", "start, end, step", expected, (start, end, step))
         for axis, (low, high, jump) in enumerate(zip(first, last, every, strict=True)):
             if not (0 <= low < high <= sizes[axis] and jump >= 1):
                 expected = f"0 <= start < end <= {sizes[axis]} and step >= 1 in dimension {axis}"
-                raise _argument("slice", "start, end, step", expected, (low, high, jump))
+                raise wrong("slice", "start, end, step", expected, (low, high, jump))
         numbers = [(ctypes.c_size_t * len(first))(*one) for one in (first, last, every)]
-        view = ctypes.c_void_p()
-        library().call("tensor_slice", self._handle, *numbers, len(first), ctypes.byref(view), said="slice")
-        part = LiteTensor._of(view, Kept(self._kept.data), owned=True)
+        view = library().ask("tensor_slice", self._handle, *numbers, len(first), said="slice")
+        part = LiteTensor._of(ctypes.c_void_p(view), Kept(self._kept.data), owned=True)
         part._fixed_type = True  # its memory is another tensor's
         return part
 
@@ -195,7 +182,7 @@ class LiteTensor:
         source = src_tensor.layout
         if source != self.layout:
             if not self.is_continue:
-                raise _argument("copy_from", "src_tensor", f"{self.layout} for a part of a tensor", source)
+                raise wrong("copy_from", "src_tensor", f"{self.layout} for a part of a tensor", source)
             self._set_layout("copy_from", source)
         library().call("tensor_copy", self._handle, src_tensor._handle, said="copy_from")
 
@@ -203,7 +190,7 @@ class LiteTensor:
         """Use another tensor's memory; its layout and device are taken over."""
         instance("share_memory_with", "src_tensor", LiteTensor, src_tensor)
         if self._fixed_type and src_tensor.layout.data_type != self.layout.data_type:
-            raise _argument("share_memory_with", "src_tensor", f"dtype of {self.layout}", src_tensor.layout)
+            raise wrong("share_memory_with", "src_tensor", f"dtype of {self.layout}", src_tensor.layout)
         library().call("tensor_share_memory_with", self._handle, src_tensor._handle, said="share_memory_with")
         self._kept.data = src_tensor._kept.data
 
@@ -226,7 +213,7 @@ class LiteTensor:
             values = from_list(data, np.dtype(wanted.dtype), call).ravel()
             if values.nbytes > wanted.nbytes:
                 expected = f"at most {wanted.nbytes // values.itemsize} numbers"
-                raise _argument(call, "data", expected, f"{values.size}")
+                raise wrong(call, "data", expected, f"{values.size}")
             if layout is not None:
                 self._set_layout(call, layout)
             self._write(values.ctypes.data, values.nbytes)
@@ -252,7 +239,7 @@ class LiteTensor:
             self._for_host(call)
             values = for_sharing(data, call)
             if not values.size:
-                raise _argument(call, "data", "at least one element", "none")
+                raise wrong(call, "data", "at least one element", "none")
             self._fit(call, values, layout)
             address = values.ctypes.data
         else:
@@ -264,7 +251,7 @@ class LiteTensor:
         """The layout for an array: the one that is asked for, the tensor's own, or the array's."""
         if layout is not None:
             if layout.nbytes != values.nbytes or layout.dtype != values.dtype.type:
-                raise _argument(call, "layout", f"one of {values.dtype} {values.shape}", layout)
+                raise wrong(call, "layout", f"one of {values.dtype} {values.shape}", layout)
             self._set_layout(call, layout)
             return
         now = self.layout
@@ -272,25 +259,25 @@ class LiteTensor:
             self._set_layout(call, LiteLayout(values.shape, lite_type(values.dtype, call)))
         elif values.dtype != now.dtype:
             # As many bytes of another type: the library would read the bits of one as the other.
-            raise _argument(call, "data", f"dtype {np.dtype(now.dtype)}, the tensor's", values.dtype)
+            raise wrong(call, "data", f"dtype {np.dtype(now.dtype)}, the tensor's", values.dtype)
 
     def _address(self, call: str, data: Any, length: int, layout: LiteLayout | None) -> int:
         if not isinstance(data, ctypes.c_void_p):
-            raise _argument(call, "data", "a list, an ndarray or a c_void_p", type(data).__name__)
+            raise wrong(call, "data", "a list, an ndarray or a c_void_p", type(data).__name__)
         if not data.value:
-            raise _argument(call, "data", "an address", "a null pointer")
+            raise wrong(call, "data", "an address", "a null pointer")
         size = self.nbytes if layout is None else layout.nbytes
         if (length or layout is None) and length != size:
-            raise _argument(call, "length", f"{size}, the tensor's bytes, or a new layout", length)
+            raise wrong(call, "length", f"{size}, the tensor's bytes, or a new layout", length)
         if layout is not None:
             self._set_layout(call, layout)
         return data.value
 
     def _for_host(self, call: str) -> None:
         if not (self.is_pinned_host or self.device_type == LiteDeviceType.LITE_CPU):
-            raise _argument(call, "the tensor", "one on the CPU or page-locked", self.device_type.name)
+            raise wrong(call, "the tensor", "one on the CPU or page-locked", self.device_type.name)
         if not self.is_continue:
-            raise _argument(call, "the tensor", "a contiguous one", "a part of another")
+            raise wrong(call, "the tensor", "a contiguous one", "a part of another")
 
     def _write(self, address: int, size: int) -> None:
         if size:
@@ -311,12 +298,7 @@ class LiteTensor:
         holder = LiteTensor(copied(layout))
         address = self.get_ctypes_memory().value or 0
         library().call("tensor_share_memory_with", holder._handle, self._handle, said="get_data_by_share")
-        memory = (ctypes.c_ubyte * self.nbytes).from_address(address)
-        vars(memory)["holds"] = (
-            holder,
-            self._kept.data,
-        )  # the array keeps the ctypes object, and that the memory
-        return np.frombuffer(memoryview(memory), layout.dtype).reshape(layout.shapes)
+        return array_at(address, layout, (holder, self._kept.data))
 
     def to_numpy(self) -> np.ndarray:
         """Return a copy of its elements; what lies on a device is copied to the CPU first."""
@@ -336,9 +318,5 @@ class LiteTensor:
 def _numbers(call: str, argument: str, values: Any) -> list[int]:
     numbers: list[Any] = list(values) if isinstance(values, Iterable) else [values]
     if not all(isinstance(one, (int, np.integer)) for one in numbers):
-        raise _argument(call, argument, "whole numbers", values)
+        raise wrong(call, argument, "whole numbers", values)
     return [int(one) for one in numbers]
-
-
-def _argument(call: str, argument: str, expected: str, given: Any) -> LiteArgumentError:
-    return LiteArgumentError(call=call, argument=argument, expected=expected, given=str(given))

@@ -4,16 +4,18 @@ import ctypes
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError
-from dlinfer.vendor.megengine.lite.binding.checks import whole
+from dlinfer.vendor.megengine.lite.binding.checks import whole, wrong
 from dlinfer.vendor.megengine.lite.binding.dtypes import lite_type
 from dlinfer.vendor.megengine.lite.binding.enums import LiteDataType, LiteDeviceType
-from dlinfer.vendor.megengine.lite.layout import LiteLayout
+from dlinfer.vendor.megengine.lite.layout import LiteLayout, array_at
 from dlinfer.vendor.megengine.lite.tensor import LiteTensor
+
+_wrong = partial(wrong, "TensorBatchCollector")
 
 
 class TensorBatchCollector:
@@ -35,12 +37,12 @@ class TensorBatchCollector:
     ) -> None:
         sizes = LiteLayout(shape).shapes
         if not sizes or 0 in sizes:
-            raise self._argument("shape", "at least one size, none of them 0", shape)
+            raise _wrong("shape", "at least one size, none of them 0", shape)
         if tensor is None:
             layout = LiteLayout(sizes, lite_type(dtype, "TensorBatchCollector"))
             tensor = LiteTensor(layout, device_type, device_id, is_pinned_host)
         elif tensor.layout.shapes != sizes:
-            raise self._argument("tensor", f"one of sizes {sizes}", tensor.layout)
+            raise _wrong("tensor", f"one of sizes {sizes}", tensor.layout)
         self._tensor = tensor
         self._sample = LiteLayout(sizes[1:], tensor.layout.dtype)
         self._count = sizes[0]
@@ -62,28 +64,20 @@ class TensorBatchCollector:
     def collect(self, array: np.ndarray | LiteTensor) -> int:
         """Copy a sample to the first free place and give its id; -1 with a warning where none is free."""
         self._check(array)
-        place = self._next()
-        if place >= 0:
-            self._copy(array, place)
-        return place
+        return self._collected(array)
 
     def collect_by_ctypes(self, data: ctypes.c_void_p, length: int) -> int:
         """Copy a sample of ``length`` bytes at an address to the first free place; as ``collect``."""
         if not isinstance(data, ctypes.c_void_p) or not data.value:
-            raise self._argument("data", "a c_void_p with an address", data)
+            raise _wrong("data", "a c_void_p with an address", data)
         if length != self._sample.nbytes:
-            raise self._argument("length", f"{self._sample.nbytes} bytes, a sample's", length)
-        place = self._next()
-        if place >= 0:
-            memory = (ctypes.c_ubyte * length).from_address(data.value)
-            values = np.frombuffer(memoryview(memory), self._sample.dtype).reshape(self._sample.shapes)
-            self._copy(values, place)
-        return place
+            raise _wrong("length", f"{self._sample.nbytes} bytes, a sample's", length)
+        return self._collected(array_at(data.value, self._sample))
 
     def free(self, indexes: Iterable[int]) -> None:
         """Give places back; warns of those that are free already."""
         if not isinstance(indexes, Iterable):
-            raise self._argument("indexes", "numbers of places", indexes)
+            raise _wrong("indexes", "numbers of places", indexes)
         places = [self._place("indexes", one) for one in indexes]
         with self._lock:
             again = [place for place in places if place in self._free]
@@ -102,12 +96,14 @@ class TensorBatchCollector:
     def _place(self, argument: str, number: int) -> int:
         return whole("TensorBatchCollector", argument, number, 0, self._count - 1)
 
-    def _next(self) -> int:
+    def _collected(self, array: np.ndarray | LiteTensor) -> int:
         with self._lock:
-            if self._free:
-                return self._free.pop(0)
-        warnings.warn("all places are taken; free() some first", stacklevel=3)
-        return -1
+            place = self._free.pop(0) if self._free else -1
+        if place < 0:
+            warnings.warn("all places are taken; free() some first", stacklevel=3)
+        else:
+            self._copy(array, place)
+        return place
 
     def _check(self, array: Any) -> None:
         """Before a place is taken, so that a wrong sample takes none."""
@@ -116,9 +112,9 @@ class TensorBatchCollector:
         elif isinstance(array, np.ndarray):
             given = LiteLayout(array.shape, lite_type(array.dtype, "TensorBatchCollector"))
         else:
-            raise self._argument("array", "an ndarray or a LiteTensor", type(array).__name__)
+            raise _wrong("array", "an ndarray or a LiteTensor", type(array).__name__)
         if given != self._sample:
-            raise self._argument("array", f"a sample of {self._sample!r}", given)
+            raise _wrong("array", f"a sample of {self._sample!r}", given)
 
     def _copy(self, array: np.ndarray | LiteTensor, place: int) -> None:
         """By set_data_by_copy for an array, by copy_from for a tensor, as documented."""
@@ -132,9 +128,3 @@ class TensorBatchCollector:
             staged = LiteTensor(part.layout, part.device_type, part.device_id, is_pinned_host=True)
             staged.set_data_by_copy(array)
             part.copy_from(staged)
-
-    @staticmethod
-    def _argument(argument: str, expected: str, given: Any) -> LiteArgumentError:
-        return LiteArgumentError(
-            call="TensorBatchCollector", argument=argument, expected=expected, given=str(given)
-        )

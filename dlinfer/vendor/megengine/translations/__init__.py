@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from dlinfer.graph.ir.dialect import arguments, fake, overload
+from dlinfer.graph.ir.dialect import arguments, fake, overload, tensors_of
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
 from dlinfer.vendor.megengine.translations import activations as activations
 from dlinfer.vendor.megengine.translations import arithmetic as arithmetic
@@ -40,12 +40,11 @@ def refusal(node: fx.Node) -> str | None:
             values[parent] = _stand_in(writer, parent)
         return values[parent]
 
+    for tensor in tensors_of(node):
+        if tensor.dtype not in (torch.float32, torch.bool):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            return f"it gives {kind}, which MegEngine computes as int32"
     try:
-        for tensor in (one for one in _leaves(fake(node)) if isinstance(one, Tensor)):
-            if tensor.dtype not in (torch.float32, torch.bool):
-                return (
-                    f"it gives {str(tensor.dtype).removeprefix('torch.')}, which MegEngine computes as int32"
-                )
         translate(writer, node, value_of)
     except UntranslatableError as error:
         return str(error)
@@ -53,17 +52,13 @@ def refusal(node: fx.Node) -> str | None:
 
 
 def _stand_in(writer: NodeList, parent: fx.Node) -> Any:
-    made = []
-    leaves = _leaves(fake(parent))
-    for index, tensor in enumerate(leaves):
+    result, made = fake(parent), []
+    several = isinstance(result, (list, tuple))
+    for index, tensor in enumerate(result if several else [result]):
         if not isinstance(tensor, Tensor):
             raise UntranslatableError("an operand that is no tensor")
         value = Value(f"{parent.name}_{index}", tuple(tensor.shape), tensor.dtype)
         if parent.op in ("placeholder", "get_attr"):
             writer.inputs.append((value.name, value.shape, ""))
         made.append(value)
-    return made if isinstance(fake(parent), (list, tuple)) else made[0]
-
-
-def _leaves(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    return made if several else made[0]

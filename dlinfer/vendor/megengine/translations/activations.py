@@ -8,24 +8,16 @@ from torch import Tensor
 
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
 from dlinfer.vendor.megengine.translations.places import part
-from dlinfer.vendor.megengine.translations.table import (
-    aten,
-    axis_of,
-    float32,
-    ours,
-    translation,
-)
+from dlinfer.vendor.megengine.translations.table import aten, ours, translation
 
 
 @translation(aten.silu.default)
 def _silu(writer: NodeList, result: Tensor, self: Value) -> Value:
-    float32(self)
     return writer.op("mul", self, writer.op("sigmoid", self, like=result), like=result)
 
 
 @translation(aten.gelu.default)
 def _gelu(writer: NodeList, result: Tensor, self: Value, approximate: str = "none") -> Value:
-    float32(self)
     if approximate == "none":
         return writer.op("gelu", self, like=result)
     cube = writer.op("mul", writer.op("mul", self, self, like=self), self, like=self)
@@ -37,10 +29,9 @@ def _gelu(writer: NodeList, result: Tensor, self: Value, approximate: str = "non
 
 @translation(aten.softmax.int, aten._softmax.default)
 def _softmax(writer: NodeList, result: Tensor, self: Value, dim: int, **rest: Any) -> Value:
-    float32(self)
     if rest.get("dtype") not in (None, torch.float32):
         raise UntranslatableError("a softmax in another dtype")
-    return writer.op("softmax", self, like=result, axis=axis_of(dim, len(self.shape)))
+    return writer.op("softmax", self, like=result, axis=dim % len(self.shape))
 
 
 @translation(ours.silu_and_mul.default)
@@ -52,11 +43,9 @@ def _silu_and_mul(writer: NodeList, result: Tensor, x: Value) -> Value:
 
 @translation(ours.silu_mul.default)
 def _silu_mul(writer: NodeList, result: Tensor, gate: Value, up: Value) -> Value:
-    float32(up)
     return writer.op("mul", _silu(writer, result, gate), up, like=result)
 
 
 @translation(ours.gelu_mul.default)
 def _gelu_mul(writer: NodeList, result: Tensor, gate: Value, up: Value, tanh: bool) -> Value:
-    float32(up)
     return writer.op("mul", _gelu(writer, result, gate, "tanh" if tanh else "none"), up, like=result)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
 from dlinfer.vendor.megengine.translations.table import (
-    TABLE,
     Translation,
     aten,
     broadcast,
@@ -18,68 +17,41 @@ from dlinfer.vendor.megengine.translations.table import (
     truth,
 )
 
-_UNARY = {
-    "neg": aten.neg.default,
-    "exp": aten.exp.default,
-    "log": aten.log.default,
-    "sqrt": aten.sqrt.default,
-    "abs": aten.abs.default,
-    "sin": aten.sin.default,
-    "cos": aten.cos.default,
-    "tanh": aten.tanh.default,
-    "sigmoid": aten.sigmoid.default,
-    "relu": aten.relu.default,
-}
 
+def _elementwise(kind: str, dtype: torch.dtype | None = None) -> Translation:
+    """One op of the list, for one operand or two; the second is multiplied by ``alpha``."""
 
-def _unary(kind: str) -> Translation:
-    def write(writer: NodeList, result: Tensor, self: Value) -> Value:
-        float32(self)
-        return writer.op(kind, self, like=result)
-
-    return write
-
-
-for _kind, _op in _UNARY.items():
-    TABLE[_op] = _unary(_kind)
-
-
-def _binary(kind: str) -> Translation:
-    def write(writer: NodeList, result: Tensor, self: Any, other: Any, alpha: float = 1) -> Value:
-        float32(self, other)
+    def write(writer: NodeList, result: Tensor, alpha: float = 1, **operands: Any) -> Value:
+        *first, last = operands.values()
         if alpha != 1:
-            other = writer.op("mul", other, alpha, like=other) if isinstance(other, Value) else other * alpha
-        return writer.op(kind, self, other, like=result)
+            last = writer.op("mul", last, alpha, like=last) if isinstance(last, Value) else last * alpha
+        return writer.op(kind, *first, last, like=result, dtype=dtype)
 
     return write
 
 
-for _kind, _ops in {
-    "add": (aten.add.Tensor, aten.add.Scalar),
-    "sub": (aten.sub.Tensor, aten.sub.Scalar),
-    "mul": (aten.mul.Tensor, aten.mul.Scalar),
-    "maximum": (aten.maximum.default,),
-    "minimum": (aten.minimum.default,),
+for _kind in "neg exp log sqrt abs sin cos tanh sigmoid relu maximum minimum".split():
+    translation(getattr(aten, _kind).default)(_elementwise(_kind))
+for _kind in "add sub mul div".split():
+    translation(getattr(aten, _kind).Tensor, getattr(aten, _kind).Scalar)(_elementwise(_kind))
+for _kind, _op in {
+    "less": aten.lt,
+    "less_equal": aten.le,
+    "greater": aten.gt,
+    "greater_equal": aten.ge,
+    "equal": aten.eq,
+    "not_equal": aten.ne,
 }.items():
-    for _op in _ops:
-        TABLE[_op] = _binary(_kind)
-
-
-@translation(aten.div.Tensor, aten.div.Scalar)
-def _div(writer: NodeList, result: Tensor, self: Value, other: Any) -> Value:
-    float32(self, other)
-    return writer.op("div", self, other, like=result)
+    translation(_op.Tensor, _op.Scalar)(_elementwise(_kind, torch.bool))
 
 
 @translation(aten.rsub.Scalar)
 def _rsub(writer: NodeList, result: Tensor, self: Value, other: float, alpha: float = 1) -> Value:
-    float32(self)
     return writer.op("sub", other, writer.op("mul", self, alpha, like=self), like=result)
 
 
 @translation(aten.pow.Tensor_Scalar)
 def _pow(writer: NodeList, result: Tensor, self: Value, exponent: float) -> Value:
-    float32(self)
     if exponent == 2:
         return writer.op("mul", self, self, like=result)
     if exponent in (0.5, -0.5):
@@ -90,47 +62,25 @@ def _pow(writer: NodeList, result: Tensor, self: Value, exponent: float) -> Valu
 
 @translation(aten.rsqrt.default)
 def _rsqrt(writer: NodeList, result: Tensor, self: Value) -> Value:
-    float32(self)
     return writer.op("div", 1.0, writer.op("sqrt", self, like=result), like=result)
 
 
 @translation(aten.reciprocal.default)
 def _reciprocal(writer: NodeList, result: Tensor, self: Value) -> Value:
-    float32(self)
     return writer.op("div", 1.0, self, like=result)
-
-
-def _compare(kind: str) -> Translation:
-    def write(writer: NodeList, result: Tensor, self: Value, other: Any) -> Value:
-        float32(self, other)
-        return writer.op(kind, self, other, like=result, dtype=torch.bool)
-
-    return write
-
-
-for _kind, _name in {
-    "less": "lt",
-    "less_equal": "le",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "equal": "eq",
-    "not_equal": "ne",
-}.items():
-    TABLE[getattr(aten, _name).Tensor] = TABLE[getattr(aten, _name).Scalar] = _compare(_kind)
 
 
 @translation(aten.clamp.default)
 def _clamp(
     writer: NodeList, result: Tensor, self: Value, min: float | None = None, max: float | None = None
 ) -> Value:
-    float32(self)
     for kind, bound in (("maximum", min), ("minimum", max)):
         if bound is not None:
             self = writer.op(kind, self, bound, like=result)
     return self
 
 
-@translation(aten.masked_fill.Scalar)
+@translation(aten.masked_fill.Scalar, mixed=True)
 def _masked_fill(writer: NodeList, result: Tensor, self: Value, mask: Value, value: float) -> Value:
     float32(self)
     if not math.isfinite(value):
@@ -138,7 +88,7 @@ def _masked_fill(writer: NodeList, result: Tensor, self: Value, mask: Value, val
     return _where(writer, result, mask, full(writer, result, value), self)
 
 
-@translation(aten.where.self)
+@translation(aten.where.self, mixed=True)
 def _where(writer: NodeList, result: Tensor, condition: Value, self: Value, other: Value) -> Value:
     float32(self, other)
     picks = [broadcast(writer, one, tuple(result.shape)) for one in (truth(writer, condition), self, other)]

@@ -13,12 +13,13 @@ from dlinfer.vendor.megengine.translations.table import (
     broadcast,
     float32,
     full,
+    reshaped,
     translation,
     truth,
 )
 
 
-@translation(aten.scaled_dot_product_attention.default)
+@translation(aten.scaled_dot_product_attention.default, mixed=True)
 def _attention(
     writer: NodeList,
     result: Tensor,
@@ -38,42 +39,40 @@ def _attention(
         key, value = (_repeated(writer, one, query.shape[-3]) for one in (key, value))
     batch, long, wide = query.shape[:-2], query.shape[-2], key.shape[-2]
     factor = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
-    scores = product(
-        writer, writer.op("mul", query, factor, like=query), key, (*batch, long, wide), transpose=True
-    )
+    scaled = writer.op("mul", query, factor, like=query)
+    scores = product(writer, scaled, key, (*batch, long, wide), transpose=True)
+    condition, seen = attn_mask, True
     if is_causal:
-        later = writer.op("later", like=(long, wide), dtype=torch.bool, rows=long, columns=wide)
-        return product(writer, _weights(writer, scores, None, later), value, tuple(result.shape))
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        condition = writer.op("later", like=(long, wide), dtype=torch.bool, rows=long, columns=wide)
+        seen = False
+    elif attn_mask is not None and attn_mask.dtype != torch.bool:
         float32(attn_mask)
         # A row of minus infinities is none of softmax's; torch gives zeros for it.
         lowest = float(torch.finfo(torch.float32).min)
         added = writer.op("maximum", attn_mask, lowest, like=attn_mask)
-        hidden = writer.op("less", attn_mask, lowest, like=attn_mask, dtype=torch.bool)
-        total = writer.op("add", scores, added, like=scores)
-        return product(writer, _weights(writer, total, None, hidden), value, tuple(result.shape))
-    weights = _weights(writer, scores, attn_mask, None)
-    return product(writer, weights, value, tuple(result.shape))
+        condition = writer.op("less", attn_mask, lowest, like=attn_mask, dtype=torch.bool)
+        seen = False
+        scores = writer.op("add", scores, added, like=scores)
+    return product(writer, _weights(writer, scores, condition, seen), value, tuple(result.shape))
 
 
-def _weights(writer: NodeList, scores: Value, seen: Value | None, hidden: Value | None) -> Value:
-    """Softmax over the last dimension without what is hidden; zeros where all of a row is."""
-    if seen is None and hidden is None:
+def _weights(writer: NodeList, scores: Value, condition: Value | None, seen: bool) -> Value:
+    """Softmax over the last dimension of what is visible; zeros where nothing of a row is.
+
+    condition: says of each score whether it is visible, or hidden where ``seen`` is False; None hides nothing.
+    """
+    if condition is None:
         return writer.op("softmax", scores, like=scores, axis=len(scores.shape) - 1)
     zeros, low = full(writer, scores, 0.0), full(writer, scores, -1e30)
-    if seen is not None:
-        condition = broadcast(writer, truth(writer, seen), scores.shape)
-        visible = writer.op("where", condition, scores, low, like=scores, dtype=torch.float32)
-        shifted = writer.op("sub", visible, reduce(writer, "max", visible, (-1,), True), like=scores)
-        powers = writer.op("exp", shifted, like=scores)
-        powers = writer.op("where", condition, powers, zeros, like=scores, dtype=torch.float32)
-    else:
-        assert hidden is not None
-        condition = broadcast(writer, hidden, scores.shape)
-        visible = writer.op("where", condition, low, scores, like=scores, dtype=torch.float32)
-        shifted = writer.op("sub", visible, reduce(writer, "max", visible, (-1,), True), like=scores)
-        powers = writer.op("exp", shifted, like=scores)
-        powers = writer.op("where", condition, zeros, powers, like=scores, dtype=torch.float32)
+    picks = broadcast(writer, truth(writer, condition), scores.shape)
+
+    def choose(visible: Value, hidden: Value) -> Value:
+        pair = (visible, hidden) if seen else (hidden, visible)
+        return writer.op("where", picks, *pair, like=scores, dtype=torch.float32)
+
+    visible = choose(scores, low)
+    shifted = writer.op("sub", visible, reduce(writer, "max", visible, (-1,), True), like=scores)
+    powers = choose(writer.op("exp", shifted, like=scores), zeros)
     total = reduce(writer, "sum", powers, (-1,), True)
     return writer.op("div", powers, writer.op("maximum", total, 1e-30, like=total), like=scores)
 
@@ -81,9 +80,6 @@ def _weights(writer: NodeList, scores: Value, seen: Value | None, hidden: Value 
 def _repeated(writer: NodeList, heads: Value, count: int) -> Value:
     """Each head several times, one behind the other."""
     *batch, few, length, size = heads.shape
-    apart = (*batch, few, 1, length, size)
-    many = (*batch, few, count // few, length, size)
-    whole = (*batch, count, length, size)
-    made = writer.op("reshape", heads, like=apart, shape=list(apart))
-    made = writer.op("broadcast", made, like=many, shape=list(many))
-    return writer.op("reshape", made, like=whole, shape=list(whole))
+    apart = reshaped(writer, heads, (*batch, few, 1, length, size))
+    many = broadcast(writer, apart, (*batch, few, count // few, length, size))
+    return reshaped(writer, many, (*batch, count, length, size))

@@ -7,21 +7,12 @@ import torch
 from torch import Tensor
 
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
-from dlinfer.vendor.megengine.translations.table import (
-    TABLE,
-    Translation,
-    aten,
-    axis_of,
-    float32,
-    ours,
-    translation,
-)
+from dlinfer.vendor.megengine.translations.table import Translation, aten, ours, translation
 
 
 def reduce(writer: NodeList, kind: str, value: Value, dims: Sequence[int], keepdim: bool) -> Value:
     """Sum, mean, largest or smallest over some dimensions."""
-    rank = len(value.shape)
-    axes = sorted({axis_of(dim, rank) for dim in dims})
+    axes = sorted({dim % len(value.shape) for dim in dims})
     shape = [1 if axis in axes else size for axis, size in enumerate(value.shape)]
     if not keepdim:
         shape = [size for axis, size in enumerate(value.shape) if axis not in axes]
@@ -32,26 +23,22 @@ def reduce(writer: NodeList, kind: str, value: Value, dims: Sequence[int], keepd
 
 def _reduction(kind: str) -> Translation:
     def write(
-        writer: NodeList,
-        result: Tensor,
-        self: Value,
-        dim: Any = None,
-        keepdim: bool = False,
-        dtype: Any = None,
+        writer: NodeList, result: Tensor, self: Value, dim: Any, keepdim: bool, dtype: Any = None
     ) -> Value:
-        float32(self)
         if dtype not in (None, torch.float32):
             raise UntranslatableError("a reduction in another dtype")
-        dims = dim or range(len(self.shape))
-        return reduce(writer, kind, self, dims, keepdim)
+        return reduce(writer, kind, self, dim or range(len(self.shape)), keepdim)
 
     return write
 
 
-TABLE[aten.mean.dim] = _reduction("mean")
-TABLE[aten.sum.dim_IntList] = _reduction("sum")
-TABLE[aten.amax.default] = _reduction("max")
-TABLE[aten.amin.default] = _reduction("min")
+for _kind, _op in {
+    "mean": aten.mean.dim,
+    "sum": aten.sum.dim_IntList,
+    "max": aten.amax.default,
+    "min": aten.amin.default,
+}.items():
+    translation(_op)(_reduction(_kind))
 
 
 @translation(aten.layer_norm.default)
@@ -65,7 +52,6 @@ def _layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Value:
-    float32(input, weight, bias)
     dims = range(-len(normalized_shape), 0)
     centred = writer.op("sub", input, reduce(writer, "mean", input, dims, True), like=result)
     normed = _over_root(writer, centred, dims, eps)
@@ -83,7 +69,6 @@ def _over_root(writer: NodeList, value: Value, dims: Sequence[int], eps: float) 
 
 @translation(ours.rms_norm.default)
 def _rms_norm(writer: NodeList, result: Tensor, x: Value, weight: Value, eps: float) -> Value:
-    float32(x, weight)
     return writer.op("mul", _over_root(writer, x, (-1,), eps), weight, like=result)
 
 
@@ -91,6 +76,5 @@ def _rms_norm(writer: NodeList, result: Tensor, x: Value, weight: Value, eps: fl
 def _add_rms_norm(
     writer: NodeList, result: Sequence[Tensor], x: Value, residual: Value, weight: Value, eps: float
 ) -> list[Value]:
-    float32(x, residual)
     total = writer.op("add", x, residual, like=x)
     return [_rms_norm(writer, result[0], total, weight, eps), total]

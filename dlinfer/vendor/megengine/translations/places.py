@@ -8,10 +8,9 @@ from torch import Tensor
 from dlinfer.vendor.megengine.nodes import NodeList, Value
 from dlinfer.vendor.megengine.translations.table import (
     aten,
-    axis_of,
     broadcast,
-    float32,
     movable,
+    reshaped,
     translation,
 )
 
@@ -26,9 +25,10 @@ from dlinfer.vendor.megengine.translations.table import (
     aten.squeeze.dim,
     aten.squeeze.dims,
     aten.squeeze.default,
+    mixed=True,
 )
 def _reshape(writer: NodeList, result: Tensor, **given: Any) -> Value:
-    return writer.op("reshape", movable(writer, given["self"]), like=result, shape=list(result.shape))
+    return reshaped(writer, movable(writer, given["self"]), result.shape)
 
 
 @translation(
@@ -38,38 +38,38 @@ def _reshape(writer: NodeList, result: Tensor, **given: Any) -> Value:
     aten.detach.default,
     aten.dropout.default,
     aten.lift_fresh_copy.default,
+    mixed=True,
 )
 def _same(writer: NodeList, result: Tensor, **given: Any) -> Value:
     return next(value for value in given.values() if isinstance(value, Value))
 
 
-@translation(aten.transpose.int)
+@translation(aten.transpose.int, mixed=True)
 def _transpose(writer: NodeList, result: Tensor, self: Value, dim0: int, dim1: int) -> Value:
     order = list(range(len(self.shape)))
-    first, second = axis_of(dim0, len(order)), axis_of(dim1, len(order))
-    order[first], order[second] = order[second], order[first]
+    order[dim0], order[dim1] = order[dim1], order[dim0]
     return writer.op("transpose", movable(writer, self), like=result, order=order)
 
 
-@translation(aten.t.default)
+@translation(aten.t.default, mixed=True)
 def _t(writer: NodeList, result: Tensor, self: Value) -> Value:
     return self if len(self.shape) < 2 else _transpose(writer, result, self, 0, 1)
 
 
-@translation(aten.permute.default)
+@translation(aten.permute.default, mixed=True)
 def _permute(writer: NodeList, result: Tensor, self: Value, dims: Sequence[int]) -> Value:
-    order = [axis_of(dim, len(self.shape)) for dim in dims]
+    order = [dim % len(self.shape) for dim in dims]
     return writer.op("transpose", movable(writer, self), like=result, order=order)
 
 
-@translation(aten.expand.default)
+@translation(aten.expand.default, mixed=True)
 def _expand(writer: NodeList, result: Tensor, self: Value, **_: Any) -> Value:
     return broadcast(writer, movable(writer, self), tuple(result.shape))
 
 
 def part(writer: NodeList, value: Value, dim: int, start: int, stop: int, step: int = 1) -> Value:
     """Return a stretch of one dimension."""
-    axis = axis_of(dim, len(value.shape))
+    axis = dim % len(value.shape)
     count = len(range(start, stop, step))
     shape = [count if index == axis else size for index, size in enumerate(value.shape)]
     return writer.op(
@@ -77,7 +77,7 @@ def part(writer: NodeList, value: Value, dim: int, start: int, stop: int, step: 
     )
 
 
-@translation(aten.slice.Tensor)
+@translation(aten.slice.Tensor, mixed=True)
 def _slice(
     writer: NodeList,
     result: Tensor,
@@ -87,43 +87,43 @@ def _slice(
     end: int | None = None,
     step: int = 1,
 ) -> Value:
-    size = self.shape[axis_of(dim, len(self.shape))]
+    size = self.shape[dim]
     first, last, every = slice(start, end, step).indices(size)
     return part(writer, self, dim, first, last, every)
 
 
-@translation(aten.select.int)
+@translation(aten.select.int, mixed=True)
 def _select(writer: NodeList, result: Tensor, self: Value, dim: int, index: int) -> Value:
-    place = index % self.shape[axis_of(dim, len(self.shape))]
+    place = index % self.shape[dim]
     made = part(writer, self, dim, place, place + 1)
-    return writer.op("reshape", made, like=result, shape=list(result.shape))
+    return reshaped(writer, made, result.shape)
 
 
-@translation(aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes)
+@translation(
+    aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, mixed=True
+)
 def _split(writer: NodeList, result: Sequence[Tensor], dim: int = 0, **given: Any) -> list[Value]:
     parts, start = [], 0
     for one in result:
-        stop = start + one.shape[axis_of(dim, one.ndim)]
+        stop = start + one.shape[dim]
         parts.append(part(writer, given["self"], dim, start, stop))
         start = stop
     return parts
 
 
-@translation(aten.unbind.int)
+@translation(aten.unbind.int, mixed=True)
 def _unbind(writer: NodeList, result: Sequence[Tensor], self: Value, dim: int = 0) -> list[Value]:
     return [_select(writer, one, self, dim, index) for index, one in enumerate(result)]
 
 
 @translation(aten.cat.default)
 def _cat(writer: NodeList, result: Tensor, tensors: Sequence[Value], dim: int = 0) -> Value:
-    float32(*tensors)
-    return writer.op("concat", *tensors, like=result, axis=axis_of(dim, result.ndim))
+    return writer.op("concat", *tensors, like=result, axis=dim % result.ndim)
 
 
 @translation(aten.stack.default)
 def _stack(writer: NodeList, result: Tensor, tensors: Sequence[Value], dim: int = 0) -> Value:
-    float32(*tensors)
-    axis = axis_of(dim, result.ndim)
+    axis = dim % result.ndim
     shape = [1 if index == axis else size for index, size in enumerate(result.shape)]
-    lifted = [writer.op("reshape", one, like=shape, shape=shape) for one in tensors]
+    lifted = [reshaped(writer, one, shape) for one in tensors]
     return writer.op("concat", *lifted, like=result, axis=axis)

@@ -7,28 +7,21 @@ from typing import Any
 from torch import Tensor
 
 from dlinfer.vendor.megengine.nodes import NodeList, UntranslatableError, Value
-from dlinfer.vendor.megengine.translations.table import (
-    aten,
-    broadcast,
-    float32,
-    ours,
-    translation,
-)
+from dlinfer.vendor.megengine.translations.table import aten, broadcast, float32, ours, reshaped, translation
 
 
 @translation(aten.linear.default)
 def _linear(
     writer: NodeList, result: Tensor, input: Value, weight: Value, bias: Value | None = None
 ) -> Value:
-    float32(input, weight, bias)
     if len(weight.shape) != 2:
         raise UntranslatableError("a weight that is no matrix")
     rows = math.prod(input.shape[:-1])
-    flat = writer.op("reshape", input, like=(rows, input.shape[-1]), shape=[rows, input.shape[-1]])
+    flat = reshaped(writer, input, (rows, input.shape[-1]))
     made = writer.op("matmul", flat, weight, like=(rows, weight.shape[0]), transpose_b=True)
     if bias is not None:
         made = writer.op("add", made, bias, like=made)
-    return writer.op("reshape", made, like=result, shape=list(result.shape))
+    return reshaped(writer, made, result.shape)
 
 
 @translation(ours.linear.default)
@@ -51,7 +44,6 @@ def _linears(
 def _matmul(writer: NodeList, result: Tensor, **given: Value) -> Value:
     left, right = given["self"], given.get("other", given.get("mat2"))
     assert right is not None
-    float32(left, right)
     if len(left.shape) < 2 or len(right.shape) < 2:
         raise UntranslatableError("a product with a vector")
     return product(writer, left, right, tuple(result.shape))
@@ -67,23 +59,15 @@ def product(
     flat = []
     for one in (left, right):
         full = broadcast(writer, one, (*batch, *one.shape[-2:]))
-        packed = (math.prod(batch), *one.shape[-2:])
-        flat.append(writer.op("reshape", full, like=packed, shape=list(packed)))
+        flat.append(reshaped(writer, full, (math.prod(batch), *one.shape[-2:])))
     made = writer.op("matmul", *flat, like=(math.prod(batch), *shape[-2:]), transpose_b=transpose)
-    return writer.op("reshape", made, like=shape, shape=list(shape))
+    return reshaped(writer, made, shape)
 
 
 @translation(aten.addmm.default)
 def _addmm(
-    writer: NodeList,
-    result: Tensor,
-    self: Value,
-    mat1: Value,
-    mat2: Value,
-    beta: float = 1,
-    alpha: float = 1,
+    writer: NodeList, result: Tensor, self: Value, mat1: Value, mat2: Value, beta: float = 1, alpha: float = 1
 ) -> Value:
-    float32(self, mat1, mat2)
     if (beta, alpha) != (1, 1):
         raise UntranslatableError("addmm with factors")
     return writer.op("add", writer.op("matmul", mat1, mat2, like=result), self, like=result)
@@ -101,29 +85,20 @@ def _conv2d(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> Value:
-    float32(input, weight, bias)
     if len(input.shape) != 4 or groups != 1:
         raise UntranslatableError("a convolution in groups, or of a single image")
 
     def pair(value: Sequence[int]) -> list[int]:
         return list(value) * (2 if len(value) == 1 else 1)
 
-    made = writer.op(
-        "convolution",
-        input,
-        weight,
-        like=result,
-        stride=pair(stride),
-        padding=pair(padding),
-        dilation=pair(dilation),
-    )
+    window: dict[str, Any] = {"stride": pair(stride), "padding": pair(padding), "dilation": pair(dilation)}
+    made = writer.op("convolution", input, weight, like=result, **window)
     if bias is None:
         return made
-    shape = (1, bias.shape[0], 1, 1)
-    return writer.op("add", made, writer.op("reshape", bias, like=shape, shape=list(shape)), like=result)
+    return writer.op("add", made, reshaped(writer, bias, (1, bias.shape[0], 1, 1)), like=result)
 
 
-@translation(aten.embedding.default)
+@translation(aten.embedding.default, mixed=True)
 def _embedding(writer: NodeList, result: Tensor, weight: Value, indices: Value, **_: Any) -> Value:
     float32(weight)
     if not any(indices.name == name for name, _, _ in writer.inputs):

@@ -4,14 +4,13 @@ from torch import Tensor
 
 from dlinfer.vendor.megengine.nodes import NodeList, Value
 from dlinfer.vendor.megengine.translations.places import part
-from dlinfer.vendor.megengine.translations.table import float32, ours, translation
+from dlinfer.vendor.megengine.translations.table import ours, reshaped, translation
 
 
 @translation(ours.apply_rotary_pos_emb.default)
 def _rotary(
     writer: NodeList, result: tuple[Tensor, Tensor], q: Value, k: Value, cos: Value, sin: Value
 ) -> list[Value]:
-    float32(q, k, cos, sin)
     return [_rotated(writer, x, cos, sin) for x in (q, k)]
 
 
@@ -22,7 +21,7 @@ def _rotated(writer: NodeList, x: Value, cos: Value, sin: Value) -> Value:
     turned = writer.op("concat", writer.op("neg", second, like=second), first, like=x, axis=len(x.shape) - 1)
     rows = (*x.shape[:-2], 1, size)
     products = [
-        writer.op("mul", one, writer.op("reshape", angle, like=rows, shape=list(rows)), like=x)
+        writer.op("mul", one, reshaped(writer, angle, rows), like=x)
         for one, angle in ((x, cos), (turned, sin))
     ]
     return writer.op("add", *products, like=x)

@@ -1,10 +1,10 @@
 """The table of translations, and what they share.
 
-A translation writes one of torch's ops into a node list: a function of the writer, the node's fake result, and the op's
-arguments by name. It raises UntranslatableError, with the reason, for a call that it does not serve.
+A translation writes one of torch's ops into a node list: a function of the writer, the node's fake result, and all of
+the op's arguments by name. It raises UntranslatableError, with the reason, for a call that it does not serve.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,27 +20,28 @@ Translation = Callable[..., Any]
 TABLE: dict[Any, Translation] = {}
 
 
-def translation(*targets: Any) -> Callable[[Translation], Translation]:
-    """Register a function for overloads."""
+def translation(*targets: Any, mixed: bool = False) -> Callable[[Translation], Translation]:
+    """Register a function for overloads. All tensors must be float32; where ``mixed``, it checks them itself."""
 
     def register(function: Translation) -> Translation:
-        TABLE.update(dict.fromkeys(targets, function))
+        def of_floats(writer: NodeList, result: Any, **given: Any) -> Any:
+            float32(*given.values())
+            return function(writer, result, **given)
+
+        TABLE.update(dict.fromkeys(targets, function if mixed else of_floats))
         return function
 
     return register
 
 
 def float32(*values: Any) -> None:
-    """Raise UntranslatableError where a value is no float32 tensor."""
+    """Raise UntranslatableError for a tensor, in a list as well, that is not float32."""
     for value in values:
-        if isinstance(value, Value) and value.dtype != torch.float32:
+        if isinstance(value, (list, tuple)):
+            float32(*value)
+        elif isinstance(value, Value) and value.dtype != torch.float32:
             kind = str(value.dtype).removeprefix("torch.")
             raise UntranslatableError(f"it computes with {kind}; MegEngine's numbers would be other ones")
-
-
-def axis_of(dim: int, rank: int) -> int:
-    """Return a dimension counted from the first one."""
-    return dim % rank
 
 
 def truth(writer: NodeList, value: Value) -> Value:
@@ -50,6 +51,11 @@ def truth(writer: NodeList, value: Value) -> Value:
     if any(value.name == name for name, _, _ in writer.inputs):
         return writer.op("not_equal", value, 0, like=value, dtype=torch.bool)
     return value
+
+
+def reshaped(writer: NodeList, value: Value, shape: Sequence[int]) -> Value:
+    """Return a value's elements in other sizes."""
+    return writer.op("reshape", value, like=shape, shape=list(shape))
 
 
 def broadcast(writer: NodeList, value: Value, shape: tuple[int, ...]) -> Value:

@@ -1,21 +1,20 @@
 """Which devices this machine has: asked first, since an Atlas tensor without an Atlas ends the process at its exit."""
 
-import ctypes
-
 from dlinfer.vendor.megengine.errors import LiteError
 from dlinfer.vendor.megengine.lite.binding.checks import member
-from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType, native_device
+from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType
 from dlinfer.vendor.megengine.lite.binding.library import library
+
+_NATIVE_DEFAULT = 7
+"""The C header's LITE_DEVICE_DEFAULT; its 5 is a device that the document does not have."""
 
 _ALWAYS = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
 
 
 def device_count(device_type: int) -> int:
     """Return how many there are. Raises LiteError for a kind that the library does not know."""
-    count = ctypes.c_size_t()
     native = checked("get_device_count", device_type)
-    library().call("get_device_count", native, ctypes.byref(count), said=f"get_device_count({device_type!r})")
-    return count.value
+    return library().ask("get_device_count", native, said=f"get_device_count({device_type!r})")
 
 
 def usable(call: str, device_type: int) -> int:
@@ -28,4 +27,10 @@ def usable(call: str, device_type: int) -> int:
 
 def checked(call: str, device_type: int) -> int:
     """Return the C header's number of a device. Raises LiteArgumentError."""
-    return native_device(member(call, "device_type", LiteDeviceType, device_type))
+    device = member(call, "device_type", LiteDeviceType, device_type)
+    return _NATIVE_DEFAULT if device is LiteDeviceType.LITE_DEVICE_DEFAULT else int(device)
+
+
+def documented(number: int) -> LiteDeviceType:
+    """Return the document's device for a number of the C header."""
+    return LiteDeviceType.LITE_DEVICE_DEFAULT if number == _NATIVE_DEFAULT else LiteDeviceType(number)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError
+from dlinfer.vendor.megengine.lite.binding.checks import wrong
 from dlinfer.vendor.megengine.lite.binding.enums import LiteDataType
 
 NUMPY_TYPES: dict[LiteDataType, type[np.generic]] = {
@@ -39,9 +40,7 @@ def lite_type(dtype: Any, call: str) -> LiteDataType:
     except TypeError:
         found = None
     if found is None:
-        raise LiteArgumentError(
-            call=call, argument="dtype", expected=f"a LiteDataType or one of {NAMES}", given=repr(dtype)
-        )
+        raise wrong(call, "dtype", f"a LiteDataType or one of {NAMES}", repr(dtype))
     return found
 
 
@@ -69,9 +68,7 @@ def for_sharing(array: np.ndarray, call: str) -> np.ndarray:
     if array.dtype not in _LITE_TYPES:
         raise _refused(array.dtype, call)
     if not array.flags.c_contiguous:
-        raise LiteArgumentError(
-            call=call, argument="data", expected="a contiguous array", given=f"strides {array.strides}"
-        )
+        raise wrong(call, "data", "a contiguous array", f"strides {array.strides}")
     return array
 
 
@@ -81,19 +78,13 @@ def from_list(values: list[Any], dtype: np.dtype, call: str) -> np.ndarray:
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:  # ragged, or beyond 64 bits
-        raise LiteArgumentError(
-            call=call, argument="data", expected="a list of numbers", given=str(error)
-        ) from error
+        raise wrong(call, "data", "a list of numbers", error) from error
     if array.dtype.kind not in "biuf" and array.size:
-        raise LiteArgumentError(
-            call=call, argument="data", expected="a list of numbers", given=repr(array.dtype)
-        )
+        raise wrong(call, "data", "a list of numbers", repr(array.dtype))
     if dtype.kind == "f":
         return _rounded(array, dtype, call)
     if array.dtype.kind == "f" and array.size:
-        raise LiteArgumentError(
-            call=call, argument="data", expected=f"integers for a tensor of {dtype}", given="floats"
-        )
+        raise wrong(call, "data", f"integers for a tensor of {dtype}", "floats")
     return _fitting(array, dtype, call)
 
 
@@ -103,25 +94,17 @@ def _rounded(array: np.ndarray, dtype: np.dtype, call: str) -> np.ndarray:
     infinite = np.isfinite(array) & ~np.isfinite(values)
     lost = infinite if array.dtype.kind == "f" else values.astype(np.float64) != array
     if lost.any():
-        raise LiteArgumentError(
-            call=call, argument="data", expected=f"values that {dtype} has", given=repr(array[lost][0])
-        )
+        raise wrong(call, "data", f"values that {dtype} has", repr(array[lost][0]))
     return values
 
 
 def _fitting(array: np.ndarray, dtype: np.dtype, call: str) -> np.ndarray:
     info = np.iinfo(dtype)
     if array.size and (int(array.min()) < info.min or int(array.max()) > info.max):
-        raise LiteArgumentError(
-            call=call,
-            argument="data",
-            expected=f"values from {info.min} to {info.max} ({dtype})",
-            given=f"{array.dtype} from {array.min()} to {array.max()}",
-        )
+        given = f"{array.dtype} from {array.min()} to {array.max()}"
+        raise wrong(call, "data", f"values from {info.min} to {info.max} ({dtype})", given)
     return array.astype(dtype)
 
 
 def _refused(dtype: np.dtype, call: str) -> LiteArgumentError:
-    return LiteArgumentError(
-        call=call, argument="data", expected=f"one of {NAMES} (convert it with astype)", given=str(dtype)
-    )
+    return wrong(call, "data", f"one of {NAMES} (convert it with astype)", dtype)

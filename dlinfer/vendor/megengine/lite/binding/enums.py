@@ -1,7 +1,4 @@
-"""The enumerations of MegEngine Lite, with the values that its document gives.
-
-Two values differ between the document and the library's header; where they do, ``native`` has the header's.
-"""
+"""The enumerations of MegEngine Lite, with the values that its document gives."""
 
 from enum import IntEnum
 
@@ -70,17 +67,3 @@ class LiteLogLevel(IntEnum):
     INFO = 1
     WARN = 2
     ERROR = 3
-
-
-_NATIVE_DEFAULT = 7
-"""The header's LITE_DEVICE_DEFAULT; its 5 is a device that the document does not have."""
-
-
-def native_device(device: LiteDeviceType) -> int:
-    """Return the C header's number of a device."""
-    return _NATIVE_DEFAULT if device is LiteDeviceType.LITE_DEVICE_DEFAULT else int(device)
-
-
-def device_of_native(number: int) -> LiteDeviceType:
-    """Return the document's device for a number of the C header."""
-    return LiteDeviceType.LITE_DEVICE_DEFAULT if number == _NATIVE_DEFAULT else LiteDeviceType(number)

@@ -8,20 +8,20 @@ whose it was; both say so. The taker waits a moment for such calls, if there are
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 _MOMENT = 0.25
 """Seconds within which a call that has failed in the library has come back from it."""
 
 
+@dataclass(eq=False)
 class Call:
-    """One call of the library. failed: set by the caller. message: what the library said of it. doubtful: whether
-    that may have been said of another call."""
+    """One call of the library, in this thread."""
 
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.failed = False
-        self.message = ""
-        self.doubtful = False
+    thread: int = field(default_factory=threading.get_ident)
+    failed: bool = False  # set by the caller
+    message: str = ""  # what the library said of it
+    doubtful: bool = False  # whether that may have been said of another call
 
 
 class Failures:

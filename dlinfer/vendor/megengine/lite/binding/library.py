@@ -24,76 +24,50 @@ IoCallback = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_void_p), c_size_t)
 
 _STRING, _SIZE_OUT, _INT_OUT, _HANDLE_OUT = c_char_p, POINTER(c_size_t), POINTER(c_int), POINTER(c_void_p)
 
+# Names of functions -> the arguments that each of them takes.
 # None: takes a structure by value, whose type a module above this one declares.
 _CALLS: dict[str, list[Any] | None] = {
     "get_device_count": [c_int, _SIZE_OUT],
-    "try_coalesce_all_free_memory": [],
+    "try_coalesce_all_free_memory dump_tensor_rt_cache": [],
     "register_decryption_and_key": [_STRING, Decryption, POINTER(c_uint8), c_size_t],
     "update_decryption_or_key": [_STRING, c_void_p, POINTER(c_uint8), c_size_t],
-    "set_loader_lib_path": [_STRING],
+    "set_loader_lib_path dump_persistent_cache set_tensor_rt_cache": [_STRING],
     "set_persistent_cache": [_STRING, c_int],
-    "dump_persistent_cache": [_STRING],
-    "set_tensor_rt_cache": [_STRING],
-    "dump_tensor_rt_cache": [],
     "set_log_level": [c_int],
     "get_log_level": [_INT_OUT],
     "register_memory_pair": [c_void_p, c_void_p, c_size_t, c_int, c_int],
     "clear_memory_pair": [c_void_p, c_void_p, c_int, c_int],
     "lookup_physic_ptr": [c_void_p, _HANDLE_OUT, c_int, c_int],
-    "make_tensor": None,
-    "destroy_tensor": [c_void_p],
-    "set_tensor_layout": None,
-    "get_tensor_layout": None,
+    # Of a tensor.
+    "make_tensor set_tensor_layout get_tensor_layout": None,
+    "destroy_tensor tensor_fill_zero": [c_void_p],
+    "tensor_copy tensor_share_memory_with": [c_void_p, c_void_p],
+    "get_tensor_device_type get_tensor_device_id is_pinned_host is_memory_continue": [c_void_p, _INT_OUT],
+    "get_tensor_total_size_in_byte": [c_void_p, _SIZE_OUT],
+    "get_tensor_memory": [c_void_p, _HANDLE_OUT],
     "reset_tensor_memory": [c_void_p, c_void_p, c_size_t],
     "tensor_reshape": [c_void_p, POINTER(c_int), c_int],
-    "tensor_slice": [
-        c_void_p,
-        POINTER(c_size_t),
-        POINTER(c_size_t),
-        POINTER(c_size_t),
-        c_size_t,
-        _HANDLE_OUT,
-    ],
-    "tensor_fill_zero": [c_void_p],
-    "tensor_copy": [c_void_p, c_void_p],
-    "tensor_share_memory_with": [c_void_p, c_void_p],
-    "get_tensor_memory": [c_void_p, _HANDLE_OUT],
-    "get_tensor_total_size_in_byte": [c_void_p, _SIZE_OUT],
-    "get_tensor_device_type": [c_void_p, _INT_OUT],
-    "get_tensor_device_id": [c_void_p, _INT_OUT],
-    "is_pinned_host": [c_void_p, _INT_OUT],
-    "is_memory_continue": [c_void_p, _INT_OUT],
+    "tensor_slice": [c_void_p, *[POINTER(c_size_t)] * 3, c_size_t, _HANDLE_OUT],
+    # Of a network.
     "make_network": None,
-    "destroy_network": [c_void_p],
+    "destroy_network forward wait set_cpu_inplace_mode use_tensorrt": [c_void_p],
     "load_model_from_mem": [c_void_p, c_void_p, c_size_t],
-    "shared_weight_with_network": [c_void_p, c_void_p],
-    "share_runtime_memroy": [c_void_p, c_void_p],
-    "forward": [c_void_p],
-    "wait": [c_void_p],
+    "shared_weight_with_network share_runtime_memroy": [c_void_p, c_void_p],
     "get_io_tensor": [c_void_p, _STRING, c_int, _HANDLE_OUT],
-    "get_input_name": [c_void_p, c_size_t, POINTER(_STRING)],
-    "get_output_name": [c_void_p, c_size_t, POINTER(_STRING)],
-    "get_all_input_name": [c_void_p, _SIZE_OUT, POINTER(_STRING)],
-    "get_all_output_name": [c_void_p, _SIZE_OUT, POINTER(_STRING)],
-    "is_cpu_inplace_mode": [c_void_p, _INT_OUT],
-    "set_cpu_inplace_mode": [c_void_p],
+    "get_input_name get_output_name": [c_void_p, c_size_t, POINTER(_STRING)],
+    "get_all_input_name get_all_output_name": [c_void_p, _SIZE_OUT, POINTER(_STRING)],
+    "is_cpu_inplace_mode get_device_id get_stream_id": [c_void_p, _INT_OUT],
     "get_cpu_threads_number": [c_void_p, _SIZE_OUT],
-    "set_cpu_threads_number": [c_void_p, c_size_t],
-    "get_device_id": [c_void_p, _INT_OUT],
-    "set_device_id": [c_void_p, c_int],
-    "get_stream_id": [c_void_p, _INT_OUT],
-    "set_stream_id": [c_void_p, c_int],
-    "use_tensorrt": [c_void_p],
-    "set_network_algo_policy": [c_void_p, c_int],
+    "set_cpu_threads_number set_network_algo_workspace_limit": [c_void_p, c_size_t],
+    "set_device_id set_stream_id set_network_algo_policy": [c_void_p, c_int],
     "set_network_algo_fastrun_config": [c_void_p, c_uint, c_int],
-    "set_network_algo_workspace_limit": [c_void_p, c_size_t],
     "set_async_callback": [c_void_p, AsyncCallback],
-    "set_start_callback": [c_void_p, IoCallback],
-    "set_finish_callback": [c_void_p, IoCallback],
-    "enable_profile_performance": [c_void_p, _STRING],
-    "enable_io_txt_dump": [c_void_p, _STRING],
-    "enable_io_bin_dump": [c_void_p, _STRING],
+    "set_start_callback set_finish_callback": [c_void_p, IoCallback],
+    "enable_profile_performance enable_io_txt_dump enable_io_bin_dump": [c_void_p, _STRING],
     "get_static_memory_alloc_info": [c_void_p, _STRING],
+}
+_ARGUMENTS: dict[str, Any] = {
+    name: arguments for names, arguments in _CALLS.items() for name in names.split()
 }
 
 _FLOAT_STATE = 64
@@ -118,7 +92,7 @@ class Library:
         self._process = ctypes.CDLL(None)
         self._caller = threading.local()
         self._failures = Failures(_last_message(path))
-        for name, arguments in _CALLS.items():
+        for name, arguments in _ARGUMENTS.items():
             function = getattr(self._library, f"LITE_{name}")
             function.restype = c_int
             if arguments is not None:
@@ -142,6 +116,12 @@ class Library:
             detail = explain(call.message)
             kind = LiteLackError if _LACKING.search(detail) else LiteError
             raise kind(call=said or name, detail=detail + (_DOUBT if call.doubtful else ""))
+
+    def ask(self, name: str, *arguments: Any, said: str | None = None) -> Any:
+        """Call a function whose last argument points to its answer; gives that as Python has it. Raises as ``call``."""
+        answer = _ARGUMENTS[name][-1]._type_()
+        self.call(name, *arguments, ctypes.byref(answer), said=said)
+        return answer.value
 
     @contextlib.contextmanager
     def callers_numbers(self) -> Iterator[None]:
