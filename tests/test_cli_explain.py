@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dlinfer.cli import main
+from tests.caches import fresh_cache
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def llama(tmp_path):
 
 @pytest.mark.slow
 def test_a_model_is_explained(llama, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("DLINFER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("DLINFER_CACHE_DIR", str(fresh_cache(tmp_path / "cache")))
     monkeypatch.setattr("dlinfer.settings._current", None)
     page, data = tmp_path / "out.html", tmp_path / "out.json"
     argv = ["explain", str(llama), "--prompt-length", "5", "--batch", "3"]

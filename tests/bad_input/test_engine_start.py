@@ -33,6 +33,7 @@ def test_unknown_device_on_the_command_line_names_the_available_ones():
         assert "cpu" in child.last_line()
 
 
+@pytest.mark.full
 def test_server_shows_the_error_of_its_engine_process(model: Path):
     """LMDeploy 0.18 itself ends with ``RPCServerDeadError: PyTorch ZMQ engine process is not alive``."""
     with ApiServer(model, "--num-gpu-blocks", str(10**9)) as server:
@@ -41,6 +42,7 @@ def test_server_shows_the_error_of_its_engine_process(model: Path):
         assert server.survivors() == []
 
 
+@pytest.mark.full
 def test_server_tells_when_its_engine_process_is_killed(model: Path):
     with ApiServer(model) as server:
         server.engine_process().kill()

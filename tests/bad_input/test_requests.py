@@ -22,7 +22,7 @@ import pytest
 
 from tests.serve.processes import ProcessTree
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 JOB = Path(__file__).with_name("requests_job.py")
 SUFFIX = ", then a good prompt"

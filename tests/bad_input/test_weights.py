@@ -40,5 +40,6 @@ def test_a_missing_tensor_is_named(copy: Path):
     assert "model.layers.1.mlp.down_proj.weight (1 in all)" in said
 
 
+@pytest.mark.full
 def test_whole_checkpoints_of_every_family_are_quiet(lab: Lab):
     assert warnings(*(lab.model(family) for family in FAMILIES)) == []

@@ -21,6 +21,7 @@ for one in answers.verdicts(ask=False):
 STEP = {"name": "batch", "kind": "call", "gen": {"max_new_tokens": 12, "ignore_eos": True}}
 
 
+@pytest.mark.full
 def test_tokens_are_right_and_the_reason_is_told(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     lab = Lab(tmp_path)

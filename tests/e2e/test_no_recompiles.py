@@ -12,6 +12,7 @@ REQUESTS = 500
 LEAST_STEPS = 1000
 
 
+@pytest.mark.full
 def test_a_thousand_steps_of_changing_batches_and_lengths_compile_nothing(lab: Lab) -> None:
     """Requests of all lengths come and go, so the batch changes at nearly every step, down to 1 at the end."""
     model = lab.model("llama")

@@ -14,7 +14,7 @@ from tests.e2e.cell_checks import check_logits
 from tests.e2e.harness import NEW_TOKENS, EngineRun, Lab
 from tests.e2e.sampling_oracle import log_softmax
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 SEQUENCES = [list(range(10, 52)), list(range(100, 220))]
 TOKENS = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}

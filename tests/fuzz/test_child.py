@@ -10,6 +10,7 @@ from tests.fuzz.generate import generate
 from tests.fuzz.program import Step
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_crash_and_a_hang_are_told_apart_and_the_next_program_runs(tmp_path: Path):
     sound = generate(1)

@@ -43,6 +43,7 @@ def test_a_seed_gives_the_same_program_always():
     ]
 
 
+@pytest.mark.full
 def test_a_program_is_read_again_from_its_text(programs: list[Program]):
     assert [from_json(program.to_json()) for program in programs[:50]] == programs[:50]
 

@@ -6,12 +6,13 @@ import torch
 from dlinfer import settings
 from dlinfer.graph.report import report
 from dlinfer.ops import fallback
+from tests.caches import fresh_cache
 
 
 @pytest.fixture(scope="session")
 def artifact_folder(tmp_path_factory: pytest.TempPathFactory):
     """One folder of compiled artifacts for all tests of a session, so that equal clusters compile once."""
-    return tmp_path_factory.mktemp("artifacts")
+    return fresh_cache(tmp_path_factory.mktemp("artifacts"))
 
 
 @pytest.fixture

@@ -114,13 +114,15 @@ def test_device_type_cpu_works_in_the_users_process(tokens: list[int]):
     assert tokens
 
 
-@pytest.mark.parametrize("where", ["spawned", pytest.param("mp_engine", marks=pytest.mark.full)])
+@pytest.mark.parametrize("where", ["spawned", "mp_engine"])
+@pytest.mark.full
 def test_device_type_cpu_works_in_spawned_workers(
     where: str, environment: Environment, model: Path, tokens: list[int]
 ):
     assert answer_of(run_user_script(environment, model, where), environment) == tokens
 
 
+@pytest.mark.full
 def test_without_autoload_lmdeploy_refuses_and_one_line_helps(
     environment: Environment, model: Path, tokens: list[int]
 ):

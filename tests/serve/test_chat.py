@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PROMPT = "double enter to end input >>> "
 
 
+@pytest.mark.full
 def test_answers_a_line_and_exits(model: Path):
     command = [LMDEPLOY, "chat", str(model), "--backend", "pytorch", "--device", "cpu", "--session-len", "64"]
     with ProcessTree(command, stdin="hello world\n\nexit\n\n") as chat:

@@ -14,6 +14,7 @@ STARTS = 20
 TOKENS = 100
 
 
+@pytest.mark.full
 def test_sigterm_during_a_request_lets_it_finish_and_ends_clean(model: Path):
     """The engine stands still until the server has begun to end, so that the request cannot be over before."""
     with ApiServer(model) as server, server.client() as client:
@@ -47,6 +48,7 @@ def test_sigterm_during_a_request_lets_it_finish_and_ends_clean(model: Path):
     [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)],
     ids=lambda which: which.name,
 )
+@pytest.mark.full
 def test_signal_while_the_engine_loads(which: signal.Signals, model: Path):
     """LMDeploy 0.18 itself: SIGTERM leaves Manager and engine behind; SIGINT waits for the engine for ever."""
     with ApiServer(model) as server:

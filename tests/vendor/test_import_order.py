@@ -6,6 +6,8 @@ import sys
 from importlib import util
 from pathlib import Path
 
+import pytest
+
 import dlinfer
 
 ROOT = Path(dlinfer.__file__).parent
@@ -43,6 +45,7 @@ def _is_there(vendor: str) -> bool:
     return vendor not in ("openvino", "onnxruntime") or util.find_spec(vendor) is not None
 
 
+@pytest.mark.full
 def test_any_module_may_be_the_first():
     assert len(modules()) > 10
     done = subprocess.run(

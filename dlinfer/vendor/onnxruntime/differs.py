@@ -104,6 +104,7 @@ _RULES: tuple[tuple[str, Rule, str], ...] = (
         _doubles,
         "passes over NaN in float64, which the translations of extremes are not written for",
     ),
+    ("log_softmax _log_softmax", _doubles, "passes over NaN in float64"),
     ("prod", _counted, "goes through floats"),
     ("nansum", _integers, "goes through floats"),
     ("pow", _varying_power, "overflows for negative exponents"),

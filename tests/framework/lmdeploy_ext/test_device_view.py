@@ -76,6 +76,7 @@ SCRIPT = """
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_only_lmdeploys_own_modules_are_touched():
     import json
 

@@ -124,6 +124,7 @@ ROUTED_EXPERTS = """
 """
 
 
+@pytest.mark.full
 def test_a_graph_stored_without_routed_experts_is_not_run_with_them(tmp_path):
     """LMDeploy builds the option into the model, and its forward then gives two tensors."""
     model = tmp_path / "qwen3_moe"
@@ -133,6 +134,7 @@ def test_a_graph_stored_without_routed_experts_is_not_run_with_them(tmp_path):
     assert found == [None, [tokens, layers, chosen], None]
 
 
+@pytest.mark.full
 def test_the_patches_can_be_undone(model):
     script = """
         import sys

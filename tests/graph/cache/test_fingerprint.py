@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 import dlinfer
@@ -63,6 +64,7 @@ def test_a_forced_instruction_set_counts():
     assert said_by_process(ONEDNN_MAX_CPU_ISA="AVX2") != str(environment())
 
 
+@pytest.mark.full
 def test_code_that_was_edited_after_it_was_loaded_is_neither_the_old_nor_the_new(tmp_path):
     """The old code must not pass for the new one, whose text lies on disk, nor the new one for the old."""
     shutil.copytree(

@@ -27,6 +27,7 @@ def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.mm(x, y)
 
 
+@pytest.mark.full
 def test_a_recompile_shows_its_cause(tmp_path):
     with settings.override(cache_dir=str(tmp_path)):
         explanation = dlinfer.explain(product, torch.ones(2, 3), torch.ones(3, 4), dynamic=True)

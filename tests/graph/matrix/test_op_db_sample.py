@@ -57,8 +57,9 @@ def told(name: str, dtype: str, lane: Lane) -> Tally:
     return tally
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.full
 def test_capture_equals_eager(name: str, dtype: str) -> None:
     tally = told(name, dtype, LANES["capture"])
     assert set(tally.unsupported) == NOT_CAPTURED.get(name, set())

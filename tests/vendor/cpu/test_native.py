@@ -498,6 +498,7 @@ class TestOp:
         ("-mno-avx", "avx"),
     ],
 )
+@pytest.mark.full
 def test_lesser_instruction_sets(flag, feature, tmp_path):
     if feature not in cpu_flags().split():
         pytest.skip(f"this CPU has no {feature}: {flag} changes nothing")
@@ -581,6 +582,7 @@ class TestCache:
         assert native.build(quick).exists()
 
     @pytest.mark.slow
+    @pytest.mark.full
     def test_two_processes_race(self, tmp_path):
         code = f"""
 import re, torch

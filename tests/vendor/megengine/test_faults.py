@@ -98,6 +98,7 @@ def test_an_input_of_sizes_that_do_not_fit(layer, rng):
     check(network, rng)
 
 
+@pytest.mark.full
 def test_two_hundred_loads_and_unloads_leak_nothing(layer, rng):
     """Networks are made, loaded, run and dropped; what the first ones leave is the library's own memory."""
 

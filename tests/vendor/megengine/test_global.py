@@ -185,6 +185,7 @@ LiteGlobal.dump_persistent_cache(second)
 """
 
 
+@pytest.mark.full
 def test_set_and_dump_persistent_cache(tmp_path):
     """In processes of their own: one that has run a convolution keeps its algorithm, whatever cache is set."""
     model, caches = tmp_path / "convolution.mge", [tmp_path / name for name in ("none", "found", "again")]

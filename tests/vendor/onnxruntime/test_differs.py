@@ -28,6 +28,7 @@ LEFT = {
     "halves that are added to rows": (lambda x: x.index_add(0, torch.tensor([1, 0]), x[:2]), FLOATS.half()),
     "halves that are scattered": (lambda x: x.scatter_add(1, x.argsort(1), x), FLOATS.half()),
     "halves that are put": (lambda x: x.index_put((x.argsort(0)[0] % 4,), x[0], True), FLOATS.half()),
+    "log_softmax of float64": (lambda x: F.log_softmax(x, 0), FLOATS.double()),
     "extremes of float64": (lambda x: x.min(1)[1], FLOATS.double()),
     "logarithms of float64": (lambda x: torch.log2(x.abs()), FLOATS.double()),
     "numbers for float64": (lambda x: x.masked_fill(x > 0, 0.1), FLOATS.double()),

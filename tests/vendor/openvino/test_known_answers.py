@@ -66,6 +66,7 @@ def test_a_wrong_gt_is_refused_with_its_reason_counted_and_the_result_is_right(w
     assert "aten.lt.Tensor" in [node.op for node in found.placed("engine")]
 
 
+@pytest.mark.full
 def test_the_doctor_says_so_and_so_does_the_cache(wrong_about_nan, capsys, tmp_path):
     torch.compile(
         compared, backend="dlinfer", options={"engine": "openvino", "small_regions": "engine"}, dynamic=True
@@ -160,6 +161,7 @@ def exp(x):
     return x.exp() + 1
 
 
+@pytest.mark.full
 def test_every_question_is_right_or_not_taken_on_this_cpu_or_says_what_is_wrong(fresh):
     wrong = [one for one in fresh.known_answers.verdicts() if one.state == "wrong"]
     for one in wrong:  # a finding of this CPU, not of the code: show it

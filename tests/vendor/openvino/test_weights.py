@@ -63,6 +63,7 @@ def test_changed_weights_are_noticed_and_told():
     assert all(note.startswith("compiled again, since weights had changed") for note in notes())
 
 
+@pytest.mark.full
 def test_memory_stays_alive_while_it_is_used():
     """OpenVINO's constants do not keep shared memory alive."""
     model = Model().eval()

@@ -144,6 +144,7 @@ def test_tokens_of_numpy_and_torch_are_tokens(qwen2):
     assert qwen2.generate(torch.tensor([1, 2]), 1).tokens == wanted
 
 
+@pytest.mark.full
 def test_a_worker_that_ends_is_an_error_and_a_new_engine_works(fresh, bmodel_of, model_folder):
     path = bmodel_of("qwen2", "bm1688")
     generator = Generator(open_engine(path))
@@ -274,6 +275,7 @@ def test_without_the_extra_the_command_names_it(tmp_path, capsys, monkeypatch, p
     assert f"{package} not installed" in said and "pip install 'dlinfer[sophgo]'" in said
 
 
+@pytest.mark.full
 def test_one_layers_copy_is_in_memory_at_a_time(model_folder, monkeypatch, tmp_path):
     """Of a model in 16 bits each net is a copy in float32. Automatic collection is off, as it may be late."""
     monkeypatch.setattr(build, "toolchain", lambda: None)

@@ -74,6 +74,7 @@ def left(place: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+@pytest.mark.full
 def test_the_command_ends_its_compilers(folder, own_cache, tmp_path, number):
     """Two run, each with a supervisor, and a process that it has started; none would end by itself."""
     scratch, to = tmp_path / "scratch", tmp_path / "out" / "model.bmodel"
@@ -126,7 +127,7 @@ sys.exit(main("compile --engine sophgo -o model.bmodel folder".split()))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_a_signal_that_comes_while_an_object_is_finalized_ends_the_command(number):
     """Python drops what a finalizer raises."""
     said = subprocess.run(
@@ -141,6 +142,7 @@ def test_a_signal_that_comes_while_an_object_is_finalized_ends_the_command(numbe
     assert not said.stdout
 
 
+@pytest.mark.full
 def test_a_net_that_fails_ends_the_others(folder, toolchain, monkeypatch, tmp_path):
     """The first of two compiles for ever; the second fails."""
     begun = tmp_path / "begun"

@@ -99,6 +99,7 @@ def test_no_emulator_of_a_chip_that_the_toolchain_has_none_of(toolchain):
         emulator.folder("bm9999")
 
 
+@pytest.mark.full
 def test_what_takes_a_compiler_without_one(fresh, bmodel, tmp_path, monkeypatch):
     monkeypatch.setattr(emulator, "_COMPILERS", ("no-such-compiler",))
     monkeypatch.setattr(emulator, "SHIM", "libnone.so")

@@ -58,7 +58,7 @@ def while_it_waits(happens: Callable[[], object]) -> Iterator[None]:
 # --- a worker that ends or hangs
 
 
-@pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
+@pytest.mark.parametrize("chip", ["bm1684x", pytest.param("bm1688", marks=pytest.mark.full)])
 def test_a_worker_that_is_killed(fresh, bmodel, chip):
     engine = open_engine(bmodel, chip)
     inputs, outputs = own_tensors(engine, "mlp")
@@ -101,6 +101,7 @@ def test_a_worker_that_hangs_is_ended_in_time(fresh, bmodel):
     next_run_works(bmodel, "bm1688")
 
 
+@pytest.mark.full
 def test_an_interrupt_ends_the_worker_and_is_raised(fresh, bmodel):
     """Its answer would be taken for that of the next call."""
     engine = open_engine(bmodel, "bm1688")  # whose worker is not stopped between calls
@@ -350,7 +351,7 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
+@pytest.mark.parametrize("chip", ["bm1684x", pytest.param("bm1688", marks=pytest.mark.full)])
 def test_an_idle_worker_takes_no_processor(fresh, bmodel, chip):
     """bm1684x's emulator waits for work in a loop; its worker is stopped between calls."""
     engine = open_engine(bmodel, chip)

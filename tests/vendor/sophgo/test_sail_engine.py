@@ -243,7 +243,9 @@ def test_every_stage_runs(engine):
 
 
 @pytest.mark.parametrize("chip", ["bm1684x", pytest.param("bm1688", marks=pytest.mark.full)])
-@pytest.mark.parametrize("flags", [None, sail.BmrtFlag.BM_RUNTIME_SHARE_MEM])
+@pytest.mark.parametrize(
+    "flags", [pytest.param(None, marks=pytest.mark.full), sail.BmrtFlag.BM_RUNTIME_SHARE_MEM]
+)
 def test_an_engine_keeps_its_memory_when_a_larger_one_comes_and_goes(bmodel, open_chips, chip, flags):
     """What it works in, which BMRuntime by itself gives back for the larger one's, as in the next test."""
     small = opened_with(bmodel(f"growing {chip}"), flags)

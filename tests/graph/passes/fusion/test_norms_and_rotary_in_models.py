@@ -81,8 +81,8 @@ def fired(one: CapturedGraph) -> tuple[int, ...]:
     return tuple(one.fuse(rule) for rule in RULES)
 
 
-# One of each way to write a norm or a rotation; the others differ in their configuration.
-QUICK = ("llama", "gemma3_text", "olmo2", "phi", "glm4", "cohere", "gptj", "deepseek_v3", "nanochat")
+# One of each way to write a rotation, and of the ways to write a norm; the others differ in their configuration.
+QUICK = ("llama", "gemma3_text", "glm4", "gptj", "deepseek_v3")
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,11 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)],
+    ids=["fp32", "bf16"],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_function(family, dtype):
     """Products and sum are rounded where the model rounds them, so that results are equal bit by bit."""

@@ -357,7 +357,11 @@ def attend(module: nn.Module):
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(
-    ("attention", "config"), [(LlamaAttention, LlamaConfig), (GemmaAttention, GemmaConfig)]
+    ("attention", "config"),
+    [
+        (LlamaAttention, LlamaConfig),
+        pytest.param(GemmaAttention, GemmaConfig, marks=pytest.mark.full),
+    ],
 )
 def test_transformers(attention, config, implementation, tokens, dtype):
     module = filled(attention(tiny(config, attn_implementation=implementation), 0), dtype)

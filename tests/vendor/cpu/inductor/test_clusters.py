@@ -179,6 +179,7 @@ def test_clusters_of_another_configuration_of_inductor_are_apart(settings, tmp_p
     assert (again, report.origin, len(compilations)) == (plain, "shared", 2)
 
 
+@pytest.mark.full
 def test_another_process_has_the_same_code_generator():
     code = "from dlinfer.vendor.cpu.inductor.clusters import code_generator\nprint(code_generator())"
     said = [

@@ -226,7 +226,7 @@ def pooling(tokens, kernel):
 
 
 @pytest.mark.parametrize("function", [convolution, pooling])
-@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("images", [pytest.param(1, marks=pytest.mark.full), 2])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_loops_read_results_of_kernels_where_they_lie(function, images, dynamic):
     same_as_eager(function, IMAGE[:images], KERNEL, small_regions="engine", dynamic=dynamic)
