@@ -65,8 +65,6 @@ def _dtype(node: fx.Node, operands: list[torch.Tensor]) -> torch.dtype | None:
         return None
     if result.dtype != torch.bool:
         return result.dtype
-    if len({operand.dtype for operand in operands}) == 1 and not _compares_with_float(node, operands[0]):
-        return None
     numbers: list[Any] = [value for value in arguments(node).values() if isinstance(value, (int, float))]
     dtype = operands[0].dtype
     for index, operand in enumerate(operands):
@@ -75,14 +73,9 @@ def _dtype(node: fx.Node, operands: list[torch.Tensor]) -> torch.dtype | None:
             if index < 2
             else torch.promote_types(dtype, operand.dtype)
         )
-    if any(isinstance(number, float) for number in numbers) and not dtype.is_floating_point:
-        return torch.get_default_dtype()
-    return dtype
-
-
-def _compares_with_float(node: fx.Node, operand: torch.Tensor) -> bool:
-    numbers = [value for value in arguments(node).values() if isinstance(value, float)]
-    return bool(numbers) and not operand.dtype.is_floating_point
+    for number in numbers:
+        dtype = torch.result_type(torch.empty(1, dtype=dtype), number)
+    return None if all(operand.dtype == dtype for operand in operands) else dtype
 
 
 def _cast(graph: fx.Graph, node: fx.Node, operand: fx.Node, dtype: torch.dtype) -> None:
