@@ -1,12 +1,11 @@
 """The three forms of ``EngineLLM(...)``."""
 
-import inspect
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from dlinfer.vendor.sophgo.runtime.loaded import LoadedModel
-from dlinfer.vendor.sophgo.sail.checks import is_count, refuse
+from dlinfer.vendor.sophgo.sail.checks import is_count, is_list, made_by, refuse
 
 _MOST_FLAGS = 2**32 - 1
 
@@ -20,11 +19,7 @@ def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoadedModel:
         form = _with_flags if len(args) + len(kwargs) == 3 else _from_file
     else:
         raise refuse("EngineLLM", f"{type(first).__name__} is neither a path nor the bytes of a bmodel")
-    try:
-        inspect.signature(form).bind(*args, **kwargs)
-    except TypeError as error:
-        raise refuse("EngineLLM", f"its arguments are none of its three forms: {error}") from None
-    return form(*args, **kwargs)
+    return made_by(form, args, kwargs, "EngineLLM", "its arguments are none of its three forms")
 
 
 def _from_file(bmodel_path: str, dev_ids: Sequence[int]) -> LoadedModel:
@@ -44,6 +39,6 @@ def _with_flags(bmodel_path: str, flags: int, dev_ids: Sequence[int]) -> LoadedM
 
 
 def _devices(dev_ids: Any) -> list[int]:
-    if isinstance(dev_ids, (str, bytes, bytearray)) or not isinstance(dev_ids, Sequence):
+    if not is_list(dev_ids):
         raise refuse("EngineLLM", f"dev_ids {dev_ids!r} is no list of numbers of devices")
     return list(dev_ids)
