@@ -15,6 +15,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -67,8 +68,8 @@ class Worker:
         self.call("start", folder=str(folder), emulated=emulated)
 
     def _start(self) -> None:
-        self._log = _memory_file(0)
-        memory = _memory_file(SHARED_BYTES)
+        self._log, memory = memory_file(), memory_file()
+        memory.truncate(SHARED_BYTES)
         self.shared = mmap.mmap(memory.fileno(), SHARED_BYTES)
         self._wire, theirs = socket.socketpair()
         self._process = starter.start(partial(_started, theirs, memory, self._log))
@@ -90,27 +91,29 @@ class Worker:
         Raises SophgoRuntimeError where the C library refuses, SophgoWorkerError where the worker is gone, and
         SophgoTimeoutError where it does not answer in DLINFER_SOPHGO_TIMEOUT seconds and was ended for it.
         """
-        self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
-        with self._lock:
-            self._discard()
+        with self._turn(name):
             return self._ask(name, file, arguments)
 
     def put(self, data: memoryview, name: str, **arguments: Any) -> None:
         """Ask for something with at most SHARED_BYTES of data."""
-        self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
-        with self._lock:
-            self._discard()
+        with self._turn(name):
             self.shared[: data.nbytes] = data
             self._ask(name, None, arguments)
 
     def get(self, data: memoryview, name: str, **arguments: Any) -> None:
         """Ask for something that answers with data, of ``data``'s size, at most SHARED_BYTES."""
-        self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
-        with self._lock:
-            self._discard()
+        with self._turn(name):
             self._ask(name, None, arguments)
             with memoryview(self.shared) as shared:
                 data[:] = shared[: data.nbytes]
+
+    @contextlib.contextmanager
+    def _turn(self, name: str) -> Iterator[None]:
+        """One thread's, for a call; what nobody wants is given back first."""
+        self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
+        with self._lock:
+            self._discard()
+            yield
 
     def discard(self, call: str, number: int) -> None:
         """Have something given back, at once or before the next call.
@@ -128,14 +131,13 @@ class Worker:
 
     def _discard(self) -> None:
         """Give back what nobody wants: memory first, since models end with their runtime."""
-        wanted = {"free": "numbers", "unload": "models"}
-        gone: dict[str, list[int]] = {call: [] for call in wanted}
+        gone: dict[str, list[int]] = {"free": [], "unload": []}
         while self._unwanted:
             call, number = self._unwanted.popleft()
             gone[call].append(number)
         for call, numbers in gone.items():
-            if numbers and self.alive and os.getpid() == self._owner:
-                self._ask(call, None, {wanted[call]: numbers})
+            if numbers and self.alive:
+                self._ask(call, None, {"numbers": numbers})
 
     def _ask(self, name: str, file: int | None, arguments: dict[str, Any]) -> Any:
         self._check_usable(name)
@@ -143,7 +145,8 @@ class Worker:
         seconds = settings.current().sophgo_timeout
         self._wire.settimeout(seconds)
         request = wire.packed({"call": name, **arguments})
-        self._wake()
+        if self._restless:
+            self._process.send_signal(signal.SIGCONT)
         try:
             self._wire.sendall(request)
             if file is not None:
@@ -152,9 +155,8 @@ class Worker:
         except TimeoutError:
             self.kill()
             self._death = f"gave no answer to {name!r} in {seconds:g} seconds and was ended"
-            raise SophgoTimeoutError(
-                chip=self.name, call=name, seconds=f"{seconds:g}", log=self._tail()
-            ) from None
+            told = {"chip": self.name, "call": name, "seconds": f"{seconds:g}", "log": self._tail()}
+            raise SophgoTimeoutError(**told) from None
         except (wire.ClosedError, OSError):
             self._death = self._how_it_ended()
             raise SophgoWorkerError(chip=self.name, how=self._death, call=name, log=self._tail()) from None
@@ -170,13 +172,10 @@ class Worker:
         return answer["result"]
 
     def _check_usable(self, name: str) -> None:
-        if os.getpid() != self._owner:
-            how = "belongs to the process that this one was forked from"
-        elif self._death:
-            how = self._death
-        else:
-            return
-        raise SophgoWorkerError(chip=self.name, how=how, call=name, log="")
+        forked = os.getpid() != self._owner
+        how = "belongs to the process that this one was forked from" if forked else self._death
+        if how:
+            raise SophgoWorkerError(chip=self.name, how=how, call=name, log="")
 
     def _how_it_ended(self) -> str:
         try:
@@ -187,10 +186,6 @@ class Worker:
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
         return f"ended itself with exit status {code}"
-
-    def _wake(self) -> None:
-        if self._restless:
-            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it at once, whatever it is doing."""
@@ -211,11 +206,9 @@ class Worker:
         return "; it printed: " + " | ".join(lines[-4:]) if lines else ""
 
 
-def _memory_file(size: int) -> FileIO:
-    """A file in memory, without a name, so that none stays behind whatever happens."""
-    file = FileIO(os.memfd_create("dlinfer-sophgo", os.MFD_CLOEXEC), "r+")
-    file.truncate(size)
-    return file
+def memory_file() -> FileIO:
+    """Return a file in memory, without a name, so that none stays behind whatever happens. Raises OSError."""
+    return FileIO(os.memfd_create("dlinfer-sophgo", os.MFD_CLOEXEC), "r+")
 
 
 def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subprocess.Popen[bytes]:
@@ -234,13 +227,11 @@ def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subproce
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, log: FileIO, owner: int) -> None:
     """Close the wire, at which the worker gives everything back and ends; by force where it does not."""
-    if os.getpid() == owner:
+    with connection, log:
+        if os.getpid() != owner:
+            return
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)  # a fork's child may have this end of the wire, too
-    connection.close()
-    log.close()
-    if os.getpid() != owner:
-        return
     process.send_signal(signal.SIGCONT)  # it may be stopped
     try:
         process.wait(_PATIENCE)

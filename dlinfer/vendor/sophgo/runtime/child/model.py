@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-from collections.abc import Callable
 from typing import Any
 
 from .chip import Chip, Memory, RefusedError
@@ -18,22 +17,20 @@ class Model:
         self._memories: list[int] = []
         handles = (ctypes.c_void_p * len(devices))(*(chip.handles[device] for device in devices))
         self._runtime = chip.bmrt.bmrt_create_ex(handles, len(devices))
-        if not self._runtime:
-            raise RefusedError("load", "BMRuntime could not be created")
+        _check(self._runtime, "load", "BMRuntime could not be created")
         if flags is not None:
             chip.bmrt.bmrt_set_flags(self._runtime, flags)
 
     def load_file(self, path: str) -> None:
         """Load a bmodel from a file. Raises RefusedError."""
-        self._loaded(lambda: self.chip.bmrt.bmrt_load_bmodel(self._runtime, os.fsencode(path)))
+        _check(
+            self.chip.bmrt.bmrt_load_bmodel(self._runtime, os.fsencode(path)), "load", "BMRuntime refused it"
+        )
 
     def load_bytes(self, address: int, size: int) -> None:
         """Load a bmodel from memory, which may be given back afterwards. Raises RefusedError."""
-        self._loaded(lambda: self.chip.bmrt.bmrt_load_bmodel_data(self._runtime, address, size))
-
-    def _loaded(self, load: Callable[[], bool]) -> None:
-        if not load():
-            raise RefusedError("load", "BMRuntime refused it")
+        loaded = self.chip.bmrt.bmrt_load_bmodel_data(self._runtime, address, size)
+        _check(loaded, "load", "BMRuntime refused it")
 
     def describe(self) -> dict[str, Any]:
         """Return all that bm_net_info_t says of every network, and numbers for the memory of its inputs and outputs."""
@@ -81,22 +78,20 @@ class Model:
         self._memories.append(number)
         return {"number": number, "address": block.address, "size": block.size}
 
-    def run(self, name: str, inputs: list[Any], outputs: list[Any]) -> list[list[int]]:
-        """Run a network and wait for it. The shapes of the outputs. Raises RefusedError.
+    def run(self, network: str, inputs: list[Any], outputs: list[Any]) -> list[list[int]]:
+        """Run a network and wait for it; gives the outputs' shapes. Raises RefusedError.
 
         A tensor is [dtype, shape, memory's number, offset, bytes].
         """
         given = (Tensor * len(inputs))(*map(self._c_tensor, inputs))
         taken = (Tensor * len(outputs))(*map(self._c_tensor, outputs))
         ran = self.chip.bmrt.bmrt_launch_tensor_ex(
-            self._runtime, name.encode(), given, len(inputs), taken, len(outputs), True, False
+            self._runtime, network.encode(), given, len(inputs), taken, len(outputs), True, False
         )
-        if not ran:
-            raise RefusedError("launch", "BMRuntime refused to run it")
+        _check(ran, "launch", "BMRuntime refused to run it")
         for device in self.devices:
             status = self.chip.bmlib.bm_thread_sync(self.chip.handles[device])
-            if status:
-                raise RefusedError("launch", f"waiting for device {device} failed with bm_status_t {status}")
+            _check(not status, "launch", f"waiting for device {device} failed with bm_status_t {status}")
         return [tensor.shape.sizes() for tensor in taken]
 
     def _c_tensor(self, tensor: list[Any]) -> Tensor:
@@ -105,6 +100,10 @@ class Model:
 
     def close(self) -> None:
         """Give back the runtime with all that it holds."""
-        for number in self._memories:
-            self.chip.free(number)
+        self.chip.free(self._memories)
         self.chip.bmrt.bmrt_destroy(self._runtime)
+
+
+def _check(done: Any, kind: str, detail: str) -> None:
+    if not done:
+        raise RefusedError(kind, detail)
