@@ -16,29 +16,16 @@ FIXED_ROPES = ("default", "linear", "llama3", "yarn")
 
 
 def load(folder: Path, seq_length: int) -> Any:
-    """Return the model, in eval mode, with attention written out in plain ops.
+    """Return the model, in eval mode, with attention written out in plain ops. Raises ModelFolderError and
+    UnsupportedFeatureError."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    Raises ModelFolderError and UnsupportedFeatureError.
-    """
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM
-    except ImportError as cause:
-        raise ModelFolderError(
-            path=str(folder),
-            detail="transformers is not installed",
-            advice="pip install 'dlinfer[sophgo]', which has transformers",
-        ) from cause
     if not (folder / "config.json").is_file():
         raise _wrong(folder, "it has no config.json")
     for feature, advice in _unsupported(_read(AutoConfig, folder), seq_length):
         raise UnsupportedFeatureError(feature=feature, where="dlinfer compile --engine sophgo", advice=advice)
-    model = _read(
-        AutoModelForCausalLM,
-        folder,
-        use_safetensors=True,  # the other format is a pickle
-        dtype="auto",
-        attn_implementation="eager",
-    )
+    safe = {"use_safetensors": True}  # the other format is a pickle
+    model = _read(AutoModelForCausalLM, folder, **safe, dtype="auto", attn_implementation="eager")
     if any(parameter.is_meta for parameter in model.parameters()):
         raise _wrong(folder, "some weights are in no file of it")
     return model.eval().requires_grad_(False)

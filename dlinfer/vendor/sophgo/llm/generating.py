@@ -62,10 +62,8 @@ def open_engine(
 
 
 class Generator:
-    """A language model's nets, ready to continue prompts, one after the other and in one thread at a time.
-
-    engine: of a bmodel that ``dlinfer compile --engine sophgo`` made. Raises SophgoLlmError for another.
-    """
+    """A language model's nets, ready to continue prompts, one after the other and in one thread at a time. Raises
+    SophgoLlmError for a bmodel that ``dlinfer compile --engine sophgo`` did not make."""
 
     def __init__(self, engine: sail.EngineLLM) -> None:
         self.engine = engine
@@ -119,10 +117,9 @@ class Generator:
             raise SophgoLlmError(detail=detail)
         most = sizes.capacity + 1 - len(tokens)
         if type(max_new_tokens) is not int or not 1 <= max_new_tokens <= most:
-            detail = (
-                f"{len(tokens)} tokens of prompt and {max_new_tokens} new ones; it holds {sizes.capacity}"
-            )
-            raise SophgoLlmError(detail=f"{detail}, the last new one aside, and gives 1 or more")
+            asked = f"{len(tokens)} tokens of prompt and {max_new_tokens} new ones"
+            holds = f"it holds {sizes.capacity}, the last new one aside, and gives 1 or more"
+            raise SophgoLlmError(detail=f"{asked}; {holds}")
         return tokens
 
     def _prefill(self, prompt: Sequence[int]) -> np.ndarray:

@@ -34,10 +34,7 @@ class Place:
 
 
 class Device:
-    """A device of a chip.
-
-    number: as the caller counts; chip: its kind; serial: its serial number, empty where it has none.
-    """
+    """A device. number: as the caller counts; chip: its kind; serial: its serial number, empty where it has none."""
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker = worker

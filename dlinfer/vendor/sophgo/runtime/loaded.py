@@ -90,15 +90,12 @@ class LoadedModel:
         self.devices = {number: open_device(number, self.chip) for number in devices}
         self._check_chip()
         self._worker = self.devices[devices[0]].worker
-        working = sorted(header.working()) if chips.sharing(self.chip) else []
+        kind = chips.KINDS.get(self.chip)
+        working = sorted(header.working()) if kind is not None and kind.sharing else []
         if self._worker.without_shim and (header.devices > 1 or working):
-            use = (
-                f"as {header.devices} devices"
-                if header.devices > 1
-                else "with networks that work in its memory"
-            )
-            what, reason = f"{self._worker.name} {use}", self._worker.without_shim
-            raise SophgoUnavailableError(what=what, reason=reason, advice="install one")
+            several = f"as {header.devices} devices" if header.devices > 1 else ""
+            what = f"{self._worker.name} {several or 'with networks that work in its memory'}"
+            raise SophgoUnavailableError(what=what, reason=self._worker.without_shim, advice="install one")
         weights = sorted(header.weights)
         told = self._load(source, devices=devices, flags=flags, working=working, weights=weights)
         self._number: int = told["number"]
@@ -163,13 +160,8 @@ class LoadedModel:
         for side, arguments in (("input", inputs), ("output", outputs)):
             for index, argument in enumerate(arguments):
                 self._check_worker(f"{side} {index} of {network!r}", argument.memory.device.worker)
-        shapes = self._worker.call(
-            "run",
-            model=self._number,
-            network=network,
-            inputs=[each.wire() for each in inputs],
-            outputs=[each.wire() for each in outputs],
-        )
+        given, taken = ([each.wire() for each in side] for side in (inputs, outputs))
+        shapes = self._worker.call("run", model=self._number, network=network, inputs=given, outputs=taken)
         return [tuple(shape) for shape in shapes]
 
     def _check_worker(self, which: str, worker: Worker) -> None:

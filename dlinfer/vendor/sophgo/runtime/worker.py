@@ -27,20 +27,11 @@ from dlinfer.vendor.sophgo.errors import SophgoRuntimeError, SophgoTimeoutError,
 from dlinfer.vendor.sophgo.runtime.child import wire
 
 SHARED_BYTES = 16 * 2**20
-_PACKAGE = Path(__file__).parent / "child"
 _PATIENCE = 10.0  # seconds in which a worker that is told to end has given its devices back
 _LOG_BYTES = 4096
 
-# Opens the package ``child`` under a name of its own: as a part of dlinfer it would bring torch with it.
-_START = """
-import importlib.util, sys
-folder = sys.argv.pop(1)
-spec = importlib.util.spec_from_file_location(
-    "sophgo_worker", folder + "/__init__.py", submodule_search_locations=[folder])
-sys.modules["sophgo_worker"] = importlib.util.module_from_spec(spec)
-from sophgo_worker.serve import main
-main()
-"""
+# Opens the package ``child`` by its own name: as a part of dlinfer it would bring torch with it.
+_START = "import sys; sys.path.append(sys.argv.pop(1)); from child.serve import main; main()"
 
 
 class Worker:
@@ -141,7 +132,8 @@ class Worker:
 
     def _ask(self, name: str, file: int | None, arguments: dict[str, Any]) -> Any:
         self._check_usable(name)
-        self._forget_log()
+        self._log.truncate(0)
+        self._log.seek(0)  # the worker writes where this file's one position is
         seconds = settings.current().sophgo_timeout
         self._wire.settimeout(seconds)
         request = wire.packed({"call": name, **arguments})
@@ -192,11 +184,6 @@ class Worker:
         self._process.kill()
         self._process.wait()
 
-    def _forget_log(self) -> None:
-        log = self._log.fileno()
-        os.ftruncate(log, 0)
-        os.lseek(log, 0, os.SEEK_SET)  # the worker writes where this file's one position is
-
     def _tail(self) -> str:
         """What it printed during this call, as a part of a message."""
         log = self._log.fileno()
@@ -216,7 +203,16 @@ def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subproce
     with connection, memory:
         numbers = connection.fileno(), memory.fileno()
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _START, str(_PACKAGE), *map(str, numbers), str(os.getpid())],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                _START,
+                str(Path(__file__).parent),
+                *map(str, numbers),
+                str(os.getpid()),
+            ],
             pass_fds=numbers,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -10,12 +10,7 @@ from math import prod
 from typing import Any, TypeVar, overload
 
 from dlinfer.errors import DlinferError
-from dlinfer.vendor.sophgo.errors import (
-    SophgoCallError,
-    SophgoRuntimeError,
-    SophgoTimeoutError,
-    SophgoWorkerError,
-)
+from dlinfer.vendor.sophgo import errors
 from dlinfer.vendor.sophgo.runtime.loaded import LoadedModel, NetworkInfo, TensorInfo
 from dlinfer.vendor.sophgo.sail.bind import arguments
 from dlinfer.vendor.sophgo.sail.checks import is_count, made_by, refuse
@@ -27,10 +22,10 @@ _logger = logging.getLogger("dlinfer")
 _Told = TypeVar("_Told")
 
 _FAILURES = {
-    SophgoTimeoutError: Failure.TIMEOUT,  # before SophgoWorkerError, of which it is one
-    SophgoWorkerError: Failure.WORKER,
-    SophgoRuntimeError: Failure.RUNTIME,
-    SophgoCallError: Failure.ARGUMENT,
+    errors.SophgoTimeoutError: Failure.TIMEOUT,  # before SophgoWorkerError, of which it is one
+    errors.SophgoWorkerError: Failure.WORKER,
+    errors.SophgoRuntimeError: Failure.RUNTIME,
+    errors.SophgoCallError: Failure.ARGUMENT,
 }
 
 
@@ -131,9 +126,7 @@ class EngineLLM:
         return self._network(graph_name).is_dynamic
 
     get_input_name, get_output_name = _both(lambda tensor: tensor.name, "the name")
-    get_input_tensor_devid, get_output_tensor_devid = _both(
-        lambda tensor: tensor.device, "the number of the device"
-    )
+    get_input_tensor_devid, get_output_tensor_devid = _both(lambda tensor: tensor.device, "the device")
     get_input_max_shape, get_output_max_shape = _both(_max_shape, "the largest sizes, in any stage,")
     get_input_dtype, get_output_dtype = _both(lambda tensor: Dtype(tensor.dtype), "the type of the elements")
     # An integer input's elements are real values times its scale, real values are an integer output's elements times
@@ -162,8 +155,7 @@ class EngineLLM:
 
     def get_input_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
         """Return an input on the graph's own memory; None where the graph's addr_mode is not 1."""
-        tensor = self._input(graph_name, index)
-        return self._tensor(graph_name, tensor, stage) if self.get_addr_mode(graph_name) == 1 else None
+        return self._one(graph_name, self._input(graph_name, index), stage)
 
     @overload
     def get_output_tensors(self, graph_name: str, tensor_name: str, stage: int = 0) -> dict[int, Tensor]: ...
@@ -177,8 +169,7 @@ class EngineLLM:
 
     def get_output_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
         """Return an output on the graph's own memory; None where the graph's addr_mode is not 1."""
-        tensor = self._output(graph_name, index)
-        return self._tensor(graph_name, tensor, stage) if self.get_addr_mode(graph_name) == 1 else None
+        return self._one(graph_name, self._output(graph_name, index), stage)
 
     def get_input_tensors_addrmode0(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]:
         """Index -> tensor of all inputs on the graph's own memory, in any addr_mode but the tagged ones.
@@ -205,12 +196,13 @@ class EngineLLM:
         }
 
     def _any(self, graph_name: str, tensors: Sequence[TensorInfo], stage: int) -> dict[int, Tensor]:
-        if self.get_addr_mode(graph_name) not in (0, 1):
-            detail = (
-                f"graph {graph_name!r} has addr_mode {self.get_addr_mode(graph_name)}; its tags are no memory"
-            )
-            raise refuse("EngineLLM", detail)
+        mode = self.get_addr_mode(graph_name)
+        if mode not in (0, 1):
+            raise refuse("EngineLLM", f"graph {graph_name!r} has addr_mode {mode}; its tags are no memory")
         return {index: self._tensor(graph_name, tensor, stage) for index, tensor in enumerate(tensors)}
+
+    def _one(self, graph_name: str, tensor: TensorInfo, stage: int) -> Tensor | None:
+        return self._tensor(graph_name, tensor, stage) if self.get_addr_mode(graph_name) == 1 else None
 
     def _tensor(self, graph_name: str, tensor: TensorInfo, stage: int) -> Tensor:
         shape = _shape(graph_name, tensor, stage)
@@ -238,10 +230,9 @@ def _at(graph_name: str, tensors: Sequence[TensorInfo], index: int, side: str) -
 
 
 def _shape(graph_name: str, tensor: TensorInfo, stage: int) -> list[int]:
-    if not _within(stage, len(tensor.shapes)):
-        raise refuse(
-            "EngineLLM", f"graph {graph_name!r} has stages 0 to {len(tensor.shapes) - 1}, not {stage!r}"
-        )
+    stages = len(tensor.shapes)
+    if not _within(stage, stages):
+        raise refuse("EngineLLM", f"graph {graph_name!r} has stages 0 to {stages - 1}, not {stage!r}")
     return list(tensor.shapes[stage])
 
 

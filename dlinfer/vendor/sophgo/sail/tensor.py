@@ -195,9 +195,8 @@ class Tensor:
         call = "Tensor.sync_d2d_stride"
         source = self._other(call, src)
         if not all(map(is_count, (stride_src, stride_dst, count))) or not stride_src:
-            raise refuse(
-                call, f"strides {stride_src!r}, {stride_dst!r} and count {count!r}: numbers of elements"
-            )
+            detail = f"strides {stride_src!r}, {stride_dst!r} and count {count!r}: numbers of elements"
+            raise refuse(call, detail)
         if stride_dst != 1 and (stride_dst, stride_src, self.element_size()) != (4, 1, 1):
             raise refuse(call, f"stride_dst {stride_dst}; it is 1, or 4 for bytes that stride_src 1 reads")
         stride_src, stride_dst, count = int(stride_src), int(stride_dst), int(count)

@@ -12,17 +12,10 @@ from .layout import DeviceMemory
 from .library import open_libraries
 
 _SUCCESS = 0
-_FAILURES = {
-    1: "device not ready",
-    2: "general failure",
-    3: "time-out",
-    4: "invalid parameter",
-    5: "not enough memory",
-    6: "data error",
-    7: "device busy",
-    8: "not supported yet",
-    9: "not supported",
-}
+_FAILURES = (
+    *("success", "device not ready", "general failure", "time-out", "invalid parameter", "not enough memory"),
+    *("data error", "device busy", "not supported yet", "not supported"),
+)
 
 
 class RefusedError(Exception):
@@ -112,10 +105,8 @@ class Chip:
         self._done("copy", self.bmlib.bm_memcpy_d2s_partial(handle, address, place, size))
 
     def copy(self, target: tuple[int, int], source: tuple[int, int], size: int) -> None:
-        """Copy bytes between two places of one device; a place is a number and an offset.
-
-        Through this process where the chip is emulated: bm1688's emulator crashes at bm_memcpy_d2d_byte.
-        """
+        """Copy bytes between two places of one device, each a number and an offset; through this process where the
+        chip is emulated, since bm1688's emulator crashes at bm_memcpy_d2d_byte."""
         if self.emulated:
             between = ctypes.create_string_buffer(size)
             self.read(ctypes.addressof(between), *source, size)
@@ -146,4 +137,5 @@ class Chip:
     @staticmethod
     def _done(kind: str, status: int) -> None:
         if status != _SUCCESS:
-            raise RefusedError(kind, _FAILURES.get(status, f"bm_status_t {status}"))
+            known = 0 < status < len(_FAILURES)
+            raise RefusedError(kind, _FAILURES[status] if known else f"bm_status_t {status}")

@@ -23,9 +23,8 @@ class Model:
 
     def load_file(self, path: str) -> None:
         """Load a bmodel from a file. Raises RefusedError."""
-        _check(
-            self.chip.bmrt.bmrt_load_bmodel(self._runtime, os.fsencode(path)), "load", "BMRuntime refused it"
-        )
+        loaded = self.chip.bmrt.bmrt_load_bmodel(self._runtime, os.fsencode(path))
+        _check(loaded, "load", "BMRuntime refused it")
 
     def load_bytes(self, address: int, size: int) -> None:
         """Load a bmodel from memory, which may be given back afterwards. Raises RefusedError."""
@@ -45,17 +44,10 @@ class Model:
         net: Network = self.chip.bmrt.bmrt_get_network_info(self._runtime, name).contents
         return {
             "name": name.decode(),
-            "is_dynamic": net.is_dynamic,
-            "addr_mode": net.addr_mode,
-            "core_num": net.core_num,
-            "stage_num": net.stage_num,
-            "inputs": self._tensors(net, "input"),
-            "outputs": self._tensors(net, "output"),
+            **{field: getattr(net, field) for field in ("is_dynamic", "addr_mode", "core_num", "stage_num")},
+            "inputs": [self._tensor(net, "input", index) for index in range(net.input_num)],
+            "outputs": [self._tensor(net, "output", index) for index in range(net.output_num)],
         }
-
-    def _tensors(self, net: Network, side: str) -> list[dict[str, Any]]:
-        """What the network says of its inputs, or of its outputs."""
-        return [self._tensor(net, side, index) for index in range(getattr(net, f"{side}_num"))]
 
     def _tensor(self, net: Network, side: str, index: int) -> dict[str, Any]:
         device = self.devices[getattr(net, f"{side}_devices")[index]]
@@ -79,10 +71,8 @@ class Model:
         return {"number": number, "address": block.address, "size": block.size}
 
     def run(self, network: str, inputs: list[Any], outputs: list[Any]) -> list[list[int]]:
-        """Run a network and wait for it; gives the outputs' shapes. Raises RefusedError.
-
-        A tensor is [dtype, shape, memory's number, offset, bytes].
-        """
+        """Run a network on tensors, each [dtype, shape, memory's number, offset, bytes], and wait for it; gives the
+        outputs' shapes. Raises RefusedError."""
         given = (Tensor * len(inputs))(*map(self._c_tensor, inputs))
         taken = (Tensor * len(outputs))(*map(self._c_tensor, outputs))
         ran = self.chip.bmrt.bmrt_launch_tensor_ex(
