@@ -44,36 +44,19 @@ class PyOrtFunction:
 # On Debian 12 nothing starts with the C library that the package carries: it is older than the system's loader.
 _C_LIBRARY = tuple(f"tpu_mlir/lib/third_party/{name}.so*" for name in ("libc", "libm", "libpthread"))
 
+_PACKAGES = """
+    tpu_mlir==1.30.2 numpy==1.24.3 protobuf==3.20.3 onnx==1.14.1 onnxruntime==1.16.3 coloredlogs==15.0.1
+    humanfriendly==10.0 flatbuffers==25.12.19 packaging==26.3 sympy==1.14.0 mpmath==1.3.0
+    onnxsim==0.4.17 rich==15.0.0 markdown-it-py==4.3.0 mdurl==0.1.2 Pygments==2.21.0
+    typing_extensions==4.16.0 Pillow==10.0.0 opencv-python-headless==4.8.0.76 tqdm==4.70.1 psutil==7.2.2
+    plotly==7.1.0 narwhals==2.29.0 filelock==4.1.0
+"""
+
 TOOLCHAIN = Toolchain(
     name="sophgo",
     summary="Sophgo's compiler, runtime and chip emulators (tpu_mlir 1.30.2)",
     python="3.10",
-    packages=(
-        "tpu_mlir==1.30.2",
-        "numpy==1.24.3",
-        "protobuf==3.20.3",
-        "onnx==1.14.1",
-        "onnxruntime==1.16.3",
-        "coloredlogs==15.0.1",
-        "humanfriendly==10.0",
-        "flatbuffers==25.12.19",
-        "packaging==26.3",
-        "sympy==1.14.0",
-        "mpmath==1.3.0",
-        "onnxsim==0.4.17",
-        "rich==15.0.0",
-        "markdown-it-py==4.3.0",
-        "mdurl==0.1.2",
-        "Pygments==2.21.0",
-        "typing_extensions==4.16.0",
-        "Pillow==10.0.0",
-        "opencv-python-headless==4.8.0.76",
-        "tqdm==4.70.1",
-        "psutil==7.2.2",
-        "plotly==7.1.0",
-        "narwhals==2.29.0",
-        "filelock==4.1.0",
-    ),
+    packages=tuple(_PACKAGES.split()),
     installed_bytes=1_500_000_000,
     download_bytes=450_000_000,
     files={"torch.py": _TORCH, "onnxruntime_extensions.py": _EXTENSIONS},

@@ -51,27 +51,28 @@ def store(made: Path, key: str) -> Path:
 def scratch() -> Iterator[Path]:
     """Return a folder beside the cache's files that goes at the end; locked, so that others see that it is in use."""
     _clear()
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=place()) as folder:
-        lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield Path(folder)
-        finally:
-            os.close(lock)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=place()) as folder, _opened(folder) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(folder)
 
 
 def _clear() -> None:
     """Remove scratch folders whose process is gone."""
     for folder in place().glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):  # another process may be removing it
-            if time.time() - folder.stat().st_mtime < _FRESH:
-                continue
-            lock = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
+            if time.time() - folder.stat().st_mtime >= _FRESH:
+                with _opened(folder) as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    file = os.open(path, flags, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager
@@ -79,30 +80,25 @@ def alone(key: str, stop: Stop) -> Iterator[None]:
     """Waits until no thread or process compiles this key. Raises StoppedError while it waits."""
     place().mkdir(parents=True, exist_ok=True)
     path = place() / f"{key}.lock"
-    while (lock := _locked(path)) is None:
+    while True:
+        with _opened(path, os.O_RDWR | os.O_CREAT) as lock:
+            if _locked(lock, path):
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
         stop.check()
         time.sleep(_PAUSE)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(lock)
 
 
-def _locked(path: Path) -> int | None:
-    """The open file, locked; None where another has it, or had it and has removed it."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+def _locked(lock: int, path: Path) -> bool:
+    """Lock the open file; False where another has it, or had it and has removed it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock), path.stat()):
-            return lock
+        return os.path.samestat(os.fstat(lock), path.stat())
     except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        os.close(lock)
-        raise
-    os.close(lock)
-    return None
+        return False
 
 
 def _digest(path: Path) -> str:

@@ -1,12 +1,13 @@
 """ONNX to bmodel by Sophgo's compiler, in a process of its own, kept in the cache by the content of what went in."""
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import numpy as np
 from dlinfer.graph.cache.key import canonical_text
 from dlinfer.toolchain.process import ProcessFailedError, Stop
 from dlinfer.vendor.sophgo.compiler import cache, process
-from dlinfer.vendor.sophgo.compiler.options import BmodelOptions, check_name
-from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError, SophgoOptionError
+from dlinfer.vendor.sophgo.compiler.options import BmodelOptions, check_name, require
+from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError
 from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
 
 _FORMAT = 1
@@ -50,30 +51,26 @@ def compile_onnx(
     """
     chosen = options if options is not None else BmodelOptions()
     check_name(name)
-    if (chosen.quantize == "INT8") != bool(calibration):
-        expected = "at least one set of inputs for INT8, and none for others"
-        raise SophgoOptionError(option="calibration", given=f"{len(calibration)} sets", expected=expected)
-    asked = _Asked(model, name, chosen, calibration, progress, stop if stop is not None else Stop())
+    fits = (chosen.quantize == "INT8") == bool(calibration)
+    expected = "at least one set of inputs for INT8, and none for others"
+    require(fits, "calibration", f"{len(calibration)} sets", expected)
+    stop = stop if stop is not None else Stop()
     key = _key(model, name, chosen, calibration)
+    what, target = f"net {name!r}", f"{chosen.chip} as {chosen.quantize}"
     try:
-        return cache.kept(key) or _made(key, asked)
+        if (kept := cache.kept(key)) is not None:
+            return kept
+        with cache.alone(key, stop), cache.scratch() as folder:
+            if (kept := cache.kept(key)) is not None:  # another was first
+                return kept
+            job, log = _job(folder, model, name, chosen, calibration), folder / "log"
+            with _explained(what, target, log, key):
+                run = partial(_run, log=log, timeout=chosen.timeout, progress=progress, stop=stop)
+                made = _compiled(folder, job, run)
+            return cache.store(made, key)
     except OSError as error:  # a full disk, above all
         detail = f"{error.strerror or error} ({error.filename or cache.place()})"
-        raise SophgoCompileError(
-            what=f"net {name!r}", target=_target(chosen), detail=detail, log="none"
-        ) from error
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """One call of ``compile_onnx``."""
-
-    model: bytes | Path
-    name: str
-    options: BmodelOptions
-    calibration: Sequence[Mapping[str, np.ndarray]]
-    progress: Progress | None
-    stop: Stop
+        raise SophgoCompileError(what=what, target=target, detail=detail, log="none") from error
 
 
 def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
@@ -90,11 +87,9 @@ def combine(bmodels: Sequence[Path], to: Path, timeout: float = 3600.0) -> None:
         folder = Path(scratch)
         made, log = folder / "combined.bmodel", folder / "log"
         command = [process.model_tool(), "--combine", *map(str, _largest_first(bmodels)), "-o", str(made)]
-        try:
+        with _explained(f"{len(bmodels)} bmodels", to.name, log, "combine"):
             process.run(command, folder, log, timeout)
             _needed(made)
-        except ProcessFailedError as failed:
-            raise _error(f"{len(bmodels)} bmodels", to.name, failed, log, "combine") from failed
         os.replace(made, to)
 
 
@@ -113,56 +108,29 @@ def describe(bmodel: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="dlinfer-") as scratch:
         folder = Path(scratch)
         log = folder / "log"
-        try:
+        with _explained(str(bmodel), "a description", log, "info"):
             process.run([process.model_tool(), "--info", str(bmodel.resolve())], folder, log, 120.0)
-        except ProcessFailedError as failed:
-            raise _error(str(bmodel), "a description", failed, log, "info") from failed
         return log.read_text(errors="replace")
 
 
-def _made(key: str, asked: _Asked) -> Path:
-    with cache.alone(key, asked.stop):
-        found = cache.kept(key)  # another was first
-        if found is not None:
-            return found
-        with cache.scratch() as folder:
-            return _compiled(folder, key, asked)
-
-
-def _compiled(folder: Path, key: str, asked: _Asked) -> Path:
-    source = folder / "net.onnx"
-    if isinstance(asked.model, bytes):
-        source.write_bytes(asked.model)
-    else:
-        source = asked.model.resolve()
-    job = _job(source, asked.name, asked.options, _calibration_files(folder, asked.calibration))
-    log = folder / "log"
+def _compiled(folder: Path, job: dict[str, Any], run: Callable[[Path, dict[str, Any]], Path]) -> Path:
     try:
-        try:
-            made = _run(folder / "first", job, log, asked)
-        except ProcessFailedError as failed:
-            if not _died_optimising(failed):
-                raise
-            job["deploy"] += ["--opt", "1"]
-            made = _run(folder / "again", job, log, asked)
+        return run(folder / "first", job)
     except ProcessFailedError as failed:
-        raise _error(f"net {asked.name!r}", _target(asked.options), failed, log, key) from failed
-    return cache.store(made, key)
+        if not _died_optimising(failed):
+            raise
+    job["deploy"] += ["--opt", "1"]
+    return run(folder / "again", job)
 
 
-def _run(folder: Path, job: dict[str, Any], log: Path, asked: _Asked) -> Path:
+def _run(
+    folder: Path, job: dict[str, Any], *, log: Path, timeout: float, progress: Progress | None, stop: Stop
+) -> Path:
     folder.mkdir()
     path = folder / "job.json"
     path.write_text(json.dumps(job))
-    command = process.driver_command(path)
-    process.run(command, folder, log, asked.options.timeout, asked.progress, asked.stop)
-    made = folder / "net.bmodel"
-    _needed(made)
-    return made
-
-
-def _target(options: BmodelOptions) -> str:
-    return f"{options.chip} as {options.quantize}"
+    process.run(process.driver_command(path), folder, log, timeout, progress, stop)
+    return _needed(folder / "net.bmodel")
 
 
 def _died_optimising(failed: ProcessFailedError) -> bool:
@@ -172,7 +140,21 @@ def _died_optimising(failed: ProcessFailedError) -> bool:
     return bool(named) and "--processor-tpu-optimize" in named[-1]
 
 
-def _job(source: Path, name: str, options: BmodelOptions, calibration: list[str]) -> dict[str, Any]:
+def _job(
+    folder: Path,
+    model: bytes | Path,
+    name: str,
+    options: BmodelOptions,
+    calibration: Sequence[Mapping[str, np.ndarray]],
+) -> dict[str, Any]:
+    """What ``driver.py`` reads; the files that it names are written to ``folder``."""
+    source = folder / "net.onnx" if isinstance(model, bytes) else model.resolve()
+    if isinstance(model, bytes):
+        source.write_bytes(model)
+    paths = [folder / f"calibration_{index}.npz" for index in range(len(calibration))]
+    for path, inputs in zip(paths, calibration, strict=True):
+        arrays: Any = dict(inputs)
+        np.savez(path, **arrays)
     deploy = ["--mlir", "net.mlir", "--chip", options.chip, "--quantize", options.quantize]
     deploy += ["--addr_mode", options.addr_mode, "--num_core", str(options.cores), "--model", "net.bmodel"]
     if options.quantize.startswith("W"):
@@ -186,24 +168,14 @@ def _job(source: Path, name: str, options: BmodelOptions, calibration: list[str]
     return {
         "transform": ["--model_name", name, "--model_def", str(source), "--mlir", "net.mlir"],
         "deploy": deploy,
-        "calibration": calibration,
+        "calibration": [str(path) for path in paths],
         "mlir": "net.mlir",
         "table": "net.table",
     }
 
 
-def _calibration_files(folder: Path, calibration: Sequence[Mapping[str, np.ndarray]]) -> list[str]:
-    paths = []
-    for index, inputs in enumerate(calibration):
-        path = folder / f"calibration_{index}.npz"
-        arrays: Any = dict(inputs)
-        np.savez(path, **arrays)
-        paths.append(str(path))
-    return paths
-
-
-def _needed(made: Path) -> None:
-    """The compiler's status is 0 also where the disk was full."""
+def _needed(made: Path) -> Path:
+    """The bmodel that was to be written. The compiler's status is 0 also where the disk was full."""
     if not made.is_file():
         raise ProcessFailedError("it ended well but wrote no bmodel", ())
     try:
@@ -211,22 +183,27 @@ def _needed(made: Path) -> None:
     except SophgoModelError as error:
         how = f"it ended well but wrote no whole bmodel: {error.fields['detail']}"
         raise ProcessFailedError(how, ()) from error
+    return made
 
 
 _TELLING = ("Error", "error:", "assert", "Assert", "not support", "unsupported", "failed")
 _NOISE = ("Traceback", 'File "', "raise ", "[Running]", "onnxsim opt failed", "_os_system(")
 
 
-def _error(what: str, target: str, failed: ProcessFailedError, log: Path, key: str) -> SophgoCompileError:
-    """The error with what the compiler said, its log kept where the user finds it."""
-    kept = cache.place() / "logs" / f"{key}.log"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    if log.is_file():
-        shutil.copyfile(log, kept)
-    lines = [line.strip() for line in failed.lines if not any(word in line for word in _NOISE)]
-    said = ([line for line in lines if any(word in line for word in _TELLING)] or lines)[-4:]
-    detail = f"{failed}; it said: {' | '.join(said)}" if said else str(failed)
-    return SophgoCompileError(what=what, target=target, detail=detail, log=str(kept))
+@contextlib.contextmanager
+def _explained(what: str, target: str, log: Path, key: str) -> Iterator[None]:
+    """Raise SophgoCompileError for a program that fails, with what it said; its log is kept for the user."""
+    try:
+        yield
+    except ProcessFailedError as failed:
+        kept = cache.place() / "logs" / f"{key}.log"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        if log.is_file():
+            shutil.copyfile(log, kept)
+        lines = [line.strip() for line in failed.lines if not any(word in line for word in _NOISE)]
+        said = ([line for line in lines if any(word in line for word in _TELLING)] or lines)[-4:]
+        detail = f"{failed}; it said: {' | '.join(said)}" if said else str(failed)
+        raise SophgoCompileError(what=what, target=target, detail=detail, log=str(kept)) from failed
 
 
 def _key(
@@ -255,10 +232,6 @@ def _files(model: Path) -> list[Path]:
     import onnx
 
     loaded = onnx.load(str(model), load_external_data=False)
-    places = {
-        entry.value
-        for tensor in loaded.graph.initializer
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
+    entries = (entry for tensor in loaded.graph.initializer for entry in tensor.external_data)
+    places = {entry.value for entry in entries if entry.key == "location"}
     return [model, *(model.parent / place for place in sorted(places))]

@@ -31,7 +31,8 @@ def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], fo
     import onnx_ir
 
     model = graph.model
-    hold(graph, weights)
+    fill(graph, weights)
+    _widen(model.graph)
     to_opset_17(graph)
     model.ir_version = IR_VERSION
     if sum(weight.nbytes for weight in weights.values()) < FILE_BYTES:
@@ -39,20 +40,6 @@ def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], fo
     path = folder / "model.onnx"
     onnx_ir.save(model, path, external_data="weights.bin")
     return path
-
-
-def hold(graph: OnnxGraph, weights: Mapping[str, torch.Tensor]) -> None:
-    """Make inputs of the model initialisers, and every 16-bit float a float32."""
-    fill(graph, weights)
-    body = graph.model.graph
-    for value in body.initializers.values():
-        _widen_constant(value)
-    for value in [*body.inputs, *body.outputs]:
-        _widen_type(value)
-    for node in graph.model.graph.all_nodes():
-        _widen_node(node)
-        for value in node.outputs:
-            _widen_type(value)
 
 
 def in_one_shape(graph: OnnxGraph, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -71,37 +58,37 @@ def _is_open(shape: Any) -> bool:
     return shape is not None and not all(isinstance(size, int) for size in shape)
 
 
-def _is_half(dtype: Any) -> bool:
-    return dtype is not None and dtype.name in ("FLOAT16", "BFLOAT16")
-
-
-def _widen_type(value: Any) -> None:
-    if _is_half(value.dtype):
-        value.dtype = type(value.dtype).FLOAT
-
-
-def _widen_constant(value: Any) -> None:
-    held = value.const_value
-    if held is not None and _is_half(held.dtype):
-        value.const_value = _float32(held)
-    _widen_type(value)
-
-
-def _float32(tensor: Any) -> Any:
-    import onnx_ir
-
-    return onnx_ir.tensor(tensor.numpy().astype("float32"), name=tensor.name)
+def _widen(body: Any) -> None:
+    """Make every 16-bit float of a graph a float32, what nodes hold and cast to among them."""
+    nodes = list(body.all_nodes())
+    for value in body.initializers.values():
+        value.const_value = _float32(value.const_value)
+    for node in nodes:
+        _widen_node(node)
+    results = (value for node in nodes for value in node.outputs)
+    for value in [*body.initializers.values(), *body.inputs, *body.outputs, *results]:
+        if _is_half(value.dtype):
+            value.dtype = type(value.dtype).FLOAT
 
 
 def _widen_node(node: Any) -> None:
-    """Casts to 16 bits become casts to float32, and constants of 16 bits constants of float32."""
     import onnx_ir
 
-    if node.op_type == "Cast":
-        to = onnx_ir.DataType(node.attributes["to"].value)
-        if _is_half(to):
-            node.attributes["to"] = onnx_ir.AttrInt64("to", int(onnx_ir.DataType.FLOAT))
+    if node.op_type == "Cast" and _is_half(onnx_ir.DataType(node.attributes["to"].value)):
+        node.attributes["to"] = onnx_ir.AttrInt64("to", int(onnx_ir.DataType.FLOAT))
     if node.op_type in ("Constant", "ConstantOfShape") and "value" in node.attributes:
-        tensor = node.attributes["value"].value
-        if _is_half(tensor.dtype):
-            node.attributes["value"] = onnx_ir.AttrTensor("value", _float32(tensor))
+        wide = _float32(node.attributes["value"].value)
+        node.attributes["value"] = onnx_ir.AttrTensor("value", wide)
+
+
+def _float32(tensor: Any) -> Any:
+    """A constant of 16-bit floats as float32; others, and none, as they are."""
+    import onnx_ir
+
+    if tensor is None or not _is_half(tensor.dtype):
+        return tensor
+    return onnx_ir.tensor(tensor.numpy().astype("float32"), name=tensor.name)
+
+
+def _is_half(dtype: Any) -> bool:
+    return dtype is not None and dtype.name in ("FLOAT16", "BFLOAT16")

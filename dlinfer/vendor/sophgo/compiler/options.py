@@ -50,20 +50,15 @@ class BmodelOptions:
         _one_of("chip", self.chip, CHIPS)
         _one_of("quantize", self.quantize, QUANTIZE)
         _one_of("addr_mode", self.addr_mode, ADDR_MODES)
-        if not _is_number(self.cores) or not 1 <= self.cores <= CHIPS[self.chip]:
-            expected = f"1 to {CHIPS[self.chip]}, the cores of {self.chip}"
-            raise SophgoOptionError(option="cores", given=self.cores, expected=expected)
-        if not _is_number(self.group_size) or self.group_size < 0 or self.group_size % 32:
-            raise SophgoOptionError(
-                option="group_size",
-                given=self.group_size,
-                expected="a multiple of 32, or 0 for whole columns",
-            )
-        if not isinstance(self.dynamic, bool):
-            raise SophgoOptionError(option="dynamic", given=self.dynamic, expected="True or False")
-        if not isinstance(self.timeout, (int, float)) or not 0 < self.timeout <= threading.TIMEOUT_MAX:
-            expected = f"seconds above 0, at most {threading.TIMEOUT_MAX:.0f}"
-            raise SophgoOptionError(option="timeout", given=self.timeout, expected=expected)
+        most = CHIPS[self.chip]
+        fits = _is_number(self.cores) and 1 <= self.cores <= most
+        require(fits, "cores", self.cores, f"1 to {most}, the cores of {self.chip}")
+        fits = _is_number(self.group_size) and self.group_size >= 0 and self.group_size % 32 == 0
+        require(fits, "group_size", self.group_size, "a multiple of 32, or 0 for whole columns")
+        require(isinstance(self.dynamic, bool), "dynamic", self.dynamic, "True or False")
+        longest = threading.TIMEOUT_MAX
+        fits = isinstance(self.timeout, (int, float)) and 0 < self.timeout <= longest
+        require(fits, "timeout", self.timeout, f"seconds above 0, at most {longest:.0f}")
 
     def identity(self) -> dict[str, Any]:
         """Return what a compiled net depends on, as plain data."""
@@ -72,15 +67,18 @@ class BmodelOptions:
 
 def check_name(name: str) -> None:
     """Raise SophgoOptionError where a net cannot be called ``name``: the compiler writes it into commands."""
-    if not _NAME.fullmatch(name):
-        raise SophgoOptionError(
-            option="name", given=name, expected="up to 100 letters, digits and underscores, no digit first"
-        )
+    expected = "up to 100 letters, digits and underscores, no digit first"
+    require(_NAME.fullmatch(name) is not None, "name", name, expected)
+
+
+def require(fits: bool, option: str, given: Any, expected: str) -> None:
+    """Raise SophgoOptionError where what was given for an option does not fit."""
+    if not fits:
+        raise SophgoOptionError(option=option, given=given, expected=expected)
 
 
 def _one_of(option: str, given: Any, allowed: Any) -> None:
-    if given not in tuple(allowed):  # a list has no hash
-        raise SophgoOptionError(option=option, given=given, expected=f"one of {', '.join(allowed)}")
+    require(given in tuple(allowed), option, given, f"one of {', '.join(allowed)}")  # a list has no hash
 
 
 def _is_number(value: Any) -> bool:

@@ -42,10 +42,8 @@ def run(
     progress: Callable[[str], None] | None = None,
     stop: Stop | None = None,
 ) -> None:
-    """Run a program of the toolchain in ``folder``; what it prints goes to ``log``, its steps to ``progress``.
-
-    Raises ProcessFailedError, whose lines have no steps among them, and StoppedError.
-    """
+    """Run a program of the toolchain in ``folder``; what it prints goes to ``log``, its steps to ``progress``. Raises
+    ProcessFailedError, whose lines have no steps among them, and StoppedError."""
 
     def told(line: str) -> None:
         if progress is not None and line.startswith(_STEP):
@@ -61,10 +59,10 @@ def run(
 
 
 def _environment() -> dict[str, str]:
-    package = toolchain().site_packages / "tpu_mlir"
-    libraries = [package / "lib", package / "lib" / "capi", package / "lib" / "third_party"]
+    libraries = toolchain().site_packages / "tpu_mlir" / "lib"
+    folders = [libraries, libraries / "capi", libraries / "third_party"]
     return {"OMP_NUM_THREADS": str(os.cpu_count() or 1)} | process.own_environment(
-        LD_LIBRARY_PATH=os.pathsep.join(map(str, libraries)),
+        LD_LIBRARY_PATH=os.pathsep.join(map(str, folders)),
         PATH=os.pathsep.join([str(toolchain().scripts), os.environ.get("PATH", os.defpath)]),
         PYTHONDONTWRITEBYTECODE="1",
     )

@@ -71,10 +71,8 @@ def finite_table() -> Mapping[Any, Any]:
 
     Then attention is a softmax of a sum, which the compiler makes one op of.
     """
-    return {
-        **table(),
-        _aten.scaled_dot_product_attention.default: functools.partial(_attention, finite=True),
-    }
+    attending = functools.partial(_attention, finite=True)
+    return {**table(), _aten.scaled_dot_product_attention.default: attending}
 
 
 def _attention(
@@ -109,9 +107,7 @@ def _repeated(x: Any, group: int) -> Any:
     """Each KV head once for each query head of its group: [..., KH, S, D] -> [..., KH * group, S, D]."""
     if group == 1:
         return x
-    op = opset()
-    lead = sizes(x, 0, -3)
-    rest = sizes(x, -2)
+    op, lead, rest = opset(), sizes(x, 0, -3), sizes(x, -2)
     heads = fixed(x, -3, "the number of KV heads")
     wide = op.Expand(op.Unsqueeze(x, [rank(x) - 2]), shape_of([*lead, heads, group, *rest]))
     return op.Reshape(wide, shape_of([*lead, heads * group, *rest]))
@@ -175,14 +171,14 @@ def conv2d(
     groups: int = 1,
 ) -> Any:
     """Compute a convolution over two dimensions."""
-
-    def pair(value: Any) -> list[int]:
-        numbers = [int(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
-        return numbers * 2 if len(numbers) == 1 else numbers
-
     if rank(input) != 4:
         raise Untranslated("conv2d without a batch")
     given = (input, weight) if bias is None else (input, weight, bias)
-    return opset().Conv(
-        *given, strides=pair(stride), pads=pair(padding) * 2, dilations=pair(dilation), group=groups
-    )
+    strides, pads, dilations = map(_pair, (stride, padding, dilation))
+    return opset().Conv(*given, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
+
+
+def _pair(value: Any) -> list[int]:
+    """Of a number, or of a list of one or two."""
+    numbers = [int(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+    return numbers * 2 if len(numbers) == 1 else numbers

@@ -1,5 +1,7 @@
 """Which chip ``chip="auto"`` is: the machine's own, else the one that is emulated where nothing else is asked for."""
 
+from dataclasses import replace
+
 from dlinfer import settings
 from dlinfer.errors import CompileOptionError
 from dlinfer.vendor.sophgo.engine.options import AUTO, SophgoOptions
@@ -17,12 +19,12 @@ def settled(options: SophgoOptions) -> tuple[SophgoOptions, str]:
         return options, f"chip {options.chip}, as asked for"
     emulated = settings.current().sophgo_emulate
     if emulated:
-        return options.on(emulated), f"chip {emulated}, emulated as DLINFER_SOPHGO_EMULATE says"
+        return replace(options, chip=emulated), f"chip {emulated}, emulated as DLINFER_SOPHGO_EMULATE says"
     if chips.find().libsophon is None:
         chip = chips.DEFAULT_EMULATED
-        return options.on(chip), f"chip {chip}, emulated: this machine has no Sophgo chip"
+        return replace(options, chip=chip), f"chip {chip}, emulated: this machine has no Sophgo chip"
     chip = open_device(options.device).chip
     if chip not in chips.KINDS:
         expected = f"{' or '.join(chips.KINDS)}; device {options.device} of this machine is {chip}"
         raise CompileOptionError(option="engine_options['chip']", given=AUTO, expected=expected)
-    return options.on(chip), f"chip {chip}, device {options.device} of this machine"
+    return replace(options, chip=chip), f"chip {chip}, device {options.device} of this machine"

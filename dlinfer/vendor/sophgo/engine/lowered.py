@@ -38,7 +38,7 @@ class SophgoLowered(Lowered):
         self.options = options
         self._names = [node.name for node in function.inputs]
         fakes = [fake(node) for node in function.inputs]
-        self.dtype = _floating({v.dtype for v in map(fake, function.outputs)}.union(_dtypes(fakes)))
+        self.dtype = _floating([*fakes, *map(fake, function.outputs)])
         graph = export(function.graph_module, opset=OPSET, translations=table)
         self.model, self.inputs, self.results = graph.to_bytes(), graph.inputs, graph.outputs
         self.source = str(graph)
@@ -102,10 +102,10 @@ class Nets:
         if sum(isinstance(net, Net) for net in self._nets.values()) >= most:
             raise RefusedError(f"more than {most} sets of sizes (max_shapes)")
         options = lowered.options.compiler(lowered.dtype)
-        arrays = {name: value.float().numpy() for name, value in tensors.items()}
         with TemporaryDirectory(prefix="dlinfer-") as folder:
             try:
                 model = onnx_bytes_or_file(*self._filled(moving, tensors), Path(folder))
+                arrays = {name: value.float().numpy() for name, value in tensors.items()}
                 calibration = [arrays] if options.quantize == "INT8" else []
                 path = compile_onnx(model, name="region", options=options, calibration=calibration)
             except (NotExportableError, SophgoCompileError) as error:
@@ -134,13 +134,9 @@ def _within(value: Tensor, low: int, high: int) -> bool:
     return int(least) >= low and int(most) <= high
 
 
-def _dtypes(values: Sequence[Any]) -> set[torch.dtype]:
-    return {value.dtype for value in values if isinstance(value, Tensor)}
-
-
-def _floating(found: set[torch.dtype]) -> torch.dtype:
-    """The dtype that a function computes in: one of 16 bits if it has any. Raises RefusedError."""
-    half = sorted(found & {torch.float16, torch.bfloat16}, key=str)
+def _floating(values: Sequence[Any]) -> torch.dtype:
+    """The dtype that a function of these computes in: one of 16 bits if it has any. Raises RefusedError."""
+    half = {value.dtype for value in values if isinstance(value, Tensor)} & {torch.float16, torch.bfloat16}
     if len(half) > 1:
         raise RefusedError("it computes in float16 and bfloat16, and a bmodel in one of them")
-    return half[0] if half else torch.float32
+    return half.pop() if half else torch.float32

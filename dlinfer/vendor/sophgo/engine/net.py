@@ -11,14 +11,7 @@ from dlinfer.vendor.sophgo.errors import SophgoRuntimeError, SophgoWorkerError
 from dlinfer.vendor.sophgo.runtime.loaded import Argument, LoadedModel, TensorInfo
 from dlinfer.vendor.sophgo.sail.types import Dtype
 
-_DTYPES = {
-    Dtype.BM_FLOAT32: torch.float32,
-    Dtype.BM_FLOAT16: torch.float16,
-    Dtype.BM_INT8: torch.int8,
-    Dtype.BM_UINT8: torch.uint8,
-    Dtype.BM_INT32: torch.int32,
-    Dtype.BM_BFLOAT16: torch.bfloat16,
-}
+_DTYPES = {dtype: getattr(torch, dtype.name.removeprefix("BM_").lower()) for dtype in Dtype}
 
 
 class Net:
@@ -55,29 +48,27 @@ class Net:
     @staticmethod
     def _run(model: LoadedModel, inputs: Mapping[str, Tensor], results: Sequence[Tensor]) -> None:
         (net,) = model.networks.values()
-        given = [_argument(model, info) for info in net.inputs]
-        taken = [_argument(model, info) for info in net.outputs]
+        given = [_argument(model, info, inputs[info.name]) for info in net.inputs]
+        taken = [_argument(model, info, value) for info, value in zip(net.outputs, results, strict=True)]
         for info, argument in zip(net.inputs, given, strict=True):
-            value = inputs[info.name]
-            _check(model, info, value)
-            flat = value.detach().to(_DTYPES[Dtype(info.dtype)]).contiguous().reshape(-1)
-            argument.memory.write(flat.view(torch.uint8).numpy().data)
+            value = inputs[info.name].detach().to(_DTYPES[Dtype(info.dtype)])
+            argument.memory.write(_bytes(value.contiguous()))
         model.run(net.name, given, taken)
-        for result, info, argument in zip(results, net.outputs, taken, strict=True):
-            _check(model, info, result)
-            read = torch.empty(result.shape, dtype=_DTYPES[Dtype(info.dtype)])
-            argument.memory.part(0, read.nbytes).read(read.reshape(-1).view(torch.uint8).numpy().data)
+        for result, argument in zip(results, taken, strict=True):
+            read = torch.empty(result.shape, dtype=_DTYPES[Dtype(argument.dtype)])
+            argument.memory.part(0, read.nbytes).read(_bytes(read))
             result.copy_(read)
 
 
-def _argument(model: LoadedModel, info: TensorInfo) -> Argument:
-    """The net's own memory, which ``io_alone`` gives it."""
-    return Argument(info.dtype, info.shapes[0], model.memory(info, 0))
-
-
-def _check(model: LoadedModel, info: TensorInfo, value: Tensor) -> None:
-    if prod(info.shapes[0]) != value.numel():
-        detail = (
-            f"{info.name} has {list(info.shapes[0])} in the bmodel, and {list(value.shape)} in the region"
-        )
+def _argument(model: LoadedModel, info: TensorInfo, value: Tensor) -> Argument:
+    """The net's own memory for a value, which ``io_alone`` gives it. Raises SophgoRuntimeError for another size."""
+    shape = info.shapes[0]
+    if prod(shape) != value.numel():
+        detail = f"{info.name} has {list(shape)} in the bmodel, and {list(value.shape)} in the region"
         raise SophgoRuntimeError(chip=model.chip, call="run", kind="layout", detail=detail)
+    return Argument(info.dtype, shape, model.memory(info, 0))
+
+
+def _bytes(value: Tensor) -> memoryview:
+    """A contiguous tensor's memory."""
+    return value.reshape(-1).view(torch.uint8).numpy().data

@@ -28,10 +28,8 @@ def fault(model: bytes) -> str | None:
     import onnx
 
     loaded = onnx.ModelProto.FromString(model)
-    unknown = sorted({node.op_type for node in loaded.graph.node} - OPS)
-    if unknown:
-        return f"ONNX op {', '.join(unknown)} has not been tried with Sophgo's compiler"
-    return None
+    unknown = ", ".join(sorted({node.op_type for node in loaded.graph.node} - OPS))
+    return f"ONNX op {unknown} has not been tried with Sophgo's compiler" if unknown else None
 
 
 def lookups(graph_module: fx.GraphModule) -> list[tuple[str, Any]]:
@@ -53,14 +51,15 @@ def wrong_numbers(node: fx.Node) -> str | None:
             return f"it gives {_dtype(result)}, and the chip computes with floats"
     place = _index_argument(node)
     for index, parent in enumerate(node.args):
-        for one in [parent] if isinstance(parent, fx.Node) else []:
-            for tensor in tensors_of(one):
-                if tensor.dtype in FLOATS:
-                    continue
-                if index != place:
-                    return f"it takes {_dtype(tensor)}, and the chip computes with floats"
-                if one.op == "get_attr" or tensor.dtype not in (torch.int64, torch.int32):
-                    return f"it looks up by {_dtype(tensor)} of the graph's own"
+        if not isinstance(parent, fx.Node):
+            continue
+        for tensor in tensors_of(parent):
+            if tensor.dtype in FLOATS:
+                continue
+            if index != place:
+                return f"it takes {_dtype(tensor)}, and the chip computes with floats"
+            if parent.op == "get_attr" or tensor.dtype not in (torch.int64, torch.int32):
+                return f"it looks up by {_dtype(tensor)} of the graph's own"
     if is_size(node) or is_view(node):
         return None
     others = [one for one in node.all_input_nodes if one not in node.args]

@@ -1,6 +1,6 @@
 """What ``options={"engine_options": {...}}`` can tell the engine ``sophgo``."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,17 +41,12 @@ class SophgoOptions(EngineOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.chip == "bm1690":
-            refuse(
-                "chip", self.chip, "bm1684x or bm1688: dlinfer compiles for bm1690, and has no runtime for it"
-            )
+            expected = "bm1684x or bm1688: dlinfer compiles for bm1690, and has no runtime for it"
+            refuse("chip", self.chip, expected)
         try:
             self.compiler(torch.float32)
         except SophgoOptionError as error:
             refuse(str(error.fields["option"]), error.fields["given"], str(error.fields["expected"]))
-
-    def on(self, chip: str) -> "SophgoOptions":
-        """Return the same for a chip. Raises CompileOptionError where it cannot be so."""
-        return replace(self, chip=chip)
 
     def compiler(self, dtype: torch.dtype) -> BmodelOptions:
         """How to compile a region of this floating dtype."""

@@ -13,9 +13,9 @@ from typing import Any
 from dlinfer.toolchain.process import Stop
 from dlinfer.vendor.sophgo.compiler import packages
 from dlinfer.vendor.sophgo.compiler.compile import combine, compile_onnx
-from dlinfer.vendor.sophgo.compiler.options import BmodelOptions
+from dlinfer.vendor.sophgo.compiler.options import BmodelOptions, require
 from dlinfer.vendor.sophgo.compiler.process import toolchain
-from dlinfer.vendor.sophgo.errors import SophgoOptionError, SophgoUnavailableError
+from dlinfer.vendor.sophgo.errors import SophgoUnavailableError
 from dlinfer.vendor.sophgo.llm import folder as hf
 from dlinfer.vendor.sophgo.llm import parts
 from dlinfer.vendor.sophgo.llm.parts import Part
@@ -39,28 +39,18 @@ class LlmOptions:
     jobs: int = 1
 
     def __post_init__(self) -> None:
-        if self.compiler.quantize == "INT8":
-            expected = (
-                "F32, F16, BF16, or weights of 8 or 4 bits (W8F16, W4BF16, ...): INT8 wants calibration"
-            )
-            raise SophgoOptionError(option="quantize", given="INT8", expected=f"{expected} of each net")
-        if self.compiler.dynamic:
-            raise SophgoOptionError(
-                option="dynamic", given=True, expected="False: a model's lengths are stages"
-            )
+        quantize, dynamic, longest = self.compiler.quantize, self.compiler.dynamic, self.seq_length
+        floats = "F32, F16, BF16, or weights of 8 or 4 bits (W8F16, W4BF16, ...)"
+        require(quantize != "INT8", "quantize", quantize, f"{floats}: INT8 wants calibration of each net")
+        require(not dynamic, "dynamic", dynamic, "False: a model's lengths are stages")
         lengths = tuple(self.stages) if isinstance(self.stages, (tuple, list)) else (self.stages,)
-        numbers = {"seq_length": (self.seq_length,), "stages": lengths, "jobs": (self.jobs,)}
-        for name, given in numbers.items():
-            if any(type(one) is not int for one in given):
-                raise SophgoOptionError(option=name, given=getattr(self, name), expected="whole numbers")
-        if self.seq_length < 2:
-            raise SophgoOptionError(option="seq_length", given=self.seq_length, expected="2 tokens or more")
-        stages = lengths or (self.seq_length,)
-        if any(not 1 < one <= self.seq_length for one in stages) or list(stages) != sorted(set(stages)):
-            expected = f"ascending lengths from 2 to seq_length ({self.seq_length})"
-            raise SophgoOptionError(option="stages", given=stages, expected=expected)
-        if self.jobs < 1:
-            raise SophgoOptionError(option="jobs", given=self.jobs, expected="1 or more")
+        for name, given in {"seq_length": (longest,), "stages": lengths, "jobs": (self.jobs,)}.items():
+            require(all(type(one) is int for one in given), name, getattr(self, name), "whole numbers")
+        require(longest >= 2, "seq_length", longest, "2 tokens or more")
+        stages = lengths or (longest,)
+        fits = all(1 < one <= longest for one in stages) and list(stages) == sorted(set(stages))
+        require(fits, "stages", stages, f"ascending lengths from 2 to seq_length ({longest})")
+        require(self.jobs >= 1, "jobs", self.jobs, "1 or more")
         object.__setattr__(self, "stages", stages)
 
 

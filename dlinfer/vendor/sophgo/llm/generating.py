@@ -44,10 +44,8 @@ def generate(
     keep_logits: bool = False,
 ) -> Generated:
     """Load a bmodel, from its path or its bytes, and continue one prompt. Raises what ``Generator`` raises."""
-    engine = open_engine(source, dev_ids, flags)
-    return Generator(engine).generate(
-        prompt, max_new_tokens, eos_token_ids=eos_token_ids, keep_logits=keep_logits
-    )
+    generator = Generator(open_engine(source, dev_ids, flags))
+    return generator.generate(prompt, max_new_tokens, eos_token_ids=eos_token_ids, keep_logits=keep_logits)
 
 
 def open_engine(
@@ -64,32 +62,21 @@ def open_engine(
 
 
 class Generator:
-    """A language model's nets, ready to continue prompts, one after the other and in one thread at a time.
-
-    engine: of a bmodel that ``dlinfer compile --engine sophgo`` made. Raises SophgoLlmError for another.
-    """
+    """A language model's nets, ready to continue prompts, one after the other and in one thread at a time. Raises
+    SophgoLlmError for a bmodel that ``dlinfer compile --engine sophgo`` did not make."""
 
     def __init__(self, engine: sail.EngineLLM) -> None:
         self.engine = engine
         self.layout: Layout = layout.read(engine)
-        self._handle = sail.Handle(engine.get_device_ids()[0])
-        self._caches = [
-            (self._own(block_cache(index), 3), self._own(block_cache(index), 4))
-            for index in range(self.layout.layers)
-        ]
-        for pair in self._caches:
-            for cache in pair:
-                cache.zeros()  # a hidden row counts nothing, but only if it is a number
+        self._caches = [self._cache(block_cache(index)) for index in range(self.layout.layers)]
         # All memory is taken now, on the device that the engine is on now.
-        self._buffers = {
-            length: _Buffers(self._handle, self.layout, length) for length in self.layout.lengths
-        }
-        self._step = _Buffers(self._handle, self.layout, 1, self.layout.capacity + 1)
+        handle, lengths = sail.Handle(engine.get_device_ids()[0]), self.layout.lengths
+        self._buffers = {length: _Buffers(handle, self.layout, length, length) for length in lengths}
+        self._step = _Buffers(handle, self.layout, 1, self.layout.capacity + 1)
         shape = (1, 1, self.layout.hidden)
-        self._head_input = sail.Tensor(self._handle, shape, self.layout.dtype, False, True)
-        self._logits = sail.Tensor(
-            self._handle, engine.get_output_shape(HEAD, 0), engine.get_output_dtype(HEAD, 0), False, True
-        )
+        self._head_input = sail.Tensor(handle, shape, self.layout.dtype, False, True)
+        shape, dtype = engine.get_output_shape(HEAD, 0), engine.get_output_dtype(HEAD, 0)
+        self._logits = sail.Tensor(handle, shape, dtype, False, True)
 
     def generate(
         self,
@@ -128,56 +115,54 @@ class Generator:
             raise SophgoLlmError(detail=f"{detail}, and not {prompt!r}") from cause
         if not tokens or not all(0 <= token < sizes.vocabulary for token in tokens):
             raise SophgoLlmError(detail=detail)
-        if (
-            type(max_new_tokens) is not int
-            or max_new_tokens < 1
-            or len(tokens) + max_new_tokens - 1 > sizes.capacity
-        ):
-            detail = (
-                f"{len(tokens)} tokens of prompt and {max_new_tokens} new ones; it holds {sizes.capacity}"
-            )
-            raise SophgoLlmError(detail=f"{detail}, the last new one aside, and gives 1 or more")
+        most = sizes.capacity + 1 - len(tokens)
+        if type(max_new_tokens) is not int or not 1 <= max_new_tokens <= most:
+            asked = f"{len(tokens)} tokens of prompt and {max_new_tokens} new ones"
+            holds = f"it holds {sizes.capacity}, the last new one aside, and gives 1 or more"
+            raise SophgoLlmError(detail=f"{asked}; {holds}")
         return tokens
 
     def _prefill(self, prompt: Sequence[int]) -> np.ndarray:
-        """Logits after the prompt's last token; its keys and values are in the caches."""
-        sizes = self.layout
-        count, length = len(prompt), sizes.stage_for(len(prompt))
-        buffers = self._buffers[length]
-        ids = np.zeros((1, length), np.int32)
-        ids[0, :count] = prompt
-        buffers.ids.update_data(ids)
-        buffers.positions.update_data(np.arange(length, dtype=np.int32)[None])
+        """Logits after the prompt's last token."""
+        count, length = len(prompt), self.layout.stage_for(len(prompt))
+        ids = np.zeros(length, np.int32)
+        ids[:count] = prompt
         mask = np.triu(np.full((length, length), HIDDEN, np.float32), k=1)
-        buffers.mask.update_data(encoded(mask, sizes.dtype))
-        self._run(EMBEDDING, {0: buffers.ids}, {0: buffers.states})
-        states, spare = buffers.states, buffers.spare
-        for index, caches in enumerate(self._caches):
-            inputs = {0: states, 1: buffers.positions, 2: buffers.mask}
-            self._run(block(index), inputs, {0: spare, 1: buffers.keys, 2: buffers.values})
-            for cache, new in zip(caches, (buffers.keys, buffers.values), strict=True):
-                cache.sync_d2d(new, 0, 0, count * sizes.row)
-            states, spare = spare, states
-        return self._head(states, count - 1)
+        return self._forward(self._buffers[length], ids, np.arange(length, dtype=np.int32), mask, 0, count)
 
     def _decode(self, token: int, position: int) -> np.ndarray:
         """Logits after one token at ``position``, behind what the caches hold."""
-        sizes, buffers = self.layout, self._step
-        buffers.ids.update_data(np.array([[token]], np.int32))
-        buffers.positions.update_data(np.array([[position]], np.int32))
-        mask = np.full((1, 1, 1, sizes.capacity + 1), HIDDEN, np.float32)
-        mask[..., :position] = 0
-        mask[..., -1] = 0
-        buffers.mask.update_data(encoded(mask, sizes.dtype))
+        mask = np.full(self.layout.capacity + 1, HIDDEN, np.float32)
+        mask[:position] = 0
+        mask[-1] = 0
+        ids, positions = (np.array([one], np.int32) for one in (token, position))
+        return self._forward(self._step, ids, positions, mask, position, 1)
+
+    def _forward(
+        self,
+        buffers: "_Buffers",
+        ids: np.ndarray,
+        positions: np.ndarray,
+        mask: np.ndarray,
+        start: int,
+        count: int,
+    ) -> np.ndarray:
+        """Logits after the last of ``count`` tokens, whose keys and values go into the caches from ``start`` on."""
+        row = self.layout.row
+        buffers.ids.update_data(ids)
+        buffers.positions.update_data(positions)
+        buffers.mask.update_data(encoded(mask, self.layout.dtype))
         self._run(EMBEDDING, {0: buffers.ids}, {0: buffers.states})
         states, spare = buffers.states, buffers.spare
         for index, caches in enumerate(self._caches):
-            inputs = {0: states, 1: buffers.positions, 2: buffers.mask, 3: caches[0], 4: caches[1]}
-            self._run(block_cache(index), inputs, {0: spare, 1: buffers.keys, 2: buffers.values})
+            net, inputs = block(index), {0: states, 1: buffers.positions, 2: buffers.mask}
+            if buffers is self._step:
+                net, inputs = block_cache(index), {**inputs, 3: caches[0], 4: caches[1]}
+            self._run(net, inputs, {0: spare, 1: buffers.keys, 2: buffers.values})
             for cache, new in zip(caches, (buffers.keys, buffers.values), strict=True):
-                cache.sync_d2d(new, 0, position * sizes.row, sizes.row)
+                cache.sync_d2d(new, 0, start * row, count * row)
             states, spare = spare, states
-        return self._head(states, 0)
+        return self._head(states, count - 1)
 
     def _head(self, states: sail.Tensor, row: int) -> np.ndarray:
         hidden = self.layout.hidden
@@ -191,25 +176,24 @@ class Generator:
             assert error is not None, "a process that fails says why"
             raise error
 
-    def _own(self, net: str, index: int) -> sail.Tensor:
-        tensor = self.engine.get_input_tensor(net, index)
-        assert tensor is not None, "the layout has asked for io_alone"
-        return tensor
+    def _cache(self, net: str) -> list[sail.Tensor]:
+        """Keys and values that a net has seen: its own inputs, without any."""
+        tensors = self.engine.get_input_tensors(net)
+        assert tensors, "the layout has asked for io_alone"
+        for index in (3, 4):
+            tensors[index].zeros()  # a hidden row counts nothing, but only if it is a number
+        return [tensors[3], tensors[4]]
 
 
 class _Buffers:
-    """Device memory for a run over ``length`` tokens: what goes from net to net.
+    """Device memory for a run over ``length`` tokens that may see ``keys``: what goes from net to net."""
 
-    keys: that a token may see, ``length`` where nothing is said.
-    """
+    def __init__(self, handle: sail.Handle, sizes: Layout, length: int, keys: int) -> None:
+        def tensor(*shape: int, dtype: sail.Dtype = sizes.dtype) -> sail.Tensor:
+            return sail.Tensor(handle, (1, *shape), dtype, False, True)
 
-    def __init__(self, handle: sail.Handle, sizes: Layout, length: int, keys: int | None = None) -> None:
-        def tensor(last: int, dtype: sail.Dtype = sizes.dtype) -> sail.Tensor:
-            shape = (1, length, last) if last else (1, length)
-            return sail.Tensor(handle, shape, dtype, False, True)
-
-        self.ids, self.positions = (tensor(0, sail.Dtype.BM_INT32) for _ in range(2))
-        self.states, self.spare = (tensor(sizes.hidden) for _ in range(2))
-        self.mask = sail.Tensor(handle, (1, 1, length, keys or length), sizes.dtype, False, True)
-        row = (1, length, sizes.heads, sizes.row // sizes.heads)
-        self.keys, self.values = (sail.Tensor(handle, row, sizes.dtype, False, True) for _ in range(2))
+        self.ids, self.positions = (tensor(length, dtype=sail.Dtype.BM_INT32) for _ in range(2))
+        self.states, self.spare = (tensor(length, sizes.hidden) for _ in range(2))
+        self.mask = tensor(1, length, keys)
+        row = (sizes.heads, sizes.row // sizes.heads)
+        self.keys, self.values = (tensor(length, *row) for _ in range(2))

@@ -46,7 +46,6 @@ def read(engine: EngineLLM) -> Layout:
     past, *_ = _shapes(engine, block_cache(0), 3, 4)
     states, *_ = _shapes(engine, block_cache(0), 0, 3)
     _check_layers(engine, layers, blocks, past)
-    _check_memory(engine)
     return Layout(
         layers=layers,
         lengths=tuple(sorted(blocks)),
@@ -92,15 +91,12 @@ def _shapes(engine: EngineLLM, net: str, index: int, sizes: int) -> list[list[in
 
 
 def _check_layers(engine: EngineLLM, layers: int, blocks: set[int], past: list[int]) -> None:
-    """All layers take the same."""
+    """All layers take the same, from memory of their own."""
     for index in range(layers):
         stages = {shape[1] for shape in _shapes(engine, block(index), 0, 3)}
         cache, *_ = _shapes(engine, block_cache(index), 3, 4)
         if stages != blocks or cache != past or engine.get_input_num(block_cache(index)) != 5:
             raise SophgoLlmError(detail=f"layer {index} has other sizes than layer 0")
-
-
-def _check_memory(engine: EngineLLM) -> None:
     mode = engine.get_addr_mode(block_cache(0))
     if mode != 1:
         raise SophgoLlmError(detail=f"its addr_mode is {mode}, and KV caches want io_alone (1)")

@@ -44,9 +44,7 @@ class Part:
         held = len(exported.weights)
         weights = dict(zip(graph.inputs[:held], exported.weights, strict=True))
         taken = [value for value in body.inputs if value.name not in weights]
-        for value, name in zip(taken, self.inputs, strict=True):
-            value.name = name
-        for value, name in zip(body.outputs, self.outputs, strict=True):
+        for value, name in zip([*taken, *body.outputs], self.inputs + self.outputs, strict=True):
             value.name = name
         return onnx_bytes_or_file(graph, weights, folder)
 
@@ -64,9 +62,8 @@ def _exported(module: nn.Module, examples: tuple[Tensor, ...]) -> Any:
 def embedding(model: Any, length: int) -> Part:
     """input_ids [1, L] -> input_states [1, L, H]."""
     module = nn.Embedding.from_pretrained(model.model.embed_tokens.weight.float())
-    return Part(
-        "embedding", module, (torch.zeros(1, length, dtype=torch.int32),), ("input_ids",), ("input_states",)
-    )
+    example = torch.zeros(1, length, dtype=torch.int32)
+    return Part("embedding", module, (example,), ("input_ids",), ("input_states",))
 
 
 def head(model: Any) -> Part:
@@ -82,14 +79,7 @@ def block(model: Any, index: int, tables: tuple[Tensor, Tensor], length: int) ->
     input_states [1, L, H], position_ids [1, L], attention_mask [1, 1, L, L] of 0 and layout.HIDDEN -> hidden_states
     [1, L, H], present_k, present_v [1, L, KH, D].
     """
-    config = model.config
-    examples = (
-        torch.zeros(1, length, config.hidden_size),
-        torch.zeros(1, length, dtype=torch.int32),
-        torch.zeros(1, 1, length, length),
-    )
-    names = ("input_states", "position_ids", "attention_mask")
-    return Part(f"block_{index}", _Block(_layer(model, index), tables), examples, names, _OUTPUTS)
+    return _layer(f"block_{index}", model, index, tables, length, 0)
 
 
 def block_cache(model: Any, index: int, tables: tuple[Tensor, Tensor], capacity: int) -> Part:
@@ -99,21 +89,25 @@ def block_cache(model: Any, index: int, tables: tuple[Tensor, Tensor], capacity:
     hidden_states [1, 1, H], present_k, present_v [1, 1, KH, D]: the token's own, which the caller puts into the
     cache. The mask's last place is the token's own.
     """
+    return _layer(f"block_cache_{index}", model, index, tables, 1, capacity)
+
+
+def _layer(
+    name: str, model: Any, index: int, tables: tuple[Tensor, Tensor], length: int, capacity: int
+) -> Part:
+    """A layer over ``length`` tokens behind a cache of ``capacity`` tokens, or without one."""
     config = model.config
-    heads, size = config.num_key_value_heads, head_size(config)
-    past = torch.zeros(1, capacity, heads, size)
-    examples = (
-        torch.zeros(1, 1, config.hidden_size),
-        torch.zeros(1, 1, dtype=torch.int32),
-        torch.zeros(1, 1, 1, capacity + 1),
-        past,
-        past.clone(),
-    )
-    names = ("input_states", "position_ids", "attention_mask", "past_k", "past_v")
-    return Part(f"block_cache_{index}", _Block(_layer(model, index), tables), examples, names, _OUTPUTS)
-
-
-_OUTPUTS = ("hidden_states", "present_k", "present_v")
+    examples = [
+        torch.zeros(1, length, config.hidden_size),
+        torch.zeros(1, length, dtype=torch.int32),
+        torch.zeros(1, 1, length, capacity + length),
+    ]
+    if capacity:
+        past = (1, capacity, config.num_key_value_heads, head_size(config))
+        examples += [torch.zeros(past), torch.zeros(past)]
+    inputs = ("input_states", "position_ids", "attention_mask", "past_k", "past_v")[: len(examples)]
+    module = _Block(_float(model.model.layers[index]), tables)
+    return Part(name, module, tuple(examples), inputs, ("hidden_states", "present_k", "present_v"))
 
 
 def head_size(config: Any) -> int:
@@ -173,10 +167,6 @@ class _Cache:
         pairs = zip(self._past, self.present, strict=True)
         whole = [torch.cat([past, new], dim=1).transpose(1, 2) for past, new in pairs if past is not None]
         return whole[0], whole[1]
-
-
-def _layer(model: Any, index: int) -> nn.Module:
-    return _float(model.model.layers[index])
 
 
 def _float(module: nn.Module) -> nn.Module:

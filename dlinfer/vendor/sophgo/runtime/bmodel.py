@@ -5,9 +5,11 @@ The file, by the public schema of sophgo/tpu-mlir (include/tpu_mlir/Builder/BM16
 """
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 from dlinfer.vendor.sophgo.errors import SophgoModelError
 from dlinfer.vendor.sophgo.runtime.flatbuffer import Table
@@ -16,15 +18,9 @@ _MAGIC = 0xFF55AAEE
 _HEADER = struct.Struct("<4I")
 _CHIP, _NETS, _DEVICES = 3, 4, 7  # numbers of fields in the table Model,
 _NAME, _STAGES = 0, 3  # in Net,
-_MEMORY, _WEIGHTS, _MEMORY_PARTS = (
-    3,
-    4,
-    14,
-)  # in NetParameter, which is a stage: ctx_size, coeff_mem, ctx_sizes,
+_MEMORY, _WEIGHTS, _MEMORY_PARTS = 3, 4, 14  # in NetParameter, a stage: ctx_size, coeff_mem, ctx_sizes,
 _WEIGHTS_DATA, _WEIGHTS_DECRYPTED = 2, 5  # in CoeffMem
 _MOST = 64 * 2**20  # a flatbuffer without the binary data is far smaller
-_ADVICE = "compile or copy it again"
-_PATH_ADVICE = "check the path"
 
 
 @dataclass(frozen=True)
@@ -50,34 +46,31 @@ def read_file(path: Path) -> Header:
     try:
         # Opening a pipe may wait for ever; no path has a zero byte.
         if "\0" in str(path) or (path.exists() and not path.is_file()):
-            raise SophgoModelError(source=str(path), detail="it is no file", advice=_PATH_ADVICE)
+            raise _unsound(str(path), "it is no file", "check the path")
         with path.open("rb") as file:
-            size = path.stat().st_size
-            start = file.read(_HEADER.size)
-            return _parsed(str(path), start, size, lambda at, count: (file.seek(at), file.read(count))[1])
+            return _parsed(str(path), file, path.stat().st_size)
     except OSError as error:
-        detail = error.strerror or str(error)
-        raise SophgoModelError(source=str(path), detail=detail, advice=_PATH_ADVICE) from None
+        raise _unsound(str(path), error.strerror or str(error), "check the path") from None
 
 
 def read_bytes(data: bytes | bytearray | memoryview) -> Header:
     """Return the header of a bmodel in memory. Raises SophgoModelError where there is no sound bmodel."""
-    view = memoryview(data)
-    parts = bytes(view[: _HEADER.size])
-    return _parsed("in memory", parts, len(view), lambda at, count: bytes(view[at : at + count]))
+    return _parsed("in memory", BytesIO(data), len(data))
 
 
-def _parsed(source: str, start: bytes, size: int, read: Callable[[int, int], bytes]) -> Header:
+def _parsed(source: str, file: BinaryIO, size: int) -> Header:
+    start = file.read(_HEADER.size)
     if len(start) < _HEADER.size:
         raise _unsound(source, "it has not even a header")
     magic, header, flat, binary = _HEADER.unpack(start)
     if magic != _MAGIC:
         raise _unsound(source, "it does not begin as a bmodel does")
-    if flat > _MOST or header < _HEADER.size or header + flat + binary > size:
-        needed = header + flat + binary
+    needed = header + flat + binary
+    if flat > _MOST or header < _HEADER.size or needed > size:
         raise _unsound(source, f"it has {size} bytes and by its header should have {needed}")
+    file.seek(header)
     try:
-        return _header(Table.root(read(header, flat)))
+        return _header(Table.root(file.read(flat)))
     except (struct.error, IndexError, UnicodeDecodeError):
         raise _unsound(source, "its description cannot be read") from None
 
@@ -86,12 +79,9 @@ def _header(model: Table) -> Header:
     chip = model.text(_CHIP)
     if chip is None:
         raise IndexError("no chip")
-    memory: dict[str, tuple[tuple[int, ...], ...]] = {}
-    weights: set[int] = set()
-    for net in model.tables(_NETS):
-        stages = net.tables(_STAGES)
-        memory[net.text(_NAME) or ""] = tuple(_working_memory(stage) for stage in stages)
-        weights.update(size for stage in stages for size in _weight_bytes(stage))
+    nets = [(net.text(_NAME) or "", net.tables(_STAGES)) for net in model.tables(_NETS)]
+    memory = {name: tuple(map(_working_memory, stages)) for name, stages in nets}
+    weights = {size for _, stages in nets for stage in stages for size in _weight_bytes(stage)}
     return Header(chip, max(1, model.number(_DEVICES)), memory, frozenset(weights))
 
 
@@ -108,5 +98,5 @@ def _weight_bytes(stage: Table) -> Iterator[int]:
         yield weights.number(_WEIGHTS_DECRYPTED, "<Q")
 
 
-def _unsound(source: str, detail: str) -> SophgoModelError:
-    return SophgoModelError(source=source, detail=detail, advice=_ADVICE)
+def _unsound(source: str, detail: str, advice: str = "compile or copy it again") -> SophgoModelError:
+    return SophgoModelError(source=source, detail=detail, advice=advice)

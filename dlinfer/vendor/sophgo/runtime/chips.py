@@ -43,11 +43,6 @@ def of_bmodel(name: str) -> str:
     return next((kind.name for kind in KINDS.values() if name in kind.in_bmodels), name.lower())
 
 
-def sharing(name: str) -> bool:
-    """Return whether BMRuntime is known to have all networks of this kind of chip work in one memory."""
-    return name in KINDS and KINDS[name].sharing
-
-
 def of_chip_id(number: int) -> str:
     """Our name of a chip that bm_get_chipid answers with."""
     return next((kind.name for kind in KINDS.values() if kind.chip_id == number), f"chip {number:#x}")

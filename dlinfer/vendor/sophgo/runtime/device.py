@@ -8,6 +8,7 @@ else, for a device that is asked for without a bmodel, that of the device of thi
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -33,10 +34,7 @@ class Place:
 
 
 class Device:
-    """A device of a chip.
-
-    number: as the caller counts; chip: its kind; serial: its serial number, empty where it has none.
-    """
+    """A device. number: as the caller counts; chip: its kind; serial: its serial number, empty where it has none."""
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker = worker
@@ -77,17 +75,18 @@ class DeviceMemory:
 
     def write(self, data: memoryview, offset: int = 0) -> None:
         """Copy bytes (a flat view) to the device."""
-        self._check("write", offset, data.nbytes)
-        for start in range(0, data.nbytes, SHARED_BYTES):
-            piece = data[start : start + SHARED_BYTES]
-            self.device.worker.put(piece, "write", **self._at(offset + start, piece.nbytes))
+        self._transfer("write", self.device.worker.put, data, offset)
 
     def read(self, data: memoryview, offset: int = 0) -> None:
         """Fill ``data`` (a flat view of bytes that may be written) from the device."""
-        self._check("read", offset, data.nbytes)
+        self._transfer("read", self.device.worker.get, data, offset)
+
+    def _transfer(self, call: str, move: Callable[..., None], data: memoryview, offset: int) -> None:
+        """In pieces of what worker and this process share."""
+        self._check(call, offset, data.nbytes)
         for start in range(0, data.nbytes, SHARED_BYTES):
             piece = data[start : start + SHARED_BYTES]
-            self.device.worker.get(piece, "read", **self._at(offset + start, piece.nbytes))
+            move(piece, call, **self._at(offset + start, piece.nbytes))
 
     def fill(self, pattern: bytes) -> None:
         """Repeat 1, 2 or 4 bytes over all of it."""
@@ -116,15 +115,12 @@ class DeviceMemory:
             raise SophgoCallError(call=call, detail=detail)
 
 
-_Workers = weakref.WeakValueDictionary[str, Worker]
-_Devices = weakref.WeakValueDictionary[tuple[Worker, int], Device]
-
 # Over the tables, for moments only. The locks of the second kind, one for each worker's key, are over what takes time:
 # starting that worker and opening its devices.
 _lock = threading.RLock()
 _slow: dict[str, threading.RLock] = {}
-_workers: _Workers = weakref.WeakValueDictionary()
-_devices: _Devices = weakref.WeakValueDictionary()
+_workers = weakref.WeakValueDictionary[str, Worker]()
+_devices = weakref.WeakValueDictionary[tuple[Worker, int], Device]()
 _latest: dict[int, "weakref.ref[Device]"] = {}  # number -> the device of it that a bmodel was opened on last
 
 
@@ -149,12 +145,16 @@ def open_device(number: int, chip: str | None = None) -> Device:
     libsophon = None if emulate else chips.find().libsophon
     name = emulate or chip or _in_use(number) or chips.DEFAULT_EMULATED
     key = f"the emulator of {name}" if libsophon is None else "libsophon"
-    device = _there(key, number)
+    _, device = _there(key, number)
     if device is None:
         with _lock:
             slow = _slow.setdefault(key, threading.RLock())
         with slow:
-            device = _there(key, number) or _new(key, number, libsophon, name)
+            worker, device = _there(key, number)
+            worker = worker or _started(key, libsophon, name)
+            device = device or Device(worker, number)
+            with _lock:
+                _workers[key], _devices[worker, number] = worker, device
     if chip is not None:
         with _lock:
             _latest[number] = weakref.ref(device)
@@ -163,39 +163,18 @@ def open_device(number: int, chip: str | None = None) -> Device:
 
 def number_of(device: Any) -> int:
     """Return the number that is given for a device, also a whole number of numpy's. Raises SophgoCallError."""
-    if (
-        not isinstance(device, Integral)
-        or isinstance(device, bool)
-        or not 0 <= (number := int(device)) < MOST_DEVICES
-    ):
-        raise SophgoCallError(call="device", detail=f"{device!r} is no number of a device")
-    return number
+    if isinstance(device, Integral) and not isinstance(device, bool) and 0 <= int(device) < MOST_DEVICES:
+        return int(device)
+    raise SophgoCallError(call="device", detail=f"{device!r} is no number of a device")
 
 
-def _there(key: str, number: int) -> Device | None:
-    """The device, where it is open and its worker alive."""
-    worker = _living(key)
-    with _lock:
-        return None if worker is None else _devices.get((worker, number))
-
-
-def _living(key: str) -> Worker | None:
+def _there(key: str, number: int) -> tuple[Worker | None, Device | None]:
+    """The worker, where it is alive, and the device, where it is open there."""
     with _lock:
         worker = _workers.get(key)
-    return worker if worker is not None and worker.alive else None
-
-
-def _new(key: str, number: int, libsophon: Path | None, chip: str) -> Device:
-    """Open a device, and start its worker where there is none."""
-    worker = _living(key)
-    if worker is None:
-        worker = _started(key, libsophon, chip)
-        with _lock:
-            _workers[key] = worker
-    device = Device(worker, number)
-    with _lock:
-        _devices[worker, number] = device
-    return device
+        if worker is None or not worker.alive:
+            return None, None
+        return worker, _devices.get((worker, number))
 
 
 def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
@@ -205,7 +184,7 @@ def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
         known = ", ".join(chips.KINDS)
         raise SophgoUnavailableError(what=key, reason=f"emulators are known of {known}", advice=_OTHER_CHIP)
     folder = emulator.folder(chip)
-    lacking = emulator.without_shim(folder)
+    lacking = emulator.without_shim(folder)  # before the worker opens the folder's libraries
     worker = Worker(key, folder, emulated=True, restless=chips.KINDS[chip].restless)
     worker.without_shim = lacking
     return worker

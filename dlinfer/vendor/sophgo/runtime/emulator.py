@@ -17,9 +17,7 @@ from dlinfer.vendor.sophgo.errors import SophgoUnavailableError
 from dlinfer.vendor.sophgo.toolchain import TOOLCHAIN
 
 ADVICE = "install Sophgo's toolchain with `make toolchains` (or `dlinfer toolchain install sophgo`)"
-
 _CACHE_ADVICE = "set DLINFER_CACHE_DIR to a folder that can be written"
-
 SHIM = "libshim.so"
 _COMPILERS = ("cc", "gcc", "clang")
 _COMPILE_SECONDS = 60
@@ -75,29 +73,18 @@ def without_shim(place: Path) -> str:
     try:
         with tempfile.TemporaryDirectory(dir=place) as scratch:
             made = Path(scratch) / SHIM
-            fault = _compiled([compiler, "-O1", "-shared", "-fPIC", "-o", str(made), str(source)])
-            if not fault:
-                os.replace(made, library)
+            command = [compiler, "-O1", "-shared", "-fPIC", "-o", made, source]
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMPILE_SECONDS, check=False
+            )
+            if done.returncode:
+                return f"{compiler} failed: {done.stderr.decode(errors='replace').strip()[-200:]}"
+            os.replace(made, library)
+    except subprocess.TimeoutExpired:
+        return f"{compiler} did not end in {_COMPILE_SECONDS} seconds"
     except OSError as error:
         return f"{error}"
-    return fault
-
-
-def _compiled(command: list[str]) -> str:
-    """Run a compiler; how it failed, or nothing."""
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_COMPILE_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"{command[0]} did not end in {_COMPILE_SECONDS} seconds"
-    return f"{command[0]} failed: {done.stderr.strip()[-200:]}" if done.returncode else ""
+    return ""
 
 
 def _files(chip: str) -> dict[str, Path]:

@@ -6,10 +6,8 @@ _MOST_ENTRIES = 1024  # of a vector of tables or numbers; a damaged count must n
 
 
 class Table:
-    """A table: a place in the buffer that points back to a list of where its fields are.
-
-    What does not fit into the buffer raises struct.error or IndexError.
-    """
+    """A place in the buffer that points back to a list of where its fields are. What does not fit into the buffer
+    raises struct.error or IndexError."""
 
     def __init__(self, data: bytes, place: int) -> None:
         self._data = data
@@ -44,13 +42,16 @@ class Table:
     def tables(self, field: int) -> list["Table"]:
         """Return a vector of tables; empty where the table has none."""
         place, count = self._vector(field)
-        starts = range(place, place + 4 * self._few(count), 4)
-        return [Table(self._data, start + self._unpacked("<I", start)) for start in starts]
+        return [self._behind(place + 4 * index) for index in range(self._few(count))]
 
     def table(self, field: int) -> list["Table"]:
         """Return the table that a field points to, as a list of it; empty where the table has none."""
         place = self._where(field)
-        return [Table(self._data, place + self._unpacked("<I", place))] if place else []
+        return [self._behind(place)] if place else []
+
+    def _behind(self, place: int) -> "Table":
+        """The table that an offset at this place leads to."""
+        return Table(self._data, place + self._unpacked("<I", place))
 
     def _where(self, field: int) -> int:
         """The place of a field's content; 0 where the table has not that field."""

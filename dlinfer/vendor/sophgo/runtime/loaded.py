@@ -16,7 +16,7 @@ from dlinfer.vendor.sophgo.errors import (
 )
 from dlinfer.vendor.sophgo.runtime import bmodel, chips
 from dlinfer.vendor.sophgo.runtime.device import DeviceMemory, Place, number_of, open_device
-from dlinfer.vendor.sophgo.runtime.worker import Worker
+from dlinfer.vendor.sophgo.runtime.worker import Worker, memory_file
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,18 @@ class LoadedModel:
         header = bmodel.read_bytes(source) if in_memory else bmodel.read_file(Path(source))
         self.source = "in memory" if in_memory else os.fspath(source)
         self.chip = chips.of_bmodel(header.chip)
-        self._check_devices(header, devices)
+        if header.devices > len(devices):
+            detail = f"it runs on {header.devices} devices, and {len(devices)} were given"
+            raise self._refused(detail, "name as many devices")
         self.devices = {number: open_device(number, self.chip) for number in devices}
         self._check_chip()
         self._worker = self.devices[devices[0]].worker
-        self._check_shim(header)
-        working = sorted(header.working()) if chips.sharing(self.chip) else []
+        kind = chips.KINDS.get(self.chip)
+        working = sorted(header.working()) if kind is not None and kind.sharing else []
+        if self._worker.without_shim and (header.devices > 1 or working):
+            several = f"as {header.devices} devices" if header.devices > 1 else ""
+            what = f"{self._worker.name} {several or 'with networks that work in its memory'}"
+            raise SophgoUnavailableError(what=what, reason=self._worker.without_shim, advice="install one")
         weights = sorted(header.weights)
         told = self._load(source, devices=devices, flags=flags, working=working, weights=weights)
         self._number: int = told["number"]
@@ -97,29 +103,12 @@ class LoadedModel:
         self.flags: int = told["flags"]
         self.networks = {each["name"]: self._network(each) for each in told["networks"]}
 
-    def _check_devices(self, header: bmodel.Header, devices: Sequence[int]) -> None:
-        if header.devices > len(devices):
-            detail = f"it runs on {header.devices} devices, and {len(devices)} were given"
-            raise SophgoModelError(source=self.source, detail=detail, advice="name as many devices")
-
-    def _check_shim(self, header: bmodel.Header) -> None:
-        lacking = self._worker.without_shim
-        if not lacking:
-            return
-        if header.devices > 1:
-            what = f"{self._worker.name} as {header.devices} devices"
-        elif chips.sharing(self.chip) and header.working():
-            what = f"{self._worker.name} with networks that work in its memory"
-        else:
-            return
-        raise SophgoUnavailableError(what=what, reason=lacking, advice="install one")
-
     def _check_chip(self) -> None:
         for device in self.devices.values():
             if device.chip != self.chip:
                 detail = f"it was made for {self.chip}, and device {device.number} is {device.chip}"
                 advice = f"compile the model for {device.chip}, or leave DLINFER_SOPHGO_EMULATE empty"
-                raise SophgoModelError(source=self.source, detail=detail, advice=advice)
+                raise self._refused(detail, advice)
 
     def _load(self, source: Any, **told: Any) -> dict[str, Any]:
         try:
@@ -127,38 +116,34 @@ class LoadedModel:
                 path = str(Path(source).absolute())
                 return self._worker.call("load", **told, path=path, size=0)
             with self._in_memory(source) as file:
-                size = len(source)
-                number = file.fileno()
-                return self._worker.call("load", number, **told, path=None, size=size)
+                return self._worker.call("load", file.fileno(), **told, path=None, size=len(source))
         except SophgoRuntimeError as error:
-            detail = error.fields["detail"]
-            raise SophgoModelError(source=self.source, detail=detail, advice="compile it again") from None
+            raise self._refused(error.fields["detail"], "compile it again") from None
 
     def _in_memory(self, data: bytes) -> FileIO:
         """A file in memory with ``data``."""
         try:
-            file = FileIO(os.memfd_create("bmodel", os.MFD_CLOEXEC), "r+")
-            view = memoryview(data)
+            file, view = memory_file(), memoryview(data)
             while view:  # a write takes at most 2 GiB
                 view = view[file.write(view) :]
         except OSError as error:
-            detail = f"it cannot be handed to the worker: {error}"
-            raise SophgoModelError(source=self.source, detail=detail, advice="give it as a file") from None
+            raise self._refused(f"it cannot be handed to the worker: {error}", "give it as a file") from None
         return file
 
+    def _refused(self, detail: str, advice: str) -> SophgoModelError:
+        return SophgoModelError(source=self.source, detail=detail, advice=advice)
+
     def _network(self, told: dict[str, Any]) -> NetworkInfo:
-        inputs = tuple(self._tensor(each) for each in told.pop("inputs"))
-        outputs = tuple(self._tensor(each) for each in told.pop("outputs"))
-        return NetworkInfo(**told, inputs=inputs, outputs=outputs)
+        sides = {side: tuple(map(self._tensor, told[side])) for side in ("inputs", "outputs")}
+        return NetworkInfo(**{**told, **sides})
 
     @staticmethod
     def _tensor(told: dict[str, Any]) -> TensorInfo:
         memories = told.pop("memories")
-        shapes = tuple(tuple(shape) for shape in told.pop("shapes"))
+        shapes = tuple(map(tuple, told.pop("shapes")))
         places = tuple(Place(each["number"], 0, each["size"]) for each in memories)
-        return TensorInfo(
-            **told, shapes=shapes, places=places, addresses=tuple(each["address"] for each in memories)
-        )
+        addresses = tuple(each["address"] for each in memories)
+        return TensorInfo(**told, shapes=shapes, places=places, addresses=addresses)
 
     def memory(self, tensor: TensorInfo, stage: int) -> DeviceMemory:
         """Return what the runtime gave an input or output of this model; it keeps the model."""
@@ -175,13 +160,8 @@ class LoadedModel:
         for side, arguments in (("input", inputs), ("output", outputs)):
             for index, argument in enumerate(arguments):
                 self._check_worker(f"{side} {index} of {network!r}", argument.memory.device.worker)
-        shapes = self._worker.call(
-            "run",
-            model=self._number,
-            network=network,
-            inputs=[each.wire() for each in inputs],
-            outputs=[each.wire() for each in outputs],
-        )
+        given, taken = ([each.wire() for each in side] for side in (inputs, outputs))
+        shapes = self._worker.call("run", model=self._number, network=network, inputs=given, outputs=taken)
         return [tuple(shape) for shape in shapes]
 
     def _check_worker(self, which: str, worker: Worker) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -26,20 +27,11 @@ from dlinfer.vendor.sophgo.errors import SophgoRuntimeError, SophgoTimeoutError,
 from dlinfer.vendor.sophgo.runtime.child import wire
 
 SHARED_BYTES = 16 * 2**20
-_PACKAGE = Path(__file__).parent / "child"
 _PATIENCE = 10.0  # seconds in which a worker that is told to end has given its devices back
 _LOG_BYTES = 4096
 
-# Opens the package ``child`` under a name of its own: as a part of dlinfer it would bring torch with it.
-_START = """
-import importlib.util, sys
-folder = sys.argv.pop(1)
-spec = importlib.util.spec_from_file_location(
-    "sophgo_worker", folder + "/__init__.py", submodule_search_locations=[folder])
-sys.modules["sophgo_worker"] = importlib.util.module_from_spec(spec)
-from sophgo_worker.serve import main
-main()
-"""
+# Opens the package ``child`` by its own name: as a part of dlinfer it would bring torch with it.
+_START = "import sys; sys.path.append(sys.argv.pop(1)); from child.serve import main; main()"
 
 
 class Worker:
@@ -67,8 +59,8 @@ class Worker:
         self.call("start", folder=str(folder), emulated=emulated)
 
     def _start(self) -> None:
-        self._log = _memory_file(0)
-        memory = _memory_file(SHARED_BYTES)
+        self._log, memory = memory_file(), memory_file()
+        memory.truncate(SHARED_BYTES)
         self.shared = mmap.mmap(memory.fileno(), SHARED_BYTES)
         self._wire, theirs = socket.socketpair()
         self._process = starter.start(partial(_started, theirs, memory, self._log))
@@ -90,27 +82,29 @@ class Worker:
         Raises SophgoRuntimeError where the C library refuses, SophgoWorkerError where the worker is gone, and
         SophgoTimeoutError where it does not answer in DLINFER_SOPHGO_TIMEOUT seconds and was ended for it.
         """
-        self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
-        with self._lock:
-            self._discard()
+        with self._turn(name):
             return self._ask(name, file, arguments)
 
     def put(self, data: memoryview, name: str, **arguments: Any) -> None:
         """Ask for something with at most SHARED_BYTES of data."""
-        self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
-        with self._lock:
-            self._discard()
+        with self._turn(name):
             self.shared[: data.nbytes] = data
             self._ask(name, None, arguments)
 
     def get(self, data: memoryview, name: str, **arguments: Any) -> None:
         """Ask for something that answers with data, of ``data``'s size, at most SHARED_BYTES."""
-        self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
-        with self._lock:
-            self._discard()
+        with self._turn(name):
             self._ask(name, None, arguments)
             with memoryview(self.shared) as shared:
                 data[:] = shared[: data.nbytes]
+
+    @contextlib.contextmanager
+    def _turn(self, name: str) -> Iterator[None]:
+        """One thread's, for a call; what nobody wants is given back first."""
+        self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
+        with self._lock:
+            self._discard()
+            yield
 
     def discard(self, call: str, number: int) -> None:
         """Have something given back, at once or before the next call.
@@ -128,22 +122,23 @@ class Worker:
 
     def _discard(self) -> None:
         """Give back what nobody wants: memory first, since models end with their runtime."""
-        wanted = {"free": "numbers", "unload": "models"}
-        gone: dict[str, list[int]] = {call: [] for call in wanted}
+        gone: dict[str, list[int]] = {"free": [], "unload": []}
         while self._unwanted:
             call, number = self._unwanted.popleft()
             gone[call].append(number)
         for call, numbers in gone.items():
-            if numbers and self.alive and os.getpid() == self._owner:
-                self._ask(call, None, {wanted[call]: numbers})
+            if numbers and self.alive:
+                self._ask(call, None, {"numbers": numbers})
 
     def _ask(self, name: str, file: int | None, arguments: dict[str, Any]) -> Any:
         self._check_usable(name)
-        self._forget_log()
+        self._log.truncate(0)
+        self._log.seek(0)  # the worker writes where this file's one position is
         seconds = settings.current().sophgo_timeout
         self._wire.settimeout(seconds)
         request = wire.packed({"call": name, **arguments})
-        self._wake()
+        if self._restless:
+            self._process.send_signal(signal.SIGCONT)
         try:
             self._wire.sendall(request)
             if file is not None:
@@ -152,9 +147,8 @@ class Worker:
         except TimeoutError:
             self.kill()
             self._death = f"gave no answer to {name!r} in {seconds:g} seconds and was ended"
-            raise SophgoTimeoutError(
-                chip=self.name, call=name, seconds=f"{seconds:g}", log=self._tail()
-            ) from None
+            told = {"chip": self.name, "call": name, "seconds": f"{seconds:g}", "log": self._tail()}
+            raise SophgoTimeoutError(**told) from None
         except (wire.ClosedError, OSError):
             self._death = self._how_it_ended()
             raise SophgoWorkerError(chip=self.name, how=self._death, call=name, log=self._tail()) from None
@@ -170,13 +164,10 @@ class Worker:
         return answer["result"]
 
     def _check_usable(self, name: str) -> None:
-        if os.getpid() != self._owner:
-            how = "belongs to the process that this one was forked from"
-        elif self._death:
-            how = self._death
-        else:
-            return
-        raise SophgoWorkerError(chip=self.name, how=how, call=name, log="")
+        forked = os.getpid() != self._owner
+        how = "belongs to the process that this one was forked from" if forked else self._death
+        if how:
+            raise SophgoWorkerError(chip=self.name, how=how, call=name, log="")
 
     def _how_it_ended(self) -> str:
         try:
@@ -188,19 +179,10 @@ class Worker:
             return f"was ended by {signal.Signals(-code).name}"
         return f"ended itself with exit status {code}"
 
-    def _wake(self) -> None:
-        if self._restless:
-            self._process.send_signal(signal.SIGCONT)
-
     def kill(self) -> None:
         """End it at once, whatever it is doing."""
         self._process.kill()
         self._process.wait()
-
-    def _forget_log(self) -> None:
-        log = self._log.fileno()
-        os.ftruncate(log, 0)
-        os.lseek(log, 0, os.SEEK_SET)  # the worker writes where this file's one position is
 
     def _tail(self) -> str:
         """What it printed during this call, as a part of a message."""
@@ -211,11 +193,9 @@ class Worker:
         return "; it printed: " + " | ".join(lines[-4:]) if lines else ""
 
 
-def _memory_file(size: int) -> FileIO:
-    """A file in memory, without a name, so that none stays behind whatever happens."""
-    file = FileIO(os.memfd_create("dlinfer-sophgo", os.MFD_CLOEXEC), "r+")
-    file.truncate(size)
-    return file
+def memory_file() -> FileIO:
+    """Return a file in memory, without a name, so that none stays behind whatever happens. Raises OSError."""
+    return FileIO(os.memfd_create("dlinfer-sophgo", os.MFD_CLOEXEC), "r+")
 
 
 def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subprocess.Popen[bytes]:
@@ -223,7 +203,16 @@ def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subproce
     with connection, memory:
         numbers = connection.fileno(), memory.fileno()
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _START, str(_PACKAGE), *map(str, numbers), str(os.getpid())],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                _START,
+                str(Path(__file__).parent),
+                *map(str, numbers),
+                str(os.getpid()),
+            ],
             pass_fds=numbers,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -234,13 +223,11 @@ def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subproce
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, log: FileIO, owner: int) -> None:
     """Close the wire, at which the worker gives everything back and ends; by force where it does not."""
-    if os.getpid() == owner:
+    with connection, log:
+        if os.getpid() != owner:
+            return
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)  # a fork's child may have this end of the wire, too
-    connection.close()
-    log.close()
-    if os.getpid() != owner:
-        return
     process.send_signal(signal.SIGCONT)  # it may be stopped
     try:
         process.wait(_PATIENCE)

@@ -8,15 +8,7 @@ from dlinfer.vendor.sophgo.sail.handle import Handle
 from dlinfer.vendor.sophgo.sail.tensor import Tensor
 from dlinfer.vendor.sophgo.sail.types import BmrtFlag, Dtype, Failure
 
-# sail has its data types by these names too.
-BM_FLOAT32 = Dtype.BM_FLOAT32
-BM_FLOAT16 = Dtype.BM_FLOAT16
-BM_INT8 = Dtype.BM_INT8
-BM_UINT8 = Dtype.BM_UINT8
-BM_INT16 = Dtype.BM_INT16
-BM_UINT16 = Dtype.BM_UINT16
-BM_INT32 = Dtype.BM_INT32
-BM_UINT32 = Dtype.BM_UINT32
-BM_BFLOAT16 = Dtype.BM_BFLOAT16
+# sail has its data types by these names too; in the order of their numbers.
+BM_FLOAT32, BM_FLOAT16, BM_INT8, BM_UINT8, BM_INT16, BM_UINT16, BM_INT32, BM_UINT32, BM_BFLOAT16 = Dtype
 
 __all__ = ["BmrtFlag", "Dtype", "EngineLLM", "Failure", "Handle", "Tensor"]

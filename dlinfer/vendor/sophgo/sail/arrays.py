@@ -34,10 +34,9 @@ def fitting(call: str, data: Any, dtype: Dtype) -> np.ndarray:
     array = taken(call, data)
     if array.dtype == np.float16 and dtype == Dtype.BM_FLOAT16:
         return array.view(np.uint16)
-    if array.dtype != NUMPY[dtype]:
-        raise refuse(
-            call, f"an array of {data.dtype} for a tensor of {dtype.name}, which takes {NUMPY[dtype]}"
-        )
+    kind = NUMPY[dtype]
+    if array.dtype != kind:
+        raise refuse(call, f"an array of {data.dtype} for a tensor of {dtype.name}, which takes {kind}")
     return array
 
 

@@ -20,30 +20,26 @@ def arguments(
     """Inputs and outputs for the runtime. Raises SophgoCallError, naming the tensor and what it should be."""
     inputs = _listed(network, "input", network.inputs, given)
     outputs = _listed(network, "output", network.outputs, taken)
-    stage = _stage(network, [tuple(tensor.shape()) for tensor in inputs])
-    for index, (tensor, info) in enumerate(zip(outputs, network.outputs, strict=True)):
-        _check_output(network, index, tensor, info, stage)
-    return [_argument(tensor) for tensor in inputs], [_argument(tensor) for tensor in outputs]
-
-
-def _argument(tensor: Tensor) -> Argument:
-    return Argument(int(tensor.dtype()), tuple(tensor.shape()), tensor.device_memory())
+    stage = _stage(network, [argument.shape for argument in inputs])
+    for index, (argument, info) in enumerate(zip(outputs, network.outputs, strict=True)):
+        _check_output(network, f"output {index} ({info.name})", argument, info, stage)
+    return inputs, outputs
 
 
 def _listed(
     network: NetworkInfo, side: str, wanted: Sequence[TensorInfo], given: Mapping[int, Tensor]
-) -> list[Tensor]:
+) -> list[Argument]:
     """The tensors in order, each of the graph's type and on its device."""
     if not isinstance(given, Mapping) or set(given) != set(range(len(wanted))):
         named = sorted(given, key=str) if isinstance(given, Mapping) else type(given).__name__
         raise _refuse(network, f"its {side}s are a dict of 0 to {len(wanted) - 1}, given {named}")
-    tensors = [given[index] for index in range(len(wanted))]
-    for index, (tensor, info) in enumerate(zip(tensors, wanted, strict=True)):
-        _check(network, f"{side} {index} ({info.name})", tensor, info)
-    return tensors
+    return [
+        _argument(network, f"{side} {index} ({info.name})", given[index], info)
+        for index, info in enumerate(wanted)
+    ]
 
 
-def _check(network: NetworkInfo, which: str, tensor: Any, info: TensorInfo) -> None:
+def _argument(network: NetworkInfo, which: str, tensor: Any, info: TensorInfo) -> Argument:
     if not isinstance(tensor, Tensor):
         raise _refuse(network, f"{which} is no sail.Tensor but {type(tensor).__name__}")
     if tensor.dtype() != info.dtype:
@@ -51,13 +47,14 @@ def _check(network: NetworkInfo, which: str, tensor: Any, info: TensorInfo) -> N
     if tensor.device_id() != info.device:
         place = f"device {tensor.device_id()}" if tensor.device_id() >= 0 else "no device"
         raise _refuse(network, f"{which} lies on device {info.device}, given a tensor on {place}")
+    return Argument(info.dtype, tuple(tensor.shape()), tensor.device_memory())
 
 
 def _stage(network: NetworkInfo, shapes: list[tuple[int, ...]]) -> int | None:
     """The stage of these shapes; None for a dynamic graph, which takes smaller ones than its stages."""
     stages = [tuple(info.shapes[stage] for info in network.inputs) for stage in range(network.stage_num)]
-    if tuple(shapes) in stages:
-        return stages.index(tuple(shapes))
+    if (given := tuple(shapes)) in stages:
+        return stages.index(given)
     if network.is_dynamic and any(_fits(shapes, stage) for stage in stages):
         return None
     rule = "at most those" if network.is_dynamic else "those"
@@ -74,17 +71,15 @@ def _fits(shapes: Sequence[tuple[int, ...]], stage: Sequence[tuple[int, ...]]) -
 
 
 def _check_output(
-    network: NetworkInfo, index: int, tensor: Tensor, info: TensorInfo, stage: int | None
+    network: NetworkInfo, which: str, given: Argument, info: TensorInfo, stage: int | None
 ) -> None:
     """Memory for all that the graph writes. Of a dynamic graph only the most is known."""
     width = NUMPY[Dtype(info.dtype)].itemsize
     needed = prod(info.shapes[stage]) * width if stage is not None else info.max_bytes
-    if tensor.device_memory().size < needed:
-        detail = f"output {index} ({info.name}) takes {needed} bytes, given memory of {tensor.device_memory().size}"
-        raise _refuse(network, detail)
-    if stage is not None and tuple(tensor.shape()) != info.shapes[stage]:
-        detail = f"output {index} ({info.name}) has shape {list(info.shapes[stage])}, given {tensor.shape()}"
-        raise _refuse(network, detail)
+    if given.memory.size < needed:
+        raise _refuse(network, f"{which} takes {needed} bytes, given memory of {given.memory.size}")
+    if stage is not None and given.shape != info.shapes[stage]:
+        raise _refuse(network, f"{which} has shape {list(info.shapes[stage])}, given {list(given.shape)}")
 
 
 def _text(shapes: Sequence[tuple[int, ...]]) -> str:

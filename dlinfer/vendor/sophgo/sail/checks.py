@@ -1,10 +1,11 @@
 """What sail's calls are handed, checked before it is used: whole numbers, real ones, yes or no, shapes."""
 
 import contextlib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, prod
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,11 +13,23 @@ from dlinfer.vendor.sophgo.errors import SophgoCallError
 from dlinfer.vendor.sophgo.runtime.device import LARGEST
 
 _MOST_DIMS = 8
+_Made = TypeVar("_Made")
 
 
 def refuse(call: str, detail: str) -> SophgoCallError:
     """Return the error of a call of sail's."""
     return SophgoCallError(call=f"sail.{call}", detail=detail)
+
+
+def made_by(
+    form: Callable[..., _Made], args: Sequence[Any], kwargs: Mapping[str, Any], call: str, forms: str
+) -> _Made:
+    """Return ``form(*args, **kwargs)``. Raises SophgoCallError, which begins with ``forms``, where it takes others."""
+    try:
+        inspect.signature(form).bind(*args, **kwargs)
+    except TypeError as error:
+        raise refuse(call, f"{forms}: {error}") from None
+    return form(*args, **kwargs)
 
 
 def is_count(number: Any) -> bool:
@@ -47,12 +60,18 @@ def yes_or_no(call: str, what: str, given: Any) -> bool:
     raise refuse(call, f"{what} is True or False, given {given!r}")
 
 
+def is_list(given: Any) -> bool:
+    """Return whether it is a list or the like, and neither text nor bytes."""
+    return isinstance(given, Sequence) and not isinstance(given, (str, bytes, bytearray))
+
+
 def shape_of(call: str, shape: Any) -> tuple[int, ...]:
     """A shape of 1 to 8 sizes above 0, of at most as many elements as a tensor has bytes. Raises SophgoCallError."""
     given = shape.tolist() if isinstance(shape, np.ndarray) else shape
-    if not isinstance(given, Sequence) or isinstance(given, (str, bytes, bytearray)):
-        raise refuse(call, f"{shape!r} is no shape")
-    if not all(isinstance(size, Integral) and not isinstance(size, bool) for size in given):
+    whole = is_list(given) and all(
+        isinstance(size, Integral) and not isinstance(size, bool) for size in given
+    )
+    if not whole:
         raise refuse(call, f"{shape!r} is no shape")
     sizes = tuple(map(int, given))
     if not 1 <= len(sizes) <= _MOST_DIMS or min(sizes) < 1:

@@ -1,12 +1,11 @@
 """The three forms of ``EngineLLM(...)``."""
 
-import inspect
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from dlinfer.vendor.sophgo.runtime.loaded import LoadedModel
-from dlinfer.vendor.sophgo.sail.checks import is_count, refuse
+from dlinfer.vendor.sophgo.sail.checks import is_count, is_list, made_by, refuse
 
 _MOST_FLAGS = 2**32 - 1
 
@@ -20,30 +19,29 @@ def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoadedModel:
         form = _with_flags if len(args) + len(kwargs) == 3 else _from_file
     else:
         raise refuse("EngineLLM", f"{type(first).__name__} is neither a path nor the bytes of a bmodel")
-    try:
-        inspect.signature(form).bind(*args, **kwargs)
-    except TypeError as error:
-        raise refuse("EngineLLM", f"its arguments are none of its three forms: {error}") from None
-    return form(*args, **kwargs)
+    source, flags, dev_ids = made_by(
+        form, args, kwargs, "EngineLLM", "its arguments are none of its three forms"
+    )
+    if not is_list(dev_ids):
+        raise refuse("EngineLLM", f"dev_ids {dev_ids!r} is no list of numbers of devices")
+    return LoadedModel(source, list(dev_ids), flags)
 
 
-def _from_file(bmodel_path: str, dev_ids: Sequence[int]) -> LoadedModel:
-    return LoadedModel(bmodel_path, _devices(dev_ids), None)
+_Form = tuple[Any, int | None, Sequence[int]]
+"""(path or bytes, flags, devices)."""
 
 
-def _from_bytes(bmodel_bytes: bytes, bmodel_size: int, dev_ids: Sequence[int]) -> LoadedModel:
+def _from_file(bmodel_path: str, dev_ids: Sequence[int]) -> _Form:
+    return bmodel_path, None, dev_ids
+
+
+def _from_bytes(bmodel_bytes: bytes, bmodel_size: int, dev_ids: Sequence[int]) -> _Form:
     if not is_count(bmodel_size) or bmodel_size != len(bmodel_bytes):
         raise refuse("EngineLLM", f"bmodel_size is {bmodel_size!r}, the bytes are {len(bmodel_bytes)}")
-    return LoadedModel(bytes(bmodel_bytes), _devices(dev_ids), None)
+    return bytes(bmodel_bytes), None, dev_ids
 
 
-def _with_flags(bmodel_path: str, flags: int, dev_ids: Sequence[int]) -> LoadedModel:
+def _with_flags(bmodel_path: str, flags: int, dev_ids: Sequence[int]) -> _Form:
     if not is_count(flags) or flags > _MOST_FLAGS:
         raise refuse("EngineLLM", f"flags {flags!r} are no bits of sail.BmrtFlag")
-    return LoadedModel(bmodel_path, _devices(dev_ids), int(flags))
-
-
-def _devices(dev_ids: Any) -> list[int]:
-    if isinstance(dev_ids, (str, bytes, bytearray)) or not isinstance(dev_ids, Sequence):
-        raise refuse("EngineLLM", f"dev_ids {dev_ids!r} is no list of numbers of devices")
-    return list(dev_ids)
+    return bmodel_path, int(flags), dev_ids

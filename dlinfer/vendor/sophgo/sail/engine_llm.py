@@ -5,25 +5,48 @@ docs/sophgo.md says what was chosen where the document leaves a choice.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from dlinfer.errors import DlinferError
-from dlinfer.vendor.sophgo.errors import (
-    SophgoCallError,
-    SophgoRuntimeError,
-    SophgoTimeoutError,
-    SophgoWorkerError,
-)
+from dlinfer.vendor.sophgo import errors
 from dlinfer.vendor.sophgo.runtime.loaded import LoadedModel, NetworkInfo, TensorInfo
 from dlinfer.vendor.sophgo.sail.bind import arguments
-from dlinfer.vendor.sophgo.sail.checks import is_count, refuse
+from dlinfer.vendor.sophgo.sail.checks import is_count, made_by, refuse
 from dlinfer.vendor.sophgo.sail.constructors import opened
 from dlinfer.vendor.sophgo.sail.tensor import Tensor
 from dlinfer.vendor.sophgo.sail.types import Dtype, Failure
 
 _logger = logging.getLogger("dlinfer")
+_Told = TypeVar("_Told")
+
+_FAILURES = {
+    errors.SophgoTimeoutError: Failure.TIMEOUT,  # before SophgoWorkerError, of which it is one
+    errors.SophgoWorkerError: Failure.WORKER,
+    errors.SophgoRuntimeError: Failure.RUNTIME,
+    errors.SophgoCallError: Failure.ARGUMENT,
+}
+
+
+def _both(told: Callable[[TensorInfo], _Told], what: str):
+    """The calls of ``EngineLLM`` that give something of an input, and of an output."""
+
+    def of_input(self: "EngineLLM", graph_name: str, index: int) -> _Told:
+        return told(self._input(graph_name, index))
+
+    def of_output(self: "EngineLLM", graph_name: str, index: int) -> _Told:
+        return told(self._output(graph_name, index))
+
+    of_input.__doc__, of_output.__doc__ = (f"Return {what} of an {side}." for side in ("input", "output"))
+    return of_input, of_output
+
+
+def _max_shape(tensor: TensorInfo) -> list[int]:
+    """The maximum of each size; where stages differ in their number of sizes, the stage of most elements."""
+    if len({len(shape) for shape in tensor.shapes}) > 1:
+        return list(max(tensor.shapes, key=prod))
+    return [max(sizes) for sizes in zip(*tensor.shapes, strict=True)]
 
 
 class EngineLLM:
@@ -65,21 +88,12 @@ class EngineLLM:
         try:
             inputs, outputs = arguments(self._network(graph_name), input, output)
             self._model.run(graph_name, inputs, outputs)
-        except SophgoTimeoutError as error:
-            return self._failed(Failure.TIMEOUT, graph_name, error)
-        except SophgoWorkerError as error:
-            return self._failed(Failure.WORKER, graph_name, error)
-        except SophgoRuntimeError as error:
-            return self._failed(Failure.RUNTIME, graph_name, error)
-        except SophgoCallError as error:
-            return self._failed(Failure.ARGUMENT, graph_name, error)
+        except tuple(_FAILURES) as error:
+            self._last_error = error
+            _logger.error("EngineLLM.process(%r) failed: %s", graph_name, error)
+            return next(int(failure) for kind, failure in _FAILURES.items() if isinstance(error, kind))
         self._last_error = None
         return int(Failure.NONE)
-
-    def _failed(self, failure: Failure, graph_name: str, error: DlinferError) -> int:
-        self._last_error = error
-        _logger.error("EngineLLM.process(%r) failed: %s", graph_name, error)
-        return int(failure)
 
     # --- what there is
 
@@ -111,21 +125,13 @@ class EngineLLM:
         """Return whether it takes any shape up to that of its stage, and not that shape alone."""
         return self._network(graph_name).is_dynamic
 
-    def get_input_name(self, graph_name: str, index: int) -> str:
-        """Return the name of an input."""
-        return self._input(graph_name, index).name
-
-    def get_output_name(self, graph_name: str, index: int) -> str:
-        """Return the name of an output."""
-        return self._output(graph_name, index).name
-
-    def get_input_tensor_devid(self, graph_name: str, index: int) -> int:
-        """Return the number of the device that an input lies on."""
-        return self._input(graph_name, index).device
-
-    def get_output_tensor_devid(self, graph_name: str, index: int) -> int:
-        """Return the number of the device that an output lies on."""
-        return self._output(graph_name, index).device
+    get_input_name, get_output_name = _both(lambda tensor: tensor.name, "the name")
+    get_input_tensor_devid, get_output_tensor_devid = _both(lambda tensor: tensor.device, "the device")
+    get_input_max_shape, get_output_max_shape = _both(_max_shape, "the largest sizes, in any stage,")
+    get_input_dtype, get_output_dtype = _both(lambda tensor: Dtype(tensor.dtype), "the type of the elements")
+    # An integer input's elements are real values times its scale, real values are an integer output's elements times
+    # its scale; it is 1.0 for floating point.
+    get_input_scale, get_output_scale = _both(lambda tensor: tensor.scale, "the scale")
 
     def get_input_shape(self, graph_name: str, index: int, stage: int = 0) -> list[int]:
         """Return the shape of an input in a stage."""
@@ -134,30 +140,6 @@ class EngineLLM:
     def get_output_shape(self, graph_name: str, index: int, stage: int = 0) -> list[int]:
         """Return the shape of an output in a stage."""
         return _shape(graph_name, self._output(graph_name, index), stage)
-
-    def get_input_max_shape(self, graph_name: str, index: int) -> list[int]:
-        """Return the largest sizes that an input has in any stage."""
-        return _max_shape(self._input(graph_name, index))
-
-    def get_output_max_shape(self, graph_name: str, index: int) -> list[int]:
-        """Return the largest sizes that an output has in any stage."""
-        return _max_shape(self._output(graph_name, index))
-
-    def get_input_dtype(self, graph_name: str, index: int) -> Dtype:
-        """Return the type of an input's elements."""
-        return Dtype(self._input(graph_name, index).dtype)
-
-    def get_output_dtype(self, graph_name: str, index: int) -> Dtype:
-        """Return the type of an output's elements."""
-        return Dtype(self._output(graph_name, index).dtype)
-
-    def get_input_scale(self, graph_name: str, index: int) -> float:
-        """What an integer input's real values are multiplied with to give its elements; 1.0 for floating point."""
-        return self._input(graph_name, index).scale
-
-    def get_output_scale(self, graph_name: str, index: int) -> float:
-        """Return what an integer output's elements are multiplied with to give real values; 1.0 for floating point."""
-        return self._output(graph_name, index).scale
 
     # --- tensors on the memory that the runtime gave to a graph
 
@@ -173,8 +155,7 @@ class EngineLLM:
 
     def get_input_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
         """Return an input on the graph's own memory; None where the graph's addr_mode is not 1."""
-        tensor = self._input(graph_name, index)
-        return self._tensor(graph_name, tensor, stage) if self.get_addr_mode(graph_name) == 1 else None
+        return self._one(graph_name, self._input(graph_name, index), stage)
 
     @overload
     def get_output_tensors(self, graph_name: str, tensor_name: str, stage: int = 0) -> dict[int, Tensor]: ...
@@ -188,8 +169,7 @@ class EngineLLM:
 
     def get_output_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
         """Return an output on the graph's own memory; None where the graph's addr_mode is not 1."""
-        tensor = self._output(graph_name, index)
-        return self._tensor(graph_name, tensor, stage) if self.get_addr_mode(graph_name) == 1 else None
+        return self._one(graph_name, self._output(graph_name, index), stage)
 
     def get_input_tensors_addrmode0(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]:
         """Index -> tensor of all inputs on the graph's own memory, in any addr_mode but the tagged ones.
@@ -216,12 +196,13 @@ class EngineLLM:
         }
 
     def _any(self, graph_name: str, tensors: Sequence[TensorInfo], stage: int) -> dict[int, Tensor]:
-        if self.get_addr_mode(graph_name) not in (0, 1):
-            detail = (
-                f"graph {graph_name!r} has addr_mode {self.get_addr_mode(graph_name)}; its tags are no memory"
-            )
-            raise refuse("EngineLLM", detail)
+        mode = self.get_addr_mode(graph_name)
+        if mode not in (0, 1):
+            raise refuse("EngineLLM", f"graph {graph_name!r} has addr_mode {mode}; its tags are no memory")
         return {index: self._tensor(graph_name, tensor, stage) for index, tensor in enumerate(tensors)}
+
+    def _one(self, graph_name: str, tensor: TensorInfo, stage: int) -> Tensor | None:
+        return self._tensor(graph_name, tensor, stage) if self.get_addr_mode(graph_name) == 1 else None
 
     def _tensor(self, graph_name: str, tensor: TensorInfo, stage: int) -> Tensor:
         shape = _shape(graph_name, tensor, stage)
@@ -249,10 +230,9 @@ def _at(graph_name: str, tensors: Sequence[TensorInfo], index: int, side: str) -
 
 
 def _shape(graph_name: str, tensor: TensorInfo, stage: int) -> list[int]:
-    if not _within(stage, len(tensor.shapes)):
-        raise refuse(
-            "EngineLLM", f"graph {graph_name!r} has stages 0 to {len(tensor.shapes) - 1}, not {stage!r}"
-        )
+    stages = len(tensor.shapes)
+    if not _within(stage, stages):
+        raise refuse("EngineLLM", f"graph {graph_name!r} has stages 0 to {stages - 1}, not {stage!r}")
     return list(tensor.shapes[stage])
 
 
@@ -260,22 +240,10 @@ def _within(number: Any, count: int) -> bool:
     return is_count(number) and number < count
 
 
-def _max_shape(tensor: TensorInfo) -> list[int]:
-    """The maximum of each size; where stages differ in their number of sizes, the stage of most elements."""
-    if len({len(shape) for shape in tensor.shapes}) > 1:
-        return list(max(tensor.shapes, key=prod))
-    return [max(sizes) for sizes in zip(*tensor.shapes, strict=True)]
-
-
 def _name_and_stage(*args: Any, **kwargs: Any) -> tuple[str | None, int]:
     """The two forms behind a graph's name: (stage) and (tensor_name, stage)."""
     form = _named if "tensor_name" in kwargs or (args and isinstance(args[0], str)) else _unnamed
-    try:
-        return form(*args, **kwargs)
-    except TypeError as error:
-        raise refuse(
-            "EngineLLM", f"neither (graph, stage) nor (graph, tensor_name, stage): {error}"
-        ) from None
+    return made_by(form, args, kwargs, "EngineLLM", "neither (graph, stage) nor (graph, tensor_name, stage)")
 
 
 def _named(tensor_name: str, stage: int = 0) -> tuple[str | None, int]:

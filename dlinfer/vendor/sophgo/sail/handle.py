@@ -4,8 +4,6 @@ from dlinfer.vendor.sophgo.errors import SophgoUnavailableError
 from dlinfer.vendor.sophgo.runtime import chips
 from dlinfer.vendor.sophgo.runtime.device import Device, number_of, open_device
 
-_TARGETS = {"bm1684x": "BM1684X", "bm1688": "BM1688"}
-
 
 class Handle:
     """A device. Programs make handles before engines; where chips are emulated, what a device is shows with the first
@@ -38,4 +36,5 @@ class Handle:
 
     def get_target(self) -> str:
         """Return the kind of chip: "BM1684X", "BM1688"."""
-        return _TARGETS.get(self.device.chip, self.device.chip)
+        chip = self.device.chip
+        return chips.KINDS[chip].in_bmodels[0] if chip in chips.KINDS else chip

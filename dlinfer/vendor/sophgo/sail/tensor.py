@@ -1,6 +1,5 @@
 """sail.Tensor: data in system memory, in a device's memory, or in both, which only its ``sync`` calls make equal."""
 
-import inspect
 import os
 from collections.abc import Callable, Sequence
 from math import prod
@@ -8,9 +7,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from dlinfer.vendor.sophgo.runtime.device import LARGEST, Device, DeviceMemory
+from dlinfer.vendor.sophgo.runtime.device import LARGEST, DeviceMemory
 from dlinfer.vendor.sophgo.sail.arrays import decoded, element, encoded, fitting, taken
-from dlinfer.vendor.sophgo.sail.checks import finite, is_count, refuse, shape_of, yes_or_no
+from dlinfer.vendor.sophgo.sail.checks import finite, is_count, made_by, refuse, shape_of, yes_or_no
 from dlinfer.vendor.sophgo.sail.handle import Handle
 from dlinfer.vendor.sophgo.sail.types import FLOATING, NUMPY, OF_NUMPY, Dtype
 
@@ -39,7 +38,7 @@ class Tensor:
     @overload
     def __init__(self, src: "Tensor", shape: Sequence[int], offset: int) -> None: ...
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        made = _made("Tensor", _MAKERS[_form(args, kwargs)], args, kwargs)
+        made = made_by(_maker(args, kwargs), args, kwargs, "Tensor", _NO_FORM)
         self._shape, self._dtype, self._system, self._device, self._owns_device = made
 
     @classmethod
@@ -106,9 +105,12 @@ class Tensor:
 
         shape: sizes of the array, of at most as many elements.
         """
-        sizes = self._shape if shape is None else shape_of("Tensor.asnumpy", shape)
-        self._check_room("Tensor.asnumpy", prod(sizes))
-        return self._copied(prod(sizes)).reshape(sizes)
+        sizes = self._sizes("Tensor.asnumpy", shape)
+        if self._system is not None:
+            return self._system[: prod(sizes)].copy().reshape(sizes)
+        array = np.empty(sizes, NUMPY[self._dtype])
+        self.device_memory().read(_flat(array))
+        return array
 
     def update_data(self, data: np.ndarray) -> None:
         """Write ``data`` over the first elements, in system memory or without such memory on the device.
@@ -117,27 +119,31 @@ class Tensor:
         """
         array = fitting("Tensor.update_data", data, self._dtype)
         self._check_room("Tensor.update_data", array.size)
-        self._put(array)
+        if self._system is not None:
+            self._system[: array.size] = array.ravel()
+        else:
+            self.device_memory().write(_flat(array))
 
     def scale_from(self, data: np.ndarray, scale: float) -> None:
         """Write ``data * scale`` into system memory. data: float32 or integers, without NaN for a tensor of integers,
         which are rounded to the nearest and held within their range."""
-        array = taken("Tensor.scale_from", data)
-        self._check_room("Tensor.scale_from", array.size)
+        call = "Tensor.scale_from"
+        array = taken(call, data)
+        self._check_room(call, array.size)
         if array.dtype not in (np.float32, np.int32):
-            raise refuse("Tensor.scale_from", f"{array.dtype} data; float32 or integers are scaled")
-        values = array.astype(np.float64) * _factor("Tensor.scale_from", scale)
+            raise refuse(call, f"{array.dtype} data; float32 or integers are scaled")
+        values = array.astype(np.float64) * np.float32(finite(call, "scale", scale))
         if self._dtype not in FLOATING and np.isnan(values).any():
-            raise refuse("Tensor.scale_from", f"NaN for a tensor of {self._dtype.name}")
-        self._of_system("Tensor.scale_from")[: array.size] = encoded(values, self._dtype).ravel()
+            raise refuse(call, f"NaN for a tensor of {self._dtype.name}")
+        self._of_system(call)[: array.size] = encoded(values, self._dtype).ravel()
 
     def scale_to(self, scale: float, shape: Sequence[int] | None = None) -> np.ndarray:
         """Return what system memory holds, as float32, times ``scale``."""
-        sizes = self._shape if shape is None else shape_of("Tensor.scale_to", shape)
-        self._check_room("Tensor.scale_to", prod(sizes))
-        data = self._of_system("Tensor.scale_to")[: prod(sizes)]
+        call = "Tensor.scale_to"
+        sizes = self._sizes(call, shape)
+        data = self._of_system(call)[: prod(sizes)]
         with np.errstate(over="ignore", invalid="ignore"):  # infinite, or infinity times 0
-            return (decoded(data, self._dtype) * _factor("Tensor.scale_to", scale)).reshape(sizes)
+            return (decoded(data, self._dtype) * np.float32(finite(call, "scale", scale))).reshape(sizes)
 
     def memory_set(self, c: Any) -> None:
         """Set every element to the number ``c``, wherever the tensor has memory. Integers take it without its
@@ -189,9 +195,8 @@ class Tensor:
         call = "Tensor.sync_d2d_stride"
         source = self._other(call, src)
         if not all(map(is_count, (stride_src, stride_dst, count))) or not stride_src:
-            raise refuse(
-                call, f"strides {stride_src!r}, {stride_dst!r} and count {count!r}: numbers of elements"
-            )
+            detail = f"strides {stride_src!r}, {stride_dst!r} and count {count!r}: numbers of elements"
+            raise refuse(call, detail)
         if stride_dst != 1 and (stride_dst, stride_src, self.element_size()) != (4, 1, 1):
             raise refuse(call, f"stride_dst {stride_dst}; it is 1, or 4 for bytes that stride_src 1 reads")
         stride_src, stride_dst, count = int(stride_src), int(stride_dst), int(count)
@@ -247,7 +252,7 @@ class Tensor:
             if set(kwargs) - {"size"} or not is_count(size) or size > self.nbytes():
                 raise refuse(call, f"size {size!r}: a number of bytes up to {self.nbytes()}")
             return self, (0, 0, int(size))
-        given, start, at, count = _made(call, _four, args, kwargs)
+        given, start, at, count = made_by(_four, args, kwargs, call, _NO_FORM)
         src = self._other(call, given)
         if not all(map(is_count, (start, at, count))):
             raise refuse(call, f"offsets {start!r}, {at!r} and length {count!r}: numbers of elements")
@@ -260,19 +265,11 @@ class Tensor:
 
     # --- memory
 
-    def _copied(self, count: int) -> np.ndarray:
-        """The first elements, flat, of system memory or else of the device."""
-        if self._system is not None:
-            return self._system[:count].copy()
-        array = np.empty(count, NUMPY[self._dtype])
-        self.device_memory().read(_flat(array))
-        return array
-
-    def _put(self, array: np.ndarray) -> None:
-        if self._system is not None:
-            self._system[: array.size] = array.ravel()
-        else:
-            self.device_memory().write(_flat(array.ravel()))
+    def _sizes(self, call: str, shape: Sequence[int] | None) -> tuple[int, ...]:
+        """Those asked for, of no more elements than there are, or else its own."""
+        sizes = self._shape if shape is None else shape_of(call, shape)
+        self._check_room(call, prod(sizes))
+        return sizes
 
     def _of_system(self, call: str) -> np.ndarray:
         if self._system is None:
@@ -289,17 +286,19 @@ class Tensor:
             raise refuse(call, f"{count} elements for a tensor of shape {list(self._shape)}")
 
 
+_NO_FORM = "its arguments are none of its forms"
 _Made = tuple[tuple[int, ...], Dtype, np.ndarray | None, DeviceMemory | None, bool]
+"""(shape, dtype, system memory, device memory, whether that is its own)."""
 
 
-def _form(args: Any, kwargs: Any) -> str:
+def _maker(args: Any, kwargs: Any) -> Callable[..., _Made]:
     first = args[0] if args else kwargs.get("handle", kwargs.get("src"))
     if isinstance(first, Tensor):
-        return "part"
+        return _part
     if not isinstance(first, Handle):
         raise refuse("Tensor", f"{type(first).__name__} is neither a sail.Handle nor a sail.Tensor")
     second = args[1] if len(args) > 1 else kwargs.get("data", kwargs.get("shape"))
-    return "array" if isinstance(second, np.ndarray) else "shape"
+    return _of_array if isinstance(second, np.ndarray) else _of_shape
 
 
 def _of_array(handle: Handle, data: Any, own_sys_data: bool = True, own_dev_data: bool = True) -> _Made:
@@ -310,7 +309,7 @@ def _of_array(handle: Handle, data: Any, own_sys_data: bool = True, own_dev_data
     flat = np.array(array, copy=True).ravel().view(NUMPY[dtype])  # never the caller's own memory
     if not own_sys_data and not own_dev_data:
         raise refuse("Tensor", "data for a tensor with neither system nor device memory")
-    memory = _allocated(handle, flat.nbytes) if own_dev_data else None
+    memory = handle.device.allocate(flat.nbytes) if own_dev_data else None
     if memory is not None and not own_sys_data:
         memory.write(_flat(flat))
     return array.shape, dtype, flat if own_sys_data else None, memory, own_dev_data
@@ -325,7 +324,7 @@ def _of_shape(handle: Handle, shape: Any, dtype: Any, own_sys_data: bool, own_de
     if size > LARGEST:
         raise refuse("Tensor", f"shape {list(sizes)} takes {size} bytes; a tensor has at most {LARGEST}")
     system = np.zeros(prod(sizes), NUMPY[dtype]) if own_sys_data else None
-    return sizes, dtype, system, _allocated(handle, size) if own_dev_data else None, own_dev_data
+    return sizes, dtype, system, handle.device.allocate(size) if own_dev_data else None, own_dev_data
 
 
 def _part(src: Tensor, shape: Any, offset: int) -> _Made:
@@ -337,37 +336,16 @@ def _part(src: Tensor, shape: Any, offset: int) -> _Made:
     return sizes, src.dtype(), None, memory, False
 
 
-_MAKERS = {"array": _of_array, "shape": _of_shape, "part": _part}
-
-
 def _owned(own_sys_data: Any, own_dev_data: Any) -> tuple[bool, bool]:
-    return yes_or_no("Tensor", "own_sys_data", own_sys_data), yes_or_no(
-        "Tensor", "own_dev_data", own_dev_data
-    )
-
-
-def _factor(call: str, scale: Any) -> np.float32:
-    return np.float32(finite(call, "scale", scale))
-
-
-def _allocated(handle: Handle, size: int) -> DeviceMemory:
-    device: Device = handle.device
-    return device.allocate(size)
+    given = {"own_sys_data": own_sys_data, "own_dev_data": own_dev_data}
+    system, device = (yes_or_no("Tensor", name, value) for name, value in given.items())
+    return system, device
 
 
 def _four(src: Any, offset_src: Any, offset_dst: Any, len: Any) -> tuple[Any, Any, Any, Any]:
     return src, offset_src, offset_dst, len
 
 
-def _made(call: str, maker: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """``maker(*args, **kwargs)``, where these are arguments that it takes."""
-    try:
-        inspect.signature(maker).bind(*args, **kwargs)
-    except TypeError as error:
-        raise refuse(call, f"its arguments are none of its forms: {error}") from None
-    return maker(*args, **kwargs)
-
-
 def _flat(array: np.ndarray) -> memoryview:
     """The bytes of an array that lies in one piece."""
-    return array.view(np.uint8).data
+    return array.reshape(-1).view(np.uint8).data

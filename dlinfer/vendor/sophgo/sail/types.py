@@ -52,27 +52,14 @@ class Failure(IntEnum):
 
 FLOATING = frozenset({Dtype.BM_FLOAT32, Dtype.BM_FLOAT16, Dtype.BM_BFLOAT16})
 
-# numpy's type of each; both kinds of 16-bit floating point are handed over as their bits, as sail does.
-NUMPY = {
-    Dtype.BM_FLOAT32: np.dtype(np.float32),
-    Dtype.BM_FLOAT16: np.dtype(np.uint16),
-    Dtype.BM_INT8: np.dtype(np.int8),
-    Dtype.BM_UINT8: np.dtype(np.uint8),
-    Dtype.BM_INT16: np.dtype(np.int16),
-    Dtype.BM_UINT16: np.dtype(np.uint16),
-    Dtype.BM_INT32: np.dtype(np.int32),
-    Dtype.BM_UINT32: np.dtype(np.uint32),
-    Dtype.BM_BFLOAT16: np.dtype(np.uint16),
-}
-
 # What an array of each of numpy's types becomes. 64-bit integers become 32-bit ones where their values fit.
 OF_NUMPY = {
-    np.dtype(np.float32): Dtype.BM_FLOAT32,
-    np.dtype(np.float16): Dtype.BM_FLOAT16,
-    np.dtype(np.int8): Dtype.BM_INT8,
-    np.dtype(np.uint8): Dtype.BM_UINT8,
-    np.dtype(np.int16): Dtype.BM_INT16,
-    np.dtype(np.uint16): Dtype.BM_UINT16,
-    np.dtype(np.int32): Dtype.BM_INT32,
-    np.dtype(np.uint32): Dtype.BM_UINT32,
+    np.dtype(dtype.name.removeprefix("BM_").lower()): dtype for dtype in Dtype if dtype != Dtype.BM_BFLOAT16
+}
+
+# numpy's type of each; both kinds of 16-bit floating point are handed over as their bits, as sail does.
+_BITS = np.dtype(np.uint16)
+NUMPY = {dtype: kind for kind, dtype in OF_NUMPY.items()} | {
+    Dtype.BM_FLOAT16: _BITS,
+    Dtype.BM_BFLOAT16: _BITS,
 }

@@ -4,6 +4,7 @@ Memory is known to the other side by a number; a place in it is a number, an off
 """
 
 import ctypes
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
@@ -11,17 +12,10 @@ from .layout import DeviceMemory
 from .library import open_libraries
 
 _SUCCESS = 0
-_FAILURES = {
-    1: "device not ready",
-    2: "general failure",
-    3: "time-out",
-    4: "invalid parameter",
-    5: "not enough memory",
-    6: "data error",
-    7: "device busy",
-    8: "not supported yet",
-    9: "not supported",
-}
+_FAILURES = (
+    *("success", "device not ready", "general failure", "time-out", "invalid parameter", "not enough memory"),
+    *("data error", "device busy", "not supported yet", "not supported"),
+)
 
 
 class RefusedError(Exception):
@@ -60,9 +54,8 @@ class Chip:
         if device not in self.handles:
             self._check_number(device)
             handle = ctypes.c_void_p()
-            self._done(
-                "device", self.bmlib.bm_dev_request(ctypes.byref(handle), 0 if self.emulated else device)
-            )
+            number = 0 if self.emulated else device
+            self._done("device", self.bmlib.bm_dev_request(ctypes.byref(handle), number))
             assert handle.value is not None  # success gives a handle
             self.handles[device] = handle.value
         chip, serial = ctypes.c_uint(), ctypes.create_string_buffer(256)
@@ -90,54 +83,52 @@ class Chip:
         self.memories[number] = memory
         return number
 
-    def free(self, number: int) -> None:
+    def free(self, numbers: Iterable[int]) -> None:
         """Give memory back, or only its number where the runtime owns it."""
-        memory = self.memories.pop(number)
-        if memory.owned:
-            self.bmlib.bm_free_device(self.handles[memory.device], memory.block)
+        for memory in map(self.memories.pop, numbers):
+            if memory.owned:
+                self.bmlib.bm_free_device(self.handles[memory.device], memory.block)
 
     def place(self, number: int, offset: int, size: int) -> DeviceMemory:
         """Return the C structure of a place in memory."""
         block = self.memories[number].block
         return DeviceMemory(block.address + offset, block.reserved, block.dmabuf_fd, block.flags, size)
 
-    def write(self, number: int, offset: int, address: int, size: int) -> None:
-        """Copy ``size`` bytes of this process to a device."""
-        handle = self.handles[self.memories[number].device]
-        place = self.place(number, offset, size)
+    def write(self, address: int, number: int, offset: int, size: int) -> None:
+        """Copy ``size`` bytes of this process, from ``address`` on, to a device."""
+        handle, place = self._at(number, offset, size)
         self._done("copy", self.bmlib.bm_memcpy_s2d_partial(handle, place, address, size))
 
-    def read(self, number: int, offset: int, address: int, size: int) -> None:
+    def read(self, address: int, number: int, offset: int, size: int) -> None:
         """Copy ``size`` bytes of a device to this process."""
-        handle = self.handles[self.memories[number].device]
-        place = self.place(number, offset, size)
+        handle, place = self._at(number, offset, size)
         self._done("copy", self.bmlib.bm_memcpy_d2s_partial(handle, address, place, size))
 
     def copy(self, target: tuple[int, int], source: tuple[int, int], size: int) -> None:
-        """Copy bytes between two places of one device; a place is a number and an offset.
-
-        Through this process where the chip is emulated: bm1688's emulator crashes at bm_memcpy_d2d_byte.
-        """
+        """Copy bytes between two places of one device, each a number and an offset; through this process where the
+        chip is emulated, since bm1688's emulator crashes at bm_memcpy_d2d_byte."""
         if self.emulated:
             between = ctypes.create_string_buffer(size)
-            self.read(*source, ctypes.addressof(between), size)
-            self.write(*target, ctypes.addressof(between), size)
+            self.read(ctypes.addressof(between), *source, size)
+            self.write(ctypes.addressof(between), *target, size)
             return
-        handle = self.handles[self.memories[target[0]].device]
-        blocks = self.place(target[0], target[1], size), self.place(source[0], source[1], size)
-        self._done("copy", self.bmlib.bm_memcpy_d2d_byte(handle, blocks[0], 0, blocks[1], 0, size))
+        (handle, to), (_, origin) = self._at(*target, size), self._at(*source, size)
+        self._done("copy", self.bmlib.bm_memcpy_d2d_byte(handle, to, 0, origin, 0, size))
 
-    def fill(self, number: int, offset: int, size: int, pattern: bytes) -> None:
-        """Repeat ``pattern`` (1, 2 or 4 bytes) over ``size`` bytes of a device."""
-        handle = self.handles[self.memories[number].device]
-        value = ctypes.create_string_buffer(pattern, 4)
-        place = self.place(number, offset, size)
-        self._done("copy", self.bmlib.bm_memset_device_ext(handle, value, len(pattern), place))
+    def fill(self, number: int, offset: int, size: int, pattern: str) -> None:
+        """Repeat ``pattern`` (1, 2 or 4 bytes as hexadecimal digits) over ``size`` bytes of a device."""
+        handle, place = self._at(number, offset, size)
+        repeated = bytes.fromhex(pattern)
+        value = ctypes.create_string_buffer(repeated, 4)
+        self._done("copy", self.bmlib.bm_memset_device_ext(handle, value, len(repeated), place))
+
+    def _at(self, number: int, offset: int, size: int) -> tuple[int, DeviceMemory]:
+        """The handle of a place's device, and the place."""
+        return self.handles[self.memories[number].device], self.place(number, offset, size)
 
     def close(self) -> None:
         """Give back all memory and every device; without this the C library ends the process with a fault."""
-        for number in list(self.memories):
-            self.free(number)
+        self.free(list(self.memories))
         self.working.give_back()
         for handle in self.handles.values():
             self.bmlib.bm_dev_free(handle)
@@ -146,4 +137,5 @@ class Chip:
     @staticmethod
     def _done(kind: str, status: int) -> None:
         if status != _SUCCESS:
-            raise RefusedError(kind, _FAILURES.get(status, f"bm_status_t {status}"))
+            known = 0 < status < len(_FAILURES)
+            raise RefusedError(kind, _FAILURES[status] if known else f"bm_status_t {status}")

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-from collections.abc import Callable
 from typing import Any
 
 from .chip import Chip, Memory, RefusedError
@@ -18,22 +17,19 @@ class Model:
         self._memories: list[int] = []
         handles = (ctypes.c_void_p * len(devices))(*(chip.handles[device] for device in devices))
         self._runtime = chip.bmrt.bmrt_create_ex(handles, len(devices))
-        if not self._runtime:
-            raise RefusedError("load", "BMRuntime could not be created")
+        _check(self._runtime, "load", "BMRuntime could not be created")
         if flags is not None:
             chip.bmrt.bmrt_set_flags(self._runtime, flags)
 
     def load_file(self, path: str) -> None:
         """Load a bmodel from a file. Raises RefusedError."""
-        self._loaded(lambda: self.chip.bmrt.bmrt_load_bmodel(self._runtime, os.fsencode(path)))
+        loaded = self.chip.bmrt.bmrt_load_bmodel(self._runtime, os.fsencode(path))
+        _check(loaded, "load", "BMRuntime refused it")
 
     def load_bytes(self, address: int, size: int) -> None:
         """Load a bmodel from memory, which may be given back afterwards. Raises RefusedError."""
-        self._loaded(lambda: self.chip.bmrt.bmrt_load_bmodel_data(self._runtime, address, size))
-
-    def _loaded(self, load: Callable[[], bool]) -> None:
-        if not load():
-            raise RefusedError("load", "BMRuntime refused it")
+        loaded = self.chip.bmrt.bmrt_load_bmodel_data(self._runtime, address, size)
+        _check(loaded, "load", "BMRuntime refused it")
 
     def describe(self) -> dict[str, Any]:
         """Return all that bm_net_info_t says of every network, and numbers for the memory of its inputs and outputs."""
@@ -48,17 +44,10 @@ class Model:
         net: Network = self.chip.bmrt.bmrt_get_network_info(self._runtime, name).contents
         return {
             "name": name.decode(),
-            "is_dynamic": net.is_dynamic,
-            "addr_mode": net.addr_mode,
-            "core_num": net.core_num,
-            "stage_num": net.stage_num,
-            "inputs": self._tensors(net, "input"),
-            "outputs": self._tensors(net, "output"),
+            **{field: getattr(net, field) for field in ("is_dynamic", "addr_mode", "core_num", "stage_num")},
+            "inputs": [self._tensor(net, "input", index) for index in range(net.input_num)],
+            "outputs": [self._tensor(net, "output", index) for index in range(net.output_num)],
         }
-
-    def _tensors(self, net: Network, side: str) -> list[dict[str, Any]]:
-        """What the network says of its inputs, or of its outputs."""
-        return [self._tensor(net, side, index) for index in range(getattr(net, f"{side}_num"))]
 
     def _tensor(self, net: Network, side: str, index: int) -> dict[str, Any]:
         device = self.devices[getattr(net, f"{side}_devices")[index]]
@@ -81,22 +70,18 @@ class Model:
         self._memories.append(number)
         return {"number": number, "address": block.address, "size": block.size}
 
-    def run(self, name: str, inputs: list[Any], outputs: list[Any]) -> list[list[int]]:
-        """Run a network and wait for it. The shapes of the outputs. Raises RefusedError.
-
-        A tensor is [dtype, shape, memory's number, offset, bytes].
-        """
+    def run(self, network: str, inputs: list[Any], outputs: list[Any]) -> list[list[int]]:
+        """Run a network on tensors, each [dtype, shape, memory's number, offset, bytes], and wait for it; gives the
+        outputs' shapes. Raises RefusedError."""
         given = (Tensor * len(inputs))(*map(self._c_tensor, inputs))
         taken = (Tensor * len(outputs))(*map(self._c_tensor, outputs))
         ran = self.chip.bmrt.bmrt_launch_tensor_ex(
-            self._runtime, name.encode(), given, len(inputs), taken, len(outputs), True, False
+            self._runtime, network.encode(), given, len(inputs), taken, len(outputs), True, False
         )
-        if not ran:
-            raise RefusedError("launch", "BMRuntime refused to run it")
+        _check(ran, "launch", "BMRuntime refused to run it")
         for device in self.devices:
             status = self.chip.bmlib.bm_thread_sync(self.chip.handles[device])
-            if status:
-                raise RefusedError("launch", f"waiting for device {device} failed with bm_status_t {status}")
+            _check(not status, "launch", f"waiting for device {device} failed with bm_status_t {status}")
         return [tensor.shape.sizes() for tensor in taken]
 
     def _c_tensor(self, tensor: list[Any]) -> Tensor:
@@ -105,6 +90,10 @@ class Model:
 
     def close(self) -> None:
         """Give back the runtime with all that it holds."""
-        for number in self._memories:
-            self.chip.free(number)
+        self.chip.free(self._memories)
         self.chip.bmrt.bmrt_destroy(self._runtime)
+
+
+def _check(done: Any, kind: str, detail: str) -> None:
+    if not done:
+        raise RefusedError(kind, detail)

@@ -10,6 +10,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,10 +28,10 @@ class Server:
     def __init__(self, connection: socket.socket, shared: mmap.mmap) -> None:
         self._connection = connection
         self._bytes = ctypes.c_char.from_buffer(shared)  # keeps the mapping
-        self._shared = ctypes.addressof(self._bytes)
         self._chip: Chip | None = None
         self._models: dict[int, Model] = {}
         self._numbers = count(1)
+        self._calls: dict[str, Callable[..., Any]] = {"start": self._start}
 
     def run(self) -> None:
         """Answer until the other side is gone."""
@@ -43,53 +45,32 @@ class Server:
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {"result": getattr(self, f"call_{request.pop('call')}")(**request)}
+            return {"result": self._calls[request.pop("call")](**request)}
         except RefusedError as refused:
             return {"refused": refused.kind, "detail": str(refused)}
         except OSError as error:
             return {"refused": "library", "detail": str(error)}
 
-    @property
-    def chip(self) -> Chip:
-        """The chip, which the first request starts."""
-        assert self._chip is not None
-        return self._chip
+    def _start(self, folder: str, emulated: bool) -> None:
+        """Open the C libraries, after which everything else may be asked for."""
+        self._chip = chip = Chip(folder, emulated)
+        shared = ctypes.addressof(self._bytes)
+        self._calls = {
+            "open": chip.open,
+            "allocate": chip.allocate,
+            "free": chip.free,
+            "write": partial(chip.write, shared),
+            "read": partial(chip.read, shared),
+            "copy": chip.copy,
+            "fill": chip.fill,
+            "load": partial(self._load, chip),
+            "run": lambda model, **told: self._models[model].run(**told),
+            "unload": partial(self._unload, chip),
+        }
 
-    def call_start(self, folder: str, emulated: bool) -> None:
-        """Open the C libraries."""
-        self._chip = Chip(folder, emulated)
-
-    def call_open(self, device: int) -> dict[str, Any]:
-        """Request a device."""
-        return self.chip.open(device)
-
-    def call_allocate(self, device: int, size: int) -> int:
-        """Memory of a device."""
-        return self.chip.allocate(device, size)
-
-    def call_free(self, numbers: list[int]) -> None:
-        """Give memory back."""
-        for number in numbers:
-            self.chip.free(number)
-
-    def call_write(self, number: int, offset: int, size: int) -> None:
-        """Shared bytes to a device."""
-        self.chip.write(number, offset, self._shared, size)
-
-    def call_read(self, number: int, offset: int, size: int) -> None:
-        """A device to shared bytes."""
-        self.chip.read(number, offset, self._shared, size)
-
-    def call_copy(self, target: list[int], source: list[int], size: int) -> None:
-        """One place of a device to another."""
-        self.chip.copy((target[0], target[1]), (source[0], source[1]), size)
-
-    def call_fill(self, number: int, offset: int, size: int, pattern: str) -> None:
-        """A pattern, in hexadecimal digits, over memory of a device."""
-        self.chip.fill(number, offset, size, bytes.fromhex(pattern))
-
-    def call_load(
+    def _load(
         self,
+        chip: Chip,
         devices: list[int],
         flags: int | None,
         working: list[int],
@@ -98,17 +79,18 @@ class Server:
         size: int,
     ) -> dict[str, Any]:
         """Load a bmodel from a file, or without a path from the file that comes behind this request."""
-        data = None if path is not None else self._received_file()
-        self.chip.working.expect(working, weights)
-        model = Model(self.chip, devices, flags)
+        data = None if path is not None else socket.recv_fds(self._connection, 1, 1)[1][0]
         try:
-            if path is not None:
-                model.load_file(path)
-            else:
-                self._load_bytes(model, data, size)
-        except RefusedError:
-            model.close()
-            raise
+            chip.working.expect(working, weights)
+            model = Model(chip, devices, flags)
+            try:
+                if path is not None:
+                    model.load_file(path)
+                if data is not None:
+                    _load_bytes(model, data, size)
+            except RefusedError:
+                model.close()
+                raise
         finally:
             if data is not None:
                 os.close(data)
@@ -116,28 +98,11 @@ class Server:
         self._models[number] = model
         return {"number": number, **model.describe()}
 
-    def _received_file(self) -> int:
-        _, files, _, _ = socket.recv_fds(self._connection, 1, 1)
-        return files[0]
-
-    @staticmethod
-    def _load_bytes(model: Model, file: int | None, size: int) -> None:
-        assert file is not None
-        with mmap.mmap(file, size) as data:
-            first = ctypes.c_char.from_buffer(data)
-            model.load_bytes(ctypes.addressof(first), size)
-            del first  # mmap does not close while somebody points into it
-
-    def call_run(self, model: int, network: str, inputs: list[Any], outputs: list[Any]) -> list[list[int]]:
-        """Run a network."""
-        return self._models[model].run(network, inputs, outputs)
-
-    def call_unload(self, models: list[int]) -> None:
-        """Give models back."""
-        for number in models:
+    def _unload(self, chip: Chip, numbers: list[int]) -> None:
+        for number in numbers:
             self._models.pop(number).close()
         if not self._models:
-            self.chip.working.give_back()
+            chip.working.give_back()
 
     def close(self) -> None:
         """Give everything back, models first."""
@@ -146,6 +111,13 @@ class Server:
         self._models.clear()
         if self._chip is not None:
             self._chip.close()
+
+
+def _load_bytes(model: Model, file: int, size: int) -> None:
+    with mmap.mmap(file, size) as data:
+        first = ctypes.c_char.from_buffer(data)
+        model.load_bytes(ctypes.addressof(first), size)
+        del first  # mmap does not close while somebody points into it
 
 
 def main() -> None:
