@@ -18,9 +18,10 @@ from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.seam.symbols import fixed_size, size_range
+from dlinfer.graph.whole_numbers.kept import range_of
 from dlinfer.vendor.openvino import dtypes
+from dlinfer.vendor.openvino.dtypes import KEPT
 from dlinfer.vendor.openvino.registry import Call, lowering
-from dlinfer.vendor.openvino.whole_numbers.rules import CAST, fits
 from dlinfer.vendor.openvino.written import InPlace, Rows
 
 Size = int | Output
@@ -144,7 +145,7 @@ class Builder:
     def constant(self, tensor: Tensor) -> Output:
         """A tensor of the graph, on its own memory where it is contiguous."""
         held = tensor.detach().contiguous()
-        if held.dtype is torch.int64 and held.numel() and not fits((int(held.min()), int(held.max()))):
+        if held.dtype is torch.int64 and not KEPT.holds(range_of(held)):
             raise LoweringError(_TOO_LARGE)
         self.keep.append(held)
         return Constant(dtypes.shared(held), True).output(0)
@@ -153,7 +154,7 @@ class Builder:
         """A number as a constant of rank 0."""
         if kind in _SHORT:  # OpenVINO takes no infinity for them, and rounds in its own way
             return self.constant(torch.tensor(value, dtype=_SHORT[kind]))
-        if kind == ov.Type.i64 and not fits((value, value)):
+        if kind == ov.Type.i64 and not KEPT.holds((value, value)):
             raise LoweringError(_TOO_LARGE)
         return Constant(kind, ov.Shape([]), [value]).output(0)
 
@@ -188,9 +189,10 @@ class Builder:
 
     def _cast_fault(self, value: Output, kind: ov.Type) -> None:
         """Let the model say whether a float is too large for int64 as the plugin keeps it, or NaN."""
-        inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(CAST), ov.Type.f32))
+        inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(KEPT.cast), ov.Type.f32))
         self.fault(
-            op.logical_not(inside).output(0), f"a float of {CAST} or more, or NaN, becomes a 64-bit integer"
+            op.logical_not(inside).output(0),
+            f"a float of {KEPT.cast} or more, or NaN, becomes a 64-bit integer",
         )
 
     def fault(self, found: Output, reason: str) -> None:

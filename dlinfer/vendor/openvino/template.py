@@ -16,11 +16,11 @@ from torch import Tensor, fx
 from dlinfer.graph.engine_kit.output_sizes import Size, sizes_of
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.ir.dialect import STATIC, fake, tensors_of
+from dlinfer.graph.whole_numbers.ranges import Ranges
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.builder import Builder, LoweringError
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.registry import Call
-from dlinfer.vendor.openvino.whole_numbers.ranges import Ranges
 from dlinfer.vendor.openvino.written import InPlace, Rows
 
 assert lowerings  # imported for what it registers
@@ -141,7 +141,7 @@ def template_of(function: Function, name: str) -> Template:
             for (index, _, negative), size in builder.limits.items()
         ],
         tuple(faults),
-        Ranges(graph),
+        Ranges(graph, dtypes.KEPT),
         _precision(graph),
         builder.notes,
         builder.keep,
