@@ -23,6 +23,9 @@ _TYPES: dict[torch.dtype, ov.Type] = {
     torch.bool: ov.Type.boolean,
 }
 
+SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
+"""Floats of 16 bits."""
+
 # numpy has no bfloat16: its bits travel as integers.
 _BITS = {torch.bfloat16: torch.int16}
 

@@ -119,11 +119,10 @@ class OpenVINOLowered(Lowered):
         """The function's values; rows are written into their inputs' own memory."""
         given = iter(outputs)
         parts = [
-            [self._part(origin, inputs, given, result.target) for origin in _origins(result)]
+            (result, *(self._part(origin, inputs, given, result.target) for origin in _origins(result)))
             for result in self.template.results
         ]
-        results = zip(self.template.results, parts, strict=True)
-        return [_written(result, inputs, source, index) for result, (source, index) in results]
+        return [_written(inputs, *part) for part in parts]
 
     def _part(
         self, origin: int | None, inputs: Sequence[Any], given: Iterator[Tensor], target: int | None
@@ -145,7 +144,7 @@ def _keys(node: fx.Node) -> Iterator[Sequence[Any]]:
         yield fake(node.args[1]).shape[-2:-1]  # pyright: ignore[reportArgumentType]
 
 
-def _written(result: Result, inputs: Sequence[Any], source: Tensor | None, index: Tensor | None) -> Tensor:
+def _written(inputs: Sequence[Any], result: Result, source: Tensor | None, index: Tensor | None) -> Tensor:
     """The value of a result: fresh, or the input that it is the new content of, where that is in it by now."""
     if result.target is not None and result.kind != "fresh":
         target = inputs[result.target]
