@@ -41,6 +41,7 @@ PLACES = {
     "engine": (4, 1),
     "cache": (4, 2),
     "engine_kit": (7, 0),
+    "whole_numbers": (8, 0),
     "known_answers": (6, 1),
     "lowering": (5, 2),
     "observe": (6, 2),

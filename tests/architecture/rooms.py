@@ -29,6 +29,7 @@ ARROWS: dict[str, str] = {
     # Engines stand on it, and it on what they would stand on without it: functions of values, and ONNX.
     "dlinfer.graph.engine_kit": "errors ops graph.seam graph.ir graph.passes graph.report graph.options "
     "graph.engine graph.functional graph.onnx graph.known_answers",
+    "dlinfer.graph.whole_numbers": "graph.ir graph.engine_kit",  # for its sizes that follow from a call's inputs
     "dlinfer.graph.observe": "graph.seam graph.ir graph.report graph.capture graph.lowering",
     "dlinfer.graph.backend": "errors graph.seam graph.ir graph.report graph.options graph.engine graph.capture "
     "graph.lowering graph.observe",

@@ -9,7 +9,7 @@ from torch import fx
 from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.dialect import fake, op_name
-from dlinfer.graph.seam.symbols import size_range
+from dlinfer.graph.seam.symbols import lowest_size
 
 Shapes = Callable[[fx.Node], Iterable[Sequence[Any]]]
 """Of a node: lists of sizes, none of which may be 0."""
@@ -24,7 +24,7 @@ class EmptyOperands:
         sizes: list[Sequence[Any]] = []
         for node in graph.nodes:
             for shape in shapes(node):
-                open_ = [size for size in shape if _lowest(size) <= 0]
+                open_ = [size for size in shape if lowest_size(size) <= 0]
                 if open_:
                     self._names.append(op_name(node))
                     sizes.append(open_)
@@ -42,8 +42,3 @@ class EmptyOperands:
 def without_elements(name: str) -> str:
     """Why an op of this name is refused."""
     return f"{name} of a tensor without elements"
-
-
-def _lowest(size: Any) -> int:
-    found = size_range(size)
-    return found if isinstance(found, int) else found[0]

@@ -22,6 +22,7 @@ __all__ = [
     "fixed_size",
     "free_unbacked_symbols",
     "fresh_symbol",
+    "lowest_size",
     "new_symbol",
     "plain_symbol",
     "same_expression",
@@ -140,6 +141,12 @@ def size_range(size: Any) -> int | tuple[int, int | None]:
     limits = size.node.shape_env.bound_sympy(size.node.expr)
     high = limits.upper
     return int(limits.lower), int(high) if high.is_Integer else None
+
+
+def lowest_size(size: Any) -> int:
+    """The smallest that a size may be."""
+    found = size_range(size)
+    return found if isinstance(found, int) else found[0]
 
 
 def declared_range(

@@ -32,7 +32,7 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
 
     def __init__(self) -> None:
         self._refusals = Refusals(opset=contrib.OPSET, translations=contrib.table, fault=sessions.why_refused)
-        self.known_answers = KnownAnswers(_version, lambda: _answers(self))
+        self.known_answers = KnownAnswers(lambda: f"ONNX Runtime {sessions.version()}", self._answers)
 
     def read_options(self, given: Mapping[str, Any]) -> OrtOptions:
         """Raise CompileOptionError, or ProviderUnavailableError for a provider that is not installed."""
@@ -56,17 +56,8 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
 
     def identity(self, cache_dir: Path) -> str:
         """The version of ONNX Runtime."""
-        import onnxruntime
+        return f"onnxruntime {sessions.version()}"
 
-        return f"onnxruntime {onnxruntime.__version__}"
-
-
-def _version() -> str:
-    import onnxruntime
-
-    return f"ONNX Runtime {onnxruntime.__version__}"
-
-
-def _answers(engine: OnnxRuntimeEngine) -> Iterator[KnownAnswer]:
-    """Of the CPU provider, to which all others fall back; bfloat16 is not taken."""
-    return put_all(engine, asdict(OrtOptions()), QUESTIONS, (torch.float32, torch.float16))
+    def _answers(self) -> Iterator[KnownAnswer]:
+        """Of the CPU provider, to which all others fall back; bfloat16 is not taken."""
+        return put_all(self, asdict(OrtOptions()), QUESTIONS, (torch.float32, torch.float16))

@@ -27,6 +27,13 @@ class SessionRefusedError(RefusedError):
         super().__init__(f"ONNX Runtime: {reason}")
 
 
+def version() -> str:
+    """Of the installed package."""
+    import onnxruntime
+
+    return onnxruntime.__version__
+
+
 def check_providers(options: OrtOptions) -> None:
     """Raise ProviderUnavailableError for a provider that the installed package does not have."""
     import onnxruntime
@@ -113,14 +120,9 @@ def _settings(options: OrtOptions) -> Any:
 
     made = onnxruntime.SessionOptions()
     made.log_severity_level = 3
-    levels = {
-        "disable": "DISABLE_ALL",
-        "basic": "ENABLE_BASIC",
-        "extended": "ENABLE_EXTENDED",
-        "all": "ENABLE_ALL",
-    }
-    level = f"ORT_{levels[options.graph_optimization]}"
-    made.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    level = options.graph_optimization
+    named = "ORT_DISABLE_ALL" if level == "disable" else f"ORT_ENABLE_{level.upper()}"
+    made.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, named)
     made.intra_op_num_threads = options.intra_op_threads or torch.get_num_threads()
     made.inter_op_num_threads = options.inter_op_threads
     mode = f"ORT_{options.execution_mode.upper()}"
@@ -187,12 +189,10 @@ def _context_file(model: bytes, options: OrtOptions, weights: Mapping[str, torch
     """Where the compiled form of this very model with these weights lies."""
     if options.ep_context is None:
         return None
-    import onnxruntime
-
     apart = ("ep_context", "intra_op_threads", "inter_op_threads")  # where it lies, and how it is run
     told = {item.name: getattr(options, item.name) for item in fields(options) if item.name not in apart}
     layouts = [(name, str(value.dtype), tuple(value.shape)) for name, value in weights.items()]
-    digest = hashlib.sha256(canonical_text([onnxruntime.__version__, told, layouts, len(model)]).encode())
+    digest = hashlib.sha256(canonical_text([version(), told, layouts, len(model)]).encode())
     digest.update(model)
     for value in weights.values():
         digest.update(value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().data)

@@ -17,14 +17,14 @@ from torch import Tensor, fx
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.dialect import fake
 from dlinfer.graph.ir.program import attribute
-from dlinfer.graph.seam.symbols import fixed_size, size_range
+from dlinfer.graph.seam.symbols import fixed_size, lowest_size
+from dlinfer.graph.whole_numbers.kept import range_of
 from dlinfer.vendor.openvino import dtypes
+from dlinfer.vendor.openvino.dtypes import KEPT, SHORT
 from dlinfer.vendor.openvino.registry import Call, lowering
-from dlinfer.vendor.openvino.whole_numbers.rules import CAST, fits
 from dlinfer.vendor.openvino.written import InPlace, Rows
 
 Size = int | Output
-_SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
 
 INDEX = "an index outside of what it indexes"
 """A fault for which torch raises."""
@@ -89,10 +89,10 @@ class Builder:
                 torch.empty([int(size) for size in self.result.shape], dtype=self.result.dtype)
             )
             return
-        resolve = self.value if found.takes_rows else self.assembled
-        arguments = [_mapped(argument, resolve) for argument in self.call.given.values()]
+        resolve = self.values.__getitem__ if found.takes_rows else self.assembled
+        given = {name: _mapped(argument, resolve) for name, argument in self.call.given.items()}
         try:
-            made = found.build(self, *arguments)
+            made = found.build(self, *found.by_position(given), **found.by_name(given))
         except LoweringError as cause:
             cause.node = cause.node or node.name
             raise
@@ -101,12 +101,8 @@ class Builder:
             raise LoweringError(f"OpenVINO: {type(cause).__name__}: {first}"[:400], node.name) from cause
         self.values[node] = self._checked(node, made)
 
-    def value(self, node: fx.Node) -> Any:
-        """What a node became: an output, a Python number, a list of these, or Rows."""
-        return self.values[node]
-
     def assembled(self, node: fx.Node) -> Any:
-        """As ``value``, with Rows put into place."""
+        """What a node became, with Rows put into place: an output, a Python number, or a list of these."""
         found = self.values[node]
         if isinstance(found, InPlace):
             raise LoweringError("an input that the model writes in place is read after it", node.name)
@@ -115,8 +111,7 @@ class Builder:
                 self.notes.append(
                     f"{node.name} is copied at each call: other ops than attention read it whole"
                 )
-                found.full = found.put()
-            return found.full
+            return found.whole()
         return found
 
     def _checked(self, node: fx.Node, made: Any) -> Any:
@@ -144,16 +139,16 @@ class Builder:
     def constant(self, tensor: Tensor) -> Output:
         """A tensor of the graph, on its own memory where it is contiguous."""
         held = tensor.detach().contiguous()
-        if held.dtype is torch.int64 and held.numel() and not fits((int(held.min()), int(held.max()))):
+        if held.dtype is torch.int64 and not KEPT.holds(range_of(held)):
             raise LoweringError(_TOO_LARGE)
         self.keep.append(held)
         return Constant(dtypes.shared(held), True).output(0)
 
     def scalar(self, value: float, kind: ov.Type) -> Output:
         """A number as a constant of rank 0."""
-        if kind in _SHORT:  # OpenVINO takes no infinity for them, and rounds in its own way
-            return self.constant(torch.tensor(value, dtype=_SHORT[kind]))
-        if kind == ov.Type.i64 and not fits((value, value)):
+        if kind in SHORT:  # OpenVINO takes no infinity for them, and rounds in its own way
+            return self.constant(torch.tensor(value, dtype=SHORT[kind]))
+        if kind == ov.Type.i64 and not KEPT.holds((value, value)):
             raise LoweringError(_TOO_LARGE)
         return Constant(kind, ov.Shape([]), [value]).output(0)
 
@@ -188,9 +183,10 @@ class Builder:
 
     def _cast_fault(self, value: Output, kind: ov.Type) -> None:
         """Let the model say whether a float is too large for int64 as the plugin keeps it, or NaN."""
-        inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(CAST), ov.Type.f32))
+        inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(KEPT.cast), ov.Type.f32))
         self.fault(
-            op.logical_not(inside).output(0), f"a float of {CAST} or more, or NaN, becomes a 64-bit integer"
+            op.logical_not(inside).output(0),
+            f"a float of {KEPT.cast} or more, or NaN, becomes a 64-bit integer",
         )
 
     def fault(self, found: Output, reason: str) -> None:
@@ -258,19 +254,14 @@ class Builder:
         """
         written: list[int] = []
         for index, size in enumerate(new):
+            same = index < len(old) and str(old[index]) == str(size) and lowest_size(size) >= 1
             fixed = fixed_size(size)
-            if fixed is not None:
-                written.append(fixed)
-            elif index < len(old) and str(old[index]) == str(size) and _lowest(size) >= 1:
-                written.append(0)
-            else:
-                written.append(-1)
+            written.append(fixed if fixed is not None else 0 if same else -1)
         fixed_zero = any(fixed_size(size) == 0 for size in (*new, *old))
-        if (
-            not fixed_zero
-            and written.count(-1) <= 1
-            and (-1 not in written or all(_lowest(size) >= 1 for size in old))
-        ):
+        follows = -1 not in written or (
+            written.count(-1) == 1 and all(lowest_size(size) >= 1 for size in old)
+        )
+        if follows and not fixed_zero:
             return op.reshape(x, self.axes(written), True).output(0)
         return op.reshape(x, self.numbers(sizes), False).output(0)
 
@@ -284,11 +275,6 @@ def _without_elements(result: Any) -> bool:
         return False
     sizes = list(map(fixed_size, result.shape))
     return 0 in sizes and None not in sizes
-
-
-def _lowest(size: Any) -> int:
-    found = size_range(size)
-    return found if isinstance(found, int) else found[0]
 
 
 def _mapped(argument: Any, resolve: Any) -> Any:

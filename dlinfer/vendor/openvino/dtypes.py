@@ -6,6 +6,11 @@ import openvino as ov
 import torch
 from torch import Tensor
 
+from dlinfer.graph.whole_numbers.kept import Kept
+
+KEPT = Kept("OpenVINO", bits=32, cast=2**24)
+"""int64 is 32 bits in the CPU plugin, which casts floats by way of float32: above 2**24 that has no odd numbers."""
+
 _TYPES: dict[torch.dtype, ov.Type] = {
     torch.float32: ov.Type.f32,
     torch.bfloat16: ov.Type.bf16,
@@ -17,6 +22,9 @@ _TYPES: dict[torch.dtype, ov.Type] = {
     torch.uint8: ov.Type.u8,
     torch.bool: ov.Type.boolean,
 }
+
+SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
+"""Floats of 16 bits."""
 
 # numpy has no bfloat16: its bits travel as integers.
 _BITS = {torch.bfloat16: torch.int16}

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import openvino as ov
 import torch
 from torch import fx
 
@@ -76,9 +77,8 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         template = template_of(function, function.graph_module._get_name())
         if (reason := template.misfit(options)) is not None:
             raise RefusedError(reason)
-        self._check_precision(
-            function, template.precision if options.precision == "model" else options.precision
-        )
+        precision = template.precision if options.precision == "model" else options.precision
+        self._check_precision(function, precision)
         return OpenVINOLowered(function, template, options)
 
     def _check_precision(self, function: Function, precision: str) -> None:
@@ -96,9 +96,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
 
     def identity(self, cache_dir: Path) -> str:
         """The runtime's version."""
-        import openvino
-
-        return f"openvino {openvino.__version__}"
+        return f"openvino {ov.__version__}"
 
 
 _PRECISIONS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -110,10 +108,8 @@ def _number_beyond(node: fx.Node) -> int | None:
     op = overload(node)
     if op is None:
         return None
-    dtypes_ = {value.dtype for value in map(fake, node.all_input_nodes) if isinstance(value, torch.Tensor)}
-    narrow = [
-        torch.iinfo(one) for one in dtypes_ if one in (torch.uint8, torch.int8, torch.int16, torch.int32)
-    ]
+    found = {value.dtype for value in map(fake, node.all_input_nodes) if isinstance(value, torch.Tensor)}
+    narrow = [torch.iinfo(one) for one in found & {torch.uint8, torch.int8, torch.int16, torch.int32}]
     given = arguments(node)
     numbers = [given[name] for name in ("other", "value", "min", "max") if type(given.get(name)) is int]
     return next((n for n in numbers for one in narrow if not one.min <= n <= one.max), None)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+import openvino as ov
 import torch
 from torch import Tensor
 
@@ -40,17 +41,10 @@ def answers(engine: Any) -> Iterator[KnownAnswer]:
 
 
 def _version() -> str:
-    import openvino
-
-    return f"OpenVINO {openvino.__version__.split('-')[0]}"
+    return f"OpenVINO {ov.__version__.split('-')[0]}"
 
 
 # --- attention over the cache
-
-
-def _table() -> Tensor:
-    """[sequences, 4]: blocks in no order, none twice."""
-    return torch.tensor([[5, 2, 9, 0], [7, 1, 3, 11], [4, 10, 6, 8]])
 
 
 def _step(sequences: tuple[tuple[int, int], ...]) -> Callable[[torch.dtype], list[Tensor]]:
@@ -58,7 +52,7 @@ def _step(sequences: tuple[tuple[int, int], ...]) -> Callable[[torch.dtype], lis
 
     def given(dtype: torch.dtype) -> list[Tensor]:
         tokens = sum(new for new, _ in sequences)
-        table = _table()
+        table = torch.tensor([[5, 2, 9, 0], [7, 1, 3, 11], [4, 10, 6, 8]])  # blocks in no order, none twice
         slots = [
             int(table[row, position // BLOCK]) * BLOCK + position % BLOCK
             for row, (new, old) in enumerate(sequences)
@@ -86,24 +80,11 @@ def _numbers(*sizes: int, shift: int) -> Tensor:
 
 
 def _attention(decodes: bool) -> Callable[..., Tensor]:
-    def function(
-        q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *places: Tensor
-    ) -> Tensor:
-        slots, table, ends, lengths = places
+    def function(q: Tensor, *given: Tensor) -> Tensor:
+        *caches, table, ends, lengths = given
         out = torch.empty_like(q)
-        given: tuple[Any, ...] = (
-            q,
-            k,
-            v,
-            k_cache,
-            v_cache,
-            slots,
-            table,
-            BLOCK,
-            None if decodes else ends,
-            lengths,
-        )
-        CACHED_ATTENTION(*given, 37, 68, HEADS, KV_HEADS, out, SIZE**-0.5, -1, 0.0, None, None)
+        told = (BLOCK, None if decodes else ends, lengths, 37, 68, HEADS, KV_HEADS)
+        CACHED_ATTENTION(q, *caches, table, *told, out, SIZE**-0.5, -1, 0.0, None, None)
         return out
 
     return function

@@ -17,13 +17,14 @@ from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.ir.dialect import arguments, fake, overload
+from dlinfer.graph.whole_numbers.kept import Interval, range_of
 from dlinfer.vendor.openvino.builder import INDEX
 from dlinfer.vendor.openvino.devices import core, properties
+from dlinfer.vendor.openvino.dtypes import KEPT
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.requests import Requests
 from dlinfer.vendor.openvino.template import OUTPUT, Result, Template
 from dlinfer.vendor.openvino.weights import with_weights
-from dlinfer.vendor.openvino.whole_numbers.rules import Interval, fits
 
 
 class OpenVINOLowered(Lowered):
@@ -63,7 +64,7 @@ class OpenVINOLowered(Lowered):
             raise RefusedError(f"OpenVINO does not compile it: {_told(cause)}") from cause
         requests = Requests(compiled, self._dtypes, (keep, template.keep))
         built_in = zip(self.held, weights, strict=True)
-        held = {index: _range(weight) for index, weight in built_in if index in self._ranged}
+        held = {index: range_of(weight) for index, weight in built_in if index in self._ranged}
 
         def run(*inputs: Any) -> list[Tensor]:
             self._check_numbers(inputs, held)
@@ -90,11 +91,11 @@ class OpenVINOLowered(Lowered):
 
         def interval(index: int) -> Interval:
             if index not in found:
-                found[index] = _range(inputs[index])
+                found[index] = range_of(inputs[index])
             return found[index]
 
         for index in self._int64:
-            if not fits(interval(index)):
+            if not KEPT.holds(interval(index)):
                 raise RefusedError("integers beyond 32 bits, which OpenVINO does not keep")
         if self._limits:
             (sizes,) = self._limit_sizes(inputs)
@@ -118,11 +119,10 @@ class OpenVINOLowered(Lowered):
         """The function's values; rows are written into their inputs' own memory."""
         given = iter(outputs)
         parts = [
-            [self._part(origin, inputs, given, result.target) for origin in _origins(result)]
+            (result, *(self._part(origin, inputs, given, result.target) for origin in _origins(result)))
             for result in self.template.results
         ]
-        results = zip(self.template.results, parts, strict=True)
-        return [_written(result, inputs, source, index) for result, (source, index) in results]
+        return [_written(inputs, *part) for part in parts]
 
     def _part(
         self, origin: int | None, inputs: Sequence[Any], given: Iterator[Tensor], target: int | None
@@ -158,7 +158,7 @@ def _not_empty(node: fx.Node) -> Iterator[Sequence[Any]]:
             yield shape if dims == [None] or dim == [] else [shape[one] for one in dims]
 
 
-def _written(result: Result, inputs: Sequence[Any], source: Tensor | None, index: Tensor | None) -> Tensor:
+def _written(inputs: Sequence[Any], result: Result, source: Tensor | None, index: Tensor | None) -> Tensor:
     """The value of a result: fresh, or the input that it is the new content of, where that is in it by now."""
     if result.target is not None and result.kind != "fresh":
         target = inputs[result.target]
@@ -187,13 +187,3 @@ def _told(cause: RuntimeError) -> str:
     """What OpenVINO says in its own words, without the places in its sources."""
     lines = [line.strip() for line in str(cause).splitlines()]
     return " ".join(line for line in lines if line and not line.startswith("Exception from"))[:300]
-
-
-def _range(tensor: Tensor) -> Interval:
-    """(smallest, largest) of whole numbers or bools; zeros where there are none."""
-    if not tensor.numel():
-        return 0, 0
-    if tensor.dtype is torch.bool:
-        return 0, 1
-    low, high = torch.aminmax(tensor)
-    return int(low), int(high)

@@ -5,11 +5,18 @@ A lowering is a function with its capability check beside it::
     @lowers(aten.flip.default, refuses=_needs_fixed_dims)
     def flip(b, x, dims): ...
 
-It takes the builder and the op's arguments by position in the schema's order, tensors as OpenVINO outputs, and gives
-the op's results. The check takes the Call, before anything is built.
+It takes the builder and the op's arguments in the schema's order, tensors as OpenVINO outputs, and gives the op's
+results. A keyword-only parameter is given the argument of its name, or its own default where the overload has no such
+argument; a function with such parameters is given no others behind those by position::
+
+    @lowers(aten.sum.default, aten.sum.dim_IntList)
+    def sum_(b, x, *, dim=None, keepdim=False): ...
+
+The check takes the Call, before anything is built.
 """
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,15 +76,28 @@ class Lowering:
     refuses: Check
     takes_rows: bool
 
+    def by_position(self, given: Mapping[Any, Any]) -> Sequence[Any]:
+        """The arguments that ``build`` takes by position, behind the builder."""
+        kinds = [one.kind for one in inspect.signature(self.build).parameters.values()]
+        values = list(given.values())
+        return values[: len(kinds) - kinds.count(_NAMED) - 1] if _NAMED in kinds else values
 
+    def by_name(self, given: Mapping[Any, Any]) -> dict[str, Any]:
+        """The arguments that ``build`` takes by name."""
+        parameters = inspect.signature(self.build).parameters.values()
+        return {one.name: given[one.name] for one in parameters if one.kind is _NAMED and one.name in given}
+
+
+_NAMED = inspect.Parameter.KEYWORD_ONLY
 _table: dict[Any, Lowering] = {}
 
 
-def _nothing(call: Call) -> str | None:
+def taken(call: Call) -> str | None:
+    """The check of ops that are taken whatever their arguments are."""
     return None
 
 
-def lowers(*targets: Any, refuses: Check = _nothing, takes_rows: bool = False) -> Callable[[Build], Build]:
+def lowers(*targets: Any, refuses: Check = taken, takes_rows: bool = False) -> Callable[[Build], Build]:
     """Register the decorated function as the lowering of these ops, or Python functions on sizes."""
 
     def register(build: Build) -> Build:

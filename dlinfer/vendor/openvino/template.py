@@ -6,6 +6,7 @@ and how large, what must be true of the inputs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import openvino as ov
@@ -16,11 +17,11 @@ from torch import Tensor, fx
 from dlinfer.graph.engine_kit.output_sizes import Size, sizes_of
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.ir.dialect import STATIC, fake, tensors_of
+from dlinfer.graph.whole_numbers.ranges import Ranges
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.builder import Builder, LoweringError
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.registry import Call
-from dlinfer.vendor.openvino.whole_numbers.ranges import Ranges
 from dlinfer.vendor.openvino.written import InPlace, Rows
 
 assert lowerings  # imported for what it registers
@@ -107,45 +108,41 @@ def template_of(function: Function, name: str) -> Template:
     faults = builder.found_faults()
     outputs += list(faults.values())
     sizes += [()] * len(faults)
-    parameters = {node: builder.values[node].get_node() for node in placeholders}
+    parameters = [builder.values[node].get_node() for node in placeholders]
     given_back = {one.get_node().get_friendly_name() for one in outputs}
-    read = {
-        node: one
-        for node, one in parameters.items()
-        if one.output(0).get_target_inputs() or one.get_friendly_name() in given_back
-    }
+    read = [
+        bool(one.output(0).get_target_inputs()) or one.get_friendly_name() in given_back for one in parameters
+    ]
     # openvino's stubs give its Model two classes
-    model = ov.Model(outputs, list(read.values()), name)  # pyright: ignore[reportGeneralTypeIssues]
+    model = ov.Model(outputs, list(compress(parameters, read)), name)  # pyright: ignore[reportGeneralTypeIssues]
     model.validate_nodes_and_infer_types()
-    held = tuple(
-        index
-        for index, node in enumerate(placeholders)
-        if node in read and node.meta.get(STATIC) and index not in written and isinstance(fake(node), Tensor)
-    )
-    names = {node.name: index for index, node in enumerate(placeholders)}
+    places = {node.name: index for index, node in enumerate(placeholders)}
     values = [fake(node) for node in placeholders]
+    tensors = [index for index, value in enumerate(values) if isinstance(value, Tensor)]
     return Template(
         model,
-        tuple(parameters[node].get_friendly_name() if node in read else "" for node in placeholders),
-        tuple(index for index, value in enumerate(values) if not isinstance(value, Tensor)),
-        held,
-        results,
-        sizes_of(sizes, values),
-        tuple(
-            index
-            for index, value in enumerate(values)
-            if isinstance(value, Tensor) and value.dtype is torch.int64 and placeholders[index] in read
+        inputs=tuple(
+            one.get_friendly_name() if used else "" for one, used in zip(parameters, read, strict=True)
         ),
-        [
-            (names[index], size if isinstance(size, int) else ("size", names[size[0]], size[1]), negative)
+        numbers=tuple(index for index in range(len(values)) if index not in tensors),
+        held=tuple(
+            index
+            for index in tensors
+            if read[index] and placeholders[index].meta.get(STATIC) and index not in written
+        ),
+        results=results,
+        sizes=sizes_of(sizes, values),
+        int64_inputs=tuple(index for index in tensors if read[index] and values[index].dtype is torch.int64),
+        limits=[
+            (places[index], size if isinstance(size, int) else ("size", places[size[0]], size[1]), negative)
             for (index, _, negative), size in builder.limits.items()
         ],
-        tuple(faults),
-        Ranges(graph),
-        _precision(graph),
-        builder.notes,
-        builder.keep,
-        _cache(results),
+        faults=tuple(faults),
+        ranges=Ranges(graph, dtypes.KEPT),
+        precision=_precision(graph),
+        notes=builder.notes,
+        keep=builder.keep,
+        cache=_cache(results),
     )
 
 
@@ -161,10 +158,7 @@ def _cache(results: Sequence[Result]) -> str:
 def _precision(graph: fx.Graph) -> str:
     """The floating dtype that the model computes in by its own types: a 16-bit one where there is one."""
     found = {tensor.dtype for node in graph.nodes for tensor in tensors_of(node)}
-    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "f16")):
-        if dtype in found:
-            return name
-    return "f32"
+    return "bf16" if torch.bfloat16 in found else "f16" if torch.float16 in found else "f32"
 
 
 def _results(
@@ -194,7 +188,6 @@ def _results(
         elif isinstance(value, InPlace):
             results.append(Result("kept", dtype, target))
         else:
-            results.append(
-                Result("fresh", dtype, target, source=origin(builder.assembled(node), shown.shape))
-            )
+            source = origin(builder.assembled(node), shown.shape)
+            results.append(Result("fresh", dtype, target, source=source))
     return outputs, tuple(results), sizes

@@ -78,22 +78,22 @@ def compressed(weight: Tensor, options: OpenVINOOptions, keep: list[Tensor]) -> 
 
     Rows whose length the group size does not divide keep 8 bits.
     """
-    kind = dtypes.type_of(weight.dtype)
     rows, columns = weight.shape
-    if options.weights == "int4" and columns % options.group_size == 0:
+    grouped = options.weights == "int4" and columns % options.group_size == 0
+    if grouped:
         integers, scales = quantised(weight.reshape(rows, -1, options.group_size), 7)
-        nibbles = _packed(integers)
-        keep += [nibbles, scales]
-        shape = list(integers.shape)
-        made = Constant(ov.Tensor(nibbles.numpy(), shape, ov.Type.i4), True)
-        whole = op.multiply(op.convert(made, "f32"), Constant(dtypes.shared(scales), True))
-        flat = Constant(ov.Type.i64, ov.Shape([2]), [rows, columns])
-        return op.convert(op.reshape(whole, flat, False), kind).output(0)
-    integers, scales = quantised(weight, 127)
-    keep += [integers, scales]
-    made = Constant(dtypes.shared(integers), True)
+        held = _packed(integers)
+        made = Constant(ov.Tensor(held.numpy(), list(integers.shape), ov.Type.i4), True)
+    else:
+        held, scales = quantised(weight, 127)
+        made = Constant(dtypes.shared(held), True)
+    keep += [held, scales]
     whole = op.multiply(op.convert(made, "f32"), Constant(dtypes.shared(scales), True))
-    return (whole if kind == ov.Type.f32 else op.convert(whole, kind)).output(0)
+    if grouped:
+        whole = op.reshape(whole, Constant(ov.Type.i64, ov.Shape([2]), [rows, columns]), False)
+    if weight.dtype is not torch.float32:
+        whole = op.convert(whole, dtypes.type_of(weight.dtype))
+    return whole.output(0)
 
 
 def quantised(weight: Tensor, largest: int) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,12 @@ class Rows:
     unique: bool = False
     full: Output | None = None
 
+    def whole(self) -> Output:
+        """``full``, put together once."""
+        if self.full is None:
+            self.full = self.put()
+        return self.full
+
     def put(self) -> Output:
         """The whole new content."""
         dim = op.constant(self.dim, ov.Type.i64)

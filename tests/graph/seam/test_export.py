@@ -40,4 +40,5 @@ def test_kinds_of_an_exported_programs_inputs():
     assert 7 in [constant for _, _, constant in kinds]
     (x,) = [n for n in exported.graph.find_nodes(op="placeholder") if n.name == "x"]
     assert symbols.size_range(x.meta["val"].shape[0]) == (2, 64)
-    assert symbols.size_range(3) == 3
+    assert symbols.size_range(3) == symbols.lowest_size(3) == 3
+    assert symbols.lowest_size(x.meta["val"].shape[0]) == 2

@@ -38,6 +38,7 @@ MASKS = {
     "bool for all": torch.rand(5, 7) > 0.3,
     "bool a head": torch.rand(3, 4, 5, 7) > 0.3,
     "bool a key": torch.rand(3, 1, 1, 7) > 0.3,
+    "bool a key of a head": torch.rand(3, 4, 1, 7) > 0.3,
     "added": torch.randn(3, 1, 5, 7),
     "lowest": torch.where(torch.rand(3, 1, 5, 7) > 0.3, 0.0, torch.finfo(torch.float32).min),
     "infinite": torch.where(torch.rand(3, 1, 5, 7) > 0.3, 0.0, -torch.inf),

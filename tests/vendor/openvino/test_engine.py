@@ -60,6 +60,19 @@ def test_what_is_refused_runs_eagerly_under_the_policy(policy):
     assert len([one for one in caught if one.category is FallbackWarning]) == (policy == "warn")
 
 
+def test_keyword_only_parameters_of_a_lowering_are_given_by_name():
+    from dlinfer.vendor.openvino import registry
+
+    def named(b, x, *, keepdim=False, dim=None, unbiased=True): ...
+
+    given = {"self": 1, "dim": 2, "keepdim": True, "dtype": None}
+    lowering = registry.Lowering(named, registry.taken, False)
+    assert lowering.by_position(given) == [1]
+    assert lowering.by_name(given) == {"dim": 2, "keepdim": True}
+    lowering = registry.Lowering(lambda b, *values: None, registry.taken, False)
+    assert (lowering.by_position(given), lowering.by_name(given)) == ([1, 2, True, None], {})
+
+
 def test_a_region_that_a_lowering_cannot_take_runs_eagerly(monkeypatch):
     from dlinfer.vendor.openvino import registry
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlinfer.errors import GraphFallbackError
+from tests.graph.whole_numbers.growing import GROWING, everything, positions
 from tests.vendor.openvino.lowering import lowered, same
 
 LARGE = torch.tensor([2**31 - 1, -(2**31), 2_000_000_000, -2_000_000_000, 0, 1, -1, 2**24 + 1])
@@ -20,27 +21,6 @@ def test_comparisons_whose_difference_needs_33_bits(dtype: torch.dtype):
 
     x = LARGE.to(dtype)
     same(compared, x.repeat_interleave(8), x.repeat(8))
-
-
-GROWING: dict[str, Any] = {
-    "add": lambda x: x + x,
-    "add with alpha": lambda x: torch.add(x, x, alpha=2),
-    "sub": lambda x: x - (0 - x),
-    "mul": lambda x: x * x,
-    "mul by a number": lambda x: x * 3,
-    "square": lambda x: x**2,
-    "sum": lambda x: x.sum(),
-    "sum of int32": lambda x: x.int().sum(),
-    "sum over a dimension": lambda x: x.view(4, 2).sum(1),
-    "cumsum": lambda x: x.cumsum(0),
-    "hash": lambda x: (x * 31 + 7) % 1000,
-    "scatter_add": lambda x: x.scatter_add(0, torch.zeros_like(x), x),
-    "index_add": lambda x: x.index_add(0, torch.zeros_like(x), x),
-    "index_put": lambda x: x.index_put((torch.zeros_like(x),), x, accumulate=True),
-    "diff": lambda x: torch.stack([x, 0 - x], 1).diff(dim=1),
-    "through views": lambda x: torch.cat([x.view(2, 4).t(), x.view(4, 2)]).flip(0).sum(),
-    "by sizes": lambda x: x * x.shape[0],
-}
 
 
 @pytest.mark.parametrize("name", GROWING)
@@ -66,11 +46,6 @@ def test_what_overflows_in_between_is_left_to_torch(name: str):
 def test_any_numbers(values: list[int], scale: int):
     x = torch.tensor(values) // scale
     assert all(map(torch.equal, mixed()(x), everything(x)))
-
-
-def everything(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    y = torch.where(x > 0, x, -x)
-    return x * 5 - y, x.cumsum(0), (x & 1023) * y, x.clamp(-100, 100) * 7, y.amax() + x, x // 3 + x % 7
 
 
 def mixed(made: list[Any] = []) -> Any:  # noqa: B006 - compiled once for all examples
@@ -124,13 +99,6 @@ def test_floats_that_become_integers(value: float):
 
 
 def test_small_numbers_stay_in_the_engine_however_large_they_might_be():
-    """Positions from a mask, buckets, ids times a length: nothing that a language model does is left to torch."""
-
-    def positions(mask: torch.Tensor, ids: torch.Tensor):
-        where = mask.cumsum(1) * mask
-        near = (where[:, None] - where[:, :, None]).abs().clamp(max=127)
-        return where, near, ids * ids.shape[1] + where, (ids % 97) * 1024
-
     mask, ids = torch.ones(3, 40, dtype=torch.int64), torch.randint(150_000, (3, 40))
     same(
         positions,

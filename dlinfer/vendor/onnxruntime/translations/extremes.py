@@ -5,6 +5,7 @@ the first.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,24 +32,13 @@ def aminmax(self: Any, dim: int | None = None, keepdim: bool = False) -> tuple[A
     return amin(self, dims, keepdim), amax(self, dims, keepdim)
 
 
-def max_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    """(largest, its place)."""
-    return amax(self, (dim,), keepdim), _place("ArgMax", self, dim, keepdim)
+def _of_dim(extreme: Any, name: str) -> Any:
+    """(the largest or smallest along a dimension, its place)."""
 
+    def translate(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+        return extreme(self, (dim,), keepdim), _place(name, self, dim, keepdim)
 
-def min_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    """(smallest, its place)."""
-    return amin(self, (dim,), keepdim), _place("ArgMin", self, dim, keepdim)
-
-
-def argmax(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The place of the largest along a dimension, or among all."""
-    return _place("ArgMax", self, dim, keepdim)
-
-
-def argmin(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The place of the smallest along a dimension, or among all."""
-    return _place("ArgMin", self, dim, keepdim)
+    return translate
 
 
 def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, Any]:
@@ -117,9 +107,9 @@ def _with_nan(made: Any, x: Any, dim: Sequence[int], keepdim: bool) -> Any:
     return op.Where(_nan_along(x, list(dim) or list(range(rank(x))), keepdim), nan, made)
 
 
-def _place(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
-    """Of all elements where ``dim`` is None, as if they were one row."""
-    op = opset()
+def _place(name: str, self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The place of the largest or smallest along a dimension, or among all as if they were one row."""
+    op, x = opset(), self
     if rank(x) == 0:
         return op.Constant(value_int=0)
     number = op.Cast(x, to=6) if is_type(x, "BOOL") else wide(x)[0]
@@ -142,10 +132,10 @@ TABLE: dict[Any, Any] = {
     _aten.max.default: amax,
     _aten.min.default: amin,
     _aten.aminmax.default: aminmax,
-    _aten.max.dim: max_dim,
-    _aten.min.dim: min_dim,
-    _aten.argmax.default: argmax,
-    _aten.argmin.default: argmin,
+    _aten.max.dim: _of_dim(amax, "ArgMax"),
+    _aten.min.dim: _of_dim(amin, "ArgMin"),
+    _aten.argmax.default: partial(_place, "ArgMax"),
+    _aten.argmin.default: partial(_place, "ArgMin"),
     _aten.topk.default: topk,
     _aten.clamp.Tensor: clamp,
     _aten.clamp.default: clamp_by_numbers,

@@ -1,53 +1,7 @@
 """The lowerings, a file a topic; importing this package registers them all."""
 
-from dlinfer.vendor.openvino.lowerings import (
-    activation,
-    arithmetic,
-    attention,
-    comparison,
-    convolution,
-    creation,
-    dtype,
-    elementary,
-    experts,
-    fused,
-    gathering,
-    integers,
-    matrix,
-    normalisation,
-    ordering,
-    paged,
-    pooling,
-    reductions,
-    scattering,
-    shapes,
-    sizes,
-    slicing,
-    upsampling,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "activation",
-    "arithmetic",
-    "attention",
-    "comparison",
-    "convolution",
-    "creation",
-    "dtype",
-    "elementary",
-    "experts",
-    "fused",
-    "gathering",
-    "integers",
-    "matrix",
-    "normalisation",
-    "ordering",
-    "paged",
-    "pooling",
-    "reductions",
-    "scattering",
-    "shapes",
-    "sizes",
-    "slicing",
-    "upsampling",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

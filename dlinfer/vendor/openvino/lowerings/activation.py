@@ -10,7 +10,8 @@ from openvino import Output
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.arithmetic import keeping_nan
 from dlinfer.vendor.openvino.lowerings.elementary import exp, expm1, log1p_exp
-from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.lowerings.shapes import channels, rank
+from dlinfer.vendor.openvino.lowerings.slicing import halves
 from dlinfer.vendor.openvino.registry import lowers
 
 aten = torch.ops.aten
@@ -27,10 +28,6 @@ def relu(b: Builder, x: Output) -> Output:
 
 
 @lowers(aten.silu.default)
-def silu(b: Builder, x: Output) -> Output:
-    return swish(b, x)
-
-
 def swish(b: Builder, x: Output) -> Output:
     """x * sigmoid(x). The factor is written out: without it OpenVINO refuses bfloat16."""
     return op.swish(x, b.scalar(1.0, x.get_element_type())).output(0)
@@ -61,7 +58,7 @@ def leaky_relu(b: Builder, x: Output, slope: Any = 0.01) -> Output:
 def prelu(b: Builder, x: Output, weight: Output) -> Output:
     """A slope for each size of dimension 1, or one for all."""
     if rank(x) > 2 and rank(weight) == 1:
-        weight = op.reshape(weight, b.axes([1, -1, *([1] * (rank(x) - 2))]), False).output(0)
+        weight = channels(b, weight, rank(x))
     negative = op.less(x, b.scalar(0, b.kind))
     return op.select(negative, op.multiply(x, weight), x).output(0)
 
@@ -117,8 +114,8 @@ def log_sigmoid(b: Builder, x: Output) -> Output:
 
 @lowers(aten.glu.default)
 def glu(b: Builder, x: Output, dim: int = -1) -> Output:
-    halves = op.split(x, b.scalar(dim % rank(x), ov.Type.i64), 2)
-    return op.multiply(halves.output(0), op.sigmoid(halves.output(1))).output(0)
+    first, second = halves(b, x, dim)
+    return op.multiply(first, op.sigmoid(second)).output(0)
 
 
 @lowers(aten.softmax.int, aten._softmax.default)

@@ -9,12 +9,11 @@ import torch
 from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.dtypes import SHORT
 from dlinfer.vendor.openvino.lowerings import integers
 from dlinfer.vendor.openvino.registry import Call, lowers
 
 aten = torch.ops.aten
-
-_SHORT = {ov.Type.bf16: torch.bfloat16, ov.Type.f16: torch.float16}
 
 
 def computed_in(b: Builder, *operands: Any) -> ov.Type:
@@ -23,9 +22,9 @@ def computed_in(b: Builder, *operands: Any) -> ov.Type:
     torch computes 16-bit floats with a number in float32: one that 16 bits do not hold must not be rounded first.
     """
     kind = b.kind
-    if kind in _SHORT:
+    if kind in SHORT:
         for one in operands:
-            if isinstance(one, (int, float)) and float(torch.tensor(one, dtype=_SHORT[kind])) != one:
+            if isinstance(one, (int, float)) and float(torch.tensor(one, dtype=SHORT[kind])) != one:
                 return ov.Type.f32
         return kind
     return integers.computed_in(kind)
@@ -37,28 +36,28 @@ def _is_bool(b: Builder) -> bool:
 
 @lowers(aten.add.Tensor, aten.add.Scalar)
 def add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Output:
-    return _plus(b, x, y, alpha, 1)
+    return _plus(b, x, y, alpha, op.add)
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Output:
-    return _plus(b, x, y, alpha, -1)
+    return _plus(b, x, y, alpha, op.subtract)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Output:
-    return _plus(b, y, x, alpha, -1)
+    return sub(b, y, x, alpha)
 
 
-def _plus(b: Builder, x: Any, y: Any, alpha: Any, sign: int) -> Output:
-    """x + sign * alpha * y."""
+def _plus(b: Builder, x: Any, y: Any, alpha: Any, function: Any) -> Output:
+    """x + alpha * y, or the difference."""
     if _is_bool(b):  # torch has no subtraction of bools
         return op.logical_or(b.cast(x, b.kind), b.cast(y, b.kind)).output(0)
     kind = computed_in(b, x, y, alpha)
     x, y = b.cast(x, kind), b.cast(y, kind)
     if isinstance(alpha, Output) or alpha != 1:
         y = op.multiply(y, b.cast(alpha, kind)).output(0)
-    return b.cast((op.add if sign > 0 else op.subtract)(x, y).output(0), b.kind)
+    return b.cast(function(x, y).output(0), b.kind)
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
@@ -148,7 +147,9 @@ def power(b: Builder, x: Any, exponent: Any) -> Output:
     return b.cast(op.power(b.cast(x, kind), b.cast(exponent, kind)).output(0), b.kind)
 
 
-def _product(b: Builder, x: Any, times: int) -> Output:
+@lowers(aten.square.default)
+def _product(b: Builder, x: Any, times: int = 2) -> Output:
+    """x to the power of ``times``, 4 at most."""
     kind = integers.computed_in(b.kind)
     x = b.cast(x, kind)
     if times == 0:
@@ -159,11 +160,6 @@ def _product(b: Builder, x: Any, times: int) -> Output:
         made = op.multiply(square, square if times == 4 else made).output(0) if times > 2 else square
     assert made is not None
     return b.cast(made, b.kind)
-
-
-@lowers(aten.square.default)
-def square(b: Builder, x: Output) -> Output:
-    return _product(b, x, 2)
 
 
 def _pair(function: Any) -> Any:
@@ -191,24 +187,16 @@ minimum = lowers(aten.minimum.default, aten.min.other)(_pair(op.minimum))
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor)
-def clamp(b: Builder, x: Any, low: Any = None, high: Any = None) -> Output:
-    kind = computed_in(b, x, low, high)
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor, aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp(b: Builder, x: Any, *, min: Any = None, max: Any = None) -> Output:
+    kind = computed_in(b, x, min, max)
     made = x = b.cast(x, kind)
-    bounds = [None if one is None else b.cast(one, kind) for one in (low, high)]
-    for function, bound in zip((op.maximum, op.minimum), bounds, strict=True):
+    bounds: list[Output] = []
+    for function, bound in ((op.maximum, min), (op.minimum, max)):
         if bound is not None:
-            made = function(made, bound).output(0)
-    return b.cast(keeping_nan(made, x, *(one for one in bounds if one is not None)), b.kind)
-
-
-@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(b: Builder, x: Any, low: Any) -> Output:
-    return clamp(b, x, low, None)
-
-
-@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(b: Builder, x: Any, high: Any) -> Output:
-    return clamp(b, x, None, high)
+            bounds.append(b.cast(bound, kind))
+            made = function(made, bounds[-1]).output(0)
+    return b.cast(keeping_nan(made, x, *bounds), b.kind)
 
 
 @lowers(aten.addcmul.default)
@@ -230,7 +218,7 @@ def addcdiv(b: Builder, x: Any, y: Any, z: Any, value: Any = 1) -> Output:
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, x: Any, end: Any, weight: Any) -> Output:
     """From the nearer end, as torch: from the other one the far end itself is lost to rounding."""
-    kind = ov.Type.f32 if b.kind in _SHORT else b.kind
+    kind = ov.Type.f32 if b.kind in SHORT else b.kind
     x, end, weight = (b.cast(one, kind) for one in (x, end, weight))
     way = op.subtract(end, x)
     from_start = op.add(x, op.multiply(weight, way))

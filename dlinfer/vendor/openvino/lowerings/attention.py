@@ -18,8 +18,10 @@ from torch import Tensor
 
 from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.creation import iota
 from dlinfer.vendor.openvino.lowerings.matrix import product
-from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.lowerings.ordering import sorted_first
+from dlinfer.vendor.openvino.lowerings.shapes import leading, rank, repeated, times_of
 from dlinfer.vendor.openvino.lowerings.slicing import FURTHEST, cut
 from dlinfer.vendor.openvino.registry import Call, lowers
 from dlinfer.vendor.openvino.written import Rows
@@ -40,7 +42,7 @@ def _taken(call: Call) -> str | None:
         return "attention of whole numbers"
     groups, reason = _groups(call)
     if reason is None and not _alike(call, groups):
-        reason = (
+        return (
             "keys or values that are repeated for the queries' heads or batch, which it gets wrong in 16 bits"
         )
     return reason
@@ -72,11 +74,10 @@ def attention(
     q: Output,
     k: Output | Rows,
     v: Output | Rows,
-    mask: Output | None = None,
-    dropout: float = 0.0,
-    causal: bool = False,
-    scale: float | None = None,
-    gqa: bool = False,
+    mask: Output | None,
+    *,
+    is_causal: bool,
+    scale: float | None,
 ) -> Output:
     q = _tensor(b, q)
     mask = None if mask is None else _tensor(b, mask)
@@ -84,19 +85,16 @@ def attention(
     assert isinstance(size, int)
     factor = size**-0.5 if scale is None else scale
     groups, _ = _groups(b.call)
-    keys = k.base if isinstance(k, Rows) else k
-    additive, seen = _additive(b, q, keys, mask, causal)
-    if groups > 1:
-        rows, additive = _grouped(b, q, additive, groups)
-    else:
-        rows = q
+    keys = _base(k)
+    additive, seen = _additive(b, q, keys, mask, is_causal)
+    rows, additive = _grouped(b, q, additive, groups) if groups > 1 else (q, additive)
     if isinstance(k, Rows) and isinstance(v, Rows) and _writes_keys(k, v):
         made = _over_rows(b, rows, k, v, additive, factor)
     else:
         k, v = _tensor(b, k), _tensor(b, v)
         made = _over_tensors(b, rows, k, v, additive, factor)
     if groups > 1:
-        made = _ungrouped(b, made, q, b.size(_tensor_of(v), -1))
+        made = _ungrouped(b, made, q, b.size(_base(v), -1))
     if seen is not None:
         made = op.select(seen, made, b.scalar(0, made.get_element_type())).output(0)
     return made
@@ -106,22 +104,18 @@ def _tensor(b: Builder, value: Output | Rows) -> Output:
     if isinstance(value, Rows):
         if value.full is None:
             b.notes.append("a cache is copied at each call: attention reads what was written to it otherwise")
-            value.full = value.put()
-        return value.full
+        return value.whole()
     return value
 
 
-def _tensor_of(value: Output | Rows) -> Output:
+def _base(value: Output | Rows) -> Output:
     return value.base if isinstance(value, Rows) else value
 
 
 def _writes_keys(k: Rows, v: Rows) -> bool:
     """Whether what was written are keys of all heads, in the same places of both caches."""
-    dims = rank(k.base)
-    same = (
-        k.index == v.index or k.index.get_node().get_friendly_name() == v.index.get_node().get_friendly_name()
-    )
-    return k.dim == v.dim == dims - 2 and same
+    names = [one.index.get_node().get_friendly_name() for one in (k, v)]
+    return k.dim == v.dim == rank(k.base) - 2 and (k.index == v.index or names[0] == names[1])
 
 
 # --- masks
@@ -148,12 +142,8 @@ def _additive(
 
 def _causal(b: Builder, q: Output, k: Output) -> Output:
     """[queries, keys]: query i sees keys 0..i, as torch counts them."""
-    queries, keys = (_count(b, b.size(x, -2)) for x in (q, k))
+    queries, keys = (iota(b, b.size(x, -2)) for x in (q, k))
     return op.greater_equal(op.unsqueeze(queries, b.axes([1])), op.unsqueeze(keys, b.axes([0]))).output(0)
-
-
-def _count(b: Builder, number: Any) -> Output:
-    return op.range(b.scalar(0, I64), b.cast(number, I64), b.scalar(1, I64), "i64").output(0)
 
 
 # --- grouped heads
@@ -166,36 +156,23 @@ def _grouped(b: Builder, q: Output, mask: Output | None, groups: int) -> tuple[O
     rows = op.reshape(q, b.axes([0, heads // groups, -1, size]), True).output(0)
     if mask is None or (b.size(q, 2) == 1 and _one_head(b, mask)):
         return rows, mask
-    if rank(mask) < 4:
-        mask = op.unsqueeze(mask, b.axes(list(range(4 - rank(mask))))).output(0)
-    queries, keys = b.size(mask, 2), b.size(mask, 3)
-    wide = mask
-    if b.size(mask, 1) == 1:
-        wide = op.broadcast(
-            op.unsqueeze(mask, b.axes([2])), b.numbers([1, 1, groups, 1, 1]), broadcast_spec="BIDIRECTIONAL"
-        ).output(0)
-        key_heads = 1
-    else:
-        key_heads = heads // groups
-    if queries == 1 and b.size(q, 2) != 1:  # one row for all queries: it needs no repeating
-        return rows, mask if key_heads == 1 else _each_query(b, mask, q, key_heads, groups)
-    sizes = [b.size(mask, 0), key_heads, _times(b, queries, groups), keys]
-    return rows, op.reshape(wide, b.numbers(sizes), False).output(0)
+    mask = leading(b, mask, 4)
+    one_head = b.size(mask, 1) == 1
+    batch, _, queries, keys = (b.size(mask, dim) for dim in range(4))
+    if queries == 1 and b.size(q, 2) != 1:  # one row for all queries
+        if one_head:
+            return rows, mask
+        queries = b.size(q, 2)
+        mask = repeated(b, mask, [1, 1, queries, 1])
+    elif one_head:
+        mask = repeated(b, op.unsqueeze(mask, b.axes([2])).output(0), [1, 1, groups, 1, 1])
+    key_heads = 1 if one_head else heads // groups
+    sizes = [batch, key_heads, times_of(b, queries, groups), keys]
+    return rows, op.reshape(mask, b.numbers(sizes), False).output(0)
 
 
 def _one_head(b: Builder, mask: Output) -> bool:
     return rank(mask) < 3 or b.size(mask, rank(mask) - 3) == 1
-
-
-def _each_query(b: Builder, mask: Output, q: Output, key_heads: int, groups: int) -> Output:
-    queries = b.size(q, 2)
-    wide = op.broadcast(mask, b.numbers([1, 1, queries, 1]), broadcast_spec="BIDIRECTIONAL")
-    sizes = [b.size(mask, 0), key_heads, _times(b, queries, groups), b.size(mask, 3)]
-    return op.reshape(wide, b.numbers(sizes), False).output(0)
-
-
-def _times(b: Builder, number: Any, by: int) -> Any:
-    return number * by if isinstance(number, int) else op.multiply(number, b.scalar(by, I64)).output(0)
 
 
 def _ungrouped(b: Builder, x: Output, q: Output, size: Any) -> Output:
@@ -209,16 +186,11 @@ def _ungrouped(b: Builder, x: Output, q: Output, size: Any) -> Output:
 def _over_tensors(b: Builder, q: Output, k: Output, v: Output, mask: Output | None, scale: float) -> Output:
     kind = q.get_element_type()
     if rank(q) == 4:
-        given = b.scalar(0.0, kind) if mask is None else _four(b, mask)
+        given = b.scalar(0.0, kind) if mask is None else leading(b, mask, 4)
         made = op.scaled_dot_product_attention(q, k, v, given, b.scalar(scale, kind), causal=False)
         return made.output(0)
     scores = _scaled(b, product(q, k, False, True), mask, scale)
     return product(op.softmax(scores, rank(scores) - 1).output(0), v)
-
-
-def _four(b: Builder, mask: Output) -> Output:
-    missing = 4 - rank(mask)
-    return op.unsqueeze(mask, b.axes(list(range(missing)))).output(0) if missing > 0 else mask
 
 
 def _scaled(b: Builder, scores: Output, mask: Output | None, scale: float) -> Output:
@@ -247,8 +219,7 @@ def _look_for_repeated(b: Builder, v: Rows) -> None:
         return
     key = ("repeated", v.index.get_node().get_friendly_name(), v.index.get_index())
     if key not in b.places:
-        number = b.cast(b.size(v.index, 0), I64)
-        ordered = op.topk(v.index, number, 0, "min", "value", "i64", stable=True).output(0)
+        ordered, _ = sorted_first(b, v.index, b.size(v.index, 0), 0, False)
         steps = op.subtract(cut(b, ordered, 0, 1, FURTHEST), cut(b, ordered, 0, 0, -1))
         b.places[key] = op.equal(steps, b.scalar(0, I64)).output(0)
         b.fault(b.places[key], "a place of the KV cache is written twice")

@@ -9,7 +9,7 @@ from openvino import Output
 
 from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder
-from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.lowerings.shapes import channels, rank
 from dlinfer.vendor.openvino.registry import Call, lowers
 
 aten = torch.ops.aten
@@ -32,92 +32,52 @@ def _taken(call: Call) -> str | None:
     return None
 
 
-def _biased(b: Builder, x: Output, bias: Output | None) -> Output:
-    if bias is None:
-        return x
-    shape = b.axes([1, -1, *([1] * (rank(x) - 2))])
-    return op.add(x, op.reshape(bias, shape, False)).output(0)
-
-
 def _grouped(b: Builder, weight: Output, groups: int, sizes: Sequence[int]) -> Output:
     """[out, in, ...] as [groups, out / groups, in, ...]; of a transposed one the first is in."""
     shape = [groups, sizes[0] // groups, *sizes[1:]]
     return op.reshape(weight, b.axes(shape), False).output(0)
 
 
-def _weight_sizes(b: Builder) -> list[int]:
-    return [int(fixed_size(size) or 0) for size in b.call.fake("weight").shape]
+def _edges(padding: Any, sizes: Sequence[int], dilations: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Padding before and behind each dimension of an image, given numbers, ``same`` or ``valid``."""
+    dims = len(dilations)
+    if not isinstance(padding, str):
+        return spread(padding, dims), spread(padding, dims)
+    total = [dilations[i] * (sizes[2 + i] - 1) if padding == "same" else 0 for i in range(dims)]
+    return [one // 2 for one in total], [one - one // 2 for one in total]
 
 
-def convolved(
-    b: Builder,
-    x: Output,
-    weight: Output,
-    bias: Output | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: int,
-) -> Output:
-    dims = rank(x) - 2
-    strides, dilations = spread(stride, dims), spread(dilation, dims)
-    sizes = _weight_sizes(b)
-    if isinstance(padding, str):
-        total = [dilations[i] * (sizes[2 + i] - 1) if padding == "same" else 0 for i in range(dims)]
-        before, after = [one // 2 for one in total], [one - one // 2 for one in total]
-    else:
-        before = after = spread(padding, dims)
-    if groups == 1:
-        made = op.convolution(x, weight, strides, before, after, dilations)
-    else:
-        made = op.group_convolution(x, _grouped(b, weight, groups, sizes), strides, before, after, dilations)
-    return _biased(b, made.output(0), bias)
-
-
-@lowers(
-    aten.conv1d.default,
-    aten.conv1d.padding,
-    aten.conv2d.default,
-    aten.conv2d.padding,
-    aten.conv3d.default,
-    aten.conv3d.padding,
-    refuses=_taken,
-)
+@lowers(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, refuses=_taken)
+@lowers(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding, refuses=_taken)
+@lowers(aten.convolution.default, refuses=_taken)
 def conv(
     b: Builder,
     x: Output,
     weight: Output,
-    bias: Output | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Output:
-    return convolved(b, x, weight, bias, stride, padding, dilation, groups)
-
-
-def transposed(
-    b: Builder,
-    x: Output,
-    weight: Output,
     bias: Output | None,
+    *,
     stride: Any,
     padding: Any,
-    output_padding: Any,
-    groups: int,
     dilation: Any,
+    groups: int,
+    transposed: bool = False,
+    output_padding: Any = 0,
 ) -> Output:
     dims = rank(x) - 2
-    strides, dilations, pads, more = (
-        spread(one, dims) for one in (stride, dilation, padding, output_padding)
-    )
-    named = {"output_padding": more}
-    if groups == 1:
-        made = op.convolution_backprop_data(x, weight, strides, None, pads, pads, dilations, **named)
+    sizes = [int(fixed_size(size) or 0) for size in b.call.fake("weight").shape]
+    kernel = weight if groups == 1 else _grouped(b, weight, groups, sizes)
+    strides, dilations = spread(stride, dims), spread(dilation, dims)
+    before, after = _edges(padding, sizes, dilations)
+    if transposed:
+        convolve = op.convolution_backprop_data if groups == 1 else op.group_convolution_backprop_data
+        more = spread(output_padding, dims)
+        made = convolve(x, kernel, strides, None, before, after, dilations, output_padding=more)
     else:
-        kernel = _grouped(b, weight, groups, _weight_sizes(b))
-        made = op.group_convolution_backprop_data(x, kernel, strides, None, pads, pads, dilations, **named)
-    return _biased(b, made.output(0), bias)
+        convolve = op.convolution if groups == 1 else op.group_convolution
+        made = convolve(x, kernel, strides, before, after, dilations)
+    if bias is not None:
+        made = op.add(made, channels(b, bias, rank(x)))
+    return made.output(0)
 
 
 @lowers(
@@ -127,29 +87,12 @@ def conv_transpose(
     b: Builder,
     x: Output,
     weight: Output,
-    bias: Output | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Output:
-    return transposed(b, x, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-@lowers(aten.convolution.default, refuses=_taken)
-def convolution(
-    b: Builder,
-    x: Output,
-    weight: Output,
     bias: Output | None,
     stride: Any,
     padding: Any,
-    dilation: Any,
-    backwards: bool,
     output_padding: Any,
     groups: int,
+    dilation: Any,
 ) -> Output:
-    if backwards:
-        return transposed(b, x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return convolved(b, x, weight, bias, stride, padding, dilation, groups)
+    told = {"stride": stride, "padding": padding, "output_padding": output_padding}
+    return conv(b, x, weight, bias, **told, groups=groups, dilation=dilation, transposed=True)

@@ -15,59 +15,25 @@ aten = torch.ops.aten
 I64, F32 = ov.Type.i64, ov.Type.f32
 
 
-def filled(b: Builder, sizes: list[Any], value: Any) -> Output:
-    """A tensor of the result's type with one number everywhere."""
-    return op.broadcast(b.cast(value, b.kind), b.numbers(sizes)).output(0)
+@lowers(aten.full.default, aten.new_full.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor)
+def filled(
+    b: Builder, *, self: Output | None = None, size: Any = None, fill_value: Any = None, value: Any = None
+) -> Output:
+    """One number everywhere, in a tensor of this size, or of the size of ``self``."""
+    sizes = b.numbers(size) if size is not None else op.shape_of(self, "i64")
+    return op.broadcast(b.cast(value if fill_value is None else fill_value, b.kind), sizes).output(0)
 
 
-def filled_like(b: Builder, x: Output, value: Any) -> Output:
-    return op.broadcast(b.cast(value, b.kind), op.shape_of(x, "i64")).output(0)
-
-
-@lowers(aten.full.default)
-def full(b: Builder, size: list[Any], value: Any, *_: Any) -> Output:
-    return filled(b, size, value)
-
-
-@lowers(aten.zeros.default, aten.empty.memory_format)
-def zeros(b: Builder, size: list[Any], *_: Any) -> Output:
+@lowers(aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default, aten.zero.default)
+@lowers(aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default)
+def zeros(b: Builder, *, self: Output | None = None, size: Any = None) -> Output:
     """What ``empty`` holds is nobody's to read before it is written, so zeros will do."""
-    return filled(b, size, 0)
+    return filled(b, self=self, size=size, value=0)
 
 
-@lowers(aten.ones.default)
-def ones(b: Builder, size: list[Any], *_: Any) -> Output:
-    return filled(b, size, 1)
-
-
-@lowers(aten.new_zeros.default, aten.new_empty.default)
-def new_zeros(b: Builder, x: Output, size: list[Any], *_: Any) -> Output:
-    return filled(b, size, 0)
-
-
-@lowers(aten.new_ones.default)
-def new_ones(b: Builder, x: Output, size: list[Any], *_: Any) -> Output:
-    return filled(b, size, 1)
-
-
-@lowers(aten.new_full.default)
-def new_full(b: Builder, x: Output, size: list[Any], value: Any, *_: Any) -> Output:
-    return filled(b, size, value)
-
-
-@lowers(aten.zeros_like.default, aten.empty_like.default, aten.zero.default)
-def zeros_like(b: Builder, x: Output, *_: Any) -> Output:
-    return filled_like(b, x, 0)
-
-
-@lowers(aten.ones_like.default)
-def ones_like(b: Builder, x: Output, *_: Any) -> Output:
-    return filled_like(b, x, 1)
-
-
-@lowers(aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor)
-def full_like(b: Builder, x: Output, value: Any, *_: Any) -> Output:
-    return filled_like(b, x, value)
+@lowers(aten.ones.default, aten.new_ones.default, aten.ones_like.default)
+def ones(b: Builder, *, self: Output | None = None, size: Any = None) -> Output:
+    return filled(b, self=self, size=size, value=1)
 
 
 @lowers(aten.scalar_tensor.default)
@@ -79,34 +45,22 @@ def _whole_step(call: Call) -> str | None:
     """A range of floats counts its elements from its ends; OpenVINO's rounding of that is its own."""
     for name in ("start", "end", "step"):
         value = call.fake(name) if name in call.given else 0
-        if isinstance(value, (float, torch.SymFloat)) and not (
-            isinstance(value, float) and value.is_integer()
-        ):
+        whole = isinstance(value, float) and value.is_integer()
+        if isinstance(value, (float, torch.SymFloat)) and not whole:
             return f"a range with the {name} {value}"
     return None
 
 
-@lowers(aten.arange.default, refuses=_whole_step)
-def arange(b: Builder, end: Any, *_: Any) -> Output:
-    return iota(b, 0, end, 1)
+@lowers(aten.arange.default, aten.arange.start, aten.arange.start_step, refuses=_whole_step)
+def arange(b: Builder, *, end: Any, start: Any = 0, step: Any = 1) -> Output:
+    given = (value if isinstance(value, Output) else int(value) for value in (end, start, step))
+    return b.cast(iota(b, *given), b.kind)
 
 
-@lowers(aten.arange.start, refuses=_whole_step)
-def arange_start(b: Builder, start: Any, end: Any, *_: Any) -> Output:
-    return iota(b, start, end, 1)
-
-
-@lowers(aten.arange.start_step, refuses=_whole_step)
-def arange_step(b: Builder, start: Any, end: Any, step: Any = 1, *_: Any) -> Output:
-    return iota(b, start, end, step)
-
-
-def iota(b: Builder, start: Any, end: Any, step: Any) -> Output:
-    """Whole numbers from start to before end, as the result's type."""
-    first, last, by = (
-        b.cast(value if isinstance(value, Output) else int(value), I64) for value in (start, end, step)
-    )
-    return b.cast(op.range(first, last, by, "i64").output(0), b.kind)
+def iota(b: Builder, end: Any, start: Any = 0, step: Any = 1) -> Output:
+    """Whole numbers from start to before end, i64."""
+    first, last, by = (b.cast(value, I64) for value in (start, end, step))
+    return op.range(first, last, by, "i64").output(0)
 
 
 def _few(call: Call) -> str | None:
@@ -118,10 +72,9 @@ def _few(call: Call) -> str | None:
 def linspace(b: Builder, start: Any, end: Any, steps: int, *_: Any) -> Output:
     """As torch: from the near end, so that both ends are exact."""
     if steps == 1:
-        return filled(b, [1], start)
-    kind = F32
-    first, last = b.cast(start, kind), b.cast(end, kind)
-    by = op.divide(op.subtract(last, first), b.scalar(float(steps - 1), kind))
+        return filled(b, size=[1], value=start)
+    first, last = b.cast(start, F32), b.cast(end, F32)
+    by = op.divide(op.subtract(last, first), b.scalar(float(steps - 1), F32))
     places = torch.arange(steps, dtype=torch.float32)
     near = op.add(first, op.multiply(by, b.constant(places)))
     far = op.subtract(last, op.multiply(by, b.constant(steps - 1 - places)))
@@ -129,14 +82,9 @@ def linspace(b: Builder, start: Any, end: Any, steps: int, *_: Any) -> Output:
     return b.cast(made, b.kind)
 
 
-@lowers(aten.eye.default)
-def eye(b: Builder, size: Any, *_: Any) -> Output:
-    return eye_m(b, size, size)
-
-
-@lowers(aten.eye.m)
-def eye_m(b: Builder, rows: Any, columns: Any, *_: Any) -> Output:
-    sizes = [b.cast(one, I64) for one in (rows, columns)]
+@lowers(aten.eye.default, aten.eye.m)
+def eye(b: Builder, *, n: Any, m: Any = None) -> Output:
+    sizes = [b.cast(one, I64) for one in (n, n if m is None else m)]
     return b.cast(op.eye(*sizes, b.scalar(0, I64), "f32").output(0), b.kind)
 
 

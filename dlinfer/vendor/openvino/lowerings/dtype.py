@@ -33,14 +33,13 @@ def to(b: Builder, x: Output, *_: Any) -> Output:
     aten.lift_fresh_copy.default,
     aten.resolve_conj.default,
     aten.resolve_neg.default,
+    aten.positive.default,
+    aten.dropout.default,
+    aten.feature_dropout.default,
+    aten.alpha_dropout.default,
 )
 def same(b: Builder, x: Output, *_: Any) -> Output:
-    return x
-
-
-@lowers(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
-def dropout(b: Builder, x: Output, p: float, train: bool) -> Output:
-    """Only where it does not train: what draws random numbers is no function of values."""
+    """Of dropout only where it does not train: what draws random numbers is no function of values."""
     return x
 
 

@@ -11,18 +11,15 @@ from openvino.op import Constant
 
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings import integers
-from dlinfer.vendor.openvino.registry import lowers
+from dlinfer.vendor.openvino.registry import Build, lowers
 
 aten = torch.ops.aten
 
 
-def _plain(function: Any) -> Any:
+def _plain(function: Any) -> Build:
     """An op of OpenVINO's that does just that, of the result's type: torch turns whole numbers into floats first."""
 
-    def build(b: Builder, x: Output) -> Output:
-        return function(b.cast(x, b.kind)).output(0)
-
-    return build
+    return lambda b, x: function(b.cast(x, b.kind)).output(0)
 
 
 for _target, _function in {
@@ -45,7 +42,7 @@ for _target, _function in {
     lowers(_target.default)(_plain(_function))
 
 
-def _of_wide(function: Any) -> Any:
+def _of_wide(function: Any) -> Build:
     """A formula that 16-bit floats are too coarse for in between: in float32."""
 
     def build(b: Builder, x: Output) -> Output:
@@ -142,19 +139,16 @@ for _target, _formula in {
     lowers(_target.default)(_of_wide(_formula))
 
 
-def _same_for_whole_numbers(function: Any) -> Any:
-    def build(b: Builder, x: Output) -> Output:
-        return function(x).output(0) if b.kind.is_real() else x
-
-    return build
+def _same_for_whole_numbers(function: Any) -> Build:
+    return lambda b, x: function(x).output(0) if b.kind.is_real() else x
 
 
-floor = lowers(aten.floor.default)(_same_for_whole_numbers(op.floor))
-ceil = lowers(aten.ceil.default)(_same_for_whole_numbers(op.ceiling))
-round_ = lowers(aten.round.default)(_same_for_whole_numbers(lambda x: op.round(x, "half_to_even")))
+lowers(aten.floor.default)(_same_for_whole_numbers(op.floor))
+lowers(aten.ceil.default)(_same_for_whole_numbers(op.ceiling))
+lowers(aten.round.default)(_same_for_whole_numbers(lambda x: op.round(x, "half_to_even")))
 
 
-def _signed(function: Any) -> Any:
+def _signed(function: Any) -> Build:
     def build(b: Builder, x: Output) -> Output:
         if b.kind == ov.Type.boolean:
             return x
@@ -164,8 +158,8 @@ def _signed(function: Any) -> Any:
     return build
 
 
-absolute = lowers(aten.abs.default, aten.absolute.default)(_signed(op.abs))
-neg = lowers(aten.neg.default, aten.negative.default)(_signed(op.negative))
+lowers(aten.abs.default, aten.absolute.default)(_signed(op.abs))
+lowers(aten.neg.default, aten.negative.default)(_signed(op.negative))
 
 
 def _sign(x: Output) -> Any:
@@ -176,12 +170,7 @@ def _sign(x: Output) -> Any:
     return op.select(op.is_nan(x), zero, op.sign(x))
 
 
-sign = lowers(aten.sign.default, aten.sgn.default)(_signed(_sign))
-
-
-@lowers(aten.positive.default)
-def positive(b: Builder, x: Output) -> Output:
-    return x
+lowers(aten.sign.default, aten.sgn.default)(_signed(_sign))
 
 
 @lowers(aten.logaddexp.default)

@@ -11,8 +11,9 @@ from openvino import Output
 
 from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder
-from dlinfer.vendor.openvino.lowerings.activation import swish
+from dlinfer.vendor.openvino.lowerings.fused import silu_and_mul
 from dlinfer.vendor.openvino.lowerings.matrix import product
+from dlinfer.vendor.openvino.lowerings.ordering import sorted_first
 from dlinfer.vendor.openvino.lowerings.places import inside
 from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import Call, lowers
@@ -22,30 +23,25 @@ I64, F32 = ov.Type.i64, ov.Type.f32
 
 
 def _known_experts(call: Call) -> str | None:
-    return (
-        None if fixed_size(call.fake("router_logits").shape[-1]) is not None else "experts of varying number"
-    )
+    known = fixed_size(call.fake("router_logits").shape[-1]) is not None
+    return None if known else "experts of varying number"
 
 
 @lowers(dlinfer.moe_gating_topk_softmax.default, refuses=_known_experts)
 def gating(b: Builder, logits: Output, topk: int, groups: int) -> list[Output]:
-    probabilities = op.softmax(b.cast(logits, F32), rank(logits) - 1).output(0)
     last = rank(logits) - 1
+    probabilities = op.softmax(b.cast(logits, F32), last).output(0)
     if groups < 1:
-        return _best(b, probabilities, topk, last)
+        return sorted_first(b, probabilities, topk, last, True)
     experts = b.size(logits, -1)
     assert isinstance(experts, int)
     size = experts // groups
     sizes = [b.size(logits, dim) for dim in range(last)]
     grouped = op.reshape(probabilities, b.numbers([*sizes, groups, size]), False).output(0)
-    weights, ids = _best(b, grouped, topk // groups, last + 1)
+    weights, ids = sorted_first(b, grouped, topk // groups, last + 1, True)
     first = b.constant(torch.arange(0, experts, size).unsqueeze(1))
     flat = b.numbers([*sizes, topk])
     return [op.reshape(one, flat, False).output(0) for one in (weights, op.add(ids, first))]
-
-
-def _best(b: Builder, x: Output, number: int, dim: int) -> list[Output]:
-    return list(op.topk(x, b.scalar(number, I64), dim, "max", "value", "i64", stable=True).outputs())
 
 
 def _known_sizes(call: Call) -> str | None:
@@ -55,21 +51,13 @@ def _known_sizes(call: Call) -> str | None:
 
 @lowers(dlinfer.fused_moe.default, refuses=_known_sizes)
 def fused_moe(
-    b: Builder,
-    x: Output,
-    gate_up: Output,
-    down: Output,
-    weights: Output,
-    ids: Output,
-    topk: int,
-    renormalize: bool,
+    b: Builder, x: Output, gate_up: Output, down: Output, weights: Output, ids: Output, *, renormalize: bool
 ) -> Output:
     experts, hidden = (fixed_size(b.call.fake("down_weights").shape[dim]) for dim in (0, 1))
     assert experts is not None and hidden is not None
     # The batched product leaves 0 rows if x is to be broadcast by it while the number of tokens varies.
     every = op.broadcast(op.unsqueeze(x, b.axes([0])), b.numbers([experts, b.size(x, 0), hidden])).output(0)
-    halves = op.split(product(every, gate_up, False, True), b.scalar(2, I64), 2)
-    inner = op.multiply(swish(b, halves.output(0)), halves.output(1)).output(0)
+    inner = silu_and_mul(b, product(every, gate_up, False, True))
     results = product(inner, down, False, True)  # [experts, tokens, hidden]
     shares, chosen = _shares(b, weights, ids, experts, renormalize)
     # A result that overflowed must not reach tokens that did not choose the expert: 0 times infinity is NaN.

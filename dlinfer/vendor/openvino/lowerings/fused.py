@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import openvino as ov
 import openvino.opset16 as op
 import torch
 from openvino import Output
@@ -12,11 +11,10 @@ from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.activation import gelu as _gelu
 from dlinfer.vendor.openvino.lowerings.activation import swish
 from dlinfer.vendor.openvino.lowerings.shapes import rank
-from dlinfer.vendor.openvino.lowerings.slicing import cut
+from dlinfer.vendor.openvino.lowerings.slicing import cut, halves
 from dlinfer.vendor.openvino.registry import Call, lowers
 
 dlinfer = torch.ops.dlinfer
-I64 = ov.Type.i64
 
 
 def _even_known(call: Call) -> str | None:
@@ -41,10 +39,8 @@ def _per_token(b: Builder, q: Output, table: Output, dims: int) -> Output:
 
 
 def _rotated(b: Builder, x: Output, cos: Output, sin: Output) -> Output:
-    half = b.size(x, -1)
-    assert isinstance(half, int)
-    parts = op.split(x, b.scalar(rank(x) - 1, I64), 2)
-    turned = op.concat([op.negative(parts.output(1)).output(0), parts.output(0)], rank(x) - 1)
+    first, second = halves(b, x)
+    turned = op.concat([op.negative(second).output(0), first], rank(x) - 1)
     return op.add(op.multiply(x, cos), op.multiply(turned, sin)).output(0)
 
 
@@ -64,15 +60,9 @@ def rotary_interleaved(b: Builder, x: Output, cos: Output, sin: Output, halves: 
     return op.reshape(pairs, op.shape_of(x, "i64"), False).output(0)
 
 
-def _gate_and_up(b: Builder, x: Output) -> tuple[Output, Output]:
-    halves = op.split(x, b.scalar(rank(x) - 1, I64), 2)
-    return halves.output(0), halves.output(1)
-
-
 @lowers(dlinfer.silu_and_mul.default)
 def silu_and_mul(b: Builder, x: Output) -> Output:
-    gate, up = _gate_and_up(b, x)
-    return silu_mul(b, gate, up)
+    return silu_mul(b, *halves(b, x))
 
 
 @lowers(dlinfer.silu_mul.default)

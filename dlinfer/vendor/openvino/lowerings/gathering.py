@@ -12,7 +12,7 @@ from torch import Tensor
 from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder, Size
 from dlinfer.vendor.openvino.lowerings import integers
-from dlinfer.vendor.openvino.lowerings.places import inside
+from dlinfer.vendor.openvino.lowerings.places import inside, inside_dim
 from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import Call, lowers
 
@@ -31,7 +31,7 @@ def index_select(b: Builder, x: Output, dim: int, index: Output) -> Output:
     if rank(x) == 0:
         return x
     place = dim % rank(x)
-    index = inside(b, index, b.size(x, place), b.call.fake("self").shape[place], negative=False)
+    index = inside_dim(b, x, place, index, negative=False)
     flat = op.reshape(index, b.axes([-1]), False)
     return op.gather(x, flat, b.scalar(place, I64)).output(0)
 
@@ -51,7 +51,7 @@ def gather(b: Builder, x: Output, dim: int, index: Output, sparse_grad: bool = F
     if rank(x) == 0:
         return op.broadcast(x, op.shape_of(index, "i64")).output(0) if rank(index) else x
     place = dim % rank(x)
-    index = inside(b, index, b.size(x, place), b.call.fake("self").shape[place], negative=False)
+    index = inside_dim(b, x, place, index, negative=False)
     fakes = b.call.fake("self").shape, b.call.fake("index").shape
     for axis, (mine, other) in enumerate(zip(*fakes, strict=True)):
         if axis != place and str(mine) != str(other):
@@ -79,7 +79,7 @@ def index(b: Builder, x: Output, indices: Sequence[Output | None]) -> Output:
     given = [(dim, one) for dim, one in enumerate(indices) if one is not None]
     if len(given) == 1:
         dim, one = given[0]
-        place = inside(b, one, b.size(x, dim), b.call.fake("self").shape[dim], negative=True)
+        place = inside_dim(b, x, dim, one, negative=True)
         return op.gather(x, place, b.scalar(dim, I64)).output(0)
     order, flat, places, spread = index_parts(b, x, given)
     gathered = op.gather(flat, places, b.scalar(0, I64)).output(0)
@@ -97,10 +97,9 @@ def index_parts(
     shape = op.shape_of(x, "i64")
     places: Output | None = None
     for dim, index in given:
-        size = b.size(x, dim)
-        one = inside(b, index, size, b.call.fake("self").shape[dim], negative=True)
-        whole = b.cast(size, I64)
-        places = one if places is None else op.add(op.multiply(places, whole), one).output(0)
+        one = inside_dim(b, x, dim, index, negative=True)
+        size = b.cast(b.size(x, dim), I64)
+        places = one if places is None else op.add(op.multiply(places, size), one).output(0)
     assert places is not None
     rest = op.gather(shape, b.axes(order[len(dims) :]), b.scalar(0, I64)) if len(order) > len(dims) else None
     first = b.axes([-1]) if rest is None else op.concat([_product(b, shape, dims), rest], 0)
@@ -129,15 +128,11 @@ def _same_sizes(call: Call) -> str | None:
     dim = call.fake("dim")
     if dim is None:
         return None
-    if fixed_size(call.fake("self").shape[dim]) == 0:
+    mine, other = list(call.fake("self").shape), list(call.fake("indices").shape)
+    if fixed_size(mine[dim]) == 0:
         return "indices into a dimension of size 0"
-    mine, other = call.fake("self").shape, call.fake("indices").shape
-    same = all(
-        str(one) == str(two)
-        for place, (one, two) in enumerate(zip(mine, other, strict=True))
-        if place != dim % len(mine)
-    )
-    return None if same else "an index that broadcasts"
+    mine[dim] = other[dim]
+    return None if list(map(str, mine)) == list(map(str, other)) else "an index that broadcasts"
 
 
 @lowers(aten.take_along_dim.default, refuses=_same_sizes)

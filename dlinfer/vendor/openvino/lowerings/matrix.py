@@ -30,9 +30,8 @@ def linear(b: Builder, x: Output, weight: Output, bias: Output | None = None) ->
     if rank(weight) == 1:
         made = product(x, weight)
     elif rank(x) == 1:  # OpenVINO turns no vector
-        made = op.squeeze(
-            product(op.unsqueeze(x, b.axes([0])).output(0), weight, False, True), b.axes([0])
-        ).output(0)
+        row = op.unsqueeze(x, b.axes([0])).output(0)
+        made = op.squeeze(product(row, weight, False, True), b.axes([0])).output(0)
     else:
         made = product(x, weight, False, True)
     return made if bias is None else op.add(made, bias).output(0)
@@ -43,9 +42,8 @@ def linears(b: Builder, x: Output, weights: list[Output], biases: list[Output | 
     return [linear(b, x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
-@lowers(
-    aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default, refuses=floats
-)
+@lowers(aten.mm.default, aten.bmm.default, aten.matmul.default, refuses=floats)
+@lowers(aten.mv.default, aten.dot.default, aten.vdot.default, refuses=floats)
 def matmul(b: Builder, x: Output, y: Output) -> Output:
     return product(x, y)
 
@@ -54,18 +52,15 @@ def matmul(b: Builder, x: Output, y: Output) -> Output:
 def inner(b: Builder, x: Output, y: Output) -> Output:
     if not rank(x) or not rank(y):
         return op.multiply(x, y).output(0)
-    return linear(b, x, y) if rank(y) <= 2 else _refused(b)
-
-
-def _refused(b: Builder) -> Output:
-    raise ValueError("an inner product of tensors of three dimensions")
+    if rank(y) > 2:
+        raise ValueError("an inner product of tensors of three dimensions")
+    return linear(b, x, y)
 
 
 @lowers(aten.outer.default, aten.ger.default)
 def outer(b: Builder, x: Output, y: Output) -> Output:
-    return op.multiply(
-        op.unsqueeze(b.cast(x, b.kind), b.axes([1])), op.unsqueeze(b.cast(y, b.kind), b.axes([0]))
-    ).output(0)
+    column = op.unsqueeze(b.cast(x, b.kind), b.axes([1]))
+    return op.multiply(column, op.unsqueeze(b.cast(y, b.kind), b.axes([0]))).output(0)
 
 
 def _counts(call: Call) -> str | None:
@@ -75,10 +70,7 @@ def _counts(call: Call) -> str | None:
     return floats(call)
 
 
-def _scaled(b: Builder, x: Output, by: Any) -> Output | None:
-    """x times a number; None where that is 0, so that what x holds does not matter."""
-    if not isinstance(by, Output) and by == 0:
-        return None
+def _times(b: Builder, x: Output, by: Any) -> Output:
     if not isinstance(by, Output) and by == 1:
         return x
     return op.multiply(x, b.cast(by, x.get_element_type())).output(0)
@@ -86,16 +78,10 @@ def _scaled(b: Builder, x: Output, by: Any) -> Output | None:
 
 @lowers(aten.addmm.default, aten.addmv.default, aten.baddbmm.default, refuses=_counts)
 def addmm(b: Builder, x: Output, y: Output, z: Output, beta: Any = 1, alpha: Any = 1) -> Output:
-    made = product(y, z)
-    if isinstance(alpha, Output) or alpha != 1:
-        made = op.multiply(made, b.cast(alpha, b.kind)).output(0)
-    given = _scaled(b, x, beta)
-    return made if given is None else op.add(made, given).output(0)
-
-
-@lowers(aten.vdot.default, refuses=floats)
-def vdot(b: Builder, x: Output, y: Output) -> Output:
-    return product(x, y)
+    made = _times(b, product(y, z), alpha)
+    if not isinstance(beta, Output) and beta == 0:  # it does not matter what x holds
+        return made
+    return op.add(made, _times(b, x, beta)).output(0)
 
 
 def _plain_equation(call: Call) -> str | None:
@@ -104,9 +90,8 @@ def _plain_equation(call: Call) -> str | None:
 
 @lowers(aten.einsum.default, refuses=_plain_equation)
 def einsum(b: Builder, equation: str, tensors: list[Output], path: Any = None) -> Output:
-    kind = ov.Type.f32 if b.kind != ov.Type.f32 else b.kind
     text = equation.replace(" ", "")
     if "->" not in text:
         letters = "".join(sorted({c for c in text if c.isalpha() and text.count(c) == 1}))
         text = f"{text}->{letters}"
-    return b.cast(op.einsum([b.cast(one, kind) for one in tensors], text).output(0), b.kind)
+    return b.cast(op.einsum([b.cast(one, ov.Type.f32) for one in tensors], text).output(0), b.kind)

@@ -24,6 +24,7 @@ from dlinfer.vendor import discovery
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.devices import has_bfloat16
 from dlinfer.vendor.openvino.layout import LAYOUT
+from dlinfer.vendor.openvino.lowerings.slicing import FURTHEST, cut
 from dlinfer.vendor.openvino.registry import Call, lowers
 from dlinfer.vendor.openvino.written import InPlace
 
@@ -87,19 +88,12 @@ def cached_attention(
     v: Output,
     k_cache: Output,
     v_cache: Output,
-    kv_start_indices: Output,
+    *,
     block_offsets: Output,
-    block_size: int,
     q_ends: Output | None,
     kv_seqlens: Output,
-    max_q_seq_len: Any,
-    max_kv_seq_len: Any,
-    num_q_heads: int,
-    num_kv_heads: int,
-    attn_output: Output,
     softmax_scale: float,
     window_left: int,
-    logit_softcapping: float,
     alibi_slopes: Output | None,
     sinks: Output | None,
 ) -> list[Any]:
@@ -187,25 +181,16 @@ def _new_pages(b: Builder, table: Output, ends: Output | None, lengths: Output) 
     shape = op.shape_of(table, "i32")
     zero, one = b.scalar(0, I32), b.scalar(1, I32)
     sequences, width = (op.gather(shape, b.scalar(dim, I32), zero) for dim in (0, 1))
-    order = op.range(zero, op.add(sequences, one), one, "i32")
+    order = op.range(zero, op.add(sequences, one), one, "i32").output(0)
     begins = order
     if ends is not None:
-        begins = op.concat([Constant(I32, ov.Shape([1]), [0]), b.cast(ends, I32)], 0)
-    new = op.subtract(_from(b, begins, 1), _to(b, begins, -1))
+        begins = op.concat([Constant(I32, ov.Shape([1]), [0]), b.cast(ends, I32)], 0).output(0)
+    new = op.subtract(cut(b, begins, 0, 1, FURTHEST), cut(b, begins, 0, 0, -1))
     return Pages(
         op.subtract(lengths, new).output(0),
-        begins.output(0),
+        begins,
         op.reshape(table, b.axes([-1]), False).output(0),
-        op.multiply(order, width).output(
-            0
-        ),  # rows of the table as they are: what is behind a sequence is not read
+        # Rows of the table as they are: what is behind a sequence is not read.
+        op.multiply(order, width).output(0),
         op.reduce_max(lengths, b.axes([0]), False).output(0),
     )
-
-
-def _from(b: Builder, x: Any, start: int) -> Any:
-    return op.slice(x, b.axes([start]), b.axes([2**31 - 1]), b.axes([1]), b.axes([0]))
-
-
-def _to(b: Builder, x: Any, end: int) -> Any:
-    return op.slice(x, b.axes([0]), b.axes([end]), b.axes([1]), b.axes([0]))

@@ -41,6 +41,11 @@ def inside(b: Builder, index: Output, size: Any, shown: Any, negative: bool) -> 
     return b.places[key]
 
 
+def inside_dim(b: Builder, x: Output, dim: int, index: Output, negative: bool) -> Output:
+    """As ``inside``, of an index into one dimension of x, which is ``self`` of the call."""
+    return inside(b, index, b.size(x, dim), b.call.fake("self").shape[dim], negative)
+
+
 def _input_size(size: Any) -> tuple[str, int] | None:
     """(input, dimension) that a size is of; None where it is another."""
     gather = size.get_node()

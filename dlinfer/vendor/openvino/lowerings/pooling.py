@@ -16,39 +16,37 @@ aten = torch.ops.aten
 F32 = ov.Type.f32
 
 
-def _batched(dims: int) -> Any:
-    def check(call: Call) -> str | None:
-        x = call.fake("self")
-        if x.dim() != dims + 2:
-            return "an image without a batch"
-        return None if x.is_floating_point() else "pooling of whole numbers"
-
-    return check
+def _taken(call: Call) -> str | None:
+    """Why a call is not taken of an op for images of as many dimensions as its name says."""
+    x = call.fake("self")
+    if x.dim() != int(call.target._schema.name[-2]) + 2:
+        return "an image without a batch"
+    return None if x.is_floating_point() else "pooling of whole numbers"
 
 
-def _max_pool(dims: int) -> Any:
-    def build(
-        b: Builder,
-        x: Output,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil: bool = False,
-    ) -> Output:
-        sizes = spread(kernel, dims)
-        strides = spread(stride, dims) if stride else sizes
-        pads = spread(padding, dims)
-        # torch drops a window that begins in the padding behind the image.
-        rounding = "ceil_torch" if ceil else "floor"
+def _windows(x: Output, kernel: Any, stride: Any, padding: Any) -> tuple[list[int], list[int], list[int]]:
+    """(sizes, strides, padding) of windows, for each dimension of the image."""
+    dims = rank(x) - 2
+    sizes = spread(kernel, dims)
+    return sizes, spread(stride, dims) if stride else sizes, spread(padding, dims)
 
-        def pooled(values: Any) -> Output:
-            made = op.max_pool(values, strides, spread(dilation, dims), pads, pads, sizes, rounding)
-            return made.output(0)
 
-        return _of_all_floats(b, x, pooled)
+def _rounding(ceil: bool) -> str:
+    """torch drops a window that begins in the padding behind the image."""
+    return "ceil_torch" if ceil else "floor"
 
-    return build
+
+@lowers(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default, refuses=_taken)
+def max_pool(
+    b: Builder, x: Output, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> Output:
+    sizes, strides, pads = _windows(x, kernel, stride, padding)
+    dilations = spread(dilation, rank(x) - 2)
+
+    def pooled(values: Any) -> Output:
+        return op.max_pool(values, strides, dilations, pads, pads, sizes, _rounding(ceil)).output(0)
+
+    return _of_all_floats(b, x, pooled)
 
 
 def _of_all_floats(b: Builder, x: Output, pooled: Any) -> Output:
@@ -62,77 +60,39 @@ def _of_all_floats(b: Builder, x: Output, pooled: Any) -> Output:
     return op.select(op.equal(held, two), b.scalar(float("nan"), kind), made).output(0)
 
 
-def _average_pool(dims: int) -> Any:
-    def build(
-        b: Builder,
-        x: Output,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        ceil: bool = False,
-        count_include_pad: bool = True,
-        divisor: Any = None,
-    ) -> Output:
-        sizes = spread(kernel, dims)
-        strides = spread(stride, dims) if stride else sizes
-        pads = spread(padding, dims)
-        rounding = "ceil_torch" if ceil else "floor"
-        # Without dilations the CPU plugin crashes.
-        given = {"kernel_shape": sizes, "rounding_type": rounding, "dilations": [1] * dims}
-        counted = ceil and count_include_pad
-        made = op.avg_pool(x, strides, pads, pads, exclude_pad=counted or not count_include_pad, **given)
-        if not counted or not any(pads):
-            return made.output(0)
-        # torch counts the padding, but not what a last window covers beyond it. OpenVINO counts both or none: so the
-        # padding is part of the image, and windows that begin in it are cut off.
-        edge = b.axes([0, 0, *pads])
-        padded = op.pad(x, edge, edge, "constant", b.cast(0.0, x.get_element_type()))
-        whole = op.avg_pool(padded, strides, [0] * dims, [0] * dims, exclude_pad=True, **given)
-        axes = list(range(2, 2 + dims))
-        ends = op.gather(op.shape_of(made, "i64"), b.axes(axes), b.scalar(0, ov.Type.i64))
-        return op.slice(whole, b.axes([0] * dims), ends, b.axes([1] * dims), b.axes(axes)).output(0)
-
-    return build
+def _own_divisor(call: Call) -> str | None:
+    return "a divisor of its own" if call.given.get("divisor_override") is not None else _taken(call)
 
 
-def _own_divisor(dims: int) -> Any:
-    def check(call: Call) -> str | None:
-        if call.given.get("divisor_override") is not None:
-            return "a divisor of its own"
-        return _batched(dims)(call)
-
-    return check
-
-
-for _dims, _maximum, _average in (
-    (1, aten.max_pool1d.default, aten.avg_pool1d.default),
-    (2, aten.max_pool2d.default, aten.avg_pool2d.default),
-    (3, aten.max_pool3d.default, aten.avg_pool3d.default),
-):
-    lowers(_maximum, refuses=_batched(_dims))(_max_pool(_dims))
-    lowers(_average, refuses=_own_divisor(_dims))(_average_pool(_dims))
-
-
-def _known_output(dims: int) -> Any:
-    def check(call: Call) -> str | None:
-        if not all(isinstance(size, int) for size in call.fake("output_size")):
-            return "an output of a size that varies"
-        return _batched(dims)(call)
-
-    return check
+@lowers(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default, refuses=_own_divisor)
+def avg_pool(
+    b: Builder, x: Output, kernel: Any, stride: Any, padding: Any, ceil: bool, padded: bool, *_: Any
+) -> Output:
+    dims = rank(x) - 2
+    sizes, strides, pads = _windows(x, kernel, stride, padding)
+    # Without dilations the CPU plugin crashes.
+    given = {"kernel_shape": sizes, "rounding_type": _rounding(ceil), "dilations": [1] * dims}
+    counted = ceil and padded
+    made = op.avg_pool(x, strides, pads, pads, exclude_pad=counted or not padded, **given)
+    if not counted or not any(pads):
+        return made.output(0)
+    # torch counts the padding, but not what a last window covers beyond it. OpenVINO counts both or none: so the
+    # padding is part of the image, and windows that begin in it are cut off.
+    edge = b.axes([0, 0, *pads])
+    wide = op.pad(x, edge, edge, "constant", b.cast(0.0, x.get_element_type()))
+    whole = op.avg_pool(wide, strides, [0] * dims, [0] * dims, exclude_pad=True, **given)
+    axes = list(range(2, 2 + dims))
+    ends = op.gather(op.shape_of(made, "i64"), b.axes(axes), b.scalar(0, ov.Type.i64))
+    return op.slice(whole, b.axes([0] * dims), ends, b.axes([1] * dims), b.axes(axes)).output(0)
 
 
-@lowers(aten.adaptive_avg_pool1d.default, refuses=_known_output(1))
-def adaptive_avg_pool1d(b: Builder, x: Output, size: list[int]) -> Output:
-    return _adaptive(b, x, size)
+def _known_output(call: Call) -> str | None:
+    known = all(isinstance(size, int) for size in call.fake("output_size"))
+    return _taken(call) if known else "an output of a size that varies"
 
 
-@lowers(aten.adaptive_avg_pool2d.default, refuses=_known_output(2))
-def adaptive_avg_pool2d(b: Builder, x: Output, size: list[int]) -> Output:
-    return _adaptive(b, x, size)
-
-
-def _adaptive(b: Builder, x: Output, size: list[int]) -> Output:
+@lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, refuses=_known_output)
+def adaptive_avg_pool(b: Builder, x: Output, size: list[int]) -> Output:
     if all(one == 1 for one in size):
         return op.reduce_mean(x, b.axes(list(range(2, rank(x)))), True).output(0)
     return op.adaptive_avg_pool(x, b.axes(size)).output(0)

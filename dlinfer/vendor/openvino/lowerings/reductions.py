@@ -12,19 +12,18 @@ from dlinfer.graph.seam.symbols import fixed_size, size_range
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings import integers
-from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.lowerings.ordering import sorted_first
+from dlinfer.vendor.openvino.lowerings.shapes import rank
+from dlinfer.vendor.openvino.registry import Build, Call, lowers
 
 aten = torch.ops.aten
-
-_LOWEST = torch.finfo(torch.float32).min
 
 
 def axes_of(b: Builder, x: Output, dim: Any) -> list[int]:
     """The dimensions that a ``dim`` argument names; all for None and for an empty list."""
-    rank = len(x.get_partial_shape())
-    if dim is None or dim == []:
-        return list(range(rank))
-    return [int(one) % rank for one in (dim if isinstance(dim, Sequence) else [dim])] if rank else []
+    if dim is None or dim == [] or not rank(x):
+        return list(range(rank(x)))
+    return [int(one) % rank(x) for one in (dim if isinstance(dim, Sequence) else [dim])]
 
 
 def _sum(b: Builder, x: Output, axes: Sequence[int], keep: bool) -> Output:
@@ -33,14 +32,10 @@ def _sum(b: Builder, x: Output, axes: Sequence[int], keep: bool) -> Output:
         return op.reduce_sum(x, b.axes(axes), keep).output(0) if axes else x
     zero = b.scalar(0, x.get_element_type())
     for axis in axes:
-        rank = len(x.get_partial_shape())
-        begins, ends = [0] * rank, [0] * rank
-        begins[axis] = 1  # so that a sum over nothing is 0
-        running = op.cum_sum(
-            op.pad(x, b.axes(begins), b.axes(ends), "constant", zero), b.scalar(axis, ov.Type.i64)
-        )
-        last = op.gather(running, b.axes([-1]), b.scalar(axis, ov.Type.i64))
-        x = last.output(0)
+        begins = [int(dim == axis) for dim in range(rank(x))]  # a 0 in front, so that a sum over nothing is 0
+        padded = op.pad(x, b.axes(begins), b.axes([0] * rank(x)), "constant", zero)
+        along = b.scalar(axis, ov.Type.i64)
+        x = op.gather(op.cum_sum(padded, along), b.axes([-1]), along).output(0)
     return x if keep else op.squeeze(x, b.axes(axes)).output(0)
 
 
@@ -56,29 +51,17 @@ def _at_most(b: Builder, axes: Sequence[int], number: int) -> bool:
     return total <= number
 
 
-@lowers(aten.sum.default)
-def sum_all(b: Builder, x: Output, dtype: Any = None) -> Output:
-    return sum_dims(b, x, None, False, dtype)
-
-
-@lowers(aten.sum.dim_IntList)
-def sum_dims(b: Builder, x: Output, dim: Any, keepdim: bool = False, dtype: Any = None) -> Output:
-    kind = integers.computed_in(b.kind)
+@lowers(aten.sum.default, aten.sum.dim_IntList)
+def sum_(b: Builder, x: Output, *, dim: Any = None, keepdim: bool = False) -> Output:
     axes = axes_of(b, x, dim)
-    if (
-        x.get_element_type() == ov.Type.boolean and axes and _at_most(b, axes, 1 << 24)
-    ):  # float32 holds the count
+    if x.get_element_type() == ov.Type.boolean and axes and _at_most(b, axes, 1 << 24):
+        # float32 holds the count
         return b.cast(op.reduce_sum(b.cast(x, ov.Type.f32), b.axes(axes), keepdim).output(0), b.kind)
-    return b.cast(_sum(b, b.cast(x, kind), axes, keepdim), b.kind)
+    return b.cast(_sum(b, b.cast(x, integers.computed_in(b.kind)), axes, keepdim), b.kind)
 
 
-@lowers(aten.mean.default)
-def mean_all(b: Builder, x: Output, dtype: Any = None) -> Output:
-    return mean_dims(b, x, None, False, dtype)
-
-
-@lowers(aten.mean.dim)
-def mean_dims(b: Builder, x: Output, dim: Any, keepdim: bool = False, dtype: Any = None) -> Output:
+@lowers(aten.mean.default, aten.mean.dim)
+def mean(b: Builder, x: Output, *, dim: Any = None, keepdim: bool = False) -> Output:
     x = b.cast(x, b.kind)
     axes = axes_of(b, x, dim)
     if not axes:
@@ -102,11 +85,9 @@ def _extreme(b: Builder, x: Output, axes: Sequence[int], keep: bool, largest: bo
     OpenVINO's reductions begin at the lowest finite number, and take whole numbers through float32; its sorting does
     neither. Both pass over NaN, which is put in where there is one.
     """
-    mode = "max" if largest else "min"
     made = x
     for axis in axes:
-        found = op.topk(made, b.scalar(1, ov.Type.i64), axis, mode, "value", "i64", stable=True)
-        made = found.output(0)
+        made, _ = sorted_first(b, made, 1, axis, largest)
     if axes and x.get_element_type().is_real():
         none = op.reduce_logical_or(op.is_nan(x), b.axes(axes), True)
         made = op.select(none, b.scalar(float("nan"), x.get_element_type()), made).output(0)
@@ -120,7 +101,7 @@ def _reduced_bools(b: Builder, x: Output, axes: Sequence[int], keep: bool, large
     return both(x, b.axes(axes), keep).output(0)
 
 
-def _amax(largest: bool) -> Any:
+def _amax(largest: bool) -> Build:
     def build(b: Builder, x: Output, dim: Any = None, keepdim: bool = False) -> Output:
         axes = axes_of(b, x, dim)
         if b.kind == ov.Type.boolean:
@@ -131,10 +112,8 @@ def _amax(largest: bool) -> Any:
     return build
 
 
-amax = lowers(aten.amax.default)(_amax(True))
-amin = lowers(aten.amin.default)(_amax(False))
-lowers(aten.max.default)(_amax(True))
-lowers(aten.min.default)(_amax(False))
+lowers(aten.amax.default, aten.max.default)(_amax(True))
+lowers(aten.amin.default, aten.min.default)(_amax(False))
 
 
 @lowers(aten.aminmax.default)
@@ -143,7 +122,7 @@ def aminmax(b: Builder, x: Output, dim: Any = None, keepdim: bool = False) -> li
     return [_extreme(b, x, axes, keepdim, largest) for largest in (False, True)]
 
 
-def _any(largest: bool) -> Any:
+def _any(largest: bool) -> Build:
     def build(b: Builder, x: Output, dim: Any = None, keepdim: bool = False) -> Output:
         made = _reduced_bools(b, b.cast(x, ov.Type.boolean), axes_of(b, x, dim), keepdim, largest)
         return b.cast(made, b.kind)
@@ -151,21 +130,16 @@ def _any(largest: bool) -> Any:
     return build
 
 
-any_ = lowers(aten.any.default, aten.any.dim, aten.any.dims)(_any(True))
-all_ = lowers(aten.all.default, aten.all.dim, aten.all.dims)(_any(False))
+lowers(aten.any.default, aten.any.dim, aten.any.dims)(_any(True))
+lowers(aten.all.default, aten.all.dim, aten.all.dims)(_any(False))
 
 
 def _floats(call: Call) -> str | None:
     return None if call.result.is_floating_point() else "a product of whole numbers, computed in float32"
 
 
-@lowers(aten.prod.default, refuses=_floats)
-def prod_all(b: Builder, x: Output, dtype: Any = None) -> Output:
-    return prod_dim(b, x, None, False, dtype)
-
-
-@lowers(aten.prod.dim_int, refuses=_floats)
-def prod_dim(b: Builder, x: Output, dim: Any, keepdim: bool = False, dtype: Any = None) -> Output:
+@lowers(aten.prod.default, aten.prod.dim_int, refuses=_floats)
+def prod(b: Builder, x: Output, *, dim: Any = None, keepdim: bool = False) -> Output:
     axes = axes_of(b, x, dim)
     x = b.cast(x, b.kind)
     return op.reduce_prod(x, b.axes(axes), keepdim).output(0) if axes else x
@@ -188,80 +162,44 @@ def _finished(b: Builder, value: Output, axes: Sequence[int], keep: bool, kind: 
     return b.cast(made, kind)
 
 
-def _variance(root: bool) -> Any:
+def _variance(root: bool, with_mean: bool) -> Build:
+    """Variance or its root, and the mean behind it on demand. torch calls the correction 0 ``unbiased=False`` too."""
+
     def build(
-        b: Builder, x: Output, dim: Any = None, correction: Any = None, keepdim: bool = False
-    ) -> Output:
+        b: Builder,
+        x: Output,
+        *,
+        dim: Any = None,
+        correction: Any = None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+    ) -> Output | list[Output]:
         axes = axes_of(b, x, dim)
-        made, _ = moments(b, x, axes, 1 if correction is None else correction)
-        if root:
-            made = op.sqrt(made).output(0)
-        return _finished(b, made, axes, keepdim, b.kind)
-
-    return build
-
-
-def _variance_by_flag(root: bool) -> Any:
-    def build(b: Builder, x: Output, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Output:
-        return _variance(root)(b, x, dim, int(unbiased), keepdim)
-
-    return build
-
-
-def _variance_of_all(root: bool) -> Any:
-    def build(b: Builder, x: Output, unbiased: bool = True) -> Output:
-        return _variance(root)(b, x, None, int(unbiased), False)
-
-    return build
-
-
-for _op, _root in ((aten.var, False), (aten.std, True)):
-    lowers(_op.correction)(_variance(_root))
-    lowers(_op.dim)(_variance_by_flag(_root))
-    lowers(_op.default)(_variance_of_all(_root))
-
-
-def _both(root: bool) -> Any:
-    """Variance, or its root, and mean."""
-
-    def build(b: Builder, x: Output, dim: Any, correction: Any, keepdim: bool) -> list[Output]:
-        axes = axes_of(b, x, dim)
-        spread, mean = moments(b, x, axes, 1 if correction is None else correction)
+        variance, mean = moments(b, x, axes, int(unbiased) if correction is None else correction)
+        found = [op.sqrt(variance).output(0) if root else variance, mean]
+        if not with_mean:
+            return _finished(b, found[0], axes, keepdim, b.kind)
         kind = dtypes.type_of(b.call.result[0].dtype)
-        made = op.sqrt(spread).output(0) if root else spread
-        return [_finished(b, one, axes, keepdim, kind) for one in (made, mean)]
+        return [_finished(b, one, axes, keepdim, kind) for one in found]
 
     return build
 
 
-def _register_both(packet: Any, root: bool) -> None:
-    build = _both(root)
-
-    @lowers(packet.correction)
-    def by_correction(
-        b: Builder, x: Output, dim: Any = None, correction: Any = None, keepdim: bool = False
-    ) -> Any:
-        return build(b, x, dim, correction, keepdim)
-
-    @lowers(packet.dim)
-    def by_flag(b: Builder, x: Output, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
-        return build(b, x, dim, int(unbiased), keepdim)
-
-    @lowers(packet.default)
-    def of_all(b: Builder, x: Output, unbiased: bool = True) -> Any:
-        return build(b, x, None, int(unbiased), False)
-
-
-_register_both(aten.var_mean, False)
-_register_both(aten.std_mean, True)
+for _packet, _root, _with_mean in (
+    (aten.var, False, False),
+    (aten.std, True, False),
+    (aten.var_mean, False, True),
+    (aten.std_mean, True, True),
+):
+    lowers(_packet.default, _packet.dim, _packet.correction)(_variance(_root, _with_mean))
 
 
 @lowers(aten.cumsum.default)
 def cumsum(b: Builder, x: Output, dim: int, dtype: Any = None) -> Output:
     kind = integers.computed_in(b.kind)
-    if not len(x.get_partial_shape()):
+    if not rank(x):
         return b.cast(x, b.kind)
-    summed = op.cum_sum(b.cast(x, kind), b.scalar(dim % len(x.get_partial_shape()), ov.Type.i64))
+    summed = op.cum_sum(b.cast(x, kind), b.scalar(dim % rank(x), ov.Type.i64))
     return b.cast(summed.output(0), b.kind)
 
 
@@ -270,25 +208,16 @@ def _known_norm(call: Call) -> str | None:
     return None if order in (None, 1, 2, "fro") else f"a norm of order {order}"
 
 
-def _norm(b: Builder, x: Output, order: Any, axes: Sequence[int], keep: bool) -> Output:
-    x = b.cast(x, ov.Type.f32)
-    if order == 1:
-        made = op.reduce_sum(op.abs(x), b.axes(axes), keep) if axes else op.abs(x)
+@lowers(aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim, aten.norm.Scalar, refuses=_known_norm)
+def norm(b: Builder, x: Output, order: Any = 2, *, dim: Any = None, keepdim: bool = False) -> Output:
+    x, axes = b.cast(x, ov.Type.f32), b.axes(axes_of(b, x, dim))
+    if not rank(x):
+        made = op.abs(x)
+    elif order == 1:
+        made = op.reduce_sum(op.abs(x), axes, keepdim)
     else:
-        made = op.sqrt(op.reduce_sum(op.multiply(x, x), b.axes(axes), keep)) if axes else op.abs(x)
+        made = op.sqrt(op.reduce_sum(op.multiply(x, x), axes, keepdim))
     return b.cast(made.output(0), b.kind)
-
-
-@lowers(aten.linalg_vector_norm.default, refuses=_known_norm)
-def vector_norm(
-    b: Builder, x: Output, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
-) -> Output:
-    return _norm(b, x, ord, axes_of(b, x, dim), keepdim)
-
-
-@lowers(aten.norm.ScalarOpt_dim, aten.norm.Scalar, refuses=_known_norm)
-def norm(b: Builder, x: Output, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Output:
-    return _norm(b, x, p, axes_of(b, x, dim), keepdim)
 
 
 @lowers(aten.logsumexp.default)

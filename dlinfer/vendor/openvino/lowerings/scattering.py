@@ -13,10 +13,11 @@ import torch
 from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder, Size
+from dlinfer.vendor.openvino.lowerings.creation import iota
 from dlinfer.vendor.openvino.lowerings.gathering import index_parts, no_masks
-from dlinfer.vendor.openvino.lowerings.places import inside
-from dlinfer.vendor.openvino.lowerings.shapes import rank
-from dlinfer.vendor.openvino.lowerings.slicing import FURTHEST
+from dlinfer.vendor.openvino.lowerings.places import inside_dim
+from dlinfer.vendor.openvino.lowerings.shapes import leading, rank
+from dlinfer.vendor.openvino.lowerings.slicing import FURTHEST, cut
 from dlinfer.vendor.openvino.registry import Call, lowers
 from dlinfer.vendor.openvino.written import Rows
 
@@ -24,8 +25,11 @@ aten = torch.ops.aten
 F32, I64 = ov.Type.f32, ov.Type.i64
 
 
-def _inside(b: Builder, x: Output, dim: int, index: Output, negative: bool) -> Output:
-    return inside(b, index, b.size(x, dim), b.call.fake("self").shape[dim], negative)
+def _rows(b: Builder, x: Output, dim: int, index: Output, value: Output) -> Output:
+    """A value broadcast to as many rows of x along a dimension as the index names."""
+    sizes = [b.size(x, axis) for axis in range(rank(x))]
+    sizes[dim] = b.size(index, 0)
+    return op.broadcast(value, b.numbers(sizes)).output(0)
 
 
 def _placed(
@@ -43,7 +47,7 @@ def index_copy(b: Builder, x: Output, dim: int, index: Output, source: Output) -
     if rank(x) == 0:
         return op.reshape(source, b.axes([]), False).output(0)
     place = dim % rank(x)
-    rows = _inside(b, x, place, index, negative=False)
+    rows = inside_dim(b, x, place, index, negative=False)
     flat = op.reshape(rows, b.axes([-1]), False).output(0) if rank(rows) != 1 else rows
     return _placed(b, x, place, flat, source, b.call.fake("index").numel())
 
@@ -64,8 +68,8 @@ def slice_scatter(
     # As many rows as the source has; where they end follows.
     number = b.cast(b.size(source, place), I64)
     begin = b.cast(first, I64)
-    behind = op.add(begin, op.multiply(number, b.scalar(step, I64)))
-    index = op.range(begin, behind, b.scalar(step, I64), "i64").output(0)
+    behind = op.add(begin, op.multiply(number, b.scalar(step, I64))).output(0)
+    index = iota(b, behind, begin, step)
     return _placed(b, x, place, index, source, b.call.fake("src").shape[place], unique=True)
 
 
@@ -98,16 +102,14 @@ def index_put(
     values = b.cast(values, x.get_element_type())
     if len(given) == 1 and rank(given[0][1]) == 1 and not accumulate:
         dim, index = given[0]
-        sizes = [b.size(x, axis) for axis in range(rank(x))]
-        sizes[dim] = b.size(index, 0)
-        source = op.broadcast(values, b.numbers(sizes)).output(0)
         number = b.call.fake("indices")[dim].shape[0]
-        return _placed(b, x, dim, _inside(b, x, dim, index, negative=True), source, number)
+        place = inside_dim(b, x, dim, index, negative=True)
+        return _placed(b, x, dim, place, _rows(b, x, dim, index, values), number)
     order, flat, places, spread = index_parts(b, x, given)
     rest = [b.size(x, dim) for dim in order[len(dims) :]]
-    wanted = (
-        op.concat([op.shape_of(places, "i64"), b.numbers(rest)], 0) if rest else op.shape_of(places, "i64")
-    )
+    wanted = op.shape_of(places, "i64")
+    if rest:
+        wanted = op.concat([wanted, b.numbers(rest)], 0)
     neighbours = dims == list(range(dims[0], dims[0] + len(dims))) and dims[0] > 0
     if neighbours:  # the values' dimensions before the picked ones come behind them in ``flat``
         values = _picked_first(b, values, dims[0], spread, len(rest))
@@ -122,22 +124,13 @@ def index_put(
 
 
 def _picked_first(b: Builder, values: Output, before: int, spread: int, rest: int) -> Output:
-    missing = spread + rest - rank(values)
-    if missing > 0:
-        values = op.unsqueeze(values, b.axes(list(range(missing)))).output(0)
+    values = leading(b, values, spread + rest)
     order = [*range(before, before + spread), *range(before), *range(before + spread, spread + rest)]
     return op.transpose(values, b.axes(order)).output(0)
 
 
-_REDUCTIONS = {
-    "sum": "sum",
-    "add": "sum",
-    "prod": "prod",
-    "multiply": "prod",
-    "amax": "max",
-    "amin": "min",
-    "mean": "mean",
-}
+_REDUCTIONS = {"add": "sum", "multiply": "prod", "amax": "max", "amin": "min"}
+"""Names of reductions that OpenVINO has other names for."""
 
 
 def _same_rank(call: Call) -> str | None:
@@ -160,9 +153,7 @@ def _within(b: Builder, source: Output, index: Output) -> Output:
     for axis in range(rank(index)):
         mine, other = b.call.fake("src").shape[axis], b.call.fake("index").shape[axis]
         if str(mine) != str(other):
-            source = op.slice(
-                source, b.axes([0]), b.one(b.size(index, axis)), b.axes([1]), b.axes([axis])
-            ).output(0)
+            source = cut(b, source, axis, 0, b.size(index, axis))
     return source
 
 
@@ -170,7 +161,7 @@ def _scatter(
     b: Builder, x: Output, dim: int, index: Output, source: Output, how: str, keep: bool = True
 ) -> Output:
     axis = b.scalar(dim % rank(x), I64)
-    index = _inside(b, x, dim % rank(x), index, negative=False)
+    index = inside_dim(b, x, dim % rank(x), index, negative=False)
     return op.scatter_elements_update(x, index, source, axis, how, keep).output(0)
 
 
@@ -181,9 +172,8 @@ def scatter_src(b: Builder, x: Output, dim: int, index: Output, src: Output) -> 
 
 @lowers(aten.scatter.value, refuses=_same_rank)
 def scatter_value(b: Builder, x: Output, dim: int, index: Output, value: Any) -> Output:
-    return _scatter(
-        b, x, dim, index, op.broadcast(b.cast(value, b.kind), op.shape_of(index, "i64")).output(0), "none"
-    )
+    source = op.broadcast(b.cast(value, b.kind), op.shape_of(index, "i64")).output(0)
+    return _scatter(b, x, dim, index, source, "none")
 
 
 @lowers(aten.scatter_add.default, refuses=_same_rank)
@@ -196,7 +186,7 @@ def scatter_reduce(
     b: Builder, x: Output, dim: int, index: Output, src: Output, reduce: str, include_self: bool = True
 ) -> Output:
     src = _within(b, src, index)
-    made = _scatter(b, x, dim, index, src, _REDUCTIONS[reduce], include_self)
+    made = _scatter(b, x, dim, index, src, _REDUCTIONS.get(reduce, reduce), include_self)
     if reduce not in ("amax", "amin") or not b.kind.is_real():
         return made
     # The plugin passes over NaN. Where one is among what an element is the largest of, so is the 1 that stands for it.
@@ -212,7 +202,7 @@ def index_add(b: Builder, x: Output, dim: int, index: Output, source: Output, al
         source = op.multiply(source, b.cast(alpha, b.kind)).output(0)
     order = [place, *(axis for axis in range(rank(x)) if axis != place)]
     first, rows = op.transpose(x, b.axes(order)), op.transpose(source, b.axes(order))
-    places = op.reshape(_inside(b, x, place, index, negative=False), b.axes([-1, 1]), False)
+    places = op.reshape(inside_dim(b, x, place, index, negative=False), b.axes([-1, 1]), False)
     summed = op.scatter_nd_update(first, places, rows, "sum")
     return op.transpose(summed, b.axes(sorted(range(rank(x)), key=order.__getitem__))).output(0)
 
@@ -220,8 +210,6 @@ def index_add(b: Builder, x: Output, dim: int, index: Output, source: Output, al
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(b: Builder, x: Output, dim: int, index: Output, value: Any) -> Output:
     place = dim % rank(x)
-    index = _inside(b, x, place, index, negative=True)
-    sizes = [b.size(x, axis) for axis in range(rank(x))]
-    sizes[place] = b.size(index, 0)
-    source = op.broadcast(b.cast(value, b.kind), b.numbers(sizes))
+    index = inside_dim(b, x, place, index, negative=True)
+    source = _rows(b, x, place, index, b.cast(value, b.kind))
     return op.scatter_update(x, index, source, b.scalar(place, I64)).output(0)

@@ -21,6 +21,17 @@ def rank(x: Output) -> int:
     return len(x.get_partial_shape())
 
 
+def leading(b: Builder, x: Output, dims: int) -> Output:
+    """x with dimensions of size 1 in front, so that it has ``dims`` or more."""
+    missing = dims - rank(x)
+    return op.unsqueeze(x, b.axes(list(range(missing)))).output(0) if missing > 0 else x
+
+
+def channels(b: Builder, x: Output, dims: int) -> Output:
+    """[channels] as [1, channels, 1, ...]."""
+    return op.reshape(x, b.axes([1, -1, *([1] * (dims - 2))]), False).output(0)
+
+
 def to_result(b: Builder, x: Output, sizes: Sequence[Size] | None = None) -> Output:
     """x reshaped to the sizes of the call's result."""
     old, new = b.call.fake("self").shape, b.result.shape
@@ -101,13 +112,10 @@ def t(b: Builder, x: Output) -> Output:
     return transpose(b, x, -2, -1)
 
 
-@lowers(aten.movedim.int, aten.moveaxis.int)
-def movedim(b: Builder, x: Output, source: int, destination: int) -> Output:
-    return movedims(b, x, [source], [destination])
-
-
-@lowers(aten.movedim.intlist, aten.moveaxis.intlist)
-def movedims(b: Builder, x: Output, source: list[int], destination: list[int]) -> Output:
+@lowers(aten.movedim.int, aten.moveaxis.int, aten.movedim.intlist, aten.moveaxis.intlist)
+def movedim(b: Builder, x: Output, source: Any, destination: Any) -> Output:
+    if isinstance(source, int):
+        source, destination = [source], [destination]
     target = {d % rank(x): s % rank(x) for s, d in zip(source, destination, strict=True)}
     others = iter([dim for dim in range(rank(x)) if dim not in target.values()])
     return permuted(b, x, [target[place] if place in target else next(others) for place in range(rank(x))])
@@ -116,9 +124,12 @@ def movedims(b: Builder, x: Output, source: list[int], destination: list[int]) -
 @lowers(aten.expand.default, aten.broadcast_to.default)
 def expand(b: Builder, x: Output, size: list[Size], *_: Any) -> Output:
     wanted = _kept(b, x, size)
-    return (
-        x if wanted is None else op.broadcast(x, b.numbers(wanted), broadcast_spec="BIDIRECTIONAL").output(0)
-    )
+    return x if wanted is None else repeated(b, x, wanted)
+
+
+def repeated(b: Builder, x: Output, sizes: Sequence[Size]) -> Output:
+    """x broadcast to sizes, of which 1 keeps its own."""
+    return op.broadcast(x, b.numbers(sizes), broadcast_spec="BIDIRECTIONAL").output(0)
 
 
 def _kept(b: Builder, x: Output, size: Sequence[Size]) -> list[Size] | None:
@@ -160,9 +171,7 @@ def stack(b: Builder, tensors: list[Output], dim: int = 0) -> Output:
 
 @lowers(aten.repeat.default, aten.tile.default)
 def repeat(b: Builder, x: Output, repeats: list[Size]) -> Output:
-    more = b.result.dim() - rank(x)
-    if more > 0:
-        x = op.unsqueeze(x, b.axes(list(range(more)))).output(0)
+    x = leading(b, x, b.result.dim())
     times = [1] * (rank(x) - len(repeats)) + list(repeats)
     if all(isinstance(one, int) and one == 1 for one in times):
         return x
@@ -177,14 +186,17 @@ def repeat_interleave(b: Builder, x: Output, repeats: Size, dim: int | None = No
     wide = op.unsqueeze(x, b.axes([place + 1])).output(0)
     times: list[Size] = [1] * rank(wide)
     times[place + 1] = repeats
-    spread = op.broadcast(wide, b.numbers(times), broadcast_spec="BIDIRECTIONAL").output(0)
+    spread = repeated(b, wide, times)
     sizes = [b.size(x, one) for one in range(rank(x))]
-    joined = sizes[place]
-    if isinstance(joined, int) and isinstance(repeats, int):
-        sizes[place] = joined * repeats
-    else:
-        sizes[place] = op.multiply(b.cast(joined, I64), b.cast(repeats, I64)).output(0)
+    sizes[place] = times_of(b, sizes[place], repeats)
     return op.reshape(spread, b.numbers(sizes), False).output(0)
+
+
+def times_of(b: Builder, size: Size, by: Size) -> Size:
+    """The product of two sizes."""
+    if isinstance(size, int) and isinstance(by, int):
+        return size * by
+    return op.multiply(b.cast(size, I64), b.cast(by, I64)).output(0)
 
 
 @lowers(aten.flip.default)

@@ -11,8 +11,9 @@ from openvino import Output
 from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder, Size
 from dlinfer.vendor.openvino.lowerings import integers
+from dlinfer.vendor.openvino.lowerings.creation import iota
 from dlinfer.vendor.openvino.lowerings.shapes import rank
-from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.registry import Build, Call, lowers
 
 aten = torch.ops.aten
 I64 = ov.Type.i64
@@ -31,6 +32,11 @@ def cut(b: Builder, x: Output, dim: int, start: Any, end: Any, step: Any = 1) ->
     """x[start:end:step] along one dimension; negative bounds count from the end."""
     axis = b.axes([dim % rank(x)])
     return op.slice(x, position(b, start), position(b, end), b.one(step), axis).output(0)
+
+
+def halves(b: Builder, x: Output, dim: int = -1) -> list[Output]:
+    """The two halves of a dimension."""
+    return list(op.split(x, b.scalar(dim % rank(x), I64), 2).outputs())
 
 
 @lowers(aten.slice.Tensor)
@@ -116,10 +122,8 @@ def split(b: Builder, x: Output, how: Any, dim: int = 0) -> list[Output]:
         whole = b.cast(b.size(x, dim), I64)
         short = op.divide(whole, b.scalar(number, I64)).output(0)
         longer = op.subtract(whole, op.multiply(short, b.scalar(number, I64))).output(0)
-        starts = [
-            op.add(op.multiply(short, nth), op.minimum(longer, nth)).output(0)
-            for nth in (b.scalar(index, I64) for index in range(number))
-        ]
+        places = (b.scalar(index, I64) for index in range(number))
+        starts = [op.add(op.multiply(short, nth), op.minimum(longer, nth)).output(0) for nth in places]
         return _between(b, x, dim, starts)
     else:
         whole = op.add(b.cast(b.size(x, dim), I64), b.scalar(number - 1, I64))
@@ -133,10 +137,8 @@ def _between(b: Builder, x: Output, dim: int, starts: Sequence[Output]) -> list[
 
 
 def _known_pad(call: Call) -> str | None:
-    mode = call.given.get("mode", "constant")
-    if mode not in ("constant", "reflect", "replicate"):
-        return f"padding of mode {mode}"
-    return None
+    mode = call.given["mode"]
+    return None if mode in _MODES else f"padding of mode {mode}"
 
 
 _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
@@ -144,11 +146,9 @@ _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 
 @lowers(aten.pad.default, refuses=_known_pad)
 def pad(b: Builder, x: Output, widths: list[Any], mode: str = "constant", value: Any = None) -> Output:
-    dims = len(widths) // 2
-    before: list[Any] = [0] * rank(x)
-    after: list[Any] = [0] * rank(x)
-    for index in range(dims):
-        before[rank(x) - 1 - index], after[rank(x) - 1 - index] = widths[2 * index], widths[2 * index + 1]
+    # Widths are given from the last dimension on.
+    untouched = [0] * (rank(x) - len(widths) // 2)
+    before, after = (untouched + widths[side::2][::-1] for side in (0, 1))
     filler = b.cast(0 if value is None else value, x.get_element_type())
     return op.pad(x, b.numbers(before), b.numbers(after), _MODES[mode], filler).output(0)
 
@@ -158,10 +158,9 @@ def constant_pad_nd(b: Builder, x: Output, widths: list[Any], value: Any = 0) ->
     return pad(b, x, widths, "constant", value)
 
 
-def _triangle(lower: bool) -> Any:
+def _triangle(lower: bool) -> Build:
     def build(b: Builder, x: Output, diagonal: Any = 0) -> Output:
-        rows = op.range(b.scalar(0, I64), b.cast(b.size(x, -2), I64), b.scalar(1, I64), "i64")
-        columns = op.range(b.scalar(0, I64), b.cast(b.size(x, -1), I64), b.scalar(1, I64), "i64")
+        rows, columns = (iota(b, b.size(x, dim)) for dim in (-2, -1))
         off = op.subtract(op.unsqueeze(columns, b.axes([0])), op.unsqueeze(rows, b.axes([1])))
         edge = b.cast(diagonal, I64)
         kept = (op.less_equal if lower else op.greater_equal)(off, edge)
@@ -170,8 +169,8 @@ def _triangle(lower: bool) -> Any:
     return build
 
 
-tril = lowers(aten.tril.default)(_triangle(True))
-triu = lowers(aten.triu.default)(_triangle(False))
+lowers(aten.tril.default)(_triangle(True))
+lowers(aten.triu.default)(_triangle(False))
 
 
 def _fixed_window(call: Call) -> str | None:
@@ -185,7 +184,7 @@ def unfold(b: Builder, x: Output, dimension: int, size: int, step: int) -> Outpu
     place = dimension % rank(x)
     length = b.cast(b.size(x, place), I64)
     last = op.subtract(length, b.scalar(size - 1, I64))
-    starts = op.range(b.scalar(0, I64), last, b.scalar(step, I64), "i64")
+    starts = iota(b, last.output(0), 0, step)
     places = op.add(op.unsqueeze(starts, b.axes([1])), b.axes(list(range(size))))
     windows = op.gather(x, places, b.scalar(place, I64)).output(0)
     order = [dim for dim in range(rank(x) + 1) if dim != place + 1] + [place + 1]
@@ -204,7 +203,7 @@ def diagonal(b: Builder, x: Output, offset: int = 0, dim1: int = 0, dim2: int = 
         op.subtract(rows, b.scalar(first[0], I64)), op.subtract(columns, b.scalar(first[1], I64))
     )
     number = op.maximum(left, b.scalar(0, I64))
-    places = op.range(b.scalar(0, I64), number, b.scalar(1, I64), "i64")
+    places = iota(b, number.output(0))
     flat = op.add(
         op.multiply(op.add(places, b.scalar(first[0], I64)), columns),
         op.add(places, b.scalar(first[1], I64)),

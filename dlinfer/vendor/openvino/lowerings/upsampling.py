@@ -9,7 +9,7 @@ from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder, Size
 from dlinfer.vendor.openvino.lowerings.shapes import rank
-from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.registry import Build, Call, lowers
 
 aten = torch.ops.aten
 I64, F32 = ov.Type.i64, ov.Type.f32
@@ -62,21 +62,29 @@ def _known_factors(call: Call) -> str | None:
     return _floats(call)
 
 
-def _linear_vec(how: str) -> Any:
-    def build(b: Builder, x: Output, sizes: Any, corners: bool, factors: Any) -> Output:
-        return _resized(b, x, *_in_order(_wanted(b, x, sizes, factors), how, corners))
+def _by_size_or_factor(how: str) -> Build:
+    def build(
+        b: Builder, x: Output, *, output_size: Any, scale_factors: Any, align_corners: bool = False
+    ) -> Output:
+        sizes, factors = _wanted(b, x, output_size, scale_factors)
+        return _resized(b, x, sizes, how, align_corners, factors)
 
     return build
 
 
-def _in_order(wanted: tuple[list[Size], list[float] | None], how: str, corners: bool) -> tuple[Any, ...]:
-    return wanted[0], how, corners, wanted[1]
-
-
-def _linear(how: str) -> Any:
-    def build(b: Builder, x: Output, sizes: list[Size], corners: bool, *factors: Any) -> Output:
-        given = None if not factors or None in factors else [float(one) for one in factors]
-        return _resized(b, x, sizes, how, corners, given)
+def _by_both(how: str) -> Build:
+    def build(
+        b: Builder,
+        x: Output,
+        sizes: list[Size],
+        *,
+        align_corners: bool = False,
+        scales: Any = None,
+        scales_h: Any = None,
+        scales_w: Any = None,
+    ) -> Output:
+        factors = [scales] if rank(x) == 3 else [scales_h, scales_w]
+        return _resized(b, x, sizes, how, align_corners, None if None in factors else factors)
 
     return build
 
@@ -85,17 +93,8 @@ for _op, _how in (
     (aten.upsample_linear1d, "linear_onnx"),
     (aten.upsample_bilinear2d, "linear_onnx"),
     (aten.upsample_bicubic2d, "cubic"),
+    (aten.upsample_nearest1d, "nearest"),
+    (aten.upsample_nearest2d, "nearest"),
 ):
-    lowers(_op.vec, refuses=_known_factors)(_linear_vec(_how))
-    lowers(_op.default, refuses=_floats)(_linear(_how))
-
-
-@lowers(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, refuses=_known_factors)
-def nearest_vec(b: Builder, x: Output, sizes: Any, factors: Any) -> Output:
-    return _resized(b, x, *_in_order(_wanted(b, x, sizes, factors), "nearest", False))
-
-
-@lowers(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, refuses=_floats)
-def nearest(b: Builder, x: Output, sizes: list[Size], *factors: Any) -> Output:
-    given = None if not factors or None in factors else [float(one) for one in factors]
-    return _resized(b, x, sizes, "nearest", False, given)
+    lowers(_op.vec, refuses=_known_factors)(_by_size_or_factor(_how))
+    lowers(_op.default, refuses=_floats)(_by_both(_how))

@@ -1,17 +1,17 @@
-"""How large the whole numbers of a region can get at one call: OpenVINO's CPU plugin keeps 32 bits of int64.
+"""How large the whole numbers of a region can get at one call, for an engine that keeps fewer bits than torch.
 
-Each value gets the interval that follows from those of its inputs. When the model is made, only the order of ops is
+Each value gets the interval that follows from those of its inputs. When a graph is lowered only the order of ops is
 looked at; the intervals are those of a call's own inputs and sizes, so that a model whose numbers stay small, as token
-ids and positions do, is never left to torch for what they might be. Inputs are rounded up to powers of two
-first: what holds for those holds for all calls up to them and is remembered, so that most calls compare a few numbers.
+ids and positions do, is never left to torch for what they might be. Inputs are rounded up to powers of two first: what
+holds for those holds for all calls up to them and is remembered, so that most calls compare a few numbers.
 
-An op that is not known gives any number of its dtype. int32 and smaller wrap around as in torch.
+An op that is not known gives any number of its dtype.
 """
 
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx
@@ -19,43 +19,30 @@ from torch import Tensor, fx
 from dlinfer.graph.engine_kit.output_sizes import Size, reader, sizes_of
 from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload
 from dlinfer.graph.ir.program import attribute
-from dlinfer.vendor.openvino.whole_numbers.rules import (
-    ARITHMETIC,
-    CAST,
-    HIGHEST,
-    KEEPS,
-    LOWEST,
-    NUMBERS,
-    ORDERS,
-    PLACES,
-    Interval,
-    fits,
-    hull,
-    many,
-)
+from dlinfer.graph.whole_numbers.kept import Interval, Kept, range_of
+from dlinfer.graph.whole_numbers.rules import ARITHMETIC, KEEPS, NUMBERS, ORDERS, PLACES, hull, many
 
 
 class Ranges:
-    """Callable with a call's inputs: why their whole numbers may leave 32 bits in between, or None.
+    """Callable with a call's inputs: why their whole numbers may leave what the engine keeps, or None.
 
     Threads may call it at once. inputs: indices of those whose ranges it wants.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, kept: Kept) -> None:
         """Raises UnknownSizeError for a size that does not follow from the inputs."""
         placeholders = graph.find_nodes(op="placeholder")
+        self._kept = kept
         self._sizes: list[Size] = []
         self._values = [fake(node) for node in placeholders]
-        self._steps: list[Step] = []
-        self._places = {node: index for index, node in enumerate(placeholders)}
-        needed = _needed(graph)
-        for node in graph.nodes:
-            if node in needed and node.op in ("call_function", "get_attr"):
-                self._steps.append(self._step(node))
+        needed = _needed(graph, kept)
+        self._steps = [
+            self._step(node)
+            for node in graph.nodes
+            if node in needed and node.op in ("call_function", "get_attr")
+        ]
         self.inputs = [
-            index
-            for node, index in self._places.items()
-            if node in needed and isinstance(fake(node), Tensor) and not fake(node).is_floating_point()
+            index for index, node in enumerate(placeholders) if node in needed and _is_whole(fake(node))
         ]
         self._nodes = [placeholders[index] for index in self.inputs]
         self._numbers = reader([self._sizes])
@@ -97,35 +84,29 @@ class Ranges:
         dims = given.get("dim")
         if dims is None or dims == [] or len(tensors) != 1 or not tensors[0].dim():
             return [self._number(value.numel()) for value in tensors]
-        product: Any = 1
-        for dim in dims if isinstance(dims, (list, tuple)) else [dims]:
-            product = product * tensors[0].shape[dim]
-        return [self._number(product)]
+        sizes = [tensors[0].shape[dim] for dim in (dims if isinstance(dims, (list, tuple)) else [dims])]
+        return [self._number(math.prod(sizes))]
 
     def _step(self, node: fx.Node) -> "Step":
         value = fake(node)
+        too_large = self._kept.reason(f"{op_name(node)} ({node.name})")
         if isinstance(value, (int, torch.SymInt)):
             place = self._number(value)
-            return lambda known, numbers: _too_large(node) if not fits(numbers[place]) else None
+            return lambda known, numbers: None if self._kept.holds(numbers[place]) else too_large
         if node.op == "get_attr":
             owner = node.graph.owning_module
             assert owner is not None
-            held = attribute(owner, str(node.target))
-            found = (int(held.min()), int(held.max())) if held.numel() else (0, 0)
-            return lambda known, numbers: known.__setitem__(node, found)
+            held = range_of(attribute(owner, str(node.target)))
+            return lambda known, numbers: known.__setitem__(node, held)
         rule = self._rule(node)
-        whole = isinstance(value, Tensor) and value.dtype is torch.int64
-        limits = _limits(value)
+        limits = self._kept.limits_of(value.dtype) if _is_whole(value) else None
+        cut = _is_whole(value) and self._kept.cuts(value.dtype)
 
         def step(known: dict[fx.Node, Any], numbers: Sequence[Interval]) -> str | None:
             made = rule(known, numbers)
-            if (
-                isinstance(made, tuple)
-                and limits is not None
-                and (made[0] < limits[0] or made[1] > limits[1])
-            ):
-                if whole:
-                    return _too_large(node)
+            if limits is not None and (made[0] < limits[0] or made[1] > limits[1]):
+                if cut:
+                    return too_large
                 made = limits  # wrapped around, as in torch
             known[node] = made
             return None
@@ -137,13 +118,13 @@ class Ranges:
         if node.target is operator.getitem:
             whole, index = node.args[0], node.args[1]
             return lambda known, numbers: known[whole][index]  # pyright: ignore[reportArgumentType]
-        op = overload(node)
-        name = "" if op is None else op._schema.name.removeprefix("aten::")
+        name = _aten_name(node)
         keeps = name in KEEPS or (name == "index_put" and not arguments(node).get("accumulate"))
         keeps = keeps or (name in ("scatter", "scatter_reduce") and arguments(node).get("reduce") in _CHOOSES)
-        given = {} if op is None else self._given(node, keeps)
+        given = {} if overload(node) is None else self._given(node, keeps)
         results = len(value) if isinstance(value, (list, tuple)) else 0
-        unknown = _limits(value) or (LOWEST, HIGHEST)
+        low, high = self._kept.limits
+        unknown = self._kept.limits_of(value.dtype) if _is_whole(value) else (low, high)
         if name in ORDERS and (results or len(given) > 0):
             places = self._elements(node)
 
@@ -154,11 +135,12 @@ class Ranges:
             return ordered
         if _casts(node):
             places = self._elements(node) if name in ("sum", "cumsum") else []
+            largest = self._kept.cast
             return lambda known, numbers: many(
-                (-CAST, CAST), max([1, *(numbers[place][1] for place in places)])
+                (-largest, largest), max([1, *(numbers[place][1] for place in places)])
             )
         if name == "scatter_reduce" and not keeps and arguments(node)["reduce"] not in ("sum", "mean"):
-            return lambda known, numbers: (LOWEST - 1, HIGHEST + 1)  # a product
+            return lambda known, numbers: (low - 1, high + 1)  # a product
         if name in ARITHMETIC and not keeps:
             places, function = self._elements(node), ARITHMETIC[name]
             return lambda known, numbers: function(
@@ -180,8 +162,8 @@ class Ranges:
         """
         found: dict[str, list[Any]] = {}
         for name, argument in arguments(node).items():
-            many = argument if isinstance(argument, (list, tuple)) else [argument]
-            parts = [part for one in many if (part := self._part(one)) is not None]
+            every = argument if isinstance(argument, (list, tuple)) else [argument]
+            parts = [part for one in every if (part := self._part(one)) is not None]
             if keeps and name not in NUMBERS:
                 parts = [part for part in parts if isinstance(part, fx.Node)]
             if parts and name not in ("dim", "dims") and not (keeps and name in PLACES):
@@ -193,7 +175,7 @@ class Ranges:
             value = fake(one)
             if isinstance(value, (int, torch.SymInt)):
                 return self._number(value)
-            return one if isinstance(value, Tensor) and not value.is_floating_point() else None
+            return one if _is_whole(value) else None
         if isinstance(one, (bool, int)):
             return (int(one), int(one))
         return (math.floor(one), math.ceil(one)) if isinstance(one, float) and math.isfinite(one) else None
@@ -223,60 +205,45 @@ def _rounded(x: Interval) -> Interval:
     return -(1 << (-low).bit_length()) if low < 0 else 0, (1 << high.bit_length()) - 1 if high > 0 else 0
 
 
-def _too_large(node: fx.Node) -> str:
-    name = op_name(node)
-    return f"{name} ({node.name}) may give whole numbers beyond 32 bits, which OpenVINO does not keep"
+def _aten_name(node: fx.Node) -> str:
+    """The name of an op of aten without its overload, the whole name of another op; "" for what is no op."""
+    op = overload(node)
+    return "" if op is None else op._schema.name.removeprefix("aten::")
 
 
-def _limits(value: Any) -> Interval | None:
-    """What a tensor of whole numbers or bools may hold in OpenVINO."""
-    if not isinstance(value, Tensor) or value.is_floating_point():
-        return None
-    if value.dtype is torch.bool:
-        return 0, 1
-    if value.dtype is torch.int64:
-        return LOWEST, HIGHEST
-    info = torch.iinfo(value.dtype)
-    return info.min, info.max
+def _is_whole(value: Any) -> TypeGuard[Tensor]:
+    """Whether a fake is a tensor of whole numbers or bools."""
+    return isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
 
 
 def _casts(node: fx.Node) -> bool:
     """Whether a float becomes a whole number."""
     first = next((fake(one) for one in node.all_input_nodes if isinstance(fake(one), Tensor)), None)
-    op = overload(node)
-    casts = op is not None and op._schema.name.removeprefix("aten::") in (
-        "to",
-        "_to_copy",
-        "type_as",
-        "sum",
-        "cumsum",
-    )
+    casts = _aten_name(node) in ("to", "_to_copy", "type_as", "sum", "cumsum")
     return casts and first is not None and first.is_floating_point()
 
 
-def _whole(node: fx.Node) -> bool:
+def _has_whole(node: fx.Node) -> bool:
     value = fake(node)
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return any(isinstance(one, Tensor) and not one.is_floating_point() for one in values)
+    return any(map(_is_whole, value if isinstance(value, (list, tuple)) else [value]))
 
 
-def _needed(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose intervals say whether some int64 arithmetic stays within 32 bits: that, and what it is made of."""
+def _needed(graph: fx.Graph, kept: Kept) -> set[fx.Node]:
+    """Nodes whose intervals say whether arithmetic stays within what is kept: that, and what it is made of."""
     needed: set[fx.Node] = set()
-    waiting = [node for node in graph.nodes if node.op == "call_function" and _checked(node)]
+    waiting = [node for node in graph.nodes if node.op == "call_function" and _checked(node, kept)]
     while waiting:
         node = waiting.pop()
         if node not in needed:
             needed.add(node)
-            waiting += [one for one in node.all_input_nodes if _whole(one)]
+            waiting += [one for one in node.all_input_nodes if _has_whole(one)]
     return needed
 
 
-def _checked(node: fx.Node) -> bool:
-    value, op = fake(node), overload(node)
-    if isinstance(value, torch.SymInt) and op is None:
-        return True  # arithmetic on sizes, which the model does in 32 bits too
-    if op is None or not isinstance(value, Tensor) or value.dtype is not torch.int64:
+def _checked(node: fx.Node, kept: Kept) -> bool:
+    value, name = fake(node), _aten_name(node)
+    if isinstance(value, torch.SymInt) and not name:
+        return True  # arithmetic on sizes, of which the engine keeps as many bits
+    if not name or not _is_whole(value) or not kept.cuts(value.dtype):
         return False
-    name = op._schema.name.removeprefix("aten::")
     return name in ARITHMETIC or name.startswith(("scatter", "index_put"))

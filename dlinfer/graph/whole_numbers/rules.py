@@ -1,14 +1,9 @@
-"""What each op makes of the intervals that whole numbers lie in (``whole_numbers.ranges``)."""
+"""What each op of aten makes of the intervals that whole numbers lie in (``whole_numbers.ranges``)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Interval = tuple[int, int]
-"""(smallest, largest)."""
-
-LOWEST, HIGHEST = -(2**31), 2**31 - 1
-CAST = 2**24
-"""What a float may be that becomes int64 (``Builder.cast``): above it float32 has no odd numbers."""
+from dlinfer.graph.whole_numbers.kept import Interval
 
 KEEPS = frozenset(
     """view reshape _unsafe_view _reshape_alias view_as reshape_as flatten unflatten squeeze unsqueeze ravel
@@ -28,11 +23,6 @@ PLACES = frozenset("index indices condition mask n elements".split())
 
 NUMBERS = frozenset("self other value fill_value s min max".split())
 """Parameters of ops of ``KEEPS`` that may be numbers and elements of the result."""
-
-
-def fits(x: tuple[float, float]) -> bool:
-    """Whether 32 bits hold an interval."""
-    return x[0] >= LOWEST and x[1] <= HIGHEST
 
 
 def hull(*intervals: Interval) -> Interval:
