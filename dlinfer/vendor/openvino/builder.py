@@ -150,6 +150,7 @@ class Builder:
             return self.constant(torch.tensor(value, dtype=SHORT[kind]))
         if kind == ov.Type.i64 and not KEPT.holds((value, value)):
             raise LoweringError(_TOO_LARGE)
+        value = value != 0 if kind == ov.Type.boolean else value
         return Constant(kind, ov.Shape([]), [value]).output(0)
 
     def axes(self, values: Sequence[int]) -> Output:

@@ -29,6 +29,18 @@ def STANDARD() -> Mapping[OpOverload, Translation]:  # noqa: N802 - a table, mad
     )
 
     table: dict[OpOverload, Translation] = {}
-    for part in (activation, attention, extremes, index, integers, kv_cache, linear, moe, norm, rotary, sizes):
+    for part in (
+        activation,
+        attention,
+        extremes,
+        index,
+        integers,
+        kv_cache,
+        linear,
+        moe,
+        norm,
+        rotary,
+        sizes,
+    ):
         table |= part.table()
     return table

@@ -96,14 +96,22 @@ def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None) -> Output:
     kind = computed_in(b, x, y)
     if b.kind.is_real():
         return b.cast(_truncate(b, op.divide(b.cast(x, kind), b.cast(y, kind)).output(0)), b.kind)
-    return b.cast(integers.truncated(b, b.cast(x, kind), y)[0], b.kind)
+    return b.cast(integers.truncated(b, b.cast(x, kind), _divisor(b, y, kind))[0], b.kind)
+
+
+def _divisor(b: Builder, y: Any, kind: ov.Type) -> Any:
+    """A divisor of whole numbers. torch raises for 0, so a call that has one is left to torch."""
+    if isinstance(y, Output) or not y:
+        y = b.cast(y, kind)
+        b.fault(op.equal(y, b.scalar(0, kind)).output(0), "a whole number is divided by 0")
+    return y
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar, refuses=_exact)
 def floor_divide(b: Builder, x: Any, y: Any) -> Output:
     kind = computed_in(b, x, y)
     if not b.kind.is_real():
-        return b.cast(integers.floor_divide(b, b.cast(x, kind), y), b.kind)
+        return b.cast(integers.floor_divide(b, b.cast(x, kind), _divisor(b, y, kind)), b.kind)
     # As torch and Python: from the remainder, so that an infinite x gives no number.
     x, y = b.cast(x, ov.Type.f32), b.cast(y, ov.Type.f32)
     rest = op.floor_mod(x, y)
@@ -117,7 +125,7 @@ def remainder(b: Builder, x: Any, y: Any) -> Output:
     kind = computed_in(b, x, y)
     if b.kind.is_real():
         return b.cast(op.floor_mod(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
-    return b.cast(integers.remainder(b, b.cast(x, kind), y), b.kind)
+    return b.cast(integers.remainder(b, b.cast(x, kind), _divisor(b, y, kind)), b.kind)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar, refuses=_exact)
@@ -125,7 +133,7 @@ def fmod(b: Builder, x: Any, y: Any) -> Output:
     kind = computed_in(b, x, y)
     if b.kind.is_real():
         return b.cast(op.mod(b.cast(x, kind), b.cast(y, kind)).output(0), b.kind)
-    return b.cast(integers.truncated(b, b.cast(x, kind), y)[1], b.kind)
+    return b.cast(integers.truncated(b, b.cast(x, kind), _divisor(b, y, kind))[1], b.kind)
 
 
 def _small_power_or_float(call: Call) -> str | None:
