@@ -48,11 +48,11 @@ doctor: $(STAMP) ## versions, vendors and the table vendor x op
 	@$(PY) -m dlinfer doctor
 
 .PHONY: test
-test: $(STAMP) ## every test but the whole matrix
+test: $(STAMP) ## the tests of the gate: one proof of each kind
 	$(PYTEST) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .PHONY: test-full
-test-full: $(STAMP) ## the whole matrix; run it again to go on where it stopped
+test-full: $(STAMP) ## all other tests, and the whole matrix, which goes on where it stopped
 	$(PYTEST) --dist worksteal -m full $(PYTEST_ARGS)
 
 .PHONY: test-seam
