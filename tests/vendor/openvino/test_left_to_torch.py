@@ -84,7 +84,7 @@ def test_weights_without_elements():
 def test_extremes_of_nothing(extreme):
     """torch raises; OpenVINO would give what lay in its memory."""
     torch._dynamo.reset()
-    options = {"engine": "openvino", "small_regions": "engine", "fallback": "allow"}
+    options: dict[str, Any] = {"engine": "openvino", "small_regions": "engine", "fallback": "allow"}
     run = torch.compile(lambda x: extreme(x) * 2, backend="dlinfer", options=options)
     x = torch.randn(5)
     mark_unbacked(x, 0, "rows")
