@@ -147,8 +147,9 @@ class Worker:
         except TimeoutError:
             self.kill()
             self._death = f"gave no answer to {name!r} in {seconds:g} seconds and was ended"
-            told = {"chip": self.name, "call": name, "seconds": f"{seconds:g}", "log": self._tail()}
-            raise SophgoTimeoutError(**told) from None
+            raise SophgoTimeoutError(
+                chip=self.name, call=name, seconds=f"{seconds:g}", log=self._tail()
+            ) from None
         except (wire.ClosedError, OSError):
             self._death = self._how_it_ended()
             raise SophgoWorkerError(chip=self.name, how=self._death, call=name, log=self._tail()) from None
