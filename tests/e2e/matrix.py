@@ -41,8 +41,8 @@ POSITION_SEED = 3
 # The family that meets the most configurations in the quick lane, and one with experts.
 THOROUGH, EXPERTS = "qwen2", "mixtral"
 QUICK_CONFIGS = {
-    "graph": ("base", "block16", "block128", "chunked-prefix"),
-    "eager": ("base", "chunked-prefix"),
+    "graph": ("base", "chunked-prefix"),
+    "eager": ("base",),
 }
 
 

@@ -21,6 +21,9 @@ _ROUNDED_INSIDE = (
         r"dlinfer\.ops\.silu_and_mul\(\{0\}\)",
         r"(rounded(F.silu({0}.chunk(2, -1)[0])) * {0}.chunk(2, -1)[1])",
     ),
+    (r"\{0\}\.copy_\(\{0\}\.cumsum\(0\)\)", r"{0}.copy_(rounded({0}).cumsum(0))"),
+    (r"\{0\}\.cumsum_\(0\)", r"{0}.copy_(rounded({0}).cumsum(0))"),
+    (r"\{0\}\.copy_\(torch\.cumsum\(\{1\}, 0\)\)", r"{0}.copy_(torch.cumsum(rounded({1}), 0))"),
     (r"dlinfer\.ops\.silu_mul\(\{0\}, \{1\}\)", r"(rounded(F.silu({0})) * {1})"),
 )
 """Functions that round in between and then cancel nearly all of it; the same with that rounding in sight."""

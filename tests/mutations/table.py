@@ -28,7 +28,7 @@ MUTATIONS = (
         "dlinfer/ops/linear.py",
         "weight.t() if settings.current().linear_use_nn_layout else weight",
         "weight",
-        ("tests/framework/lmdeploy_ext/test_engine.py", "-k", "nn_layout"),
+        ("tests/ops/test_linear.py", "-k", "nn_layout"),
     ),
     Mutation(
         "DLINFER_VENDOR is ignored",

@@ -141,8 +141,7 @@ class Builder:
         held = tensor.detach().contiguous()
         if held.dtype is torch.int64 and not KEPT.holds(range_of(held)):
             raise LoweringError(_TOO_LARGE)
-        self.keep.append(held)
-        return Constant(dtypes.shared(held), True).output(0)
+        return dtypes.constant(held, self.keep)
 
     def scalar(self, value: float, kind: ov.Type) -> Output:
         """A number as a constant of rank 0."""

@@ -3,7 +3,10 @@
 from typing import Any
 
 import openvino as ov
+import openvino.opset16 as op
 import torch
+from openvino import Output
+from openvino.op import Constant
 from torch import Tensor
 
 from dlinfer.graph.whole_numbers.kept import Kept
@@ -52,6 +55,31 @@ def shared(tensor: Tensor) -> ov.Tensor:
     if kind is not None:
         bits = bits.view(kind)
     return ov.Tensor(bits.numpy(), list(tensor.shape), _TYPES[tensor.dtype])
+
+
+def constant(tensor: Tensor, keep: list[Tensor]) -> Output:
+    """A contiguous tensor as a constant on its memory, which is appended to ``keep``: hold it as long as the constant.
+
+    The CPU plugin takes infinities of bfloat16 constants for finite numbers, those that it folds too. A tensor that has
+    some is a constant of float32, which each run converts behind an op that is never folded: a roll by no places.
+    """
+    if tensor.dtype is not torch.bfloat16 or not _has_infinities(tensor):
+        keep.append(tensor)
+        return Constant(shared(tensor), True).output(0)
+    held = torch.atleast_1d(tensor.float())
+    keep.append(held)
+    none = Constant(ov.Type.i64, ov.Shape([1]), [0])
+    made = op.convert(op.roll(Constant(shared(held), True), none, none), ov.Type.bf16)
+    return made.output(0) if tensor.dim() else op.squeeze(made, none).output(0)
+
+
+def _has_infinities(tensor: Tensor) -> bool:
+    if not tensor.numel():
+        return False
+    ends = torch.stack(
+        tensor.aminmax()
+    )  # reads once and makes nothing of the tensor's size; NaN where there is one
+    return bool(ends.isinf().any()) or (bool(ends.isnan().any()) and bool(tensor.isinf().any()))
 
 
 def copied(tensor: ov.Tensor, dtype: torch.dtype) -> Tensor:

@@ -49,10 +49,9 @@ def _constant(weight: Tensor, keep: list[Tensor], notes: list[str], parameter: A
     held = weight.detach().contiguous()
     if held.data_ptr() != weight.data_ptr():
         notes.append(f"{parameter.get_friendly_name()} is copied, {held.nbytes} bytes: it is not contiguous")
-    keep.append(held)
-    made = Constant(dtypes.shared(held), True)
-    made.set_friendly_name(parameter.get_friendly_name())
-    return made.output(0)
+    made = dtypes.constant(held, keep)
+    made.get_node().set_friendly_name(parameter.get_friendly_name())
+    return made
 
 
 def _is_compressible(weight: Tensor, notes: list[str], parameter: Any) -> bool:

@@ -64,6 +64,7 @@ def test_transformers_in_the_same_process_gives_the_same_results_before_and_afte
     assert run(script, model) == "True"
 
 
+@pytest.mark.full
 def test_weights_in_nn_layout_give_the_same_tokens(model):
     """The setting is looked for in the weights themselves, as the model that ignores it gives the same tokens."""
     script = """

@@ -1,5 +1,7 @@
 """NaN and infinities through OpenVINO are what torch makes of them."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,3 +75,28 @@ def test_as_in_torch(name, dtype):
     a, b = mixed(23, 37), mixed(23, 37)
     b[:, ::3] = a[:, ::3]
     same(CASES[name], a.to(dtype), b.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_constants_and_numbers_that_are_infinite(dtype):
+    """The plugin folds bfloat16 constants, and takes infinities for finite numbers there."""
+    table = torch.tensor([[inf, -inf, nan, 1.0], [0.5, -2.0, inf, -0.0]], dtype=dtype)
+    number = torch.tensor(inf, dtype=dtype)
+
+    def function(x):
+        return (
+            *(x + table, (x - table) * 0.001, table - x, x * table, -table * 0.5),
+            *(x - number, torch.full_like(x, -inf) * 0.001, x.masked_fill(x > 0, inf) * 0.001, x - inf),
+        )
+
+    same(function, torch.randn(2, 4, dtype=dtype))
+
+
+def test_a_mean_beside_a_variance_of_infinities():
+    """torch's running mean is NaN once it has met an infinity."""
+    x = mixed(23, 37)
+    torch._dynamo.reset()
+    options: dict[str, Any] = {"engine": "openvino", "small_regions": "engine", "fallback": "allow"}
+    run = torch.compile(lambda x: torch.var_mean(x, 1), backend="dlinfer", options=options)
+    for got, want in zip(run(x), torch.var_mean(x, 1), strict=True):
+        torch.testing.assert_close(got, want, equal_nan=True)

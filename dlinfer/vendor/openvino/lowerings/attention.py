@@ -135,7 +135,7 @@ def _additive(
         seen = None if causal else op.reduce_logical_or(mask, b.axes([rank(mask) - 1]), True).output(0)
         return op.select(mask, b.scalar(0.0, kind), b.scalar(float("-inf"), kind)).output(0), seen
     mask = b.cast(mask, kind)
-    # What is no number counts as seen, as in torch; a bfloat16 constant of the plugin's holds no infinity.
+    # What is no number counts as seen, as in torch.
     visible = op.not_equal(b.cast(mask, F32), b.scalar(float("-inf"), F32))
     return mask, op.reduce_logical_or(visible, b.axes([rank(mask) - 1]), True).output(0)
 

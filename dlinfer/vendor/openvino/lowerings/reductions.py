@@ -179,6 +179,9 @@ def _variance(root: bool, with_mean: bool) -> Build:
         found = [op.sqrt(variance).output(0) if root else variance, mean]
         if not with_mean:
             return _finished(b, found[0], axes, keepdim, b.kind)
+        b.nan_fault(
+            variance, "the mean beside a variance of infinities, which is NaN in torch where it meets one"
+        )
         kind = dtypes.type_of(b.call.result[0].dtype)
         return [_finished(b, one, axes, keepdim, kind) for one in found]
 
