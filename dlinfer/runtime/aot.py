@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.export import Exported, from_one_on, input_names, read_export
@@ -76,14 +77,24 @@ def compile(
 def _export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
 ) -> ExportedProgram:
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _with_plain_strides, (args, dict(kwargs or {})))
     try:
         with torch.no_grad():
-            return torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     except Exception as cause:  # export raises many classes; the reason is what the user needs
         first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
         raise CaptureError(
             reason=f"torch.export: {type(cause).__name__}: {first}", line=type(module).__name__
         ) from cause
+
+
+def _with_plain_strides(example: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor, with the strides of its sizes: of a size of 1 it may have any, which export takes for one
+    more number that changes."""
+    plain = torch.empty(example.shape, device="meta").stride()
+    if not example.is_contiguous() or example.stride() == plain:
+        return example
+    return example.detach().as_strided(example.shape, plain)
 
 
 def _assumptions(exported: Exported, program: ExportedProgram) -> list[Assumption]:

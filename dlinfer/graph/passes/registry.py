@@ -2,6 +2,7 @@
 
 import functools
 
+from dlinfer.graph.passes.check_places import CHECK_PLACES
 from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
 from dlinfer.graph.passes.normalise import NORMALISE
@@ -14,7 +15,7 @@ def passes() -> tuple[Pass, ...]:
     from dlinfer.graph.passes.fusion.rules import RULES
 
     fusion = tuple(item if isinstance(item, Pass) else _as_pass(item) for item in RULES)
-    return (NORMALISE, CLEAN_UP, *fusion, CLEAN_UP)
+    return (CHECK_PLACES, NORMALISE, CLEAN_UP, *fusion, CLEAN_UP)
 
 
 def _as_pass(rule: FusionRule) -> Pass:

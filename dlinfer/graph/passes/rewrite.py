@@ -47,6 +47,10 @@ class Rewriter:
         with torch.no_grad() if self.mode is None else symbolic(self.mode):
             return op(*values, **named)
 
+    def check(self, what: str, node: fx.Node) -> None:
+        """Record that a node was added which only raises."""
+        self.edits.append(Edit(what, (), (node.name,), model_line(node)))
+
     def replace(self, what: str, old: Sequence[fx.Node], new: Sequence[fx.Node], interior=()) -> None:
         """Let users of each old node use the new one, and record the edit.
 

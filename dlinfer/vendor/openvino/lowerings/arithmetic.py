@@ -75,7 +75,7 @@ def div(b: Builder, x: Any, y: Any) -> Output:
 
 
 def _exact(call: Call) -> str | None:
-    """Why a floored quotient or a remainder is not taken: the plugin has both from the rounded quotient alone."""
+    """Why a quotient that is rounded down or cut, or a remainder, is not taken: the plugin's quotient is not exact."""
     by = call.fake("other")
     whole = not call.result.is_floating_point()
     if whole or (isinstance(by, (int, float)) and by and math.frexp(by)[0] in (0.5, -0.5)):
@@ -84,7 +84,7 @@ def _exact(call: Call) -> str | None:
 
 
 def _exact_mode(call: Call) -> str | None:
-    return _exact(call) if call.given["rounding_mode"] == "floor" else None
+    return _exact(call) if call.given["rounding_mode"] is not None else None
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, refuses=_exact_mode)

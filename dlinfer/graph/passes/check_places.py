@@ -1,0 +1,48 @@
+"""Checks in front of ``select`` at a place that the data tells: torch's kernel raises for one outside.
+
+Assumes nothing. An engine computes where such a view lies and looks at whatever is there.
+"""
+
+import operator
+
+import torch
+from torch import fx
+
+from dlinfer.graph.ir.dialect import arguments, fake
+from dlinfer.graph.passes.pipeline import Pass
+from dlinfer.graph.passes.rewrite import Edit, Rewriter
+from dlinfer.graph.seam.symbols import free_unbacked_symbols
+
+_aten = torch.ops.aten
+_PLACED = (_aten.select.int, _aten.select_scatter.default)
+
+
+def _run(graph_module: fx.GraphModule) -> list[Edit]:
+    rewriter = Rewriter(graph_module)
+    checked: set[tuple[fx.Node, fx.Node, int]] = set()
+    for node in list(graph_module.graph.nodes):
+        if node.target not in _PLACED:
+            continue
+        given = arguments(node)
+        index, source, dim = given["index"], given["self"], given["dim"]
+        if not isinstance(index, fx.Node) or not free_unbacked_symbols(fake(index)):
+            continue
+        if (index, source, dim) not in checked:
+            checked.add((index, source, dim))
+            _check(rewriter, node, index, source, dim)
+    return rewriter.edits
+
+
+def _check(rewriter: Rewriter, at: fx.Node, index: fx.Node, source: fx.Node, dim: int) -> None:
+    size = rewriter.call(at, _aten.sym_size.int, source, dim % fake(source).dim())
+    inside = rewriter.call(
+        at,
+        operator.and_,
+        rewriter.call(at, operator.ge, index, rewriter.call(at, operator.neg, size)),
+        rewriter.call(at, operator.lt, index, size),
+    )
+    said = f"select(): index {index.name} is out of range of dimension {dim}"
+    rewriter.check(said, rewriter.call(at, _aten._assert_scalar.default, inside, said))
+
+
+CHECK_PLACES = Pass("check_places", "engines compute the place of a view without looking", _run)

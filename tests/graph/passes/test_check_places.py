@@ -1,0 +1,36 @@
+"""A place that the data tells is looked at before a view of it is made."""
+
+import pytest
+import torch
+
+import dlinfer
+from dlinfer.errors import GraphRunError
+
+ENGINES = ("inductor", "openvino", "onnxruntime")
+
+
+class Row(torch.nn.Module):
+    def forward(self, table: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return table[row] * 2 + table[row]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_row_outside_raises_in_place_of_reading_what_lies_there(engine: str):
+    pytest.importorskip(engine if engine != "inductor" else "torch", reason=f"{engine} is not installed")
+    model = Row().eval()
+    options = {"fallback": "allow", "small_regions": "engine"}
+    rows = torch.export.Dim("rows", min=2, max=100)
+    run = dlinfer.compile(
+        model,
+        (torch.randn(5, 4), torch.tensor(1)),
+        dynamic_shapes=({0: rows}, {}),
+        engine=engine,
+        options=options,
+    )
+    for number in (3, 9):
+        table = torch.randn(number, 4)
+        for row in (0, number - 1, -1, -number):
+            torch.testing.assert_close(run(table, torch.tensor(row)), model(table, torch.tensor(row)))
+        for row in (number, -number - 1, 2**40):
+            with pytest.raises(GraphRunError, match="out of"):
+                run(table, torch.tensor(row))
