@@ -23,6 +23,7 @@ def _probe() -> Probe:
 
 
 def _kernels() -> Mapping[str, Kernel]:
+    import dlinfer.ops  # noqa: F401 - first: while it is imported it asks for these kernels, of which some import it
     from dlinfer.vendor.openvino.kernels import kernels
 
     return kernels()
