@@ -132,3 +132,10 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_activations(name, dtype):
     same(ACTIVATIONS[name], (3 * x).to(dtype), others=[((40 * torch.randn(2, 5, 8)).to(dtype),)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_a_root_mean_square_adds_by_default(dtype):
+    """float32's epsilon, in 16 bits too."""
+    small = (torch.randn(2, 5, 8) * 0.02).to(dtype)
+    same(lambda a: F.rms_norm(a, a.shape[-1:]), small, others=[((torch.randn(3, 4, 8) * 0.02).to(dtype),)])

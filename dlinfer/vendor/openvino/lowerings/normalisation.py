@@ -113,8 +113,8 @@ def root_mean_square(b: Builder, x: Output, axes: list[int], eps: float) -> Outp
 def aten_rms_norm(
     b: Builder, x: Output, shape: list[int], weight: Output | None = None, eps: float | None = None
 ) -> Output:
-    """In float32 throughout, rounded once, unlike ``dlinfer.rms_norm``."""
-    small = torch.finfo(b.result.dtype).eps if eps is None else eps
+    """In float32 throughout, rounded once, unlike ``dlinfer.rms_norm``; so is the number that torch adds by default."""
+    small = torch.finfo(torch.float32).eps if eps is None else eps
     return b.cast(_affine(b, root_mean_square(b, x, _last(x, shape), small), weight, None), b.kind)
 
 
