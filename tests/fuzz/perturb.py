@@ -14,6 +14,10 @@ from tests.fuzz.program import Step
 _ROUNDED_INSIDE = (
     (r"F\.tanhshrink\(\{0\}\)", r"({0} - rounded(torch.tanh({0})))"),
     (
+        r"F\.gelu\(\{0\}, approximate='tanh'\)",
+        r"(0.5 * {0} * (1 + rounded(torch.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} ** 3)))))",
+    ),
+    (
         r"F\.log_softmax\(\{0\}, (-?\d+)\)",
         r"({0} - {0}.amax(\1, True) - rounded(({0} - {0}.amax(\1, True)).exp().sum(\1, True)).log())",
     ),
