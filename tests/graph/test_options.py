@@ -9,7 +9,7 @@ from dlinfer import settings
 from dlinfer.errors import CompileOptionError, EngineUnavailableError
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
-from dlinfer.graph.passes.registry import pass_names
+from dlinfer.graph.passes.registry import pass_names, passes
 from tests.graph.compiling import StubEngine, compiled, use_engine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
@@ -89,7 +89,13 @@ def test_every_pass_can_be_left_out(name, monkeypatch):
         compiled(lambda x: x * 2, passes={name: False})(torch.ones(2))
     ran = [item.name for item in report.reports()[-1].passes]
     assert name not in ran
-    assert set(ran) == set(pass_names()) - {name}
+    assert set(ran) == {item.name for item in passes()} - {name}
+
+
+def test_a_check_that_results_depend_on_cannot_be_left_out():
+    assert "check_places" in {item.name for item in passes() if item.always}
+    with pytest.raises(CompileOptionError, match="check_places"):
+        CompileOptions.of({"passes": {"check_places": False}})
 
 
 class OwnOptions(StubEngine):

@@ -45,4 +45,4 @@ def _check(rewriter: Rewriter, at: fx.Node, index: fx.Node, source: fx.Node, dim
     rewriter.check(said, rewriter.call(at, _aten._assert_scalar.default, inside, said))
 
 
-CHECK_PLACES = Pass("check_places", "engines compute the place of a view without looking", _run)
+CHECK_PLACES = Pass("check_places", "engines compute the place of a view without looking", _run, always=True)

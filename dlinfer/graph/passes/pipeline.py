@@ -27,12 +27,14 @@ class Pass:
     why: what it is for, in a sentence.
     run: gives the edits it made.
     stands_for: of the nodes that it makes, where one writes what several wrote before.
+    always: no option turns it off, since results may be wrong without it.
     """
 
     name: str
     why: str
     run: Callable[[fx.GraphModule], list[Edit]]
     stands_for: StandsFor = _itself
+    always: bool = False
 
 
 @dataclass

@@ -24,4 +24,4 @@ def _as_pass(rule: FusionRule) -> Pass:
 
 def pass_names() -> tuple[str, ...]:
     """The names that the option ``passes`` takes."""
-    return tuple(dict.fromkeys(item.name for item in passes()))
+    return tuple(dict.fromkeys(item.name for item in passes() if not item.always))

@@ -50,6 +50,11 @@ def _constant(weight: Tensor, keep: list[Tensor], notes: list[str], parameter: A
     if held.data_ptr() != weight.data_ptr():
         notes.append(f"{parameter.get_friendly_name()} is copied, {held.nbytes} bytes: it is not contiguous")
     made = dtypes.constant(held, keep)
+    if keep[-1] is not held:
+        size = keep[-1].nbytes
+        notes.append(
+            f"{parameter.get_friendly_name()} is copied to float32, {size} bytes: it holds infinities"
+        )
     made.get_node().set_friendly_name(parameter.get_friendly_name())
     return made
 

@@ -5,6 +5,7 @@ results. It may raise Untranslated for a call that it cannot serve.
 """
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from torch._ops import OpOverload
@@ -12,35 +13,12 @@ from torch._ops import OpOverload
 Translation = Callable[..., Any]
 
 
+_PARTS = "activation attention extremes index integers kv_cache linear moe norm rotary sizes".split()
+
+
 def STANDARD() -> Mapping[OpOverload, Translation]:  # noqa: N802 - a table, made when first asked for
     """All standard translations by op."""
-    from dlinfer.graph.onnx.translations import (
-        activation,
-        attention,
-        extremes,
-        index,
-        integers,
-        kv_cache,
-        linear,
-        moe,
-        norm,
-        rotary,
-        sizes,
-    )
-
     table: dict[OpOverload, Translation] = {}
-    for part in (
-        activation,
-        attention,
-        extremes,
-        index,
-        integers,
-        kv_cache,
-        linear,
-        moe,
-        norm,
-        rotary,
-        sizes,
-    ):
-        table |= part.table()
+    for part in _PARTS:
+        table |= import_module(f"{__name__}.{part}").table()
     return table

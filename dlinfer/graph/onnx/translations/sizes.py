@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import opset
+from dlinfer.graph.onnx.translations.writing import opset, shape_of
 
 
 def table() -> dict[Any, Any]:
@@ -15,11 +15,5 @@ def table() -> dict[Any, Any]:
 
 def reshape(x: Any, shape: Sequence[Any]) -> Any:
     """x with new sizes: numbers, or values of the graph. A size of 0 is 0, where torch.onnx's copies one of x."""
-    op = opset()
-    if all(isinstance(size, int) for size in shape):
-        return op.Reshape(x, op.Constant(value_ints=list(shape)), allowzero=int(0 in shape))
-    one = op.Constant(value_ints=[1])
-    pieces = [
-        op.Constant(value_ints=[size]) if isinstance(size, int) else op.Reshape(size, one) for size in shape
-    ]
-    return op.Reshape(x, op.Concat(*pieces, axis=0), allowzero=1)
+    fixed = 0 not in shape and all(isinstance(size, int) for size in shape)
+    return opset().Reshape(x, shape_of(shape), allowzero=int(not fixed))

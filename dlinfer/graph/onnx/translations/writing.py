@@ -64,19 +64,24 @@ def equal_sizes(first: Sequence[Any], second: Sequence[Any]) -> bool:
     return len(first) == len(second) and all(str(a) == str(b) for a, b in zip(first, second, strict=True))
 
 
-def shape_of(parts: Sequence[int | tuple[Any, int]]) -> Any:
-    """A shape for Reshape and Expand: numbers, or (argument, dimension) for a size of that argument."""
+def shape_of(parts: Sequence[Any]) -> Any:
+    """A shape for Reshape and Expand: numbers, (argument, dimension) for a size of that argument, or values of one
+    element that the graph computes."""
     op = opset()
-    numbers = [part if isinstance(part, int) else size(*part) for part in parts]
+    numbers = [
+        size(*part) if isinstance(part, tuple) else part if isinstance(part, int) else None for part in parts
+    ]
     if None not in numbers:
         return op.Constant(value_ints=numbers)
     pieces = []
     for part, number in zip(parts, numbers, strict=True):
         if number is not None:
             pieces.append(op.Constant(value_ints=[number]))
-        else:
-            value, dim = part  # pyright: ignore[reportGeneralTypeIssues]
+        elif isinstance(part, tuple):
+            value, dim = part
             pieces.append(op.Shape(value, start=dim, end=dim + 1))
+        else:
+            pieces.append(op.Reshape(part, op.Constant(value_ints=[1])))
     return op.Concat(*pieces, axis=0)
 
 
