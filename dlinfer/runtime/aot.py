@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -77,7 +78,8 @@ def compile(
 def _export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
 ) -> ExportedProgram:
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _with_plain_strides, (args, dict(kwargs or {})))
+    args, kwargs = _each_an_object(module, (args, dict(kwargs or {})))
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _with_plain_strides, (args, kwargs))
     try:
         with torch.no_grad():
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
@@ -86,6 +88,19 @@ def _export(
         raise CaptureError(
             reason=f"torch.export: {type(cause).__name__}: {first}", line=type(module).__name__
         ) from cause
+
+
+def _each_an_object(module: torch.nn.Module, examples: Any) -> Any:
+    """Examples of which none is given twice, nor is a weight: of one object torch.export makes one input."""
+    taken = {id(weight) for weight in chain(module.parameters(), module.buffers())}
+
+    def own(example: torch.Tensor) -> torch.Tensor:
+        if id(example) in taken:
+            return example.detach()
+        taken.add(id(example))
+        return example
+
+    return pytree.tree_map_only(torch.Tensor, own, examples)
 
 
 def _with_plain_strides(example: torch.Tensor) -> torch.Tensor:

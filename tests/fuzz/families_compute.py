@@ -4,7 +4,7 @@ from tests.fuzz.generate import FLOATS, INTEGERS, Draft, alternatives
 from tests.fuzz.program import Step
 
 _UNARY = """sin cos exp log sqrt rsqrt tanh sigmoid erf erfc neg abs exp2 expm1 log1p log2 log10 reciprocal square
-sinh cosh atan asin acos asinh tan relu isnan isinf isfinite signbit floor ceil round trunc frac sign nan_to_num sgn
+sinh cosh atan asin acos asinh tan relu isnan isinf isfinite floor ceil round trunc frac sign nan_to_num sgn
 digamma lgamma logit""".split()
 
 _ACTIVATIONS = alternatives("""
@@ -20,6 +20,7 @@ torch.minimum({0}, torch.as_tensor({1}))|{0} // {1}|{0} % {1}|torch.fmod({0}, {1
 torch.atan2({0}, torch.as_tensor({1}))|torch.hypot({0}, torch.as_tensor({1}))
 torch.fmax({0}, torch.as_tensor({1}))|torch.fmin({0}, torch.as_tensor({1}))
 torch.copysign({0}, torch.nan_to_num(torch.as_tensor({1})))
+torch.signbit(torch.nan_to_num({0}))
 torch.pow({0}, 2)|torch.pow({0}, 3)|torch.pow({0}, 0.5)|torch.pow({0}, -1)|torch.rsub({0}, {1})
 torch.add({0}, {1}, alpha=2)|torch.div({0}, {1}, rounding_mode='floor')
 torch.div({0}, {1}, rounding_mode='trunc')|torch.addcmul({0}, {0}, torch.as_tensor({1}), value=0.5)

@@ -40,6 +40,11 @@ def same(artifact, module, *args, **kwargs):
         torch.testing.assert_close(artifact(*args, **kwargs), module(*args, **kwargs), rtol=1e-5, atol=1e-5)
 
 
+class Minus(nn.Module):
+    def forward(self, x, y):
+        return x - y
+
+
 def test_it_is_called_like_the_module_for_all_sizes_in_the_range():
     block = Block().eval()
     artifact = dlinfer.compile(block, (given(5),), dynamic_shapes={"x": {0: ROWS}})
@@ -73,6 +78,20 @@ def test_weights_are_shared_and_not_copied():
     with torch.no_grad():
         block.linear.weight.mul_(2)
     same(artifact, block, given(3, 1))
+
+
+def test_a_tensor_that_is_given_twice_as_an_example_stands_for_two_arguments():
+    x = given(2)
+    artifact = dlinfer.compile(Minus(), (x, x), engine="inductor")
+    first, second = given(2), given(2)
+    torch.testing.assert_close(artifact(first, second), first - second)
+
+
+def test_a_weight_that_is_given_as_an_example_stands_for_any_argument():
+    layer = nn.Linear(4, 4, bias=False).eval()
+    artifact = dlinfer.compile(layer, (layer.weight,), engine="inductor")
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(artifact(x), layer(x))
 
 
 def test_buffers_are_written_in_place():

@@ -18,11 +18,12 @@ def _any(node: fx.Node) -> bool:
 
 
 def _floats(node: fx.Node) -> bool:
-    return any(value.is_floating_point() for value in _operands(node))
+    """Whether it computes in floating numbers; whole ones and a float among its arguments make some."""
+    return any(value.is_floating_point() for value in (*_operands(node), *pytree.tree_leaves(fake(node))))
 
 
 def _integers(node: fx.Node) -> bool:
-    return not _floats(node)
+    return not any(value.is_floating_point() for value in _operands(node))
 
 
 def _counted(node: fx.Node) -> bool:

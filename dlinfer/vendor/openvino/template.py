@@ -20,6 +20,7 @@ from dlinfer.graph.ir.dialect import STATIC, fake, tensors_of
 from dlinfer.graph.whole_numbers.ranges import Ranges
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.builder import Builder, LoweringError
+from dlinfer.vendor.openvino.devices import part_attention
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.registry import Call
 from dlinfer.vendor.openvino.written import InPlace, Rows
@@ -115,6 +116,7 @@ def template_of(function: Function, name: str) -> Template:
     ]
     # openvino's stubs give its Model two classes
     model = ov.Model(outputs, list(compress(parameters, read)), name)  # pyright: ignore[reportGeneralTypeIssues]
+    part_attention(model)
     model.validate_nodes_and_infer_types()
     places = {node.name: index for index, node in enumerate(placeholders)}
     values = [fake(node) for node in placeholders]

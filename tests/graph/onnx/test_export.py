@@ -152,3 +152,18 @@ def test_the_model_is_shown_as_text():
     text = str(export(graph_of(lambda x: x.relu(), X(3, 4))))
     assert "Relu" in text
     assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # torch rounds float16 in two ways
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_quotients_of_floats_are_rounded_as_torch_rounds_them(mode, dtype):
+    """5 / 0.001 rounds to 5000, and is less."""
+    x = torch.tensor([5.0, -5.0, 0.3, -0.3, -0.0, 7.0, 1.0, -1.0], dtype=dtype)
+    y = torch.tensor([0.001, 0.001, 0.1, 0.1, 3.0, torch.inf, -torch.inf, 0.0], dtype=dtype)
+    same(lambda x, y: torch.div(x, y, rounding_mode=mode), x, y)
+    same(lambda x, y: torch.div(x, y, rounding_mode="floor").reciprocal(), x, y)  # the sign of a zero
+
+
+def test_floor_divide_is_rounded_as_torch_rounds_it():
+    same(lambda x, y: (x // y, x // 0.7, x // 2), X(5, 3), X(3))
+    same(lambda x, y: (x // y, x // 3), torch.randint(-9, 9, (5, 3)), torch.tensor([2, -3, 7]))

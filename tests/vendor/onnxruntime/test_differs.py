@@ -23,6 +23,7 @@ LEFT = {
     "diagonal": (lambda x: x.diagonal() * 1, FLOATS),
     "fewer chunks than asked for": (lambda x: x[:1].chunk(2, 0)[0] * 2, FLOATS),
     "floored quotients": (lambda x: x // 0.7, FLOATS),
+    "floored quotients of whole numbers": (lambda x: torch.div(x, 0.001, rounding_mode="floor"), INTEGERS),
     "extremes that are scattered": (lambda x: x.scatter_reduce(1, x.argsort(1), x, "amax"), FLOATS),
     "products of whole numbers": (lambda x: x.prod(0), INTEGERS),
     "halves that are added to rows": (lambda x: x.index_add(0, torch.tensor([1, 0]), x[:2]), FLOATS.half()),

@@ -1,4 +1,4 @@
-"""Ops of whole numbers and bools that ONNX, or its runtimes, have for floating ones only."""
+"""Ops of whole numbers and bools that ONNX, or its runtimes, have for floating ones only, and quotients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +20,8 @@ def table() -> dict[Any, Any]:
         _aten.trunc.default: trunc,
         _aten.div.Tensor_mode: div_mode,
         _aten.div.Scalar_mode: div_mode,
+        _aten.floor_divide.default: floor_divide,
+        _aten.floor_divide.Scalar: floor_divide,
         _aten.where.self: where,
         _aten.isnan.default: isnan,
         _aten.isfinite.default: isfinite,
@@ -50,7 +52,26 @@ def trunc(self: Any) -> Any:
         return op.Identity(self)
     if not is_type(self, "FLOAT", "DOUBLE", "FLOAT16"):
         raise Untranslated(f"trunc of {self.dtype}")
-    return op.Mul(op.Sign(self), op.Floor(op.Abs(self)))
+    return _cut(self)
+
+
+def _cut(x: Any) -> Any:
+    op = opset()
+    return op.Mul(op.Sign(x), op.Floor(op.Abs(x)))
+
+
+def _floored(x: Any, y: Any) -> Any:
+    """What torch takes for the floor of a quotient: of that without the rest, which is not rounded up to the next."""
+    op = opset()
+    zero, half = (op.CastLike(op.Constant(value_float=value), x) for value in (0.0, 0.5))
+    quotient = op.Div(x, y)
+    rest = op.Mod(x, y, fmod=1)
+    below = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(y, zero)))
+    exact = op.Sub(op.Div(op.Sub(x, rest), y), op.CastLike(below, x))
+    whole = op.Floor(exact)
+    whole = op.Add(whole, op.CastLike(op.Greater(op.Sub(exact, whole), half), x))
+    whole = op.Where(op.Equal(exact, zero), op.Mul(quotient, zero), whole)  # the sign of a zero
+    return op.Where(op.Equal(y, zero), quotient, whole)
 
 
 def div_mode(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
@@ -62,10 +83,10 @@ def div_mode(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
             raise Untranslated("whole numbers divided by a float")
         other = number(other, self)
     if not is_type(self, *_INTEGERS):
-        quotient = op.Div(self, other)
-        quotient.dtype = self.dtype
-        rounds = {"floor": floor, "trunc": trunc}.get(rounding_mode or "")
-        return quotient if rounds is None else rounds(quotient)
+        if rounding_mode is None:
+            return op.Div(self, other)
+        x, y = (op.Cast(one, to=1) if is_type(self, "FLOAT16") else one for one in (self, other))
+        return op.CastLike(_floored(x, y) if rounding_mode == "floor" else _cut(op.Div(x, y)), self)
     if rounding_mode is None or len(kinds) > 1 or is_type(self, "BOOL"):
         raise Untranslated(f"{' and '.join(map(str, kinds))} divided, rounded by {rounding_mode}")
     narrow = not is_type(self, "INT64", "INT32")  # runtimes divide these two only
@@ -77,6 +98,11 @@ def div_mode(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
         below = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(y, zero)))
         made = op.Sub(made, op.CastLike(below, x))
     return op.CastLike(made, self)
+
+
+def floor_divide(self: Any, other: Any) -> Any:
+    """The quotient rounded down."""
+    return div_mode(self, other, "floor")
 
 
 def where(condition: Any, self: Any, other: Any) -> Any:
