@@ -1,19 +1,13 @@
-"""OpenVINO's devices: whether one is there, how a model is compiled for it, and what has to be kept from its passes."""
+"""OpenVINO's devices: whether one is there, and how a model is compiled for it."""
 
 import functools
 from typing import Any
 
 import openvino as ov
-import openvino.opset16 as op
 import torch
-from openvino import Node, Output
 
 from dlinfer.errors import CompileOptionError
 from dlinfer.vendor.openvino.options import OpenVINOOptions
-
-_NARROW = (ov.Type.bf16, ov.Type.f16)
-_ENDS = ("MatMul", "Result")
-_FUSED = ("Add", "Convert", "Divide", "Multiply", "Reshape", "Select", "Subtract", "Transpose")
 
 
 @functools.cache
@@ -59,44 +53,3 @@ def properties(options: OpenVINOOptions, precision: str, cache: str) -> dict[str
         "INFERENCE_NUM_THREADS": options.num_threads or torch.get_num_threads(),
         "ENABLE_CPU_PINNING": False,  # torch's threads want the same cores
     }
-
-
-def part_attention(model: ov.Model) -> None:
-    """Put attention in 16 bits apart from what is computed of its result and read twice, in place.
-
-    The CPU plugin makes one node of scores, softmax, product and elementwise ops behind it. OpenVINO 2026.4.1 ends the
-    process over one of two operands that is read twice. It takes none behind a roll by no places, which no pass folds;
-    the roll copies the result.
-    """
-    for node in model.get_ordered_ops():
-        if not (_is_attention(node) and node.get_output_element_type(0) in _NARROW and _forks(node)):
-            continue
-        readers = list(node.output(0).get_target_inputs())
-        nowhere = op.constant([0], ov.Type.i64)
-        parted = op.roll(node.output(0), nowhere, nowhere).output(0)
-        for reader in readers:
-            reader.replace_source_output(parted)
-
-
-def _is_attention(node: Node) -> bool:
-    if node.get_type_name() == "ScaledDotProductAttention":
-        return True
-    return node.get_type_name() == "MatMul" and _from_softmax(node.input_value(0))
-
-
-def _from_softmax(value: Output) -> bool:
-    node = value.get_node()
-    while node.get_type_name() in _FUSED:
-        node = node.input_value(0).get_node()
-    return node.get_type_name() == "Softmax"
-
-
-def _forks(node: Node) -> bool:
-    """Whether something that is computed of a node is read twice before the next product."""
-    readers = [one.get_node() for output in node.outputs() for one in output.get_target_inputs()]
-    readers = [one for one in readers if one.get_type_name() not in _ENDS]
-    return any(_reads(reader) > 1 or _forks(reader) for reader in readers)
-
-
-def _reads(node: Node) -> int:
-    return sum(len(output.get_target_inputs()) for output in node.outputs())

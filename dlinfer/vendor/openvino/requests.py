@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.vendor.openvino.dtypes import shared
+from dlinfer.vendor.openvino.workarounds.constants import NOWHERE, no_places
 
 
 class Requests:
@@ -45,6 +46,8 @@ class _Request:
         self._request = compiled.create_infer_request()
         self._set_input: Callable[[int, ov.Tensor], None] = self._request.set_input_tensor
         self._places: list[tuple[int, torch.Size] | None] = [None] * len(compiled.inputs)
+        if compiled.inputs and compiled.inputs[-1].get_node().get_friendly_name() == NOWHERE:
+            self._set_input(len(compiled.inputs) - 1, no_places())
 
     def run(
         self, tensors: Sequence[Tensor], sizes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]

@@ -20,9 +20,9 @@ from dlinfer.graph.ir.dialect import STATIC, fake, tensors_of
 from dlinfer.graph.whole_numbers.ranges import Ranges
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.builder import Builder, LoweringError
-from dlinfer.vendor.openvino.devices import part_attention
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.registry import Call
+from dlinfer.vendor.openvino.workarounds.attention import part_attention
 from dlinfer.vendor.openvino.written import InPlace, Rows
 
 assert lowerings  # imported for what it registers

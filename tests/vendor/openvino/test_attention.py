@@ -72,24 +72,6 @@ def test_bfloat16():
     same(lambda q, k, v: ATTEND(q, k, v, is_causal=True), *(one.bfloat16() for one in heads()), fixed=FIXED)
 
 
-def gated(q, k, v, x):
-    y = x - ATTEND(q, k, v)
-    return y * y.abs()
-
-
-def spelled_out(q, k, v, x):
-    y = x + ((q @ k.mT) * 0.3).softmax(-1) @ v
-    return y.exp(), y.sin()
-
-
-@pytest.mark.parametrize("function", [gated, spelled_out])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_is_computed_of_attention_is_read_twice(function, dtype):
-    """In 16 bits OpenVINO 2026.4.1 ends the process over such a model."""
-    q, k, v = heads()
-    same(function, *(one.to(dtype) for one in (q, k, v, torch.randn_like(q))), fixed=FIXED)
-
-
 # --- caches
 
 

@@ -1,0 +1,77 @@
+"""What is computed of constants alone, which OpenVINO 2026.4.1 computes once and then overwrites.
+
+What it can it folds before it compiles. For the rest the CPU plugin runs the ops once, and a later op may write its
+result into their memory: the next call reads that. Nothing is written into what two ops read, or into what a roll reads
+that is not itself a constant: one by as many places as an input says, which is always 0.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import openvino as ov
+import openvino.opset16 as op
+from openvino import Input, Node
+from openvino.passes import ConstantFolding, Manager
+
+NOWHERE = "nowhere"
+"""Name of the input, int64 [1], that such a model has behind all others."""
+
+# They write their results into memory of their own; compressed weights stay as they are in front of them.
+_APART = ("Constant", "Convolution", "ConvolutionBackpropData", "Gather", "GroupConvolution", "MatMul")
+
+
+def part_constants(model: ov.Model) -> None:
+    """Put what is computed of constants alone apart from what reads it and an input; in place."""
+    nowhere = None
+    for node, readers in list(_boundaries(model)):
+        if _is_folded(node):
+            continue
+        for reader in readers:
+            if nowhere is None:
+                nowhere = op.parameter([1], ov.Type.i64, name=NOWHERE)
+                model.add_parameters([nowhere])
+            reader.replace_source_output(_parted(reader, nowhere))
+
+
+def no_places() -> ov.Tensor:
+    """What the input NOWHERE is given."""
+    return ov.Tensor(np.zeros(1, np.int64))
+
+
+def _boundaries(model: ov.Model) -> Iterator[tuple[Node, list[Input]]]:
+    """Each node that is computed of constants alone, with what reads it and something else."""
+    known: set[str] = set()
+    for node in model.get_ordered_ops():
+        sources = [one.get_source_output().get_node().get_name() for one in node.inputs()]
+        if node.get_type_name() == "Constant" or (sources and known.issuperset(sources)):
+            known.add(node.get_name())
+    for node in model.get_ordered_ops():
+        if node.get_name() in known and node.get_type_name() != "Constant":
+            readers = [one for output in node.outputs() for one in output.get_target_inputs()]
+            readers = [one for one in readers if _may_overwrite(one.get_node(), known)]
+            if readers:
+                yield node, readers
+
+
+def _may_overwrite(reader: Node, known: set[str]) -> bool:
+    if reader.get_type_name() == "Result":
+        return True
+    return reader.get_name() not in known and reader.get_type_name() not in _APART
+
+
+def _is_folded(node: Node) -> bool:
+    """Whether OpenVINO computes a node before it compiles: tried on a copy, since folding alone may change its type."""
+    copy = ov.Model([node.output(0)], [], "constants").clone()
+    manager = Manager()
+    manager.register_pass(ConstantFolding())
+    manager.run_passes(copy)
+    return copy.get_results()[0].input_value(0).get_node().get_type_name() == "Constant"
+
+
+def _parted(reader: Input, nowhere: Node) -> ov.Output:
+    value = reader.get_source_output()
+    if not len(value.get_partial_shape()):
+        first = op.constant([0], ov.Type.i64)
+        rolled = op.roll(op.unsqueeze(value, first), nowhere, first)
+        return op.squeeze(rolled, first).output(0)
+    return op.roll(value, nowhere, op.constant([0], ov.Type.i64)).output(0)

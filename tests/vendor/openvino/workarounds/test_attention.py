@@ -1,0 +1,38 @@
+"""Attention and what is around it: numbers of OpenVINO, which fuses them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.vendor.openvino.lowering import same
+from tests.vendor.openvino.test_attention import FIXED, heads
+
+ATTEND = F.scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("causal", [False, True])
+def test_as_many_heads_as_tokens(causal, dtype):
+    """OpenVINO 2026.4.1 takes one for the other where sizes are fixed."""
+    given = [one.to(dtype) for one in heads(3, 4, 4, 4, 4)]
+    same(
+        lambda q, k, v: ATTEND(q, k, v, is_causal=causal).transpose(1, 2).flatten(2), *given, fixed=(3, 4, 8)
+    )
+
+
+def gated(q, k, v, x):
+    y = x - ATTEND(q, k, v)
+    return y * y.abs()
+
+
+def spelled_out(q, k, v, x):
+    y = x + ((q @ k.mT) * 0.3).softmax(-1) @ v
+    return y.exp(), y.sin()
+
+
+@pytest.mark.parametrize("function", [gated, spelled_out])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_is_computed_of_attention_is_read_twice(function, dtype):
+    """In 16 bits OpenVINO 2026.4.1 ends the process over such a model."""
+    q, k, v = heads()
+    same(function, *(one.to(dtype) for one in (q, k, v, torch.randn_like(q))), fixed=FIXED)

@@ -1,0 +1,64 @@
+"""What is computed of weights alone is the same at each call."""
+
+import openvino as ov
+import openvino.opset16 as op
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dlinfer.vendor.openvino.workarounds.constants import part_constants
+from tests.graph.compiling import compiled
+
+pytestmark = pytest.mark.usefixtures("graph_mode")
+
+OF_WEIGHTS = {
+    "mish": F.mish,
+    "normalised": lambda weight: F.rms_norm(F.mish(weight), weight.shape[-1:]),
+    "product": lambda weight: F.mish(weight) @ torch.eye(weight.shape[-1]),
+    "running sum": lambda weight: weight.cumsum(1),
+    "rolled": lambda weight: weight.roll(1, 0),
+    "sum": lambda weight: F.mish(weight).sum(1, keepdim=True),
+    "largest": lambda weight: F.mish(weight).topk(2, 1)[0].sum(),
+}
+
+
+class Times(nn.Module):
+    def __init__(self, of_weights, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.of_weights = of_weights
+        self.weight = nn.Parameter(torch.rand(shape) + 1, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.of_weights(self.weight) * x
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 64)])
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+def test_it_is_not_overwritten(name, shape):
+    model = Times(OF_WEIGHTS[name], shape)
+    run = compiled(model, engine="openvino", fallback="error", small_regions="engine")
+    with torch.no_grad():
+        for x in (torch.full((1,), 2.0), torch.full((1,), 3.0), torch.full((1,), 2.0)):
+            torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 64)])
+def test_infinities_of_bfloat16_are_not_overwritten(shape):
+    model = Times(lambda weight: weight, shape)
+    model.weight = nn.Parameter(torch.full(shape, torch.inf, dtype=torch.bfloat16), requires_grad=False)
+    run = compiled(model, engine="openvino", fallback="error", small_regions="engine")
+    with torch.no_grad():
+        for x in (torch.tensor(-1, dtype=torch.bfloat16), torch.tensor(2, dtype=torch.bfloat16)):
+            for _ in range(2):
+                torch.testing.assert_close(run(x), model(x))
+
+
+def test_what_can_be_folded_is_left():
+    """One plus a weight, as Gemma's norms have it, costs nothing at a call."""
+    weight = op.constant([[1.0, 2.0]], ov.Type.f32)
+    x = op.parameter([1, 2], ov.Type.f32)
+    for made, inputs in ((op.add(weight, op.constant(1.0, ov.Type.f32)), 1), (op.roll(weight, [0], [0]), 2)):
+        model = ov.Model([op.multiply(made, x)], [x])
+        part_constants(model)
+        assert len(model.inputs) == inputs
