@@ -55,9 +55,9 @@ def _changes_nothing(node: fx.Node) -> bool:
         return False
     if any(user.op == "output" for user in node.users):
         return False  # a caller may tell its own tensor from another object on the same memory
-    if any(reshapes_argument(user) for user in node.users):
-        return False  # its input keeps its sizes
     source = node.all_input_nodes[0]
+    if any(reshapes_argument(user) for user in (*node.users, *source.users)):
+        return False  # the other one keeps its sizes
     if node.args and node.args[0] is not source:
         return False
     if node.target in _DROPOUT:

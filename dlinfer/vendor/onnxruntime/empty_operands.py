@@ -46,5 +46,7 @@ def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
     if name in _OVER_LAST:
         lengths = arguments(node).get("normalized_shape", (1,))
         yield fake(operands[0]).shape[-len(lengths) :]
+    elif name in ("aten::chunk", "aten::unsafe_chunk"):
+        yield (fake(operands[0]).shape[arguments(node)["dim"]],)
     elif not right and not is_view(node):
         yield from (fake(one).shape for one in operands)

@@ -151,6 +151,7 @@ def test_dropping_keeps_effects():
         (lambda x: x.contiguous(), 0),
         (lambda x: (x * 2).detach_() * 2, 1),
         (lambda x: x.view(4, 6).t_() * 2, 0),
+        (lambda x: [y := x * 2, y.view(4, 6), y.t_()][1] * 2, 0),
     ],
 )
 def test_normalise_drops_what_changes_nothing_and_nothing_else(function, dropped):

@@ -21,6 +21,7 @@ ALWAYS = {
         ),
         (0, 4),
     ),
+    "chunk": (lambda x: x.chunk(2, 0)[-1] * 2, (0, 4)),
     "repeat_interleave": (lambda x: x.repeat_interleave(2, 0), (3, 0)),
 }
 
