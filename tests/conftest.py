@@ -13,6 +13,7 @@ import hypothesis
 import numpy
 import pytest
 import torch
+from xdist.scheduler import LoadFileScheduling
 
 from dlinfer.vendor import discovery
 from tests.plugins.builder import write_plugin
@@ -23,6 +24,25 @@ hypothesis.settings.register_profile(
     hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]),
 )
 hypothesis.settings.load_profile("patient")
+
+
+# Tests of these folders run in one process, for which one server is started.
+_TOGETHER = ("tests/serve/",)
+
+
+class _ByFile(LoadFileScheduling):
+    """Tests of a file run in one process, those of a folder of ``_TOGETHER`` too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next(
+            (folder for folder in _TOGETHER if nodeid.startswith(folder)), super()._split_scope(nodeid)
+        )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile | None:
+    """What ``--dist loadfile`` takes."""
+    return _ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def seed(name: str) -> None:

@@ -25,6 +25,7 @@ def test_unknown_device_type_names_the_available_ones():
         )
 
 
+@pytest.mark.full
 def test_unknown_device_on_the_command_line_names_the_available_ones():
     command = [LMDEPLOY, "serve", "api_server", "/nowhere", "--backend", "pytorch", "--device", "abacus"]
     with ProcessTree(command) as child:

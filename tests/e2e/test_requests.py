@@ -69,7 +69,7 @@ def run(lab: Lab) -> EngineRun:
     steps.append(
         {"name": "mixed", "kind": "call", "prompts": [p for p, _ in mixed], "gen": [g for _, g in mixed]}
     )
-    return lab.engine(model, steps, session_len=SESSION_LEN)
+    return lab.engine(model, steps, session_len=SESSION_LEN, eager_mode=True)
 
 
 @pytest.fixture(scope="module")

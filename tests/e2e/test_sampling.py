@@ -134,7 +134,7 @@ def answers(lab: Lab) -> Answers:
                 "gen": gens,
             }
         )
-    run = lab.engine(model, steps, max_batch_size=64, logprobs_mode="raw_logprobs")
+    run = lab.engine(model, steps, max_batch_size=64, logprobs_mode="raw_logprobs", eager_mode=True)
     ids = [lab.tokenizer(model).encode(prompt).ids for prompt in prompts]
     sequences = [[*ids[i], *tokens] for step in JUDGED for i, tokens in enumerate(run.tokens(step))]
     hf = lab.reference(model, score=sequences, prompts=prompts, max_new_tokens=NEW_TOKENS)

@@ -7,7 +7,7 @@ from tests.fuzz.check import check
 from tests.fuzz.generate import generate
 from tests.fuzz.program import ENGINES
 
-PROGRAMS = range(6)
+PROGRAMS = range(3)
 
 
 @pytest.mark.slow

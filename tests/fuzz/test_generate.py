@@ -48,6 +48,7 @@ def test_a_program_is_read_again_from_its_text(programs: list[Program]):
     assert [from_json(program.to_json()) for program in programs[:50]] == programs[:50]
 
 
+@pytest.mark.full
 def test_everything_is_drawn(programs: list[Program]):
     counts = Counter(feature for program in programs for feature in program.features())
     assert [name for name in _COVERED if not counts[name]] == []
@@ -73,6 +74,7 @@ for kind in map(torch.iinfo, {getattr(torch, name) for name in INTEGERS}):
 """
 
 
+@pytest.mark.full
 def test_no_arithmetic_of_whole_numbers_ends_the_process():
     """torch's least number // -1 does, and % -1: SIGFPE."""
     ended = subprocess.run(

@@ -35,6 +35,11 @@ def names(aliased: bool | None = None) -> list[Any]:
     ]
 
 
+def first_names() -> set[tuple[str, str]]:
+    """(op name, sample name) of one sample of each op."""
+    return {(op.name, samples(op, torch.float32, aliased=False)[0].name) for op in registry().values()}
+
+
 def sample(op: str, name: str, dtype: torch.dtype) -> Sample:
     """A fresh copy of one sample."""
     return next(one for one in samples(registry()[op], dtype) if one.name == name)

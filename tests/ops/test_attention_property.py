@@ -179,7 +179,7 @@ class Inputs:
         )
 
 
-@pytest.mark.parametrize("vendor_name", ["cpu", "reference"])
+@pytest.mark.parametrize("vendor_name", ["cpu", pytest.param("reference", marks=pytest.mark.full)])
 @pytest.mark.parametrize("op", ["prefill_attention", "paged_prefill_attention", "paged_decode_attention"])
 @MANY
 @given(data=st.data())

@@ -1,7 +1,7 @@
 """torch's own check of every op on every sample: schema, fake function, functionalisation, dynamic shapes.
 
-The last two trace the op, which takes ten times as long as the rest and asks no dtype of any tensor but the fake
-function's; so float32 stands for all.
+The last traces the op, which takes ten times as long as the rest and asks no dtype of any tensor but the fake
+function's; so float32 stands for all, and in the gate one sample of each op.
 
 opcheck copies arguments apart, so samples that alias are tested in ``test_compile.py`` instead.
 """
@@ -13,11 +13,22 @@ from dlinfer import ops
 from tests.ops import cases
 
 CHEAP = ("test_schema", "test_autograd_registration", "test_faketensor")
-ALL = (*CHEAP, "test_aot_dispatch_dynamic")
+TRACED = "test_aot_dispatch_dynamic"
+FIRST = cases.first_names()
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=cases.short)
 @pytest.mark.parametrize(("op", "name"), cases.names(aliased=False))
 def test_opcheck(op, name, dtype):
-    checks = ALL if dtype is torch.float32 else CHEAP
+    traced = dtype is torch.float32 and (op, name) in FIRST
+    _check(op, name, dtype, (*CHEAP, TRACED) if traced else CHEAP)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("op", "name"), cases.names(aliased=False))
+def test_every_sample_is_traced(op, name):
+    _check(op, name, torch.float32, (TRACED,))
+
+
+def _check(op, name, dtype, checks):
     torch.library.opcheck(ops.registry()[op].overload, cases.sample(op, name, dtype).args, test_utils=checks)

@@ -110,6 +110,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
+@pytest.mark.full
 def test_device_type_cpu_works_in_the_users_process(tokens: list[int]):
     assert tokens
 

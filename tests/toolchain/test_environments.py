@@ -83,6 +83,7 @@ fi
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.full
 def test_an_environment_is_made_once_and_shared(recipe):
     assert state(recipe) == state(recipe)
     assert not state(recipe).installed

@@ -104,21 +104,16 @@ SIZES = [(4, 8), (2, 17), (5, 3)]
 SMALL = [(1, 1), (1, 9), (4, 1)]
 
 
-QUICK = ("llama",)
-"""Of these the quick lane has each engine; of the others, and of inductor, which the model matrix has too, the long
-one."""
+def every_cell(quick: str) -> Any:
+    """A decoder on the engine ``quick`` is in the gate; the model matrix has inductor there."""
+    return pytest.mark.parametrize(("engine", "architecture"), list(_cells(quick)))
 
 
-def _cells() -> Iterator[Any]:
+def _cells(quick: str) -> Iterator[Any]:
     for engine in ENGINES:
         for architecture in CASES:
-            quick = architecture in QUICK and engine != "inductor"
-            yield pytest.param(
-                engine, architecture, id=f"{engine}-{architecture}", marks=() if quick else pytest.mark.full
-            )
-
-
-every_cell = pytest.mark.parametrize(("engine", "architecture"), list(_cells()))
+            marks = () if (engine, architecture) == (quick, "llama") else pytest.mark.full
+            yield pytest.param(engine, architecture, id=f"{engine}-{architecture}", marks=marks)
 
 
 def needs(engine: str) -> None:
@@ -141,7 +136,7 @@ def covers(graph: GraphReport, wanted: Wanted) -> None:
     assert graph.flops("engine") > 0
 
 
-@every_cell
+@every_cell(quick="onnxruntime")
 def test_through_torch_compile(engine, architecture):
     """One compilation serves all sizes (but those of 1, which Dynamo compiles apart)."""
     needs(engine)
@@ -157,7 +152,7 @@ def test_through_torch_compile(engine, architecture):
 
 
 @pytest.mark.e2e
-@every_cell
+@every_cell(quick="openvino")
 def test_as_an_artifact_in_another_process(engine, architecture, tmp_path):
     """One artifact serves all sizes, those of 1 too; the process that loads it has no model."""
     needs(engine)

@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from dlinfer.graph.engine_kit.empty_operands import EmptyOperands
 from dlinfer.graph.engine_kit.output_sizes import reader
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.function import Function
-from dlinfer.graph.ir.dialect import arguments, fake, overload
 from dlinfer.graph.whole_numbers.kept import Interval, range_of
 from dlinfer.vendor.openvino.builder import INDEX
 from dlinfer.vendor.openvino.devices import core, properties
 from dlinfer.vendor.openvino.dtypes import KEPT
 from dlinfer.vendor.openvino.options import OpenVINOOptions
+from dlinfer.vendor.openvino.registry import Call, not_empty
 from dlinfer.vendor.openvino.requests import Requests
 from dlinfer.vendor.openvino.template import OUTPUT, Result, Template
 from dlinfer.vendor.openvino.weights import with_weights
@@ -48,7 +48,7 @@ class OpenVINOLowered(Lowered):
         self._limit_sizes = reader([[size for _, size, _ in template.limits]])
         self._written = {one.target for one in template.results if one.target is not None}
         self._sizes = reader(template.sizes)
-        self._check_empty = EmptyOperands(function.graph_module.graph, _not_empty)
+        self._check_empty = EmptyOperands(function.graph_module.graph, lambda node: not_empty(Call.of(node)))
         self._dtypes = [dtype for result in template.results for dtype in _dtypes(result)]
         self._dtypes += [torch.bool] * len(template.faults)
 
@@ -136,26 +136,6 @@ class OpenVINOLowered(Lowered):
         if target is not None and origin not in self._written:
             return value
         return value.clone(memory_format=torch.contiguous_format)
-
-
-_aten = torch.ops.aten
-_EXTREMES = (_aten.amax, _aten.amin, _aten.max, _aten.min, _aten.argmax, _aten.argmin, _aten.aminmax)
-
-
-def _not_empty(node: fx.Node) -> Iterator[Sequence[Any]]:
-    """Sizes that must not be 0, where OpenVINO would give what lay in its memory.
-
-    Over no keys attention is zeros in torch; of no elements there is no extreme, and torch raises.
-    """
-    op = overload(node)
-    if op is _aten.scaled_dot_product_attention.default:
-        yield fake(arguments(node)["key"]).shape[-2:-1]
-    elif op is not None and op.overloadpacket in _EXTREMES and op is not _aten.max.other:
-        given = arguments(node)
-        shape, dim = fake(given["self"]).shape, given.get("dim")
-        dims = dim if isinstance(dim, (list, tuple)) and dim else [dim]
-        if shape:
-            yield shape if dims == [None] or dim == [] else [shape[one] for one in dims]
 
 
 def _written(inputs: Sequence[Any], result: Result, source: Tensor | None, index: Tensor | None) -> Tensor:

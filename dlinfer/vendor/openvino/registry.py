@@ -16,15 +16,18 @@ The check takes the Call, before anything is built.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from dlinfer import ops
+from dlinfer.graph.engine_kit.empty_operands import without_elements
 from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload
+from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino import dtypes
 
 assert ops  # imported for torch.ops.dlinfer, which lowerings name when they register
@@ -123,4 +126,25 @@ def refusal(call: Call) -> str | None:
     for value in pytree.tree_leaves((list(map(call.fake, call.given)), call.result)):
         if isinstance(value, Tensor) and (reason := dtypes.refusal(value.dtype)) is not None:
             return reason
+    if any(fixed_size(size) == 0 for shape in not_empty(call) for size in shape):
+        return without_elements(call.name)
     return found.refuses(call)
+
+
+_aten = torch.ops.aten
+_EXTREMES = (_aten.amax, _aten.amin, _aten.max, _aten.min, _aten.argmax, _aten.argmin, _aten.aminmax)
+
+
+def not_empty(call: Call) -> Iterator[Sequence[Any]]:
+    """Sizes that must not be 0, where OpenVINO would give what lay in its memory, or end the process.
+
+    Over no keys attention is zeros in torch; of no elements there is no extreme, and torch raises.
+    """
+    packet = getattr(call.target, "overloadpacket", None)
+    if packet is _aten.scaled_dot_product_attention:
+        yield call.fake("key").shape[-2:-1]
+    elif packet in _EXTREMES and call.target not in (_aten.max.other, _aten.min.other):
+        shape, dim = call.fake("self").shape, call.given.get("dim")
+        dims = dim if isinstance(dim, (list, tuple)) and dim else [dim]
+        if shape:
+            yield shape if dims == [None] or dim == [] else [shape[one] for one in dims]

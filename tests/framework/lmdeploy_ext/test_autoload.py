@@ -129,6 +129,7 @@ def test_a_fault_of_ours_leaves_lmdeploy_as_it_is_and_is_kept_for_doctor(environ
     assert "a fault of ours" in done.stdout
 
 
+@pytest.mark.full
 def test_with_autoload_off_the_one_line_alternative_works(environment):
     script = """
         import sys

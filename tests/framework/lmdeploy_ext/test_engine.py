@@ -86,6 +86,7 @@ def test_weights_in_nn_layout_give_the_same_tokens(model):
     assert transposed == [tokens, [inputs, outputs]]
 
 
+@pytest.mark.full
 def test_the_reference_vendor_can_be_put_under_lmdeploy(model):
     """Eagerly, where each op is a call: its calls are counted in the table of the vendor that is named."""
     script = """

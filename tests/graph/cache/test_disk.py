@@ -245,6 +245,7 @@ assert disk.counts() == {"stored": 50, "hit": 50}
 """
 
 
+@pytest.mark.full
 def test_processes_that_race_find_whole_entries_only(tmp_path):
     racers = [
         subprocess.Popen(

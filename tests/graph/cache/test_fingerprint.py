@@ -60,6 +60,7 @@ def test_another_process_says_the_same():
     assert said_by_process() == str(environment())
 
 
+@pytest.mark.full
 def test_a_forced_instruction_set_counts():
     assert said_by_process(ONEDNN_MAX_CPU_ISA="AVX2") != str(environment())
 

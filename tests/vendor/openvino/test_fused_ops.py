@@ -86,3 +86,10 @@ def test_an_expert_that_overflows_reaches_only_who_chose_it():
     assert not expected[1].isfinite().any()
     close(ours[0], expected[0])
     assert not ours[1].isfinite().any()
+
+
+def test_an_infinite_share_of_an_expert_is_no_share_of_others():
+    given = [torch.ones(3, 8), torch.ones(4, 16, 8), torch.ones(4, 8, 8), torch.ones(3, 2)]
+    given[3][0, 1], given[3][1, 0], given[3][2, 1] = torch.inf, -torch.inf, torch.nan
+    ids = torch.tensor([[0, 1], [2, 3], [1, 0]])
+    same(lambda *args: torch.ops.dlinfer.fused_moe(*args, 2, False), *given, ids, fixed=(4, 8, 16, 2))

@@ -55,6 +55,12 @@ def test_keys_that_attention_repeats_for_the_queries_heads(dtype):
     torch.testing.assert_close(compiled(*given)[0], attention(*given))
 
 
+def test_extremes_of_nothing_whatever_comes():
+    """The plugin ends the process over such a constant; the fake function of ``min`` does not raise."""
+    with pytest.raises(GraphFallbackError, match="without elements"):
+        lowered(lambda x: (x.abs() ** x).min(0)[1], torch.empty(0, 5), fixed=(0, 5))
+
+
 def test_the_largest_of_bools():
     x = torch.randn(3, 4)
     compiled, _ = lowered(lambda x: (x > 0).max(1)[0], x)

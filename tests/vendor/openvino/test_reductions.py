@@ -52,6 +52,7 @@ def test_counts_beyond_what_float32_holds():
     same(lambda a: (a.view(-1).sum(0), a.sum(1)), flags, fixed=flags.shape)
 
 
+@pytest.mark.full
 def test_places_and_ranges_beyond_what_float32_holds():
     number = 2**24 + 5
     x = torch.zeros(number)

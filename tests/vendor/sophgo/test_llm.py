@@ -71,6 +71,7 @@ def test_a_full_cache_of_the_other_kinds_of_models(bmodel_of, model_folder, kind
     assert made.logits is not None and distance(made.logits, logits) < HALF
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [8, 13, 18])
 def test_prompts_as_long_as_a_stage_between_two_and_longer_than_all(qwen2, model_folder, length):
     """What is longer than the longest stage takes a step a token."""

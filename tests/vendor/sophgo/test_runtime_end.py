@@ -74,6 +74,7 @@ while time.monotonic() < limit:
 """
 
 
+@pytest.mark.full
 def test_a_stopped_worker_ends_with_its_killed_process_where_process_1_is_of_their_session(bmodel):
     """There its process group is not orphaned, and the kernel sends it no SIGHUP."""
     unshare = [shutil.which("unshare") or "unshare", "--pid", "--fork", "--mount-proc"]
@@ -130,6 +131,7 @@ def test_a_worker_ends_with_the_last_that_uses_it(fresh, bmodel):
     assert not process.exists()
 
 
+@pytest.mark.full
 def test_a_worker_ends_at_once_though_a_forks_child_has_its_wire(fresh, bmodel, monkeypatch):
     """By itself, which it is told to: nobody loses patience with it and ends it by force."""
     monkeypatch.setattr(worker, "_PATIENCE", SECONDS)

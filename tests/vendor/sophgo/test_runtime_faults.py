@@ -83,6 +83,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_run(fresh, bmodel):
     next_run_works(bmodel, "bm1688")
 
 
+@pytest.mark.full
 def test_a_worker_that_hangs_is_ended_in_time(fresh, bmodel):
     engine = open_engine(bmodel, "bm1688")  # whose worker is not stopped between calls
     inputs, outputs = own_tensors(engine, "mlp")
@@ -352,6 +353,7 @@ def processor_seconds(pid: int) -> float:
 
 
 @pytest.mark.parametrize("chip", ["bm1684x", pytest.param("bm1688", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_an_idle_worker_takes_no_processor(fresh, bmodel, chip):
     """bm1684x's emulator waits for work in a loop; its worker is stopped between calls."""
     engine = open_engine(bmodel, chip)

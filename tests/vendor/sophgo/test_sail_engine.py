@@ -89,7 +89,7 @@ def test_the_size_is_that_of_the_bytes(bmodel, open_chips):
         sail.EngineLLM(data, len(data) - 1, [0])
 
 
-@pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
+@pytest.mark.parametrize("chip", ["bm1684x", pytest.param("bm1688", marks=pytest.mark.full)])
 def test_open_with_flags(bmodel, open_chips, chip):
     """BM_RUNTIME_SHARE_MEM, as the enumeration and as its number."""
     for flags in (sail.BmrtFlag.BM_RUNTIME_SHARE_MEM, 1):
@@ -246,6 +246,7 @@ def test_every_stage_runs(engine):
 @pytest.mark.parametrize(
     "flags", [pytest.param(None, marks=pytest.mark.full), sail.BmrtFlag.BM_RUNTIME_SHARE_MEM]
 )
+@pytest.mark.full
 def test_an_engine_keeps_its_memory_when_a_larger_one_comes_and_goes(bmodel, open_chips, chip, flags):
     """What it works in, which BMRuntime by itself gives back for the larger one's, as in the next test."""
     small = opened_with(bmodel(f"growing {chip}"), flags)
@@ -259,7 +260,7 @@ def test_an_engine_keeps_its_memory_when_a_larger_one_comes_and_goes(bmodel, ope
 
 
 @pytest.mark.parametrize("flags", [None, sail.BmrtFlag.BM_RUNTIME_AUTO])
-@pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
+@pytest.mark.parametrize("chip", ["bm1684x", pytest.param("bm1688", marks=pytest.mark.full)])
 def test_a_stage_before_a_larger_one_keeps_its_memory(bmodel, open_chips, chip, flags):
     """BMRuntime by itself gives it back, and the stage then runs over commands of others (raw/growing_stages.py)."""
     engine = opened_with(bmodel(f"growing {chip}"), flags)

@@ -72,8 +72,10 @@ def _shares(b: Builder, weights: Output, ids: Output, experts: int, renormalize:
         weights = op.divide(weights, op.reduce_sum(weights, b.axes([-1]), True)).output(0)
     ids = inside(b, ids, experts, experts, negative=False)
     chosen = op.one_hot(ids, b.scalar(experts, I64), b.scalar(1.0, F32), b.scalar(0.0, F32), -1)
+    # Not by a product: 0 times infinity is NaN.
+    given = op.select(op.greater(chosen, b.scalar(0.0, F32)), op.unsqueeze(weights, b.axes([2])), chosen)
     tables = [
-        op.reduce_sum(op.multiply(chosen, op.unsqueeze(weights, b.axes([2]))), b.axes([1]), False),
+        op.reduce_sum(given, b.axes([1]), False),
         op.greater(op.reduce_sum(chosen, b.axes([1]), False), b.scalar(0.0, F32)),
     ]
     turned = [op.transpose(table, b.axes([1, 0])) for table in tables]

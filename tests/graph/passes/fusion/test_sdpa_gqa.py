@@ -353,7 +353,10 @@ def attend(module: nn.Module):
     return lambda x, cos, mask: module(x, (cos, cos), mask)[0]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(
+    "dtype",
+    [one if one is torch.float32 else pytest.param(one, marks=pytest.mark.full) for one in TOLERANCES],
+)
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(

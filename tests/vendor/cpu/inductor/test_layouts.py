@@ -99,7 +99,7 @@ def agree(function: Callable[..., Any], *args: Any, under: Any = None) -> None:
 BOTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)])
 @pytest.mark.parametrize("first", [BOTH, [SDPBackend.MATH]])
 def test_attention_under_every_backend(looked_at, first, dtype):
     sizes = [(2, 4, 8, 16), (1, 1, 8, 16), (2, 4, 1, 16), (2, 4, 0, 16)]
