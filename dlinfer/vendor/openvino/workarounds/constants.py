@@ -61,7 +61,7 @@ def _may_overwrite(reader: Node, known: set[str]) -> bool:
 
 def _is_folded(node: Node) -> bool:
     """Whether OpenVINO computes a node before it compiles: tried on a copy, since folding alone may change its type."""
-    copy = ov.Model([node.output(0)], [], "constants").clone()
+    copy = ov.Model([node.output(0)], [], "constants").clone()  # pyright: ignore[reportGeneralTypeIssues]
     manager = Manager()
     manager.register_pass(ConstantFolding())
     manager.run_passes(copy)

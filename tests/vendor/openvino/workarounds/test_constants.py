@@ -59,6 +59,6 @@ def test_what_can_be_folded_is_left():
     weight = op.constant([[1.0, 2.0]], ov.Type.f32)
     x = op.parameter([1, 2], ov.Type.f32)
     for made, inputs in ((op.add(weight, op.constant(1.0, ov.Type.f32)), 1), (op.roll(weight, [0], [0]), 2)):
-        model = ov.Model([op.multiply(made, x)], [x])
+        model = ov.Model([op.multiply(made, x)], [x])  # pyright: ignore[reportGeneralTypeIssues]
         part_constants(model)
         assert len(model.inputs) == inputs
