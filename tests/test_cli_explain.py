@@ -28,11 +28,12 @@ def llama(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_is_explained(llama, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("inductor", marks=pytest.mark.full)])
+def test_a_model_is_explained(engine, llama, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("DLINFER_CACHE_DIR", str(fresh_cache(tmp_path / "cache")))
     monkeypatch.setattr("dlinfer.settings._current", None)
     page, data = tmp_path / "out.html", tmp_path / "out.json"
-    argv = ["explain", str(llama), "--prompt-length", "5", "--batch", "3"]
+    argv = ["explain", str(llama), "--prompt-length", "5", "--batch", "3", "--engine", engine]
     assert main([*argv, "--html", str(page), "--json", str(data)]) == 0
     out = capsys.readouterr().out
     assert "LlamaForCausalLM" in out

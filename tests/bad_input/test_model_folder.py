@@ -129,6 +129,7 @@ def test_server(name: str, copy: Path):
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", quick("chat", ["serve api_server"]))
+@pytest.mark.full
 def test_command_line_on_a_missing_folder(arguments: str):
     words = "the model folder '/nowhere/llama' cannot be served: there is no such folder"
     command_line_fails(arguments.split(), "/nowhere/llama", words)

@@ -54,6 +54,7 @@ def test_everything_is_drawn(programs: list[Program]):
     assert [name for name in _COVERED if not counts[name]] == []
 
 
+@pytest.mark.full
 def test_most_calls_run_and_some_raise(programs: list[Program]):
     first = [eagerly(program) for program in programs[:150]]
     raised = sum(traces[-1].error is not None for traces in first)

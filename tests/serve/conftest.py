@@ -25,7 +25,7 @@ def model(lab: Lab) -> Path:
 def server(model: Path) -> Iterator[ApiServer]:
     """One server for all that it is asked. Its stop is part of the tests: whatever it was sent, it ends and leaves
     nothing."""
-    with ApiServer(model, "--logprobs-mode", "raw_logprobs") as server:
+    with ApiServer(model, "--logprobs-mode", "raw_logprobs", "--eager-mode") as server:
         server.ready()
         yield server
         ending = server.stop()

@@ -18,6 +18,8 @@ torch.testing.assert_close(dlinfer.ops.rms_norm(x, torch.ones(4), 1e-6), x)
 """
 
 
-@pytest.mark.parametrize("name", ["cpu", "reference", "openvino"])
+@pytest.mark.parametrize(
+    "name", ["openvino", *(pytest.param(name, marks=pytest.mark.full) for name in ("cpu", "reference"))]
+)
 def test_of_a_vendor_that_was_made_active(name: str) -> None:
     subprocess.run([sys.executable, "-c", CODE.format(name=name)], check=True, timeout=300)

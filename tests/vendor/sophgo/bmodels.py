@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -114,9 +115,25 @@ def _compiled(recipe: Recipe, folder: Path) -> Path:
     return folder / "all.bmodel"
 
 
+def _translated(part: Part) -> Path:
+    """A folder with the network as the compiler reads it, the same for all chips and numbers."""
+    text = json.dumps([part.net, part.rows, SEEDS, WIDTH, HIDDEN, TOOLCHAIN.digest])
+    path = cache_folder() / "sophgo" / "tests" / hashlib.sha256(text.encode()).hexdigest()[:24]
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                made = Path(scratch, "net")
+                made.mkdir()
+                _write_onnx(part, made / "net.onnx")
+                names = ["--model_name", part.net, "--model_def", "net.onnx", "--mlir", "net.mlir"]
+                _run(made, "model_transform", *names)
+                made.rename(path)
+    return path
+
+
 def _compiled_part(chip: str, part: Part, folder: Path) -> Path:
-    _write_onnx(part, folder / "net.onnx")
-    _run(folder, "model_transform", "--model_name", part.net, "--model_def", "net.onnx", "--mlir", "net.mlir")
+    shutil.copytree(_translated(part), folder, dirs_exist_ok=True)
     options = ["--mlir", "net.mlir", "--quantize", part.quantize, "--chip", chip, "--model", "net.bmodel"]
     options += ["--addr_mode", part.addr_mode, "--quant_input", "--quant_output"]
     if part.dynamic:

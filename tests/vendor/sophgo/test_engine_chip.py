@@ -54,7 +54,7 @@ def test_a_chip_that_does_not_fit_is_refused(monkeypatch):
         engine_chip.settled(SophgoOptions.of({"cores": 2}))
 
 
-@pytest.mark.parametrize("chip", ["bm1684x", "bm1688"])
+@pytest.mark.parametrize("chip", ["bm1684x", pytest.param("bm1688", marks=pytest.mark.full)])
 def test_the_report_says_which(toolchain, chip):
     with settings.override(sophgo_emulate=chip):
         region = compiled(lambda x: (x @ x).relu(), torch.ones(4, 4))

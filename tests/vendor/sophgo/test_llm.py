@@ -29,10 +29,14 @@ HALF = 5e-3
 """Relative L2 distance of float16's logits from float32's."""
 
 
+QUICK = ("llama", "bm1684x")
+"""The model and the chip that the gate compiles."""
+
+
 @pytest.fixture(scope="session")
-def qwen2(bmodel_of):
+def generator(bmodel_of):
     """The Qwen2-like model on bm1688, loaded once."""
-    return Generator(open_engine(bmodel_of("qwen2", "bm1688")))
+    return Generator(open_engine(bmodel_of(*QUICK)))
 
 
 def distance(given: np.ndarray, wanted: torch.Tensor) -> float:
@@ -43,7 +47,7 @@ def distance(given: np.ndarray, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     ("kind", "chip"),
     [
-        ("llama", "bm1684x"),
+        QUICK,
         pytest.param("qwen2", "bm1688", marks=pytest.mark.full),
         pytest.param("llama", "bm1688", marks=pytest.mark.full),
         pytest.param("qwen2", "bm1684x", marks=pytest.mark.full),
@@ -73,11 +77,11 @@ def test_a_full_cache_of_the_other_kinds_of_models(bmodel_of, model_folder, kind
 
 @pytest.mark.full
 @pytest.mark.parametrize("length", [8, 13, 18])
-def test_prompts_as_long_as_a_stage_between_two_and_longer_than_all(qwen2, model_folder, length):
+def test_prompts_as_long_as_a_stage_between_two_and_longer_than_all(generator, model_folder, length):
     """What is longer than the longest stage takes a step a token."""
     given = llms.prompt(length)
-    tokens, logits = llms.by_transformers(model_folder("qwen2"), given, 2)
-    made = qwen2.generate(given, 2, keep_logits=True)
+    tokens, logits = llms.by_transformers(model_folder(QUICK[0]), given, 2)
+    made = generator.generate(given, 2, keep_logits=True)
     assert made.tokens == tokens
     assert made.prefilled == min(length, llms.STAGES[-1])
     assert made.logits is not None and distance(made.logits, logits) < HALF
@@ -85,9 +89,9 @@ def test_prompts_as_long_as_a_stage_between_two_and_longer_than_all(qwen2, model
 
 def test_from_bytes_and_with_flags(bmodel_of, model_folder):
     """What another prompt left in the caches is not seen."""
-    path = bmodel_of("qwen2", "bm1688")
+    path = bmodel_of(*QUICK)
     given = llms.prompt(4)
-    tokens, _ = llms.by_transformers(model_folder("qwen2"), given, 2)
+    tokens, _ = llms.by_transformers(model_folder(QUICK[0]), given, 2)
     flags = sail.BmrtFlag.BM_RUNTIME_SHARE_MEM
     assert generate(path, given, 2, flags=flags).tokens == tokens
     generator = Generator(open_engine(path.read_bytes()))
@@ -95,10 +99,10 @@ def test_from_bytes_and_with_flags(bmodel_of, model_folder):
     assert generator.generate(given, 2).tokens == tokens
 
 
-def test_an_end_token_ends_it(qwen2, model_folder):
+def test_an_end_token_ends_it(generator, model_folder):
     given = llms.prompt(4)
-    tokens, _ = llms.by_transformers(model_folder("qwen2"), given, 3)
-    made = qwen2.generate(given, 3, eos_token_ids={tokens[0]})
+    tokens, _ = llms.by_transformers(model_folder(QUICK[0]), given, 3)
+    made = generator.generate(given, 3, eos_token_ids={tokens[0]})
     assert made.tokens == tokens[:1]
 
 
@@ -112,8 +116,8 @@ def test_other_numbers(bmodel_of, model_folder, quantize, tolerance):
     assert made.logits is not None and distance(made.logits, logits) < tolerance
 
 
-def test_all_that_is_needed_stands_in_the_bmodel(qwen2):
-    found = layout.read(qwen2.engine)
+def test_all_that_is_needed_stands_in_the_bmodel(generator):
+    found = layout.read(generator.engine)
     assert (found.layers, found.lengths, found.capacity) == (2, llms.STAGES, llms.CAPACITY)
     assert (found.hidden, found.heads, found.row, found.vocabulary) == (64, 2, 32, llms.VOCABULARY)
     assert found.dtype == sail.Dtype.BM_FLOAT16
@@ -134,26 +138,26 @@ def test_all_that_is_needed_stands_in_the_bmodel(qwen2):
         (llms.prompt(33), 1),
     ],
 )
-def test_prompts_that_do_not_fit_are_refused(qwen2, given, count):
+def test_prompts_that_do_not_fit_are_refused(generator, given, count):
     with pytest.raises(SophgoLlmError):
-        qwen2.generate(given, count)
+        generator.generate(given, count)
 
 
-def test_tokens_of_numpy_and_torch_are_tokens(qwen2):
-    wanted = qwen2.generate([1, 2], 1).tokens
-    assert qwen2.generate(np.array([1, 2]), 1).tokens == wanted
-    assert qwen2.generate(torch.tensor([1, 2]), 1).tokens == wanted
+def test_tokens_of_numpy_and_torch_are_tokens(generator):
+    wanted = generator.generate([1, 2], 1).tokens
+    assert generator.generate(np.array([1, 2]), 1).tokens == wanted
+    assert generator.generate(torch.tensor([1, 2]), 1).tokens == wanted
 
 
 @pytest.mark.full
 def test_a_worker_that_ends_is_an_error_and_a_new_engine_works(fresh, bmodel_of, model_folder):
-    path = bmodel_of("qwen2", "bm1688")
+    path = bmodel_of(*QUICK)
     generator = Generator(open_engine(path))
     generator.engine._model._worker.kill()
     with pytest.raises(SophgoWorkerError) as caught:
         generator.generate(llms.prompt(3), 1)
     assert pickle.loads(pickle.dumps(caught.value)).explanation == caught.value.explanation
-    tokens, _ = llms.by_transformers(model_folder("qwen2"), llms.prompt(3), 1)
+    tokens, _ = llms.by_transformers(model_folder(QUICK[0]), llms.prompt(3), 1)
     assert generate(path, llms.prompt(3), 1).tokens == tokens
 
 

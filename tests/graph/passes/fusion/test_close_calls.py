@@ -102,6 +102,7 @@ def test_by_the_rules(function):
         torch.testing.assert_close(result, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 def test_through_the_engine(function):
     same_as_eager(function, *CASES[function][1:], small_regions="engine")
