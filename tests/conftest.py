@@ -13,7 +13,6 @@ import hypothesis
 import numpy
 import pytest
 import torch
-from xdist.scheduler import LoadFileScheduling
 
 from dlinfer.vendor import discovery
 from tests.plugins.builder import write_plugin
@@ -30,19 +29,16 @@ hypothesis.settings.load_profile("patient")
 _TOGETHER = ("tests/serve/",)
 
 
-class _ByFile(LoadFileScheduling):
-    """Tests of a file run in one process, those of a folder of ``_TOGETHER`` too."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return next(
-            (folder for folder in _TOGETHER if nodeid.startswith(folder)), super()._split_scope(nodeid)
-        )
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile | None:
-    """What ``--dist loadfile`` takes."""
-    return _ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What ``--dist loadfile`` takes: tests of a file run in one process, those of a folder of ``_TOGETHER`` too."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((one for one in _TOGETHER if nodeid.startswith(one)), super()._split_scope(nodeid))
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def seed(name: str) -> None:
