@@ -80,8 +80,16 @@ def fresh(toolchain, monkeypatch) -> None:
 
 @pytest.fixture(scope="session")
 def opened(bmodel, open_chips) -> Callable[[str], sail.EngineLLM]:
-    """An engine on device 0 by the name of its recipe, opened once; for tests that leave it and its worker sound."""
-    return cache(lambda name: sail.EngineLLM(str(bmodel(name)), [0]))
+    """An engine on device 0 by the name of its recipe, opened once; for tests that leave it and its worker sound.
+
+    One of addr_mode basic is not kept: beside it no larger bmodel can be loaded.
+    """
+
+    def made(name: str) -> sail.EngineLLM:
+        return sail.EngineLLM(str(bmodel(name)), [0])
+
+    kept = cache(made)
+    return lambda name: (made if name == "basic" else kept)(name)
 
 
 @pytest.fixture(params=CHIPS)

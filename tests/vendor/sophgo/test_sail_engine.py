@@ -290,3 +290,15 @@ def test_every_type_and_addr_mode_runs(opened, name, tolerance):
     outputs[0].sync_d2s()
     found = outputs[0].scale_to(engine.get_output_scale("mlp", 0))
     assert relative(found, oracle("mlp", *values)) < tolerance
+
+
+def test_a_network_of_addr_mode_basic_is_loaded_behind_larger_ones(fresh, bmodel):
+    """BMRuntime takes its inputs and outputs for parts of the memory of all networks, which it moves when that grows;
+    the network then gave zeros."""
+    large = bmodel("growing bm1684x")
+    basic = sail.EngineLLM(str(bmodel("basic")), [0])
+    with pytest.raises(SophgoModelError, match="addr_mode basic"):
+        sail.EngineLLM(str(large), [0])
+    del basic
+    engines = [sail.EngineLLM(str(path), [0]) for path in (large, bmodel("basic"), bmodel("float32"))]
+    assert relative(*run(engines[1], "mlp")) < FLOAT16

@@ -9,10 +9,14 @@ from .layout import Network, Shape, Tensor
 
 
 class Model:
-    """A bmodel on some devices of a chip; its first device runs what is not distributed."""
+    """A bmodel on some devices of a chip; its first device runs what is not distributed.
 
-    def __init__(self, chip: Chip, devices: list[int], flags: int | None) -> None:
+    working: the most bytes that one of its networks works in, where these are shared.
+    """
+
+    def __init__(self, chip: Chip, devices: list[int], flags: int | None, working: int) -> None:
         self.chip = chip
+        self.working = working
         self.devices = devices
         self._memories: list[int] = []
         handles = (ctypes.c_void_p * len(devices))(*(chip.handles[device] for device in devices))
@@ -39,6 +43,15 @@ class Model:
             "flags": self.chip.bmrt.bmrt_get_flags(self._runtime),
             "networks": [self._network(name) for name in names],
         }
+
+    def is_basic(self) -> bool:
+        """Whether a network's inputs and outputs lie in the memory that it works in (addr_mode 0)."""
+        number = self.chip.bmrt.bmrt_get_network_number(self._runtime)
+        names = (self.chip.bmrt.bmrt_get_network_name(self._runtime, index) for index in range(number))
+        return any(
+            self.chip.bmrt.bmrt_get_network_info(self._runtime, name).contents.addr_mode == 0
+            for name in names
+        )
 
     def _network(self, name: bytes) -> dict[str, Any]:
         net: Network = self.chip.bmrt.bmrt_get_network_info(self._runtime, name).contents

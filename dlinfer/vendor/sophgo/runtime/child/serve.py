@@ -81,8 +81,9 @@ class Server:
         """Load a bmodel from a file, or without a path from the file that comes behind this request."""
         data = None if path is not None else socket.recv_fds(self._connection, 1, 1)[1][0]
         try:
+            self._check_growth(max(working, default=0))
             chip.working.expect(working, weights)
-            model = Model(chip, devices, flags)
+            model = Model(chip, devices, flags, max(working, default=0))
             try:
                 if path is not None:
                     model.load_file(path)
@@ -97,6 +98,19 @@ class Server:
         number = next(self._numbers)
         self._models[number] = model
         return {"number": number, **model.describe()}
+
+    def _check_growth(self, needed: int) -> None:
+        """Raise RefusedError where networks of addr_mode basic would go wrong: BMRuntime takes their inputs and outputs
+        for parts of the memory that all networks work in, which it moves for one that needs more."""
+        loaded = self._models.values()
+        if needed > max((model.working for model in loaded), default=0) and any(
+            model.is_basic() for model in loaded
+        ):
+            raise RefusedError(
+                "load",
+                f"it works in {needed} bytes, more than what is loaded; BMRuntime would move the memory of a network "
+                "of addr_mode basic that is loaded, which then gives wrong numbers. Load this one before that",
+            )
 
     def _unload(self, chip: Chip, numbers: list[int]) -> None:
         for number in numbers:
