@@ -35,7 +35,7 @@ MUTATIONS = (
         "dlinfer/vendor/discovery.py",
         "if wanted and get(wanted).serves(device_type):",
         "if False and get(wanted).serves(device_type):",
-        ("tests/framework/lmdeploy_ext/test_engine.py", "-k", "reference_vendor"),
+        ("tests/vendor/test_discovery.py",),
     ),
     Mutation(
         "qaic's benchmark does not look at its inputs",
