@@ -34,3 +34,17 @@ def test_a_row_outside_raises_in_place_of_reading_what_lies_there(engine: str):
         for row in (number, -number - 1, 2**40):
             with pytest.raises(GraphRunError, match="out of"):
                 run(table, torch.tensor(row))
+
+
+class Replaced(torch.nn.Module):
+    def forward(self, table: torch.Tensor, values: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return torch.select_scatter(table, values, 0, row.item())
+
+
+def test_a_row_outside_is_not_written():
+    given = (torch.zeros(4, 3), torch.ones(3))
+    run = dlinfer.compile(Replaced(), (*given, torch.tensor(2)), engine="inductor")
+    for row in (0, 3):
+        torch.testing.assert_close(run(*given, torch.tensor(row)), Replaced()(*given, torch.tensor(row)))
+    with pytest.raises(GraphRunError, match="out of"):
+        run(*given, torch.tensor(9))

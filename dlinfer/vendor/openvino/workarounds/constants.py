@@ -13,8 +13,8 @@ import openvino.opset16 as op
 from openvino import Input, Node
 from openvino.passes import ConstantFolding, Manager
 
-NOWHERE = "nowhere"
-"""Name of the input, int64 [1], that such a model has behind all others."""
+NOWHERE = "no places"
+"""Name of the input, int64 [1], that such a model has behind all others; no argument of a function has such a name."""
 
 # They write their results into memory of their own; compressed weights stay as they are in front of them.
 _APART = ("Constant", "Convolution", "ConvolutionBackpropData", "Gather", "GroupConvolution", "MatMul")

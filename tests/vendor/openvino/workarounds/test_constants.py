@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import dlinfer
 from dlinfer.vendor.openvino.workarounds.constants import part_constants
 from tests.graph.compiling import compiled
 
@@ -52,6 +53,15 @@ def test_infinities_of_bfloat16_are_not_overwritten(shape):
         for x in (torch.tensor(-1, dtype=torch.bfloat16), torch.tensor(2, dtype=torch.bfloat16)):
             for _ in range(2):
                 torch.testing.assert_close(run(x), model(x))
+
+
+def test_an_argument_may_have_any_name():
+    class Named(nn.Module):
+        def forward(self, nowhere: torch.Tensor) -> torch.Tensor:
+            return nowhere * 2
+
+    x = torch.randn(3)
+    torch.testing.assert_close(dlinfer.compile(Named(), (x,), engine="openvino")(x), x * 2)
 
 
 def test_what_can_be_folded_is_left():
