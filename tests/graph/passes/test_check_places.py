@@ -1,5 +1,7 @@
 """A place that the data tells is looked at before a view of it is made."""
 
+from typing import cast
+
 import pytest
 import torch
 
@@ -38,7 +40,7 @@ def test_a_row_outside_raises_in_place_of_reading_what_lies_there(engine: str):
 
 class Replaced(torch.nn.Module):
     def forward(self, table: torch.Tensor, values: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        return torch.select_scatter(table, values, 0, row.item())
+        return torch.select_scatter(table, values, 0, cast(int, row.item()))
 
 
 def test_a_row_outside_is_not_written():

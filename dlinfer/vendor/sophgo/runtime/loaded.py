@@ -18,6 +18,9 @@ from dlinfer.vendor.sophgo.runtime import bmodel, chips
 from dlinfer.vendor.sophgo.runtime.device import DeviceMemory, Place, number_of, open_device
 from dlinfer.vendor.sophgo.runtime.worker import Worker, memory_file
 
+# What helps against a refusal of a kind that no other bmodel would mend.
+_ADVICE = {"order": "load it before that network, or compile that one for another addr_mode"}
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -118,7 +121,8 @@ class LoadedModel:
             with self._in_memory(source) as file:
                 return self._worker.call("load", file.fileno(), **told, path=None, size=len(source))
         except SophgoRuntimeError as error:
-            raise self._refused(error.fields["detail"], "compile it again") from None
+            advice = _ADVICE.get(error.fields["kind"], "compile it again")
+            raise self._refused(error.fields["detail"], advice) from None
 
     def _in_memory(self, data: bytes) -> FileIO:
         """A file in memory with ``data``."""

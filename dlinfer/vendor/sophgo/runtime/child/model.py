@@ -37,21 +37,19 @@ class Model:
 
     def describe(self) -> dict[str, Any]:
         """Return all that bm_net_info_t says of every network, and numbers for the memory of its inputs and outputs."""
-        number = self.chip.bmrt.bmrt_get_network_number(self._runtime)
-        names = [self.chip.bmrt.bmrt_get_network_name(self._runtime, index) for index in range(number)]
         return {
             "flags": self.chip.bmrt.bmrt_get_flags(self._runtime),
-            "networks": [self._network(name) for name in names],
+            "networks": [self._network(name) for name in self._names()],
         }
 
     def is_basic(self) -> bool:
         """Whether a network's inputs and outputs lie in the memory that it works in (addr_mode 0)."""
+        infos = (self.chip.bmrt.bmrt_get_network_info(self._runtime, name) for name in self._names())
+        return any(info.contents.addr_mode == 0 for info in infos)
+
+    def _names(self) -> list[bytes]:
         number = self.chip.bmrt.bmrt_get_network_number(self._runtime)
-        names = (self.chip.bmrt.bmrt_get_network_name(self._runtime, index) for index in range(number))
-        return any(
-            self.chip.bmrt.bmrt_get_network_info(self._runtime, name).contents.addr_mode == 0
-            for name in names
-        )
+        return [self.chip.bmrt.bmrt_get_network_name(self._runtime, index) for index in range(number)]
 
     def _network(self, name: bytes) -> dict[str, Any]:
         net: Network = self.chip.bmrt.bmrt_get_network_info(self._runtime, name).contents

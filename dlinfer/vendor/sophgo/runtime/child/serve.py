@@ -101,15 +101,15 @@ class Server:
 
     def _check_growth(self, needed: int) -> None:
         """Raise RefusedError where networks of addr_mode basic would go wrong: BMRuntime takes their inputs and outputs
-        for parts of the memory that all networks work in, which it moves for one that needs more."""
+        for parts of the memory that networks work in, which it moves on all devices for one that needs more."""
         loaded = self._models.values()
         if needed > max((model.working for model in loaded), default=0) and any(
             model.is_basic() for model in loaded
         ):
             raise RefusedError(
-                "load",
+                "order",
                 f"it works in {needed} bytes, more than what is loaded; BMRuntime would move the memory of a network "
-                "of addr_mode basic that is loaded, which then gives wrong numbers. Load this one before that",
+                "of addr_mode basic that is loaded, which then gives wrong numbers",
             )
 
     def _unload(self, chip: Chip, numbers: list[int]) -> None:
