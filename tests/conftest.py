@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import logging
 import random
 import sys
 import zlib
@@ -50,10 +51,18 @@ def seed(name: str) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What all modules hold stays: looking through it again and again takes a fifteenth of the tests' time."""
+    """Spare all tests what takes a large part of their time and tells them nothing.
+
+    What all modules hold stays, and is not looked through again and again. Dynamo measures the guards of each graph,
+    for which it empties the CPU's caches (30 ms). torch writes a record of all that it compiles as soon as its logger
+    has a handler, and pytest gives one to each logger that does not propagate (10 ms).
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    if guards := sys.modules.get("torch._dynamo.guards"):
+        guards.profile_guard_manager = lambda *_: 0.0
+    logging.getLogger("torch.__trace").propagate = True
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

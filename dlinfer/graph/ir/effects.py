@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import fake, storages, tensors_of, written_arguments
+from dlinfer.graph.ir.dialect import fake, reshapes_argument, storages, tensors_of, written_arguments
 from dlinfer.graph.ir.layout import Order, dense_order
 from dlinfer.graph.seam.fake_mode import storage_id
 
@@ -109,6 +109,20 @@ def _by_width(nodes: Iterable[fx.Node]) -> tuple[Memory, Memory, Memory]:
 def memory_read(node: fx.Node) -> Memory:
     """The memory that a node's arguments lie in."""
     return frozenset(memory for parent in node.all_input_nodes for memory in storages(parent))
+
+
+def reshaped_memory(nodes: Iterable[fx.Node]) -> Memory:
+    """The memory of tensors that some of these nodes give other sizes in place.
+
+    Several nodes may give one tensor object (``x.float()`` of float32 is ``x``), and all see its new sizes: such
+    memory's views are told apart by their order alone.
+    """
+    return frozenset(
+        memory
+        for node in nodes
+        if reshapes_argument(node) and node.target is not torch.ops.aten.detach_.default  # sizes stay
+        for memory in memory_read(node)
+    )
 
 
 def made_memory(node: fx.Node) -> bool:

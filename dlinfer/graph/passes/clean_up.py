@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import brings_symbol, is_pure, is_view, model_line, reshapes_argument, storages
-from dlinfer.graph.ir.effects import effects_of
+from dlinfer.graph.ir.dialect import brings_symbol, is_pure, is_view, model_line, storages
+from dlinfer.graph.ir.effects import effects_of, reshaped_memory
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit
 
@@ -22,6 +22,7 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
 
 def _merge_equal(graph: fx.Graph) -> list[Edit]:
     effects = effects_of(graph)
+    reshaped = reshaped_memory(graph.nodes)
     returned = set(graph.output_node().all_input_nodes)
     given_away = {memory for node in returned for memory in storages(node)}
     seen: dict[Any, fx.Node] = {}
@@ -29,7 +30,7 @@ def _merge_equal(graph: fx.Graph) -> list[Edit]:
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_pure(node) or brings_symbol(node):
             continue
-        if node in returned or any(reshapes_argument(user) for user in node.users):
+        if node in returned or not reshaped.isdisjoint(storages(node)):
             continue
         if not is_view(node) and (effects.ever_written(node) or storages(node) & given_away):
             continue

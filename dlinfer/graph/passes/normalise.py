@@ -6,7 +6,8 @@ Assumes nothing. What is dropped gives a value that is equal to its input in dty
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import arguments, fake, is_pure, overload, reshapes_argument, storages
+from dlinfer.graph.ir.dialect import arguments, fake, is_pure, overload, storages
+from dlinfer.graph.ir.effects import reshaped_memory
 from dlinfer.graph.ir.layout import same_place
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
@@ -41,8 +42,10 @@ _DROPOUT = frozenset((_aten.dropout.default, _aten.feature_dropout.default, _ate
 
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
     rewriter = Rewriter(graph_module)
-    for node in list(graph_module.graph.nodes):
-        if _changes_nothing(node):
+    nodes = list(graph_module.graph.nodes)
+    reshaped = reshaped_memory(nodes)
+    for node in nodes:
+        if _changes_nothing(node) and reshaped.isdisjoint(storages(node)):
             source = node.all_input_nodes[0]
             rewriter.replace(f"drop {overload(node)}", [node], [source])
     return rewriter.edits
@@ -56,8 +59,6 @@ def _changes_nothing(node: fx.Node) -> bool:
     if any(user.op == "output" for user in node.users):
         return False  # a caller may tell its own tensor from another object on the same memory
     source = node.all_input_nodes[0]
-    if any(reshapes_argument(user) for user in (*node.users, *source.users)):
-        return False  # the other one keeps its sizes
     if node.args and node.args[0] is not source:
         return False
     if node.target in _DROPOUT:

@@ -75,6 +75,12 @@ def view_reshaped_in_place(x):
     return a.sin() @ b.cos().t().t()
 
 
+def same_tensor_reshaped_in_place(x):
+    a, b = x.view(6, 4), x.view(6, 4)
+    a.float().t_()
+    return a.sin() @ b.cos()
+
+
 def draws(x):
     return torch.rand(4).sum() + torch.rand(4).sum() + x
 
@@ -94,6 +100,7 @@ def numbers(x):
         (both_given_away, [x], 0),
         (both_given_away_as_views, [x], 0),
         (view_reshaped_in_place, [x], 0),
+        (same_tensor_reshaped_in_place, [x], 0),
         (draws, [x], 0),
         (numbers, [x], 0),
     ],
@@ -152,6 +159,8 @@ def test_dropping_keeps_effects():
         (lambda x: (x * 2).detach_() * 2, 1),
         (lambda x: x.view(4, 6).t_() * 2, 0),
         (lambda x: [y := x * 2, y.view(4, 6), y.t_()][1] * 2, 0),
+        # x.float() is the very tensor that is squeezed, and the view of it is not
+        (lambda x: [y := x[:1, 0] * 2, y.reshape(-1), y.float().squeeze_()][1] * 2, 0),
     ],
 )
 def test_normalise_drops_what_changes_nothing_and_nothing_else(function, dropped):

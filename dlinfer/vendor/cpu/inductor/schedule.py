@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from dlinfer.graph.ir.dialect import is_pure, is_size, is_view, reads_number, reshapes_argument, storages
-from dlinfer.graph.ir.effects import Effects, effects_of, has_layout, memory_read
+from dlinfer.graph.ir.dialect import is_pure, is_size, is_view, reads_number, storages
+from dlinfer.graph.ir.effects import Effects, effects_of, has_layout, memory_read, reshaped_memory
 from dlinfer.vendor.cpu.inductor.fusible import loops_of
 
 
@@ -76,7 +76,7 @@ def _kind(node: fx.Node) -> str:
 
 def _keep_in_place(calls: Sequence[fx.Node], kinds: dict[fx.Node, str]) -> None:
     """Views and sizes of a tensor that is given another shape in place keep their order like kernels."""
-    reshaped = {memory for node in calls if reshapes_argument(node) for memory in memory_read(node)}
+    reshaped = reshaped_memory(calls)
     for node in calls:
         if kinds[node] in ("view", "size") and not reshaped.isdisjoint(memory_read(node)):
             kinds[node] = "kernel"
