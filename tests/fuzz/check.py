@@ -10,13 +10,11 @@ import torch
 
 from dlinfer.graph.report import report
 from tests.fuzz import compilers, doors, execute, limits
+from tests.fuzz.budget import Budget
 from tests.fuzz.compare import Difference, differences
 from tests.fuzz.execute import CallTrace, Forward
-from tests.fuzz.perturb import perturbing
 from tests.fuzz.program import Program
 from tests.graph.threads import together
-
-_PERTURBED = 6
 
 
 @dataclass
@@ -45,7 +43,7 @@ def check(program: Program, engine: str, interpreted: bool = False) -> Verdict:
     with execute.vendor_kept(), doors.loops_interpreted() if interpreted else contextlib.nullcontext():
         expected = eagerly(program)
         verdict.raised = expected[-1].error is not None
-        budget = _Budget(program)
+        budget = Budget(program)
         watch = program.door != "loaded"
         for run in _compiled(program, engine, watch):
             given = run
@@ -94,26 +92,6 @@ def _compiled(program: Program, engine: str, watch: bool) -> list[list[CallTrace
         return [execute.calls(program, forward, kept, watch=watch)]
 
 
-class _Budget:
-    """Other correct runs, made once and only for a program whose results are not plainly equal."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._runs: Sequence[Sequence[CallTrace]] | None = None
-
-    def __call__(self) -> Sequence[Sequence[CallTrace]]:
-        if self._runs is None:
-            self._runs = [self._run(True), *(self._run(False, seed) for seed in range(_PERTURBED))]
-        return self._runs
-
-    def _run(self, widen: bool, seed: int = 0) -> list[CallTrace]:
-        model, kept = execute.module(self._program, widen)
-        make = execute.run_step if widen else perturbing(seed)
-        return execute.calls(
-            self._program, execute.interpreted(self._program, model, widen, make), kept, widen
-        )
-
-
 def _compiles_again(program: Program, engine: str) -> list[Difference]:
     """The last call made four times more: after the second nothing is compiled, where Dynamo alone compiles nothing."""
     last = program.calls[-1]
@@ -152,7 +130,7 @@ def _counts(program: Program, forward: Forward, kept: Any, count: Callable[[], i
     return counts
 
 
-def _torch_alone(program: Program, expected: Sequence[CallTrace], budget: _Budget) -> bool:
+def _torch_alone(program: Program, expected: Sequence[CallTrace], budget: Budget) -> bool:
     """Whether torch.compile differs from eager without any code of dlinfer's."""
     torch._dynamo.reset()
     model, kept = execute.module(program)

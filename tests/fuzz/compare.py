@@ -98,11 +98,16 @@ def _structure(number: int, want: CallTrace, got: CallTrace, watch: bool):
     first = len(want.results) - len(want.strides)
     for index, (one, other) in enumerate(zip(want.strides, got.strides, strict=True)):
         shape = want.results[first + index].shape
-        if 0 not in shape and any(s != t for n, s, t in zip(shape, one, other, strict=True) if n > 1):
+        if 0 not in shape and not same_strides(shape, one, other):
             yield Difference("stride", number, f"result {index}", f"{other} in place of {one}")
     for index, name in sorted(want.aliases ^ got.aliases):
         how = "does not share" if (index, name) in want.aliases else "shares"
         yield Difference("alias", number, f"result {index}", f"{how} memory with {name}")
+
+
+def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether strides place all elements alike: that of a size of 1 says nothing."""
+    return all(s == t for n, s, t in zip(shape, one, other, strict=True) if n > 1)
 
 
 class _Lazy:

@@ -184,9 +184,10 @@ def generate(seed: int, steps: int = 0) -> Program:
         seed, tuple(draft.inputs), tuple(draft.steps), _returns(draft), (Call(dict(draft.sizes)),)
     )
     # torch takes ten seconds to trace attention with a symbol for each size.
-    attends = any("attention" in step.features for step in program.steps)
     dynamic = (
-        draft.choose(None, None, False) if attends and draft.chance(0.9) else draft.choose(True, None, False)
+        draft.choose(None, None, False)
+        if _attends(program) and draft.chance(0.9)
+        else draft.choose(True, None, False)
     )
     program = _with_calls(replace(program, dynamic=dynamic).pruned(), draft)
     if program.door == "direct":
@@ -247,6 +248,9 @@ def _with_calls(program: Program, draft: Draft) -> Program:
     if draft.chance(0.25):
         for number in range(1, len(made)):
             feed = _feed(program, draft)
+            # Kernels of attention do not compare the numbers of keys and values, and read what lies behind the fewer.
+            if _attends(program) and made[number].sizes != made[number - 1].sizes:
+                feed = {}
             made[number] = replace(made[number], feed=feed)
     if draft.chance(0.3):
         number = draft.random.randrange(len(made))
@@ -267,8 +271,11 @@ def _writes(program: Program) -> bool:
 
 
 def _backend(program: Program, draft: Draft) -> str:
-    attends = any("attention" in step.features for step in program.steps)
-    return draft.choose("", "MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION") if attends else ""
+    return draft.choose("", "MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION") if _attends(program) else ""
+
+
+def _attends(program: Program) -> bool:
+    return any("attention" in step.features for step in program.steps)
 
 
 def _changes(program: Program, draft: Draft) -> dict[str, dict[str, Any]]:

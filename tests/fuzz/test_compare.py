@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.fuzz import execute
-from tests.fuzz.check import _Budget, eagerly
+from tests.fuzz.budget import Budget
+from tests.fuzz.check import eagerly
 from tests.fuzz.compare import Difference, differences
 from tests.fuzz.program import Call, Input, Program, Step
 
@@ -26,7 +27,7 @@ def found(
     model, kept = execute.module(program)
     forward = execute.plain(model)
     given = execute.calls(program, lambda arguments: spoil(arguments, forward), kept)
-    return differences(eagerly(program), given, _Budget(program))
+    return differences(eagerly(program), given, Budget(program))
 
 
 def kinds(
