@@ -26,8 +26,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("patient")
 
 
-# Tests of these folders run in one process, for which one server is started.
-_TOGETHER = ("tests/serve/",)
+# Tests of such a folder run in one process: one server answers them, and what one compiles the next finds.
+_TOGETHER = ("tests/e2e/", "tests/serve/")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dlinfer.errors import ToolchainDiskError, ToolchainInstallError
@@ -69,17 +69,15 @@ def gigabytes(count: int) -> str:
 def _make(toolchain: Toolchain, interpreter: Interpreter, report: Report) -> None:
     made = environment(toolchain)
 
-    def run(line: str, command: list[str], **variables: str) -> None:
-        _run(toolchain, command, lambda: report(line), variables)
+    def run(line: str, command: list[str]) -> None:
+        _run(toolchain, command, lambda: report(line))
 
     line = f"an environment of CPython {interpreter.version} ({interpreter.path})"
     run(line, [interpreter.path, "-I", "-m", "venv", str(made.folder)])
     downloads = made.folder / "downloads"  # on the disk that was checked, and gone with half an environment
     downloads.mkdir()
-    pip = [str(made.python), "-I", "-m", "pip", "--disable-pip-version-check", "install"]
-    for number, package in enumerate(toolchain.packages, 1):
-        line = f"{package} ({number} of {len(toolchain.packages)})"
-        run(line, [*pip, "--no-input", "--no-deps", package], TMPDIR=str(downloads))
+    if toolchain.packages:
+        _install_packages(toolchain, made, downloads, report)
     shutil.rmtree(downloads)
     for pattern in toolchain.remove:
         for path in made.site_packages.glob(pattern):
@@ -99,12 +97,34 @@ def _make(toolchain: Toolchain, interpreter: Interpreter, report: Report) -> Non
     (made.folder / STAMP).write_text(json.dumps(stamp, indent=1))
 
 
+def _install_packages(toolchain: Toolchain, made: Environment, downloads: Path, report: Report) -> None:
+    """All by one pip, which takes a second to start. What is imported is compiled then, and not all of it now."""
+    count = len(toolchain.packages)
+    begun = 0
+
+    def told(text: str) -> None:
+        nonlocal begun
+        begun += text.startswith("Collecting ")
+
+    def beat() -> None:
+        report(f"{toolchain.packages[max(begun, 1) - 1]} ({max(begun, 1)} of {count})")
+
+    pip = [str(made.python), "-I", "-m", "pip", "--disable-pip-version-check", "install"]
+    command = [*pip, "--no-input", "--no-deps", "--no-compile", *toolchain.packages]
+    _run(toolchain, command, beat, told, TMPDIR=str(downloads))
+
+
 def _run(
-    toolchain: Toolchain, command: list[str], beat: Callable[[], None], variables: Mapping[str, str]
+    toolchain: Toolchain,
+    command: list[str],
+    beat: Callable[[], None],
+    told: Callable[[str], None] | None = None,
+    **variables: str,
 ) -> None:
     """Raise ToolchainInstallError with the last lines of a command that fails. It ends when this does."""
+    environment = {**os.environ, **variables}
     try:
-        process.run(command, seconds=_SECONDS, environment={**os.environ, **variables}, beat=beat)
+        process.run(command, seconds=_SECONDS, environment=environment, beat=beat, told=told)
     except process.ProcessFailedError as failed:
         detail = f"{failed}: {' | '.join(map(str.strip, failed.lines))[-1000:]}"
         raise ToolchainInstallError(

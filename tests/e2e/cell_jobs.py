@@ -5,7 +5,7 @@ oracle, transformers in another process. Families that differ in what they make 
 of their original length and window, and requests in which these meet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,21 +40,22 @@ Answers = dict[str, tuple[EngineRun, dict[str, np.ndarray]]]
 """Name of a cell -> (LMDeploy's run, transformers' answer)."""
 
 
-def answers(lab: Lab, cells: Sequence[Cell], only: tuple[str, ...] = (), timeout: float = 1900) -> Answers:
-    """Ask both sides; of LMDeploy all steps, or those named in ``only``.
+def answers(lab: Lab, asked: Mapping[Cell, Sequence[str]], timeout: float = 1900) -> Answers:
+    """Ask both sides; of LMDeploy the steps that are named for a cell, all where none is.
 
     Cells of equal environment share a process, one engine after another: a process takes as long to start as an engine
     to answer.
     """
-    hf = dict(zip(cells, lab.references([hf_job(lab, cell) for cell in cells]), strict=True))
-    environments = {tuple(cell.environment.items()) for cell in cells}
+    hf = dict(zip(asked, lab.references([hf_job(lab, cell) for cell in asked]), strict=True))
+    environments = {tuple(cell.environment.items()) for cell in asked}
     found: Answers = {}
     for environment in sorted(environments):
-        sharing = [cell for cell in cells if tuple(cell.environment.items()) == environment]
+        sharing = [cell for cell in asked if tuple(cell.environment.items()) == environment]
         starts = []
         for cell in sharing:
-            asked = [step for step in steps(lab, cell, hf[cell]) if not only or step["name"] in only]
-            starts.append((lab.model(cell.family, cell.seed, cell.dtype), asked, options(cell)))
+            named = asked[cell]
+            chosen = [step for step in steps(lab, cell, hf[cell]) if not named or step["name"] in named]
+            starts.append((lab.model(cell.family, cell.seed, cell.dtype), chosen, options(cell)))
         runs = lab.engines(starts, timeout, dict(environment))
         found |= {cell.name: (run, hf[cell]) for cell, run in zip(sharing, runs, strict=True)}
     return found

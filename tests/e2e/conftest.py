@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import matrix
+from tests.e2e.cell_jobs import Answers, answers
 from tests.e2e.harness import Lab
 from tests.e2e.ledger import Ledger
 
@@ -31,6 +32,18 @@ def _kept_folder(config: pytest.Config) -> Path:
 def lab(pytestconfig: pytest.Config) -> Lab:
     """Models and references are kept between runs."""
     return Lab(pytestconfig.stash[FOLDER])
+
+
+@pytest.fixture(scope="session")
+def gate_answers(lab: Lab, request: pytest.FixtureRequest) -> Answers:
+    """Answers to all cells that are asked for in this run, from as few processes as they need.
+
+    Families of positions answer a batch; ``make test-full`` asks them the rest.
+    """
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    cells = [item.callspec.params["cell"] for item in items if "gate_answers" in item.fixturenames]
+    asked = {cell: () if cell.is_quick else ("batch",) for cell in cells if not cell.missing}
+    return answers(lab, asked)
 
 
 @pytest.fixture(scope="session")

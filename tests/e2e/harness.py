@@ -19,6 +19,7 @@ import psutil
 from tokenizers import Tokenizer
 
 from examples.tiny_models.build import STAMP, build, reference_folder
+from tests.caches import fresh_cache
 
 ROOT = Path(__file__).parents[2]
 REFERENCE_SCRIPT = ROOT / "examples" / "hf_reference.py"
@@ -121,6 +122,11 @@ class Lab:
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
+
+    @property
+    def compiled(self) -> Path:
+        """dlinfer's cache folder in LMDeploy's processes."""
+        return fresh_cache(self.cache / "compiled")
 
     def model(self, family: str, seed: int = 0, dtype: str = "float32") -> Path:
         """Folder of a tiny checkpoint, built on first use."""
@@ -226,7 +232,7 @@ class Lab:
                 [sys.executable, str(ENGINE_SCRIPT), str(job_file), temp],
                 timeout,
                 HF_HOME=str(Path(temp, "hf")),
-                DLINFER_CACHE_DIR=str(self.cache / "compiled"),
+                DLINFER_CACHE_DIR=str(self.compiled),
                 **(environment or {}),
             )
             log = done.stdout + done.stderr

@@ -10,7 +10,6 @@ import pytest
 
 from examples.tiny_models import build as tiny_models
 from examples.tiny_models.build import STAMP, build, fingerprint
-from tests.caches import fresh_cache
 from tests.e2e.harness import ROOT, Lab, run_process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
@@ -47,9 +46,10 @@ def run_demo(*options: str, **env: str):
     return run_process([sys.executable, str(ROOT / "examples" / "demo.py"), *options], timeout=900, **env)
 
 
-def test_demo_builds_a_model_and_says_equal(tmp_path: Path) -> None:
-    fresh_cache(tmp_path / "dlinfer")
-    done = run_demo("--tokens", "24", XDG_CACHE_HOME=str(tmp_path), MODEL="")
+def test_demo_builds_a_model_and_says_equal(lab: Lab, tmp_path: Path) -> None:
+    done = run_demo(
+        "--tokens", "24", XDG_CACHE_HOME=str(tmp_path), DLINFER_CACHE_DIR=str(lab.compiled), MODEL=""
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert done.stdout.rstrip().endswith("\nequal")
     assert "tokens/s" in done.stdout

@@ -6,31 +6,24 @@ blocks, and one after another.
 
 import pytest
 
-from examples.tiny_models.families import POSITIONAL
 from tests.e2e.cell_checks import check
-from tests.e2e.cell_jobs import Answers, answers
+from tests.e2e.cell_jobs import Answers
 from tests.e2e.harness import Lab
-from tests.e2e.matrix import positional_cells
+from tests.e2e.matrix import Cell, positional_cells
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 # Lengths as an input of the graph, and windows of some layers only.
 GRAPHS = ("phi3_longrope", "gemma3_window")
 
-CELLS = {
-    cell.family: cell
+CELLS = [
+    cell
     for cell in positional_cells()
     if cell.config == "base" and (cell.mode == "graph") == (cell.family in GRAPHS)
-}
+]
 
 
-@pytest.fixture(scope="module")
-def all_answers(lab: Lab) -> Answers:
-    return answers(lab, list(CELLS.values()), only=("batch",))
-
-
-@pytest.mark.parametrize("family", POSITIONAL)
-def test_tokens_equal_transformers(family: str, lab: Lab, all_answers: Answers) -> None:
-    cell = CELLS[family]
-    failures = check(lab, cell, *all_answers[cell.name], only=("batch",))
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.family)
+def test_tokens_equal_transformers(cell: Cell, lab: Lab, gate_answers: Answers) -> None:
+    failures = check(lab, cell, *gate_answers[cell.name], only=("batch",))
     assert not failures, "\n".join(failures)

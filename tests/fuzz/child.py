@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.caches import fresh_cache
 from tests.fuzz.worker import ANSWERS
 
 _PROGRAMS = 150  # a process is replaced after so many: what compilers keep grows
@@ -67,7 +68,7 @@ class Child:
     def _start(self) -> None:
         self._answers, theirs = os.pipe()
         given = os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive", ANSWERS: str(theirs)}
-        given.setdefault("DLINFER_CACHE_DIR", str(self.folder / "artifacts"))
+        given.setdefault("DLINFER_CACHE_DIR", str(fresh_cache(self.folder / "artifacts")))
         self._log = self.folder / f"worker-{os.getpid()}-{id(self):x}.log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(

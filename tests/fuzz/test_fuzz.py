@@ -3,6 +3,7 @@
 import pytest
 
 from dlinfer import settings
+from tests.caches import fresh_cache
 from tests.fuzz.check import check
 from tests.fuzz.generate import generate
 from tests.fuzz.program import ENGINES
@@ -15,7 +16,7 @@ PROGRAMS = range(3)
 def test_compiled_programs_do_what_eager_ones_do(engine: str, tmp_path):
     """inductor's loops run node by node here, so that nothing waits for g++."""
     found, taken = {}, 0
-    with settings.override(cache_dir=str(tmp_path), fallback="allow"):
+    with settings.override(cache_dir=str(fresh_cache(tmp_path)), fallback="allow"):
         for seed in PROGRAMS:
             verdict = check(generate(seed), engine, interpreted=engine == "inductor")
             taken += verdict.taken

@@ -36,7 +36,7 @@ TOOLCHAIN = Toolchain(
         "charset-normalizer==3.5.2",
     ),
     installed_bytes=1_900_000_000,
-    download_bytes=950_000_000,
+    download_bytes=1_800_000_000,
     files={"megfile.py": _MEGFILE},
     check="import megengine, megengine.functional, megengine.jit",
 )

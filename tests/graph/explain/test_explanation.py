@@ -14,6 +14,7 @@ import dlinfer
 from dlinfer import settings
 from dlinfer.errors import ExplanationError
 from dlinfer.graph.explain.explanation import Explanation, GraphBreak, of_process
+from tests.caches import fresh_cache
 from tests.graph.report.test_report import whole
 
 
@@ -52,7 +53,7 @@ class Model(nn.Module):
 @pytest.fixture(scope="module")
 def explained(tmp_path_factory) -> Explanation:
     torch.manual_seed(0)
-    with settings.override(cache_dir=str(tmp_path_factory.mktemp("cache"))):
+    with settings.override(cache_dir=str(fresh_cache(tmp_path_factory.mktemp("cache")))):
         return dlinfer.explain(Model().eval(), torch.randn(3, 8), dynamic=True)
 
 

@@ -13,6 +13,7 @@ from dlinfer.errors import CaptureError, CompileOptionError
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.explain.explanation import Explanation
 from dlinfer.graph.report import report
+from tests.caches import fresh_cache
 from tests.graph.report.test_report import whole
 
 
@@ -29,7 +30,7 @@ def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.full
 def test_a_recompile_shows_its_cause(tmp_path):
-    with settings.override(cache_dir=str(tmp_path)):
+    with settings.override(cache_dir=str(fresh_cache(tmp_path))):
         explanation = dlinfer.explain(product, torch.ones(2, 3), torch.ones(3, 4), dynamic=True)
         explanation.run(torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 4, dtype=torch.float64))
         explanation.run(torch.ones(1, 3), torch.ones(3, 4))
@@ -52,7 +53,7 @@ def test_a_recompile_shows_its_cause(tmp_path):
 def test_graphs_are_found_also_when_the_oldest_reports_are_forgotten(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_reports", deque([whole(), whole()], maxlen=2))
     monkeypatch.setattr(report, "_numbers", itertools.count(7))
-    with settings.override(cache_dir=str(tmp_path)):
+    with settings.override(cache_dir=str(fresh_cache(tmp_path))):
         explanation = dlinfer.explain(product, torch.ones(2, 3), torch.ones(3, 4), dynamic=True)
         explanation.run(torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 4, dtype=torch.float64))
         explanation.run(torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 4, dtype=torch.int64))
@@ -63,7 +64,7 @@ def test_guards_name_the_line_that_asked(tmp_path):
     def clipped(x, y):
         return torch.mm(x, y) if x.shape[0] > 3 else torch.mm(x, y[:, :2])
 
-    with settings.override(cache_dir=str(tmp_path)):
+    with settings.override(cache_dir=str(fresh_cache(tmp_path))):
         (graph,) = dlinfer.explain(clipped, torch.ones(5, 4), torch.ones(4, 4), dynamic=True).graphs
     assert any("> 3" in guard and "x.shape[0] > 3" in guard for guard in graph.guards)
     assert "4 and more, x.size()[0]" in graph.symbols.values()
@@ -76,7 +77,7 @@ def test_a_refusal_shows(tmp_path, monkeypatch):
     monkeypatch.setattr(
         type(engine), "refuses", lambda self, n: reason if "mm" in str(n.target) else taken(self, n)
     )
-    with settings.override(cache_dir=str(tmp_path), fallback="allow"):
+    with settings.override(cache_dir=str(fresh_cache(tmp_path)), fallback="allow"):
         explanation = dlinfer.explain(product, torch.ones(2, 3), torch.ones(3, 4), dynamic=False)
     assert explanation.coverage == 0.0
     assert f"graph 0, not in the engine: aten.mm, 1 nodes: {reason}" in str(explanation)
@@ -89,7 +90,7 @@ def test_a_graph_that_cannot_be_captured_shows(tmp_path, monkeypatch):
         raise CaptureError(reason="a test says so", line="model.py:3")
 
     monkeypatch.setattr("dlinfer.graph.backend.capture", refuse)
-    with settings.override(cache_dir=str(tmp_path), fallback="allow"):
+    with settings.override(cache_dir=str(fresh_cache(tmp_path)), fallback="allow"):
         explanation = dlinfer.explain(product, torch.ones(2, 3), torch.ones(3, 4))
     assert explanation.coverage == 0.0
     (graph,) = explanation.graphs
@@ -104,7 +105,7 @@ def test_graph_breaks_show_reason_and_line(tmp_path):
         print("in between")
         return torch.mm(x, x)
 
-    with settings.override(cache_dir=str(tmp_path)):
+    with settings.override(cache_dir=str(fresh_cache(tmp_path))):
         explanation = dlinfer.explain(broken, torch.eye(3))
     (found,) = explanation.graph_breaks
     assert "builtin" in found.reason
@@ -124,7 +125,7 @@ def test_explaining_leaves_dynamos_other_entries_alone(tmp_path):
     def square(x):
         return torch.mm(x, x)
 
-    with settings.override(cache_dir=str(tmp_path)):
+    with settings.override(cache_dir=str(fresh_cache(tmp_path))):
         compiled = torch.compile(square, backend=backend)
         compiled(torch.eye(3))
         for _ in range(2):

@@ -6,6 +6,7 @@ import torch
 from dlinfer import settings
 from dlinfer.graph.report import report
 from dlinfer.ops import fallback
+from tests.caches import fresh_cache
 
 for _package in ("onnxruntime", "onnx", "onnxscript", "onnx_ir"):
     pytest.importorskip(_package, reason=f"needs {_package}: pip install 'dlinfer[onnxruntime]'")
@@ -17,6 +18,6 @@ def graph_mode(tmp_path):
     torch._dynamo.reset()
     report.reset()
     fallback.reset()
-    with settings.override(cache_dir=str(tmp_path), fallback="error"):
+    with settings.override(cache_dir=str(fresh_cache(tmp_path / "cache")), fallback="error"):
         yield
     torch._dynamo.reset()
