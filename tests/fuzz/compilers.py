@@ -69,9 +69,13 @@ def fake_strides(program: Program, number: int, index: int, compiled_at: int = 0
     values: dict[str, Any] = {}
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad(), execute.circumstances(allowed):
         for call, tensors in enumerate(given):
-            results = [values.get(name) for name in program.returns]
+            results = [values.get(name) for name in program.returns] if call else []
             values = {name: mode.from_tensor(one) for name, one in tensors.items()}
-            fed = ((name, results[place]) for name, place in program.calls[call].feed.items() if call)
+            fed = (
+                (name, results[place])
+                for name, place in program.calls[call].feed.items()
+                if place < len(results)
+            )
             values |= {name: one for name, one in fed if one is not None and name in values}
             _run(program, values)
     found = values.get(program.returns[index])

@@ -135,12 +135,12 @@ def example_number(number: int | torch.SymInt, unknown: int = 0) -> int:
 
 
 def size_range(size: Any) -> int | tuple[int, int | None]:
-    """A size, or the range that a symbolic one may have."""
+    """A size, or the range that a symbolic one may have: sympy has no bounds of some quotients."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     limits = size.node.shape_env.bound_sympy(size.node.expr)
-    high = limits.upper
-    return int(limits.lower), int(high) if high.is_Integer else None
+    low, high = limits.lower, limits.upper
+    return int(low) if low.is_Integer else 0, int(high) if high.is_Integer else None
 
 
 def lowest_size(size: Any) -> int:

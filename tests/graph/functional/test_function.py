@@ -191,6 +191,18 @@ def written_after_it_was_viewed(x):
     return part, y
 
 
+def test_a_view_is_a_tensor_of_its_own(engine):
+    def model(x):
+        y = x * 2
+        return y, y.view(3, 4), y.float()
+
+    x = tensor(3, 4)
+    made = compiled(model)(x)
+    for one in (made, model(x)):
+        one[0].t_()
+        assert [tuple(each.shape) for each in one] == [(4, 3), (3, 4), (4, 3)]
+
+
 def permuted(x):
     return (x.t() * 2).relu(), x.transpose(0, 1).contiguous()
 

@@ -101,6 +101,14 @@ def test_the_range_that_torch_export_was_told_counts():
     assert declared_range(symbol, mode_of([value]), program.range_constraints) == (1, 16, 5)
 
 
+def test_a_size_without_bounds_may_be_nothing():
+    mode, made, (x,) = fakes(("rows",), rows=(2, None, 5))
+    with mode:
+        last = x.chunk(2)[-1].shape[0]  # of whose quotients sympy gives infinite bounds
+    assert symbols.size_range(last) == (0, None)
+    assert symbols.lowest_size(made["rows"]) == 2
+
+
 def test_products_that_are_written_differently_are_one_size():
     mode, made, _ = fakes(size=(2, None, 5))
     size = made["size"]

@@ -57,6 +57,7 @@ TOPICS = {
             a.roll(1, 0),
             a[1:, ::2] + 0,
             a.repeat(2, 1),
+            *(a.squeeze(0) * 2, a[:1].squeeze(0) * 2, a.squeeze((0, 1)) * 2),
         ),
         x,
         x,

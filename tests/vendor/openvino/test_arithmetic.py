@@ -57,6 +57,10 @@ def test_division_of_whole_numbers_is_exact_with_torch_s_signs(dtype):
         return *rounded, a // b, a % b, torch.fmod(a, b), torch.remainder(a, b)
 
     same(divided, WHOLE.to(dtype), BY.to(dtype))
+    if dtype == torch.int32:
+        smallest = torch.full_like(BY, -(2**31)).to(dtype)  # it has no absolute value
+        same(divided, WHOLE.to(dtype), smallest)
+        same(divided, smallest, BY.to(dtype))
     same(lambda a: (a // 16, a % 16, a // 7, a % 7, a // -7, a % -7), WHOLE.to(dtype))
 
 

@@ -12,7 +12,12 @@ _aten = torch.ops.aten
 
 def table() -> dict[Any, Any]:
     """Translations by op."""
-    return {_aten.copy.default: copy, _aten.index_copy.default: index_copy, _aten.squeeze.dims: squeeze_dims}
+    return {
+        _aten.copy.default: copy,
+        _aten.index_copy.default: index_copy,
+        _aten.squeeze.dim: squeeze_dim,
+        _aten.squeeze.dims: squeeze_dims,
+    }
 
 
 def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
@@ -46,6 +51,11 @@ def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
         places.append(spread(line, position, axis + 1, grid))
     places.append(spread(rows, axis, axis + 1, grid))
     return op.ScatterND(self, op.Concat(*places, axis=-1), source)
+
+
+def squeeze_dim(self: Any, dim: int) -> Any:
+    """Drop a dimension if it has size one."""
+    return squeeze_dims(self, [dim])
 
 
 def squeeze_dims(self: Any, dim: Sequence[int]) -> Any:

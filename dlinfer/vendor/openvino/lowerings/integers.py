@@ -65,10 +65,15 @@ def truncated(b: "Builder", x: Output, y: Any) -> tuple[Output, Output]:
     """(quotient rounded towards zero, remainder of x's sign)."""
     kind = x.get_element_type()
     y = b.cast(y, kind)
-    signs = op.multiply(op.sign(x), op.sign(y)).output(0)
-    size = floor_divide(b, op.abs(x).output(0), op.abs(y).output(0))
-    quotient = op.multiply(size, signs).output(0)
-    return quotient, op.subtract(x, op.multiply(quotient, y)).output(0)
+    quotient = floor_divide(b, x, y)
+    rest = op.subtract(x, op.multiply(quotient, y))
+    # No sizes: the smallest number has none.
+    other_sign = op.less(op.multiply(op.sign(rest), op.sign(x)), b.scalar(0, kind))
+    one_more = op.convert(other_sign, kind)
+    return (
+        op.add(quotient, one_more).output(0),
+        op.subtract(rest, op.multiply(one_more, y)).output(0),
+    )
 
 
 def difference(b: "Builder", x: Any, y: Any, kind: ov.Type) -> tuple[Output, Output]:

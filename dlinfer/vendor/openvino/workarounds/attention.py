@@ -1,8 +1,8 @@
 """Attention that OpenVINO 2026.4.1 fuses wrongly with what is around it.
 
 The CPU plugin makes one node of scores, softmax and product, of transpositions on all sides and of elementwise ops
-behind. With as many heads as tokens its numbers are wrong. Over 16 bits and an op of two operands that is read twice
-the process ends. It takes nothing from beyond a roll by no places, which no pass folds, and which copies.
+behind. With as many heads as tokens its numbers are wrong. Over 16 bits the process ends where it, or an op behind
+it, is read twice. It takes nothing from beyond a roll by no places, which no pass folds, and which copies.
 """
 
 import openvino as ov
@@ -54,11 +54,7 @@ def _is_square(node: Node) -> bool:
 
 
 def _forks(node: Node) -> bool:
-    """Whether something that is computed of a node is read twice before the next product."""
+    """Whether a node, or something that is computed of it, is read twice before the next product."""
     readers = [one.get_node() for output in node.outputs() for one in output.get_target_inputs()]
-    readers = [one for one in readers if one.get_type_name() not in _ENDS]
-    return any(_reads(reader) > 1 or _forks(reader) for reader in readers)
-
-
-def _reads(node: Node) -> int:
-    return sum(len(output.get_target_inputs()) for output in node.outputs())
+    fused = [one for one in readers if one.get_type_name() not in _ENDS]
+    return bool(fused) and (len(readers) > 1 or any(_forks(one) for one in fused))

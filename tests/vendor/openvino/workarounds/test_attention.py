@@ -33,7 +33,11 @@ def spelled_out(q, k, v, x):
     return y.exp(), y.sin()
 
 
-@pytest.mark.parametrize("function", [gated, spelled_out])
+def read_itself(q, k, v, x):
+    return torch.maximum(ATTEND(q, k, v), x)
+
+
+@pytest.mark.parametrize("function", [gated, spelled_out, read_itself])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_is_computed_of_attention_is_read_twice(function, dtype):
     """In 16 bits OpenVINO 2026.4.1 ends the process over such a model."""
