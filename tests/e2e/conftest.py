@@ -41,8 +41,15 @@ def gate_answers(lab: Lab, request: pytest.FixtureRequest) -> Answers:
     Families of positions answer a batch; ``make test-full`` asks them the rest.
     """
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    cells = [item.callspec.params["cell"] for item in items if "gate_answers" in item.fixturenames]
-    asked = {cell: () if cell.is_quick else ("batch",) for cell in cells if not cell.missing}
+    cells = [
+        cell
+        for item in items
+        if "gate_answers" in item.fixturenames
+        and isinstance(cell := item.callspec.params["cell"], matrix.Cell)
+    ]
+    asked: dict[matrix.Cell, tuple[str, ...]] = {
+        cell: () if cell.is_quick else ("batch",) for cell in cells if not cell.missing
+    }
     return answers(lab, asked)
 
 

@@ -132,17 +132,25 @@ def refusal(call: Call) -> str | None:
 
 
 _aten = torch.ops.aten
+_PRODUCTS = (_aten.linear, _aten.mm, _aten.bmm, _aten.matmul, _aten.mv, _aten.dot, _aten.vdot, _aten.addmm)
+_PRODUCTS += (_aten.addmv, _aten.baddbmm, torch.ops.dlinfer.linear)
+_FACTORS = ("mat1", "mat", "batch1", "input", "x", "self")
+"""Names of the first factor; ``self`` is an addend where there is another."""
 _EXTREMES = (_aten.amax, _aten.amin, _aten.max, _aten.min, _aten.argmax, _aten.argmin, _aten.aminmax)
 
 
 def not_empty(call: Call) -> Iterator[Sequence[Any]]:
     """Sizes that must not be 0, where OpenVINO would give what lay in its memory, or end the process.
 
-    Over no keys attention is zeros in torch; of no elements there is no extreme, and torch raises.
+    Over no keys attention is zeros in torch, and so is a product over nothing, which goes wrong with weights; of no
+    elements there is no extreme, and torch raises.
     """
     packet = getattr(call.target, "overloadpacket", None)
     if packet is _aten.scaled_dot_product_attention:
         yield call.fake("key").shape[-2:-1]
+    elif packet in _PRODUCTS:
+        name = next(name for name in _FACTORS if name in call.given)
+        yield [size for size in call.fake(name).shape[-1:] if fixed_size(size) is not None]
     elif packet in _EXTREMES and call.target not in (_aten.max.other, _aten.min.other):
         shape, dim = call.fake("self").shape, call.given.get("dim")
         dims = dim if isinstance(dim, (list, tuple)) and dim else [dim]

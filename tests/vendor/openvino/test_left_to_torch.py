@@ -61,6 +61,15 @@ def test_extremes_of_nothing_whatever_comes():
         lowered(lambda x: (x.abs() ** x).min(0)[1], torch.empty(0, 5), fixed=(0, 5))
 
 
+def test_products_over_nothing():
+    """With weights the plugin gives what lay in its memory."""
+    product = torch.nn.Linear(0, 3)
+    compiled, _ = lowered(lambda x: product(x * 2), torch.empty(2, 0), fixed=(0,), fallback="allow")
+    assert torch.equal(compiled(torch.empty(2, 0))[0], product.bias.expand(2, 3))
+    with pytest.raises(GraphFallbackError, match="without elements"):
+        lowered(lambda x: x @ torch.ones(0, 3), torch.empty(2, 0), fixed=(0,))
+
+
 def test_the_largest_of_bools():
     x = torch.randn(3, 4)
     compiled, _ = lowered(lambda x: (x > 0).max(1)[0], x)
