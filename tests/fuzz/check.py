@@ -53,15 +53,14 @@ def check(program: Program, engine: str, interpreted: bool = False) -> Verdict:
             found = differences(expected, given, budget, watch)
             verdict.differences = [one for one in found if not compilers.common(program, one, given)]
             if verdict.differences:
+                verdict.limited = _documented(program, engine, verdict.differences[0], given)
                 break
         placed = [node for one in report.reports() for node in one.nodes if node.place in ("engine", "eager")]
         verdict.taken, verdict.nodes = sum(node.place == "engine" for node in placed), len(placed)
-        if not verdict.differences and program.seed % 8 == 0 and _can_repeat(program, verdict):
+        if verdict.limited:
+            verdict.differences = []
+        elif not verdict.differences and program.seed % 8 == 0 and _can_repeat(program, verdict):
             verdict.differences = _compiles_again(program, engine)
-        if verdict.differences:
-            verdict.limited = limits.explains(program, engine, verdict.differences[0])
-            if verdict.limited:
-                verdict.differences = []
         if verdict.differences and program.door == "compile":
             verdict.torch = _torch_alone(program, expected, budget)
     return verdict
@@ -78,6 +77,19 @@ def eagerly(program: Program) -> list[CallTrace]:
     if program.door == "direct":  # its results are laid out as for contiguous arguments
         forward = _of_contiguous(forward)
     return execute.calls(program, forward, kept, watch=program.door != "loaded")
+
+
+def _documented(program: Program, engine: str, difference: Difference, given: Sequence[CallTrace]) -> str:
+    """The lines of the docs by which an engine gives what it gave; empty where none say so."""
+    if refused := limits.refused_slots(program, engine, difference):
+        return refused
+    for lines, mode in limits.documented(engine):
+        with mode:
+            expected = eagerly(program)[: len(given)]
+            found = differences(expected, given, Budget(program), program.door != "loaded")
+        if all(compilers.common(program, one, given) for one in found):
+            return lines
+    return ""
 
 
 def _of_contiguous(forward: Forward) -> Forward:

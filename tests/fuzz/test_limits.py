@@ -2,9 +2,51 @@
 
 from pathlib import Path
 
-from tests.fuzz.limits import undocumented
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.fuzz.limits import LIMITS, Documented, documented, undocumented
+
+INF, NAN = float("inf"), float("nan")
 
 
 def test_each_limit_is_a_line_of_the_docs():
     docs = Path(__file__).parents[2] / "docs" / "engines.md"
     assert undocumented(docs.read_text()) == []
+
+
+def test_all_combinations_are_tried():
+    assert len(list(documented("openvino"))) == 7
+    assert len(list(documented("onnxruntime"))) == 1
+    assert list(documented("inductor")) == []
+
+
+@pytest.mark.parametrize("function", [torch.exp, torch.Tensor.exp, torch.Tensor.exp_, torch.expm1])
+def test_exponentials_overflow_where_the_docs_say(function):
+    x = torch.tensor([1.0, 88.3, 88.5, NAN])
+    with Documented(LIMITS):
+        found = function(x.clone())
+    torch.testing.assert_close(
+        found[[0, 1, 3]], function(x.clone())[[0, 1, 3]], equal_nan=True, rtol=0, atol=0
+    )
+    assert found[2] == INF and function(x.clone())[2] < INF
+
+
+def _attention(key: float, mask: torch.Tensor | None = None, **more: bool) -> torch.Tensor:
+    query, value = torch.ones(1, 2, 2, 4), torch.ones(1, 1, 2, 4)
+    keys = torch.full((1, 1, 2, 4), key)
+    with Documented(LIMITS):
+        return F.scaled_dot_product_attention(query, keys, value, mask, enable_gqa=True, **more)
+
+
+def test_a_query_without_a_score_is_nan():
+    assert _attention(-INF).isnan().all() and _attention(NAN).isnan().all()
+    assert (_attention(1.0) == 1).all()
+
+
+@pytest.mark.parametrize("mask", [torch.tensor([[True], [False]]), torch.tensor([[0.0], [-INF]])])
+def test_a_query_without_a_key_is_0(mask):
+    found = _attention(NAN, mask.expand(2, 2))
+    assert found[..., 0, :].isnan().all() and (found[..., 1, :] == 0).all()
+    assert _attention(NAN, is_causal=True).isnan().all()
