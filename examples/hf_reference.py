@@ -87,6 +87,15 @@ def score(model, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return logits.numpy(), np.asarray(loss)
 
 
+def check_alone() -> None:
+    """End the process where what is tested could reach into it."""
+    polluted = [name for name in ("lmdeploy", "dlinfer") if name in sys.modules]
+    if polluted:
+        sys.exit(
+            f"error: {', '.join(polluted)} lives in the oracle's process; set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        )
+
+
 def run(model_folder: Path, job: dict) -> dict[str, np.ndarray]:
     """Answer a job (see the module's docstring) as the arrays of OUT.npz."""
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=job.get("dtype", "auto")).eval()
@@ -114,11 +123,7 @@ def main() -> None:
     args = parser.parse_args()
     if len(args.runs) % 3:
         parser.error("give a model, a job and an output file, or several such triples")
-    polluted = [name for name in ("lmdeploy", "dlinfer") if name in sys.modules]
-    if polluted:
-        sys.exit(
-            f"error: {', '.join(polluted)} lives in the oracle's process; set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
-        )
+    check_alone()
     for model, job, out in zip(*[iter(args.runs)] * 3, strict=True):
         answer = run(model, json.loads(job.read_text()))
         np.savez(out, **answer)  # pyright: ignore[reportArgumentType]

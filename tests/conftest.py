@@ -8,7 +8,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import numpy
@@ -16,7 +16,11 @@ import pytest
 import torch
 
 from dlinfer.vendor import discovery
+from tests.caches import kept_folder
 from tests.plugins.builder import write_plugin
+
+if TYPE_CHECKING:
+    from tests.e2e.harness import Lab
 
 # A machine that does much else besides is no fault of a test. All else stays as Hypothesis has it here or in a CI.
 hypothesis.settings.register_profile(
@@ -110,3 +114,13 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in set(sys.modules) - before:
         if name.endswith("_plugin"):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def lab(pytestconfig: pytest.Config) -> Iterator["Lab"]:
+    """Tiny models, transformers' answers and LMDeploy's; its processes wait for the next test that asks them."""
+    from tests.e2e.harness import Lab
+
+    made = Lab(kept_folder(pytestconfig))
+    yield made
+    made.close()

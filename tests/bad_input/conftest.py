@@ -9,12 +9,6 @@ from tests.e2e.harness import Lab
 
 
 @pytest.fixture(scope="session")
-def lab(pytestconfig: pytest.Config) -> Lab:
-    """Tiny checkpoints, kept between runs in pytest's cache folder."""
-    return Lab(pytestconfig.cache.mkdir("e2e"))
-
-
-@pytest.fixture(scope="session")
 def model(lab: Lab) -> Path:
     """One of them. Not to be changed: see ``copy``."""
     return lab.model("llama")

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from examples.tiny_models.families import FAMILIES
 from tests.bad_input.broken_models import WEIGHTS
-from tests.e2e.harness import Lab, run_process
+from tests.e2e.harness import Lab
+from tests.e2e.processes import run_process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -1,37 +1,18 @@
 """End-to-end: unmodified LMDeploy on the CPU against Hugging Face transformers, each in its own process."""
 
-import tempfile
-from pathlib import Path
-
 import pytest
 
+from tests.caches import kept_folder
 from tests.e2e import matrix
 from tests.e2e.cell_jobs import Answers, answers
 from tests.e2e.harness import Lab
 from tests.e2e.ledger import Ledger
 
 LEDGER = pytest.StashKey[Ledger]()
-FOLDER = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[FOLDER] = folder = _kept_folder(config)
-    config.stash[LEDGER] = Ledger(folder / "matrix.jsonl")
-
-
-def _kept_folder(config: pytest.Config) -> Path:
-    """Pytest's cache folder (``.pytest_cache``, git-ignored), or one that goes with ``-p no:cacheprovider``."""
-    if hasattr(config, "cache"):
-        return config.cache.mkdir("e2e")
-    made = tempfile.TemporaryDirectory(prefix="dlinfer-e2e-")
-    config.add_cleanup(made.cleanup)
-    return Path(made.name)
-
-
-@pytest.fixture(scope="session")
-def lab(pytestconfig: pytest.Config) -> Lab:
-    """Models and references are kept between runs."""
-    return Lab(pytestconfig.stash[FOLDER])
+    config.stash[LEDGER] = Ledger(kept_folder(config) / "matrix.jsonl")
 
 
 @pytest.fixture(scope="session")

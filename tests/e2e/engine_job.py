@@ -1,21 +1,21 @@
-"""LMDeploy engines on the CPU, one after another, driven by JSON jobs; ``Lab.engines`` starts them as one process.
+"""LMDeploy engines on the CPU, one after another, driven by JSON jobs: the process that ``Lab.engines`` asks.
 
-    python engine_job.py JOBS.json OUT_FOLDER
-
-It is what a user would write: ``PytorchEngineConfig(device_type="cpu")`` and no word of dlinfer. A job
-names the model, the engine's options and a list of steps; a step's ``kind`` is a function below.
-``results.json`` has one object a job, which maps a step's name to what its function returned, or to
-``{"raised": traceback}``; logits go to ``logits.npz`` as "job/name/index". An engine that cannot start ends the
-process, or where there are several jobs is ``{"raised": traceback}`` itself.
+A line is ``{"jobs": [...], "out": FOLDER}``. It is what a user would write: ``PytorchEngineConfig(device_type="cpu")``
+and no word of dlinfer. A job names the model, the engine's options and a list of steps; a step's ``kind`` is a function
+below. ``results.json`` has one object a job, which maps a step's name to what its function returned, or to
+``{"raised": traceback}``; logits go to ``logits.npz`` as "job/name/index". An engine that cannot start is
+``{"raised": traceback}`` itself.
 """
 
 import json
-import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
+
+from tests.jobs import answer_jobs
 
 
 def gen_config(step: dict) -> GenerationConfig | list[GenerationConfig]:
@@ -193,23 +193,22 @@ def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
     return results
 
 
-def main() -> None:
-    jobs = json.loads(Path(sys.argv[1]).read_text())
-    out = Path(sys.argv[2])
+def answer_all(asked: dict[str, Any]) -> dict[str, Any]:
+    """Answer the jobs of a line."""
+    out = Path(asked["out"])
     results: list[dict[str, object]] = []
     logits: dict[str, np.ndarray] = {}
-    for number, job in enumerate(jobs):
+    for number, job in enumerate(asked["jobs"]):
         own: dict[str, np.ndarray] = {}
         try:
             results.append(answer(job, own))
-        except Exception:
-            if len(jobs) == 1:
-                raise
+        except Exception:  # noqa: BLE001 - the other engines still have an answer; the harness raises this one
             results.append({"raised": traceback.format_exc()})
         logits |= {f"{number}/{name}": values for name, values in own.items()}
     np.savez(out / "logits.npz", **logits)  # pyright: ignore[reportArgumentType]
     (out / "results.json").write_text(json.dumps(results))
+    return {}
 
 
 if __name__ == "__main__":
-    main()
+    answer_jobs(answer_all)

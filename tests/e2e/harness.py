@@ -1,98 +1,28 @@
 """What the end-to-end tests stand on: tiny models, HF's answers and LMDeploy's, each from its own process."""
 
-import contextlib
 import hashlib
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from tokenizers import Tokenizer
 
 from examples.tiny_models.build import STAMP, build, reference_folder
 from tests.caches import fresh_cache
+from tests.e2e.processes import Processes
+from tests.workers import ROOT
 
-ROOT = Path(__file__).parents[2]
 REFERENCE_SCRIPT = ROOT / "examples" / "hf_reference.py"
-ENGINE_SCRIPT = Path(__file__).with_name("engine_job.py")
 
 PROMPT_LENGTHS = (1, 2, 9, 80)
 NEW_TOKENS = 40
 
-# Seconds for helpers such as multiprocessing's resource tracker to notice that their parent has gone, on a machine that
-# does much else besides.
-GRACE = 120.0
-
 # Small enough to start at once; the cache still holds hundreds of times what the tests need.
 ENGINE_DEFAULTS = {"session_len": 512, "max_batch_size": 16, "cache_max_entry_count": 0.02}
-
-
-def run_process(command: list[str], timeout: float, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a session of its own and leave nothing of it behind.
-
-    Raises:
-        AssertionError: it took longer than ``timeout`` seconds, or a descendant outlived it by more than ``GRACE``;
-            either way the whole process group is killed first. The message ends with the command's output.
-    """
-    child = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    trouble = None
-    try:
-        out, err = child.communicate(timeout=timeout)
-        if not _group_ends(child.pid, within=GRACE):
-            trouble = "left processes behind"
-    except subprocess.TimeoutExpired:
-        trouble = f"was still running after {timeout} s"
-        os.killpg(child.pid, signal.SIGKILL)
-        out, err = child.communicate()
-    finally:
-        if _group_is_alive(child.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-    assert trouble is None, f"{' '.join(command)} {trouble}\n{out[-2000:]}\n{err[-6000:]}"
-    return subprocess.CompletedProcess(command, child.returncode, out, err)
-
-
-def _group_ends(group: int, within: float) -> bool:
-    deadline = time.monotonic() + within
-    while _group_is_alive(group):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def _group_is_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    # What is dead may stay in the group for ever, where the first process of a container buries nobody.
-    return any(_runs(process, group) for process in psutil.process_iter())
-
-
-def _runs(process: psutil.Process, group: int) -> bool:
-    try:
-        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, OSError):  # gone meanwhile
-        return False
 
 
 class EngineRun:
@@ -118,10 +48,17 @@ class EngineRun:
 
 
 class Lab:
-    """Builds models and asks both sides; keeps models and HF's answers under ``cache`` between test runs."""
+    """Builds models and asks both sides; keeps models and HF's answers under ``cache`` between test runs.
+
+    Processes that answered wait for more until ``close``, which raises AssertionError where one leaves others behind.
+    """
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
+        self._processes = Processes()
+
+    def close(self) -> None:
+        self._processes.close()
 
     @property
     def compiled(self) -> Path:
@@ -182,16 +119,15 @@ class Lab:
         folder = missing[0][2].parent
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as temp:
-            runs = []
-            for number, (model, job, _) in enumerate(missing):
-                job_file, out = Path(temp, f"{number}.json"), Path(temp, f"{number}.npz")
-                job_file.write_text(json.dumps(job))
-                runs += [str(reference_folder(model)), str(job_file), str(out)]
-            command = [sys.executable, str(REFERENCE_SCRIPT), *runs]
-            done = run_process(command, timeout=500, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-            assert done.returncode == 0, done.stderr[-4000:]
-            for out, (_, _, file) in zip(runs[2::3], missing, strict=True):
-                Path(out).rename(file)
+            outs = [Path(temp, f"{number}.npz") for number in range(len(missing))]
+            runs = [
+                (str(reference_folder(model)), job, str(out))
+                for (model, job, _), out in zip(missing, outs, strict=True)
+            ]
+            alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+            self._processes.ask("tests.e2e.reference_job", {"runs": runs}, 500, alone)
+            for out, (_, _, file) in zip(outs, missing, strict=True):
+                out.rename(file)
 
     def engine(
         self,
@@ -201,7 +137,7 @@ class Lab:
         environment: dict[str, str] | None = None,
         **options,
     ) -> EngineRun:
-        """Start LMDeploy once with ``options`` of PytorchEngineConfig and let it answer ``steps``.
+        """Start an engine with ``options`` of PytorchEngineConfig and let it answer ``steps``.
 
         A graph that no earlier run has compiled takes most of the time; compiled ones are kept beside the models.
         """
@@ -214,7 +150,7 @@ class Lab:
         timeout: float = 1000,
         environment: dict[str, str] | None = None,
     ) -> list[EngineRun]:
-        """Start engines one after another in one process: (model, steps, options) of each."""
+        """Start engines one after another in a process that sees ``environment``: (model, steps, options) of each."""
         jobs = [
             {
                 "model": str(model),
@@ -225,16 +161,6 @@ class Lab:
             for model, steps, options in starts
         ]
         with tempfile.TemporaryDirectory(prefix="dlinfer-e2e-") as temp:
-            job_file = Path(temp, "jobs.json")
-            job_file.write_text(json.dumps(jobs))
-            # transformers copies remote code beneath HF_HOME, while another process may be reading what lies there
-            done = run_process(
-                [sys.executable, str(ENGINE_SCRIPT), str(job_file), temp],
-                timeout,
-                HF_HOME=str(Path(temp, "hf")),
-                DLINFER_CACHE_DIR=str(self.compiled),
-                **(environment or {}),
-            )
-            log = done.stdout + done.stderr
-            assert done.returncode == 0, f"LMDeploy ended with {done.returncode}:\n{log[-6000:]}"
+            given = {"DLINFER_CACHE_DIR": str(self.compiled)} | (environment or {})
+            log = self._processes.ask("tests.e2e.engine_job", {"jobs": jobs, "out": temp}, timeout, given)
             return [EngineRun(Path(temp), log, number) for number in range(len(jobs))]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from tests.e2e.harness import ROOT
+from tests.workers import ROOT
 
 CODE = ("dlinfer/**/*.py", "dlinfer/**/*.cpp", "dlinfer/**/*.h", "tests/e2e/*.py", "examples/**/*.py")
 

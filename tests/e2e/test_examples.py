@@ -10,7 +10,9 @@ import pytest
 
 from examples.tiny_models import build as tiny_models
 from examples.tiny_models.build import STAMP, build, fingerprint
-from tests.e2e.harness import ROOT, Lab, run_process
+from tests.e2e.harness import Lab
+from tests.e2e.processes import run_process
+from tests.workers import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 

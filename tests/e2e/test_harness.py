@@ -1,14 +1,16 @@
 """The harness itself: what it runs ends, and what it compares is compared."""
 
+import contextlib
 import sys
 import time
 
 import numpy as np
 import pytest
 
-from tests.e2e import harness
+from tests.e2e import processes
 from tests.e2e.cell_checks import BF16_TIE, compare_tokens
-from tests.e2e.harness import EngineRun, run_process
+from tests.e2e.harness import EngineRun
+from tests.e2e.processes import Processes, run_process
 
 pytestmark = pytest.mark.e2e
 
@@ -23,10 +25,38 @@ def test_a_process_that_does_not_end_is_killed() -> None:
 
 
 def test_an_orphan_is_reported_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "GRACE", 1.0)
+    monkeypatch.setattr(processes, "GRACE", 1.0)
     closed = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
     with pytest.raises(AssertionError, match="left processes behind"):
         run_process([sys.executable, "-c", ORPHAN.format(pipes=closed)], timeout=300)
+
+
+def test_those_that_ask_in_one_environment_share_a_process() -> None:
+    processes = Processes(kept=2)
+    first, again, other, third, anew = (
+        processes.ask("tests.echo_job", {}, 60, {"SEEN": seen}).split()[1]
+        for seen in ("a", "a", "b", "c", "a")
+    )
+    assert first == again
+    assert len({first, other, third, anew}) == 4, "of three the one is ended that was asked longest ago"
+    processes.close()
+
+
+def test_a_job_that_raises_or_ends_its_process_says_so() -> None:
+    with contextlib.closing(Processes()) as processes:
+        with pytest.raises(AssertionError, match="told to"):
+            processes.ask("tests.echo_job", {"do": "raise"}, 60, {})
+        with pytest.raises(AssertionError, match="crash: ended with -6"):
+            processes.ask("tests.echo_job", {"do": "abort"}, 60, {})
+        assert "said hello" in processes.ask("tests.echo_job", {"say": "hello"}, 60, {})
+
+
+def test_what_a_job_leaves_behind_is_reported_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE", 1.0)
+    asked = Processes()
+    asked.ask("tests.echo_job", {"do": "orphan"}, 60, {})
+    with pytest.raises(AssertionError, match="left processes behind"):
+        asked.close()
 
 
 class Run(EngineRun):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Lab, run_process
+from tests.e2e.harness import Lab
+from tests.e2e.processes import run_process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
@@ -22,9 +23,10 @@ STEP = {"name": "batch", "kind": "call", "gen": {"max_new_tokens": 12, "ignore_e
 
 
 @pytest.mark.full
-def test_tokens_are_right_and_the_reason_is_told(tmp_path: Path) -> None:
+def test_tokens_are_right_and_the_reason_is_told(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("openvino")
     lab = Lab(tmp_path)
+    request.addfinalizer(lab.close)
     done = run_process([sys.executable, "-c", PLANT], 300, DLINFER_CACHE_DIR=str(tmp_path / "compiled"))
     assert done.returncode == 0, done.stderr
     model = lab.model("qwen2")

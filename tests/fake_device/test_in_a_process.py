@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from examples.tiny_models.build import build
-from tests.e2e.harness import run_process
+from tests.e2e.processes import run_process
 
 FOLDER = Path(__file__).parent
 CHECKS = sorted(FOLDER.glob("checks_*.py"))

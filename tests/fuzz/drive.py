@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import re
 import threading
 import time
@@ -15,11 +16,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tests.fuzz.child import Child, Ended
+from tests.caches import fresh_cache
 from tests.fuzz.planted import VARIABLE
 from tests.fuzz.program import Program, from_json
 from tests.fuzz.script import script
 from tests.fuzz.shrink import shrink
+from tests.workers import Ended, Worker
 
 _LIMIT = 90.0  # seconds for a program; inductor compiles each of its clusters in 3
 _SHRINKING = 120.0
@@ -45,6 +47,16 @@ class Finding:
 
 def _spelt(program: Program) -> list[str]:
     return [re.sub(r"-?\d+", "n", step.text) for step in program.steps]
+
+
+def worker(folder: Path, plant: str = "") -> Worker:
+    """What runs programs, with a cache folder of the run's own. plant: a fault to put in place."""
+    environment = (
+        {}
+        if "DLINFER_CACHE_DIR" in os.environ
+        else {"DLINFER_CACHE_DIR": str(fresh_cache(folder / "artifacts"))}
+    )
+    return Worker("tests.fuzz.worker", folder, environment | {VARIABLE: plant})
 
 
 class Drive:
@@ -87,13 +99,13 @@ class Drive:
         return f"{self.counts['programs']} programs, {self.counts['found']} findings, {len(self.findings)} distinct"
 
     def _work(self) -> None:
-        with Child(self.folder, {VARIABLE: self.plant}) as child:
+        with worker(self.folder, self.plant) as child:
             while time.monotonic() < self._end and self.planted is None:
                 with self._lock:
                     engine, seed = next(self._jobs)
                 self._one(child, engine, seed)
 
-    def _one(self, child: Child, engine: str, seed: int) -> None:
+    def _one(self, child: Worker, engine: str, seed: int) -> None:
         """One program. Of inductor's one in eight is compiled by g++; the others' loops run node by node."""
         job = {"seed": seed, "engine": engine, "interpreted": engine == "inductor" and seed % 8 != 0}
         before = time.monotonic()
@@ -124,7 +136,7 @@ class Drive:
             difference = answer["differences"][0]
             self._found(child, job, from_json(answer["program"]), difference["kind"], _told(difference))
 
-    def _ended(self, child: Child, job: dict[str, Any], ended: Ended) -> None:
+    def _ended(self, child: Worker, job: dict[str, Any], ended: Ended) -> None:
         """A crash or a hang; a machine that does much else besides is no hang."""
         try:
             if ended.kind == "hang":
@@ -137,7 +149,7 @@ class Drive:
             return
         self._found(child, job, program, ended.kind, str(ended))
 
-    def _found(self, child: Child, job: dict[str, Any], program: Program, kind: str, detail: str) -> None:
+    def _found(self, child: Worker, job: dict[str, Any], program: Program, kind: str, detail: str) -> None:
         engine, seed = job["engine"], job["seed"]
         with self._lock:
             self.counts["found"] += 1
@@ -184,7 +196,7 @@ class Drive:
     def _sound_without(self, job: dict[str, Any], program: Program) -> bool:
         """Whether a program is all right without the planted fault."""
         given = {key: value for key, value in job.items() if key != "seed"} | {"program": program.to_json()}
-        with Child(self.folder) as child:
+        with worker(self.folder) as child:
             return not child.ask(given, _LIMIT)["differences"]
 
     def _report(self, console: Console) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from tests.fuzz import memory
 from tests.fuzz.check import eagerly
-from tests.fuzz.child import ROOT
 from tests.fuzz.families import FAMILIES
 from tests.fuzz.generate import generate
 from tests.fuzz.program import DOORS, Program, from_json
+from tests.workers import ROOT
 
 _COVERED = (
     *(family.name for family in FAMILIES),

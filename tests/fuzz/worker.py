@@ -2,16 +2,12 @@
 
 import dataclasses
 import faulthandler
-import json
 import logging
 import os
-import sys
 import warnings
 
 from tests.fuzz.program import Program, from_json
-
-ANSWERS = "FUZZ_ANSWERS"
-"""Environment variable: the file descriptor that answers go to; engines print to stdout."""
+from tests.jobs import answer_jobs
 
 
 def main() -> None:
@@ -19,12 +15,10 @@ def main() -> None:
     faulthandler.enable()
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    answers = os.fdopen(int(os.environ[ANSWERS]), "w")
     from tests.fuzz import planted
 
     planted.plant(os.environ.get(planted.VARIABLE, ""))
-    for line in sys.stdin:
-        print(json.dumps(_answer(json.loads(line))), file=answers, flush=True)
+    answer_jobs(_answer)
 
 
 def _answer(job: dict) -> dict:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from examples.tiny_models.build import build
-from tests.e2e.harness import ROOT, run_process
+from tests.e2e.processes import run_process
+from tests.workers import ROOT
 
 SCRIPT = Path(__file__).with_name("user_script.py")
 # The user's script after the one line that takes the place of torch's autoload.

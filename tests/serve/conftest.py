@@ -10,12 +10,6 @@ from tests.serve.api_server import ENDED_BY_SIGTERM, ApiServer
 
 
 @pytest.fixture(scope="session")
-def lab(pytestconfig: pytest.Config) -> Lab:
-    """Models and transformers' answers, kept between runs in pytest's cache folder."""
-    return Lab(pytestconfig.cache.mkdir("e2e"))
-
-
-@pytest.fixture(scope="session")
 def model(lab: Lab) -> Path:
     """A tiny checkpoint."""
     return lab.model("llama")
