@@ -7,7 +7,7 @@ from tests.fuzz.execute import CallTrace
 from tests.fuzz.perturb import perturbing
 from tests.fuzz.program import Program
 
-_PERTURBED = 6
+_PERTURBED = 8
 
 
 class Budget:

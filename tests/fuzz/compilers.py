@@ -1,5 +1,6 @@
 """Differences from eager that torch's own compilers have by design, and so every backend of theirs."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -113,9 +114,30 @@ def unused_step_raises(program: Program) -> bool:
     if not raising:
         return False
     made = raising[0].makes or raising[0].uses[0]
+    if only_its_sizes_count(program, made):
+        return True
     smaller = without(program, [index for index, step in enumerate(program.steps) if step.makes == made])
     gone = {step.makes for step in program.steps} - {step.makes for step in smaller.steps}
     lost = [step for step in program.steps if step not in smaller.steps]
     return smaller.returns == program.returns and all(
         "write" not in step.features or step.uses[0] in gone for step in lost
     )
+
+
+_SIZES = r"\{%d\}\.(numel\(\)|dim\(\)|shape\b|size\()"
+
+
+def only_its_sizes_count(program: Program, made: str) -> bool:
+    """Whether of a step's result nothing reaches the results and the memory of a program but sizes."""
+    values = {made}
+    for step in program.steps:
+        reads = [
+            name in values and f"{{{place}}}" in re.sub(_SIZES % place, "", step.text)
+            for place, name in enumerate(step.uses)
+        ]
+        if not any(reads):
+            continue
+        if not step.makes and step.uses[0] not in values:
+            return False
+        values.add(step.makes or step.uses[0])
+    return values.isdisjoint(program.returns) and values.isdisjoint(one.name for one in program.inputs)

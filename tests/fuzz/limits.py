@@ -42,11 +42,21 @@ class Documented(TorchFunctionMode):
                 result = limit.computes(result, *scores)
             elif large is not False and limit.computes is _exponential:
                 result = limit.computes(result, large)
+            elif function in _CHOICES and limit.computes is _positive_zeros:
+                result = limit.computes(result)
         return result
 
 
 _EXPONENTIALS = (torch.exp, torch.Tensor.exp, torch.Tensor.exp_, torch.expm1, torch.Tensor.expm1)
 _LARGEST = 88.376
+
+
+_CHOICES = (torch.where, torch.Tensor.where, torch.masked_fill, torch.Tensor.masked_fill)
+_CHOICES += (torch.Tensor.masked_fill_,)
+
+
+def _positive_zeros(result: torch.Tensor) -> torch.Tensor:
+    return result.masked_fill_(result == 0, 0) if result.is_floating_point() else result
 
 
 def _exponential(result: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
@@ -94,12 +104,14 @@ _NO_SCORE = (
 )
 _NO_KEY = "A query to which no key is shown gives 0 even where a value is infinite or NaN"
 _EXP = "`exp` is infinite from 88.38 on, where torch's is from 88.73 on"
+_ZEROS = "`where` and `masked_fill` give 0 for -0.0"
 
 LIMITS = (
     Limit("openvino", _NO_KEY, _no_key),
     Limit("openvino", _NO_SCORE, _no_score),
     Limit("openvino", _EXP, _exponential),
     Limit("onnxruntime", _NO_SCORE, _no_score),
+    Limit("onnxruntime", _ZEROS, _positive_zeros),
 )
 
 _SLOTS = (

@@ -40,6 +40,15 @@ def test_one_that_something_reads_may_not():
     assert not compilers.unused_step_raises(program(Step("", "{0}[9] = 1", ("x",), features=("write",))))
 
 
+def test_one_of_which_only_the_sizes_are_read_may_be_left_out():
+    counted = Step("u", "torch.arange({0}.numel()) + {0}.shape[0]", ("v",))
+    assert compilers.unused_step_raises(program(READ, counted, returns="u"))
+    doubled = Step("d", "{0} * 2", ("v",))
+    assert compilers.unused_step_raises(program(READ, doubled, Step("u", "{0}.dim()", ("d",)), returns="u"))
+    summed = Step("u", "torch.arange({0}.numel()) + {0}", ("v",))
+    assert not compilers.unused_step_raises(program(READ, summed, returns="u"))
+
+
 def test_a_write_that_a_later_one_hides_may_be_left_out():
     beyond = Step("", "{0}[9] = 1", ("x",), features=("write",))
     hiding = Step("", "{0}[...] = 3", ("x",), features=("write",))

@@ -18,7 +18,7 @@ def test_each_limit_is_a_line_of_the_docs():
 
 def test_all_combinations_are_tried():
     assert len(list(documented("openvino"))) == 7
-    assert len(list(documented("onnxruntime"))) == 1
+    assert len(list(documented("onnxruntime"))) == 3
     assert list(documented("inductor")) == []
 
 
@@ -31,6 +31,18 @@ def test_exponentials_overflow_where_the_docs_say(function):
         found[[0, 1, 3]], function(x.clone())[[0, 1, 3]], equal_nan=True, rtol=0, atol=0
     )
     assert found[2] == INF and function(x.clone())[2] < INF
+
+
+def test_choices_give_positive_zeros():
+    zeros, where = torch.tensor([-0.0, 1.0]), torch.tensor([True, True])
+    with Documented(LIMITS):
+        found = (
+            torch.where(where, zeros, 1.0),
+            zeros.masked_fill(~where, 1.0),
+            zeros.clone().masked_fill_(~where, 1.0),
+        )
+    assert not any(one.signbit().any() for one in found)
+    assert torch.where(where, zeros, 1.0).signbit()[0], "torch keeps the sign"
 
 
 def _attention(key: float, mask: torch.Tensor | None = None, **more: bool) -> torch.Tensor:

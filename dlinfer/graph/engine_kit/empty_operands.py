@@ -1,9 +1,10 @@
 """Operands that turn out to have no elements, of ops that an engine is not right for then: asked before each call."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import prod
 from typing import Any
 
+import torch
 from torch import fx
 
 from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
@@ -13,6 +14,19 @@ from dlinfer.graph.seam.symbols import lowest_size
 
 Shapes = Callable[[fx.Node], Iterable[Sequence[Any]]]
 """Of a node: lists of sizes, none of which may be 0."""
+
+
+_aten = torch.ops.aten
+_PRODUCTS = (_aten.linear, _aten.mm, _aten.bmm, _aten.matmul, _aten.mv, _aten.dot, _aten.vdot, _aten.addmm)
+_PRODUCTS += (_aten.addmv, _aten.baddbmm, torch.ops.dlinfer.linear)
+_FACTORS = ("mat1", "mat", "batch1", "input", "x", "self")
+
+
+def first_factor(packet: Any, given: Collection[str]) -> str | None:
+    """Of a product of matrices, by the names of its arguments: that whose last dimension is summed over."""
+    if packet not in _PRODUCTS:
+        return None
+    return next(name for name in _FACTORS if name in given)  # self is an addend where there is another
 
 
 class EmptyOperands:

@@ -65,6 +65,7 @@ _RULES = (
     ),
     _Rule("logaddexp", "overflows where the result does not"),
     _Rule("atan2 arctan2", "takes another quadrant for zeros, and 0 for NaN"),
+    _Rule("xlogy special_xlogy", "gives 0 for 0 times the logarithm of NaN", _floats),
     _Rule("signbit", "takes -0.0 for a positive number"),
     _Rule("diagonal", "multiplies by zeros, which infinities do not come through"),
     _Rule("var_mean std_mean", "gives an infinity where the mean is NaN"),

@@ -1,7 +1,8 @@
 """Operands without elements, for which ONNX Runtime's kernels raise, or give zeros where torch gives NaN or raises.
 
 A node whose operand is empty for certain is left to torch; where an operand may be empty its sizes are looked at before
-each call. What runs elementwise, moves elements or multiplies matrices is right for empty ones too.
+each call. What runs elementwise or moves elements is right for empty ones too; so are products of matrices, unless they
+are over nothing: those give what lay in memory where they are fused with what is around them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dlinfer.graph.engine_kit.empty_operands import without_elements
+from dlinfer.graph.engine_kit.empty_operands import first_factor, without_elements
 from dlinfer.graph.ir.dialect import arguments, fake, is_view, op_name, overload
 from dlinfer.graph.seam.symbols import fixed_size
 
@@ -48,5 +49,7 @@ def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
         yield fake(operands[0]).shape[-len(lengths) :]
     elif name in ("aten::chunk", "aten::unsafe_chunk"):
         yield (fake(operands[0]).shape[arguments(node)["dim"]],)
+    elif (factor := first_factor(op.overloadpacket, arguments(node))) is not None:
+        yield fake(arguments(node)[factor]).shape[-1:]
     elif not right and not is_view(node):
         yield from (fake(one).shape for one in operands)

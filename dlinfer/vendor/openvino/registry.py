@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from dlinfer import ops
-from dlinfer.graph.engine_kit.empty_operands import without_elements
+from dlinfer.graph.engine_kit.empty_operands import first_factor, without_elements
 from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload
 from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino import dtypes
@@ -132,10 +132,6 @@ def refusal(call: Call) -> str | None:
 
 
 _aten = torch.ops.aten
-_PRODUCTS = (_aten.linear, _aten.mm, _aten.bmm, _aten.matmul, _aten.mv, _aten.dot, _aten.vdot, _aten.addmm)
-_PRODUCTS += (_aten.addmv, _aten.baddbmm, torch.ops.dlinfer.linear)
-_FACTORS = ("mat1", "mat", "batch1", "input", "x", "self")
-"""Names of the first factor; ``self`` is an addend where there is another."""
 _EXTREMES = (_aten.amax, _aten.amin, _aten.max, _aten.min, _aten.argmax, _aten.argmin, _aten.aminmax)
 
 
@@ -148,8 +144,7 @@ def not_empty(call: Call) -> Iterator[Sequence[Any]]:
     packet = getattr(call.target, "overloadpacket", None)
     if packet is _aten.scaled_dot_product_attention:
         yield call.fake("key").shape[-2:-1]
-    elif packet in _PRODUCTS:
-        name = next(name for name in _FACTORS if name in call.given)
+    elif (name := first_factor(packet, call.given)) is not None:
         yield [size for size in call.fake(name).shape[-1:] if fixed_size(size) is not None]
     elif packet in _EXTREMES and call.target not in (_aten.max.other, _aten.min.other):
         shape, dim = call.fake("self").shape, call.given.get("dim")

