@@ -133,13 +133,14 @@ def refusal(call: Call) -> str | None:
 
 _aten = torch.ops.aten
 _EXTREMES = (_aten.amax, _aten.amin, _aten.max, _aten.min, _aten.argmax, _aten.argmin, _aten.aminmax)
+_EXTREMES += (_aten.logsumexp,)
 
 
 def not_empty(call: Call) -> Iterator[Sequence[Any]]:
     """Sizes that must not be 0, where OpenVINO would give what lay in its memory, or end the process.
 
     Over no keys attention is zeros in torch, and so is a product over nothing, which goes wrong with weights; of no
-    elements there is no extreme, and torch raises.
+    elements there is no extreme, and torch raises, but for logsumexp.
     """
     packet = getattr(call.target, "overloadpacket", None)
     if packet is _aten.scaled_dot_product_attention:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.options import OpenVINOOptions
-from dlinfer.vendor.openvino.workarounds.constants import part_constants
+from dlinfer.vendor.openvino.workarounds.constants import part_constants, write_absolutes
 
 
 def with_weights(
@@ -43,6 +43,7 @@ def with_weights(
                 plain = _constant(weight, keep, notes, parameter) if plain is None else plain
                 target.replace_source_output(plain)
         copy.remove_parameter(parameter)
+    write_absolutes(copy)
     part_constants(copy)
     return copy, keep
 

@@ -1,15 +1,14 @@
 """Attention that OpenVINO 2026.4.1 fuses wrongly with what is around it.
 
 The CPU plugin makes one node of scores, softmax and product, of transpositions on all sides and of elementwise ops
-behind. With as many heads as tokens its numbers are wrong. Over 16 bits the process ends where it, or an op behind
-it, is read twice. It takes nothing from beyond a roll by no places, which no pass folds, and which copies.
+behind. With as many heads as tokens its numbers are wrong. The process ends where it, or an op behind it, is read
+twice. It takes nothing from beyond a roll by no places, which no pass folds, and which copies.
 """
 
 import openvino as ov
 import openvino.opset16 as op
 from openvino import Input, Node, Output
 
-_NARROW = (ov.Type.bf16, ov.Type.f16)
 _ENDS = ("MatMul", "Result")
 _OPERANDS = 3  # queries, keys and values
 _FUSED = ("Add", "Convert", "Divide", "Multiply", "Reshape", "Select", "Subtract", "Transpose")
@@ -21,7 +20,7 @@ def part_attention(model: ov.Model) -> None:
         if not _is_attention(node):
             continue
         square = _is_square(node)
-        if square or (node.get_output_element_type(0) in _NARROW and _forks(node)):
+        if square or _forks(node):
             _part(node.output(0), list(node.output(0).get_target_inputs()))
         if square:
             for operand in node.inputs()[:_OPERANDS]:

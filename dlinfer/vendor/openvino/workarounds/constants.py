@@ -3,6 +3,8 @@
 What it can it folds before it compiles. For the rest the CPU plugin runs the ops once, and a later op may write its
 result into their memory: the next call reads that. Nothing is written into what two ops read, or into what a roll reads
 that is not itself a constant: one by as many places as an input says, which is always 0.
+
+It also leaves out an Abs whose operand it takes for one that is not negative, as it does Convert of any constant.
 """
 
 from collections.abc import Iterator
@@ -33,6 +35,21 @@ def part_constants(model: ov.Model) -> None:
             reader.replace_source_output(_parted(reader, nowhere))
 
 
+def write_absolutes(model: ov.Model) -> None:
+    """Write absolute values of what is computed of constants alone as choices; in place."""
+    known = _of_constants(model)
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Abs" or node.get_name() not in known:
+            continue
+        value = node.input_value(0)
+        zero = op.constant(0, value.get_element_type())
+        chosen = op.select(
+            op.less_equal(value, zero), op.subtract(zero, value), value
+        )  # NaN stays, -0.0 does not
+        for reader in list(node.output(0).get_target_inputs()):
+            reader.replace_source_output(chosen.output(0))
+
+
 def no_places() -> ov.Tensor:
     """What the input NOWHERE is given."""
     return ov.Tensor(np.zeros(1, np.int64))
@@ -40,17 +57,23 @@ def no_places() -> ov.Tensor:
 
 def _boundaries(model: ov.Model) -> Iterator[tuple[Node, list[Input]]]:
     """Each node that is computed of constants alone, with what reads it and something else."""
-    known: set[str] = set()
-    for node in model.get_ordered_ops():
-        sources = [one.get_source_output().get_node().get_name() for one in node.inputs()]
-        if node.get_type_name() == "Constant" or (sources and known.issuperset(sources)):
-            known.add(node.get_name())
+    known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_name() in known and node.get_type_name() != "Constant":
             readers = [one for output in node.outputs() for one in output.get_target_inputs()]
             readers = [one for one in readers if _may_overwrite(one.get_node(), known)]
             if readers:
                 yield node, readers
+
+
+def _of_constants(model: ov.Model) -> set[str]:
+    """The names of constants and of what is computed of them alone."""
+    known: set[str] = set()
+    for node in model.get_ordered_ops():
+        sources = [one.get_source_output().get_node().get_name() for one in node.inputs()]
+        if node.get_type_name() == "Constant" or (sources and known.issuperset(sources)):
+            known.add(node.get_name())
+    return known
 
 
 def _may_overwrite(reader: Node, known: set[str]) -> bool:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dlinfer
-from dlinfer.vendor.openvino.workarounds.constants import part_constants
+from dlinfer.vendor.openvino.workarounds.constants import part_constants, write_absolutes
 from tests.graph.compiling import compiled
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
@@ -53,6 +53,41 @@ def test_infinities_of_bfloat16_are_not_overwritten(shape):
         for x in (torch.tensor(-1, dtype=torch.bfloat16), torch.tensor(2, dtype=torch.bfloat16)):
             for _ in range(2):
                 torch.testing.assert_close(run(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32]
+)
+def test_absolute_values_of_weights(dtype):
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.tensor([-3, -1, 0, 2], dtype=dtype))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            wide = self.weight.to(torch.int64 if not dtype.is_floating_point else torch.float32)
+            return (
+                self.weight.abs() + x.to(dtype),
+                wide.abs() * x.to(wide.dtype),
+                torch.fmod(x.to(torch.int64), wide - 7),
+            )
+
+    model = Module()
+    run = compiled(model, engine="openvino", fallback="allow", small_regions="engine")
+    for x in (torch.tensor([0, 1, -2, 5]), torch.tensor([3, 0, 9, -20])):
+        torch.testing.assert_close(run(x), model(x))
+
+
+def test_absolute_values_are_wrong_without_the_workaround():
+    x = op.parameter([1], ov.Type.f32)
+    wide = op.convert(op.constant([-2.5], ov.Type.f16), ov.Type.f32)
+    model = ov.Model([op.multiply(op.abs(wide), x)], [x])  # pyright: ignore[reportGeneralTypeIssues]
+    given = [torch.ones(1).numpy()]
+    assert ov.Core().compile_model(model, "CPU")(given)[0][0] == -2.5, (
+        "OpenVINO is right now: write_absolutes can go"
+    )
+    write_absolutes(model)
+    assert ov.Core().compile_model(model, "CPU")(given)[0][0] == 2.5
 
 
 def test_an_argument_may_have_any_name():
