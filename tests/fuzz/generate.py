@@ -263,6 +263,8 @@ def _with_calls(program: Program, draft: Draft) -> Program:
     kept = program.of_role("buffer") or (program.of_role("weight") and _writes(program))
     alone = door == "compile" and not kept and not any(call.feed for call in made)
     threads = alone and not any(call.vendor for call in made) and draft.chance(0.08)
+    if threads:  # the allowed backends are the process's
+        made = [replace(call, sdpa="") for call in made]
     return replace(program, calls=tuple(made), door=door, threads=threads)
 
 

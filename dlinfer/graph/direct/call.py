@@ -132,6 +132,14 @@ def capture_call(
             raise ours from cause
         reason, line = dynamo.explain_dynamo_error(cause)
         raise CaptureError(reason=reason, line=line) from cause
+    except AssertionError as cause:
+        condition = dynamo.broken_at_once(cause)
+        if not condition:
+            raise
+        raise CaptureError(
+            reason=f"it would hold only while {condition}, which is not so in this call",
+            line=getattr(method, "__qualname__", repr(method)),
+        ) from cause
     finally:
         dynamo.forget_compiled(method)  # each capture would count against Dynamo's limit for the function
     reason = collector.reason_against(result, steady)
@@ -142,6 +150,12 @@ def capture_call(
     given = _given(function, kwargs)
     inputs = [InputSpec.of(source, example, evaluate(source, given)) for source, example in collector.inputs]
     for spec in inputs:
+        if None in spec.sizes[1:] and evaluate(spec.source, given).numel() == 0:
+            name = dynamo.source_name(spec.source)
+            raise CaptureError(
+                reason=f"{name} has no elements in this call, so its strides say nothing of other sizes",
+                line=getattr(method, "__qualname__", repr(method)),
+            )
         if not is_steady(spec.source, steady) and (spec.folded is not None or spec.strides is not None):
             name = dynamo.source_name(spec.source)
             raise CaptureError(

@@ -88,6 +88,15 @@ def explain_dynamo_error(cause: Exception) -> tuple[str, str]:
     return lines[0] if lines else type(cause).__name__, places[-1] if places else "an unknown line"
 
 
+def broken_at_once(cause: AssertionError) -> str:
+    """The condition of a graph that was false of the call it was captured by; empty for another assertion.
+
+    Dynamo takes sizes that a broadcast makes equal for equal, and an unbacked one may have been 1.
+    """
+    found = re.match(r"Guard failed on the same frame.*reason: [\d/]+: (.*?)\s*(#|$)", str(cause), re.DOTALL)
+    return found[1] if found else ""
+
+
 def graph_breaks() -> list[tuple[str, str]]:
     """(reason, ``file:line, in function``) of each graph break of this process, in order; ``reset`` empties it."""
     from torch._dynamo.utils import graph_break_reasons

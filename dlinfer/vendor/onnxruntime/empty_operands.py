@@ -18,10 +18,14 @@ from dlinfer.graph.seam.symbols import fixed_size
 _RIGHT = frozenset(
     f"aten::{name}"
     for name in """cat concat stack clone contiguous copy to _to_copy type_as linear matmul mm bmm addmm baddbmm einsum
-    embedding index_select index gather index_copy index_put index_add scatter scatter_add slice_scatter select_scatter
+    embedding index_select index gather slice_scatter select_scatter
     scaled_dot_product_attention softmax log_softmax full_like zeros_like ones_like new_zeros new_ones new_full
     new_empty empty_like masked_fill where tril triu flip detach constant_pad_nd pad expand repeat""".split()
 )
+_INTO = frozenset(
+    f"aten::{name}" for name in "index_copy index_put index_add scatter scatter_add scatter_reduce".split()
+)
+"""Ops that write nothing into an empty tensor, whatever the places; ONNX Runtime looks at these and raises."""
 _WRONG = frozenset({"dlinfer::fused_moe"})
 _OVER_LAST = frozenset({"dlinfer::rms_norm", "dlinfer::add_rms_norm", "aten::rms_norm", "aten::layer_norm"})
 """Ops over each row of their operand: there may be no rows, but each has elements."""
@@ -49,6 +53,8 @@ def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
         yield fake(operands[0]).shape[-len(lengths) :]
     elif name in ("aten::chunk", "aten::unsafe_chunk"):
         yield (fake(operands[0]).shape[arguments(node)["dim"]],)
+    elif name in _INTO:
+        yield fake(arguments(node)["self"]).shape
     elif (factor := first_factor(op.overloadpacket, arguments(node))) is not None:
         yield fake(arguments(node)[factor]).shape[-1:]
     elif not right and not is_view(node):
