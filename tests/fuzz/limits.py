@@ -38,7 +38,7 @@ class Documented(TorchFunctionMode):
         large = function in _EXPONENTIALS and args[0].is_floating_point() and args[0].double() > _LARGEST
         result = function(*args, **kwargs)
         for limit in self._limits:
-            if scores is not None and limit.computes in (_no_score, _no_key):
+            if scores is not None and limit.computes in (_no_score, _no_key, _hidden):
                 result = limit.computes(result, *scores)
             elif large is not False and limit.computes is _exponential:
                 result = limit.computes(result, large)
@@ -63,13 +63,20 @@ def _exponential(result: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
     return result.masked_fill_(large, float("inf"))
 
 
-def _no_score(result: torch.Tensor, scores: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
+def _no_score(
+    result: torch.Tensor, scores: torch.Tensor, shown: torch.Tensor, _: torch.Tensor
+) -> torch.Tensor:
     without = ((scores == -torch.inf) | scores.isnan()).all(-1, keepdim=True) & shown.any(-1, keepdim=True)
     return result.masked_fill(without, float("nan"))
 
 
-def _no_key(result: torch.Tensor, _: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
+def _no_key(result: torch.Tensor, _: torch.Tensor, shown: torch.Tensor, __: torch.Tensor) -> torch.Tensor:
     return result.masked_fill(~shown.any(-1, keepdim=True), 0)
+
+
+def _hidden(result: torch.Tensor, _: torch.Tensor, shown: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+    lost = (plain.isnan() | (plain == torch.inf)) & ~shown
+    return result.masked_fill(lost.any(-1, keepdim=True), float("nan"))
 
 
 def _scores(
@@ -81,8 +88,8 @@ def _scores(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(scores in float64, -inf for hidden keys; which keys are shown), both [..., queries, keys]."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(scores in float64, -inf for hidden keys; which keys are shown; scores with those that causality hides), each [..., queries, keys]."""
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
     scores = (
@@ -96,19 +103,22 @@ def _scores(
     elif attn_mask is not None:
         shown = shown & (attn_mask != -torch.inf)
         scores = scores + attn_mask
-    return scores.masked_fill(~shown, -torch.inf), shown
+    masked = scores.masked_fill(~shown, -torch.inf)
+    return masked, shown, scores if is_causal else masked
 
 
 _NO_SCORE = (
     "A query of infinite numbers, or over infinite keys, whose scores are all -infinity or NaN gives NaN"
 )
 _NO_KEY = "A query to which no key is shown gives 0 even where a value is infinite or NaN"
+_HIDDEN = "A key that `is_causal` hides, and whose score is infinity or NaN, makes the result NaN"
 _EXP = "`exp` is infinite from 88.38 on, where torch's is from 88.73 on"
 _ZEROS = "`where` and `masked_fill` give 0 for -0.0"
 
 LIMITS = (
     Limit("openvino", _NO_KEY, _no_key),
     Limit("openvino", _NO_SCORE, _no_score),
+    Limit("openvino", _HIDDEN, _hidden),
     Limit("openvino", _EXP, _exponential),
     Limit("onnxruntime", _NO_SCORE, _no_score),
     Limit("onnxruntime", _ZEROS, _positive_zeros),

@@ -81,8 +81,10 @@ def perturbing(seed: int) -> Callable[..., Any]:
                 "selection by order" in step.features
             ):  # of equal numbers, which 0 and -0 are, any may be taken
                 return zeros_of_any_sign(made)
-            return summed_otherwise(made) if step.makes and "attention" in step.features else made
-        names = {**names, "rounded": nudged}
+            return (
+                summed_otherwise(made, step, values) if step.makes and "attention" in step.features else made
+            )
+        names = {**names, "rounded": perturbed}
         for pattern, made_of in _ROUNDED_INSIDE:
             step = replace(step, text=re.sub(pattern, made_of, step.text))
         if "write" in step.features:
@@ -103,12 +105,18 @@ def perturbing(seed: int) -> Callable[..., Any]:
             changed = (target != before) | (target == 0)
             with contextlib.suppress(RuntimeError):  # elements that share memory are written by no copy
                 target.copy_(torch.where(changed, perturbed(target), target))
-        return made
+        if not step.makes or any(overlap(made, values[name]) for name in step.uses):
+            return made
+        return summed_otherwise(made, step, values) if made.is_floating_point() else made
 
-    def summed_otherwise(made: torch.Tensor) -> torch.Tensor:
+    def summed_otherwise(made: torch.Tensor, step: Step, values: Mapping[str, Any]) -> torch.Tensor:
         """The result of a step that also writes and is not run again: each element moves by a rounding of the largest
-        of all."""
-        largest = made.abs().nan_to_num(0.0, 0.0, 0.0).double().amax() if made.numel() else 0.0
+        number that it may be a sum of."""
+        summed = [one for one in (made, *(values[name] for name in step.uses)) if one.is_floating_point()]
+        largest = max(
+            float(one.double().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if one.numel() else 0.0
+            for one in summed
+        )
         share = torch.rand(made.shape, generator=random, dtype=torch.float64) * 2 - 1
         return (made.double() + share * torch.finfo(made.dtype).eps * largest).to(made.dtype)
 

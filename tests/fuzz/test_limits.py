@@ -17,7 +17,7 @@ def test_each_limit_is_a_line_of_the_docs():
 
 
 def test_all_combinations_are_tried():
-    assert len(list(documented("openvino"))) == 7
+    assert len(list(documented("openvino"))) == 15
     assert len(list(documented("onnxruntime"))) == 3
     assert list(documented("inductor")) == []
 
@@ -55,6 +55,17 @@ def _attention(key: float, mask: torch.Tensor | None = None, **more: bool) -> to
 def test_a_query_without_a_score_is_nan():
     assert _attention(-INF).isnan().all() and _attention(NAN).isnan().all()
     assert (_attention(1.0) == 1).all()
+
+
+@pytest.mark.parametrize("key", [INF, NAN])
+def test_a_key_that_causality_hides_makes_nan(key):
+    ones, keys = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4)
+    keys[..., 1, 0] = key
+    with Documented(LIMITS):
+        found = F.scaled_dot_product_attention(ones, keys, ones, is_causal=True)
+    assert found[..., 0, :].isnan().all()
+    plain = F.scaled_dot_product_attention(ones, keys, ones, is_causal=True)
+    assert (plain[..., 0, :] == 1).all(), "torch passes over it"
 
 
 @pytest.mark.parametrize("mask", [torch.tensor([[True], [False]]), torch.tensor([[0.0], [-INF]])])

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dlinfer.graph.ir.dialect import fake
+from dlinfer.graph.ir.dialect import call_on_fakes, fake
 from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.seam.fake_mode import FakeTensorMode, symbolic
 
@@ -54,7 +54,7 @@ def fake_result(
     if check is not None:
         check(node.target, args, kwargs)
     with symbolic(mode):
-        return node.target(*args, **kwargs)
+        return call_on_fakes(node.target, args, kwargs)
 
 
 def _fake_constant(value: Any, mode: FakeTensorMode) -> torch.Tensor:

@@ -8,7 +8,7 @@ fake result; fakes whose storage is the same are views of one memory.
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -240,6 +240,13 @@ def reshapes_argument(node: fx.Node) -> bool:
     """Whether a node gives one of its arguments other sizes in place, as ``t_`` and ``unsqueeze_`` do."""
     op = overload(node)
     return op is not None and torch.Tag.inplace_view in op.tags
+
+
+def call_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an op gives on fakes; these keep their sizes, also where the op reshapes its argument in place."""
+    if torch.Tag.inplace_view in getattr(op, "tags", ()):
+        args = [one.detach() if isinstance(one, torch.Tensor) else one for one in args]
+    return op(*args, **kwargs)
 
 
 def is_compute(node: fx.Node) -> bool:

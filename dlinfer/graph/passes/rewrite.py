@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dlinfer.graph.ir.dialect import fake, model_line
+from dlinfer.graph.ir.dialect import call_on_fakes, fake, model_line
 from dlinfer.graph.seam.fake_mode import FakeTensor, FakeTensorMode, symbolic
 
 
@@ -45,7 +45,7 @@ class Rewriter:
         """What ``op`` gives for arguments that may be nodes. Raises what its fake function raises."""
         values, named = map_arg((args, kwargs), fake)
         with torch.no_grad() if self.mode is None else symbolic(self.mode):
-            return op(*values, **named)
+            return call_on_fakes(op, values, named)
 
     def check(self, what: str, node: fx.Node) -> None:
         """Record that a node was added which only raises."""

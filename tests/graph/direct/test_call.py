@@ -53,6 +53,35 @@ def test_sizes_that_were_equal_by_chance_must_stay_equal():
         assert torch.equal(call(x=torch.ones(rows, 9), table=table), added(torch.ones(rows, 9), table))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "taken"), [((2, 0, 1), False), ((0, 3), False), ((2, 3, 1), True), ((1, 1), True)]
+)
+def test_an_example_without_elements_is_refused(sizes, taken):
+    """The strides of such a tensor are 1, whatever those of later ones are."""
+
+    def added(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + x.sum(0)
+
+    x = torch.ones(sizes)
+    for dim in range(x.dim()):
+        mark_unbacked(x, dim, f"size {dim}")
+    if not taken:
+        with pytest.raises(CaptureError, match="x has no elements in this call"):
+            captured(added, x=x)
+        return
+    call, _ = captured(added, x=x)
+    later = torch.randn((4, 3, 5)[: x.dim()])
+    torch.testing.assert_close(call(x=later), added(later))
+
+
+def test_sizes_that_are_not_equal_in_the_captured_call_are_refused():
+    x, y = torch.ones(0, 3), torch.ones(1, 3)
+    mark_unbacked(x, 0, "rows")
+    mark_unbacked(y, 0, "others")
+    with pytest.raises(CaptureError, match=r"only while .*y\.size\(\)\[0\].*, which is not so in this call"):
+        captured(lambda x, y: x + y, x=x, y=y)
+
+
 def test_a_number_in_a_changing_argument_may_be_steady():
     @dataclass
     class Meta:

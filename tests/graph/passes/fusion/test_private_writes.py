@@ -52,7 +52,17 @@ def two_in_a_row(x):
     return (x * 2).mul_(3).add_(x).clamp_(min=0)
 
 
-@pytest.mark.parametrize(("code", "count"), [(renormalised, 1), (inverse_permutation, 1), (two_in_a_row, 3)])
+def reshaped_later(x):
+    y = (x[None] * 2).add_(1)
+    product = y * x
+    y.squeeze_(0)
+    return product, y
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [(renormalised, 1), (inverse_permutation, 1), (two_in_a_row, 3), (reshaped_later, 2)],
+)
 def test_private(code, count):
     fired, got, want = changes(clean(code, X), PRIVATE_WRITES)
     assert fired == {"private_writes": count}
