@@ -29,8 +29,8 @@ def common(program: Program, difference: Difference, given: Sequence[CallTrace])
         )
     if difference.kind != "no error":
         return False
-    # A compiled loop takes dtypes that torch's kernel lacks, and the fakes of products and writes do not compare them. What is
-    # functional writes nothing over its operands.
+    # A compiled loop takes dtypes that torch's kernel lacks, and the fakes of products and writes do not compare them.
+    # What is functional writes nothing over its operands.
     taken = ("not implemented for", "to have the same dtype", "source and destination dtypes match")
     taken += ("refer to a single memory location", "can't be cast to the desired output type")
     if any(text in difference.detail for text in taken) or unused_step_raises(program):

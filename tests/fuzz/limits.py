@@ -89,7 +89,10 @@ def _scores(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(scores in float64, -inf for hidden keys; which keys are shown; scores with those that causality hides), each [..., queries, keys]."""
+    """(scores in float64, -inf for hidden keys; which keys are shown; the scores with those that causality hides).
+
+    Each is [..., queries, keys].
+    """
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
     scores = (
