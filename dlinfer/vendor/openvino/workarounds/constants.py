@@ -4,7 +4,7 @@ What it can it folds before it compiles. For the rest the CPU plugin runs the op
 result into their memory: the next call reads that. Nothing is written into what two ops read, or into what a roll reads
 that is not itself a constant: one by as many places as an input says, which is always 0.
 
-It also leaves out an Abs whose operand it takes for one that is not negative, as it does Convert of any constant.
+It also drops an Abs whose operand it believes not to be negative, and it believes that of every converted constant.
 """
 
 from collections.abc import Iterator
@@ -43,9 +43,8 @@ def write_absolutes(model: ov.Model) -> None:
             continue
         value = node.input_value(0)
         zero = op.constant(0, value.get_element_type())
-        chosen = op.select(
-            op.less_equal(value, zero), op.subtract(zero, value), value
-        )  # NaN stays, -0.0 does not
+        # Not less than 0: 0 - 0 is 0, where -0.0 would stay. NaN is neither, and stays.
+        chosen = op.select(op.less_equal(value, zero), op.subtract(zero, value), value)
         for reader in list(node.output(0).get_target_inputs()):
             reader.replace_source_output(chosen.output(0))
 
