@@ -7,7 +7,7 @@ from tests.fuzz.execute import CallTrace
 from tests.fuzz.perturb import perturbing
 from tests.fuzz.program import Program
 
-_PERTURBED = 8
+_PERTURBED = 16
 
 
 class Budget:

@@ -38,7 +38,7 @@ class Documented(TorchFunctionMode):
         large = function in _EXPONENTIALS and args[0].is_floating_point() and args[0].double() > _LARGEST
         result = function(*args, **kwargs)
         for limit in self._limits:
-            if scores is not None and limit.computes in (_no_score, _no_key, _hidden):
+            if scores is not None and limit.computes in (_no_score, _no_score_of_all, _no_key, _hidden):
                 result = limit.computes(result, *scores)
             elif large is not False and limit.computes is _exponential:
                 result = limit.computes(result, large)
@@ -68,6 +68,14 @@ def _no_score(
 ) -> torch.Tensor:
     without = ((scores == -torch.inf) | scores.isnan()).all(-1, keepdim=True) & shown.any(-1, keepdim=True)
     return result.masked_fill(without, float("nan"))
+
+
+def _no_score_of_all(
+    result: torch.Tensor, scores: torch.Tensor, shown: torch.Tensor, _: torch.Tensor
+) -> torch.Tensor:
+    infinite = ((scores == -torch.inf) | scores.isnan()).all(-1, keepdim=True)
+    met = (scores.isnan() & shown).any(-1, keepdim=True) | shown.all(-1, keepdim=True)
+    return result.masked_fill(infinite & met, float("nan"))
 
 
 def _no_key(result: torch.Tensor, _: torch.Tensor, shown: torch.Tensor, __: torch.Tensor) -> torch.Tensor:
@@ -113,6 +121,9 @@ def _scores(
 _NO_SCORE = (
     "A query of infinite numbers, or over infinite keys, whose scores are all -infinity or NaN gives NaN"
 )
+_NO_SCORE_OF_ALL = (
+    "A query whose scores are all -infinity or NaN gives NaN where one is NaN, or no key is hidden from it"
+)
 _NO_KEY = "A query to which no key is shown gives 0 even where a value is infinite or NaN"
 _HIDDEN = "A key that `is_causal` hides, and whose score is infinity or NaN, makes the result NaN"
 _EXP = "`exp` is infinite from 88.38 on, where torch's is from 88.73 on"
@@ -123,7 +134,7 @@ LIMITS = (
     Limit("openvino", _NO_SCORE, _no_score),
     Limit("openvino", _HIDDEN, _hidden),
     Limit("openvino", _EXP, _exponential),
-    Limit("onnxruntime", _NO_SCORE, _no_score),
+    Limit("onnxruntime", _NO_SCORE_OF_ALL, _no_score_of_all),
     Limit("onnxruntime", _ZEROS, _positive_zeros),
 )
 

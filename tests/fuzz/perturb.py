@@ -33,10 +33,18 @@ _ROUNDED_INSIDE = (
     (r"\{0\}\.add_\(\{0\}\.sum\(\)\)", r"{0}.add_(rounded({0}).sum())"),
     (r"\{0\}\.addcmul_\(\{1\}, \{1\}\)", r"{0}.add_(rounded({1} * {1}))"),
     (r"\{1\}\.sin\(\) - ", r"rounded({1}.sin()) - "),
+    (
+        r"torch\.rsqrt\(\{0\}\.pow\(2\)\.mean\(-1, keepdim=True\) \+ 1e-6\)",
+        r"rounded(torch.rsqrt(rounded({0}.pow(2).mean(-1, keepdim=True)) + 1e-6))",
+    ),
     (r"torch\.erf\(\{0\}\)", r"rounded(rounded(torch.erf({0})))"),
 )
 """Functions that round in between and then may cancel nearly all of it, the same with that rounding in sight; and those
 that approximate: OpenVINO's erf is off by up to nine roundings."""
+
+
+_SPREAD = 0x9E3779B97F4A7C15
+"""Small seeds give runs whose first numbers are alike."""
 
 
 def perturbing(seed: int) -> Callable[..., Any]:
@@ -46,7 +54,7 @@ def perturbing(seed: int) -> Callable[..., Any]:
     other way. In runs 0 and 1 only results move: all away from 0, or all towards it, as where a kernel is off by the
     same for equal numbers; and all their zeros are positive, or all negative.
     """
-    random = torch.Generator().manual_seed(seed // 2)
+    random = torch.Generator().manual_seed(_SPREAD * (seed // 2 + 1) % 2**63)
     way = 1 - 2 * (seed % 2)
 
     def perturbed(value: Any) -> Any:
@@ -60,12 +68,11 @@ def perturbing(seed: int) -> Callable[..., Any]:
         return flushed((value.double() * (1 + sign * torch.finfo(value.dtype).eps)).to(value.dtype))
 
     def flushed(value: torch.Tensor) -> torch.Tensor:
-        """Some of what is hardly a number is 0, of either sign, in which torch's own kernels differ. NaN and infinities
-        stay what they are."""
+        """Some of what is hardly a number is 0, of either sign, in which torch's own kernels differ: in run 0 all of
+        it. NaN and infinities stay what they are."""
         tiny = value.abs() < TINY[value.dtype]
-        return zeros_of_any_sign(
-            value.masked_fill(tiny & (torch.rand(value.shape, generator=random) < 0.5), 0)
-        )
+        some = torch.rand(value.shape, generator=random) < (0.5 if seed else 1.0)
+        return zeros_of_any_sign(value.masked_fill(tiny & some, 0))
 
     def zeros_of_any_sign(value: torch.Tensor) -> torch.Tensor:
         if seed < 2:

@@ -18,14 +18,17 @@ from dlinfer.graph.seam.symbols import fixed_size
 _RIGHT = frozenset(
     f"aten::{name}"
     for name in """cat concat stack clone contiguous copy to _to_copy type_as linear matmul mm bmm addmm baddbmm einsum
-    embedding index_select index gather slice_scatter select_scatter
+    embedding index_select index slice_scatter select_scatter
     scaled_dot_product_attention softmax log_softmax full_like zeros_like ones_like new_zeros new_ones new_full
     new_empty empty_like masked_fill where tril triu flip detach constant_pad_nd pad expand repeat""".split()
 )
 _INTO = frozenset(
     f"aten::{name}" for name in "index_copy index_put index_add scatter scatter_add scatter_reduce".split()
 )
-"""Ops that write nothing into an empty tensor, whatever the places; ONNX Runtime looks at these and raises."""
+"""Ops that write nothing into an empty tensor, whatever the places; ONNX Runtime looks at these and raises. So it does
+where the places are none, and lie otherwise than the tensor, as for ``gather``."""
+_MODULO = frozenset(f"aten::{name}" for name in "remainder fmod div".split())
+"""Of whole numbers they raise for a divisor of 0, even where it divides nothing."""
 _WRONG = frozenset({"dlinfer::fused_moe"})
 _OVER_LAST = frozenset({"dlinfer::rms_norm", "dlinfer::add_rms_norm", "aten::rms_norm", "aten::layer_norm"})
 """Ops over each row of their operand: there may be no rows, but each has elements."""
@@ -51,10 +54,15 @@ def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
     if name in _OVER_LAST:
         lengths = arguments(node).get("normalized_shape", (1,))
         yield fake(operands[0]).shape[-len(lengths) :]
+    elif name in _MODULO and len(operands) > 1 and not fake(node).is_floating_point():
+        yield from (fake(one).shape for one in operands)
     elif name in ("aten::chunk", "aten::unsafe_chunk"):
         yield (fake(operands[0]).shape[arguments(node)["dim"]],)
     elif name in _INTO:
         yield fake(arguments(node)["self"]).shape
+        yield from (fake(one).shape for one in (arguments(node).get("index"),) if isinstance(one, fx.Node))
+    elif name == "aten::gather":
+        yield fake(arguments(node)["index"]).shape
     elif (factor := first_factor(op.overloadpacket, arguments(node))) is not None:
         yield fake(arguments(node)[factor]).shape[-1:]
     elif not right and not is_view(node):

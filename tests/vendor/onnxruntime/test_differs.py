@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from dlinfer.errors import GraphFallbackError
+from dlinfer.ops import fused_moe
 from tests.vendor.onnxruntime.regions import as_in_eager, compiled, refused, subgraph
 
 FLOATS, INTEGERS = torch.randn(4, 6), torch.randint(-9, 9, (4, 6))
@@ -53,6 +54,29 @@ def test_tails_of_sigmoid():
     run = compiled(tails, x).run
     for got, want in zip(run(x), tails(x), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-38, equal_nan=True)
+
+
+def test_tails_of_glu():
+    x = torch.tensor([-88.5, -30.0, -18.0, -9.0, 0.0, 30.0])
+    both = torch.cat([torch.ones(6), x])[None]
+    torch.testing.assert_close(
+        compiled(F.glu, both, fixed=True).run(both)[0], F.glu(both), rtol=1e-6, atol=1e-38
+    )
+
+
+@pytest.mark.parametrize("static", [(), (1, 2)])
+def test_experts_of_small_and_of_infinite_results(static):
+    """With the weights of all experts in one tensor, and with each expert's own."""
+
+    def layer(x, gate_up, down, weights, ids):
+        return fused_moe(x, gate_up, down, weights, ids, 1, False)
+
+    x = -torch.linspace(0.1, 20, 32).view(4, 8) / 8
+    gate_up = torch.stack([torch.ones(16, 8), torch.full((16, 8), -1e20)])
+    down = torch.stack([torch.ones(8, 8), torch.full((8, 8), 1e38)])
+    given = (x, gate_up, down, torch.ones(4, 1), torch.tensor([[0], [0], [1], [0]]))
+    run = compiled(layer, *given, static=static, fixed=True).run
+    torch.testing.assert_close(run(*given)[0], layer(*given), rtol=1e-5, atol=1e-38)
 
 
 DOUBTFUL = {

@@ -1,5 +1,7 @@
 """Tensors without elements: what ONNX Runtime is not right for is left to torch, and says so."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,3 +85,26 @@ def test_an_operand_that_is_empty_at_a_call_leaves_that_call_to_torch():
 
 def graphs():
     return len(report.reports())
+
+
+INDEX = torch.empty(0, 7, 3, dtype=torch.int64)
+NONE = {
+    "remainder": (lambda x, y: x % y, (0, 2), (2,)),
+    "fmod": (lambda x, y: x.fmod(y), (0, 2), (2,)),
+    "div": (lambda x, y: x.div(y, rounding_mode="floor"), (0, 2), (2,)),
+    "gather": (lambda x, y: x.gather(0, INDEX) + y, (5, 2, 3), ()),
+    "scatter": (lambda x, y: x.scatter(0, INDEX, y), (5, 2, 3), (0, 7, 3)),
+    "scatter_add": (lambda x, y: x.scatter_add(0, INDEX, y), (5, 2, 3), (0, 7, 3)),
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+@torch.no_grad()
+def test_where_nothing_is_divided_read_or_written_nothing_raises(name):
+    """A divisor of 0, and places that lie otherwise than the tensor."""
+    function, shape, other = NONE[name]
+    torch._dynamo.reset()
+    options: dict[str, Any] = {"engine": "onnxruntime", "small_regions": "engine", "fallback": "allow"}
+    run = torch.compile(function, backend="dlinfer", options=options)
+    x, y = torch.ones(shape, dtype=torch.int32), torch.zeros(other, dtype=torch.int32)
+    torch.testing.assert_close(run(x, y), function(x, y))

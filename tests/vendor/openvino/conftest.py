@@ -1,5 +1,6 @@
 """Tests of the engine openvino, which need the package of that name; the extra ``dev`` installs it."""
 
+import os
 from collections.abc import Generator
 from importlib import util
 from pathlib import Path
@@ -19,8 +20,13 @@ def _skip_known_faults() -> Generator[None, Any, Any]:
     try:
         return (yield)
     except GraphFallbackError as refused:
-        if is_fault(str(refused.fields["reason"])):
-            pytest.skip(str(refused.fields["reason"]))
+        reason = str(refused.fields["reason"])
+        if is_fault(reason):
+            pytest.skip(reason)
+        if "bad combination" in reason and os.environ.get("ONEDNN_MAX_CPU_ISA") == "SSE41":
+            pytest.skip(
+                "OpenVINO without AVX on this CPU gets no kernel for TopK and what is sorted: bad combination"
+            )
         raise
 
 

@@ -92,6 +92,15 @@ def test_constants_and_numbers_that_are_infinite(dtype):
     same(function, torch.randn(2, 4, dtype=dtype))
 
 
+@pytest.mark.parametrize("digits", [-1, 2**31 - 1, 0x7F800001, 0x7FC00001])
+def test_whatever_the_digits_of_nan_it_stays_one(digits):
+    """torch's remainder gives a NaN of ones; of such OpenVINO makes zeros in bfloat16, of others infinities."""
+    x = torch.full((5,), digits, dtype=torch.int32).view(torch.float32)
+    half = torch.full((5,), digits >> 16 | 1, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    same(lambda x, y: (x.to(torch.bfloat16), y.to(torch.bfloat16), x.half(), x[1:].bfloat16() + 1), x, half)
+    same(lambda x, y: y.copy_(x), x, torch.zeros(5, dtype=torch.bfloat16))
+
+
 def test_a_mean_beside_a_variance_of_infinities():
     """torch's running mean is NaN once it has met an infinity."""
     x = mixed(23, 37)

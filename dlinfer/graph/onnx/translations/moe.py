@@ -4,10 +4,13 @@ ONNX has no op that runs chosen experts only. The standard form computes every e
 chosen ones: right, and as much work as a dense layer with all experts' weights.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from dlinfer.graph.onnx.translations.activation import silu_mul
 from dlinfer.graph.onnx.translations.writing import fixed, is_type, number, opset, rank, shape_of, sizes, wide
 
 _ops = torch.ops.dlinfer
@@ -15,7 +18,7 @@ _ops = torch.ops.dlinfer
 
 def table() -> dict[Any, Any]:
     """Translations by op."""
-    return {_ops.moe_gating_topk_softmax.default: gating, _ops.fused_moe.default: fused_moe}
+    return {_ops.moe_gating_topk_softmax.default: gating, _ops.fused_moe.default: fused_moe_with(silu_mul)}
 
 
 def gating(router_logits: Any, topk: int, n_groups: int) -> tuple[Any, Any]:
@@ -34,7 +37,13 @@ def gating(router_logits: Any, topk: int, n_groups: int) -> tuple[Any, Any]:
     return op.Reshape(chosen, flat), op.Reshape(op.Add(ids, first), flat)
 
 
-def fused_moe(
+def fused_moe_with(activation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The layer with a way of writing ``silu(gate) * up``."""
+    return partial(_fused_moe, activation)
+
+
+def _fused_moe(
+    activation: Callable[[Any, Any], Any],
     hidden_states: Any,
     gate_up_weights: Any,
     down_weights: Any,
@@ -43,26 +52,40 @@ def fused_moe(
     topk: int,
     renormalize: bool,
 ) -> Any:
-    """All experts' results, weighted by zero where an expert is not chosen."""
+    """All experts' results, and 0 where an expert is not chosen: its own result may be infinite."""
+    from onnx_ir import DataType
+
     op = opset()
     x, cast = wide(hidden_states)
     gate_up, down = wide(gate_up_weights)[0], wide(down_weights)[0]
-    weights = dense_weights(hidden_states, gate_up_weights, topk_weights, topk_ids, renormalize)
+    weights, chosen = _dense_weights(hidden_states, gate_up_weights, topk_weights, topk_ids, renormalize)
     inner = op.MatMul(op.Unsqueeze(x, [0]), op.Transpose(gate_up, perm=[0, 2, 1]))
     gate, up = op.Split(inner, axis=-1, num_outputs=2)
-    active = op.Mul(op.Mul(gate, op.Sigmoid(gate)), up)
-    each = op.MatMul(active, op.Transpose(down, perm=[0, 2, 1]))
-    share = op.Unsqueeze(op.Transpose(weights, perm=[1, 0]), [-1])
-    total = op.ReduceSum(op.Mul(each, share), [0], keepdims=0)
+    gate.dtype = DataType.FLOAT if cast else x.dtype
+    each = op.MatMul(activation(gate, up), op.Transpose(down, perm=[0, 2, 1]))
+    zero = number(0.0, hidden_states, wide=True)
+    given = op.Where(_by_expert(chosen), op.Mul(each, _by_expert(weights)), zero)
+    total = op.ReduceSum(given, [0], keepdims=0)
     return op.Cast(total, to=int(hidden_states.dtype)) if cast else total
 
 
-def dense_weights(x: Any, gate_up: Any, topk_weights: Any, topk_ids: Any, renormalize: bool) -> Any:
-    """Each token's weight for every expert, [tokens, experts]; zero for those not chosen."""
+def _dense_weights(
+    x: Any, gate_up: Any, topk_weights: Any, topk_ids: Any, renormalize: bool
+) -> tuple[Any, Any]:
+    """(each token's weight for every expert, whether it chose it); both [tokens, experts]."""
     op = opset()
-    weights = token_weights(x, topk_weights, renormalize)
-    nothing = op.Expand(number(0.0, x, wide=True), shape_of([(topk_ids, 0), (gate_up, 0)]))
-    return op.ScatterElements(nothing, op.Cast(topk_ids, to=7), weights, axis=1, reduction="add")
+    weights, ids = token_weights(x, topk_weights, renormalize), op.Cast(topk_ids, to=7)
+    zero, one = number(0.0, x, wide=True), number(1.0, x, wide=True)
+    nothing = op.Expand(zero, shape_of([(topk_ids, 0), (gate_up, 0)]))
+    ones = op.Expand(one, op.Shape(ids))
+    chosen = op.ScatterElements(nothing, ids, ones, axis=1)
+    return op.ScatterElements(nothing, ids, weights, axis=1, reduction="add"), op.Greater(chosen, zero)
+
+
+def _by_expert(x: Any) -> Any:
+    """[tokens, experts] as [experts, tokens, 1]."""
+    op = opset()
+    return op.Unsqueeze(op.Transpose(x, perm=[1, 0]), [-1])
 
 
 def token_weights(x: Any, topk_weights: Any, renormalize: bool) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations import attention, linear, norm
+from dlinfer.graph.onnx.translations import attention, linear, moe, norm
 from dlinfer.graph.onnx.translations.writing import is_type, number, opset, rank, size
 from dlinfer.vendor.onnxruntime.translations import contrib_ops, extremes, logistic
 from dlinfer.vendor.onnxruntime.translations.experts import experts
@@ -24,10 +24,12 @@ def table() -> Mapping[Any, Any]:
         _ops.add_rms_norm.default: add_rms_norm,
         torch.ops.aten.sigmoid.default: logistic.sigmoid,
         torch.ops.aten.silu.default: logistic.silu,
+        torch.ops.aten.glu.default: logistic.glu,
         torch.ops.aten.sign.default: sign,
         torch.ops.aten.sgn.default: sign,
         _ops.silu_mul.default: logistic.silu_mul,
         _ops.silu_and_mul.default: logistic.silu_and_mul,
+        _ops.fused_moe.default: moe.fused_moe_with(logistic.silu_mul),
         torch.ops.aten.linear.default: linear_of,
         _ops.linear.default: linear_of,
         _ops.linears.default: linears,

@@ -31,6 +31,13 @@ def silu_and_mul(x: Any) -> Any:
     return silu_mul(gate, up)
 
 
+def glu(self: Any, dim: int = -1) -> Any:
+    """The first half of a dimension times the sigmoid of the second."""
+    values, gate = opset().Split(self, axis=dim, num_outputs=2)
+    gate.dtype = self.dtype
+    return opset().Mul(values, sigmoid(gate))
+
+
 def _one_and_exp(x: Any, like: Any) -> Any:
     op = opset()
     return op.Add(op.Exp(op.Neg(x)), number(1.0, like, wide=True))

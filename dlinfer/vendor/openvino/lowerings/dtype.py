@@ -1,7 +1,9 @@
 """Conversions, and calls that give their input's values back."""
 
+import math
 from typing import Any
 
+import openvino as ov
 import openvino.opset16 as op
 import torch
 from openvino import Output
@@ -21,7 +23,7 @@ aten = torch.ops.aten
     aten.type_as.default,
 )
 def to(b: Builder, x: Output, *_: Any) -> Output:
-    return b.cast(x, b.kind)
+    return b.cast(_plain_nan(b, x), b.kind)
 
 
 @lowers(
@@ -45,4 +47,12 @@ def same(b: Builder, x: Output, *_: Any) -> Output:
 
 @lowers(aten.copy.default)
 def copy(b: Builder, x: Output, source: Output, non_blocking: bool = False) -> Output:
-    return op.broadcast(b.cast(source, b.kind), op.shape_of(x, "i64")).output(0)
+    return op.broadcast(b.cast(_plain_nan(b, source), b.kind), op.shape_of(x, "i64")).output(0)
+
+
+def _plain_nan(b: Builder, x: Output) -> Output:
+    """x without the digits of NaN, where it becomes bfloat16: a carry makes zeros of some, and infinities of others."""
+    given = x.get_element_type()
+    if b.kind != ov.Type.bf16 or given not in (ov.Type.f32, ov.Type.f16):
+        return x
+    return op.select(op.is_nan(x), b.scalar(math.nan, given), x).output(0)

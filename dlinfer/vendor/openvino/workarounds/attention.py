@@ -2,7 +2,8 @@
 
 The CPU plugin makes one node of scores, softmax and product, of transpositions on all sides and of elementwise ops
 behind. With as many heads as tokens its numbers are wrong. The process ends where it, or an op behind it, is read
-twice. It takes nothing from beyond a roll by no places, which no pass folds, and which copies.
+twice, and with fixed sizes and 16 bits where an op behind it reads another tensor too: where they are compared, or
+transposed before. It takes nothing from beyond a roll by no places, which no pass folds, and which copies.
 """
 
 import openvino as ov
@@ -20,7 +21,7 @@ def part_attention(model: ov.Model) -> None:
         if not _is_attention(node):
             continue
         square = _is_square(node)
-        if square or _forks(node):
+        if square or _forks(node) or (_is_short(node) and _joins(node)):
             _part(node.output(0), list(node.output(0).get_target_inputs()))
         if square:
             for operand in node.inputs()[:_OPERANDS]:
@@ -57,3 +58,22 @@ def _forks(node: Node) -> bool:
     readers = [one.get_node() for output in node.outputs() for one in output.get_target_inputs()]
     fused = [one for one in readers if one.get_type_name() not in _ENDS]
     return bool(fused) and (len(readers) > 1 or any(_forks(one) for one in fused))
+
+
+def _is_short(node: Node) -> bool:
+    """Whether a node's elements have 16 bits and its sizes are fixed."""
+    kinds = (ov.Type.bf16, ov.Type.f16)
+    return node.get_output_element_type(0) in kinds and node.get_output_partial_shape(0).is_static
+
+
+def _joins(node: Node) -> bool:
+    """Whether something that is computed of a node is computed of another tensor too, before the next product."""
+    for reader in node.output(0).get_target_inputs():
+        behind = reader.get_node()
+        if behind.get_type_name() in _ENDS:
+            continue
+        others = [one.get_source_output() for one in behind.inputs() if one.get_index() != reader.get_index()]
+        values = [one for one in others if one.get_element_type().is_real()]
+        if any(one.get_node().get_type_name() != "Constant" for one in values) or _joins(behind):
+            return True
+    return False

@@ -43,3 +43,23 @@ def test_what_is_computed_of_attention_is_read_twice(function, dtype):
     """OpenVINO 2026.4.1 ends the process over such a model: in 16 bits over each, in 32 over some."""
     q, k, v = heads()
     same(function, *(one.to(dtype) for one in (q, k, v, torch.randn_like(q))), fixed=FIXED)
+
+
+OF_TWO = {
+    "compared": lambda q, k, v, x, y: ATTEND(q, k, v) < y,
+    "added, then compared": lambda q, k, v, x, y: (ATTEND(q, k, v) + y).sigmoid() < y,
+    "transposed, then added": lambda q, k, v, x, y: ATTEND(q, k, v).transpose(1, 2) + x,
+    "flat, then added": lambda q, k, v, x, y: (
+        (ATTEND(q, k, v).transpose(1, 2).float() + x).flatten(2).type_as(q)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("fixed", [FIXED, (3, 4, 5, 7, 8)])
+def test_attention_and_another_tensor(name, fixed, dtype):
+    """Behind a transposition, or compared, OpenVINO 2026.4.1 ends the process in 16 bits where sizes are fixed."""
+    q, k, v = (one.to(dtype) for one in heads())
+    y = torch.full_like(q, 10.0)
+    same(OF_TWO[name], q, k, v, torch.randn_like(q.transpose(1, 2)), y, fixed=fixed)

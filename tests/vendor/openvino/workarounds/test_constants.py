@@ -60,6 +60,8 @@ def test_infinities_of_bfloat16_are_not_overwritten(shape):
 )
 def test_absolute_values_of_weights(dtype):
     class Module(nn.Module):
+        weight: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("weight", torch.tensor([-3, -1, 0, 2], dtype=dtype))
