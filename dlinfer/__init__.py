@@ -8,6 +8,7 @@ The public parts are loaded at first use:
 - ``dlinfer.settings``: every ``DLINFER_*`` variable, in one documented place.
 - ``dlinfer.errors``: every error a user can meet.
 - ``dlinfer.compile(module, args)``: ahead of time, by the passes that ``torch.compile(backend="dlinfer")`` runs.
+- ``dlinfer.transformers.optimize(model)``: the modules of a Hugging Face model on the fused ops.
 - ``dlinfer.explain(model, *args)``: what graph mode made of a model, as text, JSON or a page.
 """
 
@@ -18,7 +19,8 @@ from typing import Any
 __version__ = "0.4.0"
 LOADED_AT = time.time_ns()  # no module of the package was loaded before: see graph/cache/sources.py
 
-__all__ = ["__version__", "bundle", "compile", "errors", "explain", "load", "ops", "settings", "vendor"]  # pyright: ignore[reportUnsupportedDunderAll]
+_PUBLIC = "bundle compile errors explain load ops settings transformers vendor"
+__all__ = ["__version__", *_PUBLIC.split()]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 # Functions that stand here by their own name -> the module they come from; the other names are modules.
@@ -28,13 +30,15 @@ _FUNCTIONS = {
     "explain": "dlinfer.graph.explain.explanation",
     "load": "dlinfer.runtime.session.session",
 }
+_MODULES = {"transformers": "dlinfer.framework.transformers_ext"}
+"""Modules that stand here by another name."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     if name in __all__:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(_MODULES.get(name, f"{__name__}.{name}"))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

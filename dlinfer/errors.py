@@ -314,9 +314,9 @@ class KVLayoutChangedError(DlinferError, RuntimeError):
 
 
 class InferenceOnlyError(DlinferError, RuntimeError):
-    """A graph is compiled while gradients are recorded; dlinfer compiles inference only."""
+    """Gradients are recorded where a graph is compiled, or where an optimized module is called."""
 
-    message = "dlinfer compiles inference only, but gradients are being recorded for {what}."
+    message = "dlinfer is for inference only, but gradients are being recorded for {what}."
     next_step = "call the model under torch.no_grad() or torch.inference_mode()."
 
 

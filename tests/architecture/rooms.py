@@ -57,6 +57,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.refusals "
     "framework.lmdeploy_ext.serving",
+    "dlinfer.framework.transformers_ext": "errors ops graph.seam graph.ir graph.report graph.options graph.capture "
+    "graph.lowering",
     "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime vendor.* framework.lmdeploy_ext",
     "dlinfer.__main__": "cli",
 }
@@ -75,6 +77,7 @@ TORCH = {"torch"}
 THIRD_PARTY = {
     "dlinfer.framework.lmdeploy_ext": TORCH
     | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors"},
+    "dlinfer.framework.transformers_ext": TORCH | {"transformers"},
     "dlinfer.framework": TORCH | {"packaging"},
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},

@@ -70,8 +70,16 @@ def trace(
     except Exception as cause:  # whatever an op's fake function raises, the reason is what the user needs
         reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
         raise CaptureError(reason=reason, line=getattr(cause, "model_line", "an unknown line")) from cause
+    _forget_grad_mode(graph_module)
     _refuse_read_indices(graph_module)
     return Captured(graph_module, tuple(fakes), mode)
+
+
+def _forget_grad_mode(graph_module: fx.GraphModule) -> None:
+    """Nothing here has a gradient. Switches are recorded where the function has them, and where a generator that holds
+    ``no_grad`` is collected meanwhile."""
+    for node in graph_module.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled):
+        graph_module.graph.erase_node(node)
 
 
 def _refuse_read_indices(graph_module: fx.GraphModule) -> None:

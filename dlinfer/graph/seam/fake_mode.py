@@ -9,7 +9,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "trace_coarse",
     "trace_decomposed",
     "undecided_errors",
+    "with_symbols",
 ]
 
 
@@ -45,6 +46,14 @@ def fresh_mode() -> FakeTensorMode:
 def strict_mode() -> FakeTensorMode:
     """A fake mode with symbols of its own, in which no op runs for real and no real tensor is taken."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False, allow_fallback_kernels=False)
+
+
+def with_symbols(mode: FakeTensorMode, example: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
+    """A fake of an example, whose sizes in ``dims`` are symbols, each its own; the others are numbers."""
+    kinds = [DimDynamic.STATIC] * example.dim()
+    for dim in dims:
+        kinds[dim] = DimDynamic.DYNAMIC
+    return mode.from_tensor(example, symbolic_context=StatelessSymbolicContext(kinds))
 
 
 @contextmanager

@@ -194,3 +194,26 @@ def test_autocast_is_captured_below_dispatch():
     assert one.run()[0].dtype == torch.bfloat16
     with torch.no_grad():
         torch.testing.assert_close(one.run()[0], mixed(x, w))
+
+
+def test_switches_of_gradients_are_no_part_of_a_graph():
+    """Neither those of the function, nor those of a generator that is collected while it is traced."""
+
+    def holds():
+        with torch.no_grad():
+            yield
+
+    def function(x):
+        held = holds()
+        next(held)
+        with torch.enable_grad():
+            y = x + 1
+        del held
+        return y * 2
+
+    mode = fake_mode.fresh_mode()
+    graph = trace(function, [mode.from_tensor(torch.ones(3))], mode).graph_module.graph
+    assert [op_name(node) for node in graph.nodes if node.op == "call_function"] == [
+        "aten.add.Tensor",
+        "aten.mul.Tensor",
+    ]

@@ -197,3 +197,14 @@ def test_what_was_compiled_is_forgotten():
     dynamo.forget_compiled(double)
     compiled(torch.ones(2))
     assert len(graphs) == 2
+
+
+def test_what_a_call_breaks_at_once_is_told():
+    """A size of 1 that is broadcast is taken for equal to the other."""
+    x, y = torch.ones(1, 3), torch.ones(5, 3)
+    dynamo.mark_unbacked(x, 0, "one")
+    dynamo.mark_unbacked(y, 0, "other")
+    with pytest.raises(AssertionError) as caught:
+        torch.compile(lambda x, y: x * y, backend="eager", fullgraph=True)(x, y)
+    assert dynamo.broken_at_once(caught.value) == "y.size()[0] == x.size()[0]"
+    assert dynamo.broken_at_once(AssertionError("another")) == ""

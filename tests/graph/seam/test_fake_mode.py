@@ -52,3 +52,9 @@ def test_no_op_runs_for_real_on_fakes():
     mode, _, _ = fakes()
     with mode, pytest.raises(Exception, match=r"[Ff]ake"):
         _ = torch.add(torch.ones(2), 1) + torch.Tensor(2).new_tensor([1.0]).__class__(torch.ones(2).storage())
+
+
+def test_sizes_of_an_example_are_symbols_of_their_own():
+    x = fake_mode.with_symbols(fake_mode.fresh_mode(), torch.ones(3, 3, 8), (0, 1))
+    assert [isinstance(size, torch.SymInt) for size in x.shape] == [True, True, False]
+    assert str(x.shape[0]) != str(x.shape[1])

@@ -1,0 +1,129 @@
+"""A module's forward as a graph of fused ops, found by the passes that graph mode runs.
+
+What a module computes decides, not what its class is called: a norm of a model that nobody has seen yet is found like
+Llama's.
+"""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from dlinfer.errors import CaptureError
+from dlinfer.graph.capture.trace import trace
+from dlinfer.graph.ir.dialect import STATIC
+from dlinfer.graph.lowering.lower import improve
+from dlinfer.graph.options import CompileOptions
+from dlinfer.graph.report.report import GraphReport
+from dlinfer.graph.seam.fake_mode import fresh_mode, with_symbols
+
+RANKS = (2, 3, 4)
+"""Dimensions of the tensors that modules are given: tokens, or batch and tokens, and heads for a norm of each head."""
+
+_LEADING = (3, 5, 7)
+"""Examples of the sizes in front of the last; they are symbols, and none may matter."""
+
+
+_NOTHING = "nothing of it is a fused op"
+
+
+class NotFused(Exception):
+    """Why a module is left as it is."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """graphs: by the dimensions of the input, what to call with the input and the module's parameters and buffers.
+
+    argument: the input's name. names: of the parameters and buffers. dtype: the input's. ops: of dlinfer, that run.
+    """
+
+    graphs: dict[int, fx.GraphModule]
+    argument: str
+    names: tuple[str, ...]
+    dtype: torch.dtype
+    ops: tuple[str, ...]
+
+
+def fuse(module: nn.Module) -> Fused:
+    """Trace a module that takes one tensor, for each of RANKS. Raises NotFused."""
+    argument = one_argument(module)
+    if argument is None:
+        raise NotFused("it takes more than one tensor")
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors.values()):
+        raise NotFused("its weights are of a class of their own")
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
+        raise NotFused("its weights are not of one floating dtype")
+    dtype = dtypes.pop()
+    graphs: dict[int, fx.GraphModule] = {}
+    reasons: list[str] = []
+    for size in _sizes(tensors.values()):
+        for rank in RANKS:
+            try:
+                graphs[rank] = _graph(module, tensors, rank, size, dtype)
+            except NotFused as refused:
+                reasons.append(str(refused))
+        if graphs:
+            break
+    else:
+        raise NotFused(_NOTHING if _NOTHING in reasons else reasons[0])
+    found = sorted({name for graph in graphs.values() for name in _ops(graph)})
+    return Fused(graphs, argument, tuple(tensors), dtype, tuple(found))
+
+
+def one_argument(module: nn.Module) -> str | None:
+    """The name of the only argument that a module's forward takes; None where there are others."""
+    parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    plain = len(parameters) == 1 and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return parameters[0].name if plain else None
+
+
+def _sizes(tensors: Any) -> Iterator[int]:
+    """What the last size of the input may be: that of a weight."""
+    yield from dict.fromkeys(tensor.shape[-1] for tensor in tensors if tensor.dim())
+
+
+def _graph(
+    module: nn.Module, tensors: dict[str, Tensor], rank: int, size: int, dtype: torch.dtype
+) -> fx.GraphModule:
+    mode = fresh_mode()
+    device = next(iter(tensors.values())).device
+    example = torch.empty(*_LEADING[: rank - 1], size, dtype=dtype, device=device)
+    x = with_symbols(mode, example, range(rank - 1))
+    fixed = [mode.from_tensor(tensor.detach(), static_shapes=True) for tensor in tensors.values()]
+
+    def forward(x: Tensor, *given: Tensor) -> Any:
+        return torch.func.functional_call(module, dict(zip(tensors, given, strict=True)), (x,))
+
+    try:
+        captured = trace(forward, (x, *fixed), mode)
+    except CaptureError as cause:
+        raise NotFused(f"it cannot be traced: {cause.fields['reason']}") from cause
+    assert mode.shape_env is not None
+    if mode.shape_env.guards:
+        raise NotFused(f"it does otherwise for other sizes: {mode.shape_env.guards[0].expr}")
+    graph_module = captured.graph_module
+    result = graph_module.graph.output_node().args[0]
+    if not isinstance(result, fx.Node) or not isinstance(result.meta.get("val"), Tensor):
+        raise NotFused("it gives other than one tensor")
+    for node in graph_module.graph.find_nodes(op="placeholder")[1:]:
+        node.meta[STATIC] = True
+    improve(graph_module, CompileOptions(), GraphReport(type(module).__name__, 0, ""))
+    if not _ops(graph_module):
+        raise NotFused(_NOTHING)
+    graph_module.recompile()
+    return graph_module
+
+
+def _ops(graph_module: fx.GraphModule) -> list[str]:
+    targets = [node.target for node in graph_module.graph.nodes if node.op == "call_function"]
+    return [
+        one._schema.name.partition("::")[2]
+        for one in targets
+        if isinstance(one, torch._ops.OpOverload) and one.namespace == "dlinfer"
+    ]
