@@ -19,8 +19,9 @@ from typing import Any
 __version__ = "0.4.0"
 LOADED_AT = time.time_ns()  # no module of the package was loaded before: see graph/cache/sources.py
 
-_PUBLIC = "bundle compile errors explain load ops settings transformers vendor"
-__all__ = ["__version__", *_PUBLIC.split()]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    "__version__", "bundle", "compile", "errors", "explain", "load", "ops", "settings", "transformers", "vendor",
+]  # fmt: skip
 
 
 # Functions that stand here by their own name -> the module they come from; the other names are modules.

@@ -50,9 +50,11 @@ def copy(b: Builder, x: Output, source: Output, non_blocking: bool = False) -> O
     return op.broadcast(b.cast(_plain_nan(b, source), b.kind), op.shape_of(x, "i64")).output(0)
 
 
-def _plain_nan(b: Builder, x: Output) -> Output:
+def _plain_nan(b: Builder, x: Any) -> Any:
     """x without the digits of NaN, where it becomes bfloat16: a carry makes zeros of some, and infinities of others."""
+    if b.kind != ov.Type.bf16 or not isinstance(x, Output):  # numbers of the graph are plain
+        return x
     given = x.get_element_type()
-    if b.kind != ov.Type.bf16 or given not in (ov.Type.f32, ov.Type.f16):
+    if given not in (ov.Type.f32, ov.Type.f16):
         return x
     return op.select(op.is_nan(x), b.scalar(math.nan, given), x).output(0)

@@ -2,7 +2,7 @@
 
 The CPU plugin makes one node of scores, softmax and product, of transpositions on all sides and of elementwise ops
 behind. With as many heads as tokens its numbers are wrong. The process ends where it, or an op behind it, is read
-twice, and with fixed sizes and 16 bits where an op behind it reads another tensor too: where they are compared, or
+twice, and with fixed sizes where an op behind it reads another tensor too: where they are compared or divided, or
 transposed before. It takes nothing from beyond a roll by no places, which no pass folds, and which copies.
 """
 
@@ -21,7 +21,7 @@ def part_attention(model: ov.Model) -> None:
         if not _is_attention(node):
             continue
         square = _is_square(node)
-        if square or _forks(node) or (_is_short(node) and _joins(node)):
+        if square or _forks(node) or (_is_fixed(node) and _joins(node)):
             _part(node.output(0), list(node.output(0).get_target_inputs()))
         if square:
             for operand in node.inputs()[:_OPERANDS]:
@@ -60,10 +60,8 @@ def _forks(node: Node) -> bool:
     return bool(fused) and (len(readers) > 1 or any(_forks(one) for one in fused))
 
 
-def _is_short(node: Node) -> bool:
-    """Whether a node's elements have 16 bits and its sizes are fixed."""
-    kinds = (ov.Type.bf16, ov.Type.f16)
-    return node.get_output_element_type(0) in kinds and node.get_output_partial_shape(0).is_static
+def _is_fixed(node: Node) -> bool:
+    return node.get_output_partial_shape(0).is_static
 
 
 def _joins(node: Node) -> bool:

@@ -49,6 +49,9 @@ OF_TWO = {
     "compared": lambda q, k, v, x, y: ATTEND(q, k, v) < y,
     "added, then compared": lambda q, k, v, x, y: (ATTEND(q, k, v) + y).sigmoid() < y,
     "transposed, then added": lambda q, k, v, x, y: ATTEND(q, k, v).transpose(1, 2) + x,
+    "transposed, then divided by its keys": lambda q, k, v, x, y: (
+        ATTEND(y, q, q).transpose(1, 2) / q.transpose(1, 2)
+    ),
     "flat, then added": lambda q, k, v, x, y: (
         (ATTEND(q, k, v).transpose(1, 2).float() + x).flatten(2).type_as(q)
     ),
@@ -59,7 +62,8 @@ OF_TWO = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("fixed", [FIXED, (3, 4, 5, 7, 8)])
 def test_attention_and_another_tensor(name, fixed, dtype):
-    """Behind a transposition, or compared, OpenVINO 2026.4.1 ends the process in 16 bits where sizes are fixed."""
+    """Behind a transposition, or compared, OpenVINO 2026.4.1 ends the process where sizes are fixed: in 16 bits,
+    and divided in 32 too."""
     q, k, v = (one.to(dtype) for one in heads())
     y = torch.full_like(q, 10.0)
     same(OF_TWO[name], q, k, v, torch.randn_like(q.transpose(1, 2)), y, fixed=fixed)
