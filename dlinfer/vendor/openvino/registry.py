@@ -133,21 +133,21 @@ def refusal(call: Call) -> str | None:
 
 _aten = torch.ops.aten
 _EXTREMES = (_aten.amax, _aten.amin, _aten.max, _aten.min, _aten.argmax, _aten.argmin, _aten.aminmax)
-_EXTREMES += (_aten.logsumexp,)
+_REDUCED = (*_EXTREMES, _aten.logsumexp, _aten.var, _aten.std, _aten.var_mean, _aten.std_mean)
 
 
 def not_empty(call: Call) -> Iterator[Sequence[Any]]:
     """Sizes that must not be 0, where OpenVINO would give what lay in its memory, or end the process.
 
     Over no keys attention is zeros in torch, and so is a product over nothing, which goes wrong with weights; of no
-    elements there is no extreme, and torch raises, but for logsumexp.
+    elements there is no extreme, and torch raises; their deviation, which ends the process behind another op, is NaN.
     """
     packet = getattr(call.target, "overloadpacket", None)
     if packet is _aten.scaled_dot_product_attention:
         yield call.fake("key").shape[-2:-1]
     elif (name := first_factor(packet, call.given)) is not None:
         yield [size for size in call.fake(name).shape[-1:] if fixed_size(size) is not None]
-    elif packet in _EXTREMES and call.target not in (_aten.max.other, _aten.min.other):
+    elif packet in _REDUCED and call.target not in (_aten.max.other, _aten.min.other):
         shape, dim = call.fake("self").shape, call.given.get("dim")
         dims = dim if isinstance(dim, (list, tuple)) and dim else [dim]
         if shape:
