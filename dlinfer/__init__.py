@@ -19,8 +19,8 @@ from typing import Any
 __version__ = "0.4.0"
 LOADED_AT = time.time_ns()  # no module of the package was loaded before: see graph/cache/sources.py
 
-__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    "__version__", "bundle", "compile", "errors", "explain", "load", "ops", "settings", "transformers", "vendor",
+__all__ = [
+    "__version__", "bundle", "compile", "errors", "explain", "load", "ops", "settings", "transformers", "vendor",  # pyright: ignore[reportUnsupportedDunderAll]
 ]  # fmt: skip
 
 
