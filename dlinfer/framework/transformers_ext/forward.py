@@ -30,7 +30,7 @@ def make_plan(name: str, module: nn.Module, fused: Fused | None) -> Plan:
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent._modules.items()
-        if child
+        if child is not None
     ]
     return Plan(name, fused, below)
 
@@ -55,7 +55,10 @@ def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def experts_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """All experts by ``fused_moe``. Raises InferenceOnlyError where gradients are recorded."""
+    """All experts by ``fused_moe``: hidden_states [tokens, hidden], top_k_index and top_k_weights [tokens, topk].
+
+    Raises InferenceOnlyError where gradients are recorded.
+    """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
     given = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
     gate_up, down = self.gate_up_proj, self.down_proj
