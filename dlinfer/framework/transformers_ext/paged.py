@@ -1,0 +1,121 @@
+"""``attn_implementation="dlinfer_paged"``: a transformers model over a paged KV cache that the caller owns.
+
+The model is called with one packed row of tokens, ``use_cache=False`` and ``pages=``, which transformers hands on to
+each layer's attention. It writes the new tokens' keys and values into their slots, then attends over the pages.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from dlinfer import ops
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.transformers_ext.attention import refuse
+
+NAME = "dlinfer_paged"
+
+
+@dataclass
+class Pages:
+    """Where the tokens of one forward stand in the paged cache. The caches are mutated by the forward.
+
+    caches: (keys, values) of each layer by ``layer_idx``: [blocks, block_size, kv_heads, head_size] in the vendor's
+        layout.
+    slots: [tokens], int32 or int64, block * block_size + offset; negative for tokens that are not written.
+    block_tables: [sequences, blocks], int32 or int64; what stands behind a sequence's last block is not read.
+    q_ends: [sequences], where each sequence's tokens end in the row. kv_seqlens: [sequences], keys of each sequence,
+        the new ones included.
+    block_size: slots in a block. is_decode: each sequence has one token.
+    """
+
+    caches: list[tuple[Tensor, Tensor]]
+    slots: Tensor
+    block_tables: Tensor
+    q_ends: Tensor
+    kv_seqlens: Tensor
+    block_size: int
+    is_decode: bool
+
+
+def paged_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
+    pages: Pages | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention over pages, as transformers' AttentionInterface calls it. The layer's caches are mutated.
+
+    query: [1, heads, tokens, size], key: [1, kv_heads, tokens, size], value: likewise with its own size: the packed
+        tokens of all sequences. Other arguments as in ``attention_forward``; sliding_window: how many keys a query
+        sees at most, its own included.
+
+    Returns ([1, tokens, heads, size of value], None). Raises UnsupportedFeatureError for masks, biases and attention
+    that is not causal, and where no pages were given.
+    """
+    refuse(module, query, key, value, dropout, kwargs)
+    layer = getattr(module, "layer_idx", None)
+    if pages is None or layer is None:
+        _refuse("a call without pages=Pages(...)", "generate from it with attn_implementation='dlinfer'")
+    if attention_mask is not None or position_bias is not None:
+        _refuse("a mask or a bias of scores", "leave attention_mask out; the pages say what is visible")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        _refuse("attention that is not causal", "serve decoders only")
+    k_cache, v_cache = pages.caches[layer]
+    q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
+    ops.fill_kv_cache(k, v, k_cache, v_cache, pages.slots)
+    heads, kv_heads = q.shape[1], k.shape[1]
+    longest = pages.block_tables.shape[1] * pages.block_size
+    extras: dict[str, Any] = {
+        "head_size_v": v.shape[2],
+        "softmax_scale": scaling,
+        "sliding_window": None if sliding_window is None else (sliding_window - 1, -1),
+        "logit_softcapping": softcap,
+        "sinks": s_aux,
+    }
+    if pages.is_decode:
+        out = ops.paged_decode_attention(
+            q,
+            k_cache,
+            v_cache,
+            pages.block_tables,
+            pages.block_size,
+            pages.q_ends,
+            pages.kv_seqlens,
+            longest,
+            heads,
+            kv_heads,
+            **extras,
+        )
+    else:
+        out = ops.paged_prefill_attention(
+            q,
+            k,
+            v,
+            k_cache,
+            v_cache,
+            pages.block_tables,
+            pages.block_size,
+            pages.q_ends,
+            pages.kv_seqlens,
+            q.shape[0],
+            longest,
+            heads,
+            kv_heads,
+            **extras,
+        )
+    return out[None], None
+
+
+def _refuse(feature: str, advice: str) -> Any:
+    raise UnsupportedFeatureError(feature=feature, where='attn_implementation="dlinfer_paged"', advice=advice)

@@ -1,0 +1,17 @@
+"""The names by which transformers finds dlinfer's attention."""
+
+from dlinfer.framework.transformers_ext import attention, paged
+
+
+def register_attention() -> None:
+    """Let transformers know ``attn_implementation="dlinfer"`` and ``"dlinfer_paged"``. A second call does nothing.
+
+    The first is for any model that takes its attention from transformers' AttentionInterface, with transformers' own
+    caches and ``generate``. The second needs ``pages=`` in each call: see ``Pages``.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(attention.NAME, attention.attention_forward)
+    AttentionMaskInterface.register(attention.NAME, sdpa_mask)
+    AttentionInterface.register(paged.NAME, paged.paged_attention_forward)
