@@ -462,3 +462,26 @@ class BatchCollectorError(DlinferError, ValueError):
     next_step = (
         "pass samples of the collector's dtype and of its sizes but the first, and free() what was run."
     )
+
+
+# --- generators that a server drives
+
+
+class GeneratorCallError(DlinferError, ValueError):
+    """A generator was called with an argument that does not fit its model, its pool or the other arguments."""
+
+    message = "{call}: {argument}: expected {expected}, given {given}."
+
+
+class SwapError(DlinferError, ValueError):
+    """A swap of blocks between device and host names a decision or a block that there is not, or one block twice."""
+
+    message = "the swap of blocks {decisions} is not possible: {detail}."
+    next_step = "each row is [0, host block, device block] or [1, device block, host block]; nothing was moved."
+
+
+class PoolMissingError(DlinferError, RuntimeError):
+    """A forward needs the KV pool, which was cleared or not yet allocated."""
+
+    message = "{call} needs the KV pool, and there is none."
+    next_step = "call warm_up() or update_cache_policy(kvcache_settings) first."

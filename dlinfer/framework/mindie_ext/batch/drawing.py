@@ -1,0 +1,52 @@
+"""How the tokens of a step are drawn: the sampling parameters that its sequences came with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dlinfer.framework.mindie_ext.batch.compose import Step
+from dlinfer.framework.mindie_ext.batch.input_metadata import InputMetadata
+from dlinfer.framework.mindie_ext.batch.request import sampling_record
+from dlinfer.framework.mindie_ext.sampling import SamplingMetadata
+
+
+def metadata_of(
+    metadata: InputMetadata, step: Step, vocab_size: int, to_tensor: Callable[[Any], Any]
+) -> SamplingMetadata:
+    """The sampling metadata of the sequences that get a token. Raises SamplingError."""
+    states = [step.states[index] for index in step.draws]
+    ids = metadata.all_sequence_ids[step.draws]
+    plain = sampling_record()
+    records = np.concatenate([plain if one.sampling is None else one.sampling for one in states])
+    drawn = SamplingMetadata.from_numpy(
+        batch_sequence_ids=[ids[index : index + 1] for index in range(len(ids))],
+        reserved_sequence_ids=[np.zeros(0, dtype=np.int64) for _ in states],
+        is_prefill=bool(metadata.is_prefill),
+        is_mix=bool(metadata.is_mix),
+        all_sequence_ids=ids,
+        repetition_penalty=records["repetition_penalty"].astype(np.float32),
+        frequency_penalty=records["frequency_penalty"].astype(np.float32),
+        presence_penalty=records["presence_penalty"].astype(np.float32),
+        temperature=records["temperature"].astype(np.float32),
+        top_k=records["top_k"].astype(np.int64),
+        top_p=records["top_p"].astype(np.float32),
+        do_sample=records["do_sample"].astype(np.bool_),
+        top_logprobs=records["top_logprobs"].astype(np.int64),
+        num_top_tokens=records["top_logprobs"].astype(np.int64),
+        seeds=np.asarray([one.seed for one in states], dtype=np.int64),
+        to_tensor=to_tensor,
+    )
+    drawn.update_token_ids(
+        _padded([one.tokens for one in states], vocab_size),
+        _padded([one.new_tokens for one in states], vocab_size),
+    )
+    return drawn
+
+
+def _padded(rows: list[list[int]], padding: int) -> np.ndarray:
+    """[rows, longest] int64; what is behind a row's end is no token."""
+    result = np.full((len(rows), max(1, *map(len, rows))), padding, dtype=np.int64)
+    for index, row in enumerate(rows):
+        result[index, : len(row)] = row
+    return result

@@ -1,0 +1,46 @@
+"""The tokens of one step."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+
+class FinishReason(IntEnum):
+    """Why a sequence ended, by MindIE's numbers."""
+
+    CONTINUE = 0
+    EOS = 1
+    STOP_STRINGS = 2
+    STOP_TOKEN_IDS = 3
+    REACH_MAX_SEQ_LEN = 5
+    REACH_MAX_OUTPUT_LEN = 6
+
+
+@dataclass
+class GenerationOutput:
+    """Arrays over the sequences of a step, in the order of its requests.
+
+    sequence_ids, parent_sequence_ids: [n] int64. group_indices: (first, last) sequence of each request. token_ids:
+    [n, 1] int64, -1 where a prompt is not at its end yet. logprobs: [n, 1] float32. top_token_ids, top_logprobs:
+    [n, 1, most]. num_new_tokens: [n] int64, 0 or 1. num_top_tokens: [n], how many of the top tokens were asked for.
+    cumulative_logprobs: [n] float32. finish_reason: [n] int32, see FinishReason. truncation_indices: [n], how many of
+    the text's last characters belong to a stop string; 0 for none. eos_info: [n, 2] int64, finish_reason and
+    num_new_tokens side by side. trace_ids: as the server gave them.
+    """
+
+    sequence_ids: np.ndarray
+    parent_sequence_ids: np.ndarray
+    group_indices: list[tuple[int, int]]
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    top_token_ids: np.ndarray
+    top_logprobs: np.ndarray
+    num_new_tokens: np.ndarray
+    num_top_tokens: np.ndarray
+    cumulative_logprobs: np.ndarray
+    finish_reason: np.ndarray
+    truncation_indices: np.ndarray
+    eos_info: np.ndarray
+    trace_ids: list[Any] | None = None

@@ -1,0 +1,36 @@
+"""When a sequence ends."""
+
+from typing import Any
+
+from dlinfer.framework.mindie_ext.batch.context import SequenceState
+from dlinfer.framework.mindie_ext.batch.generation_output import FinishReason
+
+_WINDOW = 8
+"""Tokens beyond a stop string's own characters that are decoded to look for it: a character may need several."""
+
+
+def why_finished(
+    state: SequenceState, eos_token_ids: frozenset[int], max_seq_len: int, tokenizer: Any
+) -> tuple[FinishReason, int]:
+    """(why a sequence ends with its last token, how many characters at its text's end to leave out).
+
+    The order is MindIE's: an end-of-sequence token, tokens to stop at, texts to stop at, then the limits.
+    """
+    last = state.tokens[-1]
+    if not state.ignore_eos and last in eos_token_ids:
+        return FinishReason.EOS, 0
+    for stop in state.stop_token_ids:
+        run = stop if isinstance(stop, list) else [stop]
+        if run and state.new_tokens[-len(run) :] == run:
+            return FinishReason.STOP_TOKEN_IDS, 0
+    for stop in state.stop_strings:
+        tail = tokenizer.decode(state.new_tokens[-(len(stop) + _WINDOW) :], skip_special_tokens=True)
+        place = tail.find(stop)
+        if place >= 0:
+            behind = len(tail) - place - (len(stop) if state.include_stop else 0)
+            return FinishReason.STOP_STRINGS, behind
+    if len(state.new_tokens) >= state.max_new_tokens:
+        return FinishReason.REACH_MAX_OUTPUT_LEN, 0
+    if len(state.tokens) >= max_seq_len:
+        return FinishReason.REACH_MAX_SEQ_LEN, 0
+    return FinishReason.CONTINUE, 0

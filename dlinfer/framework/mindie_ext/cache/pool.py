@@ -1,0 +1,117 @@
+"""The pool of KV blocks: on the device, on the host, and the way from one to the other."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import MemoryPlanError, SwapError
+from dlinfer.framework.mindie_ext.cache.settings import GB, KVCacheSettings
+from dlinfer.vendor import discovery
+
+CPU_TO_NPU, NPU_TO_CPU = 0, 1
+"""MindIE's ids of swap decisions."""
+
+
+class CachePool:
+    """Keys and values of all layers in blocks.
+
+    npu_cache, cpu_cache: (keys, values) of each layer, [blocks, block_size, kv_heads, head_size] in the vendor's
+    layout; on the device and on the host. Where the device is the CPU both are host memory, and a swapped out block
+    is as good as another; it then costs a copy and keeps device blocks free.
+    """
+
+    def __init__(self, kvcache_settings: KVCacheSettings, device: torch.device) -> None:
+        self.kvcache_settings = kvcache_settings
+        self.device = device
+        self.npu_cache: list[tuple[Tensor, Tensor]] = []
+        self.cpu_cache: list[tuple[Tensor, Tensor]] = []
+
+    def allocate_npu_kvcache(self) -> None:
+        """Allocate the device blocks, zeroed. Raises MemoryPlanError where there is no room for one block, or the
+        device has not so much memory."""
+        settings = self.kvcache_settings
+        memory = discovery.device(self.device.type).memory()
+        blocks = settings.num_npu_blocks
+        if blocks < 1 or blocks * settings.cache_block_bytes > memory.available:
+            raise MemoryPlanError(
+                asked=f"npu_mem = {settings.npu_mem / GB:.3g} GB was",
+                blocks=blocks,
+                block_bytes=f"{settings.cache_block_bytes} bytes",
+                available=f"{memory.available / GB:.3g} GB is",
+                limit=memory.source,
+                advice="set npu_mem so that at least one block fits, and no more than is there",
+            )
+        self.npu_cache = self._allocate(blocks, self.device)
+
+    def allocate_cpu_kvcache(self) -> None:
+        """Allocate the host blocks, zeroed; none where cpu_mem is 0. Raises MemoryPlanError."""
+        settings = self.kvcache_settings
+        host = discovery.device("cpu").memory()
+        wanted = settings.num_cpu_blocks * settings.cache_block_bytes
+        if wanted > host.available:
+            raise MemoryPlanError(
+                asked=f"cpu_mem = {settings.cpu_mem / GB:.3g} GB was",
+                blocks=settings.num_cpu_blocks,
+                block_bytes=f"{settings.cache_block_bytes} bytes",
+                available=f"{host.available / GB:.3g} GB is",
+                limit=host.source,
+                advice="set cpu_mem to less",
+            )
+        self.cpu_cache = self._allocate(settings.num_cpu_blocks, torch.device("cpu"))
+
+    def swap_kvcache_method(self, swap_decision: Tensor | Sequence[Sequence[int]]) -> None:
+        """Copy blocks between device and host. Both caches are mutated; the sources stay as they are.
+
+        swap_decision: [moves, 3] integers: decision, source block, target block. Decision 0 is from the host to the
+            device, 1 from the device to the host. All is checked before anything moves; then moves happen in the
+            order of the list, so that a block may be freed and filled in one call.
+
+        Raises SwapError.
+        """
+        dim = self.kvcache_settings.layout.order.index("B")
+        for decision, moves in itertools.groupby(self._checked(swap_decision), key=lambda move: move[0]):
+            to_host = decision == NPU_TO_CPU
+            sources, targets = (
+                (self.npu_cache, self.cpu_cache) if to_host else (self.cpu_cache, self.npu_cache)
+            )
+            _, read, write = torch.tensor(list(moves)).unbind(1)
+            for layer_from, layer_to in zip(sources, targets, strict=True):
+                for source, target in zip(layer_from, layer_to, strict=True):
+                    blocks = source.index_select(dim, read.to(source.device)).to(target.device)
+                    target.index_copy_(dim, write.to(target.device), blocks)
+
+    def _checked(self, swap_decision: Any) -> list[list[int]]:
+        moves = torch.as_tensor(swap_decision).cpu()
+        shown = repr(moves.tolist())[:80]
+        if moves.numel() == 0:
+            return []
+        if moves.is_floating_point() or moves.dim() != 2 or moves.shape[1] != 3:
+            raise SwapError(
+                decisions=shown, detail=f"it is {moves.dtype} {tuple(moves.shape)}, not [moves, 3]"
+            )
+        settings = self.kvcache_settings
+        rows = moves.tolist()
+        for decision, source, target in rows:
+            if decision not in (CPU_TO_NPU, NPU_TO_CPU):
+                raise SwapError(decisions=shown, detail=f"there is no decision {decision}")
+            ends = (settings.num_cpu_blocks, settings.num_npu_blocks)
+            sources, targets = ends if decision == CPU_TO_NPU else ends[::-1]
+            if not 0 <= source < sources or not 0 <= target < targets:
+                detail = f"there is no block {source} or {target} of {sources} and {targets}"
+                raise SwapError(decisions=shown, detail=detail)
+        for _, moves in itertools.groupby(rows, key=lambda move: move[0]):
+            written = [target for _, _, target in moves]
+            if len(set(written)) != len(written):
+                raise SwapError(decisions=shown, detail="a block would be written twice")
+        return rows
+
+    def _allocate(self, blocks: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+        keys, values = self.kvcache_settings.shapes(blocks)
+        dtype = self.kvcache_settings.dtype
+        return [
+            (torch.zeros(keys, dtype=dtype, device=device), torch.zeros(values, dtype=dtype, device=device))
+            for _ in range(self.kvcache_settings.num_layers)
+        ]

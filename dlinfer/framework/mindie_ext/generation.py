@@ -1,0 +1,192 @@
+"""Steps of generation: from requests of a server to their next tokens. MindIE has them in its class ``Generator``."""
+
+import threading
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlinfer.errors import GeneratorCallError
+from dlinfer.framework.mindie_ext.batch import GenerationOutput, InputMetadata, ModelInput, Request
+from dlinfer.framework.mindie_ext.batch.compose import Limits, Step, compose
+from dlinfer.framework.mindie_ext.batch.context import SequenceStore
+from dlinfer.framework.mindie_ext.batch.drawing import metadata_of
+from dlinfer.framework.mindie_ext.batch.outcome import outcome
+from dlinfer.framework.mindie_ext.cache.settings import GB
+
+if TYPE_CHECKING:
+    from dlinfer.framework.mindie_ext.cache import CachePool
+    from dlinfer.framework.mindie_ext.config import ModelConfig
+    from dlinfer.framework.mindie_ext.model.model_wrapper import ModelWrapper
+    from dlinfer.framework.mindie_ext.parallel import Group
+
+
+@dataclass(frozen=True)
+class WarmupParams:
+    """How long the sequences are that a generator is warmed up for, in tokens. All are at least 1."""
+
+    max_prefill_tokens: int = 4096
+    max_seq_len: int = 2560
+    max_input_len: int = 1
+    max_iter_times: int = 2560
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or value <= 0:
+                raise GeneratorCallError(
+                    call="WarmupParams", argument=field.name, expected="a positive number", given=value
+                )
+
+
+class Generation:
+    """What a server calls for each step. Mixed into a backend, which brings model, sampler and pool."""
+
+    if TYPE_CHECKING:
+        config: ModelConfig
+        model_wrapper: ModelWrapper
+        group: Group | None
+        tokenizer: Any
+        device: torch.device
+        lock: threading.RLock
+
+        def pool(self, call: str) -> CachePool: ...
+        def forward(self, model_inputs: Any, **kwargs: Any) -> Tensor: ...
+        def sample(self, logits: Tensor, sampling_metadata: Any = None) -> Any: ...
+        def swap_cache(self, swap_decision: Any) -> None: ...
+
+    store: SequenceStore
+
+    def begin(self) -> None:
+        """Know no sequence."""
+        self.store = SequenceStore()
+
+    @property
+    def max_seq_len(self) -> int:
+        """The longest sequence: what the config allows, and what the model's positions reach."""
+        longest = self.model_wrapper.max_position_embeddings
+        allowed = self.config.max_seq_len
+        return min(one for one in (allowed, longest) if one is not None)
+
+    def generate_token(self, input_metadata: InputMetadata, warmup: bool = False) -> GenerationOutput:
+        """One step: forward, sampling and the checks of what ends, for each request of the batch.
+
+        The KV pool is mutated in the slots of the new tokens; sequences are remembered until ``clear_cache``. A step
+        that raises leaves the sequences as they were, so it may be sent again. warmup: nothing is remembered.
+
+        Raises GeneratorCallError, SamplingError, PoolMissingError, RankLostError.
+        """
+        with self.lock:
+            settings = self.pool("generate_token").kvcache_settings
+            limits = Limits(
+                block_size=settings.block_size,
+                blocks=settings.num_npu_blocks,
+                max_seq_len=self.max_seq_len,
+                max_batch_size=self.config.max_batch_size or 0,
+                vocab_size=self.model_wrapper.vocab_size,
+            )
+            step = compose(input_metadata, self.store, limits)
+            if not step.draws:  # a forward whose logits nobody wants still fills the pool
+                step.model_input.prefill_head_indices = np.zeros(1, dtype=np.int64)
+            logits = self.forward(step.model_input)
+            sampled = None
+            if step.draws:
+                sampling = metadata_of(input_metadata, step, limits.vocab_size, self._to_tensor)
+                sampled = self.sample(logits, sampling)
+                if self.group is not None:
+                    sampled.token_ids = self.group.broadcast(sampled.token_ids)
+            output = outcome(
+                input_metadata,
+                step,
+                sampled,
+                self.model_wrapper.eos_token_ids,
+                self.max_seq_len,
+                self.tokenizer,
+            )
+            if not warmup:
+                self._remember(input_metadata, step)
+            return output
+
+    def generate(self, requests: Several[Request], is_prefill: bool = False) -> GenerationOutput:
+        """One step of requests that are all prefilled, or all decoded."""
+        block_size = self.pool("generate").kvcache_settings.block_size
+        return self.generate_token(InputMetadata.from_requests(requests, None, is_prefill, block_size))
+
+    def prefill(self, requests: Several[Request]) -> GenerationOutput:
+        """Compute the prompts of requests, and their first tokens."""
+        return self.generate(requests, is_prefill=True)
+
+    def decode(self, requests: Several[Request]) -> GenerationOutput:
+        """The next token of each request, which were prefilled before."""
+        return self.generate(requests, is_prefill=False)
+
+    def generate_mix(self, requests: Several[Request], is_prefill_batch: np.ndarray) -> GenerationOutput:
+        """One step in which some requests are prefilled, in whole or in part, and others decoded.
+
+        is_prefill_batch: [requests] bool. A request's split_start_position and split_end_position say which of its
+            tokens are computed; it gets a token where last_prompt is true.
+        """
+        flags = np.asarray(is_prefill_batch, dtype=bool)
+        block_size = self.pool("generate_mix").kvcache_settings.block_size
+        for request, prefill in zip(requests, flags.tolist(), strict=False):
+            if not prefill:  # one token, wherever its prompt was split
+                request.split_start_position, request.split_end_position, request.last_prompt = 0, 1, True
+        return self.generate_token(InputMetadata.from_requests(requests, None, flags, block_size))
+
+    def warm_up(self, warmup_params: WarmupParams | None = None) -> float:
+        """Compile prefill and decode once; after it steps of any size run without compilation.
+
+        Nothing is written into the pool. Returns the GB (2**30 bytes) of device memory that the pool's blocks take.
+        With world_size > 1, or eager_mode in the config, steps stay eager, and it runs each phase once.
+        """
+        params = warmup_params or WarmupParams()
+        with self.lock:
+            settings = self.pool("warm_up").kvcache_settings
+            self.model_wrapper.compiled.graph = self.group is None and not self.config.eager_mode
+            longest = min(params.max_input_len, params.max_prefill_tokens, self.max_seq_len)
+            for length, is_prefill in ((max(longest, 2), True), (1, False)):
+                self.forward(
+                    _nothing_written(length, is_prefill, settings.block_size, settings.num_npu_blocks)
+                )
+            return settings.num_npu_blocks * settings.cache_block_bytes / GB
+
+    def swap(self, block_operation: Any) -> None:
+        """As ``swap_cache``, of the first element of block_operation, as MindIE's scheduler sends it."""
+        self.swap_cache(np.asarray(block_operation)[0])
+
+    def load_lora(self, lora_name: str, lora_path: str) -> None:
+        """Load a LoRA adapter (PEFT's folder) under a name that requests may then give as adapter_id."""
+        with self.lock:
+            self.model_wrapper.adapter_manager.load_adapter({lora_name: lora_path})
+
+    def unload_lora(self, lora_name: str) -> None:
+        """Drop an adapter. Raises where there is none of the name."""
+        with self.lock:
+            self.model_wrapper.adapter_manager.unload_adapter(lora_name)
+
+    def _to_tensor(self, data: Any) -> Tensor:
+        return torch.as_tensor(data).to(self.device)
+
+    def _remember(self, metadata: InputMetadata, step: Step) -> None:
+        for index, sequence_id in enumerate(metadata.all_sequence_ids.tolist()):
+            self.store.put(sequence_id, step.states[index])
+
+
+def _nothing_written(length: int, is_prefill: bool, block_size: int, blocks: int) -> ModelInput:
+    """A forward of one sequence of so many tokens, none of which is written; a decode reads one key of block 0."""
+    ends = np.asarray([length], dtype=np.int64)
+    needed = -(-length // block_size)
+    return ModelInput(
+        input_ids=np.zeros(length, dtype=np.int64),
+        position_ids=np.arange(length, dtype=np.int64),
+        block_tables=(np.arange(needed) % blocks)[None].astype(np.int32),
+        slots=np.full(length, -1, dtype=np.int64),
+        context_length=ends,
+        max_seq_len=length,
+        prefill_head_indices=ends - 1,
+        is_prefill=is_prefill,
+        query_length=ends,
+    )

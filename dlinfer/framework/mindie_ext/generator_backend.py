@@ -1,0 +1,77 @@
+"""``GeneratorBackend``: forward and sampling, as MindIE's class of this name gives them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from dlinfer.framework.mindie_ext.config import ModelConfig
+from dlinfer.framework.mindie_ext.model.model_wrapper import ModelWrapper
+from dlinfer.framework.mindie_ext.parallel import Group, join
+from dlinfer.framework.mindie_ext.sampling import (
+    Sampler,
+    SamplingData,
+    SamplingMetadata,
+    SamplingOutput,
+    SamplingParam,
+)
+
+
+class GeneratorBackend:
+    """Owns the model and the sampler. Not made directly: see ``GeneratorTorch``.
+
+    config: the checked model_config. model_wrapper, sampler. group: the ranks that share the model, or None.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.group: Group | None = join(config.rank, config.world_size) if config.world_size > 1 else None
+        self.sampler = Sampler(config.num_threads)
+        self.model_wrapper = ModelWrapper(config, self.group)
+        self.model_info = self.model_wrapper.model_info
+        self.max_position_embeddings = self.model_wrapper.max_position_embeddings
+        self.init_sampler(sorted(self.model_wrapper.eos_token_ids))
+
+    def init_sampler(self, eos_token_id: list[int]) -> None:
+        """Tell the sampler its device and the tokens that end a text."""
+        self.sampler.initialize(self.model_wrapper.device, eos_token_id)
+
+    def configure_sampler(self, sampling_metadata: SamplingMetadata) -> None:
+        """Tell the sampler the parameters of sequences before their tokens are drawn."""
+        self.sampler.configure(sampling_metadata)
+
+    def sample(
+        self,
+        logits: Tensor,
+        sampling_metadata: SamplingMetadata | SamplingData | None = None,
+        sampling_param: SamplingParam | None = None,
+        **kwargs: Any,
+    ) -> SamplingOutput | tuple[np.ndarray, np.ndarray | None]:
+        """Choose a token for each row of logits, with num_threads of post-processing. Logits are not mutated.
+
+        logits: [sequences, vocabulary], floating. sampling_metadata: how each sequence's token is chosen; None is
+            greedy. A SamplingData together with sampling_param is MindIE's deprecated form, also as the keyword
+            ``sampling_data``.
+
+        Returns a SamplingOutput; in the deprecated form (token ids, log-probabilities). Raises SamplingError.
+        """
+        data = (
+            sampling_metadata if isinstance(sampling_metadata, SamplingData) else kwargs.get("sampling_data")
+        )
+        if data is not None:
+            assert sampling_param is not None, "SamplingData comes with a SamplingParam"
+            return self.sampler(
+                logits, SamplingMetadata.from_deprecated(data, sampling_param)
+            ).to_deprecated()
+        assert not isinstance(sampling_metadata, SamplingData)
+        return self.sampler(logits, sampling_metadata)
+
+    def build_inputs(self, conversations: list[list[dict[str, str]]], **kwargs: Any) -> list[list[int]]:
+        """Token ids of each conversation ({"role", "content"} messages) by the tokenizer's chat template."""
+        return [self.model_wrapper.make_context(conversation, **kwargs) for conversation in conversations]
+
+    def clear_cache(self, sequence_ids: Iterable[int]) -> int:
+        """Forget what sampling remembers of sequences. Returns 1, as MindIE's method does."""
+        self.sampler.clear_cache(np.asarray(list(sequence_ids), dtype=np.int64))
+        return 1

@@ -1,0 +1,106 @@
+"""The paged model as compiled graphs: one for prefill, one for decoding; sizes are unknown to the compiler.
+
+After the first forward of each phase nothing is compiled any more. A model that cannot be captured runs eagerly, under
+the fallback policy.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from dlinfer import settings
+from dlinfer.errors import CaptureError
+from dlinfer.framework.mindie_ext.model.paged_model import PagedModel
+from dlinfer.framework.transformers_ext import Pages
+from dlinfer.graph.direct.call import DirectCall
+from dlinfer.graph.direct.store import compile_call
+from dlinfer.graph.report.policy import leave_graph
+from dlinfer.graph.seam.dynamo import mark_unbacked
+
+_STEADY = ("pages.caches", "pages.block_size", "pages.is_decode")
+"""What is the same at each call: a graph may depend on it."""
+
+
+class CompiledModel:
+    """Runs a paged model's forward; ``graph`` says whether as compiled graphs.
+
+    compilations: (phase, "compiled" | "loaded" | "eager") of each graph made so far; it does not grow after both phases
+    were met.
+    """
+
+    def __init__(self, model: PagedModel) -> None:
+        self.model = model
+        self.graph = False
+        self.compilations: list[tuple[str, str]] = []
+        self._calls: dict[bool, Callable[..., Any]] = {}
+
+    def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, pages: Pages) -> Tensor:
+        """As ``PagedModel.forward``."""
+        kwargs = {"input_ids": input_ids, "position_ids": position_ids, "rows": rows, "pages": pages}
+        with torch.no_grad():
+            if not self.graph:
+                return self.model(**kwargs)
+            call = self._calls.get(pages.is_decode)
+            return self._compile(kwargs, pages) if call is None else call(**kwargs)
+
+    def unbind(self) -> None:
+        """Forget the graphs' hold of the caches: they are to be compiled for others."""
+        for call in self._calls.values():
+            if isinstance(call, DirectCall):
+                call.unbind()
+
+    def forget(self) -> None:
+        """Drop the graphs: what they were made of has changed."""
+        self.unbind()
+        self._calls.clear()
+
+    def _compile(self, kwargs: dict[str, Any], pages: Pages) -> Tensor:
+        phase = "decode" if pages.is_decode else "prefill"
+        _mark_sizes(kwargs, pages)
+        identity = f"{_identity(self.model)}\n{phase}"
+        try:
+            call, result, stored = compile_call(self.model, kwargs, identity=identity, steady=_STEADY)
+        except CaptureError as error:
+            leave_graph(f"{type(self.model.model).__name__} {phase}", error, settings.current().fallback)
+            self._calls[pages.is_decode] = self.model
+            self.compilations.append((phase, "eager"))
+            return self.model(**kwargs)
+        self._calls[pages.is_decode] = call
+        self.compilations.append((phase, "loaded" if stored else "compiled"))
+        return result
+
+
+def _mark_sizes(kwargs: dict[str, Any], pages: Pages) -> None:
+    """Tell the compiler which sizes change from call to call, and which of them are the same."""
+    tokens = "sequences" if pages.is_decode else "tokens"
+    rows = "sequences" if pages.is_decode else "rows"
+    for name in ("input_ids", "position_ids"):
+        mark_unbacked(kwargs[name], 0, tokens)
+    mark_unbacked(kwargs["rows"], 0, rows)
+    mark_unbacked(pages.slots, 0, tokens)
+    mark_unbacked(pages.q_ends, 0, "sequences")
+    mark_unbacked(pages.kv_seqlens, 0, "sequences")
+    mark_unbacked(pages.block_tables, 0, "sequences")
+    mark_unbacked(pages.block_tables, 1, "blocks")
+
+
+def _identity(model: PagedModel) -> str:
+    """Everything that the graphs depend on besides torch, dlinfer and the CPU: code, config, sizes of weights."""
+    classes = {type(module) for module in model.modules()}
+    files = sorted({inspect.getfile(one) for one in classes if not one.__module__.startswith("torch.")})
+    code = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()
+    weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    lines = [
+        f"transformers {transformers.__version__}",
+        code,
+        model.model.config.to_json_string(use_diff=False),
+    ]
+    lines += sorted(f"{one.__module__}.{one.__qualname__}" for one in classes)
+    lines += [f"{name} {t.dtype} {tuple(t.shape)} {t.stride()}" for name, t in weights]
+    return "\n".join(lines)

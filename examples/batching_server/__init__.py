@@ -1,0 +1,1 @@
+"""A small continuous-batching server over GeneratorTorch, by its public methods alone."""
