@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
-from .families import FAMILIES, POSITIONAL
+from .families import ELSEWHERE, FAMILIES, POSITIONAL
 
 STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
-BUILT = FAMILIES | POSITIONAL
+BUILT = FAMILIES | POSITIONAL | ELSEWHERE
 DTYPES = ("float32", "bfloat16")
 
 

@@ -185,3 +185,8 @@ POSITIONAL: dict[str, Family] = {
     ),
     "qwen3_yarn": Family("Qwen3", "YaRN with q/k norms", _YARN | {"head_dim": 32}),
 }
+
+# Models that LMDeploy has no class for.
+ELSEWHERE: dict[str, Family] = {
+    "olmo2": Family("Olmo2", "norms behind attention and MLP, and over all of q and of k"),
+}
