@@ -467,10 +467,23 @@ class BatchCollectorError(DlinferError, ValueError):
 # --- generators that a server drives
 
 
+class ModelConfigError(DlinferError, ValueError):
+    """A generator's model_config has faults. ``faults`` among its fields: (key, what is expected, what was given)."""
+
+    message = "the model_config has {count} fault(s):\n{text}\n"
+    next_step = "docs/mindie_config.md lists the keys; nothing was loaded."
+
+
 class GeneratorCallError(DlinferError, ValueError):
     """A generator was called with an argument that does not fit its model, its pool or the other arguments."""
 
     message = "{call}: {argument}: expected {expected}, given {given}."
+
+
+class SamplingError(DlinferError, ValueError):
+    """A parameter that says how tokens are drawn, or the logits they are drawn from, cannot be served."""
+
+    message = "sampling: {parameter}: expected {expected}, given {given}."
 
 
 class SwapError(DlinferError, ValueError):

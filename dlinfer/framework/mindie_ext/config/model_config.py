@@ -1,0 +1,122 @@
+"""The keys of a model_config: those of MindIE's document, and of its published ``ModelConfig``."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _flag(value: Any) -> Any:
+    """MindIE's rule for flags: true, "true" and "1" in any case are true."""
+    if isinstance(value, str) and value.lower() in ("true", "false", "1", "0"):
+        return value.lower() in ("true", "1")
+    return value
+
+
+def _number(value: Any) -> Any:
+    """MindIE passes numbers as text, too; a flag is no number."""
+    if isinstance(value, bool):
+        raise ValueError("a number, not a flag")
+    return value
+
+
+def _memory(value: float) -> float:
+    """-1 or more than nothing."""
+    if value != -1 and not value > 0:
+        raise ValueError("more than 0, or -1")
+    return value
+
+
+def _ends(value: Any) -> Any:
+    """eos_token_id may be JSON text: a number or a list of numbers."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"JSON: {error}") from error
+
+
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Whole = Annotated[int, BeforeValidator(_number)]
+Real = Annotated[float, BeforeValidator(_number)]
+Memory = Annotated[float, BeforeValidator(_number), AfterValidator(_memory)]
+Positive = Annotated[int, BeforeValidator(_number), Field(ge=1)]
+Name = Annotated[
+    str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
+]
+
+
+class ModelConfig(BaseModel):
+    """A checked model_config. Unknown keys are kept and change nothing: servers pass many.
+
+    Memory is in GB (2**30 bytes), lengths in tokens. docs/mindie_config.md says what each key does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=(), hide_input_in_errors=True)
+
+    # What the document calls required.
+    model_id: Annotated[str, Field(min_length=1, description="folder of the model's weights")]
+    backend_type: Annotated[
+        Literal["atb", "torch"], Field(description="'atb' and 'torch' are this class; 'ms' is refused")
+    ]
+    world_size: Annotated[Whole, Field(ge=1, le=1048576, description="tensor parallel processes")]
+    rank: Annotated[Whole, Field(ge=0, description="of this process; below world_size")]
+    npu_device_id: Annotated[Whole, Field(ge=0, description="below the number of visible devices")]
+    local_rank: Annotated[Whole, Field(ge=0, description="of this process on its machine; below world_size")]
+    num_threads: Annotated[Positive, Field(le=1024, description="threads of post-processing")] = 8
+    trust_remote_code: Annotated[
+        Flag, Field(description="run Python code from the weights' folder; the user vouches for it")
+    ] = False
+
+    # What the document calls optional.
+    model_name: Annotated[
+        Name | None, Field(description="letters, digits, - . _ ; neither first nor last")
+    ] = None
+    inference_mode: Annotated[Any, Field(description="of MindIE's plugins; kept")] = None
+    max_position_embeddings: Annotated[
+        Positive | None, Field(description="the longest sequence, in place of the checkpoint's")
+    ] = None
+    load_tokenizer: Annotated[Flag, Field(description="whether to load a tokenizer")] = True
+    tokenizer_path: Annotated[str | None, Field(description="folder of the tokenizer; None is model_id")] = (
+        None
+    )
+
+    # Memory and lengths: the published dataclass asks for them, a backend can do without.
+    block_size: Annotated[Positive, Field(le=1024, description="slots in a KV block")] = 128
+    npu_mem: Annotated[
+        Memory, Field(description="GB of KV blocks on the device; -1 sizes it by max_batch_size")
+    ] = -1
+    cpu_mem: Annotated[Real, Field(ge=0, description="GB of KV blocks on the host, for swapping")] = 0
+    max_input_len: Annotated[Positive, Field(description="tokens of a prompt, for warm_up")] = 2048
+    max_iter_times: Annotated[Positive, Field(description="tokens of an answer, for warm_up")] = 2560
+    max_prefill_tokens: Annotated[Positive, Field(description="tokens of a step's prompts, for warm_up")] = (
+        4096
+    )
+    max_seq_len: Annotated[Positive, Field(description="tokens of a prompt and its answer")] = 2560
+    max_batch_size: Annotated[Whole, Field(ge=0, description="sequences of a step; 0 is no limit")] = 0
+    max_prefill_batch_size: Annotated[Whole, Field(ge=0, description="kept; max_batch_size holds")] = 0
+
+    # Ends and defaults of sampling.
+    ignore_eos: Annotated[Flag, Field(description="whether requests go on after an end by default")] = False
+    bos_token_id: Annotated[Whole | None, Field(ge=0, description="kept")] = None
+    eos_token_id: Annotated[
+        Whole | list[Whole] | None,
+        BeforeValidator(_ends),
+        Field(description="tokens that end a text, in place of the checkpoint's"),
+    ] = None
+    pad_token_id: Annotated[Whole | None, Field(ge=-1, description="kept")] = None
+    repetition_penalty: Annotated[Real | None, Field(gt=0, description="default of requests")] = None
+    frequency_penalty: Annotated[Real | None, Field(description="default of requests")] = None
+    presence_penalty: Annotated[Real | None, Field(description="default of requests")] = None
+    temperature: Annotated[Real | None, Field(ge=0, description="default of requests; 0 is greedy")] = None
+    top_k: Annotated[Whole | None, Field(ge=0, description="default of requests; 0 is off")] = None
+    top_p: Annotated[Real | None, Field(ge=0, le=1, description="default of requests; 1 is off")] = None
+    do_sample: Annotated[Flag | None, Field(description="default of requests")] = None
+
+    # Adapters.
+    max_loras: Annotated[Whole, Field(ge=0, description="LoRA adapters at a time; 0 is none")] = 0
+    max_lora_rank: Annotated[Whole, Field(ge=0, description="the largest rank of an adapter")] = 0
+
+    # Ours.
+    eager_mode: Annotated[Flag, Field(description="warm_up compiles nothing")] = False

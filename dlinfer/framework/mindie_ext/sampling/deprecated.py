@@ -1,0 +1,81 @@
+"""MindIE's deprecated pair of arguments of ``sample``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dlinfer.errors import SamplingError
+
+
+@dataclass
+class SamplingData:
+    """Which tokens the sequences have: all_input_ids, output_ids: [sequences, most] integers, or None.
+
+    request_ids: [sequences]; None numbers them, and then a draw depends on the batch.
+    """
+
+    all_input_ids: np.ndarray | None
+    output_ids: np.ndarray | None
+    is_prefill: bool = True
+    request_ids: np.ndarray | None = None
+
+    @classmethod
+    def from_numpy(
+        cls,
+        all_input_ids: np.ndarray | None = None,
+        output_ids: np.ndarray | None = None,
+        to_tensor: Callable[[Any], Any] | None = None,
+        is_prefill: bool = True,
+        request_ids: np.ndarray | None = None,
+    ) -> "SamplingData":
+        """Raises SamplingError where the arrays are not of the same sequences, or there is none."""
+        given = [one for one in (all_input_ids, output_ids, request_ids) if one is not None]
+        if not given or len({len(one) for one in given}) != 1:
+            raise SamplingError(
+                parameter="SamplingData",
+                expected="arrays of the same sequences",
+                given=[len(one) for one in given],
+            )
+        return cls(all_input_ids, output_ids, is_prefill, request_ids)
+
+    @property
+    def count(self) -> int:
+        """Sequences."""
+        given = (self.request_ids, self.all_input_ids, self.output_ids)
+        return next(len(one) for one in given if one is not None)
+
+
+@dataclass
+class SamplingParam:
+    """How tokens are drawn; ``arrays`` by the names of ``SamplingMetadata.from_numpy``, which checks them."""
+
+    arrays: dict[str, np.ndarray | None] = field(default_factory=dict)
+
+    @classmethod
+    def from_numpy(
+        cls,
+        repetition_penalty: np.ndarray | None = None,
+        frequency_penalty: np.ndarray | None = None,
+        presence_penalty: np.ndarray | None = None,
+        temperature: np.ndarray | None = None,
+        top_k: np.ndarray | None = None,
+        top_p: np.ndarray | None = None,
+        seed: np.ndarray | None = None,
+        do_sample: np.ndarray | None = None,
+        to_tensor: Callable[[Any], Any] | None = None,
+    ) -> "SamplingParam":
+        """Each array is [sequences]; None is the parameter's default."""
+        return cls(
+            {
+                "repetition_penalty": repetition_penalty,
+                "frequency_penalty": frequency_penalty,
+                "presence_penalty": presence_penalty,
+                "temperature": temperature,
+                "top_k": top_k,
+                "top_p": top_p,
+                "seeds": seed,
+                "do_sample": do_sample,
+            }
+        )

@@ -1,0 +1,63 @@
+"""What parameters make of logits, before a token is chosen."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlinfer.framework.mindie_ext.sampling.metadata import SamplingMetadata
+
+
+def penalised(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+    """float32 logits with the penalties of their sequences; a new tensor where anything changes.
+
+    logits: [sequences, vocabulary]. The repetition penalty divides the positive logits of tokens that the prompt or the
+    answer has, and multiplies the negative ones (Keskar et al., 2019, arXiv:1909.05858); the frequency penalty is taken
+    off once for each time that the answer has the token, the presence penalty once.
+    """
+    wide = logits.float()
+    repetition = _column(metadata.repetition_penalty, 1.0)
+    if repetition is not None and metadata.all_token_ids is not None:
+        there = _counts(metadata.all_token_ids, wide.shape[1]) > 0
+        wide = torch.where(there, torch.where(wide < 0, wide * repetition, wide / repetition), wide)
+    frequency, presence = _column(metadata.frequency_penalty, 0.0), _column(metadata.presence_penalty, 0.0)
+    if metadata.output_token_ids is not None and (frequency is not None or presence is not None):
+        counts = _counts(metadata.output_token_ids, wide.shape[1])
+        if frequency is not None:
+            wide = wide - frequency * counts
+        if presence is not None:
+            wide = wide - presence * (counts > 0)
+    return wide
+
+
+def _column(values: np.ndarray | None, neutral: float) -> Tensor | None:
+    """[sequences, 1] float32, or None where all values change nothing."""
+    if values is None or bool((values == neutral).all()):
+        return None
+    return torch.from_numpy(values.astype(np.float32))[:, None]
+
+
+def _counts(token_ids: np.ndarray, vocabulary: int) -> Tensor:
+    """How often each row has each token, [rows, vocabulary] float32; what is no token is not counted."""
+    ids = torch.from_numpy(token_ids)
+    outside = (ids < 0) | (ids >= vocabulary)
+    counts = torch.zeros(len(ids), vocabulary + 1)
+    counts.scatter_add_(1, ids.masked_fill(outside, vocabulary), torch.ones(ids.shape))
+    return counts[:, :vocabulary]
+
+
+def candidates(row: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
+    """(logits, token ids) of the tokens that top_k and top_p leave, the most likely first.
+
+    row: [vocabulary] float32. top_k: so many, and those as likely as the last of them; 0 is all. top_p: the fewest
+    tokens whose probability among these reaches it (Holtzman et al., 2020, arXiv:1904.09751), at least one; 1 is all.
+    """
+    ordered, ids = torch.sort(row, descending=True, stable=True)
+    if 0 < top_k < len(row):
+        count = int((ordered >= ordered[top_k - 1]).sum())
+        ordered, ids = ordered[:count], ids[:count]
+    if top_p < 1:
+        probabilities = ordered.softmax(0)
+        before = probabilities.cumsum(0) - probabilities
+        count = max(1, int((before < top_p).sum()))
+        ordered, ids = ordered[:count], ids[:count]
+    return ordered, ids
