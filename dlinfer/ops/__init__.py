@@ -11,6 +11,7 @@ from dlinfer.ops.gated import gelu_mul, silu_mul
 from dlinfer.ops.kv_cache import fill_kv_cache
 from dlinfer.ops.linear import linear
 from dlinfer.ops.linears import linears
+from dlinfer.ops.lora import lora_linear
 from dlinfer.ops.moe import fused_moe, moe_gating_topk_softmax
 from dlinfer.ops.norm import add_rms_norm, rms_norm
 from dlinfer.ops.paged_decode import paged_decode_attention
@@ -33,6 +34,7 @@ __all__ = [
     "gelu_mul",
     "linear",
     "linears",
+    "lora_linear",
     "moe_gating_topk_softmax",
     "paged_decode_attention",
     "paged_prefill_attention",

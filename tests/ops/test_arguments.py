@@ -75,8 +75,9 @@ def test_wrong_rank(op, name):
 
 
 def floating(op: str) -> list[str]:
-    """Tensors that must share one dtype; the weights of chosen experts may be of another."""
-    return [n for n in tensors(op) if arguments(op)[n].is_floating_point() and n != "topk_weights"]
+    """Tensors that must share one dtype; the weights of chosen experts and adapters' scalings may be of another."""
+    apart = ("topk_weights", "scalings")
+    return [n for n in tensors(op) if arguments(op)[n].is_floating_point() and n not in apart]
 
 
 @pytest.mark.parametrize(("op", "name"), [(op, n) for op in ops.registry() for n in floating(op)[1:]])

@@ -92,6 +92,8 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     turned = ops.apply_rotary_pos_emb_interleaved(mixed.view(-1, 2, 16), *tables, True)
     first, second = ops.linears(turned.flatten(1), [w["square"], w["square"]], [None, w["norm"]])
     mixed = mixed + ops.silu_mul(first, second) + ops.gelu_mul(first, second, True)
+    adapters = (step["starts"], step["ranks"], step["scalings"], step["adapters"])
+    mixed = ops.lora_linear(mixed, turned.flatten(1), w["lora_a"], w["lora_b"], *adapters)
     gates = ops.silu_and_mul(mixed.repeat(1, 2))
     weights, ids = ops.moe_gating_topk_softmax(mixed @ w["router"], 2, metadata)
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual
@@ -107,6 +109,8 @@ def inputs(lens: tuple[int, ...]):
         "out": (64, hidden),
         "router": (hidden, 4),
         "square": (hidden, hidden),
+        "lora_a": (7, hidden),
+        "lora_b": (7, hidden),
         "gate_up": (4, 32, hidden),
         "down": (4, hidden, 16),
     }
@@ -114,7 +118,12 @@ def inputs(lens: tuple[int, ...]):
     table = torch.arange(2 * len(lens)).view(len(lens), 2)
     slots = torch.cat([table[i, 0] * 8 + torch.arange(n) for i, n in enumerate(lens)])
     step = {"cos": torch.randn(tokens, 16), "sin": torch.randn(tokens, 16), "slots": slots}
-    step |= {"lens": torch.tensor(lens), "table": table}
+    step |= {"lens": torch.tensor(lens), "table": table, "adapters": torch.arange(tokens) % 3 - 1}
+    step |= {
+        "starts": torch.tensor([0, 4]),
+        "ranks": torch.tensor([4, 3]),
+        "scalings": torch.tensor([0.5, 2.0]),
+    }
     caches = [torch.zeros(16, 8, 2, 16) for _ in range(2)]
     return torch.randn(1, tokens, hidden), torch.randn(1, tokens, hidden), w, step, caches
 

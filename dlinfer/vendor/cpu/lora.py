@@ -1,0 +1,35 @@
+"""LoRA on CPU: two matrix products for each adapter that a batch has."""
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.lora import check_adapters
+
+
+def lora_linear(
+    base: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    starts: Tensor,
+    ranks: Tensor,
+    scalings: Tensor,
+    adapter_ids: Tensor,
+) -> Tensor:
+    check_adapters(a, starts, ranks, adapter_ids)
+    out = base.clone(memory_format=torch.contiguous_format)
+    present = torch.unique(adapter_ids).tolist()
+    for adapter in present:
+        if adapter < 0:
+            continue
+        start, rank = int(starts[adapter]), int(ranks[adapter])
+        if not rank:
+            continue
+        low, high = a[start : start + rank], b[start : start + rank]
+        scaling = float(scalings[adapter])
+        if len(present) == 1:
+            out += (x @ low.t() @ high).mul_(scaling)
+            continue
+        rows = (adapter_ids == adapter).nonzero()[:, 0]
+        out.index_add_(0, rows, (x.index_select(0, rows) @ low.t() @ high).mul_(scaling))
+    return out
