@@ -474,6 +474,27 @@ class ModelConfigError(DlinferError, ValueError):
     next_step = "docs/mindie_config.md lists the keys; nothing was loaded."
 
 
+class AdapterError(DlinferError, ValueError):
+    """A LoRA adapter cannot be loaded, dropped or used: its folder, its name, or no room for it."""
+
+    message = "LoRA adapter {name!r}: {detail}."
+    next_step = "{advice}"
+
+
+class RankLostError(DlinferError, RuntimeError):
+    """Another rank of a model that is spread over processes ended, or never came."""
+
+    message = "rank {rank} of {world_size}: another rank was lost while {what}: {detail}."
+    next_step = "start all ranks anew; what was not yet answered is lost."
+
+
+class RankError(DlinferError, RuntimeError):
+    """This process cannot join the ranks: a variable is missing, or torch.distributed runs with other numbers."""
+
+    message = "rank {rank} of {world_size} cannot join: {detail}."
+    next_step = "{advice}"
+
+
 class GeneratorCallError(DlinferError, ValueError):
     """A generator was called with an argument that does not fit its model, its pool or the other arguments."""
 

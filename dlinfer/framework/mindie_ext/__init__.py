@@ -1,1 +1,37 @@
-"""The MindIE adaptor: ``GeneratorTorch``, which a third-party server drives, on dlinfer's ops."""
+"""The MindIE adaptor: ``GeneratorTorch``, which a third-party server drives, on dlinfer's ops.
+
+The names are those of MindIE-LLM's ``mindie_llm.text_generator``. docs/mindie.md says what of it is served.
+"""
+
+from dlinfer.framework.mindie_ext.batch import (
+    FinishReason,
+    GenerationOutput,
+    GenerationParams,
+    InputMetadata,
+    ModelInput,
+    Request,
+)
+from dlinfer.framework.mindie_ext.cache import CachePool, KVCacheSettings
+from dlinfer.framework.mindie_ext.config import ModelConfig, check_model_config
+from dlinfer.framework.mindie_ext.generation import WarmupParams
+from dlinfer.framework.mindie_ext.generator_backend import GeneratorBackend
+from dlinfer.framework.mindie_ext.generator_torch import GeneratorTorch
+from dlinfer.framework.mindie_ext.sampling import SamplingMetadata, SamplingOutput
+
+__all__ = [
+    "CachePool",
+    "FinishReason",
+    "GenerationOutput",
+    "GenerationParams",
+    "GeneratorBackend",
+    "GeneratorTorch",
+    "InputMetadata",
+    "KVCacheSettings",
+    "ModelConfig",
+    "ModelInput",
+    "Request",
+    "SamplingMetadata",
+    "SamplingOutput",
+    "WarmupParams",
+    "check_model_config",
+]

@@ -16,6 +16,7 @@ from dlinfer.framework.mindie_ext.batch.context import SequenceStore
 from dlinfer.framework.mindie_ext.batch.drawing import metadata_of
 from dlinfer.framework.mindie_ext.batch.outcome import outcome
 from dlinfer.framework.mindie_ext.cache.settings import GB
+from dlinfer.framework.mindie_ext.sampling import DEFAULT_SAMPLING_PARAMS
 
 if TYPE_CHECKING:
     from dlinfer.framework.mindie_ext.cache import CachePool
@@ -87,6 +88,7 @@ class Generation:
                 max_seq_len=self.max_seq_len,
                 max_batch_size=self.config.max_batch_size or 0,
                 vocab_size=self.model_wrapper.vocab_size,
+                ignore_eos=self.config.ignore_eos,
             )
             step = compose(input_metadata, self.store, limits)
             if not step.draws:  # a forward whose logits nobody wants still fills the pool
@@ -94,7 +96,9 @@ class Generation:
             logits = self.forward(step.model_input)
             sampled = None
             if step.draws:
-                sampling = metadata_of(input_metadata, step, limits.vocab_size, self._to_tensor)
+                sampling = metadata_of(
+                    input_metadata, step, limits.vocab_size, self._sampling_defaults(), self._to_tensor
+                )
                 sampled = self.sample(logits, sampling)
                 if self.group is not None:
                     sampled.token_ids = self.group.broadcast(sampled.token_ids)
@@ -166,6 +170,12 @@ class Generation:
         """Drop an adapter. Raises where there is none of the name."""
         with self.lock:
             self.model_wrapper.adapter_manager.unload_adapter(lora_name)
+
+    def _sampling_defaults(self) -> dict[str, float]:
+        """Parameters of requests that came with none, as the config gives them."""
+        names = set(DEFAULT_SAMPLING_PARAMS) & set(type(self.config).model_fields)
+        chosen = {name: getattr(self.config, name) for name in names}
+        return {name: value for name, value in chosen.items() if value is not None}
 
     def _to_tensor(self, data: Any) -> Tensor:
         return torch.as_tensor(data).to(self.device)

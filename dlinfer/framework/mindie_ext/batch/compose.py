@@ -13,13 +13,14 @@ from dlinfer.framework.mindie_ext.batch.model_input import ModelInput
 @dataclass(frozen=True)
 class Limits:
     """block_size: slots in a block. blocks: of the pool. max_seq_len: tokens of a sequence. max_batch_size: sequences
-    of a step; 0 is no limit. vocab_size: ids below it are tokens."""
+    of a step; 0 is no limit. vocab_size: ids below it are tokens. ignore_eos: for requests that do not say."""
 
     block_size: int
     blocks: int
     max_seq_len: int
     max_batch_size: int
     vocab_size: int
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> St
             start, end = _piece(metadata, index)
             new = given[taken : taken + end - start].tolist()
             taken += end - start
-            state = _prefilled(metadata, store, index, sequence_id, start, end, new)
+            state = _prefilled(metadata, store, index, sequence_id, (start, end), new, limits.ignore_eos)
             _check_tokens(new, limits.vocab_size, sequence_id)
             last = metadata.batch_last_prompt is None or bool(metadata.batch_last_prompt[index])
         else:
@@ -141,14 +142,15 @@ def _prefilled(
     store: SequenceStore,
     index: int,
     sequence_id: int,
-    start: int,
-    end: int,
+    piece: tuple[int, int],
     new: list[int],
+    ignore_eos: bool,
 ) -> SequenceState:
+    start, end = piece
     if len(new) != end - start:
         _refuse("input_ids", f"{end - start} tokens of sequence {sequence_id}", len(new))
     if start == 0:
-        return new_state(metadata, index, new)
+        return new_state(metadata, index, new, ignore_eos)
     state = store.get(sequence_id)
     if state is None or state.prompt_length is not None or state.kv_length != start:
         known = "an unknown one" if state is None else f"{state.kv_length} computed tokens"

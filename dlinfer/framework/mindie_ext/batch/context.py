@@ -54,14 +54,17 @@ class SequenceStore:
             self._states.pop(int(one), None)
 
 
-def new_state(metadata: InputMetadata, index: int, tokens: list[int]) -> SequenceState:
-    """The state of a request whose prompt begins with this step."""
+def new_state(metadata: InputMetadata, index: int, tokens: list[int], ignore_eos: bool) -> SequenceState:
+    """The state of a request whose prompt begins with this step. ignore_eos: for a request that does not say."""
 
     def of(name: str, default: object = None) -> object:
         values = getattr(metadata, name)
         return default if values is None or values[index] is None else values[index]
 
     records = metadata.batch_sampling_params
+    record = (
+        None if records is None or np.isnan(records[index]["temperature"]) else records[index : index + 1]
+    )
     seed, adapter = of("batch_seeds"), of("adapter_ids")
     stop_ids, stop_strings = of("batch_stop_token_ids", []), of("batch_stop_strings", [])
     assert isinstance(stop_ids, list)
@@ -69,11 +72,11 @@ def new_state(metadata: InputMetadata, index: int, tokens: list[int]) -> Sequenc
     return SequenceState(
         tokens=tokens,
         max_new_tokens=int(metadata.batch_max_output_lens[index]),
-        ignore_eos=bool(of("batch_ignore_eos", False)),
+        ignore_eos=bool(of("batch_ignore_eos", ignore_eos)),
         stop_token_ids=stop_ids,
         stop_strings=stop_strings,
         include_stop=bool(of("batch_include_stop", False)),
-        sampling=None if records is None else records[index : index + 1].copy(),
+        sampling=None if record is None else record.copy(),
         seed=secrets.randbits(63) if seed is None else int(str(seed)),
         adapter_id=None if adapter is None else str(adapter),
     )

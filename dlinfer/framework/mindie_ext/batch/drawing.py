@@ -1,6 +1,6 @@
 """How the tokens of a step are drawn: the sampling parameters that its sequences came with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,19 @@ from dlinfer.framework.mindie_ext.sampling import SamplingMetadata
 
 
 def metadata_of(
-    metadata: InputMetadata, step: Step, vocab_size: int, to_tensor: Callable[[Any], Any]
+    metadata: InputMetadata,
+    step: Step,
+    vocab_size: int,
+    defaults: Mapping[str, float],
+    to_tensor: Callable[[Any], Any],
 ) -> SamplingMetadata:
-    """The sampling metadata of the sequences that get a token. Raises SamplingError."""
+    """The sampling metadata of the sequences that get a token. Raises SamplingError.
+
+    defaults: parameters of requests that came with none.
+    """
     states = [step.states[index] for index in step.draws]
     ids = metadata.all_sequence_ids[step.draws]
-    plain = sampling_record()
+    plain = sampling_record(**defaults)
     records = np.concatenate([plain if one.sampling is None else one.sampling for one in states])
     drawn = SamplingMetadata.from_numpy(
         batch_sequence_ids=[ids[index : index + 1] for index in range(len(ids))],

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from dlinfer.errors import GeneratorCallError, UnsupportedFeatureError
-from dlinfer.framework.mindie_ext.batch.request import GenerationParams, Request, sampling_record
+from dlinfer.framework.mindie_ext.batch.request import GenerationParams, Request
+from dlinfer.framework.mindie_ext.sampling import SAMPLING_DTYPE
 
 
 @dataclass
@@ -18,9 +19,10 @@ class InputMetadata:
     block_tables: [requests, blocks] int32, padded with -1. reserved_sequence_ids: of other sequences; empty.
     input_ids: the tokens that this step computes of the requests that are prefilled, one behind the other; empty for
     decodes, whose tokens the generator knows. batch_seq_len: how many tokens of each request this step computes.
-    batch_sampling_params: [requests] records of SAMPLING_DTYPE. batch_is_prefill, split_start_position,
-    split_end_position, batch_last_prompt: of a mixed step. Fields that only describe other features of MindIE are
-    refused where they ask for one.
+    batch_sampling_params: [requests] records of SAMPLING_DTYPE, of NaN for the generator's defaults. batch_ignore_eos:
+    of each request, None for the generator's default. batch_is_prefill, split_start_position, split_end_position,
+    batch_last_prompt: of a mixed step. Fields that only describe other features of MindIE are refused where they ask
+    for one.
     """
 
     batch_size: int
@@ -37,7 +39,7 @@ class InputMetadata:
     batch_best_of: np.ndarray | None = None
     batch_use_beam_search: np.ndarray | None = None
     batch_response_format: list[str | None] | None = None
-    batch_ignore_eos: np.ndarray | None = None
+    batch_ignore_eos: np.ndarray | list[bool | None] | None = None
     batch_logprobs: np.ndarray | None = None
     batch_sampling_params: np.ndarray | None = None
     batch_seeds: list[int | None] | None = None
@@ -133,7 +135,7 @@ class InputMetadata:
             batch_best_of=np.asarray([p.best_of or p.n or 1 for p in params]),
             batch_use_beam_search=np.asarray([bool(p.use_beam_search) for p in params]),
             batch_response_format=[p.response_format for p in params],
-            batch_ignore_eos=np.asarray([bool(p.ignore_eos) for p in params]),
+            batch_ignore_eos=[p.ignore_eos for p in params],
             batch_logprobs=np.asarray([bool(p.logprobs) for p in params]),
             batch_sampling_params=_records(requests),
             batch_seeds=[p.seed for p in params],
@@ -172,10 +174,11 @@ def form_block_tables(requests: Several[Request]) -> np.ndarray:
 
 
 def _records(requests: Several[Request]) -> np.ndarray | None:
-    if not any(r.sampling_params is not None for r in requests):
+    """The records of all requests; one of NaN for a request that came with none."""
+    if all(r.sampling_params is None for r in requests):
         return None
-    plain = sampling_record()
-    return np.concatenate([plain if r.sampling_params is None else r.sampling_params[:1] for r in requests])
+    none = np.array([(np.nan,) * len(SAMPLING_DTYPE)], dtype=SAMPLING_DTYPE)
+    return np.concatenate([none if r.sampling_params is None else r.sampling_params[:1] for r in requests])
 
 
 def _refuse(feature: str) -> None:

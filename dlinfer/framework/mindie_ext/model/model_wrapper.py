@@ -1,5 +1,6 @@
 """The model of a generator with all that belongs to it, by the attributes that MindIE's ``model_wrapper`` has."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -78,7 +79,9 @@ class ModelWrapper:
         self.eos_token_ids = _ends(model, self.tokenizer, config.eos_token_id)
         self.optimization = optimize(model)
         self.compiled = CompiledModel(PagedModel(model))
-        self.adapter_manager = AdapterManager(model, config.max_loras, config.max_lora_rank)
+        longest = max(config.max_prefill_tokens, config.max_seq_len)
+        self.adapter_manager = AdapterManager(model, config.max_loras, config.max_lora_rank, longest)
+        self._adapters_version = 0
 
     def make_context(self, conversation: list[dict[str, str]], **kwargs: Any) -> list[int]:
         """Token ids of a conversation by the tokenizer's chat template. kwargs: as ``apply_chat_template`` takes them.
@@ -139,9 +142,16 @@ class ModelWrapper:
             block_size=block_size,
             is_decode=not is_prefill,
         )
-        names = self.adapter_manager.preprocess_adapter_ids(adapter_ids)
-        with self.adapter_manager.activate(names, forward.q_lens.tolist()):
+        names = self.adapter_manager.preprocess_adapter_ids(adapter_ids, self.model_name, self.model_id)
+        if self.adapter_manager.version != self._adapters_version:  # the graphs are of other layers
+            self.compiled.forget()
+            self._adapters_version = self.adapter_manager.version
+        with self.adapter_manager.activate(names, forward.q_lens.tolist()), self._watched():
             return self.compiled(forward.input_ids, forward.position_ids, forward.rows, pages)
+
+    def _watched(self) -> AbstractContextManager[None]:
+        """Raises RankLostError where another rank ends while this one computes."""
+        return nullcontext() if self.group is None else self.group.watched("a forward ran")
 
 
 def _ends(model: Any, tokenizer: Any, chosen: Any) -> frozenset[int]:

@@ -15,7 +15,7 @@ from dlinfer.framework.mindie_ext.sampling.parameters import checked
 
 @dataclass
 class SamplingMetadata:
-    """Made by ``from_numpy`` or ``from_batch``, which check it. Arrays are [sequences]; None is the parameter's default.
+    """Made by ``from_numpy`` or ``from_batch``, which check it. Arrays are [sequences]; None is a parameter's default.
 
     repetition_penalty (1), frequency_penalty (0), presence_penalty (0), temperature (1), top_k_array (0), top_p_array
     (1), do_sample_array (false), top_logprobs_array (0), seed_array. max_logprobs: the largest of top_logprobs_array.

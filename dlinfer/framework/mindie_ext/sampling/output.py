@@ -12,7 +12,7 @@ NO_LOGPROB = -9999.0
 class SamplingOutput:
     """Arrays over sequences.
 
-    token_ids, num_new_tokens, repeating_indices: [n] int64. logprobs: [n] float32, of the chosen token, NO_LOGPROB where
+    token_ids, num_new_tokens, repeating_indices: [n] int64. logprobs: [n] float32, of chosen tokens, NO_LOGPROB where
     no log-probabilities were asked for. top_token_ids int64, top_logprobs float32: [n, most], the most likely tokens
     first; most is the largest number that a sequence asks for, num_top_tokens [n] what each asks for.
     cumulative_logprobs: [n] float32 zeros, for callers that sum. seeds: [n] int64, or None where nothing was drawn.

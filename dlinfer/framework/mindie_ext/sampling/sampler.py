@@ -49,7 +49,7 @@ class Sampler:
     def __call__(self, logits: Tensor, metadata: SamplingMetadata | None = None) -> SamplingOutput:
         """A token for each row of logits, which are not mutated.
 
-        logits: [sequences, vocabulary], floating. metadata: None is greedy. In order: repetition, frequency and presence
+        logits: [sequences, vocabulary], floating. metadata: None is greedy. Order: repetition, frequency and presence
         penalty, temperature, top_k, top_p, draw. A greedy token is the most likely after the penalties, the first of
         equals. Log-probabilities are those after penalties and, for drawn sequences, temperature.
 

@@ -1,0 +1,166 @@
+"""``AdapterManager``: loads LoRA adapters, drops them, and tells a forward whose tokens have which."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from dlinfer.errors import AdapterError, UnsupportedFeatureError
+from dlinfer.framework.mindie_ext.adapters.layer import Batch, LoraLinear
+from dlinfer.framework.mindie_ext.adapters.weights import LoraWeights, read_adapter
+
+BASE = "base"
+"""MindIE's name of the model without an adapter."""
+
+_NONE = (None, "", "None", BASE)
+
+
+class AdapterManager:
+    """The adapters of one model.
+
+    max_loras: how many may be loaded at a time. max_lora_rank: the largest rank of one. capacity: tokens of a forward.
+    A linear layer that an adapter targets is replaced by a ``LoraLinear`` when the first such adapter is loaded; it
+    stays, so that loading and dropping others changes numbers and no code. ``version`` counts how often layers were
+    replaced: compiled graphs are made of what was there.
+    """
+
+    def __init__(self, model: nn.Module, max_loras: int, max_lora_rank: int, capacity: int = 4096) -> None:
+        self._model = model
+        self.max_loras, self.max_lora_rank = max_loras, max_lora_rank
+        self.capacity = capacity
+        self.version = 0
+        self._places: dict[str, int] = {}
+        self._layers: dict[str, LoraLinear] = {}
+        device = next(model.parameters()).device
+        self._batch = Batch(capacity if max_loras else 0, device)
+
+    @property
+    def names(self) -> list[str]:
+        """The loaded adapters."""
+        return list(self._places)
+
+    def load_adapter(self, lora_adapter: Mapping[str, str]) -> None:
+        """Load one adapter: {its name: its folder}. The model is changed when all of the adapter has been checked.
+
+        Raises AdapterError: a folder that is none of PEFT's, a name that is taken, a module that there is not, shapes
+        or a rank that do not fit, or no place left.
+        """
+        if len(lora_adapter) != 1:
+            advice = "load one adapter a call"
+            raise AdapterError(name=", ".join(lora_adapter), detail="one is expected", advice=advice)
+        ((name, path),) = lora_adapter.items()
+        if name in _NONE or not 0 < len(name) <= 256:
+            advice = "give it a name of 1 to 256 characters other than 'base' and 'None'"
+            raise AdapterError(name=name, detail="the name is not possible", advice=advice)
+        if name in self._places:
+            raise AdapterError(name=name, detail="it is loaded already", advice="unload it first")
+        free = set(range(self.max_loras)) - set(self._places.values())
+        if not free:
+            advice = "unload one, or set max_loras and max_lora_rank in the model_config"
+            raise AdapterError(name=name, detail=f"all {self.max_loras} places are taken", advice=advice)
+        weights = read_adapter(name, path)
+        for module, own in weights.items():
+            self._check(name, module, own)
+        place = min(free)
+        for module, own in weights.items():
+            self._layer(module).put(place, own)
+        self._places[name] = place
+
+    def unload_adapter(self, name: str) -> None:
+        """Drop an adapter. Raises AdapterError where none of the name is loaded."""
+        if name not in self._places:
+            known = ", ".join(self._places) or "none"
+            raise AdapterError(name=name, detail="it is not loaded", advice=f"loaded: {known}")
+        place = self._places.pop(name)
+        for layer in self._layers.values():
+            layer.put(place, None)
+
+    def preprocess_adapter_ids(
+        self,
+        adapter_ids: Sequence[str | None] | None,
+        model_name: str | None = None,
+        model_id: str | None = None,
+    ) -> list[str]:
+        """The names with "base" for the model itself: None, "", "None", model_name and model_id.
+
+        Raises AdapterError for a name that is not loaded; MindIE's would take the model itself.
+        """
+        names: list[str] = []
+        for one in [None] if adapter_ids is None else adapter_ids:
+            if one is None or one in (*_NONE, model_name, model_id):
+                names.append(BASE)
+                continue
+            if one not in self._places:
+                known = ", ".join(self._places) or "none"
+                raise AdapterError(
+                    name=one, detail="it is not loaded", advice=f"load it first; loaded: {known}"
+                )
+            names.append(one)
+        return names
+
+    @contextmanager
+    def activate(self, names: Sequence[str], token_counts: Sequence[int]) -> Iterator[None]:
+        """Let the forwards inside have these adapters: one name for all sequences, or one each.
+
+        names: as ``preprocess_adapter_ids`` gives them. token_counts: the tokens of each sequence.
+        Raises AdapterError where the tokens are more than the manager was made for.
+        """
+        if not self._layers:
+            yield
+            return
+        each = [names[0]] * len(token_counts) if len(names) == 1 else list(names)
+        places = [self._places.get(one, -1) for one in each]
+        tokens = sum(token_counts)
+        if tokens > self.capacity:
+            advice = "compute fewer tokens in a step, or raise max_prefill_tokens in the model_config"
+            detail = f"a step of {tokens} tokens is more than the {self.capacity} there are places for"
+            raise AdapterError(name=", ".join(sorted(set(each))), detail=detail, advice=advice)
+        ids = torch.tensor(places).repeat_interleave(torch.tensor(token_counts))
+        self._batch.ids[:tokens] = ids.to(self._batch.ids.device)
+        self._batch.is_used = any(place >= 0 for place in places)
+        try:
+            yield
+        finally:
+            self._batch.is_used = False
+
+    def _check(self, name: str, module: str, own: LoraWeights) -> None:
+        try:
+            layer = self._model.get_submodule(module)
+        except AttributeError as error:
+            advice = "load an adapter of this model"
+            raise AdapterError(name=name, detail=f"the model has no {module}", advice=advice) from error
+        layer = layer.base if isinstance(layer, LoraLinear) else layer
+        if type(layer) is not nn.Linear:
+            kind = type(layer).__name__
+            raise AdapterError(
+                name=name, detail=f"{module} is a {kind}, no Linear", advice="target linear layers only"
+            )
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            raise UnsupportedFeatureError(
+                feature=f"a LoRA adapter of {module}, which is spread over ranks,",
+                where="dlinfer's AdapterManager",
+                advice="serve adapters with world_size 1",
+            )
+        rank = own.a.shape[0]
+        if rank > self.max_lora_rank:
+            advice = "set max_lora_rank in the model_config"
+            detail = f"{module} has rank {rank}, the largest is {self.max_lora_rank}"
+            raise AdapterError(name=name, detail=detail, advice=advice)
+        if own.a.shape[1] != layer.in_features or own.b.shape[0] != layer.out_features:
+            shapes = f"{tuple(own.a.shape)} and {tuple(own.b.shape)}"
+            wanted = f"{layer.in_features} in and {layer.out_features} out"
+            detail = f"{module} has A and B of {shapes}, the layer {wanted}"
+            raise AdapterError(name=name, detail=detail, advice="load an adapter of this model")
+
+    def _layer(self, module: str) -> LoraLinear:
+        if module not in self._layers:
+            parent, _, child = module.rpartition(".")
+            owner = self._model.get_submodule(parent)
+            base = owner.get_submodule(child)
+            assert isinstance(base, nn.Linear)
+            layer = LoraLinear(base, self._batch, self.max_loras, self.max_lora_rank)
+            owner.add_module(child, layer)
+            self._layers[module] = layer
+            self.version += 1
+        return self._layers[module]

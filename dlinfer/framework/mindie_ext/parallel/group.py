@@ -1,0 +1,96 @@
+"""The ranks of a model: one process each, joined by torch.distributed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dlinfer.errors import RankError, RankLostError
+from dlinfer.vendor import discovery
+
+TIMEOUT = 600.0
+"""Seconds that a rank waits for the others to join, or for one that is alive but does not answer. One that ended is
+noticed at once, since its connections close."""
+
+
+class Group:
+    """This process among the ranks. own: whether ``leave`` ends what ``join`` began."""
+
+    def __init__(self, rank: int, world_size: int, own: bool) -> None:
+        self.rank, self.world_size, self._own = rank, world_size, own
+
+    @contextmanager
+    def watched(self, what: str) -> Iterator[None]:
+        """Raise RankLostError for a collective inside that fails since another rank ended."""
+        try:
+            yield
+        except (dist.DistError, RuntimeError) as error:
+            if isinstance(error, RankLostError) or not _is_lost(error):
+                raise
+            raise RankLostError(
+                rank=self.rank, world_size=self.world_size, what=what, detail=str(error).split("\n", 1)[0]
+            ) from error
+
+    def broadcast(self, values: np.ndarray) -> np.ndarray:
+        """Rank 0's values, [n] int64, on each rank."""
+        tensor = torch.from_numpy(np.ascontiguousarray(values))
+        with self.watched("tokens were shared"):
+            dist.broadcast(tensor, 0)
+        return tensor.numpy()
+
+    def leave(self) -> None:
+        """End the group; a second call does nothing."""
+        if self._own and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(rank: int, world_size: int, device_type: str = "cpu", timeout: float = TIMEOUT) -> Group:
+    """Join the ranks at MASTER_ADDR and MASTER_PORT, as torchrun sets them, and wait until all are there.
+
+    A process that has initialised torch.distributed itself, with the same rank and size, is taken as it is. Raises
+    RankError, and RankLostError where the others do not come in ``timeout`` seconds.
+    """
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
+            there = f"torch.distributed runs as rank {dist.get_rank()} of {dist.get_world_size()}"
+            raise RankError(rank=rank, world_size=world_size, detail=there, advice="use the same numbers")
+        return Group(rank, world_size, own=False)
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        advice = "start the processes with torchrun, or set the address and a free port of rank 0"
+        raise RankError(rank=rank, world_size=world_size, detail=f"{missing[0]} is not set", advice=advice)
+    port = os.environ["MASTER_PORT"]
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise RankError(
+            rank=rank,
+            world_size=world_size,
+            detail=f"MASTER_PORT={port!r} is no port",
+            advice="use 1 to 65535",
+        )
+    backend = discovery.device(device_type).communicator
+    waited = timedelta(seconds=timeout)
+    try:
+        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=waited)
+        dist.barrier()
+    except (dist.DistError, RuntimeError) as error:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        detail = str(error).split("\n", 1)[0]
+        raise RankLostError(
+            rank=rank, world_size=world_size, what="the ranks joined", detail=detail
+        ) from error
+    return Group(rank, world_size, own=True)
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether an error of torch.distributed says that a peer is gone."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error)
+    return any(
+        one in text for one in ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out")
+    )
