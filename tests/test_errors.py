@@ -15,15 +15,15 @@ from dlinfer import errors
 from dlinfer.errors import DlinferError
 
 PACKAGE = Path(errors.__file__).parent
-VENDORS = [
-    importlib.import_module(f"dlinfer.vendor.{path.parent.name}.errors")
-    for path in sorted(PACKAGE.glob("vendor/*/errors.py"))
+OWN = [
+    importlib.import_module(f"dlinfer.{path.parent.parent.name}.{path.parent.name}.errors")
+    for path in sorted((*PACKAGE.glob("vendor/*/errors.py"), *PACKAGE.glob("framework/*/errors.py")))
 ]
-"""A vendor's own errors stand in its folder, in the same form."""
+"""A vendor's own errors, and an adaptor's, stand in its folder, in the same form."""
 
 CLASSES = {
     name: cls
-    for module in (errors, *VENDORS)
+    for module in (errors, *OWN)
     for name, cls in vars(module).items()
     if inspect.isclass(cls) and issubclass(cls, DlinferError) and cls is not DlinferError
 }

@@ -105,7 +105,7 @@ class Server:
 
     def start(self) -> None:
         """Serve from a thread."""
-        self._thread = threading.Thread(target=self._serve, name="batching-server", daemon=True)
+        self._thread = threading.Thread(target=self.serve, name="batching-server", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -116,7 +116,8 @@ class Server:
         if self._thread is not None:
             self._thread.join()
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
+        """Step until ``stop()`` was called and all is done. An error of a step goes to every client, and is raised."""
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self.waiting or self.running or self._stopping)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlinfer.errors import GeneratorCallError
 from dlinfer.framework.mindie_ext.batch import GenerationOutput, InputMetadata, ModelInput, Request
 from dlinfer.framework.mindie_ext.batch.compose import Limits, Step, compose
 from dlinfer.framework.mindie_ext.batch.context import SequenceStore
 from dlinfer.framework.mindie_ext.batch.drawing import metadata_of
 from dlinfer.framework.mindie_ext.batch.outcome import outcome
 from dlinfer.framework.mindie_ext.cache.settings import GB
+from dlinfer.framework.mindie_ext.errors import GeneratorCallError
 from dlinfer.framework.mindie_ext.sampling import DEFAULT_SAMPLING_PARAMS
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from dlinfer.framework.mindie_ext.config import ModelConfig
-from dlinfer.framework.mindie_ext.model.model_wrapper import ModelWrapper
+from dlinfer.framework.mindie_ext.model.model_wrapper import ModelWrapper, generator_device
 from dlinfer.framework.mindie_ext.parallel import Group, join
 from dlinfer.framework.mindie_ext.sampling import (
     Sampler,
@@ -26,7 +26,10 @@ class GeneratorBackend:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self.group: Group | None = join(config.rank, config.world_size) if config.world_size > 1 else None
+        self.group: Group | None = None
+        if config.world_size > 1:
+            kind = generator_device(config.npu_device_id).type
+            self.group = join(config.rank, config.world_size, kind)
         self.sampler = Sampler(config.num_threads)
         self.model_wrapper = ModelWrapper(config, self.group)
         self.model_info = self.model_wrapper.model_info

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.errors import GeneratorCallError, PoolMissingError
 from dlinfer.framework.mindie_ext.batch import ModelInput
 from dlinfer.framework.mindie_ext.cache import CachePool, KVCacheSettings
 from dlinfer.framework.mindie_ext.cache.settings import GB
 from dlinfer.framework.mindie_ext.cache.sizing import memory_of_blocks
 from dlinfer.framework.mindie_ext.config import check_model_config
+from dlinfer.framework.mindie_ext.errors import GeneratorCallError, PoolMissingError
 from dlinfer.framework.mindie_ext.generation import Generation
 from dlinfer.framework.mindie_ext.generator_backend import GeneratorBackend
 

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from dlinfer.errors import AdapterError, UnsupportedFeatureError
+from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.mindie_ext.adapters.layer import Batch, LoraLinear
 from dlinfer.framework.mindie_ext.adapters.weights import LoraWeights, read_adapter
+from dlinfer.framework.mindie_ext.errors import AdapterError
 
 BASE = "base"
 """MindIE's name of the model without an adapter."""

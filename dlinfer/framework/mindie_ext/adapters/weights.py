@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dlinfer.errors import AdapterError
+from dlinfer.framework.mindie_ext.errors import AdapterError
 
 _NAME = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
 

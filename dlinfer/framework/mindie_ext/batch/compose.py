@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlinfer.errors import GeneratorCallError
 from dlinfer.framework.mindie_ext.batch.context import SequenceState, SequenceStore, new_state
 from dlinfer.framework.mindie_ext.batch.input_metadata import InputMetadata
 from dlinfer.framework.mindie_ext.batch.model_input import ModelInput
+from dlinfer.framework.mindie_ext.errors import GeneratorCallError
 
 
 @dataclass(frozen=True)

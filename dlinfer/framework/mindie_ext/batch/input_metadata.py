@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import GeneratorCallError, UnsupportedFeatureError
+from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.mindie_ext.batch.request import GenerationParams, Request
+from dlinfer.framework.mindie_ext.errors import GeneratorCallError
 from dlinfer.framework.mindie_ext.sampling import SAMPLING_DTYPE
 
 

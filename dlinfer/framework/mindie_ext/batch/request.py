@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import GeneratorCallError
+from dlinfer.framework.mindie_ext.errors import GeneratorCallError
 from dlinfer.framework.mindie_ext.sampling import DEFAULT_SAMPLING_PARAMS, SAMPLING_DTYPE
 
 

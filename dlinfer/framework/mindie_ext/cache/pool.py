@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.errors import MemoryPlanError, SwapError
+from dlinfer.errors import MemoryPlanError
 from dlinfer.framework.mindie_ext.cache.settings import GB, KVCacheSettings
+from dlinfer.framework.mindie_ext.errors import SwapError
 from dlinfer.vendor import discovery
 
 CPU_TO_NPU, NPU_TO_CPU = 0, 1

@@ -6,14 +6,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dlinfer.errors import ModelConfigError
+from dlinfer.framework.mindie_ext.config.faults import Fault, Faults
 from dlinfer.framework.mindie_ext.config.folder import fault_of_model, fault_of_tokenizer
 from dlinfer.framework.mindie_ext.config.model_config import ModelConfig
 from dlinfer.framework.mindie_ext.config.refused import REFUSED, refused
 from dlinfer.framework.mindie_ext.config.visible_devices import VARIABLE, visible_devices
-
-Fault = tuple[str, str, Any]
-"""(key, what is expected, what was given)."""
+from dlinfer.framework.mindie_ext.errors import ModelConfigError
 
 _ALIKE = 0.85
 """From how alike on an unknown key is taken for a known one that was misspelt."""
@@ -52,8 +50,7 @@ def check_model_config(model_config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _raise(faults: list[Fault]) -> Any:
-    lines = "\n".join(f"- {key}: expected {expected}, given {given!r}" for key, expected, given in faults)
-    raise ModelConfigError(faults=faults, count=len(faults), text=lines)
+    raise ModelConfigError(faults=Faults(faults))
 
 
 def _fault(error: Any) -> Fault:

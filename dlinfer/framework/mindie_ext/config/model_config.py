@@ -7,10 +7,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 
 def _flag(value: Any) -> Any:
-    """MindIE's rule for flags: true, "true" and "1" in any case are true."""
-    if isinstance(value, str) and value.lower() in ("true", "false", "1", "0"):
-        return value.lower() in ("true", "1")
-    return value
+    """MindIE's flags may be text: "true" and "1" in any case, "false" and "0"."""
+    text = str(value).lower() if isinstance(value, (str, int)) else ""
+    return text in ("true", "1") if text in ("true", "false", "1", "0") else value
 
 
 def _number(value: Any) -> Any:
@@ -37,7 +36,7 @@ def _ends(value: Any) -> Any:
         raise ValueError(f"JSON: {error}") from error
 
 
-Flag = Annotated[bool, BeforeValidator(_flag)]
+Flag = Annotated[bool, BeforeValidator(_flag), Field(strict=True)]
 Whole = Annotated[int, BeforeValidator(_number)]
 Real = Annotated[float, BeforeValidator(_number)]
 Memory = Annotated[float, BeforeValidator(_number), AfterValidator(_memory)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dlinfer.errors import GeneratorCallError
+from dlinfer.framework.mindie_ext.errors import GeneratorCallError
 from dlinfer.framework.mindie_ext.model.model_info import ModelInfo
 from dlinfer.ops.kv_cache import canonical
 

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.errors import GeneratorCallError, UnsupportedFeatureError
+from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.mindie_ext.adapters import AdapterManager
 from dlinfer.framework.mindie_ext.config import ModelConfig
+from dlinfer.framework.mindie_ext.errors import GeneratorCallError
 from dlinfer.framework.mindie_ext.model.checks import Forward, check_forward
 from dlinfer.framework.mindie_ext.model.compiled import CompiledModel
 from dlinfer.framework.mindie_ext.model.model_info import model_info

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dlinfer.errors import RankError, RankLostError
+from dlinfer.framework.mindie_ext.errors import RankError, RankLostError
 from dlinfer.vendor import discovery
 
 TIMEOUT = 600.0
@@ -48,7 +48,7 @@ class Group:
             dist.destroy_process_group()
 
 
-def join(rank: int, world_size: int, device_type: str = "cpu", timeout: float = TIMEOUT) -> Group:
+def join(rank: int, world_size: int, device_type: str, timeout: float = TIMEOUT) -> Group:
     """Join the ranks at MASTER_ADDR and MASTER_PORT, as torchrun sets them, and wait until all are there.
 
     A process that has initialised torch.distributed itself, with the same rank and size, is taken as it is. Raises

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import SamplingError
+from dlinfer.framework.mindie_ext.errors import SamplingError
 
 
 @dataclass

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from dlinfer.errors import SamplingError, UnsupportedFeatureError
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.mindie_ext.errors import SamplingError
 from dlinfer.framework.mindie_ext.sampling.deprecated import SamplingData, SamplingParam
 from dlinfer.framework.mindie_ext.sampling.parameters import checked
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dlinfer.errors import SamplingError
+from dlinfer.framework.mindie_ext.errors import SamplingError
 
 SAMPLING_DTYPE = [
     ("repetition_penalty", "f4"),

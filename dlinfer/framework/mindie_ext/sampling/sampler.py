@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlinfer.errors import SamplingError
+from dlinfer.framework.mindie_ext.errors import SamplingError
 from dlinfer.framework.mindie_ext.sampling.metadata import SamplingMetadata
 from dlinfer.framework.mindie_ext.sampling.output import NO_LOGPROB, SamplingOutput
 from dlinfer.framework.mindie_ext.sampling.scores import candidates, penalised
@@ -27,7 +27,7 @@ class Sampler:
         self._num_threads = num_threads
         self._drawn: dict[int, tuple[int, int]] = {}  # sequence -> (its seed, how many tokens were drawn)
         self._lock = threading.Lock()
-        self.device = torch.device("cpu")
+        self.device: torch.device | None = None
         self.eos_token_id: list[int] = []
 
     def initialize(self, device: torch.device, eos_token_id: Iterable[int]) -> None:
@@ -65,7 +65,7 @@ class Sampler:
             expected = f"[{rows or 'sequences'}, vocabulary] of a floating dtype"
             given = f"{logits.dtype} {tuple(logits.shape)}"
             raise SamplingError(parameter="logits", expected=expected, given=given)
-        wide = logits.detach().to("cpu")
+        wide = logits.detach().cpu()
         wide = wide.float() if metadata is None else penalised(wide, metadata)
         self._check(wide, metadata)
         token_ids = wide.argmax(-1) if len(wide) else torch.zeros(0, dtype=torch.int64)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from dlinfer.errors import MemoryPlanError, SwapError
+from dlinfer.errors import MemoryPlanError
 from dlinfer.framework.mindie_ext.cache import CachePool, KVCacheSettings
+from dlinfer.framework.mindie_ext.errors import SwapError
 from dlinfer.framework.mindie_ext.model.model_info import ModelInfo
 
 INFO = ModelInfo(torch.device("cpu"), torch.float32, 4, num_layers=2, num_kv_heads=2, head_size=8)

@@ -1,0 +1,61 @@
+"""Errors of generators that a server drives."""
+
+from dlinfer.errors import DlinferError
+
+
+class ModelConfigError(DlinferError, ValueError):
+    """A generator's model_config has faults. ``faults`` among its fields: (key, what is expected, what was given)."""
+
+    message = "the model_config is not valid:\n{faults}\n"
+    next_step = "docs/mindie_config.md lists the keys; nothing was loaded."
+
+
+class AdapterError(DlinferError, ValueError):
+    """A LoRA adapter cannot be loaded, dropped or used: its folder, its name, or no room for it."""
+
+    message = "LoRA adapter {name!r}: {detail}."
+    next_step = "{advice}"
+
+
+class RankLostError(DlinferError, RuntimeError):
+    """Another rank of a model that is spread over processes ended, or never came."""
+
+    message = "rank {rank} of {world_size}: another rank was lost while {what}: {detail}."
+    next_step = "start all ranks anew; what was not yet answered is lost."
+
+
+class RankError(DlinferError, RuntimeError):
+    """This process cannot join the ranks: a variable is missing, or torch.distributed runs with other numbers."""
+
+    message = "rank {rank} of {world_size} cannot join: {detail}."
+    next_step = "{advice}"
+
+
+class GeneratorCallError(DlinferError, ValueError):
+    """A generator was called with an argument that does not fit its model, its pool or the other arguments."""
+
+    message = "{call}: {argument}: expected {expected}, given {given}."
+    next_step = "correct the argument and send the step again; nothing was computed, and no sequence changed."
+
+
+class SamplingError(DlinferError, ValueError):
+    """A parameter that says how tokens are drawn, or the logits they are drawn from, cannot be served."""
+
+    message = "sampling: {parameter}: expected {expected}, given {given}."
+    next_step = "correct the parameter in the request and send the step again."
+
+
+class SwapError(DlinferError, ValueError):
+    """A swap of blocks between device and host names a decision or a block that there is not, or one block twice."""
+
+    message = "the swap of blocks {decisions} is not possible: {detail}."
+    next_step = (
+        "each row is [0, host block, device block] or [1, device block, host block]; nothing was moved."
+    )
+
+
+class PoolMissingError(DlinferError, RuntimeError):
+    """A forward needs the KV pool, which was cleared or not yet allocated."""
+
+    message = "{call} needs the KV pool, and there is none."
+    next_step = "call warm_up() or update_cache_policy(kvcache_settings) first."
