@@ -60,7 +60,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.transformers_ext": "errors ops graph.seam graph.ir graph.report graph.options graph.capture "
     "graph.lowering",
     "dlinfer.framework.mindie_ext.errors": "errors",
-    "dlinfer.framework.mindie_ext.config": "errors framework.mindie_ext.errors",
+    "dlinfer.framework.mindie_ext.config": "framework.mindie_ext.errors",
     "dlinfer.framework.mindie_ext.sampling": "errors framework.mindie_ext.errors",
     "dlinfer.framework.mindie_ext.batch": "errors framework.mindie_ext.errors framework.mindie_ext.sampling",
     "dlinfer.framework.mindie_ext.adapters": "errors ops framework.mindie_ext.errors",
@@ -69,7 +69,7 @@ ARROWS: dict[str, str] = {
     "framework.transformers_ext framework.mindie_ext.errors framework.mindie_ext.config framework.mindie_ext.adapters "
     "framework.mindie_ext.parallel",
     "dlinfer.framework.mindie_ext.cache": "errors vendor framework.mindie_ext.errors framework.mindie_ext.model",
-    "dlinfer.framework.mindie_ext": "errors framework.mindie_ext.errors framework.mindie_ext.config "
+    "dlinfer.framework.mindie_ext": "framework.mindie_ext.errors framework.mindie_ext.config "
     "framework.mindie_ext.sampling "
     "framework.mindie_ext.batch framework.mindie_ext.parallel framework.mindie_ext.model framework.mindie_ext.cache",
     "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime vendor.* framework.lmdeploy_ext",

@@ -6,7 +6,7 @@ from dlinfer.errors import DlinferError
 class ModelConfigError(DlinferError, ValueError):
     """A generator's model_config has faults. ``faults`` among its fields: (key, what is expected, what was given)."""
 
-    message = "the model_config is not valid:\n{faults}\n"
+    message = "the model_config is not valid: {faults}."
     next_step = "docs/mindie_config.md lists the keys; nothing was loaded."
 
 

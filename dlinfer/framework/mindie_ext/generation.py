@@ -56,7 +56,9 @@ class Generation:
 
         def pool(self, call: str) -> CachePool: ...
         def forward(self, model_inputs: Any, **kwargs: Any) -> Tensor: ...
-        def sample(self, logits: Tensor, sampling_metadata: Any = None) -> Any: ...
+        def sample(
+            self, logits: Tensor, sampling_metadata: Any = None, sampling_param: Any = None, **kwargs: Any
+        ) -> Any: ...
         def swap_cache(self, swap_decision: Any) -> None: ...
 
     store: SequenceStore
@@ -91,6 +93,13 @@ class Generation:
                 ignore_eos=self.config.ignore_eos,
             )
             step = compose(input_metadata, self.store, limits)
+            if self.tokenizer is None and any(state.stop_strings for state in step.states):
+                raise GeneratorCallError(
+                    call="generate_token",
+                    argument="stop_strings",
+                    expected="none without a tokenizer",
+                    given="some",
+                )
             if not step.draws:  # a forward whose logits nobody wants still fills the pool
                 step.model_input.prefill_head_indices = np.zeros(1, dtype=np.int64)
             logits = self.forward(step.model_input)

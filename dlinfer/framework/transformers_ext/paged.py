@@ -5,7 +5,7 @@ each layer's attention. It writes the new tokens' keys and values into their slo
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -117,5 +117,5 @@ def paged_attention_forward(
     return out[None], None
 
 
-def _refuse(feature: str, advice: str) -> Any:
+def _refuse(feature: str, advice: str) -> NoReturn:
     raise UnsupportedFeatureError(feature=feature, where='attn_implementation="dlinfer_paged"', advice=advice)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlinfer.framework.mindie_ext import GeneratorTorch
+from dlinfer.framework.mindie_ext import GeneratorTorch, Request
 from tests.e2e.harness import Lab
 from tests.framework.mindie_ext.generators import Blocks, config_of, run, with_blocks
 
@@ -103,7 +103,7 @@ def test_sequences_swapped_out_and_in_between_steps(lab: Lab) -> None:
     generator = with_blocks(GeneratorTorch(config_of(lab.model("qwen3"))), 14, 16)
     blocks = Blocks(16)
     requests = [blocks.request(number, prompts[4], NEW) for number in range(2)]
-    size = len(requests[0].block_tables)
+    size = len(blocks_of(requests[0]))
     assert 2 * size == 14
     tokens: list[list[int]] = [[], []]
     for index, request in enumerate(requests):
@@ -111,7 +111,7 @@ def test_sequences_swapped_out_and_in_between_steps(lab: Lab) -> None:
         tokens[index].append(int(generator.prefill([request]).token_ids[0, 0]))
     for step in range(1, NEW):
         for index, request in enumerate(requests):
-            there = request.block_tables
+            there = blocks_of(request)
             generator.swap([[[1, int(block), number] for number, block in enumerate(there)]])
             for keys, values in generator.pool("test").npu_cache:
                 keys[there], values[there] = torch.nan, torch.nan
@@ -120,6 +120,11 @@ def test_sequences_swapped_out_and_in_between_steps(lab: Lab) -> None:
             request.block_tables = back
             tokens[index].append(int(generator.decode([request]).token_ids[0, 0]))
     assert tokens == [expected[4], expected[4]]
+
+
+def blocks_of(request: Request) -> np.ndarray:
+    assert request.block_tables is not None
+    return request.block_tables
 
 
 def test_logits_of_forward_tensor(lab: Lab) -> None:

@@ -36,13 +36,13 @@ class LoraLinear(nn.Module):
         super().__init__()
         self.base, self.batch, self.rank = base, batch, rank
         weight = base.weight
-        numbers = {"device": weight.device}
+        device = weight.device
         for name, tensor in (
             ("a", weight.new_zeros(loras * rank, base.in_features)),
             ("b", weight.new_zeros(loras * rank, base.out_features)),
-            ("starts", torch.arange(loras, **numbers) * rank),
-            ("ranks", torch.zeros(loras, dtype=torch.int64, **numbers)),
-            ("scalings", torch.zeros(loras, **numbers)),
+            ("starts", torch.arange(loras, device=device) * rank),
+            ("ranks", torch.zeros(loras, dtype=torch.int64, device=device)),
+            ("scalings", torch.zeros(loras, device=device)),
         ):
             self.register_buffer(name, tensor, persistent=False)
 

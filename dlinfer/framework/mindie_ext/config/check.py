@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -49,7 +49,7 @@ def check_model_config(model_config: Mapping[str, Any]) -> ModelConfig:
     return checked
 
 
-def _raise(faults: list[Fault]) -> Any:
+def _raise(faults: list[Fault]) -> NoReturn:
     raise ModelConfigError(faults=Faults(faults))
 
 

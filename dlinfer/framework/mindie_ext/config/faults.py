@@ -7,7 +7,7 @@ Fault = tuple[str, str, Any]
 
 
 class Faults(list[Fault]):
-    """All faults of a config; as text a line each."""
+    """All faults of a config."""
 
     def __str__(self) -> str:
-        return "\n".join(f"- {key}: expected {expected}, given {given!r}" for key, expected, given in self)
+        return "; ".join(f"{key}: expected {expected}, given {given!r}" for key, expected, given in self)

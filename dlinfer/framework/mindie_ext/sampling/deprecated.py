@@ -51,7 +51,7 @@ class SamplingData:
 class SamplingParam:
     """How tokens are drawn; ``arrays`` by the names of ``SamplingMetadata.from_numpy``, which checks them."""
 
-    arrays: dict[str, np.ndarray | None] = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_numpy(

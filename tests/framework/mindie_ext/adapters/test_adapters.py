@@ -1,6 +1,7 @@
 """LoRA adapters against PEFT: mixed batches, ranks, scalings; what is refused; loading and dropping while serving."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def serving(lab: Lab, **changes: Any) -> GeneratorTorch:
     return GeneratorTorch(config_of(lab.model("llama"), **({"max_loras": 3, "max_lora_rank": 8} | changes)))
 
 
-def tokens_of(generator: GeneratorTorch, adapters: list[str | None]) -> list[list[int]]:
+def tokens_of(generator: GeneratorTorch, adapters: Sequence[str | None]) -> list[list[int]]:
     blocks = Blocks(16)
     requests = [
         blocks.request(number, prompt, 12, adapter_id=adapter)

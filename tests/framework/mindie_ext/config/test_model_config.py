@@ -43,7 +43,7 @@ def good(folder: Path) -> dict[str, Any]:
 
 MISSING = "left out"
 # (changes, keys that are at fault)
-BAD: list[tuple[dict[str, Any], set[str]]] = [
+BAD: list[tuple[dict[Any, Any], set[str]]] = [
     *(({key: MISSING}, {key}) for key in good(Path())),
     *(({key: None}, {key}) for key in ("model_id", "backend_type", "world_size")),
     ({"model_id": ""}, {"model_id"}),

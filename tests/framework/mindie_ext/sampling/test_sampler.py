@@ -20,10 +20,12 @@ from dlinfer.framework.mindie_ext.errors import SamplingError
 from dlinfer.framework.mindie_ext.sampling import Sampler, SamplingData, SamplingMetadata, SamplingParam
 from dlinfer.framework.mindie_ext.sampling.scores import candidates, penalised
 
+NO_IDS: Any = torch.empty(0)
+
 
 def metadata(count: int, first: int = 0, **arrays: Any) -> SamplingMetadata:
     ids = np.arange(first, first + count)
-    given = {name: np.asarray(one) for name, one in arrays.items()}
+    given: dict[str, Any] = {name: np.asarray(one) for name, one in arrays.items()}
     return SamplingMetadata.from_numpy([ids[row : row + 1] for row in range(count)], **given)
 
 
@@ -43,7 +45,8 @@ def test_repetition_penalty_is_that_of_transformers(
     ids = torch.randint(0, vocabulary, (rows, 7), generator=torch.Generator().manual_seed(seed))
     drawn = metadata(rows, repetition_penalty=[penalty] * rows)
     drawn.update_token_ids(ids.numpy(), None)
-    expected = RepetitionPenaltyLogitsProcessor(float(np.float32(penalty)))(ids, logits.clone())
+    whole: Any = ids
+    expected = RepetitionPenaltyLogitsProcessor(float(np.float32(penalty)))(whole, logits.clone())
     torch.testing.assert_close(penalised(logits, drawn), expected, rtol=1e-6, atol=1e-6)
 
 
@@ -56,12 +59,12 @@ def test_filters_leave_the_distribution_of_transformers(
     row = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(seed)).float() * 0.37
     expected = row[None].double()
     if top_k:
-        expected = TopKLogitsWarper(top_k)(torch.empty(0), expected)
+        expected = TopKLogitsWarper(top_k)(NO_IDS, expected)
     sums = expected.softmax(-1).sort(descending=True).values.cumsum(-1)
     if (sums - top_p).abs().min() < 1e-4:
         return
     if top_p < 1:
-        expected = TopPLogitsWarper(top_p)(torch.empty(0), expected)
+        expected = TopPLogitsWarper(top_p)(NO_IDS, expected)
     left, ids = candidates(row, top_k, top_p)
     got = torch.full((vocabulary,), 0.0, dtype=torch.float64)
     got[ids] = left.double().softmax(0)
@@ -79,7 +82,7 @@ def test_temperature_scales_what_is_drawn_from() -> None:
     """1000 draws at two temperatures follow the softmax that transformers' warper gives: chi-square at 0.999."""
     row = logits_of(1, 6)
     for temperature in (0.5, 2.0):
-        expected = TemperatureLogitsWarper(temperature)(torch.empty(0), row.clone()).softmax(-1)[0]
+        expected = TemperatureLogitsWarper(temperature)(NO_IDS, row.clone()).softmax(-1)[0]
         sampler, count = Sampler(2), 1000
         drawn = metadata(
             count, do_sample=[True] * count, temperature=[temperature] * count, seeds=range(count)
@@ -104,7 +107,7 @@ def test_edges_of_the_filters(top_k: int, top_p: float, left: int) -> None:
 def test_equals_of_the_last_are_kept_as_transformers_does() -> None:
     row = torch.tensor([1.0, 2.0, 2.0, 0.0])
     assert sorted(candidates(row, 1, 1.0)[1].tolist()) == [1, 2]
-    assert torch.isfinite(TopKLogitsWarper(1)(torch.empty(0), row[None])).sum() == 2
+    assert torch.isfinite(TopKLogitsWarper(1)(NO_IDS, row[None])).sum() == 2
 
 
 # --- what is chosen
