@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dlinfer.framework.mindie_ext import GeneratorTorch
 from dlinfer.vendor.megengine import lite
 from dlinfer.vendor.qaic import Session
 from dlinfer.vendor.qaic.options.table import ROWS
@@ -61,6 +62,8 @@ CALLS = [
     *(("sail", sail.EngineLLM, name) for name in SAIL.split()),
     *(("Lite", getattr(lite, kind), name) for kind, names in LITE.items() for name in names.split()),
     *(("qaic", Session, name) for name in QAIC.split()),
+    ("MindIE", GeneratorTorch, "sample"),
+    ("MindIE", GeneratorTorch, "cache_pool"),
 ]
 # What the documents describe without a method of its own: words that the row has.
 TOPICS = {
@@ -78,6 +81,12 @@ TOPICS = {
     "qaic": (
         "NSP, instance = activation, QPC; TCM, the backend, Python 3.8, x86-64, Session(model_path, an .onnx, *.bin,"
         "options_path, onnx_define_symbol, by YAML or keywords, a number or a time, Python's time"
+    ),
+    "MindIE": (
+        "GeneratorTorch(GeneratorBackend), __init__(model_config), check_model_config, tokenizer, device, adapter_manager,"
+        "backend_type, world_size, rank, npu_device_id, ASCEND_RT_VISIBLE_DEVICES, num_threads, local_rank,"
+        "trust_remote_code, model_name, inference_mode, max_position_embeddings, load_tokenizer, tokenizer_path,"
+        "raised as an exception, model_id"
     ),
 }
 
@@ -115,7 +124,7 @@ def test_the_tests_of_a_row_exist(row: list[str]) -> None:
 def test_a_thing_is_described_once() -> None:
     kept = [tuple(row[:3]) for row in rows()]
     assert len(kept) == len(set(kept))
-    assert {row[0] for row in rows()} == {"sail", "Lite", "qaic"}
+    assert {row[0] for row in rows()} == {"sail", "Lite", "qaic", "MindIE"}
 
 
 @pytest.mark.parametrize(

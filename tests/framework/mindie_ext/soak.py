@@ -1,9 +1,9 @@
 """The example server under load for as long as one likes: random requests, clients that go away, a pool that is too
 small, adapters that come and go. ``python -m tests.framework.mindie_ext.soak --seconds 3600``.
 
-Every tenth answer (``--check-every``) is generated once more alone, by a second generator with a pool of its own, and compared. It prints a
-line a minute, and at the end JSON: requests, answers checked, wrong ones, cancelled ones, swapped blocks, free blocks,
-and the resident memory after each tenth of the time. It ends with 1 where anything was wrong.
+Every tenth answer (``--check-every``) is generated once more alone, by a second generator with a pool of its own, and
+compared. It prints a line a minute, and at the end JSON: requests, answers checked, wrong ones, cancelled ones, swapped
+blocks, free blocks, and the resident memory after each tenth of the time. It ends with 1 where anything was wrong.
 """
 
 import argparse
