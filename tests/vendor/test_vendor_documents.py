@@ -83,10 +83,10 @@ TOPICS = {
         "options_path, onnx_define_symbol, by YAML or keywords, a number or a time, Python's time"
     ),
     "MindIE": (
-        "GeneratorTorch(GeneratorBackend), __init__(model_config), check_model_config, tokenizer, device, adapter_manager,"
-        "backend_type, world_size, rank, npu_device_id, ASCEND_RT_VISIBLE_DEVICES, num_threads, local_rank,"
-        "trust_remote_code, model_name, inference_mode, max_position_embeddings, load_tokenizer, tokenizer_path,"
-        "raised as an exception, model_id"
+        "GeneratorTorch(GeneratorBackend), __init__(model_config), check_model_config, tokenizer, device,"
+        "adapter_manager, backend_type, world_size, rank, npu_device_id, ASCEND_RT_VISIBLE_DEVICES, num_threads,"
+        "local_rank, trust_remote_code, model_name, inference_mode, max_position_embeddings, load_tokenizer,"
+        "tokenizer_path, raised as an exception, model_id"
     ),
 }
 

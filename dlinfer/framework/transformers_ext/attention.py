@@ -97,7 +97,10 @@ def _is_causal(module: nn.Module, is_causal: bool | None) -> bool:
 
 
 def _known_runs(mask: Tensor) -> list[list[Run]] | None:
-    """The mask's runs; found once for the layers that share it."""
+    """The mask's runs; found once for the layers that share it. A tensor of inference mode does not say when it was
+    written, so it is read each time."""
+    if mask.is_inference():
+        return runs_of(mask)
     known = getattr(mask, _RUNS, None)
     if known is None or known[0] != mask._version:
         known = (mask._version, runs_of(mask))
