@@ -217,7 +217,7 @@ def write_adapter(folder: Path, name: str) -> Path:
     for key, tensor in model.named_parameters():
         if "lora_" in key:
             tensor.data = torch.randn(tensor.shape, generator=generator) * 0.3
-    model.save_pretrained(folder / name)
+    model.save_pretrained(str(folder / name))
     return folder / name
 
 

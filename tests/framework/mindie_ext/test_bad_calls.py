@@ -122,9 +122,8 @@ def test_a_cache_of_another_model(generator: GeneratorTorch) -> None:
 
 
 def request(number: int, prompt: Any, blocks: list[int], sampling: Any = None, **params: Any) -> Request:
-    made = Request.request_from_token(
-        prompt, sampling, GenerationParams(**({"max_new_tokens": 4} | params)), number
-    )
+    fields: dict[str, Any] = {"max_new_tokens": 4} | params
+    made = Request.request_from_token(prompt, sampling, GenerationParams(**fields), number)
     made.block_tables = np.asarray(blocks, dtype=np.int32)
     return made
 
