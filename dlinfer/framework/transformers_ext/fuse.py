@@ -5,7 +5,9 @@ Llama's.
 """
 
 import inspect
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +103,8 @@ def _graph(
         return torch.func.functional_call(module, dict(zip(tensors, given, strict=True)), (x,))
 
     try:
-        captured = trace(forward, (x, *fixed), mode)
+        with _silent():
+            captured = trace(forward, (x, *fixed), mode)
     except CaptureError as cause:
         raise NotFused(f"it cannot be traced: {cause.fields['reason']}") from cause
     assert mode.shape_env is not None
@@ -118,6 +121,18 @@ def _graph(
         raise NotFused(_NOTHING)
     graph_module.recompile()
     return graph_module
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without torch's log of sizes that do not fit: that a size is tried and does not is how the right one is found."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _ops(graph_module: fx.GraphModule) -> list[str]:
