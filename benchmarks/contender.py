@@ -59,12 +59,21 @@ class LMDeploy:
 
 
 class HuggingFace:
-    """transformers' own model, eager with its default cache, or compiled with a static one."""
+    """transformers' own model, eager with its default cache, or compiled with a static one.
 
-    def __init__(self, model: Path, backend: str | None) -> None:
+    optimized: with its modules and its attention on dlinfer's ops.
+    """
+
+    def __init__(self, model: Path, backend: str | None, optimized: bool = False) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model = AutoModelForCausalLM.from_pretrained(model).eval().requires_grad_(False)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model).eval().requires_grad_(False)
+        if optimized:
+            import dlinfer
+
+            dlinfer.transformers.register_attention()
+            dlinfer.transformers.optimize(self.model)
+            self.model.set_attn_implementation("dlinfer")
         self.compiled = backend is not None
         self.forward: Any = self.model
         self.caches: dict[int, Any] = {}  # by batch size, made once: a new one would be new to every guard
@@ -115,6 +124,8 @@ CONTENDERS = {
     "lmdeploy-graph": lambda model, **options: LMDeploy(model, eager=False, **options),
     "lmdeploy-eager": lambda model, **options: LMDeploy(model, eager=True, **options),
     "hf-eager": lambda model: HuggingFace(model, None),
+    "hf-optimized": lambda model: HuggingFace(model, None, optimized=True),
+    "hf-optimized-dlinfer": lambda model: HuggingFace(model, "dlinfer", optimized=True),
     "hf-dlinfer": lambda model: HuggingFace(model, "dlinfer"),
     "hf-inductor-freezing": lambda model: HuggingFace(model, "inductor-freezing"),
 }
