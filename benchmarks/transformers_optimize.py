@@ -2,8 +2,8 @@
 
     python -m benchmarks.transformers_optimize [--pairs 15] [--dtype bfloat16 | float32] [--model FOLDER]
 
-Prints median ratios with their 95 % interval for decoding behind 512 tokens, alone and in a batch of 4, and for a
-prefill of 512 tokens, and peak RSS. The last line is JSON.
+Prints median ratios with their 95 % interval for decoding behind 512 tokens and for a prefill of 512 tokens, and peak
+RSS. The last line is JSON.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from benchmarks.timing import publish
 KINDS = ["hf-optimized", "hf-eager", "hf-optimized-dlinfer", "hf-inductor-freezing"]
 ORDERS: list[dict[str, Any]] = [
     {"work": "decode", "batch": 1, "length": 512, "tokens": 16},
-    {"work": "decode", "batch": 4, "length": 512, "tokens": 8},
     {"work": "prefill", "batch": 1, "length": 512, "tokens": 1},
 ]
 

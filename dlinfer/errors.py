@@ -112,6 +112,13 @@ class FallbackError(DlinferError, RuntimeError):
     next_step = "set DLINFER_FALLBACK=warn to run the reference instead, or choose another vendor."
 
 
+class ModuleFallbackError(DlinferError, RuntimeError):
+    """The fallback policy is ``error`` and an optimized module would have run its class's own forward."""
+
+    message = "{module} ({kind}) cannot run on dlinfer's ops: {reason}. The fallback policy is 'error'."
+    next_step = "set DLINFER_FALLBACK=warn to run the class's own forward, or undo() the optimization."
+
+
 class UnknownVendorError(DlinferError, ValueError):
     """A vendor or device type was named that no installed package provides."""
 

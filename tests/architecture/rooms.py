@@ -57,8 +57,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.refusals "
     "framework.lmdeploy_ext.serving",
-    "dlinfer.framework.transformers_ext": "errors ops graph.seam graph.ir graph.report graph.options graph.capture "
-    "graph.lowering",
+    "dlinfer.framework.transformers_ext": "errors settings ops graph.seam graph.ir graph.report graph.options "
+    "graph.capture graph.lowering",
     "dlinfer.framework.mindie_ext.errors": "errors",
     "dlinfer.framework.mindie_ext.config": "framework.mindie_ext.errors",
     "dlinfer.framework.mindie_ext.sampling": "errors framework.mindie_ext.errors",

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from dlinfer.framework.mindie_ext.config import ModelConfig
+from dlinfer.framework.mindie_ext.errors import SamplingError
 from dlinfer.framework.mindie_ext.model.model_wrapper import ModelWrapper, generator_device
 from dlinfer.framework.mindie_ext.parallel import Group, join
 from dlinfer.framework.mindie_ext.sampling import (
@@ -63,7 +64,9 @@ class GeneratorBackend:
             sampling_metadata if isinstance(sampling_metadata, SamplingData) else kwargs.get("sampling_data")
         )
         if data is not None:
-            assert sampling_param is not None, "SamplingData comes with a SamplingParam"
+            if sampling_param is None:
+                expected = "a SamplingParam beside SamplingData"
+                raise SamplingError(parameter="sampling_param", expected=expected, given=None)
             return self.sampler(
                 logits, SamplingMetadata.from_deprecated(data, sampling_param)
             ).to_deprecated()

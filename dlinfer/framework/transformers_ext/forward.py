@@ -1,5 +1,6 @@
 """The forwards that stand in for those of a module's class. They are attributes of the module itself, so that its
-names, its weights, its class and copies of it stay what they are."""
+names, its weights, its class and copies of it stay what they are. A call that no plan was made for runs the class's
+forward under the fallback policy."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlinfer import ops
-from dlinfer.errors import InferenceOnlyError
+from dlinfer import ops, settings
+from dlinfer.errors import InferenceOnlyError, ModuleFallbackError
 from dlinfer.framework.transformers_ext.fuse import Fused
+from dlinfer.ops import fallback
 
 PLAN = "_dlinfer"
 """The attribute by which a module knows its plan."""
@@ -38,17 +40,21 @@ def make_plan(name: str, module: nn.Module, fused: Fused | None) -> Plan:
 def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run the graph for the input's dimensions; the class's own forward for what no graph was made for.
 
-    Raises InferenceOnlyError where gradients are recorded.
+    Raises InferenceOnlyError where gradients are recorded, ModuleFallbackError where the class's own forward would run
+    and the fallback policy is ``error``.
     """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
     fused = plan.fused
     assert fused is not None
     x = args[0] if len(args) == 1 and not kwargs else kwargs.get(fused.argument) if not args else None
-    if not isinstance(x, Tensor) or x.dtype != fused.dtype or not _as_planned(self, plan, x.device.type):
-        return type(self).forward(self, *args, **kwargs)
+    if not isinstance(x, Tensor):
+        return _own_forward(self, plan, "it is called with other than one tensor", args, kwargs)
+    reason = _changed(self, plan, x.device.type) or _other_dtype(x, fused.dtype)
     graph = fused.graphs.get(x.dim())
-    if graph is None:
-        return type(self).forward(self, *args, **kwargs)
+    if reason is None and graph is None:
+        reason = f"its input has {x.dim()} dimensions"
+    if reason is not None or graph is None:
+        return _own_forward(self, plan, reason or "", args, kwargs)
     tensors = [_tensor(self, name) for name in fused.names]
     _refuse_gradients(plan.name, x, *tensors)
     return graph.forward(x, *tensors)
@@ -57,7 +63,7 @@ def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def experts_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """All experts by ``fused_moe``: hidden_states [tokens, hidden], top_k_index and top_k_weights [tokens, topk].
 
-    Raises InferenceOnlyError where gradients are recorded.
+    Raises as ``fused_forward``.
     """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
     given = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
@@ -65,19 +71,67 @@ def experts_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     assert isinstance(gate_up, Tensor)
     assert isinstance(down, Tensor)
     if not all(isinstance(one, Tensor) for one in given.values()) or len(given) != 3:
-        return type(self).forward(self, *args, **kwargs)
+        return _own_forward(self, plan, "it is called with other than three tensors", args, kwargs)
     x, ids, weights = given["hidden_states"], given["top_k_index"], given["top_k_weights"]
-    if x.dim() != 2 or x.dtype != gate_up.dtype or not _as_planned(self, plan, x.device.type):
-        return type(self).forward(self, *args, **kwargs)
+    reason = _changed(self, plan, x.device.type) or _other_dtype(x, gate_up.dtype)
+    if reason is None and x.dim() != 2:
+        reason = f"its input has {x.dim()} dimensions"
+    if reason is not None:
+        return _own_forward(self, plan, reason, args, kwargs)
     _refuse_gradients(plan.name, x, weights, gate_up, down)
     return ops.fused_moe(x, gate_up, down, weights, ids, ids.shape[-1], False)
 
 
-def _as_planned(module: nn.Module, plan: Plan, device: str) -> bool:
-    """Whether the module is what it was, computes as in inference, and nobody else casts."""
-    if module.training or torch.is_autocast_enabled(device):
-        return False
-    return all(parent._modules.get(name) is child for parent, name, child in plan.children)
+def linear_forward(self: nn.Linear, *args: Any, **kwargs: Any) -> Any:
+    """A linear layer by ``linear``. Under a compiler it is torch's, which graph mode merges with its neighbours.
+
+    Raises as ``fused_forward``.
+    """
+    plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
+    x = args[0] if len(args) == 1 and not kwargs else kwargs.get("input") if not args else None
+    if torch.compiler.is_compiling():
+        return type(self).forward(self, *args, **kwargs)
+    if not isinstance(x, Tensor):
+        return _own_forward(self, plan, "it is called with other than one tensor", args, kwargs)
+    weight, bias = self.weight, self.bias
+    reason = _changed(self, plan, x.device.type) or _other_dtype(x, weight.dtype)
+    if reason is not None:
+        return _own_forward(self, plan, reason, args, kwargs)
+    _refuse_gradients(plan.name, x, weight)
+    return ops.linear.overload(x, weight, bias)
+
+
+def _changed(module: nn.Module, plan: Plan, device: str) -> str | None:
+    """Why a module's plan does not hold now, whatever it is given; None where it does."""
+    if module.training:
+        return "it is in training"
+    if torch.is_autocast_enabled(device):
+        return "autocast is on"
+    if not all(parent._modules.get(name) is child for parent, name, child in plan.children):
+        return "a module below it was replaced"
+    return None
+
+
+def _other_dtype(x: Tensor, dtype: torch.dtype) -> str | None:
+    return None if x.dtype == dtype else f"its input is {x.dtype}, and its weights are {dtype}"
+
+
+def _own_forward(
+    module: nn.Module, plan: Plan, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The class's forward, counted. A compiler is left to itself: graph mode fuses what it traces."""
+    if not torch.compiler.is_compiling():
+        kind = type(module).__name__
+        fallback.settle(
+            fallback.Fallback(kind, "transformers", reason),
+            settings.current().fallback,
+            lambda: ModuleFallbackError(module=plan.name, kind=kind, reason=reason),
+            lambda: (
+                f"{plan.name} ({kind}) was optimized and runs its class's own forward: {reason}. Said once; "
+                "DLINFER_FALLBACK=error refuses instead."
+            ),
+        )
+    return type(module).forward(module, *args, **kwargs)
 
 
 def _tensor(module: nn.Module, path: str) -> Tensor:

@@ -56,12 +56,7 @@ def fuse(module: nn.Module) -> Fused:
     if argument is None:
         raise NotFused("it takes more than one tensor")
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors.values()):
-        raise NotFused("its weights are of a class of their own")
-    dtypes = {tensor.dtype for tensor in tensors.values()}
-    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
-        raise NotFused("its weights are not of one floating dtype")
-    dtype = dtypes.pop()
+    dtype = refuse_weights(tensors)
     graphs: dict[int, fx.GraphModule] = {}
     reasons: list[str] = []
     for size in _sizes(tensors.values()):
@@ -76,6 +71,16 @@ def fuse(module: nn.Module) -> Fused:
         raise NotFused(_NOTHING if _NOTHING in reasons else reasons[0])
     found = sorted({name for graph in graphs.values() for name in _ops(graph)})
     return Fused(graphs, argument, tuple(tensors), dtype, tuple(found))
+
+
+def refuse_weights(tensors: dict[str, Tensor]) -> torch.dtype:
+    """The one dtype of a module's weights. Raises NotFused where they are no plain floating tensors of one dtype."""
+    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors.values()):
+        raise NotFused("its weights are of a class of their own")
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
+        raise NotFused("its weights are not of one floating dtype")
+    return dtypes.pop()
 
 
 def one_argument(module: nn.Module) -> str | None:

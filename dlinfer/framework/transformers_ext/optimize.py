@@ -9,8 +9,14 @@ import torch
 from torch import nn
 
 from dlinfer.framework.transformers_ext import experts
-from dlinfer.framework.transformers_ext.forward import PLAN, experts_forward, fused_forward, make_plan
-from dlinfer.framework.transformers_ext.fuse import Fused, NotFused, fuse, one_argument
+from dlinfer.framework.transformers_ext.forward import (
+    PLAN,
+    experts_forward,
+    fused_forward,
+    linear_forward,
+    make_plan,
+)
+from dlinfer.framework.transformers_ext.fuse import Fused, NotFused, fuse, one_argument, refuse_weights
 
 
 @dataclass(frozen=True)
@@ -59,16 +65,20 @@ def optimize(model: nn.Module) -> Optimization:
     """Let the modules of a Hugging Face model run on dlinfer's ops where they compute what the ops compute.
 
     A module that takes one tensor (norms, gated MLPs) is traced as it stands, and swapped where graph mode's fusion
-    passes find an op in it; experts that transformers dispatches by its ExpertsInterface run by ``fused_moe``. The
-    model is changed in place: swapped modules get a forward of their own, and keep their class, their names and the
-    very tensors of their weights. Where a module is in training, under autocast, given other dtypes than it has, or was
-    changed since, it runs its class's own forward. Calls that record gradients raise InferenceOnlyError.
+    passes find an op in it; experts that transformers dispatches by its ExpertsInterface run by ``fused_moe``, and
+    linear layers outside of all these by ``linear``. The model is changed in place: swapped modules get a forward of
+    their own, and keep their class, their names and the very tensors of their weights. Where a module is in training,
+    under autocast, given other dtypes than it has, or was changed since, it runs its class's own forward, under the
+    fallback policy. Calls that record gradients raise InferenceOnlyError.
 
     Returns what was swapped, what not and why, with ``undo()``.
     """
     done = Optimization(model)
     known: dict[Any, Fused | NotFused] = {}
+    layers: list[tuple[str, nn.Linear]] = []
     for name, module in model.named_modules():
+        if type(module) is nn.Linear:
+            layers.append((name, module))
         if type(module).__module__.startswith("torch.nn."):
             continue
         is_experts = experts.are_dispatched(module)
@@ -88,7 +98,24 @@ def optimize(model: nn.Module) -> Optimization:
             continue
         _swap(name, module, fused)
         done.swapped.append(Swapped(name, kind, fused.ops))
+    _swap_linears(model, layers, done)
     return done
+
+
+def _swap_linears(model: nn.Module, layers: list[tuple[str, nn.Linear]], done: Optimization) -> None:
+    """Swap the linear layers that are in no module which computes them itself by now."""
+    inside = tuple(f"{name}." for name, module in model.named_modules() if PLAN in module.__dict__)
+    for name, module in layers:
+        if name.startswith(inside):
+            continue
+        try:
+            _refuse_changed(module)
+            refuse_weights(dict(module.named_parameters()))
+        except NotFused as refused:
+            done.kept.append(Kept(name, "Linear", str(refused)))
+            continue
+        _swap(name, module, None)
+        done.swapped.append(Swapped(name, "Linear", ("linear",)))
 
 
 def _is_small(module: nn.Module) -> bool:
@@ -111,7 +138,8 @@ def _refuse_changed(module: nn.Module) -> None:
 
 def _swap(name: str, module: nn.Module, fused: Fused | None) -> None:
     setattr(module, PLAN, make_plan(name, module, fused))
-    module.forward = partial(fused_forward if fused else experts_forward, module)
+    forward = fused_forward if fused else linear_forward if isinstance(module, nn.Linear) else experts_forward
+    module.forward = partial(forward, module)
 
 
 def _fused(module: nn.Module, known: dict[Any, Fused | NotFused]) -> Fused:

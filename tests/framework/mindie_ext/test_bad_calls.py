@@ -24,6 +24,7 @@ from dlinfer.framework.mindie_ext.errors import (
     SamplingError,
     SwapError,
 )
+from dlinfer.framework.mindie_ext.sampling import SamplingData
 from tests.e2e.harness import Lab
 from tests.framework.mindie_ext.generators import Blocks, config_of, with_blocks
 
@@ -313,3 +314,9 @@ def test_without_a_pool(lab: Lab) -> None:
             call()
     made.update_cache_policy(KVCacheSettings(0, made.model_info, 0, settings.cache_block_bytes, 16))
     assert made.prefill([request(1, [5], [0])]).num_new_tokens.tolist() == [1]
+
+
+def test_sampling_data_without_its_parameters(generator: GeneratorTorch) -> None:
+    data = SamplingData.from_numpy(np.asarray([[1]]), np.asarray([[2]]), request_ids=np.asarray([8]))
+    with pytest.raises(SamplingError, match="sampling_param"):
+        generator.sample(torch.zeros(1, 1000), data)

@@ -9,18 +9,21 @@ import torch
 from torch import nn
 
 import dlinfer
-from dlinfer.errors import InferenceOnlyError
+from dlinfer import settings
+from dlinfer.errors import InferenceOnlyError, ModuleFallbackError
 from dlinfer.framework.transformers_ext import optimize
+from dlinfer.ops import fallback
+from dlinfer.ops.fallback import FallbackWarning
 
 IDS = torch.tensor([[5, 9, 3, 77, 12], [8, 1, 4, 6, 50]])
 SWAPPED = {
-    "llama": {"LlamaMLP": "linears silu_mul", "LlamaRMSNorm": "rms_norm"},
-    "gemma2": {"Gemma2MLP": "gelu_mul linears", "Gemma2RMSNorm": "rms_norm"},
-    "phi3": {"Phi3MLP": "silu_and_mul", "Phi3RMSNorm": "rms_norm"},
-    "cohere": {"CohereMLP": "linears silu_mul", "CohereLayerNorm": "rms_norm"},
-    "mixtral": {"MixtralExperts": "fused_moe", "MixtralRMSNorm": "rms_norm"},
-    "qwen3-moe": {"Qwen3MoeExperts": "fused_moe", "Qwen3MoeRMSNorm": "rms_norm"},
-    "gpt-oss": {"GptOssRMSNorm": "rms_norm"},
+    "llama": {"LlamaMLP": "linears silu_mul", "LlamaRMSNorm": "rms_norm", "Linear": "linear"},
+    "gemma2": {"Gemma2MLP": "gelu_mul linears", "Gemma2RMSNorm": "rms_norm", "Linear": "linear"},
+    "phi3": {"Phi3MLP": "silu_and_mul", "Phi3RMSNorm": "rms_norm", "Linear": "linear"},
+    "cohere": {"CohereMLP": "linears silu_mul", "CohereLayerNorm": "rms_norm", "Linear": "linear"},
+    "mixtral": {"MixtralExperts": "fused_moe", "MixtralRMSNorm": "rms_norm", "Linear": "linear"},
+    "qwen3-moe": {"Qwen3MoeExperts": "fused_moe", "Qwen3MoeRMSNorm": "rms_norm", "Linear": "linear"},
+    "gpt-oss": {"GptOssRMSNorm": "rms_norm", "Linear": "linear"},
 }
 
 
@@ -69,12 +72,12 @@ def test_the_ops_are_called_and_after_undo_they_are_not(model_of):
     model = model_of("llama")
     wanted = logits(model)
     done = optimize(model)
-    assert ops_called(model) == {"rms_norm": 5, "linears": 2, "silu_mul": 2}
+    assert ops_called(model) == {"rms_norm": 5, "linears": 2, "silu_mul": 2, "linear": 9}
     done.undo()
     assert ops_called(model) == {}
     assert torch.equal(logits(model), wanted)
     done.undo()
-    assert len(optimize(model).swapped) == 7
+    assert len(optimize(model).swapped) == 16
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -138,6 +141,58 @@ def test_training_autocast_and_other_dtypes_are_the_class_s_own(model_of):
     model.train()
     model(IDS).logits.sum().backward()
     assert model.model.norm.weight.grad is not None
+
+
+def fallbacks():
+    return {
+        (one.op, one.reason): count
+        for one, count in fallback.counts().items()
+        if one.vendor == "transformers"
+    }
+
+
+def test_calls_of_a_class_s_own_forward_are_counted_and_said_once(model_of):
+    model = model_of("llama")
+    optimize(model)
+    norm, mlp = model.model.norm, model.model.layers[0].mlp
+    fallback.reset()
+    with torch.no_grad():
+        norm(torch.randn(2, 64))
+        assert not fallbacks()
+        with pytest.warns(FallbackWarning, match=r"model\.norm \(LlamaRMSNorm\) .* 1 dimensions"):
+            norm(torch.randn(64))
+        norm(torch.randn(64))
+        with pytest.warns(
+            FallbackWarning, match="its input is torch.bfloat16, and its weights are torch.float32"
+        ):
+            norm(torch.randn(2, 64).bfloat16())
+        mlp.train()
+        with pytest.warns(FallbackWarning, match=r"layers\.0\.mlp \(LlamaMLP\) .* it is in training"):
+            mlp(torch.randn(2, 64))
+    assert fallbacks() == {
+        ("LlamaRMSNorm", "its input has 1 dimensions"): 2,
+        ("LlamaRMSNorm", "its input is torch.bfloat16, and its weights are torch.float32"): 1,
+        ("LlamaMLP", "it is in training"): 1,
+    }
+
+
+def test_the_policy_error_refuses_a_class_s_own_forward(model_of):
+    model = model_of("mixtral")
+    optimize(model)
+    experts = model.model.layers[0].mlp.experts
+    with torch.no_grad(), settings.override(fallback="error"):
+        with pytest.raises(ModuleFallbackError, match=r"model\.norm .* 1 dimensions"):
+            model.model.norm(torch.randn(64))
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            pytest.raises(ModuleFallbackError, match="autocast is on"),
+        ):
+            model.model.norm(torch.randn(2, 64))
+        experts.train()
+        with pytest.raises(
+            ModuleFallbackError, match=r"layers\.0\.mlp\.experts \(MixtralExperts\).*in training"
+        ):
+            experts(torch.randn(2, 64), torch.zeros(2, 2, dtype=torch.int64), torch.ones(2, 2))
 
 
 def test_a_layer_that_is_put_into_a_swapped_module_is_called(model_of):

@@ -1,0 +1,63 @@
+"""The C++ kernels as eager calls use them: those that can be had here and are right on this CPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dlinfer import settings
+from dlinfer.errors import FallbackError
+from dlinfer.ops import fallback
+from dlinfer.vendor.cpu import native
+
+_reasons: dict[tuple[str, torch.dtype], str] = {}  # why one is not used; empty where it is
+_kernels: dict[str, Callable[..., Any]] = {}
+
+
+def compiled(name: str, *tensors: torch.Tensor) -> Callable[..., Any] | None:
+    """The C++ kernel of a name for tensors of one dtype, or None where torch's own has to do.
+
+    The first call of a dtype makes the library, if it is not there yet, and asks the kernel what a few numbers give. A
+    call that it cannot serve is counted as one that falls back. Raises FallbackError where the policy is ``error``.
+    """
+    key = (name, tensors[0].dtype)
+    reason = _reasons.get(key)
+    if reason is None:
+        reason = _reason(*key)
+    if not reason:
+        return _kernels[name]
+    _fall_back(name, reason, tensors)
+    return None
+
+
+def _reason(name: str, dtype: torch.dtype) -> str:
+    """Why a kernel is not used; empty where it is. Remembered, but for what a known answer itself computes by it."""
+    missing = native.why_not()
+    if missing is not None:
+        return _reasons.setdefault((name, dtype), f"the C++ kernels cannot be built: {missing}")
+    # Imported late: it takes a third of a second, which callers without a compiler need not spend.
+    from dlinfer.graph.known_answers.answer import name_of
+    from dlinfer.graph.known_answers.suite import asking
+    from dlinfer.vendor.cpu.kernel_answers import KERNEL_ANSWERS
+
+    _kernels[name] = getattr(torch.ops.dlinfer_cpu, name).default
+    if asking():
+        return ""
+    return _reasons.setdefault((name, dtype), KERNEL_ANSWERS.fault(f"native {name}", name_of(dtype)) or "")
+
+
+def _fall_back(name: str, reason: str, tensors: tuple[torch.Tensor, ...]) -> None:
+    call = fallback.describe(tensors)
+
+    def refusal() -> FallbackError:
+        return FallbackError(op=name, vendor="cpu", reason=reason, call=call, caller=fallback.caller())
+
+    fallback.settle(
+        fallback.Fallback(name, "cpu", reason),
+        settings.current().fallback,
+        refusal,
+        lambda: (
+            f"dlinfer.ops.{name} runs on torch's kernels, which are slower: {reason}. Call: {call}. Said once; "
+            "DLINFER_FALLBACK=error refuses instead."
+        ),
+    )

@@ -1,0 +1,85 @@
+"""What the C++ kernels of this vendor are asked before they are trusted.
+
+They are made by a compiler for the CPU at hand, so that another CPU runs other instructions.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlinfer.graph.known_answers.answer import KnownAnswer, NotTakenError, name_of
+from dlinfer.graph.known_answers.questions import FLOATS, ROUNDED, small_whole
+from dlinfer.graph.known_answers.suite import KnownAnswers
+from dlinfer.vendor.cpu import native
+
+ROWS = (1, 2, 7, 40, 65, 130)
+"""On both sides of each number of rows at which another kernel begins."""
+
+
+def owner() -> str:
+    """Whose answers these are, and of which version."""
+    return f"torch {torch.__version__.partition('+')[0]} with dlinfer's C++ kernels"
+
+
+def answers() -> Iterator[KnownAnswer]:
+    """All that is asked."""
+    for dtype in FLOATS:
+        for bias in (False, True):
+            yield _linear(dtype, bias)
+        if dtype != torch.float32:
+            yield _norm(dtype)
+
+
+def _native(name: str) -> Callable[..., Tensor]:
+    if (reason := native.why_not()) is not None:
+        raise NotTakenError(f"the C++ kernels cannot be built: {reason}")
+    return getattr(torch.ops.dlinfer_cpu, name).default
+
+
+def _linear(dtype: torch.dtype, biased: bool) -> KnownAnswer:
+    """Sums of at most 200 products of -1, 0 and 1: exact in every dtype, in any order."""
+    weights = [small_whole(70, 200, 1), small_whole(33, 200, 2)]
+    bias = small_whole(1, 70, 3)[0] if biased else None
+    inputs = [small_whole(rows, 200, rows) for rows in ROWS]
+
+    def run() -> Sequence[Tensor]:
+        linear, linears = _native("linear"), _native("linears")
+        given = None if bias is None else bias.to(dtype)
+        narrow = [weight.to(dtype) for weight in weights]
+        results = [linear(x.to(dtype), narrow[0], given) for x in inputs]
+        return results + [one for x in inputs for one in linears(x.to(dtype), narrow, [given, None])]
+
+    def expected() -> Sequence[Tensor]:
+        results = [F.linear(x, weights[0], bias) for x in inputs]
+        results += [one for x in inputs for one in (F.linear(x, weights[0], bias), F.linear(x, weights[1]))]
+        return [one.to(dtype) for one in results]
+
+    name = f"C++ linear of {', '.join(map(str, ROWS))} rows{', with bias' if biased else ''}"
+    return KnownAnswer(name, frozenset({"native linear", "native linears"}), name_of(dtype), run, expected)
+
+
+def _norm(dtype: torch.dtype) -> KnownAnswer:
+    x, residual = (small_whole(5, 203, shift).add(0.5).to(dtype) for shift in (1, 2))
+    weight = small_whole(1, 203, 3)[0].add(2).to(dtype)
+
+    def run() -> Sequence[Tensor]:
+        return [
+            _native("rms_norm")(x, weight, 1e-6),
+            *_native("add_rms_norm")(x, residual, weight, 1e-6),
+        ]
+
+    def expected() -> Sequence[Tensor]:
+        total = x.double() + residual.double()
+        values = [normed(x.double()), normed(total), total]
+        return [one.to(dtype) for one in values]
+
+    def normed(value: Tensor) -> Tensor:
+        return value * (value.square().mean(1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+
+    kinds = frozenset({"native rms_norm", "native add_rms_norm"})
+    return KnownAnswer("C++ norms", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+KERNEL_ANSWERS = KnownAnswers(owner, answers, native.library_name)
