@@ -19,12 +19,14 @@ Further triples of model, job and output may follow. A job is a JSON object, eve
     lists of token ids that are fed whole (teacher-forced).
 ``score_continued``
     indices of prompts: each with its own greedy continuation is scored too, after the sequences of ``score``.
+``hidden``
+    true: also what the head reads of each scored sequence, for models whose head is another.
 
 ``OUT.npz`` holds ``dtype``, the model's, as a string; for prompt i: ``prompt_i`` int64[len], ``tokens_i``
 int64[new] and ``gap_i`` float32[new], the distance between HF's two best scores at each step (a small one
 means that another order of summation may legitimately choose the other token), and ``natural_i`` int64[<=
 new]; for scored sequence i: ``logits_i`` float32[len, vocab] and ``loss_i``, the mean cross-entropy of token
-t+1 given tokens up to t, which is what LMDeploy's ``Pipeline.get_ppl`` returns.
+t+1 given tokens up to t, which is what LMDeploy's ``Pipeline.get_ppl`` returns; and ``hidden_i`` float32[len, hidden].
 """
 
 import argparse
@@ -87,6 +89,12 @@ def score(model, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return logits.numpy(), np.asarray(loss)
 
 
+@torch.inference_mode()
+def hidden(model, ids: list[int]) -> np.ndarray:
+    """What the head reads, behind the last norm: float32[len, hidden]."""
+    return model.model(torch.tensor([ids])).last_hidden_state[0].float().numpy()
+
+
 def check_alone() -> None:
     """End the process where what is tested could reach into it."""
     polluted = [name for name in ("lmdeploy", "dlinfer") if name in sys.modules]
@@ -112,6 +120,8 @@ def run(model_folder: Path, job: dict) -> dict[str, np.ndarray]:
     continued = [[*answer[f"prompt_{i}"], *answer[f"tokens_{i}"]] for i in job.get("score_continued", [])]
     for i, ids in enumerate(job.get("score", []) + continued):
         answer[f"logits_{i}"], answer[f"loss_{i}"] = score(model, ids)
+        if job.get("hidden"):
+            answer[f"hidden_{i}"] = hidden(model, ids)
     return answer
 
 

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
-from .families import ELSEWHERE, FAMILIES, POSITIONAL
+from .families import BRIEF, ELSEWHERE, FAMILIES, REWARD
 
 STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
-BUILT = FAMILIES | POSITIONAL | ELSEWHERE
+BUILT = FAMILIES | BRIEF | REWARD | ELSEWHERE
 DTYPES = ("float32", "bfloat16")
 
 
@@ -97,7 +97,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import internlm2, internlm3, tokenizer
+    from . import chatglm, deepseek, internlm2, internlm3, reward, tokenizer
     from .families import STOP_IDS
 
     spec = BUILT[family]
@@ -109,11 +109,20 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     model.generation_config.eos_token_id = STOP_IDS
     model = model.to(getattr(torch, dtype)).eval()
     tokens = tokenizer.train()
-    twins = {"internlm2": internlm2, "internlm3": internlm3}
+    twins = {
+        "internlm2": internlm2.save,
+        "internlm3": internlm3.save,
+        "chatglm": chatglm.save,
+        "deepseek": deepseek.save,
+        "qwen2_reward": reward.save_qwen2,
+        "internlm2_reward": reward.save_internlm2,
+    }
     if family in twins:
+        if family == "deepseek":
+            deepseek.prepare(model)
         model.save_pretrained(folder / REFERENCE)
         tokens.save_pretrained(folder / REFERENCE)
-        twins[family].save(model, folder)
+        twins[family](model, folder)
         model.generation_config.save_pretrained(folder)
     else:
         model.save_pretrained(folder)

@@ -186,6 +186,89 @@ POSITIONAL: dict[str, Family] = {
     "qwen3_yarn": Family("Qwen3", "YaRN with q/k norms", _YARN | {"head_dim": 32}),
 }
 
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
+
+# Classes of LMDeploy's that share much with the ones above, and differ in what they route, pack or call things.
+FURTHER: dict[str, Family] = {
+    "deepseek": Family(
+        "Qwen2Moe",
+        "remote-code config; experts beside a shared one that nothing gates, a dense first layer",
+        MOE
+        | {
+            "shared_expert_intermediate_size": 64,
+            "norm_topk_prob": False,
+            "qkv_bias": False,
+            "mlp_only_layers": [0],
+        },
+        dense=False,
+    ),
+    "deepseek_v3": Family(
+        "DeepseekV3",
+        "latent attention; experts in groups, chosen by sigmoids and a correction bias",
+        _LATENT
+        | {
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        },
+        dense=False,
+    ),
+    "glm4_moe_lite": Family(
+        "Glm4MoeLite",
+        "DeepSeek-V3's layers under another name, without groups",
+        _LATENT
+        | {
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        },
+        dense=False,
+    ),
+    "hy3": Family(
+        "HYV3",
+        "q/k norms; experts chosen by sigmoids and a bias, beside a shared one",
+        MOE
+        | {
+            "head_dim": 32,
+            "num_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "enable_moe_fp32_combine": True,
+        },
+        dense=False,
+    ),
+    "chatglm": Family(
+        "Glm",
+        "remote-code config; rotary on pairs of half of each head, q, k and v in one weight with biases",
+        {"head_dim": 16},
+    ),
+}
+
+# Families of which tests ask tokens alone, with fewer options than of the first ones.
+BRIEF = POSITIONAL | FURTHER
+
+# Models that score a text in place of continuing it.
+REWARD: dict[str, Family] = {
+    "qwen2_reward": Family("Qwen2", "two linear layers in place of the vocabulary"),
+    "internlm2_reward": Family("Llama", "remote-code config; one linear layer in place of the vocabulary"),
+}
+
 # Models that LMDeploy has no class for.
 ELSEWHERE: dict[str, Family] = {
     "olmo2": Family("Olmo2", "norms behind attention and MLP, and over all of q and of k"),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from examples.tiny_models.families import POSITIONAL
+from examples.tiny_models.families import BRIEF
 from tests.e2e.cell_jobs import (
     CANCELLED,
     CANCELLED_TOKENS,
@@ -31,10 +31,10 @@ LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}
 def check(
     lab: Lab, cell: Cell, run: EngineRun, hf: dict[str, np.ndarray], only: tuple[str, ...] = ()
 ) -> list[str]:
-    """The failures as text, empty when all is well. only: the steps of a positional cell that were asked for."""
+    """The failures as text, empty when all is well. only: the steps of a brief cell that were asked for."""
     failures = check_decisive(hf) if cell.dtype == "float32" else []
     failures += check_graphs(run, cell)
-    if cell.family in POSITIONAL:
+    if cell.family in BRIEF:
         for step in only or ("batch", "one by one", "staggered"):
             failures += compare_tokens(step, run, hf, cell.dtype)
         return failures

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from examples.tiny_models.families import POSITIONAL
+from examples.tiny_models.families import BRIEF
 from tests.e2e.harness import NEW_TOKENS, EngineRun, Lab
 from tests.e2e.matrix import CONFIGS, POSITION_LENGTHS, Cell
 
@@ -78,7 +78,7 @@ def scores_logits(cell: Cell) -> bool:
 def hf_job(lab: Lab, cell: Cell) -> tuple[Path, dict[str, Any]]:
     """(model, what HF is asked)."""
     model = lab.model(cell.family, cell.seed, cell.dtype)
-    if cell.family in POSITIONAL:
+    if cell.family in BRIEF:
         return model, {"prompts": lab.prompts(model, POSITION_LENGTHS), "max_new_tokens": NEW_TOKENS}
     return model, {
         "prompts": lab.prompts(model),
@@ -94,7 +94,7 @@ def steps(lab: Lab, cell: Cell, hf: dict[str, np.ndarray]) -> list[dict[str, Any
     many = {"prompts": job["prompts"], "gen": {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}}
     batch = {"name": "batch", "kind": "call", **many}
     staggered = {"name": "staggered", "kind": "staggered", "after": 5, **many}
-    if cell.family in POSITIONAL:
+    if cell.family in BRIEF:
         return [batch, {"name": "one by one", "kind": "one_by_one", **many}, staggered]
     asked = [
         batch,

@@ -132,6 +132,11 @@ def perplexity(pipe, step: dict, logits: dict) -> list[float]:
     return pipe.get_ppl(step["sequences"])
 
 
+def reward(pipe, step: dict, logits: dict) -> list[float]:
+    """``get_reward_score`` of token-id sequences."""
+    return pipe.get_reward_score(step["sequences"])
+
+
 def teacher_forced(pipe, step: dict, logits: dict) -> list[list[int]]:
     """Logits of whole token-id sequences, by the call that ``Pipeline.get_reward_score`` makes."""
     answer = pipe._run(coro=pipe.async_engine.async_get_logits(input_ids=step["sequences"])).result()
@@ -140,7 +145,9 @@ def teacher_forced(pipe, step: dict, logits: dict) -> list[list[int]]:
     return [list(rows.shape) for rows in answer]
 
 
-KINDS = {f.__name__: f for f in (call, one_by_one, stream, staggered, cancel, perplexity, teacher_forced)}
+KINDS = {
+    f.__name__: f for f in (call, one_by_one, stream, staggered, cancel, perplexity, reward, teacher_forced)
+}
 
 
 def phases(runners: list) -> list[tuple[str, str, str]]:

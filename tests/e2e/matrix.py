@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlinfer.vendor import discovery
-from examples.tiny_models.families import FAMILIES, POSITIONAL
+from examples.tiny_models.families import BRIEF, FAMILIES
 
 SEEDS = (0, 1, 2)
 
@@ -30,7 +30,7 @@ ENGINES = ("openvino",)
 # What strict cells run under: nothing may fall back to single kernels, nothing is left out as too small.
 STRICT = {"DLINFER_FALLBACK": "error", "DLINFER_SMALL_REGIONS": "engine"}
 
-# Prompts of the families in POSITIONAL: before and behind the original length of 64 tokens and the window of 16. The
+# Prompts of the families in BRIEF: before and behind the original length of 64 tokens and the window of 16. The
 # second outgrows the length while it is continued.
 POSITION_LENGTHS = (3, 60, 70, 200, 600)
 POSITION_CONFIGS = ("base", "chunked", "prefix")
@@ -92,7 +92,7 @@ class Cell:
 
     @property
     def is_quick(self) -> bool:
-        """Part of ``make test``. Families of positions are in ``test_positions.py``, where all share a process."""
+        """Part of ``make test``. Families of BRIEF are in ``test_brief_cells.py``, where all share a process."""
         return self.seed == 0 and (self.family, self.dtype, self.config, self.mode, self.engine) in QUICK
 
 
@@ -108,14 +108,14 @@ def cells() -> list[Cell]:
     own = [Cell(f, s, "float32", "base", engine=e) for e in ENGINES for f in FAMILIES for s in SEEDS]
     thorough = [Cell(THOROUGH, 0, "float32", c, engine=e) for e in ENGINES for c in ("block128", "chunked")]
     eager = [Cell(THOROUGH, 0, "float32", "base", "eager", e) for e in ENGINES]
-    return fp32 + bf16 + own + thorough + eager + positional_cells()
+    return fp32 + bf16 + own + thorough + eager + brief_cells()
 
 
-def positional_cells() -> list[Cell]:
-    """Families of positions in float32: alone, with prompts in chunks, and with blocks that texts share."""
+def brief_cells() -> list[Cell]:
+    """Families of BRIEF in float32: alone, with prompts in chunks, and with blocks that texts share."""
     return [
         Cell(family, POSITION_SEEDS.get(family, POSITION_SEED), "float32", config, mode)
         for mode in MODES
-        for family in POSITIONAL
+        for family in BRIEF
         for config in POSITION_CONFIGS
     ]

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.cell_checks import check
 from tests.e2e.cell_jobs import Answers
 from tests.e2e.harness import Lab
-from tests.e2e.matrix import Cell, positional_cells
+from tests.e2e.matrix import Cell, brief_cells
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
@@ -18,7 +18,7 @@ GRAPHS = ("phi3_longrope", "gemma3_window")
 
 CELLS = [
     cell
-    for cell in positional_cells()
+    for cell in brief_cells()
     if cell.config == "base" and (cell.mode == "graph") == (cell.family in GRAPHS)
 ]
 
