@@ -76,6 +76,10 @@ test-isa: $(STAMP) ## engines and kernels under each ISA level that can be force
 graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on where it stopped, writes docs/graph_models.md
 	$(PY) -m tests.graph.matrix.run_models --write-docs $(GRAPH_ARGS)
 
+.PHONY: models
+models: $(STAMP) ## every model family and class of LMDeploy's on the CPU; goes on where it stopped, writes docs/models.md
+	$(PY) -m tests.e2e.run_models --write-docs
+
 .PHONY: transformers-models
 transformers-models: $(STAMP) ## the same architectures optimized, eagerly; writes docs/transformers_models.md
 	$(PY) -m tests.framework.transformers_ext.run_models --write-docs
