@@ -1,16 +1,12 @@
-"""Decode attention on CPU: the whole batch gathered from its pages and attended in one call.
-
-Sequences are padded to the longest. Only where that would read more than twice what is needed does the batch
-fall into groups of like length, at most one for each power of two, however many sequences there are.
-"""
-
-from collections.abc import Iterator
-from typing import NamedTuple
+"""Decode attention on CPU: in C++ (csrc/decode.cpp) over the pages where they lie, or by torch over copies of them."""
 
 import torch
 from torch import Tensor
 
-from dlinfer.vendor.cpu.sdpa import Extras, attend
+from dlinfer.vendor.cpu.compiled import compiled
+from dlinfer.vendor.cpu.gathered_decode import gathered_decode_attention
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def paged_decode_attention(
@@ -30,80 +26,42 @@ def paged_decode_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    if not q.shape[0]:
+    fits = q.dtype in _DTYPES and all(map(_is_dense, (k_cache, v_cache, attn_output)))
+    kernel = compiled("paged_decode_attention", q) if fits else None
+    if kernel is not None:
+        kernel(
+            q if _is_dense(q) else q.contiguous(),
+            k_cache,
+            v_cache,
+            block_offsets,
+            kv_seqlens.cpu(),
+            attn_output,
+            softmax_scale,
+            window_left,
+            logit_softcapping,
+            None if alibi_slopes is None else alibi_slopes.float(),
+            None if sinks is None else sinks.float(),
+        )
         return
-    group = num_q_heads // num_kv_heads
-    extras = Extras(
+    gathered_decode_attention(
+        q,
+        k_cache,
+        v_cache,
+        block_offsets,
+        block_size,
+        kv_seqlens,
+        max_kv_seq_len,
+        num_q_heads,
+        num_kv_heads,
+        attn_output,
         softmax_scale,
+        window_left,
         logit_softcapping,
-        None if alibi_slopes is None else alibi_slopes.view(num_kv_heads, group, 1),
-        None if sinks is None else sinks.view(num_kv_heads, group),
+        alibi_slopes,
+        sinks,
     )
-    lengths = kv_seqlens.long()
-    first = torch.zeros_like(lengths)
-    if window_left >= 0:
-        first = (lengths - 1 - window_left).clamp_(min=0) // block_size
-    batch = _Batch(q.unflatten(1, (num_kv_heads, group)), block_offsets, lengths, first)
-    count = (lengths + (block_size - 1)) // block_size - first
-    for rows, columns in _groups(count):
-        some = batch if rows is None else _Batch(*(x.index_select(0, rows) for x in batch))
-        out = _attend(some, columns, k_cache, v_cache, window_left, extras).flatten(1, 2)
-        if rows is None:
-            attn_output.copy_(out)
-        else:
-            attn_output.index_copy_(0, rows, out)
 
 
-class _Batch(NamedTuple):
-    """Some sequences: the heads of a group are the queries of its key head; ``first`` is the block to begin with."""
-
-    queries: Tensor  # [batch, kv_heads, group, size]
-    block_offsets: Tensor  # [batch, max_blocks]
-    lengths: Tensor  # [batch]
-    first: Tensor  # [batch]
-
-
-def _groups(count: Tensor) -> Iterator[tuple[Tensor | None, int]]:
-    """(rows, blocks to read for each of them); None is all rows."""
-    longest = int(count.max())
-    if count.shape[0] == 1 or count.shape[0] * longest <= 2 * int(count.sum()):
-        yield None, longest
-        return
-    while longest:
-        shorter = longest // 2 if longest > 1 else -1  # the last group takes the empty ones along
-        rows = ((count <= longest) & (count > shorter)).nonzero().squeeze(1)
-        if rows.numel():
-            yield rows, longest
-        longest //= 2
-
-
-def _attend(
-    batch: _Batch, columns: int, k_cache: Tensor, v_cache: Tensor, window_left: int, extras: Extras
-) -> Tensor:
-    """Attention over ``columns`` blocks of each sequence: a new tensor [batch, kv_heads, group, size of v]."""
-    queries, block_offsets, lengths, first = batch
-    if not columns:
-        return queries.new_zeros(*queries.shape[:3], v_cache.shape[3])
-    block_size, lengths, first = k_cache.shape[1], lengths[:, None], first[:, None]
-    column = first + torch.arange(columns)
-    owned = column * block_size < lengths
-    blocks = block_offsets.gather(1, column.clamp(max=block_offsets.shape[1] - 1)).where(owned, 0).view(-1)
-    distance = first * block_size + torch.arange(columns * block_size) - (lengths - 1)
-    hidden = distance > 0
-    unwritten = hidden.view(-1).nonzero().squeeze(1)
-    keys, values = (_gather(cache, blocks, len(queries), unwritten) for cache in (k_cache, v_cache))
-    if window_left >= 0:
-        hidden = hidden.logical_or_(distance < -window_left)
-    shown = hidden[:, None, None] if window_left >= 0 or unwritten.numel() else None
-    return attend(queries, keys, values, distance[:, None, None], shown, extras)
-
-
-def _gather(cache: Tensor, blocks: Tensor, batch: int, unwritten: Tensor) -> Tensor:
-    """A copy of the blocks as [batch, kv_heads, keys, size], finite in unwritten slots.
-
-    Those may hold anything, and even a weight of zero does not stop a NaN.
-    """
-    copy = cache.index_select(0, blocks)
-    if unwritten.numel():
-        copy.view(-1, cache.shape[2] * cache.shape[3]).index_fill_(0, unwritten, 0)
-    return copy.view(batch, -1, cache.shape[2], cache.shape[3]).transpose(1, 2)
+def _is_dense(x: Tensor) -> bool:
+    """Whether neighbours along the last dimension are neighbours in memory."""
+    return x.shape[-1] <= 1 or x.stride(-1) == 1

@@ -30,6 +30,7 @@ def answers() -> Iterator[KnownAnswer]:
             yield _linear(dtype, bias)
         if dtype != torch.float32:
             yield _norm(dtype)
+        yield _decode(dtype)
 
 
 def _native(name: str) -> Callable[..., Tensor]:
@@ -80,6 +81,28 @@ def _norm(dtype: torch.dtype) -> KnownAnswer:
 
     kinds = frozenset({"native rms_norm", "native add_rms_norm"})
     return KnownAnswer("C++ norms", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _decode(dtype: torch.dtype) -> KnownAnswer:
+    """One sequence of 300 keys in pages of 16, three heads to a key head."""
+    keys, values = (small_whole(320, 2 * 40, shift).view(20, 16, 2, 40) for shift in (1, 2))
+    q, pages = small_whole(6, 40, 3).view(1, 6, 40), torch.arange(19, -1, -1)[None]
+
+    def run() -> Sequence[Tensor]:
+        out = torch.empty(1, 6, 40, dtype=dtype)
+        given = (one.to(dtype) for one in (q, keys, values))
+        length = torch.tensor([300])
+        _native("paged_decode_attention")(*given, pages, length, out, 0.25, 200, 0.0, None, None)
+        return [out]
+
+    def expected() -> Sequence[Tensor]:
+        k, v = (one.flip(0).reshape(320, 2, 40)[99:300].transpose(0, 1) for one in (keys, values))
+        weights = (q.view(2, 3, 40) @ k.mT * 0.25).softmax(-1)
+        return [(weights @ v).view(1, 6, 40).to(dtype)]
+
+    name = "C++ decode attention"
+    kinds = frozenset({"native paged_decode_attention"})
+    return KnownAnswer(name, kinds, name_of(dtype), run, expected, ROUNDED[dtype])
 
 
 KERNEL_ANSWERS = KnownAnswers(owner, answers, native.library_name)
