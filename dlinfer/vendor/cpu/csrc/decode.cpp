@@ -214,13 +214,14 @@ class Runner {
         }
       });
     };
+    // Group sizes that models have get code of their own; 0 is any.
     const auto by_heads = [&](auto whole) __attribute__((always_inline)) {
       switch (heads) {
         case 1: return add(whole, std::integral_constant<int, 1>());
         case 2: return add(whole, std::integral_constant<int, 2>());
         case 4: return add(whole, std::integral_constant<int, 4>());
-        case 7: return kHeads < 7 ? add(whole, std::integral_constant<int, 0>()) : add(whole, std::integral_constant<int, kHeads < 7 ? 0 : 7>());
-        case 8: return kHeads < 8 ? add(whole, std::integral_constant<int, 0>()) : add(whole, std::integral_constant<int, kHeads < 8 ? 0 : 8>());
+        case 7: return add(whole, std::integral_constant<int, kHeads < 7 ? 0 : 7>());
+        case 8: return add(whole, std::integral_constant<int, kHeads < 8 ? 0 : 8>());
         default: return add(whole, std::integral_constant<int, 0>());
       }
     };
@@ -313,10 +314,8 @@ void paged_decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor blo
       return run_as<float>(call, q, k_cache, v_cache, attn_output);
     case ScalarType::BFloat16:
       return run_as<BFloat16>(call, q, k_cache, v_cache, attn_output);
-#if defined(DLINFER_HAS_HALF)
     case ScalarType::Half:
       return run_as<Half>(call, q, k_cache, v_cache, attn_output);
-#endif
     default:
       STD_TORCH_CHECK(false, "paged_decode_attention: no kernel for this dtype");
   }

@@ -130,6 +130,22 @@ struct Operands<Half> {
   static Floats dot(Floats sum, Operand a, Operand b) { return sum + a * b; }
 };
 
+#else
+
+// One by one, which is slow: linear layers leave float16 to torch then, and attention reads few numbers.
+template <>
+struct Operands<Half> {
+  static constexpr int kStep = kLanes;
+  using Operand = Floats;
+  static Operand load(const Half* from) { return load(from, kLanes); }
+  static Operand load(const Half* from, int64_t count) {
+    Operand wide{};
+    for (int64_t lane = 0; lane < count; ++lane) wide[lane] = float(from[lane]);
+    return wide;
+  }
+  static Floats dot(Floats sum, Operand a, Operand b) { return sum + a * b; }
+};
+
 #endif
 
 // Lane j of the result is lane I[j] of a and b laid end to end.

@@ -30,12 +30,10 @@ inline Floats widen(const BFloat16* from) {
 #endif
 }
 
-#if defined(__F16C__)
 template <>
 inline Floats widen(const Half* from) {
   return Operands<Half>::load(from);
 }
-#endif
 
 // The first `count` elements, then zeros.
 template <class T>
