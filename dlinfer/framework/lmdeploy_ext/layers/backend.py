@@ -9,6 +9,7 @@ from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
 from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+from lmdeploy.pytorch.backends.moe_router import RouterNoauxTCBuildSpec
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
 from lmdeploy.pytorch.backends.rotary_embedding import RotaryEmbeddingBuildSpec
 from lmdeploy.pytorch.distributed import get_dist_manager
@@ -16,7 +17,7 @@ from lmdeploy.pytorch.distributed import get_dist_manager
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import attention, rope_lengths, rotary, sampling, windows
+from dlinfer.framework.lmdeploy_ext.layers import attention, rope_lengths, rotary, router, sampling, windows
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
@@ -27,6 +28,7 @@ _OURS = {
     MultinomialSamplingBuildSpec: sampling.SeededMultinomialSampling.from_spec,
     RotaryEmbeddingBuildSpec: rotary.from_spec,
     ApplyRotaryEmbBuildSpec: lambda spec: rotary.ApplyRotary(),
+    RouterNoauxTCBuildSpec: router.BiasedRouter.from_spec,
 }
 """Build specs that LMDeploy's own dlinfer backend serves wrongly or not at all."""
 
