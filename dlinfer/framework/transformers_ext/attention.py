@@ -1,4 +1,5 @@
-"""``attn_implementation="dlinfer"``: transformers' attention on ``dlinfer.ops.prefill_attention``.
+"""``attn_implementation="dlinfer"``: transformers' attention on ``dlinfer.ops.prefill_attention``, and for one query a
+sequence on ``paged_decode_attention``.
 
 transformers calls it with what its own masks say. Eagerly, a mask is read once a forward and its runs go to the op,
 which repeats no heads and copies no keys. Under a compiler the same arithmetic is left to torch's own
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from dlinfer import ops
 from dlinfer.errors import InferenceOnlyError, UnsupportedFeatureError
+from dlinfer.framework.transformers_ext import one_query
 from dlinfer.framework.transformers_ext.mask_runs import Run, runs_of
 
 NAME = "dlinfer"
@@ -117,7 +119,9 @@ def _by_runs(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Each run by one call of the op, on views of its queries and keys."""
+    """Each run by one call of the op, on views of its queries and keys; a decoding step by one call for all."""
+    if one_query.serves(query, runs):
+        return one_query.attend(query, key, value, runs, scaling, softcap, sinks)
     batch, heads, queries, _ = query.shape
     whole = all(sum(run.last - run.first for run in one) == queries for one in runs)
     make = query.new_empty if whole else query.new_zeros

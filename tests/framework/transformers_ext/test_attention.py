@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 
 import dlinfer
 from dlinfer.errors import InferenceOnlyError, UnsupportedFeatureError
-from dlinfer.framework.transformers_ext import attention
+from dlinfer.framework.transformers_ext import attention, one_query
 from dlinfer.framework.transformers_ext.attention import attention_forward
 
 SIZES: dict[str, Any] = {
@@ -202,11 +202,58 @@ def test_the_op_runs_once_a_sequence_and_copies_no_keys(monkeypatch: pytest.Monk
         return original(q, k, *args, **kwargs)
 
     monkeypatch.setattr(attention.ops, "prefill_attention", counted)
-    query, key = heads(2, 4, 1, 16), heads(2, 2, 9, 16)
-    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    query, key = heads(2, 4, 2, 16), heads(2, 2, 9, 16)
+    mask = torch.ones(2, 1, 2, 9, dtype=torch.bool)
     mask[1, ..., :3] = False
     attention_forward(Layer(), query, key, key, mask)
     assert seen == [key[0].data_ptr(), key[1, :, 3:].data_ptr()]
+
+
+@pytest.mark.parametrize(
+    ("seen", "calls"),
+    [
+        ([(0, 9), (0, 9), (0, 9)], [3]),
+        ([(0, 9), (0, 4), (0, 1)], [3]),  # a static cache
+        ([(0, 9), (3, 9), (8, 9)], [1, 1, 1]),  # padding on the left
+        ([(2, 6), (5, 9), (0, 4)], [3]),  # a window
+        ([(0, 9), (0, 0), (0, 2)], [3]),  # a row that sees nothing
+        ([(1, 9), (0, 0), (0, 2)], [1, 1, 1]),
+    ],
+    ids=str,
+)
+def test_a_decoding_step_reads_keys_where_they_are(
+    seen: list[tuple[int, int]], calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    original = one_query.ops.paged_decode_attention
+
+    def counted(q: torch.Tensor, k: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given.append((len(q), k.untyped_storage().data_ptr()))
+        return original(q, k, *args, **kwargs)
+
+    monkeypatch.setattr(one_query.ops, "paged_decode_attention", counted)
+    query, key, value = heads(3, 4, 1, 16), heads(3, 2, 9, 16), heads(3, 2, 9, 8)
+    mask = torch.zeros(3, 1, 1, 9, dtype=torch.bool)
+    for row, (begin, end) in enumerate(seen):
+        mask[row, ..., begin:end] = True
+    hidden = key.masked_fill(~mask[:, 0, 0, None, :, None].expand_as(key), torch.nan)
+    got, _ = attention_forward(Layer(), query, hidden, value, mask)
+    assert given == [(count, hidden.untyped_storage().data_ptr()) for count in calls]
+    want = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, enable_gqa=True
+    )
+    torch.testing.assert_close(got, want.transpose(1, 2).nan_to_num(), rtol=1e-5, atol=1e-6)
+
+
+def test_another_layout_of_caches_leaves_decoding_to_prefill_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(one_query, "kv_order", lambda device: "BHSD")
+    monkeypatch.setattr(one_query.ops, "paged_decode_attention", None)
+    query, key = heads(2, 4, 1, 16), heads(2, 2, 9, 16)
+    got, _ = attention_forward(Layer(), query, key, key, None)
+    want = torch.nn.functional.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+    torch.testing.assert_close(got, want.transpose(1, 2), rtol=1e-5, atol=1e-6)
 
 
 def test_a_mask_that_is_written_is_read_again() -> None:

@@ -1,0 +1,64 @@
+"""A decoding step of transformers' attention: one query a sequence, over keys where transformers' cache has them.
+
+To ``paged_decode_attention`` such a cache is a paged one in which each sequence has one block, as long as the cache.
+"""
+
+import torch
+from torch import Tensor
+
+from dlinfer import ops
+from dlinfer.framework.transformers_ext.mask_runs import Run
+from dlinfer.ops.kv_cache import kv_order
+
+
+def serves(query: Tensor, runs: list[list[Run]]) -> bool:
+    """Whether each sequence has one query, of which one range of keys is seen, or none."""
+    return (
+        query.shape[2] == 1 and all(len(one) <= 1 for one in runs) and kv_order(query.device.type) == "BSHD"
+    )
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    runs: list[list[Run]],
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """[batch, 1, heads, size of value], a new tensor; arguments as of ``attention_forward``, runs as ``runs_of``."""
+    batch, heads, _, _ = query.shape
+    out = query.new_empty(batch, heads, value.shape[-1])
+    ends = [one[0].end if one else 0 for one in runs]
+    seen = [one[0].end - one[0].begin if one else 0 for one in runs]
+
+    def some(rows: slice, window: int | None) -> None:
+        lengths = torch.tensor(ends[rows])
+        count = len(lengths)
+        ops.paged_decode_attention(
+            query[rows, :, 0],
+            key[rows].transpose(1, 2),
+            value[rows].transpose(1, 2),
+            torch.arange(count, device=query.device)[:, None],
+            key.shape[2],
+            lengths,
+            lengths,
+            key.shape[2],
+            heads,
+            key.shape[1],
+            softmax_scale=scaling,
+            attn_output=out[rows],
+            sliding_window=None if window is None else (window, -1),
+            logit_softcapping=softcap,
+            sinks=sinks,
+        )
+
+    if seen == ends:  # all from their first key on
+        some(slice(None), None)
+    elif len(set(seen)) == 1:
+        some(slice(None), seen[0] - 1)
+    else:  # one by one, as padding on the left has it
+        for row, count in enumerate(seen):
+            some(slice(row, row + 1), count - 1 if count else None)
+    return out[:, None]
