@@ -37,5 +37,6 @@ def test_scores(lab: Lab, family: str, eager: bool) -> None:
     ]
     run = lab.engine(model, steps, eager_mode=eager)
     wanted = [score(model, hf[f"hidden_{i}"]) for i in range(len(SEQUENCES))]
-    np.testing.assert_allclose(run["together"], wanted, atol=TOLERANCE, rtol=0)
-    np.testing.assert_allclose(run["alone"], wanted[:1], atol=TOLERANCE, rtol=0)
+    together, alone = np.asarray(run["together"]), np.asarray(run["alone"])
+    np.testing.assert_allclose(together, wanted, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(alone, wanted[:1], atol=TOLERANCE, rtol=0)
