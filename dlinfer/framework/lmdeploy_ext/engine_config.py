@@ -98,7 +98,8 @@ def _import_deeplink(original: Callable[[str], None]) -> Callable[[str], None]:
 PATCHES = (
     Patch(
         target="lmdeploy.messages:PytorchEngineConfig.__post_init__",
-        why="asserts that device_type is one of four, that dtype is no float32, and that two devices quantise the KV cache",
+        why="asserts that device_type is one of four, that dtype is no float32, and that the KV cache is quantised on "
+        "cuda and ascend alone",
         signature="(self)",
         build=_post_init,
     ),
