@@ -1,8 +1,7 @@
 """A cache of transformers that keeps keys and values rounded as a quantised KV cache rounds them, in plain torch.
 
-It shares no code with dlinfer and runs where dlinfer is not imported. Every token's vector of a head is rounded once,
-when it comes; attention sees rounded keys and values only, those of the tokens that come with it too, as LMDeploy's CUDA
-layers do.
+It shares no code with dlinfer. Every token's vector of a head is rounded once, when it comes; attention sees rounded
+keys and values only, those of the tokens that come with it too, as in LMDeploy's CUDA layers.
 """
 
 import torch

@@ -87,7 +87,6 @@ def test_logits_are_the_simulations(answers: Answers, policy: int) -> None:
     for i in range(len(LENGTHS)):
         off = np.abs(run.logits[f"scored/{i}"] - answers.simulated[policy][f"logits_{i}"])
         moved = answers.unquantised(policy, i)
-        print(policy, i, float(off.max()), float(np.median(off)), moved)
         assert off.max() < 0.1 * moved
         assert np.median(off) < 1e-4 + 0.01 * moved
 
