@@ -7,8 +7,8 @@ layout of the KV cache is the vendor's choice.
 
 from dlinfer.ops import kernels
 from dlinfer.ops.activation import silu_and_mul
+from dlinfer.ops.fill import fill_kv_cache
 from dlinfer.ops.gated import gelu_mul, silu_mul
-from dlinfer.ops.kv_cache import fill_kv_cache
 from dlinfer.ops.linear import linear
 from dlinfer.ops.linears import linears
 from dlinfer.ops.lora import lora_linear
@@ -17,6 +17,9 @@ from dlinfer.ops.norm import add_rms_norm, rms_norm
 from dlinfer.ops.paged_decode import paged_decode_attention
 from dlinfer.ops.paged_prefill import paged_prefill_attention
 from dlinfer.ops.prefill import prefill_attention
+from dlinfer.ops.quantised_decode import quantised_paged_decode_attention
+from dlinfer.ops.quantised_fill import fill_quantised_kv_cache
+from dlinfer.ops.quantised_prefill import quantised_paged_prefill_attention
 from dlinfer.ops.rotary import apply_rotary_pos_emb
 from dlinfer.ops.rotary_interleaved import apply_rotary_pos_emb_interleaved
 from dlinfer.ops.spec import OpSpec, Tolerance, registry
@@ -30,6 +33,7 @@ __all__ = [
     "apply_rotary_pos_emb",
     "apply_rotary_pos_emb_interleaved",
     "fill_kv_cache",
+    "fill_quantised_kv_cache",
     "fused_moe",
     "gelu_mul",
     "linear",
@@ -39,6 +43,8 @@ __all__ = [
     "paged_decode_attention",
     "paged_prefill_attention",
     "prefill_attention",
+    "quantised_paged_decode_attention",
+    "quantised_paged_prefill_attention",
     "registry",
     "rms_norm",
     "silu_and_mul",

@@ -117,7 +117,7 @@ def check_pages(
     num_kv_heads: int,
     attn_output: Tensor,
 ) -> None:
-    """Rules of the paged caches and the tables that say what stands where in them."""
+    """Rules of the paged caches and their tables."""
     for name, cache, size, owner in (
         ("k_cache", k_cache, q.shape[2], "the head size of q"),
         ("v_cache", v_cache, attn_output.shape[2], "the head size of attn_output"),
@@ -131,6 +131,11 @@ def check_pages(
         )
         rules.size(name, slots, 2, num_kv_heads, "num_kv_heads")
         rules.size(name, slots, 3, size, owner)
+    check_tables(rules, q, block_offsets, kv_seqlens)
+
+
+def check_tables(rules: Rules, q: Tensor, block_offsets: Tensor, kv_seqlens: Tensor) -> None:
+    """Rules of the tables that say what stands where in the caches."""
     rules.integer("block_offsets", block_offsets)
     rules.same_device("block_offsets", block_offsets, "q", q)
     rules.rank("block_offsets", block_offsets, 2)

@@ -16,8 +16,10 @@ from dlinfer.ops.attention import (
 )
 from dlinfer.ops.attention_samples import DECODE, lengths, pages, per_head, queries
 from dlinfer.ops.checks import Rules
-from dlinfer.ops.kv_cache import canonical, guard_layout, packed, refuse_quantised
+from dlinfer.ops.kv_cache import canonical, guard_layout, packed
+from dlinfer.ops.kv_quantisation import read_size, scales_of
 from dlinfer.ops.paged_prefill import paged_prefill_attention
+from dlinfer.ops.quantised_decode import quantised_paged_decode_attention
 from dlinfer.ops.samples import Sample, SampleMaker
 from dlinfer.ops.spec import fused_op
 
@@ -93,6 +95,8 @@ def _call_paged_decode_attention(
     logit_softcapping: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scales_zeros: Tensor | None = None,
+    v_scales_zeros: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token of each sequence over the paged cache.
 
@@ -112,22 +116,29 @@ def _call_paged_decode_attention(
     head_size_v: the size of a new attn_output; None takes v's.
     softmax_scale: None is 1 / sqrt(head_size).
     attn_output: [sequences, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
-    kv_scales, kv_zeros, quant_bits: of quantised caches, which are not served: None, None and 0 or None.
+    kv_scales, kv_zeros: static scales of quantised caches, which are not served: None.
+    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for none.
     attn_mask: empty.
     causal: without effect, since no key comes after the query.
     sliding_window: see ``dlinfer.ops.attention.window``.
     logit_softcapping: 0 or None is none.
     alibi_slopes, sinks: [q_heads] or None.
+    k_scales_zeros, v_scales_zeros: as ``fill_kv_cache`` takes them; None where the caches are not quantised. Quantised
+        caches have the dtype and the last size of their format, see ``dlinfer.ops.kv_quantisation``.
 
     Returns attn_output, or a new tensor where none was given. Raises OpArgumentError, and UnsupportedFeatureError
-    for a mask or a quantised cache.
+    for a mask or a cache quantised in another way.
     """
     refuse_mask("paged_decode_attention", attn_mask)
     guard_layout(k_cache)
-    refuse_quantised("paged_decode_attention", quant_bits, kv_scales, kv_zeros)
+    scales = scales_of(
+        "paged_decode_attention", quant_bits, k_scales_zeros, v_scales_zeros, kv_scales, kv_zeros
+    )
     if attn_output is None:
-        attn_output = q.new_empty((*q.shape[:-1], head_size_v or canonical(v_cache).shape[3]))
-    paged_decode_attention.overload(
+        attn_output = q.new_empty(
+            (*q.shape[:-1], head_size_v or read_size(canonical(v_cache), quant_bits or 0))
+        )
+    call = (
         packed(q),
         k_cache,
         v_cache,
@@ -144,6 +155,10 @@ def _call_paged_decode_attention(
         alibi_slopes,
         sinks,
     )
+    if scales is None:
+        paged_decode_attention.overload(*call)
+    else:
+        quantised_paged_decode_attention.overload(*call, *scales, int(quant_bits or 0))
     return attn_output
 
 

@@ -124,10 +124,13 @@ class Lab:
                 (str(reference_folder(model)), job, str(out))
                 for (model, job, _), out in zip(missing, outs, strict=True)
             ]
-            alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-            self._processes.ask("tests.e2e.reference_job", {"runs": runs}, 500, alone)
+            self.ask_alone("tests.e2e.reference_job", {"runs": runs})
             for out, (_, _, file) in zip(outs, missing, strict=True):
                 out.rename(file)
+
+    def ask_alone(self, module: str, job: dict[str, Any]) -> None:
+        """Ask a process that sees neither LMDeploy nor dlinfer."""
+        self._processes.ask(module, job, 500, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
 
     def engine(
         self,

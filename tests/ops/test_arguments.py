@@ -47,6 +47,8 @@ FREE_SIZES = {  # dimensions that no other argument fixes
     ("paged_decode_attention", "k_cache"): (0,),
     ("paged_decode_attention", "v_cache"): (0,),
     ("paged_decode_attention", "block_offsets"): (1,),
+    ("quantised_paged_prefill_attention", "block_offsets"): (1,),
+    ("quantised_paged_decode_attention", "block_offsets"): (1,),
 }
 
 

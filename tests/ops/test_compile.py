@@ -69,7 +69,7 @@ def test_output_in_a_view_of_q_made_inside_the_graph(backend):
 
 def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Tensor], caches: list[Tensor]):
     """One prefill and one decode of every op, as LMDeploy's adaptor calls them."""
-    k_cache, v_cache = caches
+    k_cache, v_cache, *quantised = caches
     metadata = MoeMetadata()
     h = ops.rms_norm(x, w["norm"], 1e-6)
     h, residual = ops.add_rms_norm(h, residual, w["norm"], 1e-6)
@@ -87,6 +87,12 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     c = ops.paged_decode_attention(
         q[ends - 1], k_cache, v_cache, table, 8, ends, lens, 5, 4, 2, softmax_scale=0.25, sliding_window=4
     )
+    k_codes, v_codes = ops.fill_kv_cache(k, v, *quantised[:2], step["slots"], *quantised[2:], quant_bits=8)
+    scales = {"quant_bits": 8, "k_scales_zeros": quantised[2], "v_scales_zeros": quantised[3]}
+    b = b + ops.paged_prefill_attention(
+        q, k, v, k_codes, v_codes, table, 8, ends, lens, 5, 5, 4, 2, (), **scales
+    )
+    c = c + ops.paged_decode_attention(q[ends - 1], k_codes, v_codes, table, 8, ends, lens, 5, 4, 2, **scales)
     mixed = (a + b).flatten(1) @ w["out"] + c.sum()
     tables = (step["cos"][:, None], step["sin"][:, None])
     turned = ops.apply_rotary_pos_emb_interleaved(mixed.view(-1, 2, 16), *tables, True)
@@ -125,6 +131,8 @@ def inputs(lens: tuple[int, ...]):
         "scalings": torch.tensor([0.5, 2.0]),
     }
     caches = [torch.zeros(16, 8, 2, 16) for _ in range(2)]
+    caches += [torch.zeros(16, 8, 2, 16, dtype=torch.uint8) for _ in range(2)]
+    caches += [torch.zeros(16, 8, 2, 2) for _ in range(2)]
     return torch.randn(1, tokens, hidden), torch.randn(1, tokens, hidden), w, step, caches
 
 

@@ -31,4 +31,8 @@ def test_every_sample_is_traced(op, name):
 
 
 def _check(op, name, dtype, checks):
-    torch.library.opcheck(ops.registry()[op].overload, cases.sample(op, name, dtype).args, test_utils=checks)
+    args = cases.sample(op, name, dtype).args
+    if any(isinstance(arg, torch.Tensor) and arg.is_floating_point() and arg.itemsize == 1 for arg in args):
+        # torch compares no fp8 tensors, so what is written is looked at on the op's samples of other dtypes.
+        checks = tuple(check for check in checks if check != "test_schema")
+    torch.library.opcheck(ops.registry()[op].overload, args, test_utils=checks)

@@ -10,6 +10,7 @@ from dlinfer.errors import UnknownVendorError
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks, devices, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.devices import OWN
 from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
+from dlinfer.framework.lmdeploy_ext.refusals import kv_quantisation
 from dlinfer.framework.patching import Patch
 from dlinfer.vendor import discovery
 
@@ -26,13 +27,18 @@ def _post_init(original: Callable[..., None]) -> Callable[..., None]:
             return
         refusals.check_engine_config(self)
         cache_blocks.choose(self)
-        # The original asserts a closed list of devices and dtypes; it meets values from that list which take
-        # no branch of their own there, and all its other checks run as they are.
+        # The original asserts a closed list of devices, of dtypes, and of devices that quantise the KV cache; it meets
+        # values from those lists which take no branch of their own there, and all its other checks run as they are.
+        policy = self.quant_policy
         self.device_type, self.dtype = "maca", "auto" if dtype == "float32" else dtype
+        if kv_quantisation.is_served(policy):
+            self.quant_policy = 0
         try:
             original(self)
         finally:
             self.device_type, self.dtype = device_type, dtype
+            if kv_quantisation.is_served(policy):
+                self.quant_policy = type(self.quant_policy)(policy)
         activation.activate(device_type)
 
     return __post_init__
@@ -92,7 +98,8 @@ def _import_deeplink(original: Callable[[str], None]) -> Callable[[str], None]:
 PATCHES = (
     Patch(
         target="lmdeploy.messages:PytorchEngineConfig.__post_init__",
-        why="asserts that device_type is one of four and that dtype is no float32",
+        why="asserts that device_type is one of four, that dtype is no float32, and that the KV cache is quantised on "
+        "cuda and ascend alone",
         signature="(self)",
         build=_post_init,
     ),

@@ -125,7 +125,9 @@ _COUNTS: dict[str, Callable[[Given, Any], int]] = {
     "aten::scaled_dot_product_attention": _attention,
     "dlinfer::fused_moe": _experts,
 }
-for _name in ("prefill", "paged_prefill", "paged_decode"):
+for _name in (
+    "prefill", "paged_prefill", "paged_decode", "quantised_paged_prefill", "quantised_paged_decode",
+):  # fmt: skip
     _COUNTS[f"dlinfer::{_name}_attention"] = _packed_attention
 
 

@@ -1,5 +1,5 @@
-"""Decode attention by torch, where the kernel in C++ cannot be had: the whole batch gathered from its pages and
-attended in one call.
+"""Decode attention by torch, for quantised caches and where the kernel in C++ cannot be had: the whole batch gathered
+from its pages and attended in one call.
 
 Sequences are padded to the longest. Only where that would read more than twice what is needed does the batch
 fall into groups of like length, at most one for each power of two, however many sequences there are.
@@ -11,17 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dlinfer.vendor.cpu.kv_cache import Pages
 from dlinfer.vendor.cpu.sdpa import Extras, attend
 
 
-def gathered_decode_attention(
+def gathered_decode(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    caches: tuple[Pages, Pages],
     block_offsets: Tensor,
-    block_size: int,
     kv_seqlens: Tensor,
-    max_kv_seq_len: int,
     num_q_heads: int,
     num_kv_heads: int,
     attn_output: Tensor,
@@ -31,8 +29,10 @@ def gathered_decode_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
+    """As the op ``paged_decode_attention``; caches: keys and values, as pages that widen what they hold."""
     if not q.shape[0]:
         return
+    block_size = caches[0].block_size
     group = num_q_heads // num_kv_heads
     extras = Extras(
         softmax_scale,
@@ -48,7 +48,7 @@ def gathered_decode_attention(
     count = (lengths + (block_size - 1)) // block_size - first
     for rows, columns in _groups(count):
         some = batch if rows is None else _Batch(*(x.index_select(0, rows) for x in batch))
-        out = _attend(some, columns, k_cache, v_cache, window_left, extras).flatten(1, 2)
+        out = _attend(some, columns, caches, window_left, extras).flatten(1, 2)
         if rows is None:
             attn_output.copy_(out)
         else:
@@ -79,32 +79,33 @@ def _groups(count: Tensor) -> Iterator[tuple[Tensor | None, int]]:
 
 
 def _attend(
-    batch: _Batch, columns: int, k_cache: Tensor, v_cache: Tensor, window_left: int, extras: Extras
+    batch: _Batch, columns: int, caches: tuple[Pages, Pages], window_left: int, extras: Extras
 ) -> Tensor:
     """Attention over ``columns`` blocks of each sequence: a new tensor [batch, kv_heads, group, size of v]."""
     queries, block_offsets, lengths, first = batch
     if not columns:
-        return queries.new_zeros(*queries.shape[:3], v_cache.shape[3])
-    block_size, lengths, first = k_cache.shape[1], lengths[:, None], first[:, None]
+        return queries.new_zeros(*queries.shape[:3], caches[1].size)
+    block_size, lengths, first = caches[0].block_size, lengths[:, None], first[:, None]
     column = first + torch.arange(columns)
     owned = column * block_size < lengths
     blocks = block_offsets.gather(1, column.clamp(max=block_offsets.shape[1] - 1)).where(owned, 0).view(-1)
     distance = first * block_size + torch.arange(columns * block_size) - (lengths - 1)
     hidden = distance > 0
     unwritten = hidden.view(-1).nonzero().squeeze(1)
-    keys, values = (_gather(cache, blocks, len(queries), unwritten) for cache in (k_cache, v_cache))
+    keys, values = (_gather(cache, blocks, queries, unwritten) for cache in caches)
     if window_left >= 0:
         hidden = hidden.logical_or_(distance < -window_left)
     shown = hidden[:, None, None] if window_left >= 0 or unwritten.numel() else None
     return attend(queries, keys, values, distance[:, None, None], shown, extras)
 
 
-def _gather(cache: Tensor, blocks: Tensor, batch: int, unwritten: Tensor) -> Tensor:
+def _gather(cache: Pages, blocks: Tensor, queries: Tensor, unwritten: Tensor) -> Tensor:
     """A copy of the blocks as [batch, kv_heads, keys, size], finite in unwritten slots.
 
     Those may hold anything, and even a weight of zero does not stop a NaN.
     """
-    copy = cache.index_select(0, blocks)
+    copy = cache.read(blocks, queries.dtype)
+    heads, size = copy.shape[2:]
     if unwritten.numel():
-        copy.view(-1, cache.shape[2] * cache.shape[3]).index_fill_(0, unwritten, 0)
-    return copy.view(batch, -1, cache.shape[2], cache.shape[3]).transpose(1, 2)
+        copy.view(-1, heads * size).index_fill_(0, unwritten, 0)
+    return copy.view(len(queries), -1, heads, size).transpose(1, 2)

@@ -1,19 +1,90 @@
-"""Writing the paged KV cache on CPU."""
+"""The paged KV cache on CPU: written, and read block by block."""
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
+from dlinfer.ops.checks import Rules
 from dlinfer.ops.kv_cache import check_slots
+from dlinfer.ops.kv_quantisation import check_apart, dequantise, is_scaled_by_token, quantise, read_size
+
+_QUANTISED = Rules("fill_quantised_kv_cache")
 
 
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
     if not kv_start_indices.numel():
         return
     check_slots(kv_start_indices, k_cache)
-    slots = kv_start_indices.long()
-    if int(slots.min()) < 0:
-        kept = (slots >= 0).nonzero().squeeze(1)
-        slots, k, v = slots[kept], k[kept], v[kept]
-    block_size = k_cache.shape[1]
-    place = (slots // block_size, slots % block_size)
+    slots, k, v = _written(kv_start_indices, k, v)
+    place = _place(slots, k_cache)
     k_cache.index_put_(place, k)
     v_cache.index_put_(place, v)
+
+
+def fill_quantised_kv_cache(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_start_indices: Tensor,
+    k_scales_zeros: Tensor,
+    v_scales_zeros: Tensor,
+    quant_bits: int,
+) -> None:
+    if not kv_start_indices.numel():
+        return
+    check_slots(kv_start_indices, k_cache)
+    check_apart(_QUANTISED, k_cache, v_cache, quant_bits)
+    slots, k, v = _written(kv_start_indices, k, v)
+    place = _place(slots, k_cache)
+    for new, cache, scales_zeros in ((k, k_cache, k_scales_zeros), (v, v_cache, v_scales_zeros)):
+        codes, fresh = quantise(new, quant_bits, scales_zeros)
+        cache.index_put_(place, codes)
+        if fresh is not None:
+            scales_zeros.index_put_(place, fresh)
+
+
+def _written(slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Slots, keys and values without padding tokens."""
+    slots = slots.long()
+    if int(slots.min()) >= 0:
+        return slots, k, v
+    kept = (slots >= 0).nonzero().squeeze(1)
+    return slots[kept], k[kept], v[kept]
+
+
+def _place(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+    block_size = cache.shape[1]
+    return slots // block_size, slots % block_size
+
+
+class Pages(NamedTuple):
+    """A paged cache of keys or values as attention reads it: [blocks, block_size, kv_heads, size].
+
+    Where it is quantised, what is read is widened, and never more.
+    """
+
+    cache: Tensor
+    scales_zeros: Tensor | None = None
+    quant_bits: int = 0
+
+    @property
+    def block_size(self) -> int:
+        """Slots in a block."""
+        return self.cache.shape[1]
+
+    @property
+    def size(self) -> int:
+        """Elements of a key or value."""
+        return read_size(self.cache, self.quant_bits)
+
+    def read(self, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+        """A copy of some blocks, in ``dtype`` where the cache is quantised."""
+        copy = self.cache.index_select(0, blocks)
+        if self.scales_zeros is None:
+            return copy
+        scales = self.scales_zeros
+        if is_scaled_by_token(self.quant_bits):
+            scales = scales.index_select(0, blocks)
+        return dequantise(copy, self.quant_bits, scales, dtype)

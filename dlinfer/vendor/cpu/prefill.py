@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from dlinfer.vendor.cpu.kv_cache import Pages
 from dlinfer.vendor.cpu.sdpa import Extras, attend, flash
 
 _SCORES_AT_A_TIME = 1 << 24  # bounds masks and scores: 64 MiB in float32
@@ -60,14 +61,59 @@ def paged_prefill_attention(
 ) -> None:
     extras = _extras_of_sequence(softmax_scale, logit_softcapping, alibi_slopes, sinks)
     bounds = _bounds(causal, window_left, window_right)
+    caches = (Pages(k_cache), Pages(v_cache))
+    _attend_pages(q, caches, block_offsets, q_ends, kv_seqlens, window_left, bounds, extras, attn_output)
+
+
+def quantised_paged_prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    k_scales_zeros: Tensor,
+    v_scales_zeros: Tensor,
+    quant_bits: int,
+) -> None:
+    extras = _extras_of_sequence(softmax_scale, logit_softcapping, alibi_slopes, sinks)
+    bounds = _bounds(causal, window_left, window_right)
+    caches = (Pages(k_cache, k_scales_zeros, quant_bits), Pages(v_cache, v_scales_zeros, quant_bits))
+    _attend_pages(q, caches, block_offsets, q_ends, kv_seqlens, window_left, bounds, extras, attn_output)
+
+
+def _attend_pages(
+    q: Tensor,
+    caches: tuple[Pages, Pages],
+    block_offsets: Tensor,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    window_left: int,
+    bounds: tuple[int | None, int | None],
+    extras: Extras,
+    attn_output: Tensor,
+) -> None:
+    block_size = caches[0].block_size
     start = 0
     for index, (end, kv_len) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):
         oldest = max(0, kv_len - (end - start) - window_left) if window_left >= 0 else 0
         first = oldest // block_size  # blocks before it are out of every query's window
         blocks = block_offsets[index, first : -(-kv_len // block_size)]
         keys, values = (
-            cache.index_select(0, blocks).flatten(0, 1)[: kv_len - first * block_size]
-            for cache in (k_cache, v_cache)
+            cache.read(blocks, q.dtype).flatten(0, 1)[: kv_len - first * block_size] for cache in caches
         )
         _attend_sequence(q[start:end], keys, values, bounds, extras, attn_output[start:end])
         start = end

@@ -9,7 +9,7 @@ from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Kernel
 from dlinfer.vendor.openvino.layout import LAYOUT
 
-_CACHES = ("k_cache", "v_cache")
+_CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
 
 
 def kernels() -> Mapping[str, Kernel]:
@@ -28,7 +28,8 @@ def _on_views(kernel: Kernel) -> Kernel:
     def run(*args: Any, **kwargs: Any) -> Any:
         given = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
         for place in places:
-            given[place] = LAYOUT.canonical(given[place])
+            if given[place].dim() == len(LAYOUT.order):  # the one scale of an fp8 cache is no cache
+                given[place] = LAYOUT.canonical(given[place])
         return kernel(*given)
 
     return run

@@ -23,7 +23,7 @@ from tests.framework.lmdeploy_ext.attention_specs import paged_spec
         ({"tp": 2}, "tp=2"),
         ({"dp": 2, "tp": 1}, "dp=2"),
         ({"ep": 2}, "ep=2"),
-        ({"quant_policy": 8}, "quant_policy"),
+        ({"quant_policy": 42}, "quant_policy=42 (TURBO_QUANT)"),
         ({"adapters": {"a": "path"}}, "adapters"),
         ({"enable_microbatch": True}, "enable_microbatch"),
         ({"model_format": "fp8"}, "model_format='fp8'"),

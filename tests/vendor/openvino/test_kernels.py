@@ -13,7 +13,14 @@ from dlinfer.vendor.openvino import VENDOR
 from dlinfer.vendor.openvino.kernels import LAYOUT, kernels
 from tests.ops import cases
 
-CACHED = ("fill_kv_cache", "paged_prefill_attention", "paged_decode_attention")
+CACHED = (
+    "fill_kv_cache",
+    "paged_prefill_attention",
+    "paged_decode_attention",
+    "fill_quantised_kv_cache",
+    "quantised_paged_prefill_attention",
+    "quantised_paged_decode_attention",
+)
 
 
 @pytest.fixture

@@ -108,11 +108,15 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
 
         Writes key and value into the caches, and with ``inplace`` the result into query's memory where its
         rows follow each other. GLM-4's is a part of the projection's result, and a graph cannot flatten heads there.
+
+        k_scales_zeros, v_scales_zeros: of quantised caches, [blocks, block_size, Hkv, 2], which are written, or for fp8
+        a scale each. There a prompt attends to what its cache holds, rounded, as LMDeploy's own CUDA layers do.
         """
         if nsa_indices is not None:
             raise refuse("sparse attention by token indices", "use another model")
         meta = attn_metadata
-        ops.fill_kv_cache(key, value, k_cache, v_cache, meta.kv_start_indices)
+        quantised = _quantised(meta, k_scales_zeros, v_scales_zeros)
+        ops.fill_kv_cache(key, value, k_cache, v_cache, meta.kv_start_indices, **quantised)
         shared: dict[str, Any] = {
             "softmax_scale": self.scale,
             "attn_output": query[..., : self.v_head_size] if inplace and _is_dense(query) else None,
@@ -137,8 +141,9 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
                 meta.max_kv_seq_len,
                 *heads,
                 **shared,
+                **quantised,
             )
-        if meta.is_prefill_no_cache:
+        if meta.is_prefill_no_cache and not quantised:
             return ops.prefill_attention(
                 query,
                 key,
@@ -166,7 +171,24 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
             meta.max_kv_seq_len,
             *heads,
             **shared,
+            **quantised,
         )
+
+
+def _quantised(
+    meta: DlinferAttentionMetadata, k_scales_zeros: Tensor | None, v_scales_zeros: Tensor | None
+) -> dict[str, Any]:
+    """What the ops are told of quantised caches; empty where they are not."""
+    if not meta.quant_policy:
+        return {}
+    if k_scales_zeros is None or v_scales_zeros is None:
+        feature = f"quant_policy={int(meta.quant_policy)} with this model, which passes no scales on"
+        raise refuse(feature, "use quant_policy=0")
+    return {
+        "k_scales_zeros": k_scales_zeros,
+        "v_scales_zeros": v_scales_zeros,
+        "quant_bits": int(meta.quant_policy),
+    }
 
 
 def _is_dense(x: Tensor) -> bool:

@@ -19,6 +19,7 @@ from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers import attention, rope_lengths, rotary, router, sampling, windows
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
+from dlinfer.framework.lmdeploy_ext.refusals import kv_quantisation
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
 
@@ -102,6 +103,7 @@ class OpsBackend(DlinferOpsBackend):
         device: torch.device,
     ) -> Any:
         """What runs the model: compiled graphs, or with ``eager_mode=True`` the model itself."""
+        kv_quantisation.check_model(model_config, cache_config)
         windows.apply(model, model_config.llm_config or model_config.hf_config)
         runner = GraphRunner if backend_config.eager_mode else _graph_runner()
         return runner(model, model_config, cache_config, backend_config, device)

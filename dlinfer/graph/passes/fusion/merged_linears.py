@@ -34,6 +34,7 @@ _HEAVY = frozenset(
     for name in (
         "linear", "linears", "fused_moe",
         "prefill_attention", "paged_prefill_attention", "paged_decode_attention",
+        "quantised_paged_prefill_attention", "quantised_paged_decode_attention",
     )
 )  # fmt: skip
 

@@ -1,0 +1,56 @@
+"""Which of LMDeploy's quant_policies our devices serve; the others are refused before weights are loaded."""
+
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import devices
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.ops.kernels import kernel_authors
+from dlinfer.ops.kv_quantisation import INT4, STORED, is_scaled_by_token
+from dlinfer.vendor import activate_default
+
+_OPS = ("fill_quantised_kv_cache", "quantised_paged_prefill_attention", "quantised_paged_decode_attention")
+_ADVICE = "use quant_policy=0; the KV cache keeps the model's dtype"
+
+
+def is_served(quant_policy: int) -> bool:
+    """Whether a quant_policy quantises, in a format that our ops have."""
+    return quant_policy in STORED
+
+
+def check_engine_config(config: Any) -> None:
+    """Raise UnsupportedFeatureError for a quant_policy without ops, or without kernels on the device.
+
+    What is no quant_policy at all LMDeploy refuses itself.
+    """
+    from lmdeploy.messages import QuantPolicy
+
+    policy, device = config.quant_policy, config.device_type
+    if not policy or policy not in list(QuantPolicy):
+        return
+    named = f"quant_policy={int(policy)} ({QuantPolicy(policy).name})"
+    if not is_served(policy):
+        raise refuse(named, f"use one of {', '.join(map(str, STORED))}, or 0 for none", device)
+    vendor = activate_default(devices.torch_device(device))
+    kernels = kernel_authors(vendor) if vendor is not None else {}
+    missing = [op for op in _OPS if op not in kernels]
+    if missing:
+        raise refuse(f"{named}, for which there is no kernel of {missing[0]},", _ADVICE, device)
+
+
+def check_model(model_config: Any, cache_config: Any) -> None:
+    """Raise UnsupportedFeatureError for a model whose keys and values no cache of the policy can hold."""
+    policy = cache_config.quant_policy
+    if not policy:
+        return
+    named = f"quant_policy={int(policy)}"
+    if is_scaled_by_token(policy) and model_config.v_head_dim == 0:
+        what = (
+            "multi-head latent attention, whose values are a part of its keys and have no scales of their own"
+        )
+        raise refuse(f"{named} with {what}", "use quant_policy=16 or 0")
+    sizes = (
+        model_config.k_head_dim or model_config.head_dim,
+        model_config.v_head_dim or model_config.head_dim,
+    )
+    if policy == INT4 and any(size % 2 for size in sizes):
+        raise refuse(f"{named} with heads of {sizes[0]} and {sizes[1]} elements", "use quant_policy=8 or 0")
