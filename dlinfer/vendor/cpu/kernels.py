@@ -5,7 +5,13 @@ The KV cache is [blocks, block_size, kv_heads, head_size], the vendor's (default
 """
 
 from dlinfer.vendor.base import Kernel
-from dlinfer.vendor.cpu.decode import paged_decode_attention, quantised_paged_decode_attention
+from dlinfer.vendor.cpu.attention.decode import paged_decode_attention, quantised_paged_decode_attention
+from dlinfer.vendor.cpu.attention.kv_cache import fill_kv_cache, fill_quantised_kv_cache
+from dlinfer.vendor.cpu.attention.prefill import (
+    paged_prefill_attention,
+    prefill_attention,
+    quantised_paged_prefill_attention,
+)
 from dlinfer.vendor.cpu.elementwise import (
     add_rms_norm,
     apply_rotary_pos_emb,
@@ -15,15 +21,9 @@ from dlinfer.vendor.cpu.elementwise import (
     silu_and_mul,
 )
 from dlinfer.vendor.cpu.gated import gelu_mul, silu_mul
-from dlinfer.vendor.cpu.kv_cache import fill_kv_cache, fill_quantised_kv_cache
 from dlinfer.vendor.cpu.linears import linears
 from dlinfer.vendor.cpu.lora import lora_linear
 from dlinfer.vendor.cpu.moe import fused_moe, moe_gating_topk_softmax
-from dlinfer.vendor.cpu.prefill import (
-    paged_prefill_attention,
-    prefill_attention,
-    quantised_paged_prefill_attention,
-)
 
 KERNELS: dict[str, Kernel] = {
     kernel.__name__: kernel

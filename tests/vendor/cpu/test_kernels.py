@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlinfer import ops, vendor
-from dlinfer.vendor.cpu import prefill
+from dlinfer.vendor.cpu.attention import prefill
 from dlinfer.vendor.cpu.kernels import KERNELS
 
 BLOCK = 16

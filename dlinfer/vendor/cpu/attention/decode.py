@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from dlinfer.vendor.cpu.attention.gathered_decode import gathered_decode
+from dlinfer.vendor.cpu.attention.kv_cache import Pages
 from dlinfer.vendor.cpu.compiled import compiled
-from dlinfer.vendor.cpu.gathered_decode import gathered_decode
-from dlinfer.vendor.cpu.kv_cache import Pages
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

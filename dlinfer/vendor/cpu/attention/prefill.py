@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from dlinfer.vendor.cpu.kv_cache import Pages
-from dlinfer.vendor.cpu.sdpa import Extras, attend, flash
+from dlinfer.vendor.cpu.attention.kv_cache import Pages
+from dlinfer.vendor.cpu.attention.sdpa import Extras, attend, flash
 
 _SCORES_AT_A_TIME = 1 << 24  # bounds masks and scores: 64 MiB in float32
 _ROWS_AT_LEAST = 128  # of a window's pieces, which read their rows' windows only

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dlinfer.vendor.cpu.kv_cache import Pages
-from dlinfer.vendor.cpu.sdpa import Extras, attend
+from dlinfer.vendor.cpu.attention.kv_cache import Pages
+from dlinfer.vendor.cpu.attention.sdpa import Extras, attend
 
 
 def gathered_decode(
