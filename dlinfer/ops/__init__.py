@@ -20,6 +20,7 @@ from dlinfer.ops.prefill import prefill_attention
 from dlinfer.ops.rotary import apply_rotary_pos_emb
 from dlinfer.ops.rotary_interleaved import apply_rotary_pos_emb_interleaved
 from dlinfer.ops.spec import OpSpec, Tolerance, registry
+from dlinfer.ops.weight_quant import weight_quant_matmul
 
 kernels.install()
 
@@ -43,4 +44,5 @@ __all__ = [
     "rms_norm",
     "silu_and_mul",
     "silu_mul",
+    "weight_quant_matmul",
 ]

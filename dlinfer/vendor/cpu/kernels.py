@@ -15,7 +15,7 @@ from dlinfer.vendor.cpu.elementwise import (
 )
 from dlinfer.vendor.cpu.gated import gelu_mul, silu_mul
 from dlinfer.vendor.cpu.kv_cache import fill_kv_cache
-from dlinfer.vendor.cpu.linears import linears
+from dlinfer.vendor.cpu.linears import linears, weight_quant_matmul
 from dlinfer.vendor.cpu.lora import lora_linear
 from dlinfer.vendor.cpu.moe import fused_moe, moe_gating_topk_softmax
 from dlinfer.vendor.cpu.prefill import paged_prefill_attention, prefill_attention
@@ -32,6 +32,7 @@ KERNELS: dict[str, Kernel] = {
         gelu_mul,
         linear,
         linears,
+        weight_quant_matmul,
         lora_linear,
         fill_kv_cache,
         prefill_attention,

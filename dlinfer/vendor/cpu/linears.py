@@ -1,10 +1,34 @@
-"""Linear layers of one input on CPU, one after the other."""
+"""Linear layers of one input on CPU, one after the other; and one whose weight is of 4 bits."""
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional
+
+from dlinfer.ops.packing import AWQ
+
+_WIDENED_WORDS = 64  # of a row of a packed weight: so many columns of 8 are in float at a time
 
 
 def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
     return [functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def weight_quant_matmul(
+    x: Tensor, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None, group_size: int
+) -> Tensor:
+    from dlinfer.vendor.cpu import native  # it loads inductor
+
+    if x.dtype is not torch.float64 and scales.dtype is not torch.float64 and native.why_not() is None:
+        return torch.ops.dlinfer_cpu.weight_quant_matmul.default(x, qweight, scales, offset, bias, group_size)
+    # Without a C++ compiler, and for float64: some columns after the other, so that no float copy of all is made.
+    wide, packing = torch.promote_types(x.dtype, torch.float32), AWQ.of_groups(group_size)
+    parts, wide_x = [], x.to(wide)
+    for first in range(0, qweight.shape[1], _WIDENED_WORDS):
+        words = slice(first, first + _WIDENED_WORDS)
+        columns = slice(first * packing.per_word, (first + _WIDENED_WORDS) * packing.per_word)
+        zeros = None if offset is None else offset[:, words]
+        part = wide_x @ packing.dequantise(qweight[:, words], scales[:, columns], zeros, wide)
+        parts.append((part if bias is None else part + bias[columns]).to(x.dtype))
+    return torch.cat(parts, -1) if parts else x.new_empty((*x.shape[:-1], 0))
