@@ -109,15 +109,105 @@ void tile(const Strip& strip, const float* x, int first, Next next, Floats* sums
   for (int i = 0; i < kTileNibbles * kRows; ++i) sums[i] = kept[i];
 }
 
+#if defined(__AVX512BF16__)
+#define DLINFER_HAS_INT4_PAIRS 1
+
+// The numbers q - 8 of the lowest four bits of each half of a word, as bfloat16, which has them exactly.
+inline __m512bh centred_pairs(__m512i words) {
+  constexpr short k[16] = {short(0xc100), short(0xc0e0), short(0xc0c0), short(0xc0a0), short(0xc080), short(0xc040),
+                           short(0xc000), short(0xbf80), 0,             0x3f80,        0x4000,        0x4040,
+                           0x4080,        0x40a0,        0x40c0,        0x40e0};
+  const __m512i numbers = _mm512_set_epi16(k[15], k[14], k[13], k[12], k[11], k[10], k[9], k[8], k[7], k[6], k[5],
+                                           k[4], k[3], k[2], k[1], k[0], k[15], k[14], k[13], k[12], k[11], k[10],
+                                           k[9], k[8], k[7], k[6], k[5], k[4], k[3], k[2], k[1], k[0]);
+  return (__m512bh)_mm512_permutexvar_epi16(words, numbers);  // by the lowest five bits: each number stands twice
+}
+
+// Like tile, for x in bfloat16, of which each word of x has the numbers of two rows of the weight: the instruction
+// multiplies and adds pairs. Where the strip ends in half a pair, the other half of x is zero.
+template <int kRows, int kTileNibbles>
+void tile_of_pairs(const Strip& strip, const uint32_t* x, int first, Next next, Floats* sums) {
+  Floats kept[kTileNibbles * kRows]{};
+  constexpr __mmask32 kOdd = 0xaaaaaaaa;
+  const __m128i shift = _mm_cvtsi32_si128(4 * (first % 4));
+  const bool upper = first >= 4;
+  const auto add = [&](Words even_row, Words odd_row) __attribute__((always_inline)) {
+    const __m512i a = (__m512i)even_row, b = (__m512i)odd_row;
+    __m512bh numbers[kTileNibbles];
+    // Nibbles 0 to 3 of both rows, then 4 to 7.
+    if constexpr (kTileNibbles == kNibbles) {
+      const __m512i low = _mm512_mask_blend_epi16(kOdd, a, _mm512_slli_epi32(b, 16));
+      const __m512i high = _mm512_mask_blend_epi16(kOdd, _mm512_srli_epi32(a, 16), b);
+      numbers[0] = centred_pairs(low);
+      numbers[1] = centred_pairs(_mm512_srli_epi16(low, 4));
+      numbers[2] = centred_pairs(_mm512_srli_epi16(low, 8));
+      numbers[3] = centred_pairs(_mm512_srli_epi16(low, 12));
+      numbers[4] = centred_pairs(high);
+      numbers[5] = centred_pairs(_mm512_srli_epi16(high, 4));
+      numbers[6] = centred_pairs(_mm512_srli_epi16(high, 8));
+      numbers[7] = centred_pairs(_mm512_srli_epi16(high, 12));
+    } else {
+      const __m512i both = upper ? _mm512_mask_blend_epi16(kOdd, _mm512_srli_epi32(a, 16), b)
+                                 : _mm512_mask_blend_epi16(kOdd, a, _mm512_slli_epi32(b, 16));
+      const __m512i from = _mm512_srl_epi16(both, shift);
+      numbers[0] = centred_pairs(from);
+      numbers[1] = centred_pairs(_mm512_srli_epi16(from, 4));
+      if constexpr (kTileNibbles == 4) {
+        numbers[2] = centred_pairs(_mm512_srli_epi16(from, 8));
+        numbers[3] = centred_pairs(_mm512_srli_epi16(from, 12));
+      }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const __m512bh input = (__m512bh)_mm512_set1_epi32(int(x[m]));
+#pragma GCC unroll 8
+      for (int i = 0; i < kTileNibbles; ++i) {
+        kept[i * kRows + m] = (Floats)_mm512_dpbf16_ps((__m512)kept[i * kRows + m], numbers[i], input);
+      }
+    }
+    x += kRows;
+  };
+  const uint32_t* row = strip.words;
+  int64_t k = 0;
+  if (strip.count >= kLanes) {
+    for (; k + 2 <= strip.depth; k += 2, row += 2 * strip.stride) {
+      __builtin_prefetch(next.line, 0, 2);
+      __builtin_prefetch(next.line + next.stride, 0, 2);
+      next.line += 2 * next.stride;
+      add(load_as<Words>(row), load_as<Words>(row + strip.stride));
+    }
+  } else {
+    for (; k + 2 <= strip.depth; k += 2, row += 2 * strip.stride) {
+      add(load_words(row, strip.count), load_words(row + strip.stride, strip.count));
+    }
+  }
+  if (k < strip.depth) add(load_words(row, strip.count), Words{});
+#pragma GCC unroll 24
+  for (int i = 0; i < kTileNibbles * kRows; ++i) sums[i] = kept[i];
+}
+#endif
+
 struct Tile {
-  using Function = void (*)(const Strip&, const float*, int, Next, Floats*);
   int nibbles;
-  Function run;
+  void (*run)(const Strip&, const float*, int, Next, Floats*);
+#if defined(DLINFER_HAS_INT4_PAIRS)
+  void (*run_pairs)(const Strip&, const uint32_t*, int, Next, Floats*);
+#endif
 };
+
+template <int kRows>
+constexpr Tile tile_of() {
+  constexpr int kTileNibbles = tile_nibbles(kRows);
+#if defined(DLINFER_HAS_INT4_PAIRS)
+  return {kTileNibbles, tile<kRows, kTileNibbles>, tile_of_pairs<kRows, kTileNibbles>};
+#else
+  return {kTileNibbles, tile<kRows, kTileNibbles>};
+#endif
+}
 
 template <int... I>
 constexpr std::array<Tile, sizeof...(I)> tiles_by_rows(std::integer_sequence<int, I...>) {
-  return {{{tile_nibbles(I + 1), tile<I + 1, tile_nibbles(I + 1)>}...}};
+  return {{tile_of<I + 1>()...}};
 }
 
 constexpr auto kTilesByRows = tiles_by_rows(std::make_integer_sequence<int, kMostRows>());

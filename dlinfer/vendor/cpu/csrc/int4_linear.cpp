@@ -103,30 +103,42 @@ Span span_of(const Layer& layer, int64_t strip) {
   return {group, begin, end - begin};
 }
 
-// Rows of x in float32, `rows` side by side for each in_feature, and the sums of each over each strip.
+// Rows of x in words, `rows` of them side by side for each in_feature in float32, or each two in bfloat16, and the sums
+// of each row over each strip.
 struct Inputs {
-  int64_t count, in, strips, rows;
+  int64_t count, words, strips, rows;
+  bool pairs;
   std::unique_ptr<float[]> numbers, sums;
 
   int64_t rows_at(int64_t first) const { return std::min(rows, count - first); }
   const float* at(int64_t first, int64_t column) const {
-    return numbers.get() + first * in + column * rows_at(first);
+    return numbers.get() + first * words + column / (pairs ? 2 : 1) * rows_at(first);
   }
 };
 
-Inputs packed(const void* data, Kind kind, int64_t stride, int64_t count, const Layer& layer) {
+// Whether x is taken in pairs. A strip then begins with one, so that groups have an even number of rows.
+bool takes_pairs([[maybe_unused]] ScalarType dtype, [[maybe_unused]] const Layer& layer) {
+#if defined(DLINFER_HAS_INT4_PAIRS)
+  return dtype == ScalarType::BFloat16 && (layer.group % 2 == 0 || layer.group >= layer.in);
+#else
+  return false;
+#endif
+}
+
+Inputs packed(const void* data, Kind kind, bool pairs, int64_t stride, int64_t count, const Layer& layer) {
   const int64_t passes = std::max<int64_t>((count + kMostRows - 1) / kMostRows, 1);
-  Inputs to{count, layer.in, layer.strips(), std::max<int64_t>((count + passes - 1) / passes, 1)};
-  to.numbers = floats(count * layer.in);
+  const int64_t words = pairs ? (layer.in + 1) / 2 : layer.in;
+  Inputs to{count, words, layer.strips(), std::max<int64_t>((count + passes - 1) / passes, 1), pairs};
+  to.numbers = floats(count * words);
   to.sums = floats(count * to.strips);
   const int64_t grain = std::max<int64_t>(kPackedRows / to.rows, 1);
   torch::stable::parallel_for(0, (count + to.rows - 1) / to.rows, grain, [&](int64_t begin, int64_t end) {
     const auto row = floats(layer.in);
     for (int64_t first = begin * to.rows; first < std::min(end * to.rows, count); first += to.rows) {
       const int64_t rows = to.rows_at(first);
-      float* const block = to.numbers.get() + first * layer.in;
+      float* const block = to.numbers.get() + first * words;
       for (int64_t m = 0; m < rows; ++m) {
-        float* const line = rows == 1 ? block : row.get();
+        float* const line = rows == 1 && !pairs ? block : row.get();
         kind.widen(data, (first + m) * stride, layer.in, line);
         for (int64_t strip = 0; strip < to.strips; ++strip) {
           const Span span = span_of(layer, strip);
@@ -138,7 +150,13 @@ Inputs packed(const void* data, Kind kind, int64_t stride, int64_t count, const 
           for (int j = 0; j < kLanes; ++j) sum += lanes[j];
           to.sums[(first + m) * to.strips + strip] = sum;
         }
-        if (rows > 1) {
+        if (pairs) {
+          const auto* const numbers = static_cast<const uint16_t*>(data) + (first + m) * stride;
+          for (int64_t k = 0; k < words; ++k) {
+            const uint32_t odd = 2 * k + 1 < layer.in ? numbers[2 * k + 1] : 0, pair = numbers[2 * k] | odd << 16;
+            std::memcpy(block + k * rows + m, &pair, sizeof pair);
+          }
+        } else if (rows > 1) {
           for (int64_t k = 0; k < layer.in; ++k) block[k * rows + m] = line[k];
         }
       }
@@ -185,7 +203,14 @@ void slice(const Layer& layer, const Inputs& x, int64_t first, int64_t begin, in
         const int64_t count = x.rows_at(first + row);
         const Tile& tile = kTilesByRows[count - 1];
         for (int nibble = 0; nibble < kNibbles; nibble += tile.nibbles) {
-          tile.run(weight, x.at(first + row, span.begin), nibble, row + nibble == 0 ? next : nothing, fresh);
+          const float* const numbers = x.at(first + row, span.begin);
+          const Next ahead = row + nibble == 0 ? next : nothing;
+#if defined(DLINFER_HAS_INT4_PAIRS)
+          if (x.pairs) {
+            tile.run_pairs(weight, reinterpret_cast<const uint32_t*>(numbers), nibble, ahead, fresh);
+          } else
+#endif
+            tile.run(weight, numbers, nibble, ahead, fresh);
           for (int64_t m = 0; m < count; ++m) {
             const Floats sum_of_x = broadcast(x.sums[(first + row + m) * x.strips + strip]);
             Floats* const kept = sums + ((row + m) * blocks + block - begin) * kNibbles + nibble;
@@ -295,7 +320,8 @@ Tensor weight_quant_matmul(Tensor x, Tensor qweight, Tensor scales, MaybeTensor 
                     out_features,
                     group};
   const int64_t stride = rank == 2 ? x.stride(0) : in;
-  run(layer, packed(x.const_data_ptr(), kind, stride, rows, layer), out.mutable_data_ptr(), kind);
+  const bool pairs = takes_pairs(x.scalar_type(), layer);
+  run(layer, packed(x.const_data_ptr(), kind, pairs, stride, rows, layer), out.mutable_data_ptr(), kind);
   return out;
 }
 
