@@ -23,6 +23,7 @@ from dlinfer.ops.quantised_prefill import quantised_paged_prefill_attention
 from dlinfer.ops.rotary import apply_rotary_pos_emb
 from dlinfer.ops.rotary_interleaved import apply_rotary_pos_emb_interleaved
 from dlinfer.ops.spec import OpSpec, Tolerance, registry
+from dlinfer.ops.weight_quant import weight_quant_matmul
 
 kernels.install()
 
@@ -49,4 +50,5 @@ __all__ = [
     "rms_norm",
     "silu_and_mul",
     "silu_mul",
+    "weight_quant_matmul",
 ]

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
-from .families import BRIEF, ELSEWHERE, FAMILIES, REWARD
+from .families import BRIEF, ELSEWHERE, FAMILIES, QUANTISED, REWARD
 
 STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
-BUILT = FAMILIES | BRIEF | REWARD | ELSEWHERE
+BUILT = FAMILIES | BRIEF | QUANTISED | REWARD | ELSEWHERE
 DTYPES = ("float32", "bfloat16")
 
 
@@ -37,7 +37,8 @@ def is_built(out: Path, wanted: str) -> bool:
 
 
 def reference_folder(model: Path) -> Path:
-    """The folder that transformers can load: the model's own, or the twin it carries (InternLM's Llama)."""
+    """The folder that transformers can load: the model's own, or the twin it carries (InternLM's Llama, and the floats
+    of quantised weights)."""
     twin = model / REFERENCE
     return twin if twin.is_dir() else model
 
@@ -97,7 +98,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import chatglm, deepseek, internlm2, internlm3, reward, tokenizer
+    from . import awq, chatglm, deepseek, internlm2, internlm3, reward, tokenizer
     from .families import STOP_IDS
 
     spec = BUILT[family]
@@ -124,6 +125,9 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         tokens.save_pretrained(folder / REFERENCE)
         twins[family](model, folder)
         model.generation_config.save_pretrained(folder)
+    elif family in QUANTISED:
+        awq.save(model, folder, twin=folder / REFERENCE)
+        tokens.save_pretrained(folder / REFERENCE)
     else:
         model.save_pretrained(folder)
     tokens.save_pretrained(folder)

@@ -269,6 +269,16 @@ REWARD: dict[str, Family] = {
     "internlm2_reward": Family("Llama", "remote-code config; one linear layer in place of the vocabulary"),
 }
 
+# Weights of 4 bits.
+QUANTISED: dict[str, Family] = {
+    "llama_awq": Family("Llama", "AWQ: packed weights without biases"),
+    "qwen2_awq": Family(
+        "Qwen2",
+        "AWQ: packed q, k and v with biases; more columns than a kernel's block, and a part of one",
+        {"tie_word_embeddings": True, "intermediate_size": 288},
+    ),
+}
+
 # Models that LMDeploy has no class for.
 ELSEWHERE: dict[str, Family] = {
     "olmo2": Family("Olmo2", "norms behind attention and MLP, and over all of q and of k"),

@@ -37,6 +37,7 @@ FREE_SIZES = {  # dimensions that no other argument fixes
     ("linear", "x"): (0, 1),
     ("linear", "weight"): (0,),
     ("linears", "x"): (0, 1),
+    ("weight_quant_matmul", "x"): (0,),
     ("apply_rotary_pos_emb", "q"): (1,),
     ("apply_rotary_pos_emb", "k"): (1,),
     ("apply_rotary_pos_emb_interleaved", "native_input"): (1, 2),
@@ -77,8 +78,8 @@ def test_wrong_rank(op, name):
 
 
 def floating(op: str) -> list[str]:
-    """Tensors that must share one dtype; the weights of chosen experts and adapters' scalings may be of another."""
-    apart = ("topk_weights", "scalings")
+    """Tensors that must share one dtype; the weights of chosen experts and all scalings may be of another."""
+    apart = ("topk_weights", "scalings", "scales")
     return [n for n in tensors(op) if arguments(op)[n].is_floating_point() and n not in apart]
 
 

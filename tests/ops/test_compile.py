@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from dlinfer import ops
+from dlinfer.ops.packing import AWQ
 from dlinfer.utils.type_annotation import MoeMetadata
 from tests.ops import cases
 
@@ -100,6 +101,8 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     mixed = mixed + ops.silu_mul(first, second) + ops.gelu_mul(first, second, True)
     adapters = (step["starts"], step["ranks"], step["scalings"], step["adapters"])
     mixed = ops.lora_linear(mixed, turned.flatten(1), w["lora_a"], w["lora_b"], *adapters)
+    packed = (w["packed"], w["packed_scales"])
+    mixed = mixed + ops.weight_quant_matmul(mixed, *packed, offset=w["packed_zeros"], group_size=16)
     gates = ops.silu_and_mul(mixed.repeat(1, 2))
     weights, ids = ops.moe_gating_topk_softmax(mixed @ w["router"], 2, metadata)
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual
@@ -121,6 +124,8 @@ def inputs(lens: tuple[int, ...]):
         "down": (4, hidden, 16),
     }
     w = {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
+    parts = AWQ.of_groups(16).quantise(w["square"])
+    w |= dict(zip(("packed", "packed_scales", "packed_zeros"), parts, strict=True))
     table = torch.arange(2 * len(lens)).view(len(lens), 2)
     slots = torch.cat([table[i, 0] * 8 + torch.arange(n) for i, n in enumerate(lens)])
     step = {"cos": torch.randn(tokens, 16), "sin": torch.randn(tokens, 16), "slots": slots}

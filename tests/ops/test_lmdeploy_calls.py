@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from lmdeploy.pytorch.backends.dlinfer.awq_modules import AwqLinearW4A16Impl
 from lmdeploy.pytorch.kernels import dlinfer as lmdeploy
 from lmdeploy.pytorch.kernels.dlinfer.activation import silu_and_mul
 from torch import Tensor
 
 from dlinfer import ops
+from dlinfer.framework.lmdeploy_ext.layers.awq import LinearW4A16
+from dlinfer.ops.packing import AWQ
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 
 BLOCK = 8
@@ -53,6 +56,19 @@ def test_linear_and_activation():
     torch.testing.assert_close(lmdeploy.linear(x, weight, bias, False), x @ weight.t() + bias)
     torch.testing.assert_close(lmdeploy.linear(x, weight), x @ weight.t())
     assert silu_and_mul(x).shape == (1, 5, 8)
+
+
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_a_weight_of_4_bits(group_size):
+    packing = AWQ.of_groups(group_size)
+    x, bias = torch.randn(1, 5, 64), torch.randn(24)
+    qweight, scales, qzeros = packing.quantise(torch.randn(64, 24))
+    want = x @ packing.dequantise(qweight, scales, qzeros, torch.float32) + bias
+    theirs = AwqLinearW4A16Impl(64, 24, 4, group_size)
+    torch.testing.assert_close(theirs.forward(x, qweight, scales, qzeros, bias), want)
+    for shape in ((1, 5), (5,), (5, 1)):
+        got = LinearW4A16(group_size).forward(x.view(*shape, 64), qweight, scales, qzeros, bias)
+        torch.testing.assert_close(got, want.view(*shape, 24))
 
 
 # --- attention

@@ -78,6 +78,8 @@ def _torch_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
         )
         if dtype == "float32" or (dtype == "auto" and stored in (torch.float32, "float32")):
             config.dtype = torch.float32
+        elif dtype == "bfloat16":
+            config.dtype = torch.bfloat16
         return config
 
     return _update_torch_dtype
@@ -123,7 +125,7 @@ PATCHES = (
     ),
     Patch(
         target="lmdeploy.pytorch.config:_update_torch_dtype",
-        why="turns float32 into float16 in silence; float32 that is asked for stays",
+        why="turns float32 into float16 in silence, and of AWQ models whatever is asked for; what is asked for stays",
         signature="(config, dtype, device_type='auto')",
         build=_torch_dtype,
     ),

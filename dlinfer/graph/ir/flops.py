@@ -111,6 +111,7 @@ _COUNTS: dict[str, Callable[[Given, Any], int]] = {
     "aten::linear": _linear,
     "dlinfer::linear": _linear,
     "dlinfer::linears": _linears,
+    "dlinfer::weight_quant_matmul": _linear,
     **dict.fromkeys(("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot"), _product("self")),
     "aten::addmm": _product("mat1"),
     "aten::addmv": _product("mat"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from dlinfer.graph.known_answers.answer import KnownAnswer, NotTakenError, name_of
 from dlinfer.graph.known_answers.questions import FLOATS, ROUNDED, small_whole
 from dlinfer.graph.known_answers.suite import KnownAnswers
+from dlinfer.ops.packing import AWQ
 from dlinfer.vendor.cpu import native
 
 ROWS = (1, 2, 7, 40, 65, 130)
@@ -28,6 +29,7 @@ def answers() -> Iterator[KnownAnswer]:
     for dtype in FLOATS:
         for bias in (False, True):
             yield _linear(dtype, bias)
+        yield _packed_linear(dtype)
         if dtype != torch.float32:
             yield _norm(dtype)
         yield _decode(dtype)
@@ -59,6 +61,25 @@ def _linear(dtype: torch.dtype, biased: bool) -> KnownAnswer:
 
     name = f"C++ linear of {', '.join(map(str, ROWS))} rows{', with bias' if biased else ''}"
     return KnownAnswer(name, frozenset({"native linear", "native linears"}), name_of(dtype), run, expected)
+
+
+def _packed_linear(dtype: torch.dtype) -> KnownAnswer:
+    """Sums of at most 200 products of -1, 0 and 1 with numbers of -15 to 15: exact in float32, in any order."""
+    packing = AWQ.of_groups(48)
+    numbers, zeros = small_whole(200, 136, 1) * 7 + 8, small_whole(5, 136, 2) * 7 + 8
+    qweight, qzeros = packing.pack(numbers.long()), packing.pack_zeros(zeros.long())
+    scales, inputs = 2.0 ** small_whole(5, 136, 3), [small_whole(rows, 200, rows) for rows in ROWS]
+
+    def run() -> Sequence[Tensor]:
+        product = _native("weight_quant_matmul")
+        return [product(x.to(dtype), qweight, scales.half(), qzeros, None, 48) for x in inputs]
+
+    def expected() -> Sequence[Tensor]:
+        weight = packing.dequantise(qweight, scales, qzeros)
+        return [(x @ weight).to(dtype) for x in inputs]
+
+    name = f"C++ linear with a weight of 4 bits, of {', '.join(map(str, ROWS))} rows"
+    return KnownAnswer(name, frozenset({"native weight_quant_matmul"}), name_of(dtype), run, expected)
 
 
 def _norm(dtype: torch.dtype) -> KnownAnswer:

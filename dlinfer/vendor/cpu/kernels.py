@@ -24,6 +24,7 @@ from dlinfer.vendor.cpu.gated import gelu_mul, silu_mul
 from dlinfer.vendor.cpu.linears import linears
 from dlinfer.vendor.cpu.lora import lora_linear
 from dlinfer.vendor.cpu.moe import fused_moe, moe_gating_topk_softmax
+from dlinfer.vendor.cpu.packed_linear import weight_quant_matmul
 
 KERNELS: dict[str, Kernel] = {
     kernel.__name__: kernel
@@ -37,6 +38,7 @@ KERNELS: dict[str, Kernel] = {
         gelu_mul,
         linear,
         linears,
+        weight_quant_matmul,
         lora_linear,
         fill_kv_cache,
         prefill_attention,

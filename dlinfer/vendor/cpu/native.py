@@ -275,3 +275,14 @@ def _register_fakes() -> None:
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         contiguous = torch.contiguous_format
         return torch.empty_like(x, memory_format=contiguous), torch.empty_like(x, memory_format=contiguous)
+
+    @torch.library.register_fake("dlinfer_cpu::weight_quant_matmul")
+    def weight_quant_matmul(
+        x: Tensor,
+        qweight: Tensor,
+        scales: Tensor,
+        offset: Tensor | None,
+        bias: Tensor | None,
+        group_size: int,
+    ) -> Tensor:
+        return x.new_empty((*x.shape[:-1], scales.shape[1]))

@@ -127,11 +127,45 @@ def test_other_classes_are_refused_by_name_with_a_reason(name: str):
 
 
 @pytest.mark.parametrize("inside", ["", "text_config", "llm_config"])
-@pytest.mark.parametrize("method", ["awq", "gptq", "mxfp4", "fp8", "compressed-tensors", "smooth_quant"])
+@pytest.mark.parametrize("method", ["gptq", "mxfp4", "fp8", "compressed-tensors", "smooth_quant"])
 def test_quantised_weights_are_refused_by_their_method(method: str, inside: str):
     quantised = {"quantization_config": {"quant_method": method, "bits": 4}}
     config = {"architectures": ["LlamaForCausalLM"], **({inside: quantised} if inside else quantised)}
     with pytest.raises(UnsupportedFeatureError, match=method):
+        check_support(config)
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+
+
+@pytest.mark.parametrize("inside", ["", "text_config", "llm_config"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"version": "GEMM"}, {"modules_to_not_convert": ["lm_head"]}, {"modules_to_not_convert": None}],
+    ids=str,
+)
+def test_awq_models_are_served(inside: str, fields: dict[str, Any]):
+    quantised = {"quantization_config": AWQ | fields, "hidden_size": 896, "intermediate_size": 4864}
+    check_support({"architectures": ["Qwen2ForCausalLM"], **({inside: quantised} if inside else quantised)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "named"),
+    [
+        ({"bits": 8}, {}, "of 8 bits"),
+        ({"version": "gemv"}, {}, "layout 'gemv'"),
+        ({"version": None, "format": "llm-awq"}, {}, "layout 'llm-awq'"),
+        ({"group_size": -1}, {}, "group_size=-1"),
+        ({"zero_point": False}, {}, "without zero points"),
+        ({"modules_to_not_convert": ["lm_head", "mlp.gate"]}, {}, r"not packed \(mlp.gate\)"),
+        ({}, {"num_local_experts": 8}, "with experts"),
+        ({}, {"intermediate_size": 4800}, "intermediate_size=4800"),
+    ],
+    ids=str,
+)
+def test_other_kinds_of_awq_are_refused_by_name(fields: dict[str, Any], model: dict[str, Any], named: str):
+    config = {"architectures": ["LlamaForCausalLM"], "quantization_config": AWQ | fields} | model
+    with pytest.raises(UnsupportedFeatureError, match=f"AWQ model .*{named}"):
         check_support(config)
 
 

@@ -3,12 +3,19 @@
 import asyncio
 
 import pytest
+import torch
 import transformers
 from lmdeploy import PytorchEngineConfig
 from lmdeploy.messages import SpeculativeConfig
 from lmdeploy.pytorch.backends import get_backend
+from lmdeploy.pytorch.backends.awq_modules import LinearW4A16BuildSpec
 from lmdeploy.pytorch.backends.lora import LoRABuildSpec
-from lmdeploy.pytorch.config import DistConfig, ModelConfig
+from lmdeploy.pytorch.config import (
+    DistConfig,
+    ModelConfig,
+    QuantizationConfig,
+    _patch_quantization_config,
+)
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 from lmdeploy.pytorch.engine.engine import Engine as PytorchEngine
 from lmdeploy.serve.core import AsyncEngine
@@ -27,6 +34,7 @@ from tests.framework.lmdeploy_ext.attention_specs import paged_spec
         ({"adapters": {"a": "path"}}, "adapters"),
         ({"enable_microbatch": True}, "enable_microbatch"),
         ({"model_format": "fp8"}, "model_format='fp8'"),
+        ({"model_format": "gptq"}, "model_format='gptq'"),
         ({"dllm_block_length": 4}, "dllm_block_length=4"),
         ({"distributed_executor_backend": "ray"}, "distributed_executor_backend='ray'"),
         ({"hf_overrides": {"memory_model_path": "memory"}}, "MemDecode"),
@@ -111,7 +119,12 @@ REFUSED_MODELS = {
     "MiniCPM3": ("MiniCPM3Config", "MiniCPM3ForCausalLM", {}, "MiniCPM3ForCausalLM"),
     "GPTQ": ("LlamaConfig", "LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
     "MXFP4": ("Qwen2Config", "Qwen2ForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
-    "AWQ": ("LlamaConfig", "LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+    "AWQ of 8 bits": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {"quantization_config": {"quant_method": "awq", "bits": 8}},
+        "AWQ model of 8 bits",
+    ),
     "an unknown rope type": (
         "LlamaConfig",
         "LlamaForCausalLM",
@@ -135,3 +148,31 @@ def test_models_are_refused_while_their_configuration_is_read(config, architectu
     hf_config = getattr(transformers, config)(architectures=[architecture], **fields)
     with pytest.raises(UnsupportedFeatureError, match=named):
         ModelConfig.from_hf_config(hf_config, device_type="cpu")
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("model_format", [None, "awq"])
+def test_an_awq_model_is_served_in_the_dtype_that_is_asked_for(dtype, model_format):
+    PytorchEngineConfig(device_type="cpu", dtype=dtype, model_format=model_format)
+    hf_config = transformers.LlamaConfig(
+        architectures=["LlamaForCausalLM"], intermediate_size=128, quantization_config=AWQ
+    )
+    config = _patch_quantization_config(hf_config, model_format)
+    found = ModelConfig.from_hf_config(config, dtype=dtype, device_type="cpu")
+    assert found.dtype is (torch.float16 if dtype == "auto" else getattr(torch, dtype))
+    assert QuantizationConfig.from_config(config).group_size == 64
+
+
+def test_the_format_of_a_model_that_has_another():
+    PytorchEngineConfig(device_type="cpu", model_format="awq")
+    with pytest.raises(UnsupportedFeatureError, match="model_format='awq' for a model that is not quantised"):
+        _patch_quantization_config(transformers.LlamaConfig(), "awq")
+
+
+def test_a_weight_of_other_bits_is_refused_as_its_layer_is_built():
+    spec = LinearW4A16BuildSpec(64, 64, w_bit=3, group_size=32, bias=False, output_dtype=torch.float16)
+    with pytest.raises(UnsupportedFeatureError, match="AWQ weights of 3 bits"):
+        get_backend("cpu").build_op(spec)

@@ -59,6 +59,15 @@ def test_what_torch_does_not_count():
     assert counted(torch.sin, random(3, 8)) == 0
 
 
+def test_a_packed_weight_counts_as_its_numbers():
+    qweight, scales = torch.zeros(16, 3, dtype=torch.int32), random(2, 24)
+
+    def packed(x, qweight, scales):
+        return ops.weight_quant_matmul(x, qweight, scales, group_size=8)
+
+    assert counted(packed, random(5, 16), qweight, scales) == 2 * 5 * 16 * 24
+
+
 def test_experts_count_what_is_chosen():
     x, gate_up, down = random(5, 8), random(4, 12, 8), random(4, 8, 6)
     weights, ids = random(5, 2), torch.randint(4, (5, 2))

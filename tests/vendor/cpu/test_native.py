@@ -507,8 +507,9 @@ import torch
 from pathlib import Path
 from dlinfer.vendor.cpu import native
 torch.ops.load_library(str(native.build(Path({str(tmp_path)!r}), [{flag!r}])))
-from tests.vendor.cpu import test_native, test_native_norm
+from tests.vendor.cpu import test_native, test_native_int4, test_native_norm
 test_native.check_sizes()
+test_native_int4.check_sizes()
 test_native_norm.check_sizes()
 """
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

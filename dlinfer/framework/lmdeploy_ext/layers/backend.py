@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from lmdeploy.pytorch.backends.apply_rotary_emb import ApplyRotaryEmbBuildSpec
 from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
+from lmdeploy.pytorch.backends.awq_modules import LinearW4A16BuildSpec
 from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
@@ -17,7 +18,15 @@ from lmdeploy.pytorch.distributed import get_dist_manager
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import attention, rope_lengths, rotary, router, sampling, windows
+from dlinfer.framework.lmdeploy_ext.layers import (
+    attention,
+    awq,
+    rope_lengths,
+    rotary,
+    router,
+    sampling,
+    windows,
+)
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
 from dlinfer.framework.lmdeploy_ext.refusals import kv_quantisation
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
@@ -30,6 +39,7 @@ _OURS = {
     RotaryEmbeddingBuildSpec: rotary.from_spec,
     ApplyRotaryEmbBuildSpec: lambda spec: rotary.ApplyRotary(),
     RouterNoauxTCBuildSpec: router.BiasedRouter.from_spec,
+    LinearW4A16BuildSpec: awq.LinearW4A16.from_spec,
 }
 """Build specs that LMDeploy's own dlinfer backend serves wrongly or not at all."""
 
@@ -37,7 +47,6 @@ _OURS = {
 _NEEDS_MISSING_OP = {
     "RMSNormW8A8BuildSpec": "w8a8 quantisation",
     "LinearW8A8BuildSpec": "w8a8 quantisation",
-    "LinearW4A16BuildSpec": "AWQ (w4a16) quantisation",
     "FusedMoEW8A8BuildSpec": "w8a8 quantisation",
     "NSAIndexFP8BuildSpec": "DeepSeek sparse attention",
 }

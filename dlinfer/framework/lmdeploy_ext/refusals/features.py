@@ -18,10 +18,13 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "enable_microbatch": (False, "leave enable_microbatch off"),
     "enable_eplb": (False, "leave enable_eplb off"),
     "empty_init": (False, "load the weights at start"),
-    "model_format": (None, "use a model in float32, float16 or bfloat16"),
+    "model_format": (None, "use an AWQ model, or one in float32, float16 or bfloat16"),
     "kv_transfer_config": (None, "leave kv_transfer_config out"),
     "dllm_block_length": (None, "use an autoregressive model"),
 }
+
+_SERVED_TOO = {"model_format": ("awq",)}
+"""Values of those fields that ask for something that is served."""
 
 
 def check_engine_config(config: Any) -> None:
@@ -29,7 +32,7 @@ def check_engine_config(config: Any) -> None:
     device = config.device_type
     for name, (neutral, advice) in _NEUTRAL.items():
         value = getattr(config, name)
-        if value != neutral and value:
+        if value != neutral and value and value not in _SERVED_TOO.get(name, ()):
             raise refuse(f"{name}={value!r}", advice, device)
     kv_quantisation.check_engine_config(config)
     if "memory_model_path" in (config.hf_overrides or {}):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers import rope_parameters, windows
 from dlinfer.framework.lmdeploy_ext.refusals import model_support
 from dlinfer.framework.patching import Patch
@@ -31,7 +32,26 @@ def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:
     return from_hf_config
 
 
+def _patch_quantisation(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _patch_quantization_config(hf_config: Any, model_format: str | None = None) -> Any:
+        if activation.active() is None or model_format != "awq":
+            return original(hf_config, model_format)
+        if getattr(hf_config, "quantization_config", None) is None:
+            raise refuse("model_format='awq' for a model that is not quantised", "leave model_format out")
+        return hf_config  # by another method it is refused in ``check``
+
+    return _patch_quantization_config
+
+
 PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.config:_patch_quantization_config",
+        why="model_format='awq' fails for a model in floats in LMDeploy's words, and is warned of for an AWQ model",
+        signature="(hf_config, model_format=None)",
+        build=_patch_quantisation,
+        essential=False,
+    ),
     Patch(
         target="lmdeploy.pytorch.config:ModelConfig.from_hf_config",
         why="the first to know the model's configuration; it checks nothing of what our devices serve",

@@ -18,6 +18,7 @@ _NATIVE = {
     "aten::linear": "linear",
     "dlinfer::linear": "linear",
     "dlinfer::linears": "linears",
+    "dlinfer::weight_quant_matmul": "weight_quant_matmul",
     "dlinfer::rms_norm": "rms_norm",
     "dlinfer::add_rms_norm": "add_rms_norm",
 }

@@ -1,0 +1,164 @@
+"""How weights of a few bits lie in integers: AWQ's and GPTQ's layouts, as records with one way to read them.
+
+AWQ: Lin et al., 2023, arXiv:2306.00978, as AutoAWQ and LMDeploy store it. GPTQ: Frantar et al., 2022, arXiv:2210.17323,
+as AutoGPTQ stores it. A weight is w[i, o] = (q[i, o] - zero[g, o]) * scale[g, o] with q and zero of ``bits`` bits and
+g = i // group_size.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import OpArgumentError
+
+
+class Quantised(NamedTuple):
+    """A weight in the parts that a checkpoint has: qweight, scales [groups, out], and zeros or None if symmetric."""
+
+    qweight: Tensor
+    scales: Tensor
+    qzeros: Tensor | None
+
+
+@dataclass(frozen=True)
+class Packing:
+    """One layout of a weight [in_features, out_features].
+
+    bits: of one number; ``per_word`` of them share a word of ``storage``.
+    along: the features whose neighbours share a word, "in" or "out". Words of zero points hold neighbours of "out".
+    order: order[i] is which of the neighbours the bits from i * bits upwards of a word hold.
+    group_size: how many in_features share a scale and a zero point; 0 for all of them. The last group may be shorter.
+    symmetric: there are no zero points: the zero of all is the middle, 2 ** (bits - 1).
+    zero_bias: what a stored zero point lacks; 1 in GPTQ's first format.
+    storage: the integer dtype of a word.
+    """
+
+    bits: int
+    along: Literal["in", "out"]
+    order: tuple[int, ...]
+    group_size: int = 0
+    symmetric: bool = False
+    zero_bias: int = 0
+    storage: torch.dtype = torch.int32
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != list(range(self.per_word)):
+            expected = f"each of 0..{self.per_word - 1} once"
+            raise OpArgumentError(op="packing", argument="order", expected=expected, given=self.order)
+
+    @property
+    def per_word(self) -> int:
+        """How many numbers share a word."""
+        return self.storage.itemsize * 8 // self.bits
+
+    @property
+    def middle(self) -> int:
+        """The zero point of a symmetric weight."""
+        return 2 ** (self.bits - 1)
+
+    def groups(self, in_features: int) -> int:
+        """How many groups so many in_features make."""
+        size = self.group_size or max(in_features, 1)
+        return (in_features + size - 1) // size
+
+    # --- whole numbers
+
+    def pack(self, numbers: Tensor) -> Tensor:
+        """Words of numbers [in_features, out_features] of any integer dtype: a new tensor of ``storage``.
+
+        The packed size is divided by ``per_word``. Raises OpArgumentError where it cannot be.
+        """
+        return self._pack(numbers, dim=0 if self.along == "in" else 1)
+
+    def unpack(self, words: Tensor) -> Tensor:
+        """The numbers [in_features, out_features], int32, of words: the inverse of ``pack``."""
+        return self._unpack(words, dim=0 if self.along == "in" else 1)
+
+    def pack_zeros(self, zeros: Tensor) -> Tensor:
+        """Words of zero points [groups, out_features], any integer dtype. Raises OpArgumentError."""
+        return self._pack(zeros - self.zero_bias, dim=1)
+
+    def unpack_zeros(self, words: Tensor) -> Tensor:
+        """Zero points [groups, out_features], int32, of words."""
+        return self._unpack(words, dim=1) + self.zero_bias
+
+    def _pack(self, numbers: Tensor, dim: int) -> Tensor:
+        size = numbers.shape[dim]
+        if size % self.per_word:
+            expected = f"a multiple of {self.per_word} in dimension {dim}"
+            raise OpArgumentError(op="packing", argument="numbers", expected=expected, given=size)
+        neighbours = numbers.long().unflatten(dim, (size // self.per_word, self.per_word))
+        words = torch.zeros_like(neighbours.select(dim + 1, 0))
+        for place, which in enumerate(self.order):
+            words |= (neighbours.select(dim + 1, which) & (2**self.bits - 1)) << (place * self.bits)
+        return words.to(self.storage)
+
+    def _unpack(self, words: Tensor, dim: int) -> Tensor:
+        mask = 2**self.bits - 1
+        places = [self.order.index(which) * self.bits for which in range(self.per_word)]
+        parts = [(words >> place) & mask for place in places]
+        return torch.stack(parts, dim=dim + 1).flatten(dim, dim + 1).to(torch.int32)
+
+    # --- weights
+
+    def dequantise(
+        self,
+        qweight: Tensor,
+        scales: Tensor,
+        qzeros: Tensor | None,
+        dtype: torch.dtype | None = None,
+        group_of: Tensor | None = None,
+    ) -> Tensor:
+        """The weight [in_features, out_features] that the parts stand for, in ``dtype`` or else the scales'.
+
+        qweight: words, see ``pack``. scales: [groups, out_features], floating. qzeros: words, see ``pack_zeros``, or
+        None for the middle. group_of: [in_features], the group of each in_feature, where they do not stand in order
+        (GPTQ's g_idx). The one definition of what a packed weight means: slow, and a new tensor of full size.
+        """
+        numbers, scales = self.unpack(qweight), scales.to(dtype or scales.dtype)
+        if group_of is None:
+            size = self.group_size or max(numbers.shape[0], 1)
+            group_of = torch.arange(numbers.shape[0], device=qweight.device) // size
+        zeros = self.middle if qzeros is None else self.unpack_zeros(qzeros)[group_of]
+        return (numbers - zeros).to(scales.dtype) * scales[group_of]
+
+    def quantise(self, weight: Tensor, dtype: torch.dtype = torch.float16) -> Quantised:
+        """The nearest weight of this layout, rounding each number alone: for tests and tools.
+
+        weight: [in_features, out_features], floating; ``weight.t()`` of a torch.nn.Linear. dtype: the scales'. Each
+        group spans its least and greatest number, and zero.
+        """
+        wide, levels = weight.double(), 2**self.bits - 1
+        size = self.group_size or max(weight.shape[0], 1)
+        scales, zeros, numbers = [], [], []
+        for group in wide.split(size):
+            if self.symmetric:
+                scale = group.abs().amax(0) / (self.middle - 1)
+            else:
+                scale = (group.amax(0).clamp(min=0) - group.amin(0).clamp(max=0)) / levels
+            scale = scale.clamp(min=torch.finfo(dtype).tiny).to(dtype).double()
+            middle = torch.full_like(scale, self.middle)
+            zero = (
+                middle if self.symmetric else (-group.amin(0).clamp(max=0) / scale).round().clamp(0, levels)
+            )
+            if self.zero_bias:  # stored less it, in as many bits
+                zero = zero.clamp(min=self.zero_bias)
+            scales.append(scale)
+            zeros.append(zero)
+            numbers.append((group / scale + zero).round().clamp(0, levels))
+        qzeros = None if self.symmetric else self.pack_zeros(torch.stack(zeros).long())
+        return Quantised(self.pack(torch.cat(numbers).long()), torch.stack(scales).to(dtype), qzeros)
+
+    def of_groups(self, group_size: int) -> "Packing":
+        """The same layout with groups of another size."""
+        return replace(self, group_size=group_size)
+
+
+AWQ = Packing(bits=4, along="out", order=(0, 2, 4, 6, 1, 3, 5, 7))
+"""qweight [in_features, out_features / 8], scales [groups, out_features], qzeros [groups, out_features / 8]."""
+
+GPTQ = Packing(bits=4, along="in", order=(0, 1, 2, 3, 4, 5, 6, 7), zero_bias=1)
+"""qweight [in_features / 8, out_features], scales [groups, out_features], qzeros [groups, out_features / 8], one less
+than they mean; ``replace(GPTQ, zero_bias=0)`` is its second format."""

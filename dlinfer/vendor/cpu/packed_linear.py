@@ -1,0 +1,28 @@
+"""Linear layers with a weight of 4 bits on CPU, of which no float copy is made."""
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.packing import AWQ
+from dlinfer.vendor.cpu.compiled import compiled
+
+_WIDENED_WORDS = 64  # of a row of a packed weight: so many columns of 8 are in float at a time
+
+
+def weight_quant_matmul(
+    x: Tensor, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None, group_size: int
+) -> Tensor:
+    fits = x.dtype is not torch.float64 and scales.dtype is not torch.float64
+    kernel = compiled("weight_quant_matmul", x, qweight) if fits else None
+    if kernel is not None:
+        return kernel(x, qweight, scales, offset, bias, group_size)
+    # Without a C++ compiler, and for float64: some columns after the other, so that no float copy of all is made.
+    wide, packing = torch.promote_types(x.dtype, torch.float32), AWQ.of_groups(group_size)
+    parts, wide_x = [], x.to(wide)
+    for first in range(0, qweight.shape[1], _WIDENED_WORDS):
+        words = slice(first, first + _WIDENED_WORDS)
+        columns = slice(first * packing.per_word, (first + _WIDENED_WORDS) * packing.per_word)
+        zeros = None if offset is None else offset[:, words]
+        part = wide_x @ packing.dequantise(qweight[:, words], scales[:, columns], zeros, wide)
+        parts.append((part if bias is None else part + bias[columns]).to(x.dtype))
+    return torch.cat(parts, -1) if parts else x.new_empty((*x.shape[:-1], 0))
