@@ -31,4 +31,9 @@ def test_every_sample_is_traced(op, name):
 
 
 def _check(op, name, dtype, checks):
-    torch.library.opcheck(ops.registry()[op].overload, cases.sample(op, name, dtype).args, test_utils=checks)
+    args = cases.sample(op, name, dtype).args
+    if any(isinstance(arg, torch.Tensor) and arg.dtype is torch.float8_e4m3fn for arg in args):
+        checks = [
+            check for check in checks if check != "test_schema"
+        ]  # it compares, which torch cannot in float8
+    torch.library.opcheck(ops.registry()[op].overload, args, test_utils=checks)

@@ -5,6 +5,14 @@ The KV cache is [blocks, block_size, kv_heads, head_size], the vendor's (default
 
 from dlinfer.vendor.base import Kernel
 from dlinfer.vendor.cpu.decode import paged_decode_attention
+from dlinfer.vendor.cpu.eight_bit.experts import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
+from dlinfer.vendor.cpu.eight_bit.linears import (
+    linear_blocked_fp8,
+    linear_static_fp8,
+    linear_w8a8,
+    linear_w8a8_static,
+)
+from dlinfer.vendor.cpu.eight_bit.rows import add_rms_norm_w8a8, dynamic_quant, rms_norm_w8a8
 from dlinfer.vendor.cpu.elementwise import (
     add_rms_norm,
     apply_rotary_pos_emb,
@@ -39,5 +47,15 @@ KERNELS: dict[str, Kernel] = {
         paged_decode_attention,
         moe_gating_topk_softmax,
         fused_moe,
+        dynamic_quant,
+        rms_norm_w8a8,
+        add_rms_norm_w8a8,
+        linear_w8a8,
+        linear_w8a8_static,
+        linear_blocked_fp8,
+        linear_static_fp8,
+        fused_moe_w8a8,
+        fused_moe_blocked_fp8,
+        fused_moe_static_fp8,
     )
 }
