@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.refusals import quantisation
 
 _DRAFT = "it drafts for speculative decoding, and is no model of its own"
 _DIFFUSION = "it decodes by block diffusion"
@@ -57,9 +58,8 @@ def check_support(config: dict[str, Any]) -> None:
     for name in names:
         if name in NOT_SERVED:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
-    method = next(_quantisation(config), None)
-    if method is not None:
-        raise refuse(f"a quantised model ({method})", "use the unquantised model in bfloat16 or float32")
+    for found in _quantisation(config):
+        quantisation.check(names, found)
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:
@@ -71,10 +71,10 @@ def is_vision_language(config: dict[str, Any]) -> bool:
     return any(check_vl_llm("pytorch", config | {"architectures": [name]}) for name in architectures(config))
 
 
-def _quantisation(config: Any) -> Iterator[str]:
-    """The methods that a configuration, or the one of its language model inside it, is quantised by."""
+def _quantisation(config: Any) -> Iterator[Any]:
+    """How a configuration, or the one of its language model inside it, says that it is quantised."""
     for name in ("", "text_config", "llm_config", "language_config"):
         part = config.get(name) if name else config
         found = part.get("quantization_config") if isinstance(part, dict) else None
         if found:
-            yield str(found.get("quant_method", "unknown")) if isinstance(found, dict) else "unknown"
+            yield found
