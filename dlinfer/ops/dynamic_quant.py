@@ -37,8 +37,8 @@ def _call_dynamic_quant(
     quant_granularity: "PER_TOKEN".
 
     Returns a new contiguous tensor of x's shape and quant_dtype, and the scales, float32 [..., 1]; their product is x
-    again, but for the rounding. Nothing is mutated. Halves go away from zero in int8 and to even in float8, and a largest
-    value below 1e-7 counts as that, as in LMDeploy (``pytorch/kernels/cuda/w8a8_triton_kernels.py``,
+    again, but for the rounding. Nothing is mutated. Halves go away from zero in int8 and to even in float8, and a
+    largest value below 1e-7 counts as that, as in LMDeploy (``pytorch/kernels/cuda/w8a8_triton_kernels.py``,
     ``per_token_quant_int8``). A token with a NaN has a NaN for scale. Raises OpArgumentError;
     UnsupportedFeatureError for another granularity.
     """

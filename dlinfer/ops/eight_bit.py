@@ -50,7 +50,8 @@ def rounded_in_blocks(x: Tensor, block_size: int, power_of_two: bool) -> Tensor:
         scale = next_power_of_two(largest * (1 / most))
         times = 1 / scale
     else:
-        scale, times = largest * (1 / most), most / largest
+        # a number divided by a tensor is the tensor's reciprocal times the number, which rounds twice
+        scale, times = largest * (1 / most), torch.full_like(largest, most) / largest
     kept = narrowed(wide * times, torch.float8_e4m3fn).to(torch.float32) * scale
     return kept.flatten(-2)[..., :hidden]
 
@@ -73,7 +74,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def widened_blocks(weight: Tensor, scale: Tensor, block_size: int) -> Tensor:
-    """A weight [..., out, in] times the scale [..., out / block, in / block] of each of its square blocks, in float64."""
+    """A weight [..., out, in] times the scale [..., out / block, in / block] of each square block, in float64."""
     for dim in (-1, -2):
         scale = scale.repeat_interleave(block_size, dim).narrow(dim, 0, weight.shape[dim])
     return weight.to(torch.float64) * scale

@@ -31,8 +31,8 @@ def linear_blocked_fp8(
 ) -> Tensor:
     """x @ weight.T + bias, where each square block of the weight has a scale, and x is rounded to float8 as well.
 
-    x: [..., in_features], float32, float16 or bfloat16, any strides. Each block_size neighbours of a token get a scale of
-        their own, by which the largest of them becomes 448.
+    x: [..., in_features], float32, float16 or bfloat16, any strides. Each block_size neighbours of a token get a scale
+        of their own, by which the largest of them becomes 448.
     weight: [out_features, in_features], float8_e4m3fn.
     weight_scale: [out_features / block_size, in_features / block_size], rounded up, float32: what each block of the
         weight is multiplied by (``weight_scale_inv`` of DeepSeek's checkpoints).

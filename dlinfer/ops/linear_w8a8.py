@@ -38,9 +38,9 @@ def linear_w8a8(
     quant_dtype: torch.int8 or torch.float8_e4m3fn, of a and b.
     bias: [out_features] of out_dtype, or None.
 
-    Returns a new tensor [..., out_features] of out_dtype. Nothing is mutated. int8 is summed exactly, for at most 131071
-    in_features; the sum, as float32, is multiplied by the token's scale, then by the row's, rounded, and the bias is
-    added to that, as in LMDeploy (``pytorch/kernels/cuda/w8a8_triton_kernels.py``). Raises OpArgumentError.
+    Returns a new tensor [..., out_features] of out_dtype. Nothing is mutated. int8 is summed exactly, for at most
+    131071 in_features; the sum, as float32, is multiplied by the token's scale, then by the row's, rounded, and the
+    bias is added to that, as in LMDeploy (``pytorch/kernels/cuda/w8a8_triton_kernels.py``). Raises OpArgumentError.
     """
     scaled = eight_bit.product(a, b).to(rms_scale.dtype) * rms_scale * linear_scale.flatten()
     out = scaled.to(out_dtype)
@@ -186,8 +186,8 @@ def linear_w8a8_static(
     out_dtype: float32, float16 or bfloat16. quant_dtype: torch.int8.
     quant_bias: [out_features], int32, or None.
 
-    Returns a new tensor [..., out_features] of out_dtype. Nothing is mutated. q is rounded to the nearest number, halves
-    to even, and cut off at -128 and 127; sums are exact. Raises OpArgumentError.
+    Returns a new tensor [..., out_features] of out_dtype. Nothing is mutated. q is rounded to the nearest number,
+    halves to even, and cut off at -128 and 127; sums are exact. Raises OpArgumentError.
     """
     shifted = x.to(torch.float32) / input_scale.to(torch.float32) + input_offset.to(torch.float32)
     total = eight_bit.product(shifted.round().clamp(-128, 127), weight)

@@ -1,4 +1,4 @@
-"""Mixture of experts whose weights and activations have 8 bits: scaled by token and row, by block, or by fixed numbers."""
+"""Mixture of experts of 8-bit weights and activations: scaled by token and row, by block, or by fixed numbers."""
 
 from collections.abc import Callable, Iterator
 
@@ -100,8 +100,8 @@ def _call_fused_moe_w8a8(
     renormalize: divide a token's weights by their sum.
     moe_metadata: read for its ``ep_size``.
 
-    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. hidden_states, and the activation between
-    the two products, are quantised token by token as by ``dynamic_quant``, to the weights' dtype. Raises
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. hidden_states, and the activation
+    between the two products, are quantised token by token as by ``dynamic_quant``, to the weights' dtype. Raises
     OpArgumentError; UnsupportedFeatureError for expert parallelism.
     """
     if moe_metadata is not None and moe_metadata.ep_size > 1:

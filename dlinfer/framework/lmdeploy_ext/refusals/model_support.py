@@ -59,7 +59,7 @@ def check_support(config: dict[str, Any]) -> None:
         if name in NOT_SERVED:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
     for found in _quantisation(config):
-        quantisation.check(names, found)
+        quantisation.check(names, found, config)
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:

@@ -8,6 +8,9 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 
+BLOCK = 128
+"""Rows and columns of a block: LMDeploy's classes have no other."""
+
 ADVICE = "use the unquantised model in bfloat16 or float32"
 
 W8A8_SERVED = (
@@ -25,19 +28,19 @@ W8A8_SERVED = (
 too, and then use them as if they were not."""
 
 
-def check(names: Sequence[str], found: Any) -> None:
+def check(names: Sequence[str], found: Any, model: Mapping[str, Any]) -> None:
     """Raise UnsupportedFeatureError for a quantisation that is not served.
 
-    names: the architectures of the model. found: its ``quantization_config``.
+    names: the architectures of the model. found: its ``quantization_config``. model: its whole configuration.
     """
     config = found if isinstance(found, Mapping) else {}
     method = str(config.get("quant_method", "unknown"))
     if method not in CHECKS:
         raise refuse(f"a quantised model ({method})", ADVICE)
-    CHECKS[method](names, config)
+    CHECKS[method](names, config, model)
 
 
-def _check_smooth_quant(names: Sequence[str], config: Mapping[str, Any]) -> None:
+def _check_smooth_quant(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     dtype = config.get("quant_dtype") or "int8"
     if dtype not in ("int8", "float8_e4m3fn"):
         raise refuse(f"a quantised model (smooth_quant with quant_dtype {dtype})", ADVICE)
@@ -47,7 +50,7 @@ def _check_smooth_quant(names: Sequence[str], config: Mapping[str, Any]) -> None
             raise refuse(f"a quantised {name} (smooth_quant; served are {served})", ADVICE)
 
 
-def _check_fp8(names: Sequence[str], config: Mapping[str, Any]) -> None:
+def _check_fp8(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     fmt, scale_fmt = config.get("fmt", "e4m3"), config.get("scale_fmt")
     if fmt != "e4m3":
         raise refuse(f"a quantised model (fp8 with fmt {fmt})", ADVICE)
@@ -57,13 +60,30 @@ def _check_fp8(names: Sequence[str], config: Mapping[str, Any]) -> None:
     if block is None and config.get("activation_scheme") != "static":
         what = "fp8 with scales of whole tensors and activations scaled as they come"
         raise refuse(f"a quantised model ({what})", ADVICE)
-    if block is not None and list(block) != [128, 128]:
-        raise refuse(
-            f"a quantised model (fp8 with weight_block_size {list(block)})", "use blocks of [128, 128]"
-        )
+    if block is None:
+        return
+    if list(block) != [BLOCK, BLOCK]:
+        what = f"fp8 with weight_block_size {list(block)}"
+        raise refuse(f"a quantised model ({what})", f"use blocks of [{BLOCK}, {BLOCK}]")
+    for name, size in _joined_sizes(model):
+        if size % BLOCK:
+            what = f"fp8 in blocks of {BLOCK}, of which {name} = {size} is no multiple"
+            raise refuse(f"a quantised model ({what})", ADVICE)
 
 
-CHECKS: dict[str, Callable[[Sequence[str], Mapping[str, Any]], None]] = {
+def _joined_sizes(model: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Rows of the layers that LMDeploy joins, q, k and v, and gate and up: it joins their blocks, which must be whole."""
+    for name in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
+        if model.get(name):
+            yield name, model[name]
+    heads, hidden = model.get("num_attention_heads"), model.get("hidden_size")
+    if heads and hidden and not model.get("kv_lora_rank"):  # latent attention joins nothing
+        size = model.get("head_dim") or hidden // heads
+        yield "num_attention_heads * head_dim", heads * size
+        yield "num_key_value_heads * head_dim", (model.get("num_key_value_heads") or heads) * size
+
+
+CHECKS: dict[str, Callable[[Sequence[str], Mapping[str, Any], Mapping[str, Any]], None]] = {
     "smooth_quant": _check_smooth_quant,
     "fp8": _check_fp8,
 }

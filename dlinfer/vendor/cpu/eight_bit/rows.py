@@ -39,4 +39,4 @@ def rounded_in_blocks(x: Tensor, block_size: int, power_of_two: bool) -> Tensor:
 
 def is_native(x: Tensor) -> bool:
     """Whether the kernels in C++ take x, and are to be had: compiled by the first call of a process that has none."""
-    return False and x.dtype is not torch.float64 and native.why_not() is None
+    return x.dtype is not torch.float64 and native.why_not() is None
