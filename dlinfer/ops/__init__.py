@@ -7,13 +7,18 @@ layout of the KV cache is the vendor's choice.
 
 from dlinfer.ops import kernels
 from dlinfer.ops.activation import silu_and_mul
+from dlinfer.ops.dynamic_quant import dynamic_quant
 from dlinfer.ops.fill import fill_kv_cache
 from dlinfer.ops.gated import gelu_mul, silu_mul
 from dlinfer.ops.linear import linear
+from dlinfer.ops.linear_fp8 import linear_blocked_fp8, linear_static_fp8
+from dlinfer.ops.linear_w8a8 import linear_w8a8, linear_w8a8_static
 from dlinfer.ops.linears import linears
 from dlinfer.ops.lora import lora_linear
 from dlinfer.ops.moe import fused_moe, moe_gating_topk_softmax
+from dlinfer.ops.moe_eight_bit import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
 from dlinfer.ops.norm import add_rms_norm, rms_norm
+from dlinfer.ops.norm_w8a8 import add_rms_norm_w8a8, rms_norm_w8a8
 from dlinfer.ops.paged_decode import paged_decode_attention
 from dlinfer.ops.paged_prefill import paged_prefill_attention
 from dlinfer.ops.prefill import prefill_attention
@@ -31,13 +36,22 @@ __all__ = [
     "OpSpec",
     "Tolerance",
     "add_rms_norm",
+    "add_rms_norm_w8a8",
     "apply_rotary_pos_emb",
     "apply_rotary_pos_emb_interleaved",
+    "dynamic_quant",
     "fill_kv_cache",
     "fill_quantised_kv_cache",
     "fused_moe",
+    "fused_moe_blocked_fp8",
+    "fused_moe_static_fp8",
+    "fused_moe_w8a8",
     "gelu_mul",
     "linear",
+    "linear_blocked_fp8",
+    "linear_static_fp8",
+    "linear_w8a8",
+    "linear_w8a8_static",
     "linears",
     "lora_linear",
     "moe_gating_topk_softmax",
@@ -48,6 +62,7 @@ __all__ = [
     "quantised_paged_prefill_attention",
     "registry",
     "rms_norm",
+    "rms_norm_w8a8",
     "silu_and_mul",
     "silu_mul",
     "weight_quant_matmul",

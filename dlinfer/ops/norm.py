@@ -38,7 +38,7 @@ _NORM = Rules("rms_norm")
 
 @rms_norm.check
 def _check_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
-    _check_norm(_NORM, x, weight, eps)
+    check_norm(_NORM, x, weight, eps)
 
 
 @rms_norm.fake
@@ -73,7 +73,7 @@ _ADD_NORM = Rules("add_rms_norm")
 
 @add_rms_norm.check
 def _check_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    _check_norm(_ADD_NORM, x, weight, eps)
+    check_norm(_ADD_NORM, x, weight, eps)
     _ADD_NORM.like("residual", residual, "x", x)
     _ADD_NORM.rank("residual", residual, x.dim())
     for dim in range(x.dim()):
@@ -103,7 +103,8 @@ _SHAPES = {
 }
 
 
-def _check_norm(rules: Rules, x: Tensor, weight: Tensor, eps: float) -> None:
+def check_norm(rules: Rules, x: Tensor, weight: Tensor, eps: float) -> None:
+    """The argument rules that norms share."""
     rules.floating("x", x)
     rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
     rules.like("weight", weight, "x", x)

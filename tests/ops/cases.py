@@ -46,7 +46,7 @@ def sample(op: str, name: str, dtype: torch.dtype) -> Sample:
 
 
 def widened(args: tuple[Any, ...]) -> list[Any]:
-    """Arguments apart from each other, with floating tensors in float64."""
+    """Arguments apart from each other, with floating tensors in float64; numbers of 8 bits stay what they are."""
     return [_widened(arg) for arg in copy.copy(args)]
 
 
@@ -54,7 +54,7 @@ def _widened(arg: Any) -> Any:
     if isinstance(arg, list):
         return [_widened(one) for one in arg]
     if isinstance(arg, Tensor):
-        return arg.double() if arg.is_floating_point() else arg.clone()
+        return arg.double() if arg.is_floating_point() and arg.element_size() > 1 else arg.clone()
     return arg
 
 
@@ -75,12 +75,27 @@ def expected(op: OpSpec, args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def assert_close(got: list[Tensor], want: list[Tensor], tolerance: Tolerance) -> None:
-    """Equal within a stated tolerance; integers exactly, and NaN only where NaN belongs."""
+    """Equal within a stated tolerance; integers exactly, and NaN only where NaN belongs.
+
+    Quantised numbers may be neighbours: of a value halfway between two, the oracle in float64 may choose the other.
+    """
     assert len(got) == len(want)
     for one, other in zip(got, want, strict=True):
-        if one.is_floating_point():
+        if one.element_size() == 1 and one.dtype is not torch.bool:
+            assert one.dtype is other.dtype
+            assert one.shape == other.shape
+            assert not torch.any((steps(one) - steps(other)).abs() > 1)
+        elif one.is_floating_point():
             torch.testing.assert_close(
-                one.double(), other, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True
+                one.double(), other.double(), rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True
             )
         else:
             assert torch.equal(one, other)
+
+
+def steps(numbers: Tensor) -> Tensor:
+    """8-bit numbers counted in steps from 0, in int32: neighbours are one apart."""
+    if not numbers.is_floating_point():
+        return numbers.int()
+    bits = numbers.view(torch.int8).int()
+    return torch.where(bits < 0, -(bits & 0x7F), bits)

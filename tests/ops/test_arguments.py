@@ -32,6 +32,11 @@ ALL_TENSORS = [(op, name) for op in ops.registry() for name in tensors(op)]
 HOST_LENGTHS = {"q_ends", "kv_seqlens"}  # on any device
 ANY_RANK = {"x", "router_logits", "cos", "sin"}
 FREE_SIZES = {  # dimensions that no other argument fixes
+    ("dynamic_quant", "x"): (0, 1, 2),
+    ("rms_norm_w8a8", "x"): (0, 1),
+    ("linear_w8a8_static", "x"): (0, 1),
+    ("linear_blocked_fp8", "x"): (0, 1),
+    ("linear_static_fp8", "x"): (0, 1),
     ("rms_norm", "x"): (0, 1),
     ("silu_and_mul", "x"): (0, 1),
     ("linear", "x"): (0, 1),
@@ -78,9 +83,10 @@ def test_wrong_rank(op, name):
 
 
 def floating(op: str) -> list[str]:
-    """Tensors that must share one dtype; the weights of chosen experts and all scalings may be of another."""
-    apart = ("topk_weights", "scalings", "scales")
-    return [n for n in tensors(op) if arguments(op)[n].is_floating_point() and n not in apart]
+    """Tensors that must share one dtype; weights of chosen experts and some scales may be of another, float8 is."""
+    apart = ("topk_weights", "scalings", "scales", "input_scale", "gate_up_scales")
+    given = {n: tensor for n in tensors(op) if (tensor := arguments(op)[n]).is_floating_point()}
+    return [n for n, tensor in given.items() if n not in apart and tensor.element_size() > 1]
 
 
 @pytest.mark.parametrize(("op", "name"), [(op, n) for op in ops.registry() for n in floating(op)[1:]])

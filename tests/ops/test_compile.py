@@ -104,8 +104,35 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     packed = (w["packed"], w["packed_scales"])
     mixed = mixed + ops.weight_quant_matmul(mixed, *packed, offset=w["packed_zeros"], group_size=16)
     gates = ops.silu_and_mul(mixed.repeat(1, 2))
+    gates = gates + eight_bits(gates.tanh(), w)
     weights, ids = ops.moe_gating_topk_softmax(mixed @ w["router"], 2, metadata)
+    gates = gates + eight_bit_experts(gates.tanh(), weights, ids, w)
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual
+
+
+def eight_bits(x: Tensor, w: dict[str, Tensor]) -> Tensor:
+    """Every linear layer of 8-bit numbers, and what feeds them."""
+    float32, int8 = torch.float32, torch.int8
+    row = w["scale"].flatten()
+    numbers, scale, total = ops.add_rms_norm_w8a8(x, x, w["norm"], 1e-6, int8)
+    x = ops.linear_w8a8(numbers, w["int8"], scale, w["scale"], float32, int8, w["norm"]) + total
+    numbers, scale = ops.rms_norm_w8a8(x, w["norm"], 1e-6, int8)
+    x = ops.linear_w8a8(numbers, w["int8"], scale, w["scale"], float32, int8, None)
+    numbers, scale = ops.dynamic_quant(x, torch.float8_e4m3fn, "PER_TOKEN")
+    x = ops.linear_w8a8(numbers, w["fp8"], scale, w["scale"], float32, torch.float8_e4m3fn, None)
+    x = ops.linear_w8a8_static(x, w["int8"], w["one"], w["one"].to(int8), row, float32, int8, None)
+    x = ops.linear_blocked_fp8(x, w["fp8"], w["blocks"], w["norm"], 16, True)
+    return ops.linear_static_fp8(x, w["fp8"], row, w["one"], None)
+
+
+def eight_bit_experts(x: Tensor, weights: Tensor, ids: Tensor, w: dict[str, Tensor]) -> Tensor:
+    routes = (weights, ids, 2, True)
+    rows, blocks, one = w["expert_rows"], w["expert_blocks"], w["one"]
+    for name in ("int8", "fp8"):
+        gate_up, down = w[f"{name}_gate_up"], w[f"{name}_down"]
+        x = ops.fused_moe_w8a8(x, gate_up, rows, down, rows, *routes, MoeMetadata())
+    x = ops.fused_moe_blocked_fp8(x, gate_up, blocks, down, blocks[..., :1], *routes, 16, False)
+    return ops.fused_moe_static_fp8(x, gate_up, rows, one, down, rows, one, *routes)
 
 
 def inputs(lens: tuple[int, ...]):
@@ -126,6 +153,15 @@ def inputs(lens: tuple[int, ...]):
     w = {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
     parts = AWQ.of_groups(16).quantise(w["square"])
     w |= dict(zip(("packed", "packed_scales", "packed_zeros"), parts, strict=True))
+    w |= {"scale": torch.rand(hidden, 1) / 50, "blocks": torch.rand(2, 2) / 50, "one": torch.ones(1) / 16}
+    w |= {"expert_rows": torch.rand(4, hidden, 1) / 5, "expert_blocks": torch.rand(4, 2, 2) / 5}
+    for name, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
+        for suffix, shape in (
+            ("", (hidden, hidden)),
+            ("_gate_up", (4, 32, hidden)),
+            ("_down", (4, hidden, 16)),
+        ):
+            w[name + suffix] = torch.randint(-9, 10, shape).to(dtype)
     table = torch.arange(2 * len(lens)).view(len(lens), 2)
     slots = torch.cat([table[i, 0] * 8 + torch.arange(n) for i, n in enumerate(lens)])
     step = {"cos": torch.randn(tokens, 16), "sin": torch.randn(tokens, 16), "slots": slots}

@@ -12,6 +12,14 @@ from dlinfer.vendor.cpu.attention.prefill import (
     prefill_attention,
     quantised_paged_prefill_attention,
 )
+from dlinfer.vendor.cpu.eight_bit.experts import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
+from dlinfer.vendor.cpu.eight_bit.linears import (
+    linear_blocked_fp8,
+    linear_static_fp8,
+    linear_w8a8,
+    linear_w8a8_static,
+)
+from dlinfer.vendor.cpu.eight_bit.rows import add_rms_norm_w8a8, dynamic_quant, rms_norm_w8a8
 from dlinfer.vendor.cpu.elementwise import (
     add_rms_norm,
     apply_rotary_pos_emb,
@@ -49,5 +57,15 @@ KERNELS: dict[str, Kernel] = {
         quantised_paged_decode_attention,
         moe_gating_topk_softmax,
         fused_moe,
+        dynamic_quant,
+        rms_norm_w8a8,
+        add_rms_norm_w8a8,
+        linear_w8a8,
+        linear_w8a8_static,
+        linear_blocked_fp8,
+        linear_static_fp8,
+        fused_moe_w8a8,
+        fused_moe_blocked_fp8,
+        fused_moe_static_fp8,
     )
 }

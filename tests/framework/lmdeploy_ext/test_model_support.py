@@ -127,7 +127,7 @@ def test_other_classes_are_refused_by_name_with_a_reason(name: str):
 
 
 @pytest.mark.parametrize("inside", ["", "text_config", "llm_config"])
-@pytest.mark.parametrize("method", ["gptq", "mxfp4", "fp8", "compressed-tensors", "smooth_quant"])
+@pytest.mark.parametrize("method", ["gptq", "mxfp4", "fp8", "compressed-tensors"])
 def test_quantised_weights_are_refused_by_their_method(method: str, inside: str):
     quantised = {"quantization_config": {"quant_method": method, "bits": 4}}
     config = {"architectures": ["LlamaForCausalLM"], **({inside: quantised} if inside else quantised)}

@@ -7,12 +7,20 @@ import torch
 from lmdeploy.pytorch.backends.apply_rotary_emb import ApplyRotaryEmbBuildSpec
 from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
 from lmdeploy.pytorch.backends.awq_modules import LinearW4A16BuildSpec
+from lmdeploy.pytorch.backends.blockedf8_modules import LinearBlockedF8BuildSpec
 from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+from lmdeploy.pytorch.backends.moe import (
+    FusedMoEBlockedF8BuildSpec,
+    FusedMoEStaticF8BuildSpec,
+    FusedMoEW8A8BuildSpec,
+)
 from lmdeploy.pytorch.backends.moe_router import RouterNoauxTCBuildSpec
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
+from lmdeploy.pytorch.backends.qmodules import LinearW8A8BuildSpec, RMSNormW8A8BuildSpec
 from lmdeploy.pytorch.backends.rotary_embedding import RotaryEmbeddingBuildSpec
+from lmdeploy.pytorch.backends.static_fp8_modules import LinearStaticF8BuildSpec
 from lmdeploy.pytorch.distributed import get_dist_manager
 
 from dlinfer import settings
@@ -21,6 +29,7 @@ from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers import (
     attention,
     awq,
+    eight_bit,
     rope_lengths,
     rotary,
     router,
@@ -40,14 +49,18 @@ _OURS = {
     ApplyRotaryEmbBuildSpec: lambda spec: rotary.ApplyRotary(),
     RouterNoauxTCBuildSpec: router.BiasedRouter.from_spec,
     LinearW4A16BuildSpec: awq.LinearW4A16.from_spec,
+    RMSNormW8A8BuildSpec: eight_bit.RMSNormW8A8.from_spec,
+    LinearW8A8BuildSpec: eight_bit.LinearW8A8.from_spec,
+    LinearBlockedF8BuildSpec: eight_bit.LinearBlockedF8.from_spec,
+    LinearStaticF8BuildSpec: eight_bit.LinearStaticF8.from_spec,
+    FusedMoEW8A8BuildSpec: eight_bit.FusedMoEW8A8.from_spec,
+    FusedMoEBlockedF8BuildSpec: eight_bit.FusedMoEBlockedF8.from_spec,
+    FusedMoEStaticF8BuildSpec: eight_bit.FusedMoEStaticF8.from_spec,
 }
 """Build specs that LMDeploy's own dlinfer backend serves wrongly or not at all."""
 
 # LMDeploy's dlinfer backend has implementations for these that need ops this package does not offer yet.
 _NEEDS_MISSING_OP = {
-    "RMSNormW8A8BuildSpec": "w8a8 quantisation",
-    "LinearW8A8BuildSpec": "w8a8 quantisation",
-    "FusedMoEW8A8BuildSpec": "w8a8 quantisation",
     "NSAIndexFP8BuildSpec": "DeepSeek sparse attention",
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.refusals import quantisation
 
 _DRAFT = "it drafts for speculative decoding, and is no model of its own"
 _DIFFUSION = "it decodes by block diffusion"
@@ -57,11 +58,8 @@ def check_support(config: dict[str, Any]) -> None:
     for name in names:
         if name in NOT_SERVED:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
-    for part, quantisation in _quantisation(config):
-        method = str(quantisation.get("quant_method", "unknown"))
-        if method != "awq":
-            raise refuse(f"a quantised model ({method})", f"use {_OTHER_WEIGHTS}")
-        _check_awq(part, quantisation)
+    for part, found in _quantisation(config):
+        quantisation.check(names, found, part)
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:
@@ -73,43 +71,10 @@ def is_vision_language(config: dict[str, Any]) -> bool:
     return any(check_vl_llm("pytorch", config | {"architectures": [name]}) for name in architectures(config))
 
 
-def _quantisation(config: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _quantisation(config: Any) -> Iterator[tuple[dict[str, Any], Any]]:
     """(configuration, how it is quantised) of a configuration, and of the one of its language model inside it."""
     for name in ("", "text_config", "llm_config", "language_config"):
         part = config.get(name) if name else config
         found = part.get("quantization_config") if isinstance(part, dict) else None
         if found:
-            yield part, found if isinstance(found, dict) else {}
-
-
-_OTHER_WEIGHTS = "the AWQ model of 4 bits, or the unquantised one in bfloat16 or float32"
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# LMDeploy passes the names of a model's linear layers to few of its classes; these it never packs.
-_NEVER_PACKED = ("lm_head", "embed_tokens", "norm")
-
-
-def _check_awq(config: dict[str, Any], quantisation: dict[str, Any]) -> None:
-    """Refuse what LMDeploy would take for the one layout of AWQ that it knows, or stop at in words of its own."""
-
-    def refuse_awq(what: str) -> None:
-        raise refuse(f"an AWQ model {what}", f"use {_OTHER_WEIGHTS}")
-
-    bits, group_size = quantisation.get("bits", 4), quantisation.get("group_size", 128)
-    layout = str(quantisation.get("version") or quantisation.get("format") or "gemm").lower()
-    if bits != 4:
-        refuse_awq(f"of {bits} bits")
-    if layout != "gemm":
-        refuse_awq(f"in the layout {layout!r}; LMDeploy reads 'gemm'")
-    if not isinstance(group_size, int) or group_size <= 0:
-        refuse_awq(f"with group_size={group_size!r}; LMDeploy needs a number of in_features")
-    if not quantisation.get("zero_point", True):
-        refuse_awq("without zero points, which LMDeploy reads all the same")
-    apart = quantisation.get("modules_to_not_convert") or []
-    if unpacked := [name for name in apart if name.rpartition(".")[2] not in _NEVER_PACKED]:
-        refuse_awq(f"with layers that are not packed ({', '.join(unpacked)})")
-    if any(config.get(name) for name in _EXPERTS):
-        refuse_awq("with experts")
-    for name in ("hidden_size", "intermediate_size"):
-        size = config.get(name) or 0
-        if size % group_size:
-            refuse_awq(f"whose {name}={size} is no multiple of group_size={group_size}")
+            yield part, found

@@ -47,6 +47,13 @@ def loops(function, *args) -> dict[str, int]:
             "dlinfer.add_rms_norm",
             False,
         ),
+        (lambda x: torch.ops.dlinfer.dynamic_quant(x, torch.int8)[0], [x], "dlinfer.dynamic_quant", False),
+        (
+            lambda x: torch.ops.dlinfer.rms_norm_w8a8(x, x[0], 1e-6, torch.int8)[0],
+            [x],
+            "dlinfer.rms_norm_w8a8",
+            False,
+        ),
         # libraries
         (F.linear, [x, w], "aten.linear", False),
         (torch.matmul, [x, w], "aten.matmul", False),

@@ -1,0 +1,38 @@
+"""Which AWQ checkpoints are served: those in the one layout that LMDeploy knows, which it takes all others for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+
+_ADVICE = "use the AWQ model of 4 bits, or the unquantised one in bfloat16 or float32"
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# LMDeploy passes the names of a model's linear layers to few of its classes; these it never packs.
+_NEVER_PACKED = ("lm_head", "embed_tokens", "norm")
+
+
+def check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raise UnsupportedFeatureError for what LMDeploy would misread, or stop at in words of its own."""
+
+    def refuse_awq(what: str) -> None:
+        raise refuse(f"an AWQ model {what}", _ADVICE)
+
+    bits, group_size = config.get("bits", 4), config.get("group_size", 128)
+    layout = str(config.get("version") or config.get("format") or "gemm").lower()
+    if bits != 4:
+        refuse_awq(f"of {bits} bits")
+    if layout != "gemm":
+        refuse_awq(f"in the layout {layout!r}; LMDeploy reads 'gemm'")
+    if not isinstance(group_size, int) or group_size <= 0:
+        refuse_awq(f"with group_size={group_size!r}; LMDeploy needs a number of in_features")
+    if not config.get("zero_point", True):
+        refuse_awq("without zero points, which LMDeploy reads all the same")
+    apart = config.get("modules_to_not_convert") or []
+    if unpacked := [name for name in apart if name.rpartition(".")[2] not in _NEVER_PACKED]:
+        refuse_awq(f"with layers that are not packed ({', '.join(unpacked)})")
+    if any(model.get(name) for name in _EXPERTS):
+        refuse_awq("with experts")
+    for name in ("hidden_size", "intermediate_size"):
+        size = model.get(name) or 0
+        if size % group_size:
+            refuse_awq(f"whose {name}={size} is no multiple of group_size={group_size}")

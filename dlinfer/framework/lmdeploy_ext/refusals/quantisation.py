@@ -1,0 +1,92 @@
+"""Which quantised checkpoints are served on our devices, told from ``quantization_config``.
+
+LMDeploy takes what it does not know for something else: every FP8 model that is not static for one with blocks of 128.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.refusals.awq import check_awq
+
+BLOCK = 128
+"""Rows and columns of a block: LMDeploy's classes have no other."""
+
+ADVICE = "use the unquantised model in bfloat16 or float32"
+
+W8A8_SERVED = (
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MistralForCausalLM",
+    "InternLM2ForCausalLM",
+    "InternLM3ForCausalLM",
+    "Phi3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+)
+"""Classes of LMDeploy's whose quantised norms feed linear layers only. Others quantise norms of heads or of results
+too, and then use them as if they were not."""
+
+
+def check(names: Sequence[str], found: Any, model: Mapping[str, Any]) -> None:
+    """Raise UnsupportedFeatureError for a quantisation that is not served.
+
+    names: the architectures of the model. found: its ``quantization_config``. model: its whole configuration.
+    """
+    config = found if isinstance(found, Mapping) else {}
+    method = str(config.get("quant_method", "unknown"))
+    if method not in CHECKS:
+        raise refuse(f"a quantised model ({method})", ADVICE)
+    CHECKS[method](names, config, model)
+
+
+def _check_smooth_quant(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    dtype = config.get("quant_dtype") or "int8"
+    if dtype not in ("int8", "float8_e4m3fn"):
+        raise refuse(f"a quantised model (smooth_quant with quant_dtype {dtype})", ADVICE)
+    for name in names:
+        if name not in W8A8_SERVED:
+            served = ", ".join(W8A8_SERVED)
+            raise refuse(f"a quantised {name} (smooth_quant; served are {served})", ADVICE)
+
+
+def _check_fp8(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    fmt, scale_fmt = config.get("fmt", "e4m3"), config.get("scale_fmt")
+    if fmt != "e4m3":
+        raise refuse(f"a quantised model (fp8 with fmt {fmt})", ADVICE)
+    if scale_fmt not in (None, "ue8m0"):
+        raise refuse(f"a quantised model (fp8 with scale_fmt {scale_fmt})", ADVICE)
+    block = config.get("weight_block_size")
+    if block is None and config.get("activation_scheme") != "static":
+        what = "fp8 with scales of whole tensors and activations scaled as they come"
+        raise refuse(f"a quantised model ({what})", ADVICE)
+    if block is None:
+        return
+    if list(block) != [BLOCK, BLOCK]:
+        what = f"fp8 with weight_block_size {list(block)}"
+        raise refuse(f"a quantised model ({what})", f"use blocks of [{BLOCK}, {BLOCK}]")
+    for name, size in _joined_sizes(model):
+        if size % BLOCK:
+            what = f"fp8 in blocks of {BLOCK}, of which {name} = {size} is no multiple"
+            raise refuse(f"a quantised model ({what})", ADVICE)
+
+
+def _joined_sizes(model: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Rows of the layers that LMDeploy joins: q, k and v, gate and up. It joins their blocks, which must be whole."""
+    for name in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
+        if model.get(name):
+            yield name, model[name]
+    heads, hidden = model.get("num_attention_heads"), model.get("hidden_size")
+    if heads and hidden and not model.get("kv_lora_rank"):  # latent attention joins nothing
+        size = model.get("head_dim") or hidden // heads
+        yield "num_attention_heads * head_dim", heads * size
+        yield "num_key_value_heads * head_dim", (model.get("num_key_value_heads") or heads) * size
+
+
+CHECKS: dict[str, Callable[[Sequence[str], Mapping[str, Any], Mapping[str, Any]], None]] = {
+    "awq": check_awq,
+    "smooth_quant": _check_smooth_quant,
+    "fp8": _check_fp8,
+}
+"""Method -> what is refused of it. Every other method is refused whole."""

@@ -1,0 +1,130 @@
+"""Mixture of experts of 8-bit weights on CPU: tokens sorted by expert, then two products for each that was chosen.
+
+An expert's weights are read in place; those of the others are not touched.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.ops import eight_bit
+from dlinfer.ops.checks import Rules
+from dlinfer.ops.moe import check_ids
+from dlinfer.ops.moe_eight_bit import Product
+from dlinfer.vendor.cpu.eight_bit import rows
+from dlinfer.vendor.cpu.eight_bit.products import fp8_product, scaled_fp8_product, scaled_int8_product
+
+_W8A8, _BLOCKED, _STATIC = (
+    Rules(op) for op in ("fused_moe_w8a8", "fused_moe_blocked_fp8", "fused_moe_static_fp8")
+)
+
+
+def fused_moe_w8a8(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+) -> Tensor:
+    check_ids(topk_ids, gate_up_weights.shape[0], _W8A8)
+
+    def by(weights: Tensor, scales: Tensor) -> Product:
+        scaled = scaled_int8_product if weights.dtype is torch.int8 else scaled_fp8_product
+
+        def product(x: Tensor, expert: int) -> Tensor:
+            numbers, scale = rows.dynamic_quant(x, weights.dtype)
+            row_scale = scales[expert].reshape(-1).to(torch.float32)
+            return scaled(numbers, scale.reshape(-1), weights[expert], row_scale, torch.float32, None)
+
+        return product
+
+    products = by(gate_up_weights, gate_up_scales), by(down_weights, down_scales)
+    return _routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
+
+
+def fused_moe_blocked_fp8(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+    block_size: int,
+    power_of_two_scales: bool,
+) -> Tensor:
+    check_ids(topk_ids, gate_up_weights.shape[0], _BLOCKED)
+    block = (block_size, block_size)
+
+    def by(weights: Tensor, scales: Tensor, power_of_two: bool) -> Product:
+        def product(x: Tensor, expert: int) -> Tensor:
+            kept = rows.rounded_in_blocks(x, block_size, power_of_two)
+            return fp8_product(kept, weights[expert], scales[expert], block, torch.float32, None)
+
+        return product
+
+    products = by(gate_up_weights, gate_up_scales, power_of_two_scales), by(down_weights, down_scales, False)
+    return _routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
+
+
+def fused_moe_static_fp8(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_input_scale: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_input_scale: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+) -> Tensor:
+    check_ids(topk_ids, gate_up_weights.shape[0], _STATIC)
+
+    def by(weights: Tensor, scales: Tensor, input_scale: Tensor) -> Product:
+        each = input_scale.expand(weights.shape[0])
+
+        def product(x: Tensor, expert: int) -> Tensor:
+            kept = eight_bit.rounded_by(x, each[expert])
+            weight = weights[expert]
+            return fp8_product(kept, weight, scales[expert], (1, weight.shape[1]), torch.float32, None)
+
+        return product
+
+    products = (
+        by(gate_up_weights, gate_up_scales, gate_up_input_scale),
+        by(down_weights, down_scales, down_input_scale),
+    )
+    return _routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
+
+
+def _routed(
+    hidden_states: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    gate_up: Product,
+    down: Product,
+) -> Tensor:
+    weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    out = torch.zeros(hidden_states.shape, dtype=weights.dtype)
+    sorted_ids, order = topk_ids.flatten().sort(stable=True)
+    token, share = order // topk_ids.shape[1], weights.flatten()[order, None]
+    chosen, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
+    start = 0
+    for expert, count in zip(chosen.tolist(), counts.tolist(), strict=True):
+        mine = slice(start, start + count)
+        gate, up = gate_up(hidden_states[token[mine]], expert).chunk(2, dim=-1)
+        result = down(functional.silu(gate).mul_(up), expert)
+        out.index_add_(0, token[mine], result.to(out.dtype).mul_(share[mine]))
+        start += count
+    return out.to(hidden_states.dtype)

@@ -1,0 +1,101 @@
+"""Products of 8-bit numbers, exact for int8, and of float rows with float8 weights, widened a piece at a time.
+
+The kernels in C++ read the weight as it lies and are for few rows, as a decode step has; for more rows what they save
+is less than what they lack. Without them everything is a loop over pieces of the weight in torch.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.graph.cache.fingerprint import cpu_flags
+from dlinfer.graph.seam.products import int_mm
+from dlinfer.ops.checks import FLOATS
+from dlinfer.vendor.cpu import native
+
+PIECE = 2 << 20
+"""Elements of a weight that are widened at a time, at most, or one row: 8 MiB in float32."""
+
+FEW_ROWS = 32
+FEW_FP8_ROWS = 16
+"""The most rows of activations that the kernels in C++ are for; float8 is widened anew for each four of them."""
+
+
+def scaled_int8_product(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, bias: Tensor | None
+) -> Tensor:
+    """(a @ b.T) * a_scale * b_scale, rounded to dtype, + bias.
+
+    a: int8 [rows, in]. a_scale: float32 [rows]. b: int8 [out, in]. b_scale: float32 [out]. bias: [out] of dtype.
+    """
+    if _is_native(dtype) and (a.shape[0] <= FEW_ROWS or not _torch_is_exact()):
+        return torch.ops.dlinfer_cpu.linear_int8(a, a_scale, b, b_scale, dtype, bias)
+    total = int8_product(a, b).to(torch.float32)
+    out = total.mul_(a_scale[:, None]).mul_(b_scale).to(dtype)
+    return out if bias is None else out.add_(bias)
+
+
+def int8_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b.T of int8 [rows, in] and int8 [out, in], as int32."""
+    if _torch_is_exact():
+        return int_mm(a, b.t())
+    wide = a.to(torch.float64)
+    out = torch.empty(a.shape[0], b.shape[0], dtype=torch.int32)
+    for start, end in _pieces(b):
+        out[:, start:end] = wide @ b[start:end].to(torch.float64).t()
+    return out
+
+
+def scaled_fp8_product(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, bias: Tensor | None
+) -> Tensor:
+    """The same for float8 numbers: (a @ b.T) * a_scale * b_scale, rounded to dtype, + bias."""
+    return fp8_product(
+        a.to(torch.float32) * a_scale[:, None], b, b_scale[:, None], (1, b.shape[1]), dtype, bias
+    )
+
+
+def fp8_product(
+    x: Tensor, weight: Tensor, scale: Tensor, block: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
+) -> Tensor:
+    """x @ (weight * scale).T, rounded to dtype, + bias.
+
+    x: float32 [rows, in]. weight: float8_e4m3fn [out, in]. scale: float32, one for each block[0] rows and block[1]
+    columns of the weight. bias: [out] of dtype.
+    """
+    if _is_native(dtype) and x.shape[0] <= FEW_FP8_ROWS:
+        return torch.ops.dlinfer_cpu.linear_fp8(x, weight, scale, *block, dtype, bias)
+    out = x.new_empty(x.shape[0], weight.shape[0], dtype=dtype)
+    for start, end in _pieces(weight, block[0]):
+        wide = _widened(weight[start:end], scale[start // block[0] : -(-end // block[0])], block)
+        out[:, start:end] = functional.linear(x, wide)
+    return out if bias is None else out.add_(bias)
+
+
+def _widened(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
+    if _is_native(torch.float32):
+        return torch.ops.dlinfer_cpu.widen_fp8(weight, scale, *block)
+    wide = weight.to(torch.float32)
+    for dim in (0, 1):
+        if scale.shape[dim] != 1:
+            scale = scale.repeat_interleave(block[dim], dim).narrow(dim, 0, wide.shape[dim])
+    return wide.mul_(scale)
+
+
+def _pieces(weight: Tensor, multiple: int = 1) -> list[tuple[int, int]]:
+    """First row and end of each piece of a weight, which begin at multiples."""
+    rows, columns = weight.shape
+    step = max(PIECE // max(columns, 1) // multiple, 1) * multiple
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def _is_native(dtype: torch.dtype) -> bool:
+    return dtype in FLOATS and native.why_not() is None
+
+
+@functools.cache
+def _torch_is_exact() -> bool:
+    """Whether torch's product of int8 is: without these instructions oneDNN adds pairs up in 16 bits, and cuts them."""
+    return any("vnni" in flag or flag == "amx_int8" for flag in cpu_flags().split())
