@@ -129,6 +129,10 @@ class Lab:
             for out, (_, _, file) in zip(outs, missing, strict=True):
                 out.rename(file)
 
+    def ask(self, module: str, job: dict, timeout: float, environment: dict[str, str]) -> None:
+        """Have a job done by a process of a module that calls ``tests.jobs.answer_jobs``."""
+        self._processes.ask(module, job, timeout, environment)
+
     def engine(
         self,
         model: Path,

@@ -9,6 +9,7 @@ from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
 from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+from lmdeploy.pytorch.backends.lora import LoRABuildSpec
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
 from lmdeploy.pytorch.backends.rotary_embedding import RotaryEmbeddingBuildSpec
 from lmdeploy.pytorch.distributed import get_dist_manager
@@ -16,7 +17,7 @@ from lmdeploy.pytorch.distributed import get_dist_manager
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import attention, rope_lengths, rotary, sampling, windows
+from dlinfer.framework.lmdeploy_ext.layers import attention, lora, rope_lengths, rotary, sampling, windows
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
@@ -24,6 +25,7 @@ from dlinfer.vendor import activate_default
 _OURS = {
     PagedAttentionBuildSpec: attention.PagedAttention.from_spec,
     FlashAttentionBuildSpec: attention.VarlenAttention.from_spec,
+    LoRABuildSpec: lora.Lora.from_spec,
     MultinomialSamplingBuildSpec: sampling.SeededMultinomialSampling.from_spec,
     RotaryEmbeddingBuildSpec: rotary.from_spec,
     ApplyRotaryEmbBuildSpec: lambda spec: rotary.ApplyRotary(),
