@@ -247,6 +247,13 @@ class ModelFolderError(DlinferError, ValueError):
     next_step = "{advice}"
 
 
+class AdapterFolderError(DlinferError, ValueError):
+    """A LoRA adapter that cannot be served: missing, corrupt, not of this model, or more than plain LoRA."""
+
+    message = "the LoRA adapter {name!r} ({path}) cannot be served: {detail}."
+    next_step = "{advice}"
+
+
 class GenerationOptionError(DlinferError, ValueError):
     """A field that says how tokens are drawn has a value that cannot be served."""
 

@@ -7,6 +7,7 @@ below. ``results.json`` has one object a job, which maps a step's name to what i
 ``{"raised": traceback}`` itself.
 """
 
+import asyncio
 import json
 import traceback
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
+from lmdeploy.serve.core.exceptions import RequestError
 
 from tests.jobs import answer_jobs
 
@@ -127,6 +129,34 @@ def cancel(pipe, step: dict, logits: dict) -> list[dict]:
     return finish(collectors, step, logits)
 
 
+def with_adapters(pipe, step: dict, logits: dict) -> list[dict]:
+    """All prompts (token ids) at once, each by the adapter of its number in "adapters"; a refused one says why.
+
+    With "past_checks" the adapters' names are not looked at before the engine itself.
+    """
+
+    async def one(prompt: list[int], adapter: str | None) -> dict:
+        engine = pipe.async_engine
+        named = None if step.get("past_checks") else adapter
+        try:
+            request = await engine.preprocess(
+                None, pipe.session(), gen_config=gen_config(step), input_ids=prompt, adapter_name=named
+            )
+            request.adapter_name = adapter
+            said = {"token_ids": [], "cached_tokens": 0}
+            async for response in engine.generate(request):
+                said["token_ids"] += response.token_ids
+                said["cached_tokens"] = max(said["cached_tokens"], response.cached_tokens or 0)
+            return said
+        except RequestError as error:
+            return {"refused": error.message}
+
+    async def together() -> list[dict]:
+        return await asyncio.gather(*map(one, step["prompts"], step["adapters"]))
+
+    return pipe._run(coro=together()).result()
+
+
 def perplexity(pipe, step: dict, logits: dict) -> list[float]:
     """``get_ppl`` of token-id sequences."""
     return pipe.get_ppl(step["sequences"])
@@ -146,7 +176,8 @@ def teacher_forced(pipe, step: dict, logits: dict) -> list[list[int]]:
 
 
 KINDS = {
-    f.__name__: f for f in (call, one_by_one, stream, staggered, cancel, perplexity, reward, teacher_forced)
+    f.__name__: f
+    for f in (call, one_by_one, stream, staggered, cancel, with_adapters, perplexity, reward, teacher_forced)
 }
 
 

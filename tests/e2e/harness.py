@@ -132,6 +132,10 @@ class Lab:
         """Ask a process that sees neither LMDeploy nor dlinfer."""
         self._processes.ask(module, job, 500, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
 
+    def ask(self, module: str, job: dict, timeout: float, environment: dict[str, str]) -> None:
+        """Have a job done by a process of a module that calls ``tests.jobs.answer_jobs``."""
+        self._processes.ask(module, job, timeout, environment)
+
     def engine(
         self,
         model: Path,

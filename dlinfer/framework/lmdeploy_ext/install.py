@@ -15,8 +15,8 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.device import cli, kv_memory
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
     from dlinfer.framework.lmdeploy_ext.layers import rope_lengths, rope_parameters, selection
-    from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
     from dlinfer.framework.lmdeploy_ext.refusals import (
+        adapter_checks,
         http_errors,
         model_checks,
         model_config,
@@ -24,6 +24,7 @@ def _records() -> list[Patch]:
         sampling_checks,
         weight_checks,
     )
+    from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
     from dlinfer.framework.lmdeploy_ext.serving import generation, scoring
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
 
@@ -35,6 +36,7 @@ def _records() -> list[Patch]:
         selection,
         kv_memory,
         generation,
+        adapter_checks,
         sampling_checks,
         http_errors,
         model_checks,

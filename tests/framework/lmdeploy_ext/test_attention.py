@@ -92,6 +92,7 @@ class Step:
                 max_kv_seqlen=max(self.total),
                 sum_kv_seqlen=sum(self.total),
                 kv_quant_policy=0,
+                local_adapter_ids=None,
             )
         )
 

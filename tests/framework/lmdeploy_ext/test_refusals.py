@@ -9,7 +9,7 @@ from lmdeploy import PytorchEngineConfig
 from lmdeploy.messages import SpeculativeConfig
 from lmdeploy.pytorch.backends import get_backend
 from lmdeploy.pytorch.backends.awq_modules import LinearW4A16BuildSpec
-from lmdeploy.pytorch.backends.lora import LoRABuildSpec
+from lmdeploy.pytorch.backends.causal_conv1d import CausalConv1dBuildSpec
 from lmdeploy.pytorch.config import (
     DistConfig,
     ModelConfig,
@@ -31,7 +31,6 @@ from tests.framework.lmdeploy_ext.attention_specs import paged_spec
         ({"dp": 2, "tp": 1}, "dp=2"),
         ({"ep": 2}, "ep=2"),
         ({"quant_policy": 42}, "quant_policy=42 (TURBO_QUANT)"),
-        ({"adapters": {"a": "path"}}, "adapters"),
         ({"enable_microbatch": True}, "enable_microbatch"),
         ({"model_format": "fp8"}, "model_format='fp8'"),
         ({"model_format": "gptq"}, "model_format='gptq'"),
@@ -107,8 +106,8 @@ def test_attention_that_no_op_serves(change):
 
 
 def test_a_layer_that_no_op_serves_is_named():
-    spec = LoRABuildSpec.__new__(LoRABuildSpec)
-    with pytest.raises(UnsupportedFeatureError, match="LoRABuildSpec"):
+    spec = CausalConv1dBuildSpec.__new__(CausalConv1dBuildSpec)
+    with pytest.raises(UnsupportedFeatureError, match="CausalConv1dBuildSpec"):
         get_backend("cpu").build_op(spec)
 
 

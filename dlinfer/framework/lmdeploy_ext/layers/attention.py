@@ -4,6 +4,7 @@ LMDeploy's own dlinfer implementations keep sliding_window, logit_softcapping, a
 none of them to the op, and the varlen one drops causal as well: wrong tokens in silence. These pass them all.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,17 @@ from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers import windows
 
 
-def step_metadata(context: Any) -> DlinferAttentionMetadata:
+@dataclass
+class StepMetadata(DlinferAttentionMetadata):
+    """LMDeploy's metadata of a step's attention, and what other layers need of the step, since models pass it on.
+
+    adapter_ids: int64 [N], the LoRA adapter of each token, 0 for none; None where the engine has no adapters.
+    """
+
+    adapter_ids: Tensor | None = None
+
+
+def step_metadata(context: Any) -> StepMetadata:
     """What one step's attention layers share, from LMDeploy's StepContext of B sequences and N new tokens."""
     if context.is_decoding and context.max_q_seqlen != 1:
         raise refuse("decoding several tokens of a sequence at once", "leave speculative_config out")
@@ -25,7 +36,8 @@ def step_metadata(context: Any) -> DlinferAttentionMetadata:
     block_size = context.cache_config.kernel_block_size
     ends = q_seqlens.cumsum(0, dtype=torch.int32)
     cu_seqlens = torch.nn.functional.pad(ends, (1, 0))
-    return DlinferAttentionMetadata(
+    tokens = context.input_ids.numel()
+    return StepMetadata(
         is_decoding=context.is_decoding,
         block_offsets=context.block_offsets,
         q_start_loc=cu_seqlens[:-1],
@@ -35,7 +47,7 @@ def step_metadata(context: Any) -> DlinferAttentionMetadata:
         cu_seqlens_q_cpu=cu_seqlens.cpu(),
         kv_seqlens_cpu=kv_seqlens.cpu(),
         kv_start_indices=cache_slots(
-            q_seqlens, kv_seqlens, cu_seqlens, context.block_offsets, block_size, context.input_ids.numel()
+            q_seqlens, kv_seqlens, cu_seqlens, context.block_offsets, block_size, tokens
         ),
         block_size=block_size,
         is_prefill_no_cache=not context.is_decoding and torch.equal(q_seqlens, kv_seqlens),
@@ -43,7 +55,15 @@ def step_metadata(context: Any) -> DlinferAttentionMetadata:
         max_kv_seq_len=context.max_kv_seqlen,
         kv_flatten_size=context.sum_kv_seqlen,
         quant_policy=context.kv_quant_policy,
+        adapter_ids=_of_tokens(context.local_adapter_ids, q_seqlens, tokens),
     )
+
+
+def _of_tokens(adapter_ids: Tensor | None, q_seqlens: Tensor, tokens: int) -> Tensor | None:
+    """adapter_ids: [B], of each sequence. Returns that of each of its new tokens, int64 [tokens]."""
+    if adapter_ids is None:
+        return None
+    return torch.repeat_interleave(adapter_ids.long(), q_seqlens.long(), output_size=tokens)
 
 
 def cache_slots(

@@ -11,6 +11,7 @@ from lmdeploy.pytorch.backends.blockedf8_modules import LinearBlockedF8BuildSpec
 from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+from lmdeploy.pytorch.backends.lora import LoRABuildSpec
 from lmdeploy.pytorch.backends.moe import (
     FusedMoEBlockedF8BuildSpec,
     FusedMoEStaticF8BuildSpec,
@@ -30,6 +31,7 @@ from dlinfer.framework.lmdeploy_ext.layers import (
     attention,
     awq,
     eight_bit,
+    lora,
     rope_lengths,
     rotary,
     router,
@@ -44,6 +46,7 @@ from dlinfer.vendor import activate_default
 _OURS = {
     PagedAttentionBuildSpec: attention.PagedAttention.from_spec,
     FlashAttentionBuildSpec: attention.VarlenAttention.from_spec,
+    LoRABuildSpec: lora.Lora.from_spec,
     MultinomialSamplingBuildSpec: sampling.SeededMultinomialSampling.from_spec,
     RotaryEmbeddingBuildSpec: rotary.from_spec,
     ApplyRotaryEmbBuildSpec: lambda spec: rotary.ApplyRotary(),

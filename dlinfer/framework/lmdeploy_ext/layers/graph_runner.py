@@ -19,6 +19,7 @@ from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 from dlinfer import settings
 from dlinfer.errors import CaptureError
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import lora
 from dlinfer.framework.lmdeploy_ext.layers.graph_identity import model_identity
 from dlinfer.graph.direct.call import DirectCall
 from dlinfer.graph.direct.store import compile_call
@@ -38,6 +39,7 @@ _METADATA_SIZES = {
     "cu_seqlens_q": ("ends",),
     "cu_seqlens_q_cpu": ("ends",),
     "block_offsets": ("sequences", "blocks"),
+    "adapter_ids": ("tokens",),
 }
 # What is the same at each step of an engine: a graph may depend on its sizes and numbers.
 _STEADY = (
@@ -90,6 +92,7 @@ class CompiledRunner(GraphRunner):
     def __init__(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(model, *args, **kwargs)
         self._calls: dict[Any, Callable[..., Any]] = {}
+        self._forward = lora.ForwardWithAdapters(model) if lora.has_adapters(model) else model
         self._phases_alike = find_engine(
             CompileOptions().wanted_engine, activation.torch_device()
         ).phases_alike
@@ -120,7 +123,7 @@ class CompiledRunner(GraphRunner):
             return call(**kwargs)
         _mark_sizes(kwargs)
         phase = "forward" if self._phases_alike else "decoding" if metadata.is_decoding else "prefill"
-        self._calls[key], result = self._compile(phase, self.model, kwargs)
+        self._calls[key], result = self._compile(phase, self._forward, kwargs)
         if isinstance(result, torch.Tensor) and result.dim() == 3:
             self.get_logits(
                 result[:, -1:]

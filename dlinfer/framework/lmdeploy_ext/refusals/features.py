@@ -6,7 +6,7 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.refusals import kv_quantisation
+from dlinfer.framework.lmdeploy_ext.refusals import adapter_files, kv_quantisation
 from dlinfer.framework.patching import Patch
 
 # field of PytorchEngineConfig -> (the value that means "not asked for", what to do instead)
@@ -14,7 +14,6 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "tp": (1, "use tp=1"),
     "dp": (1, "use dp=1"),
     "ep": (1, "use ep=1"),
-    "adapters": (None, "merge the LoRA adapter into the model's weights first"),
     "enable_microbatch": (False, "leave enable_microbatch off"),
     "enable_eplb": (False, "leave enable_eplb off"),
     "empty_init": (False, "load the weights at start"),
@@ -35,6 +34,7 @@ def check_engine_config(config: Any) -> None:
         if value != neutral and value and value not in _SERVED_TOO.get(name, ()):
             raise refuse(f"{name}={value!r}", advice, device)
     kv_quantisation.check_engine_config(config)
+    adapter_files.check_folders(config.adapters)
     if "memory_model_path" in (config.hf_overrides or {}):
         raise refuse("MemDecode (hf_overrides['memory_model_path'])", "leave it out", device)
     if config.role.name != "Hybrid":

@@ -3,8 +3,8 @@
 LMDeploy 0.18 runs all requests in one loop; an exception in it is the end of the engine, for every user, while the
 process lives on and answers "engine unavailable". These reach it, on cuda as on our devices: a prompt without a
 token (``assert len(token_ids) > 0``, e.g. an empty prompt where the tokenizer adds no BOS), a token id outside the
-vocabulary (embedding lookup), top_k or logprobs above the size of the vocabulary (``torch.topk``), and stop or bad
-token ids outside it (``Tensor.gather``).
+vocabulary (embedding lookup), the name of an adapter that there is not (``AdapterManager.get_adapter_ids``), top_k or
+logprobs above the size of the vocabulary (``torch.topk``), and stop or bad token ids outside it (``Tensor.gather``).
 """
 
 import functools
@@ -84,6 +84,30 @@ def _determine_gen_config(original: Callable[..., Any]) -> Callable[..., Any]:
     return _determine_gen_config
 
 
+def _preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def preprocess(
+        self: Any, messages: Any, session_id: Any, gen_config: Any = None, tools: Any = None,
+        reasoning_effort: Any = None, do_preprocess: bool = True, adapter_name: str | None = None, *args: Any,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        if activation.active() is not None:
+            known = sorted(self.backend_config.adapters or {})
+            if adapter_name is not None and adapter_name not in known:
+                from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
+
+                listed = ", ".join(known) or "none"
+                raise RequestError(
+                    ErrorCode.INVALID_REQUEST, f"There is no adapter {adapter_name!r}; there are: {listed}."
+                )
+        return await original(
+            self, messages, session_id, gen_config, tools, reasoning_effort, do_preprocess, adapter_name, *args,
+            **kwargs,
+        )  # fmt: skip
+
+    return preprocess
+
+
 def _is_servable(data: dict[str, Any], vocab_size: int) -> bool:
     try:
         check_sampling(data["sampling_param"])
@@ -101,9 +125,10 @@ def _add_message(original: Callable[..., None]) -> Callable[..., None]:
         from lmdeploy.messages import ResponseType
 
         vocab_size = self.model_config.vocab_size
+        adapters = self.adapter_manager.adapter_id_map  # None, for the base model, among them
         fit = []
         for request in reqs:
-            if _is_servable(request.data, vocab_size):
+            if request.data["adapter_name"] in adapters and _is_servable(request.data, vocab_size):
                 fit_sampling(request.data["sampling_param"], vocab_size, self.model_config.dtype)
                 fit.append(request)
             else:
@@ -115,6 +140,14 @@ def _add_message(original: Callable[..., None]) -> Callable[..., None]:
 
 
 PATCHES = (
+    Patch(
+        target="lmdeploy.serve.core.async_engine:AsyncEngine.preprocess",
+        why="an adapter's name that there is not ends the engine's loop with a KeyError",
+        signature="(self, messages, session_id, gen_config=None, tools=None, reasoning_effort=None, "
+        "do_preprocess=True, adapter_name=None, input_ids=None, enable_thinking=None, chat_template_kwargs=None, "
+        "media_io_kwargs=None, mm_processor_kwargs=None, **kwargs)",
+        build=_preprocess,
+    ),
     Patch(
         target="lmdeploy.serve.core.async_engine:AsyncEngine._determine_gen_config",
         why="the last check of a prompt where an error still reaches the user with a reason",

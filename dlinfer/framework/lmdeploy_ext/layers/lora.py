@@ -1,0 +1,102 @@
+"""LoRA adapters on LMDeploy's linear layers: several adapters and the base model in one batch.
+
+LMDeploy packs the adapters of a layer one behind the other and numbers them by their sorted names; number 0 is the base
+model, with a rank of 0. Which adapter a token has comes with the step's attention metadata, which models are given at
+each step: a compiled graph reads nothing else that changes.
+"""
+
+from typing import Any
+
+from lmdeploy.pytorch.backends.lora import AdapterInfo, LoRAImpl
+from lmdeploy.pytorch.nn.linear import LoRA
+from torch import Tensor, nn
+
+from dlinfer import ops
+
+# Attribute of LMDeploy's manager of step contexts, which each model has one of.
+_OF_CALL = "dlinfer_adapter_ids"
+
+
+class Lora(LoRAImpl):
+    """Adds to what a linear layer gives, or to a part of it where LMDeploy has merged several layers into one."""
+
+    @classmethod
+    def from_spec(cls, spec: Any) -> "Lora":
+        """From LMDeploy's LoRABuildSpec, which says nothing."""
+        return cls()
+
+    # LMDeploy calls it by these names.
+    def forward(
+        self,
+        x: Tensor,
+        lora_A: Tensor,  # noqa: N803
+        lora_B: Tensor,  # noqa: N803
+        base_output: Tensor,
+        adapter_info: AdapterInfo,
+        ctx_mgr: Any,
+        colwise: bool,
+        is_tp: bool = True,
+    ) -> Tensor:
+        """x [..., in], lora_A [rows, in], lora_B [rows, out], base_output [..., all out] -> base_output's shape.
+
+        The columns ``adapter_info.base_slice`` of base_output, as many as ``out``, are added to. Where they are not
+        all of them, base_output is written and given back.
+        """
+        adapter_ids = getattr(ctx_mgr, _OF_CALL, None)
+        if adapter_ids is None:
+            adapter_ids = ctx_mgr.current_context().attn_metadata.adapter_ids
+        if adapter_ids is None:
+            return base_output
+        part = base_output[..., adapter_info.base_slice]
+        added = ops.lora_linear(
+            part.flatten(0, -2),
+            x.flatten(0, -2),
+            lora_A,
+            lora_B,
+            adapter_info.rank_offsets,
+            adapter_info.ranks,
+            adapter_info.scalings,
+            adapter_ids,
+        ).view(part.shape)
+        if part.shape[-1] == base_output.shape[-1]:
+            return added
+        part.copy_(added)
+        return base_output
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether a model of LMDeploy's has LoRA layers."""
+    return any(isinstance(module, LoRA) for module in model.modules())
+
+
+class ForwardWithAdapters(nn.Module):
+    """A model's forward for graphs, which read nothing that changes but their arguments.
+
+    LMDeploy's context is none, so for the time of a call the layers find the adapter ids of its arguments.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.ctx_mgr: Any = model.ctx_mgr
+        setattr(self.ctx_mgr, _OF_CALL, None)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        past_key_values: list[list[Tensor]],
+        attn_metadata: Any = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Any:
+        """As the model's own, of any of the classes that adapters are served on."""
+        self.ctx_mgr.dlinfer_adapter_ids = attn_metadata.adapter_ids
+        result = self.model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            attn_metadata=attn_metadata,
+            inputs_embeds=inputs_embeds,
+        )
+        self.ctx_mgr.dlinfer_adapter_ids = None
+        return result

@@ -1,0 +1,131 @@
+"""LoRA adapters that do not fit the model, or ask for what LMDeploy's loader would not do, are refused once the model's
+layers are there and before any weight is loaded.
+
+LMDeploy allocates A and B for every layer that has a module of a target's name, and never looks whether the adapter
+filled them. It does not know either where a model class permutes or splits weights as it loads them, so adapters are
+served on the classes for which the tokens were compared with PEFT's.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.refusals import adapter_files
+from dlinfer.framework.lmdeploy_ext.refusals.adapter_files import fault
+from dlinfer.framework.patching import Patch
+
+SERVED = frozenset(
+    f"{name}ForCausalLM" for name in "Gemma Llama Mistral Phi3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe".split()
+)
+"""LMDeploy's model classes whose tokens with adapters were compared with PEFT's."""
+
+_OTHER = "use an adapter that was trained for this model"
+
+_asked: ContextVar[Mapping[str, str] | None] = ContextVar("adapters", default=None)
+"""The adapters of the model that is being built."""
+
+
+def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
+    """Raise UnsupportedFeatureError for a model's class, AdapterFolderError for an adapter that is not one of it.
+
+    model: LMDeploy's, with or without weights. adapters: name -> folder.
+    """
+    served = type(model).__name__
+    if served not in SERVED:
+        raise refuse(
+            f"a LoRA adapter on {served}", "merge the adapter into the model (PEFT's merge_and_unload)"
+        )
+    spelled: dict[str, str] = {}
+    for name, path in adapters.items():
+        modules: dict[str, tuple[int, int]] = {}
+        for target in sorted(adapter_files.targets(name, path)):
+            last = target.rpartition(".")[2]
+            if spelled.setdefault(last, target) != target:
+                detail = f"target_modules has {target!r}, and {spelled[last]!r} is asked for, too"
+                raise fault(name, path, detail, f"name it alike, {last!r}, in all adapter_config.json")
+            modules |= _modules(model, target, name, path)
+        _compare(modules, name, path)
+
+
+def _modules(model: torch.nn.Module, target: str, name: str, path: str) -> dict[str, tuple[int, int]]:
+    """Path in transformers' model -> (in_features, out_features) of every module that a target names."""
+    from lmdeploy.pytorch.adapter.adapter import find_all_target
+    from lmdeploy.pytorch.nn.linear.base import LinearBase
+
+    last = target.rpartition(".")[2]
+    found, part = find_all_target(model, last)
+    if not found:
+        detail = f"{type(model).__name__} has no module named {target!r}, which target_modules asks for"
+        raise fault(name, path, detail, _OTHER)
+    modules: dict[str, tuple[int, int]] = {}
+    for where, module in found:
+        if not isinstance(module, LinearBase) or ".layers." not in where:
+            raise fault(name, path, f"LMDeploy serves no LoRA on {where}", f"leave {target!r} out")
+        linear: Any = module  # classes of linear layers have these fields of their own
+        outputs = linear.out_features if part is None else linear.all_out_features[part]
+        modules[f"{where.rpartition('.')[0]}.{last}"] = (linear.in_features, outputs)
+    return modules
+
+
+def _compare(modules: Mapping[str, tuple[int, int]], name: str, path: str) -> None:
+    given = adapter_files.sizes(name, path)
+    for module, (a, b) in given.items():
+        if module not in modules:
+            raise fault(
+                name, path, f"it has weights of {module}, which target_modules and the model do not", _OTHER
+            )
+        if (a[1], b[0]) != modules[module]:
+            has = "{} inputs and {} outputs".format(*modules[module])
+            raise fault(
+                name, path, f"{module} has A of {a} and B of {b}, where the model's has {has}", _OTHER
+            )
+    if missing := sorted(modules.keys() - given.keys()):
+        detail = f"it has no weights of {missing[0]} ({len(missing)} such modules), whose memory LMDeploy does not fill"
+        raise fault(name, path, detail, "use an adapter of all layers, or merge it into the model")
+
+
+def _build_model(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def _build_model(self: Any) -> None:
+        token = _asked.set(self.adapters if activation.active() is not None else None)
+        try:
+            original(self)
+        finally:
+            _asked.reset(token)
+
+    return _build_model
+
+
+def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def build_patched_model(
+        config: Any, device: torch.device | None = None, build_model_ctx: Any = None
+    ) -> Any:
+        model = original(config, device, build_model_ctx)
+        if adapters := _asked.get():
+            adapter_files.check_folders(adapters)  # a hub's are here by now
+            check_model(model, adapters)
+        return model
+
+    return build_patched_model
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._build_model",
+        why="builds a model, loads its weights and then the adapters, without a look at them",
+        signature="(self)",
+        build=_build_model,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.models.patch:build_patched_model",
+        why="the first that knows the model's layers, before weights are loaded",
+        signature="(config, device=None, build_model_ctx=None)",
+        build=_build_patched_model,
+    ),
+)

@@ -1,0 +1,208 @@
+"""Adapters that LMDeploy would serve as something else, or fail on half way, are refused by name."""
+
+import json
+import re
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from lmdeploy import PytorchEngineConfig
+from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
+from lmdeploy.pytorch.nn.linear import build_gateup_linear, build_o_proj
+from safetensors.torch import save_file
+from torch import nn
+
+from dlinfer.errors import AdapterFolderError, UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.refusals import adapter_checks, adapter_files
+
+LAYERS, IN, HALF, RANK = 2, 8, 6, 3
+SIZES = {"gate_proj": (IN, HALF), "up_proj": (IN, HALF), "down_proj": (HALF, IN)}
+
+
+def weights(targets=("gate_proj", "down_proj"), layers=range(LAYERS), rank=RANK):
+    found = {}
+    for layer in layers:
+        for target in targets:
+            key = f"base_model.model.model.layers.{layer}.mlp.{target}"
+            inputs, outputs = SIZES[target]
+            found[f"{key}.lora_A.weight"] = torch.ones(rank, inputs)
+            found[f"{key}.lora_B.weight"] = torch.ones(outputs, rank)
+    return found
+
+
+def write(folder: Path, tensors=None, **config) -> str:
+    """An adapter as PEFT saves it. config: changes of its configuration."""
+    folder.mkdir(parents=True)
+    plain = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6, "target_modules": ["gate_proj", "down_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(plain | config))
+    save_file(weights() if tensors is None else tensors, folder / "adapter_model.safetensors")
+    return str(folder)
+
+
+class LlamaForCausalLM(nn.Module):
+    """As LMDeploy's: a class that is served, with gate and up merged."""
+
+    packed_modules_mapping: ClassVar = {"gate_up_proj": ["gate_proj", "up_proj"]}
+
+    def __init__(self):
+        super().__init__()
+        PytorchEngineConfig(device_type="cpu")
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList(nn.Module() for _ in range(LAYERS))
+        for layer in self.model.layers:
+            layer.mlp = nn.Module()
+            layer.mlp.gate_up_proj = build_gateup_linear(IN, [HALF, HALF], bias=False, is_tp=False)
+            layer.mlp.down_proj = build_o_proj(HALF, IN, bias=False, is_tp=False)
+        self.lm_head = build_o_proj(IN, 10, bias=False, is_tp=False)
+        self.norm = nn.LayerNorm(IN)
+
+
+class PhimoeForCausalLM(LlamaForCausalLM):
+    """A class on which adapters were never compared."""
+
+
+CONFIGS = {
+    "DoRA": ({"use_dora": True}, "use_dora=True"),
+    "rank-stabilised": ({"use_rslora": True}, "use_rslora=True"),
+    "whole modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head']"),
+    "biases": ({"bias": "all"}, "bias='all'"),
+    "biases of B": ({"lora_bias": True}, "lora_bias=True"),
+    "ranks of their own": ({"rank_pattern": {"gate_proj": 1}}, "rank_pattern="),
+    "alphas of their own": ({"alpha_pattern": {"gate_proj": 1}}, "alpha_pattern="),
+    "some layers": ({"layers_to_transform": [0]}, "layers_to_transform=[0]"),
+    "not LoRA": ({"peft_type": "IA3"}, "peft_type='IA3'"),
+    "a pattern": ({"target_modules": r".*_proj"}, "is a pattern"),
+    "no modules": ({"target_modules": []}, "target_modules=[]"),
+    "no rank": ({"r": 0}, "r=0"),
+    "another rank": ({"r": 4}, "is not of rank 4"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_lmdeploy_would_pass_over(name, tmp_path):
+    config, words = CONFIGS[name]
+    with pytest.raises(AdapterFolderError, match=re.escape(words)) as caught:
+        PytorchEngineConfig(device_type="cpu", adapters={"mine": write(tmp_path / "a", **config)})
+    assert "the LoRA adapter 'mine'" in str(caught.value)
+    assert "Next step: " in str(caught.value)
+
+
+def remove(folder, name):
+    (folder / name).unlink()
+
+
+BROKEN = {
+    "no folder": (lambda f: f.rename(f.with_name("elsewhere")), "there is no such folder"),
+    "no config": (lambda f: remove(f, "adapter_config.json"), "it has no adapter_config.json"),
+    "no JSON": (lambda f: (f / "adapter_config.json").write_text("{"), "is not valid JSON"),
+    "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "does not hold a JSON object"),
+    "no weights": (lambda f: remove(f, "adapter_model.safetensors"), "it holds no weights"),
+    "truncated": (
+        lambda f: (f / "adapter_model.safetensors").write_bytes(
+            (f / "adapter_model.safetensors").read_bytes()[:-9]
+        ),
+        "adapter_model.safetensors is truncated or corrupt",
+    ),
+    "no pickle": (lambda f: (f / "adapter_model.bin").write_bytes(b"x"), "adapter_model.bin is truncated"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_folder_that_is_not_whole(name, tmp_path):
+    change, words = BROKEN[name]
+    path = write(tmp_path / "a")
+    change(Path(path))
+    with pytest.raises(AdapterFolderError, match=words):
+        PytorchEngineConfig(device_type="cpu", adapters={"mine": path})
+
+
+def test_adapters_set_later_are_looked_at_when_the_engine_starts(tmp_path):
+    config = PytorchEngineConfig(device_type="cpu")
+    config.adapters = {"mine": str(tmp_path / "nowhere")}
+    with pytest.raises(AdapterFolderError, match="there is no such folder"):
+        ConfigBuilder.update_engine_config(config)
+
+
+def test_good_adapters_of_either_file(tmp_path):
+    first, second = (
+        write(tmp_path / "a"),
+        write(tmp_path / "b", weights(["up_proj"]), target_modules=["up_proj"]),
+    )
+    pickled = Path(second, "adapter_model.bin")
+    torch.save(weights(["up_proj"]), pickled)
+    remove(Path(second), "adapter_model.safetensors")
+    PytorchEngineConfig(device_type="cpu", adapters={"a": first, "b": second, "hub": "somebody/adapter"})
+    adapter_checks.check_model(LlamaForCausalLM(), {"a": first, "b": second})
+
+
+TENSORS = {
+    "no LoRA": ({"base_model.model.lm_head.weight": torch.ones(2, 2)}, "is not LoRA of a linear layer"),
+    "half": (
+        {k: v for k, v in weights().items() if not k.endswith("1.mlp.down_proj.lora_B.weight")},
+        "lora_A alone",
+    ),
+    "none": ({}, "it has no tensors"),
+    "another rank": (weights(rank=2), "is not of rank 3"),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_weights_that_are_no_plain_lora(name, tmp_path):
+    tensors, words = TENSORS[name]
+    with pytest.raises(AdapterFolderError, match=words):
+        adapter_files.check_folders({"mine": write(tmp_path / "a", tensors)})
+
+
+def wide():
+    return {k: torch.ones(RANK, IN + 1) if "gate_proj.lora_A" in k else v for k, v in weights().items()}
+
+
+MISFITS = {
+    "one layer": (
+        weights(layers=range(1, 2)),
+        {},
+        "no weights of model.layers.0.mlp.down_proj (2 such modules)",
+    ),
+    "more layers": (weights(layers=range(3)), {}, "weights of model.layers.2.mlp.down_proj"),
+    "another module": (
+        weights(["gate_proj", "down_proj", "up_proj"]),
+        {},
+        "weights of model.layers.0.mlp.up_proj",
+    ),
+    "other sizes": (wide(), {}, "A of (3, 9) and B of (6, 3), where the model's has 8 inputs and 6 outputs"),
+    "unknown": (None, {"target_modules": ["gate_proj", "down_proj", "c_attn"]}, "no module named 'c_attn'"),
+    "the head": (
+        None,
+        {"target_modules": ["gate_proj", "down_proj", "lm_head"]},
+        "no module named 'lm_head'",
+    ),
+    "no linear": (
+        None,
+        {"target_modules": ["gate_proj", "down_proj", "mlp"]},
+        "no LoRA on model.layers.0.mlp",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_an_adapter_of_another_model(name, tmp_path):
+    tensors, config, words = MISFITS[name]
+    path = write(tmp_path / "a", tensors, **config)
+    adapter_files.check_folders({"mine": path})
+    with pytest.raises(AdapterFolderError, match=re.escape(words)):
+        adapter_checks.check_model(LlamaForCausalLM(), {"mine": path})
+
+
+def test_two_spellings_of_one_module(tmp_path):
+    """LMDeploy gives each its own layer under one name, and the second takes the place of the first."""
+    first = write(tmp_path / "a")
+    second = write(tmp_path / "b", target_modules=["mlp.gate_proj", "down_proj"])
+    adapter_checks.check_model(LlamaForCausalLM(), {"a": second})
+    with pytest.raises(AdapterFolderError, match=r"'mlp\.gate_proj', and 'gate_proj' is asked for, too"):
+        adapter_checks.check_model(LlamaForCausalLM(), {"a": first, "b": second})
+
+
+def test_a_class_whose_tokens_were_not_compared(tmp_path):
+    with pytest.raises(UnsupportedFeatureError, match="a LoRA adapter on PhimoeForCausalLM"):
+        adapter_checks.check_model(PhimoeForCausalLM(), {"a": write(tmp_path / "a")})
