@@ -13,10 +13,11 @@ from importlib import metadata
 from pathlib import Path
 
 from .families import ELSEWHERE, FAMILIES, POSITIONAL
+from .vision_families import VISION
 
 STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
-BUILT = FAMILIES | POSITIONAL | ELSEWHERE
+BUILT = FAMILIES | POSITIONAL | ELSEWHERE | VISION
 DTYPES = ("float32", "bfloat16")
 
 
@@ -97,10 +98,17 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import internlm2, internlm3, tokenizer
+    from . import internlm2, internlm3, tokenizer, vision
     from .families import STOP_IDS
 
-    spec = BUILT[family]
+    if family in VISION:
+        torch.manual_seed(seed)
+        model = vision.make(VISION[family])
+        _randomise_vectors(model)
+        vision.forbid_image_tokens(model)
+        vision.save(VISION[family], model.to(getattr(torch, dtype)).eval(), folder)
+        return
+    spec = (FAMILIES | POSITIONAL | ELSEWHERE)[family]
     model_class = getattr(transformers, f"{spec.hf_name}ForCausalLM")
     config = model_class.config_class(**spec.config)
     torch.manual_seed(seed)
