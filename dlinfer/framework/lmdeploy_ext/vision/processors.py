@@ -123,7 +123,7 @@ def _load_vl_model(original: Callable[..., Any]) -> Callable[..., Any]:
             raise ModelFolderError(
                 path=model_path,
                 detail=f"its image processor is missing or cannot be loaded ({type(error).__name__}: {lines[0]})",
-                advice="see that preprocessor_config.json, and processor_config.json where the model has one, are there",
+                advice="see that preprocessor_config.json is there, and processor_config.json where the model has one",
             ) from error
 
     return load_vl_model
