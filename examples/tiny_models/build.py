@@ -13,10 +13,12 @@ from importlib import metadata
 from pathlib import Path
 
 from .families import BRIEF, ELSEWHERE, FAMILIES, QUANTISED, REWARD
+from .vision_families import VISION
 
 STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
-BUILT = FAMILIES | BRIEF | QUANTISED | REWARD | ELSEWHERE
+TEXT = FAMILIES | BRIEF | QUANTISED | REWARD | ELSEWHERE
+BUILT = TEXT | VISION
 DTYPES = ("float32", "bfloat16")
 
 
@@ -98,10 +100,17 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import awq, chatglm, deepseek, internlm2, internlm3, reward, tokenizer
+    from . import awq, chatglm, deepseek, internlm2, internlm3, reward, tokenizer, vision
     from .families import STOP_IDS
 
-    spec = BUILT[family]
+    if family in VISION:
+        torch.manual_seed(seed)
+        model = vision.make(VISION[family])
+        _randomise_vectors(model)
+        vision.forbid_image_tokens(model)
+        vision.save(VISION[family], model.to(getattr(torch, dtype)).eval(), folder)
+        return
+    spec = TEXT[family]
     model_class = getattr(transformers, f"{spec.hf_name}ForCausalLM")
     config = model_class.config_class(**spec.config)
     torch.manual_seed(seed)

@@ -32,8 +32,13 @@ def _corpus() -> list[str]:
     return ENGLISH * 200 + invented
 
 
-def train() -> PreTrainedTokenizerFast:
-    """Train the tokenizer: ``VOCAB_SIZE`` entries, the special tokens first, no network."""
+def train(
+    extra: list[str] | dict[str, str] | None = None, chat_template: str = CHAT_TEMPLATE
+) -> PreTrainedTokenizerFast:
+    """Train the tokenizer: ``VOCAB_SIZE`` entries, the special tokens first, no network.
+
+    extra: special tokens with the ids that follow; a processor may look for them by the names of a dict.
+    """
     bpe = Tokenizer(models.BPE(unk_token="<unk>"))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -44,12 +49,16 @@ def train() -> PreTrainedTokenizerFast:
     bpe.train_from_iterator(_corpus(), trainer)
     if bpe.get_vocab_size() != VOCAB_SIZE:
         raise RuntimeError(f"the corpus yields {bpe.get_vocab_size()} tokens, expected {VOCAB_SIZE}")
+    named: list[str] | dict[str, str] = SPECIAL[3:]
+    if extra is not None:
+        bpe.add_special_tokens(list(extra.values() if isinstance(extra, dict) else extra))
+        named = extra if isinstance(extra, dict) else [*SPECIAL[3:], *extra]
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         unk_token="<unk>",
         bos_token=SPECIAL[BOS],
         eos_token=SPECIAL[EOS],
         pad_token=SPECIAL[EOS],
-        additional_special_tokens=SPECIAL[3:],
-        chat_template=CHAT_TEMPLATE,
+        extra_special_tokens=named,
+        chat_template=chat_template,
     )

@@ -48,15 +48,17 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework": "errors",
     "dlinfer.framework.lmdeploy_ext.versions": "",
     "dlinfer.framework.lmdeploy_ext.device": "errors settings vendor framework framework.lmdeploy_ext.versions",
+    "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
+    "framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.layers": "errors settings utils vendor ops graph.seam graph.report graph.options "
-    "graph.engine graph.direct framework framework.lmdeploy_ext.device",
+    "graph.engine graph.direct framework framework.lmdeploy_ext.device framework.lmdeploy_ext.vision",
     "dlinfer.framework.lmdeploy_ext.refusals": "errors framework framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.layers",
     "dlinfer.framework.lmdeploy_ext.serving": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals",
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.refusals "
-    "framework.lmdeploy_ext.serving",
+    "framework.lmdeploy_ext.serving framework.lmdeploy_ext.vision",
     "dlinfer.framework.transformers_ext": "errors settings ops graph.seam graph.ir graph.report graph.options "
     "graph.capture graph.lowering",
     "dlinfer.framework.mindie_ext.errors": "errors",

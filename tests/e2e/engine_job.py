@@ -84,14 +84,15 @@ def one_by_one(pipe, step: dict, logits: dict) -> list[dict]:
     for i, prompt in enumerate(step["prompts"]):
         gen = gens[i] if isinstance(gens, list) else gens
         collectors.append(Collector())
-        collectors[-1].add(pipe(prompt, gen_config=gen, do_preprocess=False))
+        collectors[-1].add(pipe(prompt, gen_config=gen, do_preprocess=step.get("chat", False)))
     return finish(collectors, step, logits)
 
 
 def stream(pipe, step: dict, logits: dict) -> list[dict]:
     """All prompts at once through ``stream_infer``."""
     collectors = [Collector() for _ in step["prompts"]]
-    for response in pipe.stream_infer(step["prompts"], gen_config=gen_config(step), do_preprocess=False):
+    chat = step.get("chat", False)
+    for response in pipe.stream_infer(step["prompts"], gen_config=gen_config(step), do_preprocess=chat):
         collectors[response.index].add(response)
     return finish(collectors, step, logits)
 
@@ -102,7 +103,8 @@ def staggered(pipe, step: dict, logits: dict) -> list[dict]:
     running = []
     for prompt in step["prompts"]:
         collector = Collector()
-        running.append((collector, pipe.stream_infer([prompt], gen_config=gen, do_preprocess=False)))
+        responses = pipe.stream_infer([prompt], gen_config=gen, do_preprocess=step.get("chat", False))
+        running.append((collector, responses))
         for earlier, responses in running:
             target = len(earlier.tokens) + step["after"]
             while len(earlier.tokens) < target:
@@ -175,9 +177,32 @@ def teacher_forced(pipe, step: dict, logits: dict) -> list[list[int]]:
     return [list(rows.shape) for rows in answer]
 
 
+def pixels(pipe, step: dict, logits: dict) -> list[list[int]]:
+    """What LMDeploy's preprocessing makes of the images of each chat: shapes; values go where logits go."""
+    processor = pipe.async_engine.prompt_processor
+    shapes = []
+    for i, chat in enumerate(step["prompts"]):
+        made = pipe._run(coro=processor.get_prompt_input(chat, True)).result()
+        parts = [np.asarray(part["pixel_values"].float()) for part in made["multimodal"]]
+        logits[f"{step['name']}/{i}"] = np.concatenate(parts)
+        shapes.append(list(logits[f"{step['name']}/{i}"].shape))
+    return shapes
+
+
 KINDS = {
     f.__name__: f
-    for f in (call, one_by_one, stream, staggered, cancel, with_adapters, perplexity, reward, teacher_forced)
+    for f in (
+        call,
+        one_by_one,
+        stream,
+        staggered,
+        cancel,
+        with_adapters,
+        perplexity,
+        reward,
+        teacher_forced,
+        pixels,
+    )
 }
 
 

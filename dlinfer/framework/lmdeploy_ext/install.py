@@ -18,6 +18,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.refusals import (
         adapter_checks,
         http_errors,
+        media,
         model_checks,
         model_config,
         request_checks,
@@ -27,6 +28,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
     from dlinfer.framework.lmdeploy_ext.serving import generation, scoring
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
+    from dlinfer.framework.lmdeploy_ext.vision import corrections, processors
 
     modules = (
         engine_config,
@@ -47,6 +49,9 @@ def _records() -> list[Patch]:
         scoring,
         serving,
         weight_checks,
+        media,
+        corrections,
+        processors,
     )
     return [patch for module in modules for patch in module.PATCHES]
 

@@ -123,6 +123,13 @@ def mark_unbacked(tensor: torch.Tensor, dim: int, counted: str) -> None:
     mark(tensor, dim, shape_id=counted)
 
 
+def mark_fixed(tensor: torch.Tensor, dim: int) -> None:
+    """Tell Dynamo that a size is the same in every call, where it would take any for one that changes."""
+    from torch._dynamo.decorators import mark_static
+
+    mark_static(tensor, dim)
+
+
 def forget_compiled(method: Callable[..., Any]) -> None:
     """Drop what Dynamo has compiled for a function."""
     from torch._dynamo.eval_frame import reset_code

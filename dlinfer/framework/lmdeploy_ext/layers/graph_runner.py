@@ -9,7 +9,7 @@ is compiled while requests run: LMDeploy's own warm-up meets each phase once.
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +21,14 @@ from dlinfer.errors import CaptureError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.layers import lora
 from dlinfer.framework.lmdeploy_ext.layers.graph_identity import model_identity
+from dlinfer.framework.lmdeploy_ext.vision import parts
 from dlinfer.graph.direct.call import DirectCall
 from dlinfer.graph.direct.store import compile_call
 from dlinfer.graph.engine import find_engine
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.policy import leave_graph
 from dlinfer.graph.report.report import GraphReport
-from dlinfer.graph.seam.dynamo import mark_unbacked
+from dlinfer.graph.seam.dynamo import mark_fixed, mark_unbacked
 
 # Field of the attention metadata -> what each of its sizes counts.
 _METADATA_SIZES = {
@@ -48,6 +49,7 @@ _STEADY = (
     "hidden_states.size()[2]",
     "position_ids.size()[0]",  # two rows where rotary frequencies depend on lengths
     "inputs_embeds.size()[2]",
+    "mrope_position_ids.size()[0]",
 )
 
 
@@ -106,10 +108,45 @@ class CompiledRunner(GraphRunner):
         )
         self.counts = RunnerCounts()
         _runners.append(self.counts)
+        self._parts = parts.of_model(model)
+        if self._parts is not None:
+            self._take_apart(self._parts)
+
+    def _take_apart(self, found: parts.Parts) -> None:
+        """Let the language part and the vision part of a model run as graphs, each on its own."""
+        language: Any = self.model.get_submodule(found.language)
+        forward = language.forward
+        owner, function = parts.vision_function(self.model, found)
+        tower = parts.compiled_function(owner, function, found)
+
+        def compiled_language(*args: Any, **kwargs: Any) -> Any:
+            given = parts.named(forward, args, kwargs)
+            if given.get("inputs_embeds") is not None:
+                given["input_ids"] = None
+            return self._step(forward, given)
+
+        def compiled_vision(*args: Any, **kwargs: Any) -> Any:
+            given = found.arrange(self.model, parts.named(function, args, kwargs))
+            return self._see(found, tower, given)
+
+        language.forward = compiled_language
+        setattr(owner, found.vision[1], compiled_vision)
+        self._see_example = lambda: compiled_vision(**found.example(self.model))
 
     def __call__(self, **kwargs: Any) -> Any:
         """One forward. kwargs: as LMDeploy's model takes them."""
         self.counts.steps += 1
+        if self._parts is None:
+            return self._step(self._forward, kwargs)
+        if (
+            "vision" not in self._calls
+        ):  # LMDeploy's warm-up has no images, so the first of them would compile it
+            with torch.inference_mode():
+                self._see_example()
+        return self.model(**kwargs)
+
+    def _step(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """One forward of what makes hidden states."""
         metadata = kwargs["attn_metadata"]
         # Prefill through the cache serves prompts with and without a cached beginning: one graph, not two.
         metadata.is_prefill_no_cache = False
@@ -123,11 +160,24 @@ class CompiledRunner(GraphRunner):
             return call(**kwargs)
         _mark_sizes(kwargs)
         phase = "forward" if self._phases_alike else "decoding" if metadata.is_decoding else "prefill"
-        self._calls[key], result = self._compile(phase, self._forward, kwargs)
+        self._calls[key], result = self._compile(phase, function, kwargs)
         if isinstance(result, torch.Tensor) and result.dim() == 3:
             self.get_logits(
                 result[:, -1:]
             )  # LMDeploy's warm-up asks for none, so the first request would compile them
+        return result
+
+    def _see(self, found: parts.Parts, function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """Features of images. kwargs: as ``function`` takes them."""
+        call = self._calls.get("vision")
+        if call is not None:
+            return call(**kwargs)
+        for tensor, dim, counted in found.marks(kwargs):
+            if counted is None:
+                mark_fixed(tensor, dim)
+            else:
+                mark_unbacked(tensor, dim, counted)
+        self._calls["vision"], result = self._compile("vision", function, kwargs, found.steady(kwargs))
         return result
 
     def get_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -152,12 +202,12 @@ class CompiledRunner(GraphRunner):
                 call.unbind()
 
     def _compile(
-        self, phase: str, function: Callable[..., Any], kwargs: dict[str, Any]
+        self, phase: str, function: Callable[..., Any], kwargs: dict[str, Any], same: Sequence[str] = ()
     ) -> tuple[Callable[..., Any], Any]:
-        """(what runs this phase from now on, the result of its first run)."""
+        """(what runs this phase from now on, the result of its first run). same: arguments that never change."""
         start = time.perf_counter()
         there = sorted(name for name, value in kwargs.items() if value is not None)
-        steady = [name for name in _STEADY if name.partition(".")[0] in kwargs]
+        steady = [name for name in _STEADY if name.partition(".")[0] in kwargs] + list(same)
         try:
             call, result, stored = compile_call(
                 function, kwargs, identity=f"{self._identity}\n{phase} {there}", steady=steady
@@ -193,7 +243,7 @@ def _mark_sizes(kwargs: dict[str, Any]) -> None:
     metadata = kwargs["attn_metadata"]
     # A decoding step has one token of each sequence.
     tokens = "sequences" if metadata.is_decoding else "tokens"
-    for name in ("input_ids", "position_ids", "inputs_embeds"):
+    for name in ("input_ids", "position_ids", "inputs_embeds", "mrope_position_ids"):
         if isinstance(kwargs.get(name), torch.Tensor):
             mark_unbacked(kwargs[name], 1, tokens)
     for name, dims in _METADATA_SIZES.items():

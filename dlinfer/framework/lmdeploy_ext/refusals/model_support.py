@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.refusals import quantisation
+from dlinfer.framework.lmdeploy_ext.refusals import quantisation, vision_support
 
 _DRAFT = "it drafts for speculative decoding, and is no model of its own"
 _DIFFUSION = "it decodes by block diffusion"
@@ -54,7 +54,14 @@ def check_support(config: dict[str, Any]) -> None:
     names = architectures(config)
     shown = f" ({', '.join(names)})" if names else ""
     if is_vision_language(config):
-        raise refuse(f"a vision-language model{shown}", "use the language model of the same family")
+        reason = vision_support.reason_against(names, config)
+        if reason is not None:
+            feature = f"a vision-language model{shown}" + (f": {reason}" if reason else "")
+            raise refuse(
+                feature, "use the language model of the same family, or a served vision-language model"
+            )
+        inside = vision_support.language_config(config)
+        names = [] if inside is None else architectures(inside)
     for name in names:
         if name in NOT_SERVED:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")

@@ -1,0 +1,34 @@
+"""Which vision-language classes of LMDeploy's are served on our devices, and what of them is not.
+
+Served means that greedy tokens with images equal those of transformers, in eager and in graph mode. A class that is not
+named here is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SERVED = {
+    "Qwen2VLForConditionalGeneration": "text_config",
+    "Qwen2_5_VLForConditionalGeneration": "text_config",
+    "InternVLForConditionalGeneration": "text_config",
+}
+"""Architecture -> the part of its configuration that is the language model's; empty where the whole is."""
+
+
+def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The configuration of a served model's language part, where it is one of its own."""
+    for name in config.get("architectures") or []:
+        inside = config.get(SERVED.get(name) or "")
+        if isinstance(inside, dict):
+            return inside
+    return None
+
+
+def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | None:
+    """Why a vision-language model is not served, possibly without words; None where it is.
+
+    names: its classes. config: as ``config.json`` has it.
+    """
+    if not any(name in SERVED for name in names):
+        return ""
+    return None

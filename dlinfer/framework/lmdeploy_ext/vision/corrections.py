@@ -1,0 +1,50 @@
+"""What LMDeploy's vision models compute otherwise than transformers, put right."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Patch
+
+
+def _quick_gelu(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
+        original(self, config, dtype, device)
+        if activation.active() is not None:
+            from transformers.activations import ACT2FN
+
+            self.act = ACT2FN[config.hidden_act]
+
+    return __init__
+
+
+def _dtype_of_the_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def build(cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any) -> Any:
+        inside = getattr(hf_config, "text_config", None)
+        if activation.active() is not None and inside is not None and inside.dtype is None:
+            inside.dtype = hf_config.dtype
+        return original(cls, hf_config, model_path, **kwargs)
+
+    return build
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.configurations.qwen3_vl:Qwen3VLModelConfigBuilder.build",
+        why="where the dtype stands beside text_config, as transformers 5 saves it, takes it for none, hence float16",
+        signature="(cls, hf_config, model_path=None, **kwargs)",
+        build=_dtype_of_the_whole,
+        versions=FAULTY,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.models.qwen2_vl:VisionMlp.__init__",
+        why="computes GELU where the configuration says quick_gelu, as Qwen2-VL's does: x sigmoid(1.702 x)",
+        signature="(self, config, dtype=None, device=None)",
+        build=_quick_gelu,
+        versions=FAULTY,
+    ),
+)

@@ -1,0 +1,162 @@
+"""Which parts of LMDeploy's vision-language models are language and which are vision, and what the latter take.
+
+A model's forward embeds the text, puts features of images in their places and hands all of it to the language model.
+Graph mode compiles these two parts, each for all sizes; the few operations between them stay as they are, so that a
+step with images runs the same graph of the language model as one without.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlinfer.framework.lmdeploy_ext.vision import towers
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of one class of models.
+
+    language: name of the submodule whose forward makes hidden states from embeddings.
+    vision: the owner of the function that makes features from pixels, as a path from the model, and its name.
+    sizes: argument of what is compiled -> what each of its dimensions counts; None is the same for all images.
+    example: makes arguments of the function for small images, from the model.
+    tower: what is compiled in the function's place, as a method of its owner; None is the function itself.
+    arrange: makes the arguments of ``tower`` from (model, the function's).
+    """
+
+    language: str
+    vision: tuple[str, str]
+    sizes: dict[str, tuple[str | None, ...]]
+    example: Callable[[Any], dict[str, Any]]
+    tower: Callable[..., Tensor] | None = None
+    arrange: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda model, given: given
+
+    def marks(self, given: dict[str, Any]) -> Iterator[tuple[Tensor, int, str | None]]:
+        """(tensor, dimension, what it counts) for every dimension of these arguments."""
+        for name, counts in self.sizes.items():
+            value = given[name]
+            for tensor in value if isinstance(value, tuple) else (value,):
+                for dim, counted in enumerate(counts):
+                    yield tensor, dim, counted
+
+    def steady(self, given: dict[str, Any]) -> list[str]:
+        """The arguments that are no tensors, and are the same for all images."""
+        return [name for name in given if name not in self.sizes]
+
+
+def _grids(model: Any) -> Tensor:
+    """Two images, of 2 x 2 and 2 x 3 tokens: int64 [2, 3]."""
+    merge = model.visual.spatial_merge_size
+    return torch.tensor([[1, 2 * merge, 2 * merge], [1, 2 * merge, 3 * merge]])
+
+
+def _patches(model: Any, grids: Tensor) -> Tensor:
+    embed = model.visual.patch_embed
+    weight = embed.proj.weight
+    return torch.zeros(int(grids.prod(1).sum()), weight[0].numel(), dtype=weight.dtype, device=weight.device)
+
+
+def _ends(grids: Tensor, device: torch.device) -> Tensor:
+    return grids.prod(1).cumsum(0, dtype=torch.int32).to(device)
+
+
+def _qwen2_vl(model: Any) -> dict[str, Any]:
+    grids = _grids(model)
+    pixels = _patches(model, grids)
+    angles = model.visual.rot_pos_emb(grids).repeat(1, 2)
+    return {
+        "hidden_states": pixels,
+        "cu_seqlens": _ends(grids, pixels.device),
+        "rotary_pos_emb": (angles.cos().to(pixels), angles.sin().to(pixels)),
+    }
+
+
+def _qwen2_5_vl(model: Any) -> dict[str, Any]:
+    grids = _grids(model)
+    pixels = _patches(model, grids)
+    index, ends = model.visual.get_window_index(grids)
+    windows = torch.unique_consecutive(torch.tensor(ends, dtype=torch.int32, device=pixels.device))
+    return {
+        "hidden_states": pixels,
+        "cu_seqlens": _ends(grids, pixels.device),
+        "rotary_pos_emb": model.visual.rot_pos_emb(grids).to(pixels),
+        "window_index": index,
+        "cu_window_seqlens": windows,
+    }
+
+
+def _internvl(model: Any) -> dict[str, Any]:
+    embeddings = model.vision_tower.embeddings
+    weight = embeddings.cls_token
+    pixels = torch.zeros(2, 3, *embeddings.image_size, dtype=weight.dtype, device=weight.device)
+    return {
+        "pixel_values": pixels,
+        "vision_feature_layer": model.vision_feature_layer,
+        "vision_feature_select_strategy": model.vision_feature_select_strategy,
+    }
+
+
+PARTS: dict[str, Parts] = {
+    "Qwen2VLForConditionalGeneration": Parts(
+        "model",
+        ("visual", "forward"),
+        {
+            "hidden_states": ("patches", None),
+            "cu_seqlens": ("images",),
+            "rotary_pos_emb": ("patches", None),
+        },
+        _qwen2_vl,
+    ),
+    "Qwen2_5_VLForConditionalGeneration": Parts(
+        "model",
+        ("visual", "forward"),
+        {
+            "hidden_states": ("tokens", None, None),
+            "cu_seqlens": ("images",),
+            "rotary_pos_emb": ("tokens", None, None),
+            "window_index": ("tokens",),
+            "cu_window_seqlens": ("windows",),
+        },
+        _qwen2_5_vl,
+        towers.windowed,
+        towers.by_token,
+    ),
+    "InternVLForConditionalGeneration": Parts(
+        "language_model",
+        ("", "get_image_features"),
+        {"pixel_values": ("tiles", None, None, None)},
+        _internvl,
+    ),
+}
+"""Class of LMDeploy's -> its parts."""
+
+
+def of_model(model: nn.Module) -> Parts | None:
+    """The parts of a vision-language model; None for any other, and where its vision part was left out."""
+    parts = PARTS.get(type(model).__name__)
+    if parts is None:
+        return None
+    owner, _ = vision_function(model, parts)
+    return None if getattr(owner, "_is_dummy_mod", False) else parts
+
+
+def vision_function(model: nn.Module, parts: Parts) -> tuple[Any, Callable[..., Any]]:
+    """(owner, the bound function) that makes features from pixels."""
+    path, name = parts.vision
+    owner: Any = model.get_submodule(path)
+    return owner, getattr(owner, name)
+
+
+def compiled_function(owner: Any, function: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """What is compiled in the place of ``function``: a method of ``owner``."""
+    return function if parts.tower is None else MethodType(parts.tower, owner)
+
+
+def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    return dict(inspect.signature(function).bind(*args, **kwargs).arguments)

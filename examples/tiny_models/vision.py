@@ -1,0 +1,43 @@
+"""Write a tiny vision-language checkpoint: weights, tokenizer with the tokens of images, processor's configuration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from . import tokenizer
+from .families import STOP_IDS, VOCAB_SIZE
+from .vision_families import VisionFamily
+
+CHAT_TEMPLATE = (
+    "{{% for m in messages %}}<|im_start|>{{{{ m['role'] }}}}\n"
+    "{{% if m['content'] is string %}}{{{{ m['content'] }}}}{{% else %}}{{% for part in m['content'] %}}"
+    "{{% if part['type'] == 'image' %}}{image}{{% else %}}{{{{ part['text'] }}}}{{% endif %}}"
+    "{{% endfor %}}{{% endif %}}<|im_end|>\n{{% endfor %}}"
+    "{{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}"
+)
+
+
+def make(spec: VisionFamily) -> Any:
+    """A model of random weights, whose biases and norms are torch's own."""
+    import transformers
+
+    model_class = getattr(transformers, f"{spec.hf_name}ForConditionalGeneration")
+    return model_class(model_class.config_class(**spec.config))
+
+
+def forbid_image_tokens(model: Any) -> None:
+    """No text may hold a token that stands for an image: their scores are 0, where the best of 1000 is far above."""
+    import torch
+
+    with torch.no_grad():
+        model.get_output_embeddings().weight[VOCAB_SIZE:] = 0
+
+
+def save(spec: VisionFamily, model: Any, folder: Path) -> None:
+    """Write model, tokenizer and processor to ``folder``."""
+    model.generation_config.eos_token_id = STOP_IDS
+    model.save_pretrained(folder)
+    tokens = tokenizer.train(spec.extra, CHAT_TEMPLATE.format(image=spec.image))
+    tokens.save_pretrained(folder)
+    for name, content in spec.files.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,152 @@
+"""Vision-language models: one row a family, a language model of the usual size under a small encoder of images.
+
+Patches are of 4 x 4 pixels and 2 x 2 of them become a token, so that images of some dozen pixels have some dozen
+tokens.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .families import BOS, COMMON, EOS, VOCAB_SIZE
+
+# Tokens of the vocabulary, and then those that stand for images; the model has room for more than there are.
+ROOM = VOCAB_SIZE + 24
+
+PATCH, MERGE = 4, 2
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """``hf_name`` begins transformers' ``...ForConditionalGeneration``; ``exercises``: what for.
+
+    config: of the whole model. extra: the tokenizer's further tokens, from id ``VOCAB_SIZE`` on. image: how the chat
+    template writes one. files: name -> JSON, what the processor is made from.
+    """
+
+    hf_name: str
+    exercises: str
+    config: dict[str, Any]
+    extra: list[str] | dict[str, str]
+    image: str
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+_MEAN_AND_STD = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
+
+_TEXT = COMMON | {"vocab_size": ROOM}
+_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}
+
+_QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+_QWEN_IDS = {
+    f"{name}_token_id": VOCAB_SIZE + place
+    for place, name in enumerate(("vision_start", "vision_end", "image", "video"))
+}
+_QWEN_ENDS = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": EOS, "tie_word_embeddings": False}
+_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+_QWEN_VISION = {
+    "depth": 3,
+    "num_heads": 2,
+    "in_channels": 3,
+    "patch_size": PATCH,
+    "spatial_merge_size": MERGE,
+    "temporal_patch_size": 2,
+    "initializer_range": 0.2,
+}
+
+
+def _qwen_processor(name: str) -> dict[str, dict[str, Any]]:
+    return {
+        "preprocessor_config.json": {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": name,
+            "patch_size": PATCH,
+            "temporal_patch_size": 2,
+            "merge_size": MERGE,
+            "min_pixels": 4 * (PATCH * MERGE) ** 2,
+            "max_pixels": 64 * (PATCH * MERGE) ** 2,
+            **_MEAN_AND_STD,
+        }
+    }
+
+
+_TILE = 32
+_INTERNVL_TOKENS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+_INTERNVL_SEQ = (_TILE // PATCH // MERGE) ** 2
+
+VISION: dict[str, VisionFamily] = {
+    "qwen2_vl": VisionFamily(
+        "Qwen2VL",
+        "images of any size, positions of three axes",
+        {
+            **_QWEN_IDS,
+            **_QWEN_ENDS,
+            "text_config": _TEXT | _MROPE,
+            "vision_config": _QWEN_VISION | {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+        },
+        _QWEN_TOKENS,
+        _QWEN_IMAGE,
+        _qwen_processor("Qwen2VLProcessor"),
+    ),
+    "qwen2_5_vl": VisionFamily(
+        "Qwen2_5_VL",
+        "attention within windows of an image, and over all of it in one layer",
+        {
+            **_QWEN_IDS,
+            **_QWEN_ENDS,
+            "text_config": _TEXT | _MROPE,
+            "vision_config": _QWEN_VISION
+            | {
+                "hidden_size": 32,
+                "out_hidden_size": 64,
+                "intermediate_size": 48,
+                "window_size": 4 * PATCH,
+                "fullatt_block_indexes": [1],
+            },
+        },
+        _QWEN_TOKENS,
+        _QWEN_IMAGE,
+        _qwen_processor("Qwen2_5_VLProcessor"),
+    ),
+    "internvl": VisionFamily(
+        "InternVL",
+        "images cut into tiles, with a thumbnail",
+        {
+            "image_token_id": VOCAB_SIZE + 2,
+            "image_seq_length": _INTERNVL_SEQ,
+            "tie_word_embeddings": False,
+            "text_config": _TEXT | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+            "vision_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "intermediate_size": 48,
+                "attention_bias": True,
+                "image_size": [_TILE, _TILE],
+                "patch_size": [PATCH, PATCH],
+                "initializer_range": 0.2,
+            },
+        },
+        _INTERNVL_TOKENS,
+        "<IMG_CONTEXT>\n",
+        {
+            "preprocessor_config.json": {
+                "image_processor_type": "GotOcr2ImageProcessorFast",
+                "processor_class": "InternVLProcessor",
+                "crop_to_patches": False,
+                "min_patches": 1,
+                "max_patches": 4,
+                "size": {"height": _TILE, "width": _TILE},
+                **_MEAN_AND_STD,
+            },
+            "processor_config.json": {
+                "image_seq_length": _INTERNVL_SEQ,
+                "processor_class": "InternVLProcessor",
+            },
+        },
+    ),
+}
