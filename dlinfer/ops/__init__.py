@@ -7,7 +7,9 @@ layout of the KV cache is the vendor's choice.
 
 from dlinfer.ops import kernels
 from dlinfer.ops.activation import silu_and_mul
+from dlinfer.ops.causal_conv1d import causal_conv1d
 from dlinfer.ops.gated import gelu_mul, silu_mul
+from dlinfer.ops.gated_delta_rule import gated_delta_rule
 from dlinfer.ops.kv_cache import fill_kv_cache
 from dlinfer.ops.linear import linear
 from dlinfer.ops.linears import linears
@@ -29,8 +31,10 @@ __all__ = [
     "add_rms_norm",
     "apply_rotary_pos_emb",
     "apply_rotary_pos_emb_interleaved",
+    "causal_conv1d",
     "fill_kv_cache",
     "fused_moe",
+    "gated_delta_rule",
     "gelu_mul",
     "linear",
     "linears",

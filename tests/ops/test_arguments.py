@@ -41,6 +41,8 @@ FREE_SIZES = {  # dimensions that no other argument fixes
     ("apply_rotary_pos_emb", "k"): (1,),
     ("apply_rotary_pos_emb_interleaved", "native_input"): (1, 2),
     ("moe_gating_topk_softmax", "router_logits"): (0, 1),
+    ("causal_conv1d", "conv_state"): (0,),
+    ("gated_delta_rule", "recurrent_state"): (0,),
     ("paged_prefill_attention", "k_cache"): (0,),
     ("paged_prefill_attention", "v_cache"): (0,),
     ("paged_prefill_attention", "block_offsets"): (1,),
@@ -75,8 +77,8 @@ def test_wrong_rank(op, name):
 
 
 def floating(op: str) -> list[str]:
-    """Tensors that must share one dtype; the weights of chosen experts and adapters' scalings may be of another."""
-    apart = ("topk_weights", "scalings")
+    """Tensors that must share one dtype; weights of chosen experts, scalings, gates and float32 states may differ."""
+    apart = ("topk_weights", "scalings", "decay", "beta", "recurrent_state")
     return [n for n in tensors(op) if arguments(op)[n].is_floating_point() and n not in apart]
 
 
@@ -146,6 +148,10 @@ def test_wrong_block_size(op):
         ("paged_decode_attention", {"sinks": torch.randn(5)}, "sinks"),
         ("paged_prefill_attention", {"alibi_slopes": torch.randn(2, 2)}, "alibi_slopes"),
         ("fill_kv_cache", {"kv_start_indices": torch.arange(9) + 30}, "kv_start_indices"),
+        ("causal_conv1d", {"state_ids": torch.tensor([2, 6, 5])}, "state_ids"),
+        ("causal_conv1d", {"q_ends": torch.tensor([2, 1, 3])}, "q_ends"),
+        ("gated_delta_rule", {"state_ids": torch.tensor([2, 6, 5])}, "state_ids"),
+        ("gated_delta_rule", {"q_ends": torch.tensor([1, 2, 4])}, "q_ends"),
     ],
 )
 @pytest.mark.parametrize("vendor_name", ["cpu", "reference"])

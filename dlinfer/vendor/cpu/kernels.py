@@ -19,6 +19,8 @@ from dlinfer.vendor.cpu.linears import linears
 from dlinfer.vendor.cpu.lora import lora_linear
 from dlinfer.vendor.cpu.moe import fused_moe, moe_gating_topk_softmax
 from dlinfer.vendor.cpu.prefill import paged_prefill_attention, prefill_attention
+from dlinfer.vendor.cpu.recurrent.causal_conv1d import causal_conv1d
+from dlinfer.vendor.cpu.recurrent.gated_delta_rule import gated_delta_rule
 
 KERNELS: dict[str, Kernel] = {
     kernel.__name__: kernel
@@ -39,5 +41,7 @@ KERNELS: dict[str, Kernel] = {
         paged_decode_attention,
         moe_gating_topk_softmax,
         fused_moe,
+        causal_conv1d,
+        gated_delta_rule,
     )
 }

@@ -4,6 +4,7 @@ LMDeploy's own dlinfer implementations keep sliding_window, logit_softcapping, a
 none of them to the op, and the varlen one drops causal as well: wrong tokens in silence. These pass them all.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,14 @@ from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers import windows
 
 
-def step_metadata(context: Any) -> DlinferAttentionMetadata:
+@dataclass
+class StepMetadata(DlinferAttentionMetadata):
+    """LMDeploy's metadata of a step, and which of its sequences begin in it: bool [B], for layers with states."""
+
+    fresh: Tensor | None = None
+
+
+def step_metadata(context: Any) -> StepMetadata:
     """What one step's attention layers share, from LMDeploy's StepContext of B sequences and N new tokens."""
     if context.is_decoding and context.max_q_seqlen != 1:
         raise refuse("decoding several tokens of a sequence at once", "leave speculative_config out")
@@ -25,7 +33,7 @@ def step_metadata(context: Any) -> DlinferAttentionMetadata:
     block_size = context.cache_config.kernel_block_size
     ends = q_seqlens.cumsum(0, dtype=torch.int32)
     cu_seqlens = torch.nn.functional.pad(ends, (1, 0))
-    return DlinferAttentionMetadata(
+    return StepMetadata(
         is_decoding=context.is_decoding,
         block_offsets=context.block_offsets,
         q_start_loc=cu_seqlens[:-1],
@@ -43,6 +51,7 @@ def step_metadata(context: Any) -> DlinferAttentionMetadata:
         max_kv_seq_len=context.max_kv_seqlen,
         kv_flatten_size=context.sum_kv_seqlen,
         quant_policy=context.kv_quant_policy,
+        fresh=kv_seqlens == q_seqlens,
     )
 
 

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from lmdeploy.pytorch.backends.apply_rotary_emb import ApplyRotaryEmbBuildSpec
 from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
+from lmdeploy.pytorch.backends.causal_conv1d import CausalConv1dBuildSpec
 from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
+from lmdeploy.pytorch.backends.gated_delta_rule import GatedDeltaMetaBuildSpec, GatedDeltaRuleBuildSpec
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
 from lmdeploy.pytorch.backends.rotary_embedding import RotaryEmbeddingBuildSpec
@@ -16,7 +18,14 @@ from lmdeploy.pytorch.distributed import get_dist_manager
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import attention, rope_lengths, rotary, sampling, windows
+from dlinfer.framework.lmdeploy_ext.layers import (
+    attention,
+    gated_delta,
+    rope_lengths,
+    rotary,
+    sampling,
+    windows,
+)
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
@@ -27,6 +36,9 @@ _OURS = {
     MultinomialSamplingBuildSpec: sampling.SeededMultinomialSampling.from_spec,
     RotaryEmbeddingBuildSpec: rotary.from_spec,
     ApplyRotaryEmbBuildSpec: lambda spec: rotary.ApplyRotary(),
+    CausalConv1dBuildSpec: lambda spec: gated_delta.Convolution(),
+    GatedDeltaMetaBuildSpec: lambda spec: gated_delta.StepStates(),
+    GatedDeltaRuleBuildSpec: lambda spec: gated_delta.DeltaRule(),
 }
 """Build specs that LMDeploy's own dlinfer backend serves wrongly or not at all."""
 
