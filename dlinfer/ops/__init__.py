@@ -7,9 +7,11 @@ layout of the KV cache is the vendor's choice.
 
 from dlinfer.ops import kernels
 from dlinfer.ops.activation import silu_and_mul
+from dlinfer.ops.causal_conv1d import causal_conv1d
 from dlinfer.ops.dynamic_quant import dynamic_quant
 from dlinfer.ops.fill import fill_kv_cache
 from dlinfer.ops.gated import gelu_mul, silu_mul
+from dlinfer.ops.gated_delta_rule import gated_delta_rule
 from dlinfer.ops.linear import linear
 from dlinfer.ops.linear_fp8 import linear_blocked_fp8, linear_static_fp8
 from dlinfer.ops.linear_w8a8 import linear_w8a8, linear_w8a8_static
@@ -39,6 +41,7 @@ __all__ = [
     "add_rms_norm_w8a8",
     "apply_rotary_pos_emb",
     "apply_rotary_pos_emb_interleaved",
+    "causal_conv1d",
     "dynamic_quant",
     "fill_kv_cache",
     "fill_quantised_kv_cache",
@@ -46,6 +49,7 @@ __all__ = [
     "fused_moe_blocked_fp8",
     "fused_moe_static_fp8",
     "fused_moe_w8a8",
+    "gated_delta_rule",
     "gelu_mul",
     "linear",
     "linear_blocked_fp8",

@@ -184,6 +184,23 @@ POSITIONAL: dict[str, Family] = {
         dense=False,
     ),
     "qwen3_yarn": Family("Qwen3", "YaRN with q/k norms", _YARN | {"head_dim": 32}),
+    "qwen3_next": Family(
+        "Qwen3Next",
+        "layers of gated linear attention, whose states are of a sequence; experts",
+        MOE
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "head_dim": 32,
+            "shared_expert_intermediate_size": 96,
+            "norm_topk_prob": True,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+        },
+        dense=False,
+    ),
 }
 
 _LATENT: dict[str, Any] = {

@@ -47,6 +47,8 @@ FREE_SIZES = {  # dimensions that no other argument fixes
     ("apply_rotary_pos_emb", "k"): (1,),
     ("apply_rotary_pos_emb_interleaved", "native_input"): (1, 2),
     ("moe_gating_topk_softmax", "router_logits"): (0, 1),
+    ("causal_conv1d", "conv_state"): (0,),
+    ("gated_delta_rule", "recurrent_state"): (0,),
     ("paged_prefill_attention", "k_cache"): (0,),
     ("paged_prefill_attention", "v_cache"): (0,),
     ("paged_prefill_attention", "block_offsets"): (1,),
@@ -83,8 +85,10 @@ def test_wrong_rank(op, name):
 
 
 def floating(op: str) -> list[str]:
-    """Tensors that must share one dtype; weights of chosen experts and some scales may be of another, float8 is."""
+    """Tensors that must share one dtype; weights of chosen experts, some scales, gates and states may be of another,
+    and float8 is."""
     apart = ("topk_weights", "scalings", "scales", "input_scale", "gate_up_scales")
+    apart += ("decay", "beta", "recurrent_state")
     given = {n: tensor for n in tensors(op) if (tensor := arguments(op)[n]).is_floating_point()}
     return [n for n, tensor in given.items() if n not in apart and tensor.element_size() > 1]
 
@@ -155,6 +159,10 @@ def test_wrong_block_size(op):
         ("paged_decode_attention", {"sinks": torch.randn(5)}, "sinks"),
         ("paged_prefill_attention", {"alibi_slopes": torch.randn(2, 2)}, "alibi_slopes"),
         ("fill_kv_cache", {"kv_start_indices": torch.arange(9) + 30}, "kv_start_indices"),
+        ("causal_conv1d", {"state_ids": torch.tensor([2, 6, 5])}, "state_ids"),
+        ("causal_conv1d", {"q_ends": torch.tensor([2, 1, 3])}, "q_ends"),
+        ("gated_delta_rule", {"state_ids": torch.tensor([2, 6, 5])}, "state_ids"),
+        ("gated_delta_rule", {"q_ends": torch.tensor([1, 2, 4])}, "q_ends"),
     ],
 )
 @pytest.mark.parametrize("vendor_name", ["cpu", "reference"])

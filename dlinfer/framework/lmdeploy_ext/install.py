@@ -14,7 +14,12 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext import engine_config
     from dlinfer.framework.lmdeploy_ext.device import cli, kv_memory
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
-    from dlinfer.framework.lmdeploy_ext.layers import rope_lengths, rope_parameters, selection
+    from dlinfer.framework.lmdeploy_ext.layers import (
+        gated_delta_model,
+        rope_lengths,
+        rope_parameters,
+        selection,
+    )
     from dlinfer.framework.lmdeploy_ext.refusals import (
         adapter_checks,
         http_errors,
@@ -35,6 +40,7 @@ def _records() -> list[Patch]:
         refusals,
         cli,
         device_patches,
+        gated_delta_model,
         selection,
         kv_memory,
         generation,

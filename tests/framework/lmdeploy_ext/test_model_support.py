@@ -39,6 +39,7 @@ SERVED = {
     "Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
 }
 VISION = {
     "CogVLMForCausalLM",

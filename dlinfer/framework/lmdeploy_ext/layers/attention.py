@@ -23,9 +23,11 @@ class StepMetadata(DlinferAttentionMetadata):
     """LMDeploy's metadata of a step's attention, and what other layers need of the step, since models pass it on.
 
     adapter_ids: int64 [N], the LoRA adapter of each token, 0 for none; None where the engine has no adapters.
+    fresh: bool [B], which of the sequences begin in this step, for layers with states.
     """
 
     adapter_ids: Tensor | None = None
+    fresh: Tensor | None = None
 
 
 def step_metadata(context: Any) -> StepMetadata:
@@ -56,6 +58,7 @@ def step_metadata(context: Any) -> StepMetadata:
         kv_flatten_size=context.sum_kv_seqlen,
         quant_policy=context.kv_quant_policy,
         adapter_ids=_of_tokens(context.local_adapter_ids, q_seqlens, tokens),
+        fresh=kv_seqlens == q_seqlens,
     )
 
 

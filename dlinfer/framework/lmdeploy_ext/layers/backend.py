@@ -8,8 +8,10 @@ from lmdeploy.pytorch.backends.apply_rotary_emb import ApplyRotaryEmbBuildSpec
 from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
 from lmdeploy.pytorch.backends.awq_modules import LinearW4A16BuildSpec
 from lmdeploy.pytorch.backends.blockedf8_modules import LinearBlockedF8BuildSpec
+from lmdeploy.pytorch.backends.causal_conv1d import CausalConv1dBuildSpec
 from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
+from lmdeploy.pytorch.backends.gated_delta_rule import GatedDeltaMetaBuildSpec, GatedDeltaRuleBuildSpec
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 from lmdeploy.pytorch.backends.lora import LoRABuildSpec
 from lmdeploy.pytorch.backends.moe import (
@@ -31,6 +33,7 @@ from dlinfer.framework.lmdeploy_ext.layers import (
     attention,
     awq,
     eight_bit,
+    gated_delta,
     lora,
     rope_lengths,
     rotary,
@@ -59,6 +62,9 @@ _OURS = {
     FusedMoEW8A8BuildSpec: eight_bit.FusedMoEW8A8.from_spec,
     FusedMoEBlockedF8BuildSpec: eight_bit.FusedMoEBlockedF8.from_spec,
     FusedMoEStaticF8BuildSpec: eight_bit.FusedMoEStaticF8.from_spec,
+    CausalConv1dBuildSpec: lambda spec: gated_delta.Convolution(),
+    GatedDeltaMetaBuildSpec: lambda spec: gated_delta.StepStates(),
+    GatedDeltaRuleBuildSpec: lambda spec: gated_delta.DeltaRule(),
 }
 """Build specs that LMDeploy's own dlinfer backend serves wrongly or not at all."""
 

@@ -37,6 +37,7 @@ _METADATA_SIZES = {
     "q_seqlens": ("sequences",),
     "kv_seqlens": ("sequences",),
     "kv_seqlens_cpu": ("sequences",),
+    "fresh": ("sequences",),
     "cu_seqlens_q": ("ends",),
     "cu_seqlens_q_cpu": ("ends",),
     "block_offsets": ("sequences", "blocks"),
@@ -246,6 +247,8 @@ def _mark_sizes(kwargs: dict[str, Any]) -> None:
     for name in ("input_ids", "position_ids", "inputs_embeds", "mrope_position_ids"):
         if isinstance(kwargs.get(name), torch.Tensor):
             mark_unbacked(kwargs[name], 1, tokens)
+    if isinstance(kwargs.get("state_ids"), torch.Tensor):
+        mark_unbacked(kwargs["state_ids"], 0, "sequences")
     for name, dims in _METADATA_SIZES.items():
         value = getattr(metadata, name)
         if isinstance(value, torch.Tensor):

@@ -35,7 +35,7 @@ def of_layers(config: Any) -> list[int | None] | None:
     types = getattr(config, "layer_types", None)
     if not types:
         return None
-    known = {"full_attention": None, "sliding_attention": window}
+    known = {"full_attention": None, "sliding_attention": window, "linear_attention": None}
     for name in types:
         if name not in known:
             raise refuse(f"layers of type {name!r}", "use another model")

@@ -22,7 +22,6 @@ NOT_SERVED = {
     "bias",
     "PhiMoEForCausalLM": _ROPE,
     "MiniCPM3ForCausalLM": _ROPE,
-    "Qwen3NextForCausalLM": _LINEAR_ATTENTION,
     "MetaMoeForConditionalGeneration": _LINEAR_ATTENTION,
     "DeepseekV32ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE,

@@ -1,0 +1,130 @@
+"""Layers of gated linear attention (Qwen3-Next): a short convolution and the gated delta rule, with their states.
+
+LMDeploy keeps two states for each sequence in slots of a cache: the last inputs of the convolution and the state of
+the rule. Its own classes put the rule together from CUDA kernels of other packages, one for prefill and one for
+decoding; ours are one op each for both. Slots are not cleared between requests: a sequence whose new tokens are all
+it has begins with a state of zero, in the ops.
+"""
+
+from typing import Any
+
+import torch
+from lmdeploy.pytorch.backends.causal_conv1d import CausalConv1dImpl
+from lmdeploy.pytorch.backends.gated_delta_rule import GatedDeltaMeta, GatedDeltaMetaImpl, GatedDeltaRuleImpl
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dlinfer import ops
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+
+
+class StepStates(GatedDeltaMetaImpl):
+    """Makes what one step's layers share. LMDeploy's Qwen3-Next makes it itself, by the same class."""
+
+    def forward(
+        self, num_tokens: int, conv_kernel_size: int, state_ids: Tensor, attn_metadata: Any
+    ) -> GatedDeltaMeta:
+        """state_ids: [sequences], the slot of each."""
+        return GatedDeltaMeta(num_tokens, conv_kernel_size, state_ids, attn_metadata)
+
+
+class Convolution(CausalConv1dImpl):
+    """The causal convolution of prefill and decoding."""
+
+    def forward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        conv_state: Tensor,
+        gated_delta_meta: Any,
+        activation: str,
+    ) -> Tensor:
+        """x [1, tokens, channels], weight [channels, 1, width] -> [1, tokens, channels]. conv_state is written."""
+        if activation not in ("silu", "swish", "none"):
+            raise refuse(
+                f"a causal convolution with the activation {activation!r}", "use a model of silu or none"
+            )
+        meta, taps = gated_delta_meta, weight.flatten(1)
+        sequence = (meta.state_ids, meta.q_ends, meta.fresh)
+        return ops.causal_conv1d(x[0], taps, bias, conv_state, *sequence, activation != "none")[None]
+
+    def conv1d_fn(self, *args: Any, **kwargs: Any) -> Any:
+        """A part of LMDeploy's CUDA implementation, which nothing calls here."""
+        raise NotImplementedError
+
+    def update_fn(self, *args: Any, **kwargs: Any) -> Any:
+        """A part of LMDeploy's CUDA implementation, which nothing calls here."""
+        raise NotImplementedError
+
+
+class DeltaRule(GatedDeltaRuleImpl):
+    """The gated delta rule of prefill and decoding."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        b: Tensor,
+        a: Tensor,
+        dt_bias: Tensor,
+        a_log_exp: Tensor,
+        recurrent_state: Tensor,
+        gated_delta_meta: Any,
+        kv_ratio: int,
+        use_qk_l2norm_in_kernel: bool,
+    ) -> Tensor:
+        """query, key [1, tokens, key heads, size], value [1, tokens, value heads, size] -> value's shape.
+
+        a, b: [1, tokens, value heads], or by key heads. recurrent_state is written. kv_ratio: value heads of a key
+        head, which the shapes say as well.
+        """
+        tokens, heads = value.shape[1:3]
+        rate, step = b.reshape(tokens, heads).sigmoid(), a.reshape(tokens, heads).float()
+        decay = a_log_exp * functional.softplus(step + dt_bias)
+        meta = gated_delta_meta
+        out = ops.gated_delta_rule(
+            query[0],
+            key[0],
+            value[0],
+            decay,
+            rate,
+            recurrent_state,
+            meta.state_ids,
+            meta.q_ends,
+            meta.fresh,
+            normalise=use_qk_l2norm_in_kernel,
+        )
+        return out[None]
+
+    def chunk_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Any:
+        """A part of LMDeploy's CUDA implementation, which nothing calls here."""
+        raise NotImplementedError
+
+    def fused_recurrent_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Any:
+        """A part of LMDeploy's CUDA implementation, which nothing calls here."""
+        raise NotImplementedError
+
+
+class GatedRMSNorm(nn.Module):
+    """rms_norm(x) * weight * silu(gate), as transformers rounds it: the gate meets the norm in float32."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float,
+        activation: str = "silu",
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        if activation not in ("silu", "swish"):
+            raise refuse(f"a gated norm with the activation {activation!r}", "use a model of silu")
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=dtype, device=device), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x, gate: [rows, hidden_size] -> the same shape, of x's dtype."""
+        normed = ops.rms_norm(x, self.weight, self.eps)
+        return (normed * functional.silu(gate.float())).to(x.dtype)
