@@ -47,6 +47,14 @@ demo: $(STAMP) ## LMDeploy generates on this CPU; its tokens are compared with H
 doctor: $(STAMP) ## versions, vendors and the table vendor x op
 	@$(PY) -m dlinfer doctor
 
+.PHONY: contract
+contract: $(STAMP) ## does the adaptor fit the installed LMDeploy, and the release LMDEPLOY=0.17.0 of PyPI where one is named
+	@$(PY) -m dlinfer contract --device $(or $(DEVICE),cpu)
+	@if [ -n "$(LMDEPLOY)" ]; then \
+		$(PY) -m pip download --quiet --no-deps --dest build/lmdeploy lmdeploy==$(LMDEPLOY) && \
+		$(PY) -m zipfile -e build/lmdeploy/lmdeploy-$(LMDEPLOY)-*.whl build/lmdeploy/$(LMDEPLOY) && \
+		$(PY) -m dlinfer contract --device $(or $(DEVICE),cpu) --source build/lmdeploy/$(LMDEPLOY); fi
+
 .PHONY: test
 test: $(STAMP) ## the tests of the gate: one proof of each kind
 	$(PYTEST) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

@@ -268,6 +268,13 @@ class EngineStartError(DlinferError, RuntimeError):
     next_step = "read what the engine process printed above; this is the last it said."
 
 
+class FrameworkSourceError(DlinferError, ValueError):
+    """A folder that is to be read as a framework's source is none, or cannot be parsed."""
+
+    message = "{folder} cannot be read as a framework's source: {detail}."
+    next_step = "give the folder that an unpacked wheel holds the package in."
+
+
 # --- graphs
 
 

@@ -32,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
     _add_explain(commands)
     _add_compile(commands)
+    _add_contract(commands)
     _add_toolchain(commands)
     return parser
 
@@ -64,6 +65,17 @@ def _add_compile(commands: Any) -> None:
     command = commands.add_parser("compile", help=text, description=f"{text.capitalize()}.")
     compile.add_arguments(command)
     command.set_defaults(run=compile.run)
+
+
+def _add_contract(commands: Any) -> None:
+    from dlinfer.cli import contract
+
+    text = "compare what LMDeploy's source asks of dlinfer with what there is, and name every difference"
+    command = commands.add_parser(
+        "contract", help=text, description=f"{text.capitalize()}.", epilog=contract.EXIT
+    )
+    contract.add_arguments(command)
+    command.set_defaults(run=contract.run)
 
 
 def _add_toolchain(commands: Any) -> None:

@@ -59,6 +59,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.refusals "
     "framework.lmdeploy_ext.serving framework.lmdeploy_ext.vision",
+    "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework framework.lmdeploy_ext.versions "
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals framework.lmdeploy_ext",
     "dlinfer.framework.transformers_ext": "errors settings ops graph.seam graph.ir graph.report graph.options "
     "graph.capture graph.lowering",
     "dlinfer.framework.mindie_ext.errors": "errors",
@@ -74,7 +76,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.mindie_ext": "framework.mindie_ext.errors framework.mindie_ext.config "
     "framework.mindie_ext.sampling "
     "framework.mindie_ext.batch framework.mindie_ext.parallel framework.mindie_ext.model framework.mindie_ext.cache",
-    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime vendor.* framework.lmdeploy_ext",
+    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime vendor.* framework.lmdeploy_ext "
+    "framework.lmdeploy_ext.contract",
     "dlinfer.__main__": "cli",
 }
 ROOMS = tuple(ARROWS)

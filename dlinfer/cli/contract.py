@@ -1,0 +1,123 @@
+"""``dlinfer contract``: does the adaptor fit an LMDeploy release? Read from its source, which is never imported."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dlinfer.errors import FrameworkSourceError
+
+if TYPE_CHECKING:
+    from dlinfer.framework.lmdeploy_ext.contract.drift import Report
+
+ESSENTIAL, NOT_READ, OPTIONAL = 1, 2, 3
+"""Exit status where something essential drifted, where there is no source to read, where only optional things did."""
+
+EXIT = (
+    "Exit status: 0 when nothing drifted, 1 when something essential did, 3 when only what the device can do without "
+    "did, 2 when the source cannot be read."
+)
+_COLOURS = {"essential": "red", "optional": "yellow"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "--source",
+        type=Path,
+        metavar="FOLDER",
+        help="where a wheel of LMDeploy was unpacked (default: the installed LMDeploy)",
+    )
+    parser.add_argument(
+        "--device", default="cpu", metavar="NAME", help="the device type that is meant (default cpu)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object (schema: docs/contract.md)"
+    )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="take this source for the state that was looked over: writes a file into the package, for a checkout",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare, print, and return the exit status."""
+    from dlinfer.framework.lmdeploy_ext.contract import check
+
+    try:
+        if arguments.record:
+            sys.stdout.write(f"written: {check.record(arguments.source)}\n")
+            return 0
+        report = check.check(arguments.device, arguments.source)
+    except FrameworkSourceError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return NOT_READ
+    if arguments.json:
+        sys.stdout.write(json.dumps(asdict(report), indent=2) + "\n")
+    else:
+        show(report)
+    return ESSENTIAL if report.essential else OPTIONAL if report.drifts else 0
+
+
+def show(report: "Report", console: Console | None = None) -> None:
+    """Print the report; a pipe gets plain text that is not wrapped, so that it can be searched."""
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=1000, no_color=True)
+    looked = report.looked
+    console.print(
+        Text(f"LMDeploy {report.lmdeploy} ({report.source}), device {report.device}"), soft_wrap=True
+    )
+    console.print(
+        f"compared: {looked.names} names of ours, {looked.calls} calls, {looked.specs} BuildSpecs, "
+        f"{looked.patches} patches, {looked.methods} methods, {looked.imports} names of LMDeploy's; "
+        f"record of {report.record}",
+        soft_wrap=True,
+    )
+    if report.drifts:
+        console.print(_drifts(report))
+    if report.elsewhere:
+        console.print(_elsewhere(report))
+    _verdict(report, console)
+
+
+def _drifts(report: "Report") -> Table:
+    table = _table("drift", "severity", "kind", "what")
+    for one in report.drifts:
+        table.add_row(Text(one.severity, style=_COLOURS[one.severity]), one.kind, Text(one.where))
+        for label, text in (("used", one.used), ("offered", one.offered), ("next step", one.next_step)):
+            table.add_row("", "", Text(f"{label}: {text}"))
+    return table
+
+
+def _elsewhere(report: "Report") -> Table:
+    table = _table(f"not provided for {report.device}, and not reached there", "name", "where", "why")
+    for one in report.elsewhere:
+        table.add_row(Text(one.name), Text(one.where), Text(one.reason))
+    return table
+
+
+def _verdict(report: "Report", console: Console) -> None:
+    essential = sum(one.severity == "essential" for one in report.drifts)
+    optional = len(report.drifts) - essential
+    admitted = "inside" if report.admitted else "outside"
+    where = f"{report.lmdeploy} is {admitted} the tested range"
+    if not report.drifts:
+        console.print(Text(f"PASS: nothing drifted; {where}", style="green"))
+    else:
+        style = "red" if essential else "yellow"
+        console.print(Text(f"DRIFT: {essential} essential, {optional} optional; {where}", style=style))
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

@@ -1,0 +1,95 @@
+"""The whole comparison of one source with this package, and the recording of one."""
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from dlinfer.errors import FrameworkSourceError
+from dlinfer.framework.lmdeploy_ext import install  # noqa: F401 - it hands in the patches
+from dlinfer.framework.lmdeploy_ext.contract import compare_taken, records
+from dlinfer.framework.lmdeploy_ext.contract.compare_calls import Asked
+from dlinfer.framework.lmdeploy_ext.contract.drift import SCHEMA, Drift, Elsewhere, Looked, Report
+from dlinfer.framework.lmdeploy_ext.contract.ours import Adaptor
+from dlinfer.framework.lmdeploy_ext.contract.reach import VENDORS, Reach
+from dlinfer.framework.lmdeploy_ext.contract.source import Tree
+from dlinfer.framework.lmdeploy_ext.contract.specs import all_specs, architectures_of
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.refusals.model_support import NOT_SERVED
+from dlinfer.framework.lmdeploy_ext.versions import describe
+
+
+def installed_source() -> Path:
+    """The folder that the installed LMDeploy lies in. Raises FrameworkSourceError. Nothing of it is imported."""
+    spec = (
+        importlib.util.find_spec("lmdeploy")
+        if "lmdeploy" not in sys.modules
+        else sys.modules["lmdeploy"].__spec__
+    )
+    if spec is None or spec.origin is None:
+        detail = "lmdeploy is not installed here"
+        raise FrameworkSourceError(folder="the environment", detail=detail)
+    return Path(spec.origin).parent
+
+
+def check(device: str, source: Path | None = None, recorded: Path = records.FOLDER) -> Report:
+    """Compare LMDeploy's source with this package.
+
+    device: a device type. source: the folder that holds the package ``lmdeploy``; None takes the installed one.
+    recorded: the folder of records. Reads files only, for some seconds. Raises FrameworkSourceError.
+    """
+    tree = Tree(source if source is not None else installed_source())
+    adaptor = _adaptor()
+    record = records.nearest(tree.version, recorded)
+    reach = Reach(tree, adaptor, device)
+    asked = Asked(tree)
+    specs = all_specs(tree)
+    found: list[Drift | Elsewhere] = list(asked.compare(reach, record))
+    if device not in VENDORS:  # on those, LMDeploy's own layers run
+        served = set(architectures_of(tree)) - set(NOT_SERVED)
+        found += compare_taken.compare_patches(tree, adaptor, record)
+        found += compare_taken.compare_classes(tree, adaptor, record)
+        found += compare_taken.compare_names(tree, adaptor)
+        found += compare_taken.compare_specs(tree, adaptor, reach, record, specs, served)
+    return Report(
+        schema=SCHEMA,
+        lmdeploy=tree.version,
+        source=str(tree.root),
+        device=device,
+        admitted=describe(tree.version)[0],
+        record=record.version,
+        looked=Looked(
+            names=len(asked.names),
+            calls=len(asked.calls),
+            specs=len(specs),
+            patches=len(adaptor.patches),
+            methods=sum(len(one.methods) for one in adaptor.extends),
+            imports=len(adaptor.takes),
+        ),
+        drifts=_sorted(one for one in found if isinstance(one, Drift)),
+        elsewhere=list(dict.fromkeys(one for one in found if isinstance(one, Elsewhere))),
+    )
+
+
+def record(source: Path | None = None, folder: Path = records.FOLDER) -> Path:
+    """Write down what a source looks like, once a person has read its drifts. Returns the file."""
+    tree = Tree(source if source is not None else installed_source())
+    adaptor = _adaptor()
+    asked = Asked(tree)
+    return records.Record(
+        version=tree.version,
+        names=asked.names,
+        calls=asked.texts(),
+        specs={name: list(spec.fields) for name, spec in all_specs(tree).items()},
+        bodies=compare_taken.bodies(tree, adaptor),
+    ).write(folder)
+
+
+@functools.cache
+def _adaptor() -> Adaptor:
+    return Adaptor(activation.patches().patches)
+
+
+def _sorted(drifts: Iterable[Drift]) -> list[Drift]:
+    return sorted(dict.fromkeys(drifts), key=lambda one: (one.severity, one.kind, one.where))
