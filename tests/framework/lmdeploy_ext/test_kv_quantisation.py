@@ -11,8 +11,8 @@ from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.layers import kv_quantisation
 from dlinfer.framework.lmdeploy_ext.layers.attention import PagedAttention
-from dlinfer.framework.lmdeploy_ext.refusals import kv_quantisation
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Probe, Vendor
 from tests.framework.lmdeploy_ext.attention_specs import KV_HEADS, SIZE, paged_spec
@@ -92,17 +92,22 @@ def test_layers_attend_to_what_the_cache_holds(step: str, policy: int):
 
 def test_a_model_that_passes_no_scales_is_refused():
     step = QuantisedStep([3], [0], False, 8)
-    step.scales = [None, None]
     with pytest.raises(UnsupportedFeatureError, match=r"quant_policy=8 with this model.*Next step"):
-        step.run(PagedAttention.from_spec(paged_spec()))
+        Step.run(step, PagedAttention.from_spec(paged_spec()))
 
 
 # --- what is taken and refused
 
 
+def engine_config(policy: int, **options: Any) -> Any:
+    """As users write it, who give numbers."""
+    given: dict[str, Any] = {"quant_policy": policy} | options
+    return PytorchEngineConfig(device_type="cpu", **given)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policies_that_are_served(policy: int):
-    config = PytorchEngineConfig(device_type="cpu", quant_policy=policy)
+    config = engine_config(policy)
     assert config.quant_policy is QuantPolicy(policy)
     assert (config.device_type, config.block_size) == ("cpu", 64)
     assert ConfigBuilder.build_cache_config(ConfigBuilder.update_engine_config(config)).quant_policy == policy
@@ -110,9 +115,9 @@ def test_policies_that_are_served(policy: int):
 
 def test_what_is_no_policy_lmdeploy_refuses():
     with pytest.raises(ValueError, match="invalid quant_policy: 5"):
-        PytorchEngineConfig(device_type="cpu", quant_policy=5)
+        engine_config(5)
     with pytest.raises(AssertionError, match="kernel_block_size"):
-        PytorchEngineConfig(device_type="cpu", quant_policy=8, block_size=8)
+        engine_config(8, block_size=8)
 
 
 def test_a_vendor_without_kernels_is_refused_and_named(monkeypatch):
@@ -123,7 +128,7 @@ def test_a_vendor_without_kernels_is_refused_and_named(monkeypatch):
     discovery.use("bare")
     try:
         with pytest.raises(UnsupportedFeatureError, match="no kernel of quantised_paged_decode_attention"):
-            PytorchEngineConfig(device_type="cpu", quant_policy=4)
+            engine_config(4)
         PytorchEngineConfig(device_type="cpu")
     finally:
         discovery.use("cpu")

@@ -16,9 +16,15 @@ from lmdeploy.pytorch.distributed import get_dist_manager
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import attention, rope_lengths, rotary, sampling, windows
+from dlinfer.framework.lmdeploy_ext.layers import (
+    attention,
+    kv_quantisation,
+    rope_lengths,
+    rotary,
+    sampling,
+    windows,
+)
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
-from dlinfer.framework.lmdeploy_ext.refusals import kv_quantisation
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
 
