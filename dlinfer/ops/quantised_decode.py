@@ -9,7 +9,7 @@ from dlinfer.ops.attention import TOLERANCES, check_extras, check_queries, check
 from dlinfer.ops.attention_samples import DECODE, lengths, per_head, queries
 from dlinfer.ops.checks import Rules
 from dlinfer.ops.quantised_prefill import check_quantised_pages, quantised_paged_prefill_attention
-from dlinfer.ops.quantised_samples import FORMATS, quantised_pages
+from dlinfer.ops.quantised_samples import cases_of_formats, quantised_pages
 from dlinfer.ops.samples import Sample, SampleMaker
 from dlinfer.ops.spec import fused_op
 
@@ -121,27 +121,24 @@ def _check_quantised_paged_decode_attention(
 
 @quantised_paged_decode_attention.samples
 def _quantised_paged_decode_attention_samples(make: SampleMaker) -> Iterator[Sample]:
-    for number, case in enumerate(DECODE):
-        for name, quant_bits in FORMATS.items():
-            if name != "int8" and number not in (0, 7):  # 7 has a padding row
-                continue
-            q, attn_output = queries(make, case)
-            _, kv_seqlens = lengths(case)
-            caches, scales, table = quantised_pages(make, case, quant_bits)
-            args = (
-                q,
-                *caches,
-                table,
-                case.block_size,
-                kv_seqlens,
-                max(case.keys),
-                *case.heads,
-                attn_output,
-                case.softmax_scale,
-                case.window[0],
-                case.softcap,
-                *per_head(make, case),
-                *scales,
-                quant_bits,
-            )
-            yield Sample(f"{name}, {case.name}", args, aliased=case.aliased)
+    for name, case, quant_bits in cases_of_formats(DECODE):
+        q, attn_output = queries(make, case)
+        _, kv_seqlens = lengths(case)
+        caches, scales, table = quantised_pages(make, case, quant_bits)
+        args = (
+            q,
+            *caches,
+            table,
+            case.block_size,
+            kv_seqlens,
+            max(case.keys),
+            *case.heads,
+            attn_output,
+            case.softmax_scale,
+            case.window[0],
+            case.softcap,
+            *per_head(make, case),
+            *scales,
+            quant_bits,
+        )
+        yield Sample(name, args, aliased=case.aliased)

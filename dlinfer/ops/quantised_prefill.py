@@ -22,7 +22,7 @@ from dlinfer.ops.kv_quantisation import (
     dequantise,
     is_scaled_by_token,
 )
-from dlinfer.ops.quantised_samples import FORMATS, quantised_pages
+from dlinfer.ops.quantised_samples import cases_of_formats, quantised_pages
 from dlinfer.ops.samples import Sample, SampleMaker
 from dlinfer.ops.spec import fused_op
 
@@ -178,28 +178,25 @@ def check_quantised_pages(
 
 @quantised_paged_prefill_attention.samples
 def _quantised_paged_prefill_attention_samples(make: SampleMaker) -> Iterator[Sample]:
-    for number, case in enumerate(PAGED_PREFILL):
-        for name, quant_bits in FORMATS.items():
-            if name != "int8" and number:
-                continue
-            q, attn_output = queries(make, case)
-            caches, scales, table = quantised_pages(make, case, quant_bits)
-            args = (
-                q,
-                *caches,
-                table,
-                case.block_size,
-                *lengths(case),
-                max(case.q_lens),
-                max(case.keys),
-                *case.heads,
-                attn_output,
-                case.softmax_scale,
-                case.causal,
-                *case.window,
-                case.softcap,
-                *per_head(make, case),
-                *scales,
-                quant_bits,
-            )
-            yield Sample(f"{name}, {case.name}", args, aliased=case.aliased)
+    for name, case, quant_bits in cases_of_formats(PAGED_PREFILL):
+        q, attn_output = queries(make, case)
+        caches, scales, table = quantised_pages(make, case, quant_bits)
+        args = (
+            q,
+            *caches,
+            table,
+            case.block_size,
+            *lengths(case),
+            max(case.q_lens),
+            max(case.keys),
+            *case.heads,
+            attn_output,
+            case.softmax_scale,
+            case.causal,
+            *case.window,
+            case.softcap,
+            *per_head(make, case),
+            *scales,
+            quant_bits,
+        )
+        yield Sample(name, args, aliased=case.aliased)
