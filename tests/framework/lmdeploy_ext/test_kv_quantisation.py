@@ -1,5 +1,7 @@
 """LMDeploy's quant_policy on our devices: what its attention layers get, what is refused, and how large a cache is."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,21 +165,25 @@ def test_models_that_a_policy_cannot_hold(policy: int, given: tuple[int | None, 
 # --- sizes
 
 
-@pytest.mark.parametrize(
-    ("policy", "per_token"),
-    # Two caches of 2 heads of 64 elements; 8 and 4 with a scale and a zero of 2 bytes for each head.
-    [(0, 2 * 2 * 128), (8, 2 * 2 * (64 + 4)), (4, 2 * 2 * (32 + 4)), (16, 2 * 2 * 64), (17, 2 * 2 * 64)],
-)
+PAGE = (Path(__file__).parents[3] / "docs" / "kv_cache.md").read_text()
+BYTES = [tuple(map(int, row)) for row in re.findall(r"^\| (\d+) \| .* \| (\d+) \|$", PAGE, re.MULTILINE)]
+
+
+def test_the_page_has_every_policy():
+    assert [policy for policy, _ in BYTES] == [0, *POLICIES]
+
+
+@pytest.mark.parametrize(("policy", "per_token"), BYTES)
 def test_bytes_of_a_token(policy: int, per_token: int):
-    """As LMDeploy plans them, which our sizing of the cache divides the memory by."""
+    """Of the shape that docs/kv_cache.md names, as LMDeploy plans them: what our sizing divides the memory by."""
     from lmdeploy.pytorch.config import CacheConfig, ModelConfig
     from lmdeploy.pytorch.engine.cache_engine.plan import build_block_cache_plan
 
     PytorchEngineConfig(device_type="cpu")
     config = ModelConfig(
-        hidden_size=256,
-        num_layers=3,
-        num_attention_heads=4,
+        hidden_size=896,
+        num_layers=24,
+        num_attention_heads=14,
         num_key_value_heads=2,
         bos_token_id=1,
         eos_token_id=[2],
@@ -193,4 +199,4 @@ def test_bytes_of_a_token(policy: int, per_token: int):
         quant_policy=QuantPolicy(policy),
         device_type="cpu",
     )
-    assert build_block_cache_plan(config, cache, 1).logical_block_nbytes == 3 * 64 * per_token
+    assert build_block_cache_plan(config, cache, 1).logical_block_nbytes == 64 * per_token
