@@ -9,7 +9,7 @@ from dlinfer.ops.attention import TOLERANCES, check_extras, check_queries, check
 from dlinfer.ops.attention_samples import DECODE, lengths, per_head, queries
 from dlinfer.ops.checks import Rules
 from dlinfer.ops.quantised_prefill import check_quantised_pages, quantised_paged_prefill_attention
-from dlinfer.ops.quantised_samples import FORMATS, quantised_pages
+from dlinfer.ops.quantised_samples import cases_of_formats, quantised_pages
 from dlinfer.ops.samples import Sample, SampleMaker
 from dlinfer.ops.spec import fused_op
 
@@ -39,11 +39,17 @@ def quantised_paged_decode_attention(
 
     Keys and values are read in q's dtype.
 
+    q: [sequences, q_heads, head_size], any strides.
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
+    block_offsets: [sequences, max_blocks], int32 or int64. block_size: slots in a block, as in the caches.
+    kv_seqlens: [sequences], on any device: keys of each sequence, the new tokens included.
+    max_kv_seq_len: an upper bound.
+    num_q_heads, num_kv_heads: heads of q and of the caches; the first is a multiple of the second.
+    attn_output: [sequences, q_heads, head_size_v], mutated; row i may share memory with row i of q.
+    softmax_scale, window_left, logit_softcapping, alibi_slopes, sinks: see
+        ``paged_decode_attention``; -1 is no bound.
     k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4, float32 of one element each for
         fp8. quant_bits: 8, 4, 16 or 17.
-    attn_output: mutated; row i may share memory with row i of q.
-    The other arguments are those of the op ``paged_decode_attention``.
 
     Returns nothing. Raises OpArgumentError.
     """
@@ -115,27 +121,24 @@ def _check_quantised_paged_decode_attention(
 
 @quantised_paged_decode_attention.samples
 def _quantised_paged_decode_attention_samples(make: SampleMaker) -> Iterator[Sample]:
-    for number, case in enumerate(DECODE):
-        for name, quant_bits in FORMATS.items():
-            if name != "int8" and number not in (0, 7):  # 7 has a padding row
-                continue
-            q, attn_output = queries(make, case)
-            _, kv_seqlens = lengths(case)
-            caches, scales, table = quantised_pages(make, case, quant_bits)
-            args = (
-                q,
-                *caches,
-                table,
-                case.block_size,
-                kv_seqlens,
-                max(case.keys),
-                *case.heads,
-                attn_output,
-                case.softmax_scale,
-                case.window[0],
-                case.softcap,
-                *per_head(make, case),
-                *scales,
-                quant_bits,
-            )
-            yield Sample(f"{name}, {case.name}", args, aliased=case.aliased)
+    for name, case, quant_bits in cases_of_formats(DECODE):
+        q, attn_output = queries(make, case)
+        _, kv_seqlens = lengths(case)
+        caches, scales, table = quantised_pages(make, case, quant_bits)
+        args = (
+            q,
+            *caches,
+            table,
+            case.block_size,
+            kv_seqlens,
+            max(case.keys),
+            *case.heads,
+            attn_output,
+            case.softmax_scale,
+            case.window[0],
+            case.softcap,
+            *per_head(make, case),
+            *scales,
+            quant_bits,
+        )
+        yield Sample(name, args, aliased=case.aliased)

@@ -22,7 +22,7 @@ from dlinfer.ops.kv_quantisation import (
     dequantise,
     is_scaled_by_token,
 )
-from dlinfer.ops.quantised_samples import FORMATS, quantised_pages
+from dlinfer.ops.quantised_samples import cases_of_formats, quantised_pages
 from dlinfer.ops.samples import Sample, SampleMaker
 from dlinfer.ops.spec import fused_op
 
@@ -56,11 +56,19 @@ def quantised_paged_prefill_attention(
 
     Keys and values are read in q's dtype, those of q's own tokens too, as LMDeploy reads them on CUDA.
 
+    q: [tokens, q_heads, head_size], any strides.
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
+    block_offsets: [sequences, max_blocks], int32 or int64. block_size: slots in a block, as in the caches.
+    q_ends: [sequences], where each sequence's queries end in q, on any device.
+    kv_seqlens: [sequences], likewise: keys of each sequence, the new tokens included.
+    max_q_seq_len, max_kv_seq_len: upper bounds.
+    num_q_heads, num_kv_heads: heads of q and of the caches; the first is a multiple of the second.
+    attn_output: [tokens, q_heads, head_size_v], mutated; row i may share memory with row i of q; rows behind the last
+        end are left alone.
+    softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks: see
+        ``paged_prefill_attention``; -1 is no bound.
     k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4, float32 of one element each for
         fp8. quant_bits: 8, 4, 16 or 17.
-    attn_output: mutated; row i may share memory with row i of q; rows behind the last end are left alone.
-    The other arguments are those of the op ``paged_prefill_attention``.
 
     Returns nothing. Raises OpArgumentError.
     """
@@ -170,28 +178,25 @@ def check_quantised_pages(
 
 @quantised_paged_prefill_attention.samples
 def _quantised_paged_prefill_attention_samples(make: SampleMaker) -> Iterator[Sample]:
-    for number, case in enumerate(PAGED_PREFILL):
-        for name, quant_bits in FORMATS.items():
-            if name != "int8" and number:
-                continue
-            q, attn_output = queries(make, case)
-            caches, scales, table = quantised_pages(make, case, quant_bits)
-            args = (
-                q,
-                *caches,
-                table,
-                case.block_size,
-                *lengths(case),
-                max(case.q_lens),
-                max(case.keys),
-                *case.heads,
-                attn_output,
-                case.softmax_scale,
-                case.causal,
-                *case.window,
-                case.softcap,
-                *per_head(make, case),
-                *scales,
-                quant_bits,
-            )
-            yield Sample(f"{name}, {case.name}", args, aliased=case.aliased)
+    for name, case, quant_bits in cases_of_formats(PAGED_PREFILL):
+        q, attn_output = queries(make, case)
+        caches, scales, table = quantised_pages(make, case, quant_bits)
+        args = (
+            q,
+            *caches,
+            table,
+            case.block_size,
+            *lengths(case),
+            max(case.q_lens),
+            max(case.keys),
+            *case.heads,
+            attn_output,
+            case.softmax_scale,
+            case.causal,
+            *case.window,
+            case.softcap,
+            *per_head(make, case),
+            *scales,
+            quant_bits,
+        )
+        yield Sample(name, args, aliased=case.aliased)

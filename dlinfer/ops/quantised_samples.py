@@ -1,5 +1,7 @@
 """Quantised caches of the attention ops' samples."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,16 @@ from dlinfer.ops.kv_quantisation import FP8_E4M3, FP8_E5M2, INT4, INT8, is_scale
 from dlinfer.ops.samples import SampleMaker
 
 FORMATS = {"int8": INT8, "int4": INT4, "fp8": FP8_E4M3, "fp8 e5m2": FP8_E5M2}
+
+# The other cases ask of attention what the ops without quantisation are asked.
+_CASES = ("block boundaries", "values smaller than keys", "a padding row", "all extras", "output in q")
+
+
+def cases_of_formats(table: Sequence[Case]) -> Iterator[tuple[str, Case, int]]:
+    """(name, case, quant_bits): the first case in each format, and in int8 those where reading differs."""
+    for name, quant_bits in FORMATS.items():
+        yield f"{name}, {table[0].name}", table[0], quant_bits
+    yield from ((f"int8, {case.name}", case, INT8) for case in table if case.name in _CASES)
 
 
 def quantised_cache(

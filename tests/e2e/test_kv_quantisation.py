@@ -2,7 +2,7 @@
 
 Both are float32. A key's element that lies between two codes may fall on either side, as sums are not in the same order
 on both sides; then it differs by one step, and the logits a little. So they need not be equal, but nearer to the
-simulation than quantisation moves them.
+simulation than quantisation moves them: by a quarter at most, where one code of a short text differs.
 """
 
 from typing import Any
@@ -87,7 +87,7 @@ def test_logits_are_the_simulations(answers: Answers, policy: int) -> None:
     for i in range(len(LENGTHS)):
         off = np.abs(run.logits[f"scored/{i}"] - answers.simulated[policy][f"logits_{i}"])
         moved = answers.unquantised(policy, i)
-        assert off.max() < 0.1 * moved
+        assert off.max() < 0.25 * moved
         assert np.median(off) < 1e-4 + 0.01 * moved
 
 

@@ -160,4 +160,18 @@ MUTATIONS = (
         "scale = torch.rsqrt(wide.square().mean(-1, keepdim=True))",
         ("tests/ops/test_huggingface.py", "tests/ops/test_kernels_against_reference.py", "-k", "norm"),
     ),
+    Mutation(
+        "int4 packs the second half of a head below the first",
+        "dlinfer/ops/kv_quantisation.py",
+        "codes = first | (second << 4)",
+        "codes = second | (first << 4)",
+        ("tests/ops/test_quantised_kv_cache.py", "-k", "codes or first_half"),
+    ),
+    Mutation(
+        "a prompt attends to keys as they came, and not as a quantised cache holds them",
+        "dlinfer/framework/lmdeploy_ext/layers/attention.py",
+        "if meta.is_prefill_no_cache and not quantised:",
+        "if meta.is_prefill_no_cache:",
+        ("tests/framework/lmdeploy_ext/test_kv_quantisation.py", "-k", "holds"),
+    ),
 )

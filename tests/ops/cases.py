@@ -54,7 +54,8 @@ def _widened(arg: Any) -> Any:
     if isinstance(arg, list):
         return [_widened(one) for one in arg]
     if isinstance(arg, Tensor):
-        return arg.double() if arg.is_floating_point() and arg.element_size() > 1 else arg.clone()
+        is_code = arg.itemsize == 1  # fp8, of which the bytes matter
+        return arg.double() if arg.is_floating_point() and not is_code else arg.clone()
     return arg
 
 

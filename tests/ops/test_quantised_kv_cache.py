@@ -212,7 +212,8 @@ class QuantisedInputs(Inputs):
         order = torch.tensor(
             [int((self.k_cache.flatten(0, 1)[s] == self.k).flatten(1).all(1).nonzero()[0, 0]) for s in slots]
         )
-        shape = (*self.k_cache.shape[:3],)
+        blocks, block_size, heads = self.k_cache.shape[:3]
+        shape = (blocks, block_size, heads)
         sizes = (self.batch.size, self.batch.size_v)
         caches = new_caches(shape, sizes, self.policy, self.batch.dtype)
         self.scales = caches[2:]

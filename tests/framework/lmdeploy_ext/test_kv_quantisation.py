@@ -1,5 +1,7 @@
 """LMDeploy's quant_policy on our devices: what its attention layers get, what is refused, and how large a cache is."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,8 @@ from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.layers import kv_quantisation
 from dlinfer.framework.lmdeploy_ext.layers.attention import PagedAttention
-from dlinfer.framework.lmdeploy_ext.refusals import kv_quantisation
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Probe, Vendor
 from tests.framework.lmdeploy_ext.attention_specs import KV_HEADS, SIZE, paged_spec
@@ -92,17 +94,22 @@ def test_layers_attend_to_what_the_cache_holds(step: str, policy: int):
 
 def test_a_model_that_passes_no_scales_is_refused():
     step = QuantisedStep([3], [0], False, 8)
-    step.scales = [None, None]
     with pytest.raises(UnsupportedFeatureError, match=r"quant_policy=8 with this model.*Next step"):
-        step.run(PagedAttention.from_spec(paged_spec()))
+        Step.run(step, PagedAttention.from_spec(paged_spec()))
 
 
 # --- what is taken and refused
 
 
+def engine_config(policy: int, **options: Any) -> Any:
+    """As users write it, who give numbers."""
+    given: dict[str, Any] = {"quant_policy": policy} | options
+    return PytorchEngineConfig(device_type="cpu", **given)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policies_that_are_served(policy: int):
-    config = PytorchEngineConfig(device_type="cpu", quant_policy=policy)
+    config = engine_config(policy)
     assert config.quant_policy is QuantPolicy(policy)
     assert (config.device_type, config.block_size) == ("cpu", 64)
     assert ConfigBuilder.build_cache_config(ConfigBuilder.update_engine_config(config)).quant_policy == policy
@@ -110,9 +117,9 @@ def test_policies_that_are_served(policy: int):
 
 def test_what_is_no_policy_lmdeploy_refuses():
     with pytest.raises(ValueError, match="invalid quant_policy: 5"):
-        PytorchEngineConfig(device_type="cpu", quant_policy=5)
+        engine_config(5)
     with pytest.raises(AssertionError, match="kernel_block_size"):
-        PytorchEngineConfig(device_type="cpu", quant_policy=8, block_size=8)
+        engine_config(8, block_size=8)
 
 
 def test_a_vendor_without_kernels_is_refused_and_named(monkeypatch):
@@ -123,7 +130,7 @@ def test_a_vendor_without_kernels_is_refused_and_named(monkeypatch):
     discovery.use("bare")
     try:
         with pytest.raises(UnsupportedFeatureError, match="no kernel of quantised_paged_decode_attention"):
-            PytorchEngineConfig(device_type="cpu", quant_policy=4)
+            engine_config(4)
         PytorchEngineConfig(device_type="cpu")
     finally:
         discovery.use("cpu")
@@ -158,21 +165,25 @@ def test_models_that_a_policy_cannot_hold(policy: int, given: tuple[int | None, 
 # --- sizes
 
 
-@pytest.mark.parametrize(
-    ("policy", "per_token"),
-    # Two caches of 2 heads of 64 elements; 8 and 4 with a scale and a zero of 2 bytes for each head.
-    [(0, 2 * 2 * 128), (8, 2 * 2 * (64 + 4)), (4, 2 * 2 * (32 + 4)), (16, 2 * 2 * 64), (17, 2 * 2 * 64)],
-)
+PAGE = (Path(__file__).parents[3] / "docs" / "kv_cache.md").read_text()
+BYTES = [tuple(map(int, row)) for row in re.findall(r"^\| (\d+) \| .* \| (\d+) \|$", PAGE, re.MULTILINE)]
+
+
+def test_the_page_has_every_policy():
+    assert [policy for policy, _ in BYTES] == [0, *POLICIES]
+
+
+@pytest.mark.parametrize(("policy", "per_token"), BYTES)
 def test_bytes_of_a_token(policy: int, per_token: int):
-    """As LMDeploy plans them, which our sizing of the cache divides the memory by."""
+    """Of the shape that docs/kv_cache.md names, as LMDeploy plans them: what our sizing divides the memory by."""
     from lmdeploy.pytorch.config import CacheConfig, ModelConfig
     from lmdeploy.pytorch.engine.cache_engine.plan import build_block_cache_plan
 
     PytorchEngineConfig(device_type="cpu")
     config = ModelConfig(
-        hidden_size=256,
-        num_layers=3,
-        num_attention_heads=4,
+        hidden_size=896,
+        num_layers=24,
+        num_attention_heads=14,
         num_key_value_heads=2,
         bos_token_id=1,
         eos_token_id=[2],
@@ -188,4 +199,4 @@ def test_bytes_of_a_token(policy: int, per_token: int):
         quant_policy=QuantPolicy(policy),
         device_type="cpu",
     )
-    assert build_block_cache_plan(config, cache, 1).logical_block_nbytes == 3 * 64 * per_token
+    assert build_block_cache_plan(config, cache, 1).logical_block_nbytes == 64 * per_token

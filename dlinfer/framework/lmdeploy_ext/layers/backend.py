@@ -34,6 +34,7 @@ from dlinfer.framework.lmdeploy_ext.layers import (
     awq,
     eight_bit,
     gated_delta,
+    kv_quantisation,
     lora,
     rope_lengths,
     rotary,
@@ -42,7 +43,6 @@ from dlinfer.framework.lmdeploy_ext.layers import (
     windows,
 )
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
-from dlinfer.framework.lmdeploy_ext.refusals import kv_quantisation
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
 

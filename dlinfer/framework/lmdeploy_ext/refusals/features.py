@@ -6,7 +6,8 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.refusals import adapter_files, kv_quantisation
+from dlinfer.framework.lmdeploy_ext.layers import kv_quantisation
+from dlinfer.framework.lmdeploy_ext.refusals import adapter_files
 from dlinfer.framework.patching import Patch
 
 # field of PytorchEngineConfig -> (the value that means "not asked for", what to do instead)

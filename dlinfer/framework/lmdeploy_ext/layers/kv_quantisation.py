@@ -1,11 +1,12 @@
-"""Which of LMDeploy's quant_policies our devices serve; the others are refused before weights are loaded."""
+"""Which of LMDeploy's quant_policies our devices serve; the others are refused before weights are loaded.
+
+The ops are imported where a policy is asked for: whoever only imports LMDeploy does not load them.
+"""
 
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.ops.kernels import kernel_authors
-from dlinfer.ops.kv_quantisation import INT4, STORED, is_scaled_by_token
 from dlinfer.vendor import activate_default
 
 _OPS = ("fill_quantised_kv_cache", "quantised_paged_prefill_attention", "quantised_paged_decode_attention")
@@ -14,6 +15,8 @@ _ADVICE = "use quant_policy=0; the KV cache keeps the model's dtype"
 
 def is_served(quant_policy: int) -> bool:
     """Whether a quant_policy quantises, in a format that our ops have."""
+    from dlinfer.ops.kv_quantisation import STORED
+
     return quant_policy in STORED
 
 
@@ -27,6 +30,9 @@ def check_engine_config(config: Any) -> None:
     policy, device = config.quant_policy, config.device_type
     if not policy or policy not in list(QuantPolicy):
         return
+    from dlinfer.ops.kernels import kernel_authors
+    from dlinfer.ops.kv_quantisation import STORED
+
     named = f"quant_policy={int(policy)} ({QuantPolicy(policy).name})"
     if not is_served(policy):
         raise refuse(named, f"use one of {', '.join(map(str, STORED))}, or 0 for none", device)
@@ -42,6 +48,8 @@ def check_model(model_config: Any, cache_config: Any) -> None:
     policy = cache_config.quant_policy
     if not policy:
         return
+    from dlinfer.ops.kv_quantisation import INT4, is_scaled_by_token
+
     named = f"quant_policy={int(policy)}"
     if is_scaled_by_token(policy) and model_config.v_head_dim == 0:
         what = (
