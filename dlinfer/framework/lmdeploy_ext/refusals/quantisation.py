@@ -3,7 +3,7 @@
 LMDeploy takes what it does not know for something else: every FP8 model that is not static for one with blocks of 128.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
@@ -72,7 +72,7 @@ def _check_fp8(names: Sequence[str], config: Mapping[str, Any], model: Mapping[s
 
 
 def _joined_sizes(model: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Rows of the layers that LMDeploy joins, q, k and v, and gate and up: it joins their blocks, which must be whole."""
+    """Rows of layers that LMDeploy joins, q, k and v, and gate and up: it joins their blocks, which must be whole."""
     for name in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
         if model.get(name):
             yield name, model[name]
