@@ -154,7 +154,7 @@ def simulated_model(folder: Path, method: str) -> Any:
     from safetensors.torch import load_file
 
     config = transformers.AutoConfig.from_pretrained(folder)
-    del config.quantization_config
+    delattr(config, "quantization_config")
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     names = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
     layers: dict[str, dict[str, Tensor]] = {}

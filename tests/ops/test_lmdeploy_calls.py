@@ -9,10 +9,12 @@ import pytest
 import torch
 from lmdeploy.pytorch.backends.dlinfer.awq_modules import AwqLinearW4A16Impl
 from lmdeploy.pytorch.kernels import dlinfer as lmdeploy
+from lmdeploy.pytorch.kernels.dlinfer import w8a8_kernels as w8a8
 from lmdeploy.pytorch.kernels.dlinfer.activation import silu_and_mul
 from torch import Tensor
 
 from dlinfer import ops
+from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.layers.awq import LinearW4A16
 from dlinfer.ops.packing import AWQ
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
@@ -208,3 +210,49 @@ def test_groups_come_from_the_metadata():
     logits = torch.randn(5, 8)
     _, ids = lmdeploy.moe_gating_topk_softmax(logits, 4, MoeMetadata(router_n_groups=4))
     assert torch.equal(ids // 2, torch.arange(4).expand(5, 4))  # one of each group of two
+
+
+# --- 8 bits
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_eight_bits(dtype):
+    x, residual, weight = torch.randn(1, 5, 16), torch.randn(1, 5, 16), torch.randn(16)
+    numbers, scale = w8a8.dynamic_quant(x, dtype)
+    want, want_scale = ops.dynamic_quant(x, dtype)
+    assert torch.equal(numbers.float(), want.float())
+    assert torch.equal(scale, want_scale)
+    normed, norm_scale = w8a8.rms_norm_w8a8(x, weight, 1e-5, dtype)
+    torch.testing.assert_close(
+        normed.float() * norm_scale, ops.rms_norm(x, weight, 1e-5), rtol=0.07, atol=0.02
+    )
+    *_, total = w8a8.rms_norm_w8a8(x, weight, 1e-5, dtype, residual)
+    assert torch.equal(total, x + residual)
+    layer, layer_scale = ops.dynamic_quant(torch.randn(8, 16), dtype)
+    bias = torch.randn(8)
+    got = w8a8.linear_w8a8(numbers, layer, scale, layer_scale, torch.float32, dtype, bias)
+    wide = (numbers.float() * scale) @ (layer.float() * layer_scale).t() + bias
+    torch.testing.assert_close(got, wide)
+
+
+def test_static_eight_bits():
+    x, weight = torch.randn(1, 5, 16), torch.randint(-127, 128, (8, 16), dtype=torch.int8)
+    scale, offset = torch.tensor([0.05]), torch.tensor([3], dtype=torch.int8)
+    deq, bias = torch.rand(8) / 100, torch.randint(-99, 99, (8,), dtype=torch.int32)
+    got = w8a8.linear_w8a8_static(x, weight, scale, offset, deq, torch.float32, torch.int8, bias)
+    numbers = (x / 0.05 + 3).round().clamp(-128, 127)
+    torch.testing.assert_close(got, (numbers @ weight.float().t() + bias) * deq)
+
+
+def test_eight_bit_experts():
+    x, weights, ids = torch.randn(5, 16), torch.rand(5, 2), torch.randint(0, 4, (5, 2))
+    gate_up, gate_up_scale = ops.dynamic_quant(torch.randn(4, 24, 16), torch.int8)
+    down, down_scale = ops.dynamic_quant(torch.randn(4, 16, 12), torch.int8)
+    tensors = (x, gate_up, gate_up_scale, down, down_scale, weights, ids)
+    got = lmdeploy.fused_moe_w8a8(*tensors, 2, True, MoeMetadata())
+    wide = ops.fused_moe(x, gate_up * gate_up_scale, down * down_scale, weights, ids, 2, True)
+    assert (got - wide).abs().max() < wide.abs().max() / 30
+    with pytest.raises(UnsupportedFeatureError, match="ep_size=2"):
+        lmdeploy.fused_moe_w8a8(*tensors, 2, True, MoeMetadata(ep_size=2))
+    with pytest.raises(UnsupportedFeatureError, match="PER_TENSOR"):
+        w8a8.dynamic_quant(x, torch.int8, "PER_TENSOR")

@@ -1,5 +1,6 @@
 """Which quantised checkpoints are taken and which are refused, and the layers that LMDeploy builds of those taken."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -86,11 +87,16 @@ def build(spec: Any) -> Any:
 
 MOE: dict[str, Any] = {"top_k": 2, "num_experts": 4, "renormalize": True, "output_dtype": torch.bfloat16}
 PARALLEL: dict[str, Any] = {"ep_size": 1, "ep_group": None}
-BLOCKED_MOE: dict[str, Any] = (
-    MOE
-    | PARALLEL
-    | {"hidden_dim": 64, "block_size": 128, "fp8_dtype": torch.float8_e4m3fn, "layer_idx": 0}
-    | {"num_max_dispatch_tokens_per_rank": 1, "custom_gateup_act": False, "scale_fmt": None}
+BLOCKED_MOE = FusedMoEBlockedF8BuildSpec(
+    **MOE,
+    **PARALLEL,
+    hidden_dim=64,
+    block_size=128,
+    fp8_dtype=torch.float8_e4m3fn,
+    num_max_dispatch_tokens_per_rank=1,
+    layer_idx=0,
+    custom_gateup_act=False,
+    scale_fmt=None,
 )
 E5M2 = torch.float8_e5m2
 
@@ -105,8 +111,8 @@ E5M2 = torch.float8_e5m2
         FusedMoEW8A8BuildSpec(**MOE, **PARALLEL, quant_dtype=E5M2),
         FusedMoEW8A8BuildSpec(**MOE, quant_dtype=torch.int8, ep_size=2, ep_group=None),
         FusedMoEStaticF8BuildSpec(**MOE, quant_dtype=E5M2),
-        FusedMoEBlockedF8BuildSpec(**BLOCKED_MOE | {"fp8_dtype": E5M2}),
-        FusedMoEBlockedF8BuildSpec(**BLOCKED_MOE | {"custom_gateup_act": True}),
+        dataclasses.replace(BLOCKED_MOE, fp8_dtype=E5M2),
+        dataclasses.replace(BLOCKED_MOE, custom_gateup_act=True),
     ],
     ids=lambda spec: type(spec).__name__,
 )
@@ -133,7 +139,7 @@ def test_a_norm_feeds_a_linear_layer():
 
 
 def test_experts_with_biases_are_refused():
-    layer = build(FusedMoEBlockedF8BuildSpec(**BLOCKED_MOE))
+    layer = build(BLOCKED_MOE)
     with pytest.raises(UnsupportedFeatureError, match="biases"):
         layer.forward(*[torch.ones(1)] * 7, gate_up_bias=torch.ones(1))
 

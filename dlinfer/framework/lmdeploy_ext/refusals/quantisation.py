@@ -73,7 +73,7 @@ def _check_fp8(names: Sequence[str], config: Mapping[str, Any], model: Mapping[s
 
 
 def _joined_sizes(model: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Rows of the layers that LMDeploy joins: q, k and v, gate and up. It joins their blocks, which must be whole."""
+    """Rows of layers that LMDeploy joins, q, k and v, and gate and up: it joins their blocks, which must be whole."""
     for name in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
         if model.get(name):
             yield name, model[name]

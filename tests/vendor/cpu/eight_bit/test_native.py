@@ -56,7 +56,7 @@ def test_values_between_two_float8_are_rounded_as_torch_does():
 def test_halves_go_away_from_zero_in_int8():
     whole = np.arange(-127, 127, dtype=np.float32)
     below = np.nextafter(whole + np.float32(0.5), np.float32(-1000))
-    values = np.concatenate([whole + np.float32(0.5), below, whole, np.float32([127])])
+    values = np.concatenate([whole + np.float32(0.5), below, whole, np.array([127], np.float32)])
     away = np.sign(values) * np.floor(np.abs(values.astype(np.float64)) + 0.5)  # exact in float64
     numbers, scale = kernel("dynamic_quant", torch.from_numpy(values)[None], torch.int8)
     assert scale.item() == 1
