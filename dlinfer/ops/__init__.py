@@ -15,6 +15,7 @@ from dlinfer.ops.linear import linear
 from dlinfer.ops.linears import linears
 from dlinfer.ops.lora import lora_linear
 from dlinfer.ops.moe import fused_moe, moe_gating_topk_softmax
+from dlinfer.ops.moe_clamped import fused_moe_clamped
 from dlinfer.ops.norm import add_rms_norm, rms_norm
 from dlinfer.ops.paged_decode import paged_decode_attention
 from dlinfer.ops.paged_prefill import paged_prefill_attention
@@ -34,6 +35,7 @@ __all__ = [
     "causal_conv1d",
     "fill_kv_cache",
     "fused_moe",
+    "fused_moe_clamped",
     "gated_delta_rule",
     "gelu_mul",
     "linear",

@@ -176,11 +176,11 @@ def _call_fused_moe(
 _MOE = Rules("fused_moe")
 
 
-def check_ids(topk_ids: Tensor, experts: int) -> None:
+def check_ids(topk_ids: Tensor, experts: int, rules: Rules = _MOE) -> None:
     """Every id names an expert. Raises OpArgumentError. It reads the ids, so it is for kernels, not for fakes."""
     if topk_ids.numel():
         lowest, highest = (int(bound) for bound in topk_ids.aminmax())
-        _MOE.require(
+        rules.require(
             lowest >= 0 and highest < experts,
             "topk_ids",
             lambda: f"ids of 0..{experts - 1}",

@@ -15,6 +15,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.device import cli, kv_memory
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
     from dlinfer.framework.lmdeploy_ext.layers import (
+        experts_model,
         gated_delta_model,
         rope_lengths,
         rope_parameters,
@@ -29,7 +30,7 @@ def _records() -> list[Patch]:
         sampling_checks,
         weight_checks,
     )
-    from dlinfer.framework.lmdeploy_ext.serving import generation, scoring
+    from dlinfer.framework.lmdeploy_ext.serving import generation, harmony, scoring
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
 
     modules = (
@@ -37,10 +38,12 @@ def _records() -> list[Patch]:
         refusals,
         cli,
         device_patches,
+        experts_model,
         gated_delta_model,
         selection,
         kv_memory,
         generation,
+        harmony,
         sampling_checks,
         http_errors,
         model_checks,

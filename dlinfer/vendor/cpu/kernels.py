@@ -17,7 +17,7 @@ from dlinfer.vendor.cpu.gated import gelu_mul, silu_mul
 from dlinfer.vendor.cpu.kv_cache import fill_kv_cache
 from dlinfer.vendor.cpu.linears import linears
 from dlinfer.vendor.cpu.lora import lora_linear
-from dlinfer.vendor.cpu.moe import fused_moe, moe_gating_topk_softmax
+from dlinfer.vendor.cpu.moe import fused_moe, fused_moe_clamped, moe_gating_topk_softmax
 from dlinfer.vendor.cpu.prefill import paged_prefill_attention, prefill_attention
 from dlinfer.vendor.cpu.recurrent.causal_conv1d import causal_conv1d
 from dlinfer.vendor.cpu.recurrent.gated_delta_rule import gated_delta_rule
@@ -41,6 +41,7 @@ KERNELS: dict[str, Kernel] = {
         paged_decode_attention,
         moe_gating_topk_softmax,
         fused_moe,
+        fused_moe_clamped,
         causal_conv1d,
         gated_delta_rule,
     )

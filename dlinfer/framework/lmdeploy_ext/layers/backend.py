@@ -11,6 +11,7 @@ from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 from lmdeploy.pytorch.backends.gated_delta_rule import GatedDeltaMetaBuildSpec, GatedDeltaRuleBuildSpec
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+from lmdeploy.pytorch.backends.moe import FusedMoEBuildSpec
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
 from lmdeploy.pytorch.backends.rotary_embedding import RotaryEmbeddingBuildSpec
 from lmdeploy.pytorch.distributed import get_dist_manager
@@ -20,6 +21,7 @@ from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers import (
     attention,
+    experts,
     gated_delta,
     rope_lengths,
     rotary,
@@ -36,6 +38,7 @@ _OURS = {
     MultinomialSamplingBuildSpec: sampling.SeededMultinomialSampling.from_spec,
     RotaryEmbeddingBuildSpec: rotary.from_spec,
     ApplyRotaryEmbBuildSpec: lambda spec: rotary.ApplyRotary(),
+    FusedMoEBuildSpec: experts.Experts.from_spec,
     CausalConv1dBuildSpec: lambda spec: gated_delta.Convolution(),
     GatedDeltaMetaBuildSpec: lambda spec: gated_delta.StepStates(),
     GatedDeltaRuleBuildSpec: lambda spec: gated_delta.DeltaRule(),
