@@ -18,6 +18,7 @@ from dlinfer.ops.linear_w8a8 import linear_w8a8, linear_w8a8_static
 from dlinfer.ops.linears import linears
 from dlinfer.ops.lora import lora_linear
 from dlinfer.ops.moe import fused_moe, moe_gating_topk_softmax
+from dlinfer.ops.moe_clamped import fused_moe_clamped
 from dlinfer.ops.moe_eight_bit import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
 from dlinfer.ops.norm import add_rms_norm, rms_norm
 from dlinfer.ops.norm_w8a8 import add_rms_norm_w8a8, rms_norm_w8a8
@@ -47,6 +48,7 @@ __all__ = [
     "fill_quantised_kv_cache",
     "fused_moe",
     "fused_moe_blocked_fp8",
+    "fused_moe_clamped",
     "fused_moe_static_fp8",
     "fused_moe_w8a8",
     "gated_delta_rule",

@@ -143,11 +143,12 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
 
 
 def _randomise_vectors(model) -> None:
-    """Norm weights are born as ones and biases as zeros, where forgetting to use them would not show."""
+    """Norm weights are born as ones, biases and routers' corrections as zeros, where forgetting them would not show."""
     import torch
 
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        corrections = [pair for pair in model.named_buffers() if pair[0].endswith("correction_bias")]
+        for name, parameter in [*model.named_parameters(), *corrections]:
             if parameter.ndim == 1:
                 noise = torch.randn_like(parameter) * 0.2
                 parameter.copy_(noise if name.endswith("bias") else 1 + noise)

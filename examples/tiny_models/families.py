@@ -184,6 +184,31 @@ POSITIONAL: dict[str, Family] = {
         dense=False,
     ),
     "qwen3_yarn": Family("Qwen3", "YaRN with q/k norms", _YARN | {"head_dim": 32}),
+    "glm4_moe": Family(
+        "Glm4Moe",
+        "experts chosen by sigmoids and a correction, of the best group; rotary on half of each head",
+        _SHARP
+        | {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+        },
+        dense=False,
+    ),
+    "gpt_oss": Family(
+        "GptOss",
+        "attention sinks, windows in every second layer; experts with biases and a clamped activation",
+        _SHARP
+        | _rope("yarn", factor=32.0, truncate=False, original_max_position_embeddings=ORIGINAL_LENGTH)
+        | {"head_dim": 16, "sliding_window": 16, "num_local_experts": 8, "num_experts_per_tok": 2},
+        dense=False,
+    ),
     "qwen3_next": Family(
         "Qwen3Next",
         "layers of gated linear attention, whose states are of a sequence; experts",

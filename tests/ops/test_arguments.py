@@ -153,6 +153,8 @@ def test_wrong_block_size(op):
         ("fused_moe", {"topk": 3}, "topk_weights"),
         ("fused_moe", {"topk_ids": torch.tensor([[0, 8]])}, "topk_ids"),
         ("fused_moe", {"topk_ids": torch.tensor([[-1, 7]])}, "topk_ids"),
+        ("fused_moe_clamped", {"topk_ids": torch.tensor([[0, 8]])}, "topk_ids"),
+        ("fused_moe_clamped", {"limit": 0.0}, "limit"),
         ("prefill_attention", {"num_kv_heads": 3}, "num_kv_heads"),
         ("prefill_attention", {"num_q_heads": 2}, "q"),
         ("paged_decode_attention", {"num_kv_heads": 4}, "k_cache"),

@@ -15,6 +15,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.device import cli, kv_memory
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
     from dlinfer.framework.lmdeploy_ext.layers import (
+        experts_model,
         gated_delta_model,
         rope_lengths,
         rope_parameters,
@@ -31,7 +32,7 @@ def _records() -> list[Patch]:
         weight_checks,
     )
     from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
-    from dlinfer.framework.lmdeploy_ext.serving import generation, scoring
+    from dlinfer.framework.lmdeploy_ext.serving import generation, harmony, scoring
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
     from dlinfer.framework.lmdeploy_ext.vision import corrections, processors
 
@@ -40,11 +41,13 @@ def _records() -> list[Patch]:
         refusals,
         cli,
         device_patches,
+        experts_model,
         gated_delta_model,
         selection,
         kv_memory,
         generation,
         adapter_checks,
+        harmony,
         sampling_checks,
         http_errors,
         model_checks,

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from dlinfer.ops import moe_gating_topk_softmax as gating
 from dlinfer.ops.moe import check_ids
+from dlinfer.ops.moe_clamped import RULES
 
 
 def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
@@ -31,16 +32,48 @@ def fused_moe(
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
-    sorted_ids, order = topk_ids.flatten().sort(stable=True)
+    order, _, ends = _by_expert(topk_ids, experts)
     token = order // topk
-    every = torch.arange(experts, dtype=sorted_ids.dtype)
-    ends = torch.searchsorted(sorted_ids, every, right=True, out_int32=True)
     product = _grouped if _groupable(hidden_states, gate_up_weights, down_weights) else _looped
     gate, up = product(hidden_states[token], gate_up_weights, ends).chunk(2, dim=-1)
     results = product(functional.silu(gate).mul_(up), down_weights, ends)
     out = torch.zeros(hidden_states.shape, dtype=weights.dtype)
     out.index_add_(0, token, results * weights.flatten()[order, None])
     return out.to(hidden_states.dtype)
+
+
+def fused_moe_clamped(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_bias: Tensor,
+    down_weights: Tensor,
+    down_bias: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    experts = gate_up_weights.shape[0]
+    check_ids(topk_ids, experts, RULES)
+    weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
+    order, expert, ends = _by_expert(topk_ids, experts)
+    token = order // topk_ids.shape[1]
+    product = _grouped if _groupable(hidden_states, gate_up_weights, down_weights) else _looped
+    gate_up = product(hidden_states[token], gate_up_weights, ends).to(weights.dtype)
+    gate, up = (gate_up + gate_up_bias.index_select(0, expert)).chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    activated = torch.sigmoid(gate * alpha).mul_(gate).mul_(up.add_(1)).to(hidden_states.dtype)
+    results = product(activated, down_weights, ends).to(weights.dtype) + down_bias.index_select(0, expert)
+    out = torch.zeros(hidden_states.shape, dtype=weights.dtype)
+    out.index_add_(0, token, results * weights.flatten()[order, None])
+    return out.to(hidden_states.dtype)
+
+
+def _by_expert(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Choices sorted by expert: their places in topk_ids, their experts, and where each expert's end."""
+    expert, order = topk_ids.flatten().sort(stable=True)
+    every = torch.arange(experts, dtype=expert.dtype)
+    return order, expert, torch.searchsorted(expert, every, right=True, out_int32=True)
 
 
 def _groupable(hidden_states: Tensor, *weights: Tensor) -> bool:

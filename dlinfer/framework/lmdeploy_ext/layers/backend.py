@@ -16,6 +16,7 @@ from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 from lmdeploy.pytorch.backends.lora import LoRABuildSpec
 from lmdeploy.pytorch.backends.moe import (
     FusedMoEBlockedF8BuildSpec,
+    FusedMoEBuildSpec,
     FusedMoEStaticF8BuildSpec,
     FusedMoEW8A8BuildSpec,
 )
@@ -33,6 +34,7 @@ from dlinfer.framework.lmdeploy_ext.layers import (
     attention,
     awq,
     eight_bit,
+    experts,
     gated_delta,
     kv_quantisation,
     lora,
@@ -62,6 +64,7 @@ _OURS = {
     FusedMoEW8A8BuildSpec: eight_bit.FusedMoEW8A8.from_spec,
     FusedMoEBlockedF8BuildSpec: eight_bit.FusedMoEBlockedF8.from_spec,
     FusedMoEStaticF8BuildSpec: eight_bit.FusedMoEStaticF8.from_spec,
+    FusedMoEBuildSpec: experts.Experts.from_spec,
     CausalConv1dBuildSpec: lambda spec: gated_delta.Convolution(),
     GatedDeltaMetaBuildSpec: lambda spec: gated_delta.StepStates(),
     GatedDeltaRuleBuildSpec: lambda spec: gated_delta.DeltaRule(),

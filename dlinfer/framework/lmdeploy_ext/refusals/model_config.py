@@ -8,7 +8,7 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import gated_delta_model, rope_parameters, windows
+from dlinfer.framework.lmdeploy_ext.layers import experts_model, gated_delta_model, rope_parameters, windows
 from dlinfer.framework.lmdeploy_ext.refusals import model_support
 from dlinfer.framework.patching import Patch
 
@@ -20,6 +20,7 @@ def check(model_config: Any) -> None:
     rope_parameters.check(config)
     windows.check(model_config)
     gated_delta_model.check(model_config)
+    experts_model.check(config)
 
 
 def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,9 +17,6 @@ _SPARSE = "it has DeepSeek's sparse attention"
 _ROPE = "LMDeploy's class cannot read the rope parameters of transformers 5"
 
 NOT_SERVED = {
-    "GptOssForCausalLM": "its experts have biases and an activation of their own, and LMDeploy's loader needs CUDA",
-    "Glm4MoeForCausalLM": "LMDeploy's class routes tokens by a softmax, where the model has sigmoids and a correction "
-    "bias",
     "PhiMoEForCausalLM": _ROPE,
     "MiniCPM3ForCausalLM": _ROPE,
     "MetaMoeForConditionalGeneration": _LINEAR_ATTENTION,

@@ -1,0 +1,52 @@
+"""Experts for LMDeploy, those with biases and GPT-OSS's clamped activation among them.
+
+LMDeploy's own dlinfer implementation asserts that there are no biases and passes over ``act_func``.
+"""
+
+from typing import Any
+
+from lmdeploy.pytorch.backends.dlinfer.moe import DlinferFusedMoEImpl
+from torch import Tensor
+
+from dlinfer import ops
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+
+
+class Experts(DlinferFusedMoEImpl):
+    """Gated experts with silu, and those with biases and a clamped activation."""
+
+    @classmethod
+    def from_spec(cls, spec: Any) -> "Experts":
+        """From LMDeploy's FusedMoEBuildSpec."""
+        return cls(spec.top_k, spec.num_experts, spec.renormalize, spec.ep_size, spec.ep_group)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Any,
+        gate_up_weights: Tensor,
+        down_weights: Tensor,
+        gate_up_bias: Any = None,
+        down_bias: Any = None,
+        expert_list: Any = None,
+        act_func: Any = None,
+    ) -> Tensor:
+        """hidden_states [N, hidden] -> [N, hidden]; ``dlinfer.ops.fused_moe`` documents the rest.
+
+        gate_up_bias [experts, 2 * intermediate] and down_bias [experts, hidden]: both or neither.
+        act_func: None for silu, or LMDeploy's ``GateupAct``, of which ``alpha`` and ``limit`` are read.
+        """
+        if gate_up_bias is None and down_bias is None and act_func is None:
+            return super().forward(
+                hidden_states, topk_weights, topk_ids, gate_up_weights, down_weights, expert_list=expert_list
+            )
+        alpha, limit = getattr(act_func, "alpha", None), getattr(act_func, "limit", None)
+        if gate_up_bias is None or down_bias is None or alpha is None or limit is None or self.renormalize:
+            raise refuse(
+                "experts with biases or an activation of another kind than GPT-OSS's", "use another model"
+            )
+        weights = (gate_up_weights, gate_up_bias, down_weights, down_bias)
+        return ops.fused_moe_clamped(
+            hidden_states, *weights, topk_weights, topk_ids, float(alpha), float(limit)
+        )

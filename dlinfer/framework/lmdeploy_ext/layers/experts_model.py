@@ -1,0 +1,99 @@
+"""What LMDeploy's classes of models with experts make themselves, put right for our devices.
+
+This file loads before LMDeploy's modules do, since it patches them. The layer is in ``experts.py``.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.patching import Patch
+
+# LMDeploy's GPT-OSS has these as constants.
+_GPT_OSS = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+
+
+def check(config: Any) -> None:
+    """Raise UnsupportedFeatureError for a configuration that LMDeploy's class reads otherwise than transformers."""
+    if getattr(config, "model_type", "") != "gpt_oss":
+        return
+    for name, value in _GPT_OSS.items():
+        given = getattr(config, name, value)
+        if given != value:
+            raise refuse(f"{name}={given} of GPT-OSS", f"use a model with {name}={value}")
+
+
+def _load_gpt_oss_experts(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def load(self: Any, name: str, loaded_weight: Tensor, params_dict: dict[str, Any]) -> None:
+        """A checkpoint has weights [experts, in, out], in gate_up with gate and up in turn; biases [experts, out]."""
+        if activation.active() is None:
+            original(self, name, loaded_weight, params_dict)
+            return
+        from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
+
+        part = "gate_up" if "gate_up" in name else "down"
+        kind, stored = ("bias", f"{part}_proj_bias") if name.endswith("_bias") else ("weight", f"{part}_proj")
+        param = params_dict[name.replace(f"experts.{stored}", f"experts.experts.{part}.{kind}")]
+        rows = loaded_weight.transpose(1, 2) if kind == "weight" else loaded_weight
+        for expert, own in enumerate(rows):
+            shards = {"gate": own[::2], "up": own[1::2]} if part == "gate_up" else {"down": own}
+            for shard, values in shards.items():
+                load_weight(param, values, expert_id=expert, shard_id=shard)
+
+    return load
+
+
+class SigmoidRouter:
+    """The topk experts of each token by sigmoids and a correction, of the best groups of experts alone.
+
+    Source: DeepSeek-V3 (2024, arXiv:2412.19437), section 2.1.2, as transformers' Glm4MoeTopkRouter computes it. The
+    correction chooses and does not weigh; weights are renormalised and scaled by the layer that gets them.
+    """
+
+    def __init__(self, gate: Any, topk: int, groups: int, topk_groups: int) -> None:
+        self.gate, self.topk, self.groups, self.topk_groups = gate, topk, groups, topk_groups
+
+    def __call__(self, router_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """router_logits: float32 [N, experts]. Returns weights [N, topk], float32, and ids [N, topk], int64."""
+        scores = router_logits.sigmoid()
+        wanted = scores + self.gate.e_score_correction_bias
+        if self.topk_groups < self.groups:
+            grouped = wanted.unflatten(-1, (self.groups, -1))
+            best = grouped.topk(2, dim=-1).values.sum(-1).topk(self.topk_groups, dim=-1).indices
+            outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+            wanted = grouped.masked_fill(outside[..., None], -torch.inf).flatten(-2)
+        ids = wanted.topk(self.topk, dim=-1).indices
+        return scores.gather(-1, ids), ids
+
+
+def _glm4_moe(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, config: Any, layer_idx: int, dtype: Any = None, device: Any = None) -> None:
+        original(self, config, layer_idx, dtype, device)
+        if activation.active() is not None:
+            del self.softmax_topk
+            self.softmax_topk = SigmoidRouter(self.gate, self.top_k, config.n_group, config.topk_group)
+
+    return __init__
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.models.glm4_moe:Glm4MoE.__init__",
+        why="routes by a softmax and reads neither the correction nor the groups, where the model has sigmoids",
+        signature="(self, config, layer_idx, dtype=None, device=None)",
+        build=_glm4_moe,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.models.gpt_oss:GptOssForCausalLM._load_weight_experts",
+        why="moves the weights of all experts to CUDA before it cuts them up",
+        signature="(self, name, loaded_weight, params_dict)",
+        build=_load_gpt_oss_experts,
+    ),
+)
