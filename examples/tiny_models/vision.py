@@ -37,7 +37,21 @@ def save(spec: VisionFamily, model: Any, folder: Path) -> None:
     """Write model, tokenizer and processor to ``folder``."""
     model.generation_config.eos_token_id = STOP_IDS
     model.save_pretrained(folder)
+    if spec.renamed is not None:
+        _rename_weights(folder / "model.safetensors", *spec.renamed)
     tokens = tokenizer.train(spec.extra, CHAT_TEMPLATE.format(image=spec.image))
     tokens.save_pretrained(folder)
     for name, content in spec.files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _rename_weights(file: Path, now: str, then: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(file)
+    if any(name.startswith(then) for name in weights):
+        return
+    renamed = {
+        then + name.removeprefix(now) if name.startswith(now) else name: w for name, w in weights.items()
+    }
+    save_file(renamed, file, metadata={"format": "pt"})

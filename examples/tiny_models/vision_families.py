@@ -20,7 +20,8 @@ class VisionFamily:
     """``hf_name`` begins transformers' ``...ForConditionalGeneration``; ``exercises``: what for.
 
     config: of the whole model. extra: the tokenizer's further tokens, from id ``VOCAB_SIZE`` on. image: how the chat
-    template writes one. files: name -> JSON, what the processor is made from.
+    template writes one. files: name -> JSON, what the processor is made from. renamed: (beginning
+    of a weight's name as transformers 5 writes it, as the family's checkpoints have it).
     """
 
     hf_name: str
@@ -29,6 +30,7 @@ class VisionFamily:
     extra: list[str] | dict[str, str]
     image: str
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    renamed: tuple[str, str] | None = None
 
 
 _MEAN_AND_STD = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
@@ -148,5 +150,83 @@ VISION: dict[str, VisionFamily] = {
                 "processor_class": "InternVLProcessor",
             },
         },
+    ),
+    "qwen3_vl": VisionFamily(
+        "Qwen3VL",
+        "features of the encoder's lower layers added in those of the language model",
+        {
+            **_QWEN_IDS,
+            **_QWEN_ENDS,
+            "text_config": _TEXT
+            | {
+                "num_hidden_layers": 3,
+                "head_dim": 16,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "mrope_section": [4, 2, 2],
+                    "mrope_interleaved": True,
+                },
+            },
+            "vision_config": _QWEN_VISION
+            | {
+                "hidden_size": 32,
+                "out_hidden_size": 64,
+                "intermediate_size": 48,
+                "num_position_embeddings": 64,
+                "deepstack_visual_indexes": [0, 1],
+            },
+        },
+        _QWEN_TOKENS,
+        _QWEN_IMAGE,
+        _qwen_processor("Qwen3VLProcessor"),
+    ),
+    "llava": VisionFamily(
+        "Llava",
+        "images of one size, an encoder with attention over all of them",
+        {
+            "image_token_index": VOCAB_SIZE,
+            "image_seq_length": (_TILE // PATCH) ** 2,
+            "vision_feature_layer": -2,
+            "vision_feature_select_strategy": "default",
+            "tie_word_embeddings": False,
+            "text_config": _TEXT | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "image_size": _TILE,
+                "patch_size": PATCH,
+                "projection_dim": 32,
+                "initializer_range": 0.2,
+            },
+        },
+        ["<image>"],
+        "<image>\n",
+        {
+            "preprocessor_config.json": {
+                "image_processor_type": "CLIPImageProcessor",
+                "processor_class": "LlavaProcessor",
+                "size": {"shortest_edge": _TILE},
+                "crop_size": {"height": _TILE, "width": _TILE},
+                "do_center_crop": True,
+                "do_resize": True,
+                "do_normalize": True,
+                "do_rescale": True,
+                "do_convert_rgb": True,
+                "resample": 3,
+                **_MEAN_AND_STD,
+            },
+            "processor_config.json": {
+                "processor_class": "LlavaProcessor",
+                "patch_size": PATCH,
+                "vision_feature_select_strategy": "default",
+                "num_additional_image_tokens": 1,
+                "image_token": "<image>",
+            },
+        },
+        ("vision_tower.", "vision_tower.vision_model."),
     ),
 }

@@ -45,6 +45,19 @@ def as_openai(chat: Chat) -> Chat:
     return messages
 
 
+def images_first(chat: Chat) -> Chat:
+    """The chat with the pictures of a message before all of its text: all that LMDeploy's LLaVA knows."""
+    messages = []
+    for message in chat:
+        content = message["content"]
+        if not isinstance(content, str):
+            images = [part for part in content if part["type"] == "image"]
+            text = " ".join(part["text"] for part in content if part["type"] == "text")
+            content = [*images, {"type": "text", "text": text}]
+        messages.append(message | {"content": content})
+    return messages
+
+
 WIDE, TALL, SMALL = picture(1, 72, 40), picture(2, 40, 88), picture(3, 32, 32)
 
 # Text alone, one picture, several, and pictures of three sizes: all in one batch.

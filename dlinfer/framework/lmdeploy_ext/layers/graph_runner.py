@@ -9,7 +9,7 @@ is compiled while requests run: LMDeploy's own warm-up meets each phase once.
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,18 +117,19 @@ class CompiledRunner(GraphRunner):
         """Let the language part and the vision part of a model run as graphs, each on its own."""
         language: Any = self.model.get_submodule(found.language)
         forward = language.forward
+        speech = parts.method(found.speech, language, forward)
         owner, function = parts.vision_function(self.model, found)
-        tower = parts.compiled_function(owner, function, found)
+        tower = parts.method(found.tower, owner, function)
 
         def compiled_language(*args: Any, **kwargs: Any) -> Any:
             given = parts.named(forward, args, kwargs)
             if given.get("inputs_embeds") is not None:
                 given["input_ids"] = None
-            return self._step(forward, given)
+            return self._step(speech, found.arrange_speech(self.model, given))
 
         def compiled_vision(*args: Any, **kwargs: Any) -> Any:
             given = found.arrange(self.model, parts.named(function, args, kwargs))
-            return self._see(found, tower, given)
+            return found.restore(self._see(found, tower, given))
 
         language.forward = compiled_language
         setattr(owner, found.vision[1], compiled_vision)
@@ -160,6 +161,8 @@ class CompiledRunner(GraphRunner):
         if call is not None:
             return call(**kwargs)
         _mark_sizes(kwargs)
+        if self._parts is not None:
+            _mark(parts.marks(self._parts.speech_sizes, kwargs))
         phase = "forward" if self._phases_alike else "decoding" if metadata.is_decoding else "prefill"
         self._calls[key], result = self._compile(phase, function, kwargs)
         if isinstance(result, torch.Tensor) and result.dim() == 3:
@@ -173,11 +176,7 @@ class CompiledRunner(GraphRunner):
         call = self._calls.get("vision")
         if call is not None:
             return call(**kwargs)
-        for tensor, dim, counted in found.marks(kwargs):
-            if counted is None:
-                mark_fixed(tensor, dim)
-            else:
-                mark_unbacked(tensor, dim, counted)
+        _mark(parts.marks(found.sizes, kwargs))
         self._calls["vision"], result = self._compile("vision", function, kwargs, found.steady(kwargs))
         return result
 
@@ -237,6 +236,14 @@ def _phase(kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """What tells one graph from another: the phase, and which optional inputs there are."""
     there = tuple(name for name, value in kwargs.items() if value is not None)
     return kwargs["attn_metadata"].is_decoding, there
+
+
+def _mark(sizes: Iterable[tuple[torch.Tensor, int, str | None]]) -> None:
+    for tensor, dim, counted in sizes:
+        if counted is None:
+            mark_fixed(tensor, dim)
+        else:
+            mark_unbacked(tensor, dim, counted)
 
 
 def _mark_sizes(kwargs: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ SERVED = {
     "Qwen2VLForConditionalGeneration": "text_config",
     "Qwen2_5_VLForConditionalGeneration": "text_config",
     "InternVLForConditionalGeneration": "text_config",
+    "Qwen3VLForConditionalGeneration": "text_config",
+    "LlavaForConditionalGeneration": "text_config",
 }
 """Architecture -> the part of its configuration that is the language model's; empty where the whole is."""
 

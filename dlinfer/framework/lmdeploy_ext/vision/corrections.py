@@ -32,7 +32,24 @@ def _dtype_of_the_whole(original: Callable[..., Any]) -> Callable[..., Any]:
     return build
 
 
+def _image_token(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def build_preprocessor(self: Any, trust_remote_code: bool = False) -> None:
+        original(self, trust_remote_code)
+        if activation.active() is not None:
+            self.image_token_id = self.hf_config.image_token_index
+
+    return build_preprocessor
+
+
 PATCHES = (
+    Patch(
+        target="lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.build_preprocessor",
+        why="lets padding tokens stand for images, and takes every other one in the text for a piece of an image",
+        signature="(self, trust_remote_code=False)",
+        build=_image_token,
+        versions=FAULTY,
+    ),
     Patch(
         target="lmdeploy.pytorch.configurations.qwen3_vl:Qwen3VLModelConfigBuilder.build",
         why="where the dtype stands beside text_config, as transformers 5 saves it, takes it for none, hence float16",

@@ -7,7 +7,7 @@ step with images runs the same graph of the language model as one without.
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
@@ -15,6 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from dlinfer.framework.lmdeploy_ext.vision import towers
+
+Sizes = dict[str, tuple[str | None, ...]]
+Arrange = Callable[[Any, dict[str, Any]], dict[str, Any]]
+
+
+def _as_it_is(model: Any, given: dict[str, Any]) -> dict[str, Any]:
+    return given
 
 
 @dataclass(frozen=True)
@@ -26,27 +33,33 @@ class Parts:
     sizes: argument of what is compiled -> what each of its dimensions counts; None is the same for all images.
     example: makes arguments of the function for small images, from the model.
     tower: what is compiled in the function's place, as a method of its owner; None is the function itself.
-    arrange: makes the arguments of ``tower`` from (model, the function's).
+    arrange: makes the arguments of ``tower`` from (model, the function's). restore: the function's result from its.
+    speech, arrange_speech, speech_sizes: the same of the language part, for arguments that other models do not have.
     """
 
     language: str
     vision: tuple[str, str]
-    sizes: dict[str, tuple[str | None, ...]]
+    sizes: Sizes
     example: Callable[[Any], dict[str, Any]]
     tower: Callable[..., Tensor] | None = None
-    arrange: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda model, given: given
-
-    def marks(self, given: dict[str, Any]) -> Iterator[tuple[Tensor, int, str | None]]:
-        """(tensor, dimension, what it counts) for every dimension of these arguments."""
-        for name, counts in self.sizes.items():
-            value = given[name]
-            for tensor in value if isinstance(value, tuple) else (value,):
-                for dim, counted in enumerate(counts):
-                    yield tensor, dim, counted
+    arrange: Arrange = _as_it_is
+    restore: Callable[[Tensor], Any] = lambda made: made
+    speech: Callable[..., Tensor] | None = None
+    arrange_speech: Arrange = _as_it_is
+    speech_sizes: Sizes = field(default_factory=dict)
 
     def steady(self, given: dict[str, Any]) -> list[str]:
-        """The arguments that are no tensors, and are the same for all images."""
+        """The arguments of the vision part that are no tensors, and are the same for all images."""
         return [name for name in given if name not in self.sizes]
+
+
+def marks(sizes: Sizes, given: dict[str, Any]) -> Iterator[tuple[Tensor, int, str | None]]:
+    """(tensor, dimension, what it counts) for every dimension of these arguments, where they are there."""
+    for name, counts in sizes.items():
+        value = given.get(name)
+        for tensor in value if isinstance(value, tuple) else (value,):
+            for dim, counted in enumerate(counts if tensor is not None else ()):
+                yield tensor, dim, counted
 
 
 def _grids(model: Any) -> Tensor:
@@ -76,6 +89,11 @@ def _qwen2_vl(model: Any) -> dict[str, Any]:
     }
 
 
+def _qwen3_vl(model: Any) -> dict[str, Any]:
+    positions = model.visual.fast_pos_embed_interpolate(_grids(model))
+    return _qwen2_vl(model) | {"pos_embeds": positions}
+
+
 def _qwen2_5_vl(model: Any) -> dict[str, Any]:
     grids = _grids(model)
     pixels = _patches(model, grids)
@@ -87,6 +105,17 @@ def _qwen2_5_vl(model: Any) -> dict[str, Any]:
         "rotary_pos_emb": model.visual.rot_pos_emb(grids).to(pixels),
         "window_index": index,
         "cu_window_seqlens": windows,
+    }
+
+
+def _llava(model: Any) -> dict[str, Any]:
+    config = model.config
+    weight = model.vision_tower.vision_model.embeddings.position_embedding.weight
+    side = config.vision_config.image_size
+    return {
+        "pixel_values": torch.zeros(2, 3, side, side, dtype=weight.dtype, device=weight.device),
+        "vision_feature_layer": config.vision_feature_layer,
+        "vision_feature_select_strategy": config.vision_feature_select_strategy,
     }
 
 
@@ -132,6 +161,28 @@ PARTS: dict[str, Parts] = {
         {"pixel_values": ("tiles", None, None, None)},
         _internvl,
     ),
+    "LlavaForConditionalGeneration": Parts(
+        "language_model",
+        ("", "get_image_features"),
+        {"pixel_values": ("images", None, None, None)},
+        _llava,
+    ),
+    "Qwen3VLForConditionalGeneration": Parts(
+        "language_model",
+        ("visual", "forward"),
+        {
+            "hidden_states": ("patches", None),
+            "cu_seqlens": ("images",),
+            "rotary_pos_emb": ("patches", None),
+            "pos_embeds": ("patches", None),
+        },
+        _qwen3_vl,
+        tower=towers.stacked,
+        restore=towers.unstacked,
+        speech=towers.deepstacked,
+        arrange_speech=towers.dense_features,
+        speech_sizes={"deepstack": (None, None, "tokens", None)},
+    ),
 }
 """Class of LMDeploy's -> its parts."""
 
@@ -152,9 +203,11 @@ def vision_function(model: nn.Module, parts: Parts) -> tuple[Any, Callable[..., 
     return owner, getattr(owner, name)
 
 
-def compiled_function(owner: Any, function: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """What is compiled in the place of ``function``: a method of ``owner``."""
-    return function if parts.tower is None else MethodType(parts.tower, owner)
+def method(
+    written: Callable[..., Any] | None, owner: Any, function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What is compiled: ``function``, or what is written for its place, as a method of its owner."""
+    return function if written is None else MethodType(written, owner)
 
 
 def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Vision encoders of LMDeploy's whose forward no graph can hold for images of all sizes, written so that one can."""
+"""Parts of LMDeploy's models whose forward no graph can hold for images of all sizes, written so that one can."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -40,3 +41,68 @@ def windowed(
         ends = whole if number in self.fullatt_block_indexes else cu_window_seqlens
         x = block(x, cu_seqlens=ends, rotary_pos_emb=tables)
     return self.merger(x)[window_index.argsort()]
+
+
+def stacked(
+    self: Any,
+    hidden_states: Tensor,
+    cu_seqlens: Tensor,
+    rotary_pos_emb: tuple[Tensor, Tensor],
+    pos_embeds: Tensor,
+) -> Tensor:
+    """Qwen3-VL's encoder, its features and those of its lower layers in one tensor: [1 + layers, tokens, hidden]."""
+    features, lower = type(self).forward(self, hidden_states, cu_seqlens, rotary_pos_emb, pos_embeds)
+    return torch.stack([features, *lower])
+
+
+def unstacked(made: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """What Qwen3-VL's encoder gives, from what ``stacked`` gives."""
+    return made[0], list(made[1:])
+
+
+def dense_features(model: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``deepstacked`` from those of Qwen3-VL's language model.
+
+    A prefill without images adds zeros, so that it runs the graph of one with images.
+    """
+    mask, lower = given.pop("visual_pos_masks", None), given.pop("deepstack_visual_embeds", None)
+    given.pop("input_ids", None)
+    embeds = given["inputs_embeds"]
+    if lower is None and given["attn_metadata"].is_decoding:
+        return given
+    layers = len(model.visual.deepstack_visual_indexes)
+    dense = embeds.new_zeros(layers, *embeds.shape)
+    for place, features in zip(dense, lower or (), strict=False):
+        place.masked_scatter_(mask, features.to(dense))
+    return given | {"deepstack": dense}
+
+
+def deepstacked(
+    self: Any,
+    position_ids: Tensor,
+    past_key_values: Any,
+    attn_metadata: Any,
+    inputs_embeds: Tensor,
+    mrope_position_ids: Tensor | None = None,
+    deepstack: Tensor | None = None,
+) -> Tensor:
+    """Qwen3-VL's language model: features of images are added to the hidden states behind its lowest layers.
+
+    self: LMDeploy's module. inputs_embeds: [1, tokens, hidden]. deepstack: [layers, 1, tokens, hidden] or None, for no
+    features. Other arguments as LMDeploy's forward takes them. Returns hidden states, [1, tokens, hidden].
+    """
+    positions = position_ids if mrope_position_ids is None else mrope_position_ids.unsqueeze(1)
+    cos, sin = self.rotary_emb(inputs_embeds, positions)
+    tables = (cos[0], sin[0])
+    x, residual = inputs_embeds, None
+    for number, layer in enumerate(self.layers):
+        x, residual = layer(
+            x,
+            rotary_pos_emb=tables,
+            past_key_value=past_key_values[number],
+            residual=residual,
+            attn_metadata=attn_metadata,
+        )
+        if deepstack is not None and number < deepstack.shape[0]:
+            x, residual = x + residual + deepstack[number], None
+    return self.norm(x) if residual is None else self.norm(x, residual)[0]
