@@ -305,7 +305,7 @@ void paged_decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor blo
     call.first.push_back(first);
     for (int64_t c = first / call.block_size; c * call.block_size < length; ++c) {
       const int64_t block = call.blocks[s * call.columns + c];
-      STD_TORCH_CHECK(block >= 0 && block < blocks, "paged_decode_attention: block ", block, " of sequence ", s,
+      STD_TORCH_CHECK(block >= 0 && block < blocks, "paged_decode_attention: block index ", block, " of sequence ", s,
                             " is outside of the cache of ", blocks, " blocks");
     }
   }
