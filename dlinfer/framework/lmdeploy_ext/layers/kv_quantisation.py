@@ -45,7 +45,7 @@ def check_engine_config(config: Any) -> None:
 
 def check_model(model_config: Any, cache_config: Any) -> None:
     """Raise UnsupportedFeatureError for a model whose keys and values no cache of the policy can hold."""
-    policy = cache_config.quant_policy
+    policy = getattr(cache_config, "quant_policy", 0)
     if not policy:
         return
     from dlinfer.ops.kv_quantisation import INT4, is_scaled_by_token
