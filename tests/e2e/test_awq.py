@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 QUICK = [Cell("qwen2_awq", 0, "float32", "base", "graph"), Cell("llama_awq", 0, "float32", "base", "eager")]
 FULL = [Cell("qwen2_awq", 0, "float32", "base", "eager"), Cell("llama_awq", 0, "float32", "base", "graph")]
+OPENVINO = [Cell(family, 0, "float32", "base", "graph", "openvino") for family in ("qwen2_awq", "llama_awq")]
 OTHER_DTYPES = ("auto", "bfloat16")
 """What LMDeploy takes an AWQ model for, float16, and another that is asked for."""
 
@@ -47,7 +48,7 @@ def ask(lab: Lab, cells: list[Cell]) -> list[str]:
         (lab.model(cell.family), of_lmdeploy, {"dtype": "float32", "eager_mode": cell.mode == "eager"})
         for cell, (of_lmdeploy, _) in zip(cells, asked, strict=True)
     ]
-    runs = lab.engines(starts, environment=STRICT)
+    runs = lab.engines(starts, environment=STRICT | cells[0].environment)
     return [
         f"{cell.name}: {failure}"
         for cell, run, (_, hf) in zip(cells, runs, asked, strict=True)
@@ -61,8 +62,11 @@ def test_tokens_and_logits_equal_transformers(lab: Lab) -> None:
 
 
 @pytest.mark.full
-def test_the_other_modes(lab: Lab) -> None:
-    failures = ask(lab, FULL)
+@pytest.mark.parametrize("cells", [FULL, OPENVINO], ids=["inductor", "openvino"])
+def test_the_other_modes(lab: Lab, cells: list[Cell]) -> None:
+    if cells[0].missing:
+        pytest.skip(cells[0].missing)
+    failures = ask(lab, cells)
     assert not failures, "\n".join(failures)
 
 

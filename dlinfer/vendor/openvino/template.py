@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from dlinfer.graph.engine_kit.output_sizes import Size, sizes_of
 from dlinfer.graph.functional.function import Function
-from dlinfer.graph.ir.dialect import STATIC, fake, tensors_of
+from dlinfer.graph.ir.dialect import STATIC, arguments, fake, tensors_of
 from dlinfer.graph.whole_numbers.ranges import Ranges
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
 from dlinfer.vendor.openvino.builder import Builder, LoweringError
@@ -158,9 +158,20 @@ def _cache(results: Sequence[Result]) -> str:
 
 
 def _precision(graph: fx.Graph) -> str:
-    """The floating dtype that the model computes in by its own types: a 16-bit one where there is one."""
-    found = {tensor.dtype for node in graph.nodes for tensor in tensors_of(node)}
+    """The floating dtype that the model computes in by its own types: a 16-bit one where there is one.
+
+    A packed weight has scales and a bias of 16 bits in models of any dtype.
+    """
+    found = {
+        tensor.dtype for node in graph.nodes if not _of_packed_weights(node) for tensor in tensors_of(node)
+    }
     return "bf16" if torch.bfloat16 in found else "f16" if torch.float16 in found else "f32"
+
+
+def _of_packed_weights(node: fx.Node) -> bool:
+    packed = torch.ops.dlinfer.weight_quant_matmul.default
+    users = [user for user in node.users if user.op != "output"]
+    return bool(users) and all(user.target is packed and arguments(user)["x"] is not node for user in users)
 
 
 def _results(

@@ -14,6 +14,7 @@ from openvino import Output
 from openvino.op import Constant
 from torch import Tensor
 
+from dlinfer.ops.packing import AWQ
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.workarounds.constants import part_constants, write_absolutes
@@ -28,6 +29,14 @@ def with_weights(
     """
     copy = model.clone()
     keep: list[Tensor] = []
+    for node in list(copy.get_ops()):
+        mark, _, rest = node.get_friendly_name().partition(_SEPARATOR)
+        name, _, sizes = rest.partition(_SEPARATOR)
+        if mark == _PACKED and name in weights:
+            groups, size = map(int, sizes.split(_SEPARATOR))
+            packed = _four_bits(weights[name], groups, size, keep)
+            for target in list(node.output(0).get_target_inputs()):
+                target.replace_source_output(packed)
     for parameter in list(copy.get_parameters()):
         weight = weights.get(parameter.get_friendly_name())
         if weight is None:
@@ -109,6 +118,28 @@ def quantised(weight: Tensor, largest: int) -> tuple[Tensor, Tensor]:
     # No smaller than a normal number: others may count as 0.
     scales = (wide.abs().amax(-1, keepdim=True) / largest).clamp_min(torch.finfo(torch.float32).tiny)
     return (wide / scales).round().clamp(-largest, largest).to(torch.int8), scales
+
+
+_PACKED, _SEPARATOR = "packed numbers", "|"
+
+
+def packed_name(parameter: str, groups: int, size: int) -> str:
+    """The name of a node that is the numbers of a parameter of AWQ's words, float32 [out, groups, size]: where the
+    parameter becomes a constant, one of 4 bits takes the node's place."""
+    return _SEPARATOR.join((_PACKED, parameter, str(groups), str(size)))
+
+
+def _four_bits(words: Tensor, groups: int, size: int, keep: list[Tensor]) -> Output:
+    """The numbers of words [groups * size, out / 8] as a constant of 4 bits [out, groups, size] behind a conversion to
+    float32, which the plugin takes for the beginning of a weight that it keeps as it is."""
+    rows = [_packed(AWQ.unpack(part).t()) for part in words.detach().split(_WIDENED_WORDS, 1)]
+    held = torch.cat(rows)
+    keep.append(held)
+    sizes = [words.shape[1] * AWQ.per_word, groups, size]
+    return op.convert(Constant(ov.Tensor(held.numpy(), sizes, ov.Type.u4), True), "f32").output(0)
+
+
+_WIDENED_WORDS = 64  # of a row, so that no integers of full size are made
 
 
 def _packed(integers: Tensor) -> Tensor:

@@ -2,11 +2,15 @@
 
 import gc
 
+import openvino as ov
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dlinfer import ops
+from dlinfer.ops.packing import AWQ
+from dlinfer.vendor.openvino import weights
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.weights import quantised
 from tests.graph.compiling import compiled, last_report
@@ -155,3 +159,52 @@ def test_weights_too_small_for_a_normal_scale_are_finite():
         assert scales.min() >= torch.finfo(torch.float32).tiny
     finally:
         torch.set_flush_denormal(flushing)
+
+
+class Packed(nn.Module):
+    """Two layers of the same packed numbers, of which one has no zero points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = AWQ.of_groups(64).quantise(torch.randn(256, 600) * 0.1)
+        self.qweight, self.scales, self.qzeros = (
+            nn.Parameter(part, requires_grad=False) for part in parts if part is not None
+        )
+        self.bias = nn.Parameter(torch.randn(600).half(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = {"bias": self.bias, "group_size": 64}
+        one = ops.weight_quant_matmul(x, self.qweight, self.scales, offset=self.qzeros, **given)
+        return one + ops.weight_quant_matmul(x, self.qweight, self.scales, **given)
+
+
+def test_packed_weights_become_constants_of_4_bits(monkeypatch):
+    made = []
+    constant = weights.Constant
+
+    def watched(tensor, *rest):
+        if isinstance(tensor, ov.Tensor):
+            made.append((tensor.get_element_type().get_type_name(), tuple(tensor.shape)))
+        return constant(tensor, *rest)
+
+    monkeypatch.setattr(weights, "Constant", watched)
+    model = Packed().eval()
+    run, x = run_of(model), torch.randn(5, 256)
+    with torch.no_grad():
+        # float32 sums of 256 products, in another order; float16 scales do not make it a model in float16
+        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
+        assert made == [("u4", (600, 4, 64)), ("u4", (600, 4, 1)), ("u4", (600, 4, 64))]
+        model.qweight.copy_(Packed().qweight)
+        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
+        assert len(made) == 6
+
+
+def test_packed_weights_that_are_inputs():
+    def call(x, qweight, scales, qzeros):
+        return ops.weight_quant_matmul(x, qweight, scales, offset=qzeros, group_size=64)
+
+    model, x = Packed(), torch.randn(5, 256)
+    run = run_of(call)
+    with torch.no_grad():
+        given = (x, model.qweight.data, model.scales.data, model.qzeros.data)
+        torch.testing.assert_close(run(*given), call(*given), rtol=1e-4, atol=1e-4)
