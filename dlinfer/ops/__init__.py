@@ -22,6 +22,7 @@ from dlinfer.ops.paged_prefill import paged_prefill_attention
 from dlinfer.ops.prefill import prefill_attention
 from dlinfer.ops.rotary import apply_rotary_pos_emb
 from dlinfer.ops.rotary_interleaved import apply_rotary_pos_emb_interleaved
+from dlinfer.ops.sparse_attention import lightning_indexer, sparse_flash_attention
 from dlinfer.ops.spec import OpSpec, Tolerance, registry
 
 kernels.install()
@@ -38,6 +39,7 @@ __all__ = [
     "fused_moe_clamped",
     "gated_delta_rule",
     "gelu_mul",
+    "lightning_indexer",
     "linear",
     "linears",
     "lora_linear",
@@ -49,4 +51,5 @@ __all__ = [
     "rms_norm",
     "silu_and_mul",
     "silu_mul",
+    "sparse_flash_attention",
 ]
