@@ -30,6 +30,7 @@ from dlinfer.ops.quantised_fill import fill_quantised_kv_cache
 from dlinfer.ops.quantised_prefill import quantised_paged_prefill_attention
 from dlinfer.ops.rotary import apply_rotary_pos_emb
 from dlinfer.ops.rotary_interleaved import apply_rotary_pos_emb_interleaved
+from dlinfer.ops.sparse_attention import lightning_indexer, sparse_flash_attention
 from dlinfer.ops.spec import OpSpec, Tolerance, registry
 from dlinfer.ops.weight_quant import weight_quant_matmul
 
@@ -53,6 +54,7 @@ __all__ = [
     "fused_moe_w8a8",
     "gated_delta_rule",
     "gelu_mul",
+    "lightning_indexer",
     "linear",
     "linear_blocked_fp8",
     "linear_static_fp8",
@@ -71,5 +73,6 @@ __all__ = [
     "rms_norm_w8a8",
     "silu_and_mul",
     "silu_mul",
+    "sparse_flash_attention",
     "weight_quant_matmul",
 ]

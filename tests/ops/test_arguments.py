@@ -29,7 +29,7 @@ def tensors(op: str) -> list[str]:
 
 
 ALL_TENSORS = [(op, name) for op in ops.registry() for name in tensors(op)]
-HOST_LENGTHS = {"q_ends", "kv_seqlens"}  # on any device
+HOST_LENGTHS = {"q_ends", "kv_seqlens", "actual_seq_lengths_query", "actual_seq_lengths_key"}  # on any device
 ANY_RANK = {"x", "router_logits", "cos", "sin"}
 FREE_SIZES = {  # dimensions that no other argument fixes
     ("dynamic_quant", "x"): (0, 1, 2),
@@ -47,6 +47,11 @@ FREE_SIZES = {  # dimensions that no other argument fixes
     ("apply_rotary_pos_emb", "k"): (1,),
     ("apply_rotary_pos_emb_interleaved", "native_input"): (1, 2),
     ("moe_gating_topk_softmax", "router_logits"): (0, 1),
+    ("lightning_indexer", "key"): (0, 1),
+    ("lightning_indexer", "block_table"): (1,),
+    ("sparse_flash_attention", "sparse_indices"): (2,),
+    ("sparse_flash_attention", "block_table"): (1,),
+    ("sparse_flash_attention", "value"): (3,),
     ("causal_conv1d", "conv_state"): (0,),
     ("gated_delta_rule", "recurrent_state"): (0,),
     ("paged_prefill_attention", "k_cache"): (0,),

@@ -35,6 +35,7 @@ from dlinfer.vendor.cpu.moe import fused_moe, fused_moe_clamped, moe_gating_topk
 from dlinfer.vendor.cpu.packed_linear import weight_quant_matmul
 from dlinfer.vendor.cpu.recurrent.causal_conv1d import causal_conv1d
 from dlinfer.vendor.cpu.recurrent.gated_delta_rule import gated_delta_rule
+from dlinfer.vendor.cpu.sparse.attention import lightning_indexer, sparse_flash_attention
 
 KERNELS: dict[str, Kernel] = {
     kernel.__name__: kernel
@@ -72,5 +73,7 @@ KERNELS: dict[str, Kernel] = {
         fused_moe_clamped,
         causal_conv1d,
         gated_delta_rule,
+        lightning_indexer,
+        sparse_flash_attention,
     )
 }

@@ -54,6 +54,8 @@ DONE_WITHOUT = {
     "lmdeploy.serve.utils.server_utils:EngineSleepingMiddleware.__call__",
     "lmdeploy.tokenizer:HuggingFaceTokenizer.__init__",
     "lmdeploy.utils:get_model",
+    "lmdeploy.tokenizer:GptOssTokenizer.__init__",
+    "lmdeploy.tokenizer:GptOssTokenizer.detokenize_incrementally",
 }
 
 

@@ -20,7 +20,7 @@ class Experts(DlinferFusedMoEImpl):
         """From LMDeploy's FusedMoEBuildSpec."""
         return cls(spec.top_k, spec.num_experts, spec.renormalize, spec.ep_size, spec.ep_group)
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base's result is not annotated
         self,
         hidden_states: Tensor,
         topk_weights: Tensor,

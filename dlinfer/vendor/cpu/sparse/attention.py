@@ -1,0 +1,64 @@
+"""Sparse attention on CPU: the chosen keys of many tokens gathered from their pages and attended in one product."""
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.kv_cache import canonical
+from dlinfer.ops.sparse_attention import chosen_positions
+
+_GATHERED = 1 << 22  # numbers that are gathered at once at most: 16 MiB of float32
+
+
+def lightning_indexer(
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    actual_seq_lengths_query: Tensor,
+    actual_seq_lengths_key: Tensor,
+    block_table: Tensor,
+    sparse_count: int,
+) -> Tensor:
+    return chosen_positions(
+        query, key, weights, actual_seq_lengths_query, actual_seq_lengths_key, block_table, sparse_count
+    )
+
+
+def sparse_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
+    scale: float,
+    block_table: Tensor,
+    actual_seq_lengths_query: Tensor,
+    kv_seqlens: Tensor,
+    query_rope: Tensor,
+    key_rope: Tensor,
+) -> Tensor:
+    tokens, heads = query.shape[:2]
+    values = canonical(value)
+    out = query.new_empty(tokens, heads, values.shape[3])
+    if not tokens:
+        return out
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    keys, turned = canonical(key), canonical(key_rope)
+    size = keys.shape[1]
+    ends = actual_seq_lengths_query.long()
+    lengths = ends.diff(prepend=ends.new_zeros(1))
+    sequence = torch.repeat_interleave(lengths, output_size=tokens)
+    own = torch.arange(tokens) + (kv_seqlens.long() - ends)[sequence]
+    chosen = sparse_indices[:, 0].long()
+    hidden = (chosen < 0) | (chosen > own[:, None])
+    places = chosen.masked_fill(hidden, 0)
+    blocks = block_table.long()[sequence[:, None], places // size]
+    offsets = places % size
+    step = max(1, _GATHERED // (chosen.shape[1] * (keys.shape[3] + values.shape[3] + turned.shape[3])))
+    for start in range(0, tokens, step):
+        some = slice(start, start + step)
+        k, v, r = (x[blocks[some], offsets[some], 0].to(dtype) for x in (keys, values, turned))
+        scores = query[some].to(dtype) @ k.transpose(1, 2) + query_rope[some].to(dtype) @ r.transpose(1, 2)
+        unseen = hidden[some, None]
+        scores = (scores * scale).masked_fill(unseen, -torch.inf)
+        seen = scores.softmax(-1).masked_fill(unseen, 0)
+        out[some] = seen @ v.masked_fill(hidden[some, :, None], 0)
+    return out
