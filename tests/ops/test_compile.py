@@ -70,7 +70,7 @@ def test_output_in_a_view_of_q_made_inside_the_graph(backend):
 
 def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Tensor], caches: list[Tensor]):
     """One prefill and one decode of every op, as LMDeploy's adaptor calls them."""
-    k_cache, v_cache, *quantised = caches
+    k_cache, v_cache, *quantised, conv_state, recurrent_state = caches
     metadata = MoeMetadata()
     h = ops.rms_norm(x, w["norm"], 1e-6)
     h, residual = ops.add_rms_norm(h, residual, w["norm"], 1e-6)
@@ -107,7 +107,35 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     gates = gates + eight_bits(gates.tanh(), w)
     weights, ids = ops.moe_gating_topk_softmax(mixed @ w["router"], 2, metadata)
     gates = gates + eight_bit_experts(gates.tanh(), weights, ids, w)
+    gates = gates + with_states(gates.tanh(), w, step, conv_state, recurrent_state, ends)
+    gates = gates + sparse(gates, q, k_cache, v_cache, step, ends)
+    biases = (w["gate_up_bias"], w["down"], w["down_bias"])
+    gates = gates + ops.fused_moe_clamped(gates.tanh(), w["gate_up"], *biases, weights, ids, 1.7, 7.0)
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual
+
+
+def with_states(
+    x: Tensor, w: dict[str, Tensor], step: dict[str, Tensor], conv_state: Tensor, state: Tensor, ends: Tensor
+) -> Tensor:
+    """Layers whose states are of a sequence."""
+    where = (step["slots of states"], ends, step["fresh"])
+    heads = ops.causal_conv1d(x, w["convolution"], None, conv_state, *where).view(-1, 2, 16)
+    return ops.gated_delta_rule(
+        heads, heads, heads, -x[:, :2].exp(), x[:, :2].sigmoid(), state, *where
+    ).flatten(1)
+
+
+def sparse(
+    x: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: dict[str, Tensor], ends: Tensor
+) -> Tensor:
+    """Attention to chosen tokens, of caches with one head."""
+    keys, values, lens, table = k_cache[:, :, :1], v_cache[:, :, :1], step["lens"], step["table"]
+    chosen = ops.lightning_indexer(q, keys, x[:, :4], ends, lens, table, 3)
+    rope = (q, values)
+    out = ops.sparse_flash_attention(
+        q[:, :2], keys, values, chosen, 0.25, table, ends, lens, rope[0][:, :2], rope[1]
+    )
+    return out.flatten(1)
 
 
 def eight_bits(x: Tensor, w: dict[str, Tensor]) -> Tensor:
@@ -149,6 +177,9 @@ def inputs(lens: tuple[int, ...]):
         "lora_b": (7, hidden),
         "gate_up": (4, 32, hidden),
         "down": (4, hidden, 16),
+        "gate_up_bias": (4, 32),
+        "down_bias": (4, hidden),
+        "convolution": (hidden, 4),
     }
     w = {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
     parts = AWQ.of_groups(16).quantise(w["square"])
@@ -171,9 +202,11 @@ def inputs(lens: tuple[int, ...]):
         "ranks": torch.tensor([4, 3]),
         "scalings": torch.tensor([0.5, 2.0]),
     }
+    step |= {"slots of states": torch.arange(len(lens)), "fresh": torch.arange(len(lens)) > 0}
     caches = [torch.zeros(16, 8, 2, 16) for _ in range(2)]
     caches += [torch.zeros(16, 8, 2, 16, dtype=torch.uint8) for _ in range(2)]
     caches += [torch.zeros(16, 8, 2, 2) for _ in range(2)]
+    caches += [torch.randn(11, hidden, 4), torch.randn(11, 2, 16, 16)]
     return torch.randn(1, tokens, hidden), torch.randn(1, tokens, hidden), w, step, caches
 
 
