@@ -57,7 +57,7 @@ def check_support(config: dict[str, Any]) -> None:
     for name in names:
         if name in NOT_SERVED:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
-    method = next(_quantisation(config), None)
+    method = next(quantisation(config), None)
     if method is not None:
         raise refuse(f"a quantised model ({method})", "use the unquantised model in bfloat16 or float32")
 
@@ -71,7 +71,7 @@ def is_vision_language(config: dict[str, Any]) -> bool:
     return any(check_vl_llm("pytorch", config | {"architectures": [name]}) for name in architectures(config))
 
 
-def _quantisation(config: Any) -> Iterator[str]:
+def quantisation(config: Any) -> Iterator[str]:
     """The methods that a configuration, or the one of its language model inside it, is quantised by."""
     for name in ("", "text_config", "llm_config", "language_config"):
         part = config.get(name) if name else config
