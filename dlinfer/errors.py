@@ -208,6 +208,16 @@ class MemoryPlanError(DlinferError, RuntimeError):
     next_step = "{advice}"
 
 
+class ModelMemoryError(DlinferError, RuntimeError):
+    """A model does not fit into the memory this process may use, with whatever cache."""
+
+    message = "the model does not fit: it needs {needed}, {free} are free for this process ({source})."
+    next_step = (
+        "give the process more memory, or lower max_prefill_token_num and max_batch_size, num_gpu_blocks or "
+        "cache_max_entry_count; bfloat16 takes half of float32."
+    )
+
+
 class DeviceConflictError(DlinferError, RuntimeError):
     """One process was asked to run a framework on two device types that it can't run side by side."""
 

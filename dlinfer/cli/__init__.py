@@ -33,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_compile(commands)
     _add_contract(commands)
+    _add_preflight(commands)
     _add_toolchain(commands)
     return parser
 
@@ -76,6 +77,17 @@ def _add_contract(commands: Any) -> None:
     )
     contract.add_arguments(command)
     command.set_defaults(run=contract.run)
+
+
+def _add_preflight(commands: Any) -> None:
+    from dlinfer.cli import preflight
+
+    text = "tell what LMDeploy would make of a model folder, before weights load: refusals, ops, memory"
+    command = commands.add_parser(
+        "preflight", help=text, description=f"{text.capitalize()}.", epilog=preflight.EXIT
+    )
+    preflight.add_arguments(command)
+    command.set_defaults(run=preflight.run)
 
 
 def _add_toolchain(commands: Any) -> None:

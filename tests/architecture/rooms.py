@@ -61,6 +61,8 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.serving framework.lmdeploy_ext.vision",
     "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals framework.lmdeploy_ext",
+    "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.refusals framework.lmdeploy_ext",
     "dlinfer.framework.transformers_ext": "errors settings ops graph.seam graph.ir graph.report graph.options "
     "graph.capture graph.lowering",
     "dlinfer.framework.mindie_ext.errors": "errors",
@@ -77,7 +79,7 @@ ARROWS: dict[str, str] = {
     "framework.mindie_ext.sampling "
     "framework.mindie_ext.batch framework.mindie_ext.parallel framework.mindie_ext.model framework.mindie_ext.cache",
     "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime vendor.* framework.lmdeploy_ext "
-    "framework.lmdeploy_ext.contract",
+    "framework.lmdeploy_ext.contract framework.lmdeploy_ext.preflight",
     "dlinfer.__main__": "cli",
 }
 ROOMS = tuple(ARROWS)

@@ -61,7 +61,7 @@ def check_support(config: dict[str, Any]) -> None:
     for name in names:
         if name in NOT_SERVED:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
-    for part, found in _quantisation(config):
+    for part, found in quantisation_of(config):
         quantisation.check(names, found, part)
 
 
@@ -74,7 +74,7 @@ def is_vision_language(config: dict[str, Any]) -> bool:
     return any(check_vl_llm("pytorch", config | {"architectures": [name]}) for name in architectures(config))
 
 
-def _quantisation(config: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+def quantisation_of(config: Any) -> Iterator[tuple[dict[str, Any], Any]]:
     """(configuration, how it is quantised) of a configuration, and of the one of its language model inside it."""
     for name in ("", "text_config", "llm_config", "language_config"):
         part = config.get(name) if name else config

@@ -1,0 +1,114 @@
+"""``dlinfer preflight``: would LMDeploy serve this model folder here, with what, and in how much memory?"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from dlinfer.framework.lmdeploy_ext.preflight.check import Memory, Report
+
+EXIT = "Exit status: 0 when the folder can be served as asked, 1 when something is refused or does not fit, else 2."
+_OPTIONS: dict[str, tuple[Any, str]] = {
+    "dtype": (str, "auto, float32, float16 or bfloat16"),
+    "block_size": (int, "tokens in a block of the KV cache"),
+    "session_len": (int, "tokens of one sequence at most"),
+    "max_batch_size": (int, "sequences at once"),
+    "max_prefill_token_num": (int, "tokens of one prefill"),
+    "cache_max_entry_count": (float, "share of free memory for the KV cache"),
+    "num_gpu_blocks": (int, "blocks of the KV cache"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments: fields of LMDeploy's PytorchEngineConfig, with its defaults."""
+    parser.add_argument("folder", metavar="MODEL", type=Path, help="a model as Hugging Face saves it")
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="the device type (default cpu)")
+    for name, (kind, text) in _OPTIONS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=text)
+    parser.add_argument("--eager-mode", action="store_true", help="without compiled graphs")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object (schema: docs/preflight.md)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look, print, and return the exit status."""
+    try:
+        from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
+    except ImportError as error:
+        sys.stderr.write(f"error: LMDeploy cannot be imported: {error}\n")
+        return 2
+    options = {name: getattr(arguments, name) for name in (*_OPTIONS, "eager_mode")}
+    report = preflight(arguments.folder, arguments.device, **options)
+    if arguments.json:
+        sys.stdout.write(json.dumps(asdict(report), indent=2) + "\n")
+    else:
+        show(report)
+    return 0 if report.fits else 1
+
+
+def show(report: "Report", console: Console | None = None) -> None:
+    """Print the report; a pipe gets plain text that is not wrapped."""
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=500, no_color=True)
+    table = _table("model")
+    table.add_row("folder", Text(report.folder))
+    table.add_row("architecture", ", ".join(report.architectures) or "none named")
+    for label, text in (
+        ("class", report.model_class),
+        ("dtype", report.dtype),
+        ("quantisation", report.quantisation),
+        ("plain torch", ", ".join(report.plain)),
+    ):
+        if text:
+            table.add_row(label, text)
+    console.print(table)
+    if report.ops:
+        ops = _table("ops", "op", "kernel of", "")
+        for one in report.ops:
+            style = "yellow" if one.reason else "green"
+            ops.add_row(one.op, Text(one.vendor, style=style), Text(one.reason))
+        console.print(ops)
+    if report.memory is not None:
+        console.print(_memory(report.memory))
+    for one in report.refusals:
+        console.print(Text(f"{one.error}: {one.text} Next step: {one.next_step}", style="red"))
+    verdict = "PASS: it can be served" if report.fits else "FAIL: it is refused"
+    console.print(Text(verdict, style="green" if report.fits else "red"))
+
+
+def _memory(plan: "Memory") -> Table:
+    table = _table("memory")
+    table.add_row("process", _gib(plan.process), "Python, torch and LMDeploy, without a model")
+    table.add_row("graphs", _gib(plan.graphs), "the compiler and what it makes; none in eager mode")
+    table.add_row("weights", _gib(plan.weights), f"{_gib(plan.stored)} in their files")
+    what = f"{plan.kv_blocks} blocks of {plan.block_size} tokens, {plan.kv_token} bytes a token"
+    table.add_row("KV cache", _gib(plan.kv_cache), what)
+    table.add_row("activations", _gib(plan.activations), f"of a prefill of {plan.prefill_tokens} tokens")
+    table.add_row("logits", _gib(plan.logits), "of a full batch, and what sampling makes of them")
+    table.add_row(
+        "peak", _gib(plan.peak), f"while loading up to {_gib(plan.mapped)} of it are pages of a file"
+    )
+    table.add_row("to be free", _gib(plan.needed), f"{_gib(plan.free)} are ({plan.source})")
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(
+        title=title, title_justify="left", show_header=bool(columns), box=None, padding=(0, 2, 0, 0)
+    )
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.2f} GiB"

@@ -1,0 +1,74 @@
+"""What the weights of a folder are, from the headers of its safetensors files: no tensor is read.
+
+Format: 8 bytes of length, little-endian, then as much JSON: name -> dtype, shape and offsets
+(https://github.com/huggingface/safetensors, "Format").
+"""
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+BITS = {
+    "F64": 64,
+    "F32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "I64": 64,
+    "I32": 32,
+    "I16": 16,
+}
+BITS |= {"I8": 8, "U8": 8, "BOOL": 8, "U16": 16, "U32": 32, "U64": 64}
+_FLOATING = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor in a file. dtype: safetensors' name of it."""
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.elements * BITS[self.dtype] // 8
+
+    def loaded(self, itemsize: int) -> int:
+        """Bytes in memory where floating-point tensors become numbers of ``itemsize`` bytes."""
+        return self.elements * itemsize if self.dtype in _FLOATING else self.nbytes
+
+
+def read(folder: Path) -> list[Stored]:
+    """Every tensor of the folder's safetensors files, one name once. The files are known to be whole."""
+    found: dict[str, Stored] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                found[name] = Stored(name, path.name, entry["dtype"], tuple(entry["shape"]))
+    return list(found.values())
+
+
+def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
+    """Bytes of all weights in memory. tied: the output projection is the embedding, and is not loaded where stored."""
+    heads = [one for one in tensors if one.name.endswith("lm_head.weight")]
+    left_out = set(heads) if tied and len(heads) < len(tensors) else set()
+    return sum(one.loaded(itemsize) for one in tensors if one not in left_out)
+
+
+def largest_file(folder: Path) -> int:
+    """Bytes of the largest weight file: it is mapped as a whole while its tensors are copied."""
+    return max((path.stat().st_size for path in folder.glob("*.safetensors")), default=0)

@@ -1,0 +1,82 @@
+"""How much memory an engine takes, as arithmetic on sizes that are known before weights load."""
+
+from dataclasses import dataclass
+
+FLOAT32 = 4
+KEPT = 2
+"""How often the buffers of one layer are resident: the allocator keeps those of the layer before, of other sizes."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a model the buffers of a forward depend on.
+
+    hidden: width. widest: elements that one token has in the buffers of a layer. vocabulary: logits of one row.
+    itemsize: bytes of one number.
+    """
+
+    hidden: int
+    widest: int
+    vocabulary: int
+    itemsize: int
+
+
+def widest(hidden: int, attention: int, intermediate: int, experts: int) -> int:
+    """Elements that one token has in the buffers of a layer.
+
+    The residual and the normed input; the joint projection of q, k and v, and the rotated ones; the joint projection of
+    gate and up, and their product, of each of a token's experts, whose results are summed at the end.
+    attention: width of the joint projection of q, k and v.
+    """
+    mlp = 3 * intermediate * max(experts, 1) + hidden * experts
+    return 2 * hidden + 2 * attention + mlp
+
+
+def prefill_bytes(shape: Shape, tokens: int) -> int:
+    """Buffers of one prefill of so many tokens."""
+    return KEPT * tokens * shape.widest * shape.itemsize
+
+
+def logits_bytes(shape: Shape, rows: int) -> int:
+    """Logits of so many rows, and what sampling makes of them: float32 logits, sorted ones, their indices (8 bytes) and
+    probabilities."""
+    return rows * shape.vocabulary * (shape.itemsize + 3 * FLOAT32 + 8)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes that an engine takes on top of each other.
+
+    process: Python, torch, LMDeploy and its threads, with no model. graphs: what compiling takes. weights: at the dtype
+    that is loaded, tied ones once. mapped: the largest weight file, whose pages count as the process's while it is
+    copied. kv_cache: allocated as a whole and zeroed at the start. activations: of the largest prefill. logits: of a
+    full batch.
+    """
+
+    process: int
+    graphs: int
+    weights: int
+    mapped: int
+    kv_cache: int
+    activations: int
+    logits: int
+
+    @property
+    def while_loading(self) -> int:
+        """The peak while weights load."""
+        return self.process + self.weights + self.mapped
+
+    @property
+    def while_serving(self) -> int:
+        """The peak while requests run."""
+        return self.process + self.graphs + self.weights + self.kv_cache + self.activations + self.logits
+
+    @property
+    def peak(self) -> int:
+        """The most resident memory at any time."""
+        return max(self.while_loading, self.while_serving)
+
+    @property
+    def needed(self) -> int:
+        """What has to be free: mapped pages of files can be dropped, so they do not count."""
+        return self.while_serving

@@ -1,0 +1,149 @@
+"""LMDeploy's own reading of a model folder: its configuration, and its class built without memory.
+
+The class is built by LMDeploy on torch's device ``meta`` with the backend of the chosen device, so that what is told of
+layers is what an engine will have, and a layer that is refused is refused here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlinfer.framework.lmdeploy_ext.preflight.memory import Shape, widest
+
+# What computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch.
+_OPS = {
+    "PagedAttention": (
+        "fill_kv_cache",
+        "prefill_attention",
+        "paged_prefill_attention",
+        "paged_decode_attention",
+    ),
+    "DlinferRMSNormImpl": ("rms_norm", "add_rms_norm"),
+    "DlinferLinearImpl": ("linear",),
+    "DlinferSiluAndMulImpl": ("silu_and_mul",),
+    "ApplyRotary": ("apply_rotary_pos_emb",),
+    "DlinferSoftmaxTopKImpl": ("moe_gating_topk_softmax",),
+    "DlinferFusedMoEImpl": ("fused_moe",),
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """LMDeploy's objects for one folder. module: on the device ``meta``."""
+
+    engine: Any
+    config: Any
+    cache: Any
+    module: torch.nn.Module
+    block_bytes: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters, shared ones once."""
+        return sum(one.numel() * one.element_size() for one in self.module.parameters())
+
+    @property
+    def ops(self) -> list[str]:
+        """Names of the ops that its layers call, each once, in the order of the layers."""
+        called = (op for name in self.implementations for op in _OPS.get(name, ()))
+        return list(dict.fromkeys(called))
+
+    @property
+    def plain(self) -> list[str]:
+        """What computes its other layers: plain torch, by LMDeploy or by us."""
+        return [name for name in self.implementations if name not in _OPS]
+
+    @property
+    def implementations(self) -> list[str]:
+        """Names of what computes its layers, each once."""
+        found = (type(impl).__name__ for impl in _implementations(self.module))
+        return list(dict.fromkeys(found))
+
+    @property
+    def shape(self) -> Shape:
+        """What the buffers of a forward depend on."""
+        config, text = self.config, self.config.llm_config or self.config.hf_config
+        attention = config.num_attention_heads * config.k_head_dim
+        attention += config.num_key_value_heads * (config.k_head_dim + config.v_head_dim)
+        experts = getattr(text, "num_experts_per_tok", 0) or 0
+        inner = getattr(text, "moe_intermediate_size", 0) if experts else 0
+        inner = inner or getattr(text, "intermediate_size", 0) or 4 * config.hidden_size
+        return Shape(
+            config.hidden_size,
+            widest(config.hidden_size, attention, inner, experts),
+            config.vocab_size,
+            config.dtype.itemsize,
+        )
+
+
+def _implementations(module: torch.nn.Module) -> Iterator[Any]:
+    for one in module.modules():
+        for name in ("impl", "rotary_impl"):
+            impl = getattr(one, name, None)
+            if impl is not None:
+                yield impl
+
+
+def engine_config(device: str, **options: Any) -> Any:
+    """LMDeploy's PytorchEngineConfig, as an engine makes it ready. Raises what the adaptor refuses of options."""
+    from lmdeploy import PytorchEngineConfig
+    from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
+
+    given = {name: value for name, value in options.items() if value is not None}
+    return ConfigBuilder.update_engine_config(PytorchEngineConfig(device_type=device, **given))
+
+
+def build(folder: Path, engine: Any) -> Built:
+    """Read the configuration and build the class. Raises UnsupportedFeatureError and what LMDeploy raises."""
+    from lmdeploy.pytorch.config import ModelConfig
+    from lmdeploy.pytorch.devices import DeviceContext, get_device_manager
+    from lmdeploy.pytorch.distributed import DistContext, get_dist_manager
+    from lmdeploy.pytorch.engine.cache_engine.collector import collect_block_cache_requests
+    from lmdeploy.pytorch.engine.cache_engine.plan import build_block_cache_plan
+    from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
+    from lmdeploy.pytorch.model_inputs import BuildModelContext
+    from lmdeploy.pytorch.models.patch import build_patched_model
+
+    distribution = ConfigBuilder.build_dist_config(engine)
+    config = ModelConfig.from_pretrained(
+        str(folder),
+        dtype=engine.dtype,
+        dist_config=distribution,
+        device_type=engine.device_type,
+        block_size=engine.block_size,
+    )
+    cache = ConfigBuilder.build_cache_config(engine)
+    cache.window_size = config.sliding_window
+    context = BuildModelContext(
+        quant_config=config.quant_config,
+        fp32_lm_head=config.fp32_lm_head,
+        tie_word_embeddings=config.tie_word_embeddings,
+        max_batch_size=cache.max_batches,
+    )
+    here = DistContext.build(0, distribution)
+    with get_dist_manager().context(here), get_device_manager().context(DeviceContext(engine.device_type)):
+        module = build_patched_model(config, device=torch.device("meta"), build_model_ctx=context)
+        plan = build_block_cache_plan(
+            config, cache, 1, request_collector=partial(collect_block_cache_requests, module)
+        )
+    return Built(engine, config, cache, module, plan.logical_block_nbytes)
+
+
+def kv_blocks(built: Built, free: int) -> tuple[int, int]:
+    """(blocks of the KV cache, tokens of one prefill) that the engine chooses where so many bytes are free.
+
+    By LMDeploy's own planner with the adaptor's patches. Raises MemoryPlanError for what does not fit.
+    """
+    from lmdeploy.pytorch.engine.executor import base
+
+    planner: Any = object.__new__(base.ExecutorBase)
+    planner.model_config, planner.cache_config = built.config, built.cache
+    planner.device_type = built.engine.device_type
+    sizes = [base._WorkerCachePlanSizes(built.block_bytes)]
+    left = planner._reserve_runtime_mem([free], sizes, None)
+    planner._update_num_gpu_blocks(left, sizes, None)
+    return built.cache.num_gpu_blocks, built.cache.max_prefill_token_num
