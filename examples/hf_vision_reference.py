@@ -39,7 +39,7 @@ def load_processor(folder: Path) -> Any:
     """transformers' own processor of a checkpoint, without its part for videos where torchvision is missing."""
     if not is_torchvision_available():
         video_processing_auto.AutoVideoProcessor = _NoVideoProcessors
-        processing_utils.transformers_module.VideoProcessorMixin = VideoProcessorMixin
+        vars(processing_utils.transformers_module)["VideoProcessorMixin"] = VideoProcessorMixin
     return AutoProcessor.from_pretrained(folder)
 
 

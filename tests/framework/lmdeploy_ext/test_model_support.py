@@ -1,6 +1,7 @@
 """Which of LMDeploy's model classes are served: a row for each, so that a later release's classes are looked at."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from dlinfer.framework.lmdeploy_ext.refusals.model_support import (
     check_support,
     is_vision_language,
 )
+from dlinfer.framework.lmdeploy_ext.refusals.vision_support import SERVED as SERVED_VISION
+from dlinfer.framework.lmdeploy_ext.vision.parts import PARTS
 
 SERVED = {
     "ChatGLMForConditionalGeneration",
@@ -55,18 +58,13 @@ VISION = {
     "InternS2PreviewForCausalLM",
     "InternS2PreviewForConditionalGeneration",
     "InternVLChatModel",
-    "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
     "Llama4ForConditionalGeneration",
-    "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "MiniCPMV",
     "Phi3VForCausalLM",
-    "Qwen2VLForConditionalGeneration",
-    "Qwen2_5_VLForConditionalGeneration",
     "Qwen3OmniMoeForConditionalGeneration",
-    "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
@@ -81,7 +79,7 @@ NESTED = {
 
 
 def test_every_class_of_lmdeploys_module_map_has_a_row():
-    rows = [SERVED, VISION, set(NESTED), set(NOT_SERVED)]
+    rows = [SERVED, VISION, set(SERVED_VISION), set(NESTED), set(NOT_SERVED)]
     assert set().union(*rows) == set(MODULE_MAP)
     assert sum(map(len, rows)) == len(MODULE_MAP), "a class stands in two rows"
 
@@ -91,6 +89,27 @@ def test_language_models_are_served(name: str):
     check_support({"architectures": [name], "model_type": "x", "text_config": {"vocab_size": 1}})
     check_support({"architectures": [name], "auto_map": {"AutoModelForCausalLM": f"modeling.{name}"}})
     assert not is_vision_language({"architectures": [name], "vocab_size": 1})
+
+
+@pytest.mark.parametrize("name", sorted(SERVED_VISION))
+def test_vision_language_models_are_served_if_their_language_model_is(name: str):
+    assert check_vl_llm("pytorch", {"architectures": [name]})
+    inside = SERVED_VISION[name]
+    check_support({"architectures": [name], inside: {"architectures": ["Qwen2ForCausalLM"]}})
+    check_support({"architectures": [name], inside: {}, "vision_config": {}})
+    with pytest.raises(UnsupportedFeatureError, match="GptOssForCausalLM"):
+        check_support({"architectures": [name], inside: {"architectures": ["GptOssForCausalLM"]}})
+    with pytest.raises(UnsupportedFeatureError, match="awq"):
+        check_support({"architectures": [name], inside: {"quantization_config": {"quant_method": "awq"}}})
+
+
+def test_the_table_of_the_docs_names_every_served_model():
+    page = (Path(__file__).parents[3] / "docs" / "vision.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(SERVED_VISION)
+
+
+def test_graph_mode_knows_the_parts_of_every_served_model():
+    assert set(PARTS) == set(SERVED_VISION)
 
 
 @pytest.mark.parametrize("name", sorted(VISION))
@@ -173,6 +192,6 @@ def test_other_kinds_of_awq_are_refused_by_name(fields: dict[str, Any], model: d
 
 
 def test_a_folder_is_refused_before_its_weights_are_looked_for(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2VLForConditionalGeneration"]}))
-    with pytest.raises(UnsupportedFeatureError, match="Qwen2VLForConditionalGeneration"):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MiniCPMV"]}))
+    with pytest.raises(UnsupportedFeatureError, match="MiniCPMV"):
         check_model_folder(tmp_path)

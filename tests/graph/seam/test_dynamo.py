@@ -181,6 +181,24 @@ def test_unbacked_sizes_serve_size_1_too():
     assert len(graphs) == 1
 
 
+def test_a_fixed_size_is_a_number_where_all_sizes_may_change():
+    shapes = []
+
+    def backend(graph_module, example_inputs):
+        values = [node.meta["example_value"] for node in graph_module.graph.find_nodes(op="placeholder")]
+        shapes.extend(value.shape for value in values if isinstance(value, torch.Tensor))
+        return graph_module.forward
+
+    def double(x):
+        return x * 2
+
+    x = torch.ones(4, 6)
+    dynamo.mark_unbacked(x, 0, "rows")
+    dynamo.mark_fixed(x, 1)
+    dynamo.compile_apart(double, backend, True)(x)
+    assert [type(size) for shape in shapes for size in shape] == [torch.SymInt, int]
+
+
 def test_what_was_compiled_is_forgotten():
     graphs = []
 

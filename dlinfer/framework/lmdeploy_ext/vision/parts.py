@@ -57,9 +57,11 @@ def marks(sizes: Sizes, given: dict[str, Any]) -> Iterator[tuple[Tensor, int, st
     """(tensor, dimension, what it counts) for every dimension of these arguments, where they are there."""
     for name, counts in sizes.items():
         value = given.get(name)
-        for tensor in value if isinstance(value, tuple) else (value,):
-            for dim, counted in enumerate(counts if tensor is not None else ()):
-                yield tensor, dim, counted
+        tensors = value if isinstance(value, tuple) else (value,)
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                for dim, counted in enumerate(counts):
+                    yield tensor, dim, counted
 
 
 def _grids(model: Any) -> Tensor:
@@ -189,11 +191,8 @@ PARTS: dict[str, Parts] = {
 
 def of_model(model: nn.Module) -> Parts | None:
     """The parts of a vision-language model; None for any other, and where its vision part was left out."""
-    parts = PARTS.get(type(model).__name__)
-    if parts is None:
-        return None
-    owner, _ = vision_function(model, parts)
-    return None if getattr(owner, "_is_dummy_mod", False) else parts
+    left_out = any(getattr(module, "_is_dummy_mod", False) for module in model.modules())
+    return None if left_out else PARTS.get(type(model).__name__)
 
 
 def vision_function(model: nn.Module, parts: Parts) -> tuple[Any, Callable[..., Any]]:

@@ -1,0 +1,122 @@
+"""Images without torchvision, media that are refused, and the parts that graph mode takes a model into."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from lmdeploy import PytorchEngineConfig
+from lmdeploy.vl.model.builder import load_vl_model
+from transformers import AutoProcessor
+from transformers.models.auto.video_processing_auto import AutoVideoProcessor
+
+from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.refusals.media import check_messages
+from dlinfer.framework.lmdeploy_ext.vision import parts, processors, towers
+from examples.tiny_models.build import build
+
+without_torchvision = pytest.mark.skipif(
+    processors.has_torchvision(), reason="transformers' own video processors are there"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("models") / "qwen2_vl"
+    build("qwen2_vl", out)
+    return out
+
+
+@without_torchvision
+def test_a_processor_is_loaded_without_its_part_for_videos(folder: Path):
+    with pytest.raises(ImportError):
+        AutoProcessor.from_pretrained(folder)
+    with processors.without_videos():
+        processor = AutoProcessor.from_pretrained(folder)
+    assert type(processor.image_processor).__name__ == "Qwen2VLImageProcessorPil"
+    with pytest.raises(UnsupportedFeatureError, match="video"):
+        processor.video_processor(videos=[torch.zeros(2, 3, 8, 8)])
+    with pytest.raises(ImportError):
+        AutoProcessor.from_pretrained(folder)
+
+
+@without_torchvision
+def test_other_threads_see_transformers_as_it_is(folder: Path):
+    found = []
+
+    def elsewhere():
+        try:
+            AutoVideoProcessor.from_pretrained(folder)
+        except ImportError as error:
+            found.append(error)
+
+    with processors.without_videos():
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert len(found) == 1
+
+
+def test_a_folder_without_image_processor_is_refused_in_our_words(folder: Path, tmp_path: Path):
+    config = PytorchEngineConfig(device_type="cpu")
+    assert load_vl_model(str(folder), "pytorch", backend_config=config).image_token_id == 1002
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    (bare / "preprocessor_config.json").unlink()
+    with pytest.raises(ModelFolderError, match=r"image processor.*Next step: see that preprocessor_config"):
+        load_vl_model(str(bare), "pytorch", backend_config=config)
+
+
+def test_videos_sounds_and_time_series_are_refused_by_name():
+    text = {"type": "text", "text": "hello"}
+    check_messages([{"role": "user", "content": "hello"}, {"role": "user"}])
+    check_messages(
+        [{"role": "user", "content": [text, {"type": "image_url", "image_url": {"url": "data:"}}]}]
+    )
+    for kind, named in (
+        ("video_url", "video"),
+        ("video", "video"),
+        ("audio", "audio"),
+        ("time_series", "time series"),
+    ):
+        with pytest.raises(UnsupportedFeatureError, match=f"^{named} input is not supported"):
+            check_messages([{"role": "user", "content": [text, {"type": kind}]}])
+
+
+def test_sizes_are_marked_in_every_tensor_of_an_argument():
+    tables = (torch.zeros(3, 4), torch.zeros(3, 4))
+    sizes: parts.Sizes = {"rotary_pos_emb": ("patches", None), "absent": ("images",)}
+    marks = list(parts.marks(sizes, {"rotary_pos_emb": tables, "absent": None}))
+    assert [(dim, counted) for _, dim, counted in marks] == [(0, "patches"), (1, None)] * 2
+    assert [tensor is table for (tensor, _, _), table in zip(marks[::2], tables, strict=True)] == [True, True]
+
+
+def test_a_model_without_images_has_no_parts():
+    assert parts.of_model(torch.nn.Linear(2, 2)) is None
+
+
+def test_features_stand_where_images_do_and_zeros_elsewhere():
+    class Visual:
+        deepstack_visual_indexes = (0, 1)
+
+    class Model:
+        visual = Visual()
+
+    class Metadata:
+        is_decoding = False
+
+    embeds = torch.ones(1, 4, 2)
+    mask = torch.tensor([False, True, True, False])[None, :, None].expand(1, 4, 2)
+    features = [torch.full((2, 2), 2.0), torch.full((2, 2), 3.0)]
+    given = {"inputs_embeds": embeds, "attn_metadata": Metadata(), "input_ids": None}
+    made = towers.dense_features(
+        Model(), dict(given, visual_pos_masks=mask, deepstack_visual_embeds=features)
+    )
+    assert sorted(made) == ["attn_metadata", "deepstack", "inputs_embeds"]
+    expected = torch.zeros(2, 1, 4, 2)
+    expected[0, 0, 1:3], expected[1, 0, 1:3] = 2, 3
+    torch.testing.assert_close(made["deepstack"], expected)
+    none = towers.dense_features(Model(), dict(given, visual_pos_masks=None, deepstack_visual_embeds=None))
+    torch.testing.assert_close(none["deepstack"], torch.zeros(2, 1, 4, 2))
+    Metadata.is_decoding = True
+    assert "deepstack" not in towers.dense_features(Model(), dict(given))
