@@ -33,10 +33,11 @@ CALLED = {
     "Gemma2": "Gemma 2",
     "Gemma3": "Gemma 3 (text)",
     "DeepseekV2": "DeepSeek-V2",
+    "Glm4Moe": "GLM-4.5 (MoE)",
+    "GptOss": "gpt-oss",
+    "Qwen3Next": "Qwen3-Next",
 }
 REFUSED = {
-    "gpt-oss": "GptOssForCausalLM",
-    "GLM-4.5 (MoE)": "Glm4MoeForCausalLM",
     "PhiMoE": "PhiMoEForCausalLM",
     "MiniCPM3": "MiniCPM3ForCausalLM",
 }

@@ -112,6 +112,18 @@ def test_a_layer_that_no_op_serves_is_named():
 
 
 REFUSED_MODELS = {
+    "gpt-oss with another activation": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {"swiglu_limit": 3.0, "torch_dtype": "float32"},
+        "swiglu_limit=3.0",
+    ),
+    "gpt-oss in MXFP4": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {"quantization_config": {"quant_method": "mxfp4"}},
+        "mxfp4",
+    ),
     "Phi-3.5-MoE": ("PhimoeConfig", "PhiMoEForCausalLM", {}, "PhiMoEForCausalLM"),
     "MiniCPM3": ("MiniCPM3Config", "MiniCPM3ForCausalLM", {}, "MiniCPM3ForCausalLM"),
     "GPTQ": ("LlamaConfig", "LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
