@@ -127,14 +127,14 @@ MUTATIONS = (
     ),
     Mutation(
         "Llama 3's long waves are not slowed down",
-        "dlinfer/framework/lmdeploy_ext/layers/rotary.py",
+        "dlinfer/framework/lmdeploy_ext/layers/positions/rotary.py",
         "slowed = torch.where(wavelengths > long_wave, frequencies / factor, frequencies)",
         "slowed = frequencies",
         ("tests/framework/lmdeploy_ext/test_rotary.py",),
     ),
     Mutation(
         "a window of w shows w + 1 keys",
-        "dlinfer/framework/lmdeploy_ext/layers/windows.py",
+        "dlinfer/framework/lmdeploy_ext/layers/positions/windows.py",
         "return (sliding_window - 1, 0) if",
         "return (sliding_window, 0) if",
         ("tests/framework/lmdeploy_ext/test_windows.py",),

@@ -12,8 +12,9 @@ from lmdeploy.pytorch.backends import get_backend
 from dlinfer import settings
 from dlinfer.errors import UnknownVendorError
 from dlinfer.framework.lmdeploy_ext.device import activation, devices, kv_memory, vendor_devices
-from dlinfer.framework.lmdeploy_ext.layers import backend, windows
+from dlinfer.framework.lmdeploy_ext.layers import backend
 from dlinfer.framework.lmdeploy_ext.layers.backend import OpsBackend
+from dlinfer.framework.lmdeploy_ext.layers.positions import windows
 from dlinfer.vendor import DeviceMemory, discovery
 
 VENDOR = """

@@ -11,7 +11,7 @@ from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.layers import experts, experts_model
+from dlinfer.framework.lmdeploy_ext.layers.moe import experts, experts_model
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK = 16, 24, 5, 2
 

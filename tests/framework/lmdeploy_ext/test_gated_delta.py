@@ -8,7 +8,7 @@ from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.layers import gated_delta, gated_delta_model
+from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta, gated_delta_model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

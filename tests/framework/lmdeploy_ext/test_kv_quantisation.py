@@ -13,8 +13,8 @@ from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.layers import kv_quantisation
 from dlinfer.framework.lmdeploy_ext.layers.attention import PagedAttention
+from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Probe, Vendor
 from tests.framework.lmdeploy_ext.attention_specs import KV_HEADS, SIZE, paged_spec

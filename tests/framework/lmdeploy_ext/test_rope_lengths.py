@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.layers import rope_lengths
-from dlinfer.framework.lmdeploy_ext.layers.rope_lengths import RopeLengths
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths
+from dlinfer.framework.lmdeploy_ext.layers.positions.rope_lengths import RopeLengths
 
 DYNAMIC = SimpleNamespace(rope_parameters={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=64)
 PHI3 = SimpleNamespace(

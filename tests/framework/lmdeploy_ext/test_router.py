@@ -8,7 +8,7 @@ from lmdeploy.pytorch.backends.default.moe_router import DefaultRouterNoauxTCImp
 from lmdeploy.pytorch.backends.moe_router import RouterNoauxTCBuildSpec
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.layers.router import BiasedRouter
+from dlinfer.framework.lmdeploy_ext.layers.moe.router import BiasedRouter
 
 
 def by_expert(weights: torch.Tensor, ids: torch.Tensor, experts: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import windows
+from dlinfer.framework.lmdeploy_ext.layers.positions import windows
 
 
 @dataclass

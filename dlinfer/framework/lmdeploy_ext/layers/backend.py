@@ -30,21 +30,12 @@ from lmdeploy.pytorch.distributed import get_dist_manager
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import (
-    attention,
-    awq,
-    eight_bit,
-    experts,
-    gated_delta,
-    kv_quantisation,
-    lora,
-    rope_lengths,
-    rotary,
-    router,
-    sampling,
-    windows,
-)
+from dlinfer.framework.lmdeploy_ext.layers import attention, lora, sampling
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
+from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta
+from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
+from dlinfer.framework.lmdeploy_ext.layers.quantised import awq, eight_bit, kv_quantisation
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
 

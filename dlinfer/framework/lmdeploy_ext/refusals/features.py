@@ -6,7 +6,7 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import kv_quantisation
+from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
 from dlinfer.framework.lmdeploy_ext.refusals import adapter_files
 from dlinfer.framework.patching import Patch
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import experts_model, gated_delta_model, rope_parameters, windows
+from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
+from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters, windows
 from dlinfer.framework.lmdeploy_ext.refusals import model_support
 from dlinfer.framework.patching import Patch
 

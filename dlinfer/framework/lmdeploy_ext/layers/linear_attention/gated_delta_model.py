@@ -71,7 +71,7 @@ def _build_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     def build_rmsnorm_gated(hidden_size: int, eps: float = 1e-6, **kwargs: Any) -> Any:
         if activation.active() is None:
             return original(hidden_size, eps, **kwargs)
-        from dlinfer.framework.lmdeploy_ext.layers.gated_delta import GatedRMSNorm
+        from dlinfer.framework.lmdeploy_ext.layers.linear_attention.gated_delta import GatedRMSNorm
 
         return GatedRMSNorm(hidden_size, eps, **kwargs)
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.layers import rope_parameters
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 from dlinfer.framework.patching import Patch
 
 logger = logging.getLogger("dlinfer")

@@ -1,0 +1,1 @@
+"""Layers with states of a sequence: causal convolution and the gated delta rule."""

@@ -1,0 +1,1 @@
+"""Experts and who chooses them."""

@@ -1,0 +1,1 @@
+"""Layers of weights and caches in few bits."""
