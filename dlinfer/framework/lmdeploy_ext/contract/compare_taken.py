@@ -24,6 +24,24 @@ from dlinfer.framework.patching import Patch
 _READ = "read what changed; where ours still holds, record the release, else change it"
 _CONTEXT = "lmdeploy.pytorch.model_inputs", "StepContext"
 
+_BACKENDS = "lmdeploy.pytorch.backends"
+_CALLED_AS = {
+    f"{_BACKENDS}.awq_modules:LinearW4A16Impl.forward": (
+        f"{_BACKENDS}.dlinfer.awq_modules",
+        "AwqLinearW4A16Impl.forward",
+    ),
+    f"{_BACKENDS}.moe:FusedMoEW8A8Impl.forward": (
+        f"{_BACKENDS}.cuda.moe.w8a8",
+        "TritonFusedMoEW8A8Impl.forward",
+    ),
+    f"{_BACKENDS}.moe:FusedMoEBlockedF8Impl.forward": (
+        f"{_BACKENDS}.cuda.moe.blocked_fp8",
+        "TritonFusedMoEBlockedF8Impl.forward",
+    ),
+}
+"""Abstract methods whose parameters are not those that LMDeploy's layers call them with -> one of its own methods that
+is called as ours is."""
+
 
 def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
     """Fingerprints of the functions that we replace, and of those of the classes that we extend."""
@@ -111,9 +129,9 @@ def _overridden(tree: Tree, extended: Extended, base: Found) -> Iterator[Drift]:
         where = tree.where(one.module, one.node.lineno)
         used = f"{one.name}{text_of(one.node)}"
         if name in ours:
-            static = is_static(one.node)
+            node = _called_as(tree, one)
             mine = signature_of(ours[name], bound=not is_static(ours[name]))
-            theirs = signature_of(one.node, bound=not static and _has_self(one.node))
+            theirs = signature_of(node, bound=not is_static(node) and _has_self(node))
             why = "" if name == "__init__" else accepts(mine, theirs)
             if why:
                 step = f"give {extended.ours.name}.{name} the parameters that it is called with"
@@ -122,6 +140,14 @@ def _overridden(tree: Tree, extended: Extended, base: Found) -> Iterator[Drift]:
         elif any(dotted(each).rpartition(".")[2] == "abstractmethod" for each in one.node.decorator_list):
             offered = f"{extended.ours.name} at {extended.where} has none, and cannot be made"
             yield Drift("new method", "essential", where, used, offered, f"write {name} for it")
+
+
+def _called_as(tree: Tree, method: Found) -> Function:
+    """The method whose parameters are those of the calls: itself, or the one that ``_CALLED_AS`` names."""
+    found = tree.find(*_CALLED_AS[method.name]) if method.name in _CALLED_AS else None
+    node = method.node if found is None else found.node
+    assert isinstance(node, Function)
+    return node
 
 
 def _has_self(function: Function) -> bool:

@@ -27,7 +27,19 @@ _OPS = {
     "DlinferSiluAndMulImpl": ("silu_and_mul",),
     "ApplyRotary": ("apply_rotary_pos_emb",),
     "DlinferSoftmaxTopKImpl": ("moe_gating_topk_softmax",),
-    "DlinferFusedMoEImpl": ("fused_moe",),
+    "Experts": ("fused_moe", "fused_moe_clamped"),
+    "VarlenAttention": ("prefill_attention",),
+    "Lora": ("lora_linear",),
+    "Convolution": ("causal_conv1d",),
+    "DeltaRule": ("gated_delta_rule",),
+    "LinearW4A16": ("weight_quant_matmul",),
+    "RMSNormW8A8": ("rms_norm_w8a8", "add_rms_norm_w8a8"),
+    "LinearW8A8": ("dynamic_quant", "linear_w8a8"),
+    "LinearBlockedF8": ("linear_blocked_fp8",),
+    "LinearStaticF8": ("linear_static_fp8",),
+    "FusedMoEW8A8": ("fused_moe_w8a8",),
+    "FusedMoEBlockedF8": ("fused_moe_blocked_fp8",),
+    "FusedMoEStaticF8": ("fused_moe_static_fp8",),
 }
 
 
