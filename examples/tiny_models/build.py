@@ -108,7 +108,11 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         model = vision.make(VISION[family])
         _randomise_vectors(model)
         vision.forbid_image_tokens(model)
-        vision.save(VISION[family], model.to(getattr(torch, dtype)).eval(), folder)
+        model = model.to(getattr(torch, dtype)).eval()
+        if family == "internvl_chat":
+            vision.save_chat(VISION[family], model, folder, folder / REFERENCE)
+        else:
+            vision.save(VISION[family], model, folder)
         return
     spec = TEXT[family]
     model_class = getattr(transformers, f"{spec.hf_name}ForCausalLM")

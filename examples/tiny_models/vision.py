@@ -1,10 +1,11 @@
 """Write a tiny vision-language checkpoint: weights, tokenizer with the tokens of images, processor's configuration."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-from . import tokenizer
+from . import internvl_chat, tokenizer
 from .families import STOP_IDS, VOCAB_SIZE
 from .vision_families import VisionFamily
 
@@ -43,6 +44,16 @@ def save(spec: VisionFamily, model: Any, folder: Path) -> None:
     tokens.save_pretrained(folder)
     for name, content in spec.files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def save_chat(spec: VisionFamily, model: Any, folder: Path, reference: Path) -> None:
+    """Write InternVLChatModel's checkpoint to ``folder``, and transformers' own, its oracle, to ``reference``."""
+    save(spec, model, reference)
+    internvl_chat.save(model, folder)
+    for file in reference.glob("*token*"):
+        shutil.copy(file, folder)
+    shutil.copy(reference / "chat_template.jinja", folder)
+    model.generation_config.save_pretrained(folder)
 
 
 def _rename_weights(file: Path, now: str, then: str) -> None:

@@ -4,7 +4,7 @@ Patches are of 4 x 4 pixels and 2 x 2 of them become a token, so that images of 
 tokens.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .families import BOS, COMMON, EOS, VOCAB_SIZE
@@ -230,3 +230,14 @@ VISION: dict[str, VisionFamily] = {
         ("vision_tower.", "vision_tower.vision_model."),
     ),
 }
+
+
+def _with_mean_and_std(family: VisionFamily, mean: list[float], std: list[float]) -> VisionFamily:
+    config = family.files["preprocessor_config.json"] | {"image_mean": mean, "image_std": std}
+    return replace(family, files=family.files | {"preprocessor_config.json": config})
+
+
+VISION["internvl_chat"] = replace(
+    _with_mean_and_std(VISION["internvl"], [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+    exercises="remote-code config; images cut into tiles by LMDeploy itself",
+)

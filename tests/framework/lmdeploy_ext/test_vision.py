@@ -1,19 +1,23 @@
 """Images without torchvision, media that are refused, and the parts that graph mode takes a model into."""
 
 import shutil
+import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lmdeploy import PytorchEngineConfig
 from lmdeploy.vl.model.builder import load_vl_model
+from PIL import Image
 from transformers import AutoProcessor
 from transformers.models.auto.video_processing_auto import AutoVideoProcessor
 
 from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.refusals.media import check_messages
 from dlinfer.framework.lmdeploy_ext.vision import parts, processors, towers
+from dlinfer.framework.lmdeploy_ext.vision.transforms import with_transforms
 from examples.tiny_models.build import build
 
 without_torchvision = pytest.mark.skipif(
@@ -65,6 +69,30 @@ def test_a_folder_without_image_processor_is_refused_in_our_words(folder: Path, 
     (bare / "preprocessor_config.json").unlink()
     with pytest.raises(ModelFolderError, match=r"image processor.*Next step: see that preprocessor_config"):
         load_vl_model(str(bare), "pytorch", backend_config=config)
+
+
+def test_only_a_function_that_is_given_them_sees_the_transforms():
+    def compose():
+        import torchvision.transforms as T
+        from torchvision.transforms.functional import InterpolationMode
+
+        mode = InterpolationMode.BICUBIC
+        steps = [T.Lambda(lambda x: x.convert("RGB")), T.Resize((4, 6), interpolation=mode), T.ToTensor()]
+        return T.Compose([*steps, T.Normalize(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))])
+
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 5), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    got = with_transforms(compose)()(image)
+    resized = np.asarray(image.convert("RGB").resize((6, 4), Image.Resampling.BICUBIC), dtype=np.float64)
+    expected = (resized / 255 - [0.5, 0.4, 0.3]) / [0.2, 0.3, 0.4]
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(
+        got, expected.transpose(2, 0, 1), atol=1e-6
+    )  # two roundings of numbers below 4
+    assert "torchvision" not in sys.modules
+    if not processors.has_torchvision():
+        with pytest.raises(ImportError):
+            compose()
 
 
 def test_videos_sounds_and_time_series_are_refused_by_name():

@@ -123,8 +123,10 @@ class CompiledRunner(GraphRunner):
 
         def compiled_language(*args: Any, **kwargs: Any) -> Any:
             given = parts.named(forward, args, kwargs)
-            if given.get("inputs_embeds") is not None:
-                given["input_ids"] = None
+            if given.get("inputs_embeds") is None:  # InternVL's own classes leave it to the language part
+                model: Any = self.model
+                given["inputs_embeds"] = model.get_input_embeddings()(given["input_ids"])
+            given["input_ids"] = None
             return self._step(speech, found.arrange_speech(self.model, given))
 
         def compiled_vision(*args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ SERVED = {
     "Qwen2VLForConditionalGeneration": "text_config",
     "Qwen2_5_VLForConditionalGeneration": "text_config",
     "InternVLForConditionalGeneration": "text_config",
+    "InternVLChatModel": "llm_config",
     "Qwen3VLForConditionalGeneration": "text_config",
     "LlavaForConditionalGeneration": "text_config",
 }
@@ -33,4 +34,6 @@ def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | Non
     """
     if not any(name in SERVED for name in names):
         return ""
+    if config.get("flash_mode"):
+        return "it leaves out tokens of images that tell little (flash_mode)"
     return None

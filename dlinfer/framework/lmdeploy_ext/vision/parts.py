@@ -91,6 +91,12 @@ def _qwen2_vl(model: Any) -> dict[str, Any]:
     }
 
 
+def _internvl_chat(model: Any) -> dict[str, Any]:
+    embeddings = model.vision_model.embeddings
+    weight, side = embeddings.class_embedding, embeddings.image_size
+    return {"pixel_values": torch.zeros(2, 3, side, side, dtype=weight.dtype, device=weight.device)}
+
+
 def _qwen3_vl(model: Any) -> dict[str, Any]:
     positions = model.visual.fast_pos_embed_interpolate(_grids(model))
     return _qwen2_vl(model) | {"pos_embeds": positions}
@@ -162,6 +168,12 @@ PARTS: dict[str, Parts] = {
         ("", "get_image_features"),
         {"pixel_values": ("tiles", None, None, None)},
         _internvl,
+    ),
+    "InternVLChatModel": Parts(
+        "language_model",
+        ("", "extract_feature"),
+        {"pixel_values": ("tiles", None, None, None)},
+        _internvl_chat,
     ),
     "LlavaForConditionalGeneration": Parts(
         "language_model",

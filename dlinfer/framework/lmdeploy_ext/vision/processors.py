@@ -18,6 +18,7 @@ import torch
 from dlinfer.errors import DlinferError, ModelFolderError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.vision.transforms import with_transforms
 from dlinfer.framework.patching import Patch, PatchSet
 
 _loading: ContextVar[bool] = ContextVar("dlinfer_loads_a_processor", default=False)
@@ -151,7 +152,24 @@ def _feature_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
     return _resolve_mm_feature_dtype
 
 
+def _transforms(original: Callable[..., None]) -> Callable[..., None]:
+    own = with_transforms(original)
+
+    @functools.wraps(original)
+    def build_preprocessor(self: Any, trust_remote_code: bool = False) -> None:
+        build = original if activation.active() is None or has_torchvision() else own
+        build(self, trust_remote_code)
+
+    return build_preprocessor
+
+
 PATCHES = (
+    Patch(
+        target="lmdeploy.vl.model.internvl:InternVLVisionModel.build_preprocessor",
+        why="composes transforms of torchvision's that pillow and torch have as well",
+        signature="(self, trust_remote_code=False)",
+        build=_transforms,
+    ),
     Patch(
         target="lmdeploy.vl.model.builder:load_vl_model",
         why="loads processors that want torchvision for videos, which nobody may send",
