@@ -99,7 +99,9 @@ Made by `make models`; do not edit. {versions}, unmodified, on device `cpu`.
 Each family is a tiny model with random weights. Its prompts (1 to 600 tokens) come in one batch, one after another and
 staggered, and its greedy tokens in float32 have to be those of Hugging Face transformers in a process of its own:
 *equal*. An empty field was not tried. `make test-full` adds seeds, block sizes, prompts in chunks, prefix caching and
-bfloat16.
+bfloat16. Where frequencies depend on the length (dynamic, longrope), blocks of the prefix cache are shared only by
+texts below the original length. When a Phi-3 text outgrows it, its cache is computed anew, as transformers does, in one
+prefill: `max_prefill_token_num` is raised to that length plus one where it is lower, with a warning.
 
 | family | class | what it exercises | graph | eager | graph (openvino) |
 | --- | --- | --- | --- | --- | --- |

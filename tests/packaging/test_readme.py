@@ -9,7 +9,7 @@ import pytest
 
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import NOT_SERVED
 from dlinfer.vendor import discovery
-from examples.tiny_models.families import FAMILIES, POSITIONAL
+from examples.tiny_models.families import BRIEF, FAMILIES, POSITIONAL
 from tests.e2e.matrix import ENGINES, MODES, cells
 
 README = Path(__file__).parents[2] / "README.md"
@@ -20,6 +20,8 @@ CALLED = {
     "internlm2": "InternLM2",
     "internlm3": "InternLM3",
     "phi4_longrope": "Phi-4-mini",
+    "deepseek": "DeepSeek",
+    "chatglm": "ChatGLM",
     "Llama": "Llama",
     "Qwen2": "Qwen2",
     "Qwen3": "Qwen3",
@@ -33,6 +35,9 @@ CALLED = {
     "Gemma2": "Gemma 2",
     "Gemma3": "Gemma 3 (text)",
     "DeepseekV2": "DeepSeek-V2",
+    "DeepseekV3": "DeepSeek-V3",
+    "Glm4MoeLite": "GLM-4.7-Flash",
+    "HYV3": "Hy3",
     "Glm4Moe": "GLM-4.5 (MoE)",
     "GptOss": "gpt-oss",
     "Qwen3Next": "Qwen3-Next",
@@ -52,7 +57,7 @@ def run(code: str, folder: Path) -> str:
 
 
 def called(family: str) -> str:
-    known = FAMILIES | POSITIONAL
+    known = FAMILIES | BRIEF
     return CALLED.get(family) or CALLED[known[family].hf_name]
 
 
@@ -93,7 +98,7 @@ def test_every_page_that_it_links_to_is_there():
 
 
 def test_the_table_has_the_models_of_the_matrix_and_no_other():
-    assert table().keys() == {called(family) for family in (*FAMILIES, *POSITIONAL)}
+    assert table().keys() == {called(family) for family in (*FAMILIES, *BRIEF)}
 
 
 def test_the_columns_are_the_modes_and_engines_of_the_matrix():
@@ -107,7 +112,7 @@ def test_a_row_says_where_the_matrix_has_cells(name):
     tested = {(cell.mode, cell.engine) for cell in cells() if called(cell.family) == name}
     _, eager, graph, openvino = table()[name]
     assert (eager == "yes", graph == "yes") == (("eager", "") in tested, ("graph", "") in tested)
-    positional = any(called(family) == name for family in POSITIONAL)
+    positional = any(called(family) == name for family in BRIEF)
     if ("graph", "openvino") not in tested:
         assert openvino == "not tested"
     elif positional:
