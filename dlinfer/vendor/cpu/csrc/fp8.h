@@ -125,6 +125,9 @@ void tile(const Weight& weight, int64_t first, const float* x, int64_t x_stride,
     int64_t at = begin;
     for (; at + kLanes <= end; at += kLanes) {
       Floats wide[kRows];
+      // The rows behind these come next; a processor that foresees reading begins anew at each row, which is too short.
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) __builtin_prefetch(rows[r] + kRows * weight.stride + at, 0, 2);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) wide[r] = load(rows[r] + at, found[r]) * scale[r];
 #pragma GCC unroll 8

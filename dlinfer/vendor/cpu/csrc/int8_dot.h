@@ -108,6 +108,9 @@ void tile(const int8_t* weight, int64_t weight_stride, const Input* x, int64_t x
   for (auto& one : added) one = zero();
   const auto add = [&](auto load_weight, int64_t at) __attribute__((always_inline)) {
     Sum rows[kRows];
+    // The rows behind these come next; a processor that foresees reading begins anew at each row, which is too short.
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) __builtin_prefetch(weight + (kRows + r) * weight_stride + at, 0, 2);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) rows[r] = load_weight(weight + r * weight_stride + at);
     if constexpr (kShifted) {
