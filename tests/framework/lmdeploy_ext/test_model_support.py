@@ -102,6 +102,20 @@ def test_vision_language_models_are_served_if_their_language_model_is(name: str)
         check_support({"architectures": [name], inside: {"quantization_config": {"quant_method": "awq"}}})
 
 
+def test_image_tokens_that_are_left_out_are_refused():
+    config = {"architectures": ["InternVLChatModel"], "llm_config": {}}
+    check_support(config)
+    with pytest.raises(UnsupportedFeatureError, match="flash_mode"):
+        check_support(config | {"flash_mode": True})
+
+
+def test_a_reason_is_given_where_there_is_one():
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"Glm4vForConditionalGeneration.*: LMDeploy's class reads fields"
+    ):
+        check_support({"architectures": ["Glm4vForConditionalGeneration"]})
+
+
 def test_the_table_of_the_docs_names_every_served_model():
     page = (Path(__file__).parents[3] / "docs" / "vision.md").read_text()
     assert set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE)) == set(SERVED_VISION)

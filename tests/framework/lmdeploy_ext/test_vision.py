@@ -73,8 +73,10 @@ def test_a_folder_without_image_processor_is_refused_in_our_words(folder: Path, 
 
 def test_only_a_function_that_is_given_them_sees_the_transforms():
     def compose():
-        import torchvision.transforms as T
-        from torchvision.transforms.functional import InterpolationMode
+        import torchvision.transforms as T  # pyright: ignore[reportMissingImports]
+        from torchvision.transforms.functional import (  # pyright: ignore[reportMissingImports]
+            InterpolationMode,
+        )
 
         mode = InterpolationMode.BICUBIC
         steps = [T.Lambda(lambda x: x.convert("RGB")), T.Resize((4, 6), interpolation=mode), T.ToTensor()]

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.patching import Patch
@@ -30,7 +31,12 @@ def _get_multimodal_prompt_input(original: Callable[..., Any]) -> Callable[..., 
         self: Any, messages: list[dict[str, Any]], *args: Any, **kwargs: Any
     ) -> Any:
         if activation.active() is not None:
-            check_messages(messages)
+            from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
+
+            try:
+                check_messages(messages)
+            except UnsupportedFeatureError as error:  # of others LMDeploy says that preprocessing failed
+                raise RequestError(ErrorCode.UNSUPPORTED_FEATURE, str(error)) from error
         return await original(self, messages, *args, **kwargs)
 
     return _get_multimodal_prompt_input

@@ -17,6 +17,11 @@ SERVED = {
 }
 """Architecture -> the part of its configuration that is the language model's; empty where the whole is."""
 
+REASONS = {
+    "Glm4vForConditionalGeneration": "LMDeploy's class reads fields of the language model where transformers 5 has none",
+}
+"""Architecture -> why it cannot be served, where there is more to say than that nobody has compared its tokens."""
+
 
 def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The configuration of a served model's language part, where it is one of its own."""
@@ -33,7 +38,7 @@ def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | Non
     names: its classes. config: as ``config.json`` has it.
     """
     if not any(name in SERVED for name in names):
-        return ""
+        return next((REASONS[name] for name in names if name in REASONS), "")
     if config.get("flash_mode"):
         return "it leaves out tokens of images that tell little (flash_mode)"
     return None
