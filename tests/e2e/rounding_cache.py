@@ -4,6 +4,8 @@ It shares no code with dlinfer. Every token's vector of a head is rounded once, 
 keys and values only, those of the tokens that come with it too, as in LMDeploy's CUDA layers.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache
@@ -40,6 +42,6 @@ class RoundingLayer(DynamicLayer):
 
 def rounding_cache(layers: int, policy: int) -> DynamicCache:
     """An empty cache of a model with so many layers."""
-    cache = DynamicCache()
+    cache: Any = DynamicCache()
     cache.layers = [RoundingLayer(policy) for _ in range(layers)]
     return cache

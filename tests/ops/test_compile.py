@@ -182,8 +182,9 @@ def inputs(lens: tuple[int, ...]):
         "convolution": (hidden, 4),
     }
     w = {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
-    parts = AWQ.of_groups(16).quantise(w["square"])
-    w |= dict(zip(("packed", "packed_scales", "packed_zeros"), parts, strict=True))
+    packed, scales, zeros = AWQ.of_groups(16).quantise(w["square"])
+    assert zeros is not None
+    w |= {"packed": packed, "packed_scales": scales, "packed_zeros": zeros}
     w |= {"scale": torch.rand(hidden, 1) / 50, "blocks": torch.rand(2, 2) / 50, "one": torch.ones(1) / 16}
     w |= {"expert_rows": torch.rand(4, hidden, 1) / 5, "expert_blocks": torch.rand(4, 2, 2) / 5}
     for name, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
