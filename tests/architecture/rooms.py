@@ -60,7 +60,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals framework.lmdeploy_ext",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
-    "framework.lmdeploy_ext.refusals framework.lmdeploy_ext",
+    "framework.lmdeploy_ext.refusals",
     "dlinfer.framework.transformers_ext": "errors ops graph.seam graph.ir graph.report graph.options graph.capture "
     "graph.lowering",
     "dlinfer.framework.mindie_ext.errors": "errors",
