@@ -53,7 +53,9 @@ class Adaptor:
         ]
 
     def severity(self, module: Module) -> str:
-        """essential, unless every patch that a file of ours holds can be done without."""
+        """essential, unless every patch that a file of ours holds can be done without, or it only looks ahead."""
+        if within(module.name, f"{ROOT}.preflight"):
+            return "optional"
         held = [patch.essential for patch in self.patches if patch.build.__module__ == module.name]
         return "optional" if held and not any(held) else "essential"
 
