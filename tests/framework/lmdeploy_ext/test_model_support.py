@@ -111,7 +111,7 @@ def test_image_tokens_that_are_left_out_are_refused():
 
 def test_a_reason_is_given_where_there_is_one():
     with pytest.raises(
-        UnsupportedFeatureError, match=r"Glm4vForConditionalGeneration.*: LMDeploy's class reads fields"
+        UnsupportedFeatureError, match=r"Glm4vForConditionalGeneration.*: LMDeploy's class looks for fields"
     ):
         check_support({"architectures": ["Glm4vForConditionalGeneration"]})
 

@@ -18,7 +18,8 @@ SERVED = {
 """Architecture -> the part of its configuration that is the language model's; empty where the whole is."""
 
 REASONS = {
-    "Glm4vForConditionalGeneration": "LMDeploy's class reads fields of the language model where transformers 5 has none",
+    "Glm4vForConditionalGeneration": "LMDeploy's class looks for fields of the language model where transformers 5 has "
+    "none",
 }
 """Architecture -> why it cannot be served, where there is more to say than that nobody has compared its tokens."""
 
