@@ -118,8 +118,9 @@ def inputs(lens: tuple[int, ...]):
         "down": (4, hidden, 16),
     }
     w = {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
-    parts = AWQ.of_groups(16).quantise(w["square"])
-    w |= dict(zip(("packed", "packed_scales", "packed_zeros"), parts, strict=True))
+    w["packed"], w["packed_scales"], zeros = AWQ.of_groups(16).quantise(w["square"])
+    assert zeros is not None
+    w["packed_zeros"] = zeros
     table = torch.arange(2 * len(lens)).view(len(lens), 2)
     slots = torch.cat([table[i, 0] * 8 + torch.arange(n) for i, n in enumerate(lens)])
     step = {"cos": torch.randn(tokens, 16), "sin": torch.randn(tokens, 16), "slots": slots}

@@ -63,6 +63,7 @@ def test_a_weight_of_4_bits(group_size):
     packing = AWQ.of_groups(group_size)
     x, bias = torch.randn(1, 5, 64), torch.randn(24)
     qweight, scales, qzeros = packing.quantise(torch.randn(64, 24))
+    assert qzeros is not None
     want = x @ packing.dequantise(qweight, scales, qzeros, torch.float32) + bias
     theirs = AwqLinearW4A16Impl(64, 24, 4, group_size)
     torch.testing.assert_close(theirs.forward(x, qweight, scales, qzeros, bias), want)

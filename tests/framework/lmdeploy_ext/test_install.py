@@ -40,6 +40,7 @@ DONE_WITHOUT = {
     "lmdeploy.cli.utils:ArgumentHelper.device",
     "lmdeploy.cli.utils:FlexibleArgumentParser.parse_args",
     "lmdeploy.pipeline:Pipeline._request_generator",
+    "lmdeploy.pytorch.config:_patch_quantization_config",
     "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine.__init__",
     "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._start_mp_proc",
     "lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
