@@ -1,6 +1,7 @@
 """What is not served is refused by name, in the user's process, before any weight is read."""
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -166,8 +167,8 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "
 @pytest.mark.parametrize("model_format", [None, "awq"])
 def test_an_awq_model_is_served_in_the_dtype_that_is_asked_for(dtype, model_format):
     PytorchEngineConfig(device_type="cpu", dtype=dtype, model_format=model_format)
-    hf_config = transformers.LlamaConfig(architectures=["LlamaForCausalLM"], intermediate_size=128)
-    setattr(hf_config, "quantization_config", AWQ)  # noqa: B010 - what a checkpoint's config.json brings
+    fields: dict[str, Any] = {"quantization_config": AWQ, "architectures": ["LlamaForCausalLM"]}
+    hf_config = transformers.LlamaConfig(intermediate_size=128, **fields)
     config = _patch_quantization_config(hf_config, model_format)
     found = ModelConfig.from_hf_config(config, dtype=dtype, device_type="cpu")
     assert found.dtype is (torch.float16 if dtype == "auto" else getattr(torch, dtype))

@@ -199,6 +199,26 @@ def test_packed_weights_become_constants_of_4_bits(monkeypatch):
         assert len(made) == 6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_are_not_widened_by_the_plugin(dtype, monkeypatch):
+    made = []
+    compile_model = ov.Core.compile_model
+
+    def watched(*args):
+        made.append(compile_model(*args))
+        return made[-1]
+
+    monkeypatch.setattr(ov.Core, "compile_model", watched)
+    model, x = Packed().eval(), torch.randn(5, 256, dtype=dtype)
+    run = run_of(model)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), model(x), rtol=2e-2, atol=2e-2)
+    infos = [node.get_rt_info() for node in made[-1].get_runtime_model().get_ops()]
+    kinds = [info["layerType"].astype(str) for info in infos]
+    assert kinds.count("FullyConnected") == 2  # which takes 4 bits; a MatMul takes floats
+    assert "MatMul" not in kinds
+
+
 def test_packed_weights_that_are_inputs():
     def call(x, qweight, scales, qzeros):
         return ops.weight_quant_matmul(x, qweight, scales, offset=qzeros, group_size=64)

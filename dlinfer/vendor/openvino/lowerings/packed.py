@@ -46,7 +46,9 @@ def weight_quant_matmul(
     wide = op.unsqueeze(op.transpose(b.cast(scales, ov.Type.f32), b.axes([1, 0])), b.axes([2]))
     whole = op.multiply(op.subtract(numbers, zeros), wide)
     weight = op.reshape(whole, b.axes([out_features, groups * size]), False).output(0)
-    return linear(b, x, b.cast(weight, b.kind), None if bias is None else b.cast(bias, b.kind))
+    # Behind a conversion to 16 bits the plugin would not know a packed weight, and widen all of it at each call.
+    wide_bias = None if bias is None else b.cast(bias, ov.Type.f32)
+    return b.cast(linear(b, b.cast(x, ov.Type.f32), weight, wide_bias), b.kind)
 
 
 def _rows(b: Builder, words: Output, groups: int, size: int, out_features: int) -> Output:
