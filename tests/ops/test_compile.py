@@ -94,8 +94,22 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     mixed = mixed + ops.silu_mul(first, second) + ops.gelu_mul(first, second, True)
     adapters = (step["starts"], step["ranks"], step["scalings"], step["adapters"])
     mixed = ops.lora_linear(mixed, turned.flatten(1), w["lora_a"], w["lora_b"], *adapters)
+    sequences = (step["slots_of"], ends, step["fresh"])
+    mixed = mixed + ops.causal_conv1d(mixed, w["taps"], None, mixed.new_zeros(6, 32, 7), *sequences)
+    heads, rate = mixed.view(-1, 2, 16), mixed[:, :2].sigmoid()
+    states = mixed.new_zeros(6, 2, 16, 16)
+    mixed = mixed + ops.gated_delta_rule(heads, heads, heads, -rate, rate, states, *sequences).flatten(1)
+    keys, values = k_cache[:, :, :1], v_cache[:, :, :1]
+    chosen = ops.lightning_indexer(heads, keys, rate, ends, lens, table, 6)
+    pages = (table, ends, lens)
+    sparse = ops.sparse_flash_attention(heads, keys, values, chosen, 0.25, *pages, heads, keys)
+    mixed = mixed + sparse.flatten(1)
     gates = ops.silu_and_mul(mixed.repeat(1, 2))
     weights, ids = ops.moe_gating_topk_softmax(mixed @ w["router"], 2, metadata)
+    offsets = (w["gate_up"][..., 0], w["down"][..., 0])
+    gates = ops.fused_moe_clamped(
+        gates, w["gate_up"], offsets[0], w["down"], offsets[1], weights, ids, 1.7, 7.0
+    )
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual
 
 
@@ -109,6 +123,7 @@ def inputs(lens: tuple[int, ...]):
         "out": (64, hidden),
         "router": (hidden, 4),
         "square": (hidden, hidden),
+        "taps": (hidden, 7),
         "lora_a": (7, hidden),
         "lora_b": (7, hidden),
         "gate_up": (4, 32, hidden),
@@ -119,6 +134,7 @@ def inputs(lens: tuple[int, ...]):
     slots = torch.cat([table[i, 0] * 8 + torch.arange(n) for i, n in enumerate(lens)])
     step = {"cos": torch.randn(tokens, 16), "sin": torch.randn(tokens, 16), "slots": slots}
     step |= {"lens": torch.tensor(lens), "table": table, "adapters": torch.arange(tokens) % 3 - 1}
+    step |= {"slots_of": torch.arange(len(lens)), "fresh": torch.tensor(lens) > 2}
     step |= {
         "starts": torch.tensor([0, 4]),
         "ranks": torch.tensor([4, 3]),
