@@ -48,6 +48,7 @@ _STEADY = (
     "hidden_states.size()[2]",
     "position_ids.size()[0]",  # two rows where rotary frequencies depend on lengths
     "inputs_embeds.size()[2]",
+    "target_hidden_states.size()[2]",  # of a draft model's target
 )
 
 
@@ -193,7 +194,7 @@ def _mark_sizes(kwargs: dict[str, Any]) -> None:
     metadata = kwargs["attn_metadata"]
     # A decoding step has one token of each sequence.
     tokens = "sequences" if metadata.is_decoding else "tokens"
-    for name in ("input_ids", "position_ids", "inputs_embeds"):
+    for name in ("input_ids", "position_ids", "inputs_embeds", "target_hidden_states"):
         if isinstance(kwargs.get(name), torch.Tensor):
             mark_unbacked(kwargs[name], 1, tokens)
     for name, dims in _METADATA_SIZES.items():
