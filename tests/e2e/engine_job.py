@@ -10,11 +10,15 @@ below. ``results.json`` has one object a job, which maps a step's name to what i
 import asyncio
 import json
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
+from lmdeploy.messages import SpeculativeConfig
+from lmdeploy.pytorch.spec_decode.reject_sampler import RejectionSampler
 from lmdeploy.serve.core.exceptions import RequestError
 
 from tests.jobs import answer_jobs
@@ -131,8 +135,8 @@ def cancel(pipe, step: dict, logits: dict) -> list[dict]:
     return finish(collectors, step, logits)
 
 
-def with_adapters(pipe, step: dict, logits: dict) -> list[dict]:
-    """All prompts (token ids) at once, each by the adapter of its number in "adapters"; a refused one says why.
+def token_ids_of(pipe, step: dict, logits: dict) -> list[dict]:
+    """All prompts, which are token ids, at once, each by its adapter in "adapters"; a refused one says why.
 
     With "past_checks" the adapters' names are not looked at before the engine itself.
     """
@@ -153,8 +157,10 @@ def with_adapters(pipe, step: dict, logits: dict) -> list[dict]:
         except RequestError as error:
             return {"refused": error.message}
 
+    adapters = step.get("adapters", [None] * len(step["prompts"]))
+
     async def together() -> list[dict]:
-        return await asyncio.gather(*map(one, step["prompts"], step["adapters"]))
+        return await asyncio.gather(*map(one, step["prompts"], adapters))
 
     return pipe._run(coro=together()).result()
 
@@ -197,7 +203,7 @@ KINDS = {
         stream,
         staggered,
         cancel,
-        with_adapters,
+        token_ids_of,
         perplexity,
         reward,
         teacher_forced,
@@ -234,15 +240,42 @@ def explained(runners: list) -> list[dict]:
     return graphs
 
 
+@contextmanager
+def counted_drafts() -> Iterator[list[list[int]]]:
+    """For each step of speculative decoding meanwhile, how many drafts of each sequence are right."""
+    steps: list[list[int]] = []
+    forward = RejectionSampler.forward
+
+    def counted(self, target_logits, draft_token_ids, *args, **kwargs):
+        result = forward(self, target_logits, draft_token_ids, *args, **kwargs)
+        steps.append(
+            (draft_token_ids.shape[1] - result[1]).tolist()
+        )  # of a step's tokens the bonus is no draft
+        return result
+
+    setattr(RejectionSampler, "forward", counted)  # noqa: B010 - pyright knows the original's type
+    try:
+        yield steps
+    finally:
+        setattr(RejectionSampler, "forward", forward)  # noqa: B010
+
+
 def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
     """Start one engine and let it do its steps."""
     from dlinfer.framework.lmdeploy_ext.layers import graph_runner
 
+    speculative = job["engine"].pop("speculative", None)
+    speculative = SpeculativeConfig(**speculative) if speculative else None
     config = PytorchEngineConfig(device_type="cpu", **job["engine"])
     results: dict[str, object] = {}
     earlier = len(graph_runner.counts())
     trust = job["trust_remote_code"]
-    with pipeline(job["model"], backend_config=config, trust_remote_code=trust) as pipe:  # pyright: ignore[reportCallIssue]
+    with (
+        counted_drafts() as accepted,
+        pipeline(  # pyright: ignore[reportCallIssue]
+            job["model"], backend_config=config, trust_remote_code=trust, speculative_config=speculative
+        ) as pipe,
+    ):
         runners = graph_runner.counts()[earlier:]
         ready = phases(runners)
         for step in job["steps"]:
@@ -251,6 +284,7 @@ def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
             except Exception:  # noqa: BLE001 - the other steps still have an answer; the harness raises this one
                 results[step["name"]] = {"raised": traceback.format_exc()}
         results["explained"] = explained(runners)
+        results["accepted"] = accepted
         steps = sum(runner.steps for runner in runners)
         results["graphs"] = {"phases": ready, "late": len(phases(runners)) - len(ready), "steps": steps}
     return results

@@ -63,7 +63,7 @@ def step(name: str = "mixed") -> dict[str, Any]:
     """Every prompt by every adapter and by none, all at once."""
     return {
         "name": name,
-        "kind": "with_adapters",
+        "kind": "token_ids_of",
         "prompts": [prompt for prompt in PROMPTS for _ in WHO],
         "adapters": [who or None for _ in PROMPTS for who in WHO],
         "gen": {"max_new_tokens": NEW, "ignore_eos": True},

@@ -24,7 +24,7 @@ def test_adapters_are_models_that_say_what_peft_says(lab: Lab, model: Path, tmp_
     lab.ask("tests.e2e.peft_job", job | {"prompts": prompts}, 600, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
     said = json.loads((tmp_path / "said.json").read_text())
     listed = [f"{name}={tmp_path / name}" for name in adapters]
-    with ApiServer(model, "--eager-mode", "--dtype", "float32", "--adapters", *listed) as server:
+    with ApiServer(model, "--eager-mode", "--adapters", *listed) as server:
         server.ready()
         with server.client() as client:
             assert {one.id for one in client.models.list()} == {MODEL_NAME, *adapters}

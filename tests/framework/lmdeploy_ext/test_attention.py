@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 
-from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.layers.attention import (
     PagedAttention,
     VarlenAttention,
@@ -116,6 +115,7 @@ STEPS = {
     "prefill": Step([1, 33], [0, 0], decoding=False),
     "chunked prefill": Step([5, 17], [20, 16], decoding=False),
     "decode": Step([1, 1], [31, 4], decoding=True),
+    "verification of drafts": Step([3, 3], [30, 4], decoding=True),
 }
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 SINKS = torch.tensor([0.3, -0.2, 1.0, 0.0])
@@ -152,8 +152,8 @@ def test_the_cache_holds_the_new_tokens_afterwards():
 
 
 def test_several_tokens_a_sequence_are_not_decoded_by_single_token_attention():
-    with pytest.raises(UnsupportedFeatureError, match="several tokens"):
-        Step([2, 2], [8, 8], decoding=True)
+    metadata = Step([2, 2], [8, 8], decoding=True).metadata
+    assert (metadata.is_decoding, metadata.is_prefill_no_cache) == (False, False)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -1,6 +1,7 @@
 """What is not served is refused by name, in the user's process, before any weight is read."""
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -54,13 +55,65 @@ def test_an_option_set_later_is_refused_when_the_engine_starts():
         ConfigBuilder.update_engine_config(config)
 
 
-def test_speculative_decoding():
-    config = PytorchEngineConfig(device_type="cpu", max_batch_size=4)
-    speculative = SpeculativeConfig(method="eagle3", model="path", num_speculative_tokens=3)
-    with pytest.raises(UnsupportedFeatureError, match=r"speculative decoding .*eagle3"):
+@pytest.mark.parametrize(
+    ("asked", "engine", "words"),
+    [
+        ({"method": "dflash", "model": "path"}, {}, r"speculative decoding \(method 'dflash'\).*eagle3"),
+        ({"method": "eagle3"}, {}, "'eagle3' without a draft model"),
+        ({"method": "eagle", "model": "path", "num_speculative_tokens": 0}, {}, "num_speculative_tokens=0"),
+        ({"method": "deepseek_mtp"}, {"adapters": {"a": "hub/a"}}, "with LoRA adapters"),
+    ],
+    ids=str,
+)
+def test_speculative_decoding(asked, engine, words):
+    config = PytorchEngineConfig(device_type="cpu", max_batch_size=4, **engine)
+    speculative = SpeculativeConfig(**asked)
+    with pytest.raises(UnsupportedFeatureError, match=words):
         ConfigBuilder.build_specdecode_config(
             "path", speculative, config, ConfigBuilder.build_cache_config(config), DistConfig()
         )
+
+
+TARGETS_AND_DRAFTS = {
+    "a target of another class": ("Qwen2", {}, "eagle", False, "'eagle' with Qwen2ForCausalLM"),
+    "too few layers": (
+        "Llama",
+        {"num_hidden_layers": 6},
+        "eagle3",
+        False,
+        "'eagle3' with a target of 6 layers",
+    ),
+    "dynamic frequencies": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        "eagle",
+        False,
+        "rope type 'dynamic'",
+    ),
+    "a draft of another class": ("Qwen2", {}, "eagle3", True, "a draft of Qwen2ForCausalLM for 'eagle3'"),
+    "a draft of EAGLE": ("Llama", {}, "eagle3", True, "without draft_vocab_size"),
+    "no MTP layers": ("DeepseekV2", {}, "deepseek_mtp", True, "without num_nextn_predict_layers"),
+    "no DeepSeek": ("Llama", {}, "deepseek_mtp", False, "'deepseek_mtp' with LlamaForCausalLM"),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS_AND_DRAFTS)
+def test_targets_and_drafts_are_refused_while_their_configuration_is_read(name):
+    family, fields, method, is_draft, words = TARGETS_AND_DRAFTS[name]
+    PytorchEngineConfig(device_type="cpu")
+    hf_config = getattr(transformers, f"{family}Config")(architectures=[f"{family}ForCausalLM"], **fields)
+    with pytest.raises(UnsupportedFeatureError, match=re.escape(words)):
+        ModelConfig.from_hf_config(hf_config, device_type="cpu", spec_method=method, is_draft_model=is_draft)
+
+
+def test_a_draft_is_served_as_one_alone():
+    PytorchEngineConfig(device_type="cpu")
+    fields: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 8}
+    draft = transformers.LlamaConfig(num_hidden_layers=1, **fields)
+    config = ModelConfig.from_hf_config(draft, device_type="cpu", spec_method="eagle3", is_draft_model=True)
+    assert config.hf_config.architectures == ["Eagle3LlamaForCausalLM"]
+    with pytest.raises(UnsupportedFeatureError, match="it drafts for speculative decoding"):
+        ModelConfig.from_hf_config(config.hf_config, device_type="cpu")
 
 
 def test_an_unknown_device_type_names_the_available_ones():

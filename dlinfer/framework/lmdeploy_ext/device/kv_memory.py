@@ -124,6 +124,8 @@ def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]
             )
             raise _too_large(asked, blocks, block_bytes, free)
         config.num_gpu_blocks = blocks
+        if spec_cache_config is not None:  # a draft model's cache has a place for each of the target's
+            spec_cache_config.num_gpu_blocks = blocks
         logger.info(
             "KV cache: %d blocks of %d tokens = %s of %s that this process may still use. To change it: "
             "cache_max_entry_count (a fraction, now %s%s) or num_gpu_blocks in PytorchEngineConfig%s.",

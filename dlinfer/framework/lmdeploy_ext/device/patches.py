@@ -26,6 +26,10 @@ def _agent_init(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
         if activation.active() is not None:
             self.device = activation.torch_device()
+            proposer = self.spec_agent.proposer
+            for owner in (self.spec_agent, proposer):
+                if owner is not None:
+                    owner.device = activation.torch_device()
 
     return __init__
 
@@ -64,7 +68,7 @@ PATCHES = (
     ),
     Patch(
         target="lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.__init__",
-        why="sets self.device = 'cuda', from where it reaches every weight of the model",
+        why="sets self.device = 'cuda', from where it reaches every weight of the model and of a draft model",
         signature="(self, model_path, model_config, cache_config, backend_config, misc_config, dist_ctx, "
         "device_ctx, adapters=None, specdecode_config=None, trust_remote_code=False)",
         build=_agent_init,

@@ -46,6 +46,9 @@ COVERED = {
     "lmdeploy.pytorch.nn.embedding": "weights on 'cuda' when no device is given",
     "lmdeploy.pytorch.strategies.base.model_inputs": "dummy inputs on the device it is told, 'cuda'",
     "lmdeploy.pytorch.strategies.ar.model_inputs": "dummy inputs on the device it is told, 'cuda'",
+    "lmdeploy.pytorch.strategies.ar_spec.model_inputs": "dummy inputs of speculative decoding, on the same",
+    "lmdeploy.pytorch.spec_decode.spec_agent": "synchronises in the draft model's warm-up",
+    "lmdeploy.pytorch.spec_decode.proposers.base": "the stream of the draft model's forward",
 }
 """Module -> what it needs the view for."""
 

@@ -32,15 +32,15 @@ class StepMetadata(DlinferAttentionMetadata):
 
 def step_metadata(context: Any) -> StepMetadata:
     """What one step's attention layers share, from LMDeploy's StepContext of B sequences and N new tokens."""
-    if context.is_decoding and context.max_q_seqlen != 1:
-        raise refuse("decoding several tokens of a sequence at once", "leave speculative_config out")
+    # Speculative decoding verifies several tokens of a sequence at once: a short prefill behind a cached beginning.
+    is_decoding = context.is_decoding and context.max_q_seqlen == 1
     q_seqlens, kv_seqlens = context.q_seqlens, context.kv_seqlens
     block_size = context.cache_config.kernel_block_size
     ends = q_seqlens.cumsum(0, dtype=torch.int32)
     cu_seqlens = torch.nn.functional.pad(ends, (1, 0))
     tokens = context.input_ids.numel()
     return StepMetadata(
-        is_decoding=context.is_decoding,
+        is_decoding=is_decoding,
         block_offsets=context.block_offsets,
         q_start_loc=cu_seqlens[:-1],
         q_seqlens=q_seqlens,

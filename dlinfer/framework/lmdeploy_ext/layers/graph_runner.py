@@ -51,6 +51,7 @@ _STEADY = (
     "position_ids.size()[0]",  # two rows where rotary frequencies depend on lengths
     "inputs_embeds.size()[2]",
     "mrope_position_ids.size()[0]",
+    "target_hidden_states.size()[2]",  # of a draft model's target
 )
 
 
@@ -253,7 +254,7 @@ def _mark_sizes(kwargs: dict[str, Any]) -> None:
     metadata = kwargs["attn_metadata"]
     # A decoding step has one token of each sequence.
     tokens = "sequences" if metadata.is_decoding else "tokens"
-    for name in ("input_ids", "position_ids", "inputs_embeds", "mrope_position_ids"):
+    for name in ("input_ids", "position_ids", "inputs_embeds", "mrope_position_ids", "target_hidden_states"):
         if isinstance(kwargs.get(name), torch.Tensor):
             mark_unbacked(kwargs[name], 1, tokens)
     if isinstance(kwargs.get("state_ids"), torch.Tensor):

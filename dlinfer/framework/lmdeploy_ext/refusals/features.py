@@ -7,7 +7,7 @@ from typing import Any
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
-from dlinfer.framework.lmdeploy_ext.refusals import adapter_files
+from dlinfer.framework.lmdeploy_ext.refusals import adapter_files, speculation
 from dlinfer.framework.patching import Patch
 
 # field of PytorchEngineConfig -> (the value that means "not asked for", what to do instead)
@@ -72,9 +72,7 @@ def _specdecode_config(original: Callable[..., Any]) -> Callable[..., Any]:
         trust_remote_code: bool = False,
     ) -> Any:
         if speculative_config is not None and activation.serves(engine_config.device_type):
-            raise refuse(
-                f"speculative decoding (method {speculative_config.method!r})", "leave speculative_config out"
-            )
+            speculation.check_request(speculative_config, engine_config)
         return original(
             target_model, speculative_config, engine_config, cache_config, dist_config, trust_remote_code
         )
@@ -113,7 +111,7 @@ PATCHES = (
     ),
     Patch(
         target="lmdeploy.pytorch.engine.config_builder:ConfigBuilder.build_specdecode_config",
-        why="speculative decoding is not served yet and would decode several tokens with single-token attention",
+        why="drafts of which the tokens were never compared with those without",
         signature="(target_model, speculative_config, engine_config, cache_config, dist_config, "
         "trust_remote_code=False)",
         build=_specdecode_config,

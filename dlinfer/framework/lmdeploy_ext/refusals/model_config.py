@@ -11,13 +11,13 @@ from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters, windows
-from dlinfer.framework.lmdeploy_ext.refusals import model_support
+from dlinfer.framework.lmdeploy_ext.refusals import model_support, speculation
 from dlinfer.framework.patching import Patch
 
 
-def check(model_config: Any) -> None:
+def check(model_config: Any, is_draft: bool = False) -> None:
     """Raise UnsupportedFeatureError for a model that cannot be served. model_config: LMDeploy's, adjusted in place."""
-    model_support.check_support(model_config.hf_config.to_dict())
+    model_support.check_support(model_config.hf_config.to_dict(), is_draft)
     config = model_config.llm_config or model_config.hf_config
     rope_parameters.check(config)
     windows.check(model_config)
@@ -28,9 +28,12 @@ def check(model_config: Any) -> None:
 def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def from_hf_config(cls: Any, hf_config: Any, *args: Any, **kwargs: Any) -> Any:
+        method, is_draft = kwargs.get("spec_method"), kwargs.get("is_draft_model", False)
+        if activation.active() is not None and method is not None:
+            (speculation.check_draft if is_draft else speculation.check_target)(hf_config, method)
         model_config = original(cls, hf_config, *args, **kwargs)
         if activation.active() is not None:
-            check(model_config)
+            check(model_config, is_draft)
         return model_config
 
     return from_hf_config

@@ -9,12 +9,15 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.refusals import quantisation, vision_support
+from dlinfer.framework.lmdeploy_ext.refusals.speculation import PAIRS
 
 _DRAFT = "it drafts for speculative decoding, and is no model of its own"
 _DIFFUSION = "it decodes by block diffusion"
 _LINEAR_ATTENTION = "it has layers of gated linear attention"
 _SPARSE = "it has DeepSeek's sparse attention"
 _ROPE = "LMDeploy's class cannot read the rope parameters of transformers 5"
+
+_DRAFTS = {draft for _, draft in PAIRS.values()}
 
 NOT_SERVED = {
     "PhiMoEForCausalLM": _ROPE,
@@ -45,7 +48,7 @@ def architectures(config: dict[str, Any]) -> list[str]:
     return ([mapped.rpartition(".")[2]] if mapped else []) + list(config.get("architectures") or [])
 
 
-def check_support(config: dict[str, Any]) -> None:
+def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
     """Raise UnsupportedFeatureError for a configuration, as ``config.json`` has it, whose model is not served."""
     names = architectures(config)
     shown = f" ({', '.join(names)})" if names else ""
@@ -59,6 +62,8 @@ def check_support(config: dict[str, Any]) -> None:
         inside = vision_support.language_config(config)
         names = [] if inside is None else architectures(inside)
     for name in names:
+        if is_draft and name in _DRAFTS:
+            continue
         if name in NOT_SERVED:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
     for part, found in quantisation_of(config):

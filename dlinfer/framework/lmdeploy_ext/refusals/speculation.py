@@ -1,0 +1,65 @@
+"""Speculative decoding that is not served is refused while configurations are read: methods, and targets and drafts
+whose tokens were never compared with those of the target alone.
+
+LMDeploy takes other pairs without a word, and ends in a KeyError once their weights are loaded, or in its first step.
+"""
+
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.layers import rope_parameters
+
+_LLAMA = ("LlamaForCausalLM",)
+
+PAIRS = {
+    "eagle": (_LLAMA, "EagleLlamaForCausalLM"),
+    "eagle3": (_LLAMA, "Eagle3LlamaForCausalLM"),
+    "deepseek_mtp": (("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "DeepseekMTPModel"),
+}
+"""Method of a SpeculativeConfig -> (classes of the target, the class of the draft, as LMDeploy calls it)."""
+
+_WITHOUT = "leave speculative_config out"
+
+
+def check_request(speculative: Any, engine: Any) -> None:
+    """Raise UnsupportedFeatureError for a SpeculativeConfig beside a PytorchEngineConfig."""
+    method = speculative.method
+    if method not in PAIRS:
+        raise refuse(
+            f"speculative decoding (method {method!r})", f"use one of {', '.join(PAIRS)}, or {_WITHOUT}"
+        )
+    if engine.adapters:
+        raise refuse("speculative decoding with LoRA adapters", "leave one of the two out")
+    if not speculative.model and method != "deepseek_mtp":
+        raise refuse(f"method {method!r} without a draft model", "give its folder as SpeculativeConfig.model")
+    if speculative.num_speculative_tokens < 1:
+        raise refuse(f"num_speculative_tokens={speculative.num_speculative_tokens}", "use 1 or more")
+
+
+def check_target(config: Any, method: str) -> None:
+    """Raise UnsupportedFeatureError for a target's configuration, transformers', as it is on disk."""
+    targets, _ = PAIRS[method]
+    name = (config.architectures or [""])[0]
+    if name not in targets:
+        raise refuse(f"{method!r} with {name}", f"use a target of {' or '.join(targets)}, or {_WITHOUT}")
+    layers = config.num_hidden_layers
+    if method == "eagle3" and len({2, layers // 2, layers - 3} & set(range(1, layers))) < 3:
+        reads = f"LMDeploy's draft reads what layers 2, {layers // 2} and {layers - 3} get"
+        raise refuse(
+            f"'eagle3' with a target of {layers} layers ({reads})", f"use a larger target, or {_WITHOUT}"
+        )
+    if rope_parameters.original_length(config) is not None:
+        kind = rope_parameters.rope_type(rope_parameters.parameters(config))
+        raise refuse(f"speculative decoding with rope type {kind!r}", _WITHOUT)
+
+
+def check_draft(config: Any, method: str) -> None:
+    """Raise UnsupportedFeatureError for a draft's configuration, transformers', as it is on disk."""
+    name = (config.architectures or [""])[0]
+    if method == "deepseek_mtp":
+        if not getattr(config, "num_nextn_predict_layers", 0):
+            raise refuse("'deepseek_mtp' with a checkpoint without num_nextn_predict_layers", _WITHOUT)
+    elif name not in _LLAMA:
+        raise refuse(f"a draft of {name} for {method!r}", "use one whose config.json names LlamaForCausalLM")
+    elif method == "eagle3" and not getattr(config, "draft_vocab_size", 0):
+        raise refuse("a draft for 'eagle3' without draft_vocab_size in its config.json", "use one of EAGLE-3")

@@ -1,0 +1,85 @@
+"""Speculative decoding says what transformers says with the target alone, in float32, whatever the drafts are worth."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.tiny_models.families import STOP_IDS
+from tests.e2e.harness import EngineRun, Lab
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
+
+PROMPTS = [[5, 6, 7, 8], [9], list(range(20, 60)), [100, 200, 300], [77, 78], list(range(300, 420))]
+NEW = 32
+DRAFTED = 3
+# method -> how strong layers are: where the drafts are right nearly always, now and then, and nearly never
+STRENGTHS = {"eagle": (0.05, 0.2, 0.6), "eagle3": (0.05, 0.2, 0.6), "deepseek_mtp": (0.1, 0.3, 3.0)}
+GREEDY = {"max_new_tokens": NEW, "ignore_eos": True}
+STEP = {"name": "all", "kind": "token_ids_of", "prompts": PROMPTS, "gen": GREEDY}
+
+
+@contextmanager
+def made(lab: Lab, method: str, strength: float) -> Iterator[tuple[Path, dict[str, Any], list[list[int]]]]:
+    """(target, speculative_config, what transformers says)."""
+    with tempfile.TemporaryDirectory(prefix="dlinfer-drafts-") as temp:
+        job = {"out": temp, "method": method, "strength": strength, "prompts": PROMPTS, "new": NEW}
+        lab.ask("tests.e2e.draft_job", job | {"never": STOP_IDS}, 600, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+        draft = "" if method == "deepseek_mtp" else f"{temp}/draft"
+        speculative = {"method": method, "model": draft, "num_speculative_tokens": DRAFTED}
+        yield Path(temp, "target"), speculative, json.loads(Path(temp, "said.json").read_text())
+
+
+def run(lab: Lab, target: Path, speculative: dict[str, Any], **options: Any) -> EngineRun:
+    return lab.engine(target, [STEP], dtype="float32", speculative=speculative, **options)
+
+
+def accepted(answer: EngineRun) -> list[list[int]]:
+    """How many drafts of each sequence of each step were right."""
+    return answer.results["accepted"]
+
+
+def rate(answer: EngineRun) -> float:
+    counts = [count for step in accepted(answer) for count in step]
+    return sum(counts) / (DRAFTED * len(counts))
+
+
+def test_drafts_that_are_right_now_and_then_in_one_batch(lab: Lab):
+    with made(lab, "eagle3", 0.2) as (target, speculative, said):
+        answer = run(lab, target, speculative, eager_mode=True)
+        assert answer.tokens("all") == said
+        assert any(len(set(step)) > 1 for step in accepted(answer)), "some of a step's drafts were right"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", STRENGTHS)
+def test_whatever_the_drafts_are_worth(method: str, lab: Lab):
+    rates = []
+    for strength in STRENGTHS[method]:
+        with made(lab, method, strength) as (target, speculative, said):
+            answer = run(lab, target, speculative, eager_mode=True)
+            assert answer.tokens("all") == said
+            rates.append(rate(answer))
+    good, _, bad = rates
+    assert rates == sorted(rates, reverse=True)
+    assert good > (0.15 if method == "eagle3" else 0.9), rates
+    assert bad < 0.05, rates
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", STRENGTHS)
+def test_in_graph_mode_and_with_chunks_and_shared_blocks(method: str, lab: Lab):
+    """What cannot be a graph, as a forward that gives two tensors, runs eagerly and is counted."""
+    with made(lab, method, STRENGTHS[method][1]) as (target, speculative, said):
+        graphs = run(lab, target, speculative)
+        assert graphs.tokens("all") == said
+        assert graphs.results["graphs"]["late"] == 0
+        outcomes = [outcome for _, outcome, _ in graphs.results["graphs"]["phases"]]
+        assert ("eager" in outcomes) == (method != "eagle"), outcomes
+        assert set(outcomes) - {"eager"}
+        split = {"max_prefill_token_num": 32, "enable_prefix_caching": True, "eager_mode": True}
+        assert run(lab, target, speculative, **split).tokens("all") == said
