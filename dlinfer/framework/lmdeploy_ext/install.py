@@ -18,8 +18,8 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
     from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
+    from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
     from dlinfer.framework.lmdeploy_ext.refusals import (
-        adapter_checks,
         http_errors,
         media,
         model_checks,
@@ -28,7 +28,7 @@ def _records() -> list[Patch]:
         sampling_checks,
         weight_checks,
     )
-    from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
+    from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
     from dlinfer.framework.lmdeploy_ext.serving import generation, harmony, scoring
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
     from dlinfer.framework.lmdeploy_ext.vision import corrections, processors

@@ -7,7 +7,8 @@ from typing import Any
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
-from dlinfer.framework.lmdeploy_ext.refusals import adapter_files, speculation
+from dlinfer.framework.lmdeploy_ext.refusals import speculation
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_files
 from dlinfer.framework.patching import Patch
 
 # field of PytorchEngineConfig -> (the value that means "not asked for", what to do instead)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.refusals import quantisation, vision_support
+from dlinfer.framework.lmdeploy_ext.refusals import vision_support
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import quantisation
 from dlinfer.framework.lmdeploy_ext.refusals.speculation import PAIRS
 
 _DRAFT = "it drafts for speculative decoding, and is no model of its own"

@@ -15,8 +15,8 @@ import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.refusals import adapter_files
-from dlinfer.framework.lmdeploy_ext.refusals.adapter_files import fault
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_files
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints.adapter_files import fault
 from dlinfer.framework.patching import Patch
 
 SERVED = frozenset(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.refusals.awq import check_awq
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints.awq import check_awq
 
 BLOCK = 128
 """Rows and columns of a block: LMDeploy's classes have no other."""
