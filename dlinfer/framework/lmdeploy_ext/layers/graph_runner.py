@@ -168,10 +168,10 @@ class CompiledRunner(GraphRunner):
             _mark(parts.marks(self._parts.speech_sizes, kwargs))
         phase = "forward" if self._phases_alike else "decoding" if metadata.is_decoding else "prefill"
         self._calls[key], result = self._compile(phase, function, kwargs)
-        if isinstance(result, torch.Tensor) and result.dim() == 3:
-            self.get_logits(
-                result[:, -1:]
-            )  # LMDeploy's warm-up asks for none, so the first request would compile them
+        hidden = result.get("hidden_states") if isinstance(result, dict) else result
+        if isinstance(hidden, torch.Tensor) and hidden.dim() == 3:
+            # LMDeploy's warm-up asks for no logits, so the first request would compile them.
+            self.get_logits(hidden[:, -1:])
         return result
 
     def _see(self, found: parts.Parts, function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
