@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.refusals import vision_support
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
 from examples.tiny_models.build import BUILT
 from examples.tiny_models.families import BRIEF, FAMILIES, REWARD
@@ -83,6 +84,8 @@ def document(lab: Lab, entries: dict[str, dict[str, Any]]) -> str:
         rows.append(
             f"| {family} | {class_of(lab, family)} | {BUILT[family].exercises} | {' | '.join(texts)} |"
         )
+    for name in vision_support.SERVED:
+        served[name] = ["with images, see [vision.md](vision.md)"]
     for family in REWARD:
         served.setdefault(class_of(lab, family), []).append(f"{family} (`tests/e2e/test_reward.py`)")
     classes = []
@@ -106,6 +109,10 @@ prefill: `max_prefill_token_num` is raised to that length plus one where it is l
 | family | class | what it exercises | graph | eager | graph (openvino) |
 | --- | --- | --- | --- | --- | --- |
 {families}
+
+[vision.md](vision.md) has models of images, [quantised_weights.md](quantised_weights.md) and
+[quantised.md](quantised.md) those of few bits, [kv_cache.md](kv_cache.md) quantised caches,
+[adapters_and_drafts.md](adapters_and_drafts.md) adapters and speculative decoding.
 
 ## All classes that LMDeploy knows
 
