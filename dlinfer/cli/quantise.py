@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 FORMATS = ("awq-int4", "w8a8", "fp8")
 EXIT = (
     "Exit status: 0 when the folder is written, 1 when something is refused and nothing was written, "
-    "2 when LMDeploy cannot be imported, 130 when it was interrupted."
+    "2 when LMDeploy cannot be imported, 130 or 143 when a signal ended it and nothing was written."
 )
 
 
@@ -55,18 +57,18 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from dlinfer.framework.lmdeploy_ext.quantise.run import format_of, quantise
 
-        with _progress(quiet=arguments.json) as progress:
+        with _ending(), _progress(quiet=arguments.json) as progress:
             form = format_of(arguments.format, arguments.group_size)
             report = quantise(arguments.folder, arguments.output, form, progress)
     except ImportError as error:
         sys.stderr.write(f"error: LMDeploy cannot be imported: {error}\n")
         return 2
-    except DlinferError as error:
+    except (DlinferError, OSError) as error:
         _tell(error, as_json=arguments.json)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
         sys.stderr.write(f"interrupted: {arguments.output} was not written\n")
-        return 130
+        return 128 + (signal.SIGTERM if isinstance(end, _Terminated) else signal.SIGINT)
     if arguments.json:
         sys.stdout.write(json.dumps(asdict(report), indent=2) + "\n")
     else:
@@ -94,9 +96,33 @@ def show(report: "Report", console: Console | None = None) -> None:
     console.print(Text(f"largest error of a weight, with a scale for {report.group}: {error}"))
 
 
-def _tell(error: DlinferError, as_json: bool) -> None:
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends the command as an interrupt does: what was written so far is removed."""
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    def end(*_: object) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # where Python sets no handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tell(error: DlinferError | OSError, as_json: bool) -> None:
     if as_json:
-        said = {"error": type(error).__name__, "text": error.explanation, "next_step": error.step}
+        text, step = (
+            (error.explanation, error.step)
+            if isinstance(error, DlinferError)
+            else (str(error), "see that the model's files can be read")
+        )
+        said = {"error": type(error).__name__, "text": text, "next_step": step}
         sys.stdout.write(json.dumps(said, indent=2) + "\n")
     else:
         sys.stderr.write(f"error: {error}\n")

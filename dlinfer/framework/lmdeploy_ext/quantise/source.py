@@ -1,7 +1,6 @@
 """What a folder holds, and what of it is quantised: told from its configuration and headers, and no weight is read."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,6 @@ ADMITTED: Mapping[str, tuple[str, ...]] = {
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATING = ("F64", "F32", "F16", "BF16")
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 # Other forms of the same weights, which the folder that is written must not have beside its own.
 _WEIGHTS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
@@ -82,6 +80,9 @@ def read(folder: Path, form: Format) -> Source:
     if sharded and not (folder / INDEX).is_file():
         raise refuse("its weights are pickled", "save the model again with transformers, as safetensors")
     tensors = _tensors(folder, sharded)
+    for shard in {one.file for one in tensors.values()}:  # it names a file that is written, too
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise refuse(f"its index names a file {shard!r}", "save the model again with transformers")
 
     strange = next((one for one in tensors.values() if one.dtype not in BITS), None)
     if strange is not None:
@@ -99,6 +100,16 @@ def read(folder: Path, form: Format) -> Source:
         raise refuse(
             what, "give a whole checkpoint of the language model, without adapters, its layers unmerged"
         )
+    of_layers = {name.removesuffix(".weight") for name in expected}
+    for name in tensors:
+        layer, _, part = name.rpartition(".")
+        if layer in of_layers and part not in (
+            "weight",
+            "bias",
+        ):  # scales of a weight that is quantised, mostly
+            raise refuse(
+                f"it has {name} beside a weight", "give the checkpoint in floats that it was made of"
+            )
     _check_weights({name: tensors[name] for name in expected}, form, refuse)
     check_support(written_config(config, form))
     others = tuple(

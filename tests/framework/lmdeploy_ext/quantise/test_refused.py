@@ -1,7 +1,9 @@
 """What cannot be quantised is refused by name, and nothing is written, or nothing is left."""
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +51,7 @@ WEIGHTS: dict[str, tuple[str, dict[str, Tensor | None], str]] = {
     "no weight": ("w8a8", {UP: None}, "it has no model.layers.1.mlp.up_proj.weight"),
     "int8 already": ("w8a8", {UP: torch.zeros(384, 256, dtype=torch.int8)}, "already: .* dtype I8"),
     "fp8 already": ("fp8", {UP: torch.zeros(384, 256).to(torch.float8_e4m3fn)}, "already: .* F8_E4M3"),
+    "scale": ("w8a8", {UP.removesuffix("weight") + "scale": torch.ones(384, 1)}, "up_proj.scale beside"),
     "vector": ("w8a8", {UP: torch.zeros(384)}, r"the shape \[384\]"),
     "empty": ("w8a8", {UP: torch.zeros(0, 256)}, r"the shape \[0, 256\]"),
     "group": ("awq-int4", {DOWN: torch.zeros(256, 320)}, "320 inputs are no multiple of the group size 128"),
@@ -192,17 +195,24 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path, monkeypatch):
     check_refused(tmp_path, "w8a8", QuantisationOutputError, "No space left on device")
 
 
-def test_an_interrupt_leaves_nothing(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing(tmp_path, monkeypatch, capsys, number):
     folders.write(tmp_path / "model")
-
-    def write(self, name, tensor):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(writer.ShardWriter, "write", write)
+    monkeypatch.setattr(writer.ShardWriter, "write", lambda *_: os.kill(os.getpid(), number))
+    before = signal.getsignal(signal.SIGTERM)
     arguments = ["quantise", str(tmp_path / "model"), "--format", "fp8", "-o", str(tmp_path / "out")]
-    assert main(arguments) == 130
+    assert main(arguments) == 128 + number
     assert "was not written" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_index_names_no_file_elsewhere(tmp_path):
+    weights = folders.write(tmp_path / "model")
+    (tmp_path / "model/model.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    index = {"weight_map": dict.fromkeys(weights, "../elsewhere.safetensors")}
+    (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(index))
+    check_refused(tmp_path, "w8a8", QuantisationSourceError, "names a file '../elsewhere")
 
 
 @pytest.mark.parametrize(
