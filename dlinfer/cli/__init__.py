@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_compile(commands)
     _add_contract(commands)
     _add_preflight(commands)
+    _add_quantise(commands)
     _add_toolchain(commands)
     return parser
 
@@ -88,6 +89,17 @@ def _add_preflight(commands: Any) -> None:
     )
     preflight.add_arguments(command)
     command.set_defaults(run=preflight.run)
+
+
+def _add_quantise(commands: Any) -> None:
+    from dlinfer.cli import quantise
+
+    text = "quantise a model folder to 4 or 8 bits that LMDeploy reads, rounding to the nearest, without data"
+    command = commands.add_parser(
+        "quantise", help=text, description=f"{text.capitalize()}.", epilog=quantise.EXIT
+    )
+    quantise.add_arguments(command)
+    command.set_defaults(run=quantise.run)
 
 
 def _add_toolchain(commands: Any) -> None:

@@ -47,6 +47,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder
     "dlinfer.framework": "errors",
     "dlinfer.framework.lmdeploy_ext.versions": "",
+    "dlinfer.framework.lmdeploy_ext.errors": "errors",
     "dlinfer.framework.lmdeploy_ext.device": "errors settings vendor framework framework.lmdeploy_ext.versions",
     "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device",
@@ -63,6 +64,8 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals framework.lmdeploy_ext",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.refusals",
+    "dlinfer.framework.lmdeploy_ext.quantise": "errors ops framework.lmdeploy_ext.errors "
+    "framework.lmdeploy_ext.refusals framework.lmdeploy_ext.preflight",
     "dlinfer.framework.transformers_ext": "errors settings ops graph.seam graph.ir graph.report graph.options "
     "graph.capture graph.lowering",
     "dlinfer.framework.mindie_ext.errors": "errors",
@@ -79,7 +82,7 @@ ARROWS: dict[str, str] = {
     "framework.mindie_ext.sampling "
     "framework.mindie_ext.batch framework.mindie_ext.parallel framework.mindie_ext.model framework.mindie_ext.cache",
     "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime vendor.* framework.lmdeploy_ext "
-    "framework.lmdeploy_ext.contract framework.lmdeploy_ext.preflight",
+    "framework.lmdeploy_ext.contract framework.lmdeploy_ext.preflight framework.lmdeploy_ext.quantise",
     "dlinfer.__main__": "cli",
 }
 ROOMS = tuple(ARROWS)

@@ -1,0 +1,145 @@
+"""``dlinfer quantise``: a checkpoint in floats becomes one of 4 or 8 bits that LMDeploy reads, without data."""
+
+import argparse
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dlinfer.errors import DlinferError
+
+if TYPE_CHECKING:
+    from dlinfer.framework.lmdeploy_ext.quantise.run import Report
+
+FORMATS = ("awq-int4", "w8a8", "fp8")
+EXIT = (
+    "Exit status: 0 when the folder is written, 1 when something is refused and nothing was written, "
+    "2 when LMDeploy cannot be imported, 130 or 143 when a signal ended it and nothing was written."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "folder", metavar="MODEL", type=Path, help="a model in floats, as Hugging Face saves it"
+    )
+    parser.add_argument("--format", choices=FORMATS, required=True, help="what its linear layers become")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="OUT",
+        help="the folder to write, which must not exist",
+    )
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        metavar="N",
+        help="inputs that share a scale, of awq-int4 alone (default 128)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object (schema: docs/quantised_weights.md)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Quantise, print, and return the exit status."""
+    try:
+        from dlinfer.framework.lmdeploy_ext.quantise.run import format_of, quantise
+
+        with _ending(), _progress(quiet=arguments.json) as progress:
+            form = format_of(arguments.format, arguments.group_size)
+            report = quantise(arguments.folder, arguments.output, form, progress)
+    except ImportError as error:
+        sys.stderr.write(f"error: LMDeploy cannot be imported: {error}\n")
+        return 2
+    except (DlinferError, OSError) as error:
+        _tell(error, as_json=arguments.json)
+        return 1
+    except KeyboardInterrupt as end:
+        sys.stderr.write(f"interrupted: {arguments.output} was not written\n")
+        return 128 + (signal.SIGTERM if isinstance(end, _Terminated) else signal.SIGINT)
+    if arguments.json:
+        sys.stdout.write(json.dumps(asdict(report), indent=2) + "\n")
+    else:
+        show(report)
+    return 0
+
+
+def show(report: "Report", console: Console | None = None) -> None:
+    """Print the report; a pipe gets plain text that is not wrapped."""
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=500, no_color=True)
+    table = Table(title=report.out, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("", "tensors", "before", "after"):
+        table.add_column(column, justify="left" if not column else "right")
+    kept = report.bytes_before - report.weights_before
+    table.add_row(
+        report.format, str(report.quantised), _mib(report.weights_before), _mib(report.weights_after)
+    )
+    table.add_row("kept", str(report.kept), _mib(kept), _mib(kept))
+    together = str(report.quantised + report.kept)
+    table.add_row("together", together, _mib(report.bytes_before), _mib(report.bytes_after))
+    console.print(table)
+    error = f"{report.worst_error:.2%} of its norm, {report.worst_tensor}"
+    console.print(Text(f"largest error of a weight, with a scale for {report.group}: {error}"))
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends the command as an interrupt does: what was written so far is removed."""
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    def end(*_: object) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # where Python sets no handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tell(error: DlinferError | OSError, as_json: bool) -> None:
+    if as_json:
+        text, step = (
+            (error.explanation, error.step)
+            if isinstance(error, DlinferError)
+            else (str(error), "see that the model's files can be read")
+        )
+        said = {"error": type(error).__name__, "text": text, "next_step": step}
+        sys.stdout.write(json.dumps(said, indent=2) + "\n")
+    else:
+        sys.stderr.write(f"error: {error}\n")
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Shows how far it is, on standard error where that is a terminal."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=quiet or not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task("looking", total=None)
+        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.1f} MiB"

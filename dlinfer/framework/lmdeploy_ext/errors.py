@@ -1,0 +1,17 @@
+"""The adaptor's own errors."""
+
+from dlinfer.errors import DlinferError
+
+
+class QuantisationSourceError(DlinferError, ValueError):
+    """A model folder whose weights cannot be quantised to the format that was asked for."""
+
+    message = "the model {path!r} cannot be quantised to {form}: {detail}."
+    next_step = "{advice}"
+
+
+class QuantisationOutputError(DlinferError, OSError):
+    """The folder that a quantised model is to be written to exists, or cannot be written."""
+
+    message = "the quantised model cannot be written to {path!r}: {detail}."
+    next_step = "{advice}"
