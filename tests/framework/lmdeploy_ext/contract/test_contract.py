@@ -93,9 +93,7 @@ def test_what_other_devices_ask_is_no_drift_of_the_cpu_and_drift_of_theirs():
     assert runtime in on_ascend
     assert {one.used.removeprefix("import of ") for one in ascend.drifts} >= on_ascend
     assert all(one.severity == "essential" and ":" in one.where for one in ascend.drifts)
-    refused = {one.name for one in cpu.elsewhere if not one.device}
-    assert "dlinfer.ops.linear_w8a8" in refused
-    assert any("dlinfer.ops.linear_w8a8(" in one.used for one in ascend.drifts)
+    assert all(one.device for one in cpu.elsewhere)  # the ops have all that LMDeploy's dlinfer backend calls
 
 
 def test_what_moves_no_meaning_is_no_drift(plant):
