@@ -21,7 +21,8 @@ class VisionFamily:
 
     config: of the whole model. extra: the tokenizer's further tokens, from id ``VOCAB_SIZE`` on. image: how the chat
     template writes one. files: name -> JSON, what the processor is made from. renamed: (beginning
-    of a weight's name as transformers 5 writes it, as the family's checkpoints have it).
+    of a weight's name as transformers 5 writes it, as the family's checkpoints have it). chat: the language model's
+    class where the checkpoint is an InternVLChatModel, for which this model is the oracle.
     """
 
     hf_name: str
@@ -31,6 +32,7 @@ class VisionFamily:
     image: str
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     renamed: tuple[str, str] | None = None
+    chat: str | None = None
 
 
 _MEAN_AND_STD = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
@@ -240,4 +242,26 @@ def _with_mean_and_std(family: VisionFamily, mean: list[float], std: list[float]
 VISION["internvl_chat"] = replace(
     _with_mean_and_std(VISION["internvl"], [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
     exercises="remote-code config; images cut into tiles by LMDeploy itself",
+    chat="Qwen2ForCausalLM",
+)
+
+
+def _with_llama(chat: str, exercises: str, **vision: Any) -> VisionFamily:
+    family = VISION["internvl_chat"]
+    parts = {
+        "text_config": _TEXT | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        "vision_config": family.config["vision_config"] | vision,
+    }
+    return replace(family, config=family.config | parts, chat=chat, exercises=exercises)
+
+
+VISION["internvl_chat_llama"] = _with_llama(
+    "LlamaForCausalLM",
+    "the same around a Llama, with the norms of the large vision model",
+    norm_type="rms_norm",
+    use_qk_norm=True,
+    attention_bias=False,
+)
+VISION["internvl_chat_internlm2"] = _with_llama(
+    "InternLM2ForCausalLM", "the same around an InternLM2, whose q, k and v are packed"
 )
