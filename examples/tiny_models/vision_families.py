@@ -234,6 +234,55 @@ VISION: dict[str, VisionFamily] = {
 }
 
 
+_GLM_NAMES = ("image_start", "image_end", "image", "video_start", "video_end", "video")
+VISION["glm4v"] = VisionFamily(
+    "Glm4v",
+    "a table of positions resampled for each image; rotary on half of each head, in pairs, with three axes",
+    {
+        **{f"{name}_token_id": VOCAB_SIZE + place for place, name in enumerate(_GLM_NAMES)},
+        "tie_word_embeddings": False,
+        # Its tokens of beginning and end stand in generation_config.json alone.
+        "text_config": {name: value for name, value in _TEXT.items() if not name.endswith("token_id")}
+        | {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [2, 1, 1],
+                "partial_rotary_factor": 0.5,
+            },
+        },
+        "vision_config": _QWEN_VISION
+        | {
+            "hidden_size": 32,
+            "out_hidden_size": 64,
+            "intermediate_size": 48,
+            "image_size": 32,
+            "attention_bias": False,
+        },
+    },
+    [
+        "<|begin_of_image|>",
+        "<|end_of_image|>",
+        "<|image|>",
+        "<|begin_of_video|>",
+        "<|end_of_video|>",
+        "<|video|>",
+    ],
+    "<|begin_of_image|><|image|><|end_of_image|>",
+    {
+        "preprocessor_config.json": {
+            "image_processor_type": "Glm4vImageProcessor",
+            "processor_class": "Glm4vProcessor",
+            "patch_size": PATCH,
+            "temporal_patch_size": 2,
+            "merge_size": MERGE,
+            "size": {"shortest_edge": 8 * (PATCH * MERGE) ** 2, "longest_edge": 128 * (PATCH * MERGE) ** 2},
+            **_MEAN_AND_STD,
+        }
+    },
+)
+
+
 def _with_mean_and_std(family: VisionFamily, mean: list[float], std: list[float]) -> VisionFamily:
     config = family.files["preprocessor_config.json"] | {"image_mean": mean, "image_std": std}
     return replace(family, files=family.files | {"preprocessor_config.json": config})
