@@ -71,13 +71,14 @@ def pack_state_dict(
 
 def configuration(llama: Any, dtype: Any) -> dict[str, Any]:
     """What config.json of the twin of a Llama model of this configuration says."""
+    rope = dict(llama.rope_parameters)
     config = {
         "architectures": ["InternLM2ForCausalLM"],
         "auto_map": {"AutoConfig": "configuration_internlm2.InternLM2Config"},
         "model_type": "internlm2",
         "bias": False,
         "hidden_act": "silu",
-        "rope_theta": 10000.0,
+        "rope_theta": rope.pop("rope_theta"),
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
     for key in (
@@ -85,6 +86,8 @@ def configuration(llama: Any, dtype: Any) -> dict[str, Any]:
         " max_position_embeddings rms_norm_eps bos_token_id eos_token_id pad_token_id tie_word_embeddings"
     ).split():
         config[key] = getattr(llama, key)
+    if rope["rope_type"] != "default":
+        config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
     return config
 
 

@@ -7,7 +7,7 @@ tokens.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .families import BOS, COMMON, EOS, VOCAB_SIZE
+from .families import BOS, COMMON, EOS, POSITIONAL, VOCAB_SIZE
 
 # Tokens of the vocabulary, and then those that stand for images; the model has room for more than there are.
 ROOM = VOCAB_SIZE + 24
@@ -295,10 +295,11 @@ VISION["internvl_chat"] = replace(
 )
 
 
-def _with_llama(chat: str, exercises: str, **vision: Any) -> VisionFamily:
+def _with_llama(chat: str, exercises: str, text: dict[str, Any] | None = None, **vision: Any) -> VisionFamily:
     family = VISION["internvl_chat"]
+    llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     parts = {
-        "text_config": _TEXT | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        "text_config": _TEXT | llama | (text or {}),
         "vision_config": family.config["vision_config"] | vision,
     }
     return replace(family, config=family.config | parts, chat=chat, exercises=exercises)
@@ -312,5 +313,10 @@ VISION["internvl_chat_llama"] = _with_llama(
     attention_bias=False,
 )
 VISION["internvl_chat_internlm2"] = _with_llama(
-    "InternLM2ForCausalLM", "the same around an InternLM2, whose q, k and v are packed"
+    "InternLM2ForCausalLM",
+    "the same around an InternLM2: q, k and v packed; dynamic NTK scaling",
+    {
+        name: POSITIONAL["llama_dynamic"].config[name]
+        for name in ("rope_parameters", "max_position_embeddings")
+    },
 )
