@@ -22,7 +22,7 @@ from transformers.models.auto import video_processing_auto
 from transformers.utils import is_torchvision_available
 from transformers.video_processing_utils import VideoProcessorMixin
 
-from .hf_reference import end_tokens
+from .hf_reference import end_tokens, forget
 
 
 class _NoVideos(VideoProcessorMixin):
@@ -79,6 +79,7 @@ def answer(
         return_dict_in_generate=True,
     )
     model.generation_config = plain
+    forget(model)
     out = model.generate(**inputs, generation_config=plain)
     prompt = inputs["input_ids"][0]
     best = torch.cat(out.scores).float().topk(2, dim=-1).values

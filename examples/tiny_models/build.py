@@ -109,7 +109,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         _randomise_vectors(model)
         vision.forbid_image_tokens(model)
         model = model.to(getattr(torch, dtype)).eval()
-        if family == "internvl_chat":
+        if VISION[family].chat is not None:
             vision.save_chat(VISION[family], model, folder, folder / REFERENCE)
         else:
             vision.save(VISION[family], model, folder)

@@ -69,25 +69,37 @@ def pack_state_dict(
     return packed
 
 
-def save(model: Any, folder: Path) -> None:
-    """Write the InternLM2 twin of a ``LlamaForCausalLM``: weights, config.json and configuration code."""
-    llama = model.config
+def configuration(llama: Any, dtype: Any) -> dict[str, Any]:
+    """What config.json of the twin of a Llama model of this configuration says."""
+    rope = dict(llama.rope_parameters)
     config = {
         "architectures": ["InternLM2ForCausalLM"],
         "auto_map": {"AutoConfig": "configuration_internlm2.InternLM2Config"},
         "model_type": "internlm2",
         "bias": False,
         "hidden_act": "silu",
-        "rope_theta": 10000.0,
-        "torch_dtype": str(model.dtype).removeprefix("torch."),
+        "rope_theta": rope.pop("rope_theta"),
+        "torch_dtype": str(dtype).removeprefix("torch."),
     }
     for key in (
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
         " max_position_embeddings rms_norm_eps bos_token_id eos_token_id pad_token_id tie_word_embeddings"
     ).split():
         config[key] = getattr(llama, key)
-    head_dim = llama.hidden_size // llama.num_attention_heads
-    weights = pack_state_dict(model.state_dict(), llama.num_hidden_layers, head_dim)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if rope["rope_type"] != "default":
+        config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
+    return config
+
+
+def weights(llama: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Llama's weights under InternLM2's names, by Llama's configuration."""
+    return pack_state_dict(state, llama.num_hidden_layers, llama.hidden_size // llama.num_attention_heads)
+
+
+def save(model: Any, folder: Path) -> None:
+    """Write the InternLM2 twin of a ``LlamaForCausalLM``: weights, config.json and configuration code."""
+    packed = weights(model.config, model.state_dict())
+    save_file(packed, folder / "model.safetensors", metadata={"format": "pt"})
+    config = configuration(model.config, model.dtype)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "configuration_internlm2.py").write_text(CONFIGURATION)

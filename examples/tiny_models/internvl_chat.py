@@ -1,7 +1,8 @@
 """An InternVLChatModel checkpoint (InternVL 1.5 to 3) made from an InternVLForConditionalGeneration, its oracle.
 
 It has no class in transformers: its checkpoints carry their configuration as code (``trust_remote_code``). The network
-is the same, with other weight names, and with q, k and v of the vision model packed into one ``qkv``.
+is the same, with other weight names, and with q, k and v of the vision model packed into one ``qkv``. The language
+model keeps the names of its own class; where that is InternLM2, a Llama is packed as its own checkpoints are.
 """
 
 import json
@@ -12,9 +13,19 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from . import internlm2
+
 CONFIGURATION = '''"""Configuration of a tiny InternVL-style model."""
 
-from transformers import PretrainedConfig, Qwen2Config
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
+
+from .configuration_internlm2 import InternLM2Config
+
+LANGUAGE = {
+    "InternLM2ForCausalLM": InternLM2Config,
+    "LlamaForCausalLM": LlamaConfig,
+    "Qwen2ForCausalLM": Qwen2Config,
+}
 
 
 class InternVLChatConfig(PretrainedConfig):
@@ -22,9 +33,21 @@ class InternVLChatConfig(PretrainedConfig):
 
     def __init__(self, vision_config=None, llm_config=None, **kwargs):
         self.vision_config = PretrainedConfig(**(vision_config or {}))
-        self.llm_config = Qwen2Config(**(llm_config or {}))
+        inside = llm_config or {"architectures": ["InternLM2ForCausalLM"]}
+        self.llm_config = LANGUAGE[inside["architectures"][0]](**inside)
         super().__init__(**kwargs)
 '''
+
+# As these checkpoints have it, whose images nevertheless become tiles.
+PROCESSOR = {
+    "feature_extractor_type": "CLIPFeatureExtractor",
+    "do_resize": True,
+    "do_center_crop": True,
+    "do_normalize": True,
+    "resample": 3,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+}
 
 RENAMED = (
     (r"^model\.", ""),
@@ -35,6 +58,7 @@ RENAMED = (
     (r"encoder\.layer\.", "encoder.layers."),
     (r"attention\.projection_layer\.", "attn.proj."),
     (r"attention\.(.)_proj\.", r"attn.\1."),
+    (r"attention\.(.)_norm\.", r"attn.\1_norm."),
     (r"layernorm_before\.", "norm1."),
     (r"layernorm_after\.", "norm2."),
     (r"lambda_(\d)$", r"ls\1"),
@@ -64,9 +88,24 @@ def pack(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return packed
 
 
-def save(model: Any, folder: Path) -> None:
-    """Write the InternVLChatModel twin: weights, config.json and configuration code."""
+def with_internlm2(packed: dict[str, torch.Tensor], llama: Any) -> dict[str, torch.Tensor]:
+    """The weights with the language model's, a Llama's of configuration ``llama``, packed as InternLM2's."""
+    before = "language_model."
+    inside = {name.removeprefix(before): w for name, w in packed.items() if name.startswith(before)}
+    others = {name: w for name, w in packed.items() if not name.startswith(before)}
+    return others | {before + name: w for name, w in internlm2.weights(llama, inside).items()}
+
+
+def save(model: Any, folder: Path, language: str) -> None:
+    """Write the InternVLChatModel twin: weights, config.json, the old processor's and configuration code.
+
+    language: class of the language model inside.
+    """
     whole = model.config.to_dict()
+    llama = model.config.text_config
+    inside, weights = whole["text_config"], pack(model.state_dict())
+    if language == "InternLM2ForCausalLM":
+        inside, weights = internlm2.configuration(llama, model.dtype), with_internlm2(weights, llama)
     vision = whole["vision_config"]
     config = {
         "architectures": ["InternVLChatModel"],
@@ -82,7 +121,7 @@ def save(model: Any, folder: Path) -> None:
         "ps_version": "v2",
         "select_layer": -1,
         "tie_word_embeddings": False,
-        "llm_config": whole["text_config"],
+        "llm_config": inside,
         "vision_config": {
             "architectures": ["InternVisionModel"],
             "model_type": "intern_vit_6b",
@@ -96,9 +135,13 @@ def save(model: Any, folder: Path) -> None:
             "layer_norm_eps": vision["layer_norm_eps"],
             "norm_type": vision["norm_type"],
             "qkv_bias": vision["attention_bias"],
-            "qk_normalization": False,
+            "qk_normalization": vision["use_qk_norm"],
         },
     }
-    save_file(pack(model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    size = vision["image_size"][0]
+    processor = PROCESSOR | {"size": size, "crop_size": size}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
     (folder / "configuration_internvl_chat.py").write_text(CONFIGURATION)
+    (folder / "configuration_internlm2.py").write_text(internlm2.CONFIGURATION)

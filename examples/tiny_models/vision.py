@@ -48,8 +48,9 @@ def save(spec: VisionFamily, model: Any, folder: Path) -> None:
 
 def save_chat(spec: VisionFamily, model: Any, folder: Path, reference: Path) -> None:
     """Write InternVLChatModel's checkpoint to ``folder``, and transformers' own, its oracle, to ``reference``."""
+    assert spec.chat is not None
     save(spec, model, reference)
-    internvl_chat.save(model, folder)
+    internvl_chat.save(model, folder, spec.chat)
     for file in reference.glob("*token*"):
         shutil.copy(file, folder)
     shutil.copy(reference / "chat_template.jinja", folder)

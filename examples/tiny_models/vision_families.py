@@ -7,7 +7,7 @@ tokens.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .families import BOS, COMMON, EOS, VOCAB_SIZE
+from .families import BOS, COMMON, EOS, POSITIONAL, VOCAB_SIZE
 
 # Tokens of the vocabulary, and then those that stand for images; the model has room for more than there are.
 ROOM = VOCAB_SIZE + 24
@@ -21,7 +21,8 @@ class VisionFamily:
 
     config: of the whole model. extra: the tokenizer's further tokens, from id ``VOCAB_SIZE`` on. image: how the chat
     template writes one. files: name -> JSON, what the processor is made from. renamed: (beginning
-    of a weight's name as transformers 5 writes it, as the family's checkpoints have it).
+    of a weight's name as transformers 5 writes it, as the family's checkpoints have it). chat: the language model's
+    class where the checkpoint is an InternVLChatModel, for which this model is the oracle.
     """
 
     hf_name: str
@@ -31,6 +32,7 @@ class VisionFamily:
     image: str
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     renamed: tuple[str, str] | None = None
+    chat: str | None = None
 
 
 _MEAN_AND_STD = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
@@ -232,6 +234,55 @@ VISION: dict[str, VisionFamily] = {
 }
 
 
+_GLM_NAMES = ("image_start", "image_end", "image", "video_start", "video_end", "video")
+VISION["glm4v"] = VisionFamily(
+    "Glm4v",
+    "a table of positions resampled for each image; rotary on half of each head, in pairs, with three axes",
+    {
+        **{f"{name}_token_id": VOCAB_SIZE + place for place, name in enumerate(_GLM_NAMES)},
+        "tie_word_embeddings": False,
+        # Its tokens of beginning and end stand in generation_config.json alone.
+        "text_config": {name: value for name, value in _TEXT.items() if not name.endswith("token_id")}
+        | {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [2, 1, 1],
+                "partial_rotary_factor": 0.5,
+            },
+        },
+        "vision_config": _QWEN_VISION
+        | {
+            "hidden_size": 32,
+            "out_hidden_size": 64,
+            "intermediate_size": 48,
+            "image_size": 32,
+            "attention_bias": False,
+        },
+    },
+    [
+        "<|begin_of_image|>",
+        "<|end_of_image|>",
+        "<|image|>",
+        "<|begin_of_video|>",
+        "<|end_of_video|>",
+        "<|video|>",
+    ],
+    "<|begin_of_image|><|image|><|end_of_image|>",
+    {
+        "preprocessor_config.json": {
+            "image_processor_type": "Glm4vImageProcessor",
+            "processor_class": "Glm4vProcessor",
+            "patch_size": PATCH,
+            "temporal_patch_size": 2,
+            "merge_size": MERGE,
+            "size": {"shortest_edge": 8 * (PATCH * MERGE) ** 2, "longest_edge": 128 * (PATCH * MERGE) ** 2},
+            **_MEAN_AND_STD,
+        }
+    },
+)
+
+
 def _with_mean_and_std(family: VisionFamily, mean: list[float], std: list[float]) -> VisionFamily:
     config = family.files["preprocessor_config.json"] | {"image_mean": mean, "image_std": std}
     return replace(family, files=family.files | {"preprocessor_config.json": config})
@@ -240,4 +291,32 @@ def _with_mean_and_std(family: VisionFamily, mean: list[float], std: list[float]
 VISION["internvl_chat"] = replace(
     _with_mean_and_std(VISION["internvl"], [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
     exercises="remote-code config; images cut into tiles by LMDeploy itself",
+    chat="Qwen2ForCausalLM",
+)
+
+
+def _with_llama(chat: str, exercises: str, text: dict[str, Any] | None = None, **vision: Any) -> VisionFamily:
+    family = VISION["internvl_chat"]
+    llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    parts = {
+        "text_config": _TEXT | llama | (text or {}),
+        "vision_config": family.config["vision_config"] | vision,
+    }
+    return replace(family, config=family.config | parts, chat=chat, exercises=exercises)
+
+
+VISION["internvl_chat_llama"] = _with_llama(
+    "LlamaForCausalLM",
+    "the same around a Llama, with the norms of the large vision model",
+    norm_type="rms_norm",
+    use_qk_norm=True,
+    attention_bias=False,
+)
+VISION["internvl_chat_internlm2"] = _with_llama(
+    "InternLM2ForCausalLM",
+    "the same around an InternLM2: q, k and v packed; dynamic NTK scaling",
+    {
+        name: POSITIONAL["llama_dynamic"].config[name]
+        for name in ("rope_parameters", "max_position_embeddings")
+    },
 )

@@ -24,7 +24,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "prefix": {"enable_prefix_caching": True, "block_size": 16},
 }
 # LMDeploy caches prefixes of images where transformers' processor expands the text; of others it says so, and does not.
-SHARES_IMAGES = ("qwen3_vl",)
+SHARES_IMAGES = ("qwen3_vl", "glm4v")
 PHASES = ["decoding", "logits", "prefill", "vision"]
 
 
@@ -84,9 +84,10 @@ def test_images(lab: Lab, family: str, mode: str, config: str) -> None:
 
 
 @pytest.mark.full
-def test_one_image_twice_is_seen_in_the_prefix_cache(lab: Lab) -> None:
+@pytest.mark.parametrize("family", SHARES_IMAGES)
+def test_one_image_twice_is_seen_in_the_prefix_cache(lab: Lab, family: str) -> None:
     """The same text with another image must not find the first one's blocks."""
-    model = lab.model("qwen3_vl")
+    model = lab.model(family)
     image, other = (CHATS[i][0]["content"] for i in (1, 3))
     chats: list[Chat] = [
         [{"role": "user", "content": [part, image[1]]}] for part in (image[0], other[0], image[0])

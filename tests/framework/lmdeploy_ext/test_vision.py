@@ -4,14 +4,17 @@ import shutil
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from lmdeploy import PytorchEngineConfig
+from lmdeploy.pytorch.configurations.glm4_1v import Glm4vModelConfigBuilder
+from lmdeploy.pytorch.models.glm4_1v import Glm4vVisionEmbeddings
 from lmdeploy.vl.model.builder import load_vl_model
 from PIL import Image
-from transformers import AutoProcessor
+from transformers import AutoProcessor, Glm4vConfig, Glm4vVisionConfig
 from transformers.models.auto.video_processing_auto import AutoVideoProcessor
 
 from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
@@ -113,6 +116,28 @@ def test_videos_sounds_and_time_series_are_refused_by_name():
             check_messages([{"role": "user", "content": [text, {"type": kind}]}])
 
 
+def test_the_language_fields_of_glm4v_stand_where_lmdeploys_model_looks_for_them():
+    PytorchEngineConfig(device_type="cpu")
+    rope = {"rope_type": "default", "rope_theta": 10.0, "partial_rotary_factor": 0.5}
+    text = {"hidden_size": 64, "num_attention_heads": 4, "rms_norm_eps": 0.25, "rope_parameters": rope}
+    config = Glm4vConfig(text_config=dict(text))
+    made = Glm4vModelConfigBuilder.build(config)
+    assert (made.hidden_size, made.head_dim, made.use_mrope, made.eos_token_id) == (64, 16, True, None)
+    assert made.hf_config is config
+    assert {name: getattr(config, name) for name in text} == text | {
+        "rope_parameters": rope | {"mrope_section": [8, 12, 12]}
+    }
+    assert (config.head_dim, config.attention_bias) == (16, True)
+
+
+def test_a_glm4v_that_rotates_another_part_of_each_head_is_refused():
+    PytorchEngineConfig(device_type="cpu")
+    rope = {"rope_type": "default", "rope_theta": 10.0}
+    config = Glm4vConfig(text_config={"rope_parameters": rope})
+    with pytest.raises(UnsupportedFeatureError, match=r"GLM-4.1V with rotary positions on 1.0 of each head"):
+        Glm4vModelConfigBuilder.build(config)
+
+
 def test_sizes_are_marked_in_every_tensor_of_an_argument():
     tables = (torch.zeros(3, 4), torch.zeros(3, 4))
     sizes: parts.Sizes = {"rotary_pos_emb": ("patches", None), "absent": ("images",)}
@@ -123,6 +148,34 @@ def test_sizes_are_marked_in_every_tensor_of_an_argument():
 
 def test_a_model_without_images_has_no_parts():
     assert parts.of_model(torch.nn.Linear(2, 2)) is None
+
+
+def test_positions_of_glm4v_are_resampled_for_each_image_before_its_graph():
+    """The table is 2 x 2: an image of 2 x 2 patches takes it as it is, in the order of its patches."""
+    config = Glm4vVisionConfig(hidden_size=3, image_size=4, patch_size=2)
+    embeddings = Glm4vVisionEmbeddings(config)
+    model = SimpleNamespace(visual=SimpleNamespace(embeddings=embeddings))
+    own = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+    wide = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]])
+    given = {
+        "cu_seqlens": torch.tensor([4, 12], dtype=torch.int32),
+        "grid_thw": torch.tensor([[1, 2, 2], [1, 2, 4]]),
+        "image_type_ids": torch.cat([own, wide]),
+    }
+    made = towers.with_positions(model, dict(given))
+    assert sorted(made) == ["cu_seqlens", "pos_embeds"]
+    table = embeddings.position_embedding.weight
+    torch.testing.assert_close(made["pos_embeds"][:4], table)
+    alone = towers.with_positions(
+        model,
+        {
+            "cu_seqlens": torch.tensor([8], dtype=torch.int32),
+            "grid_thw": given["grid_thw"][1:],
+            "image_type_ids": wide,
+        },
+    )
+    torch.testing.assert_close(made["pos_embeds"][4:], alone["pos_embeds"], rtol=0, atol=0)
+    assert not torch.equal(alone["pos_embeds"][:4], table)
 
 
 def test_features_stand_where_images_do_and_zeros_elsewhere():

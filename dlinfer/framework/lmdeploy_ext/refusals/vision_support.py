@@ -14,14 +14,9 @@ SERVED = {
     "InternVLChatModel": "llm_config",
     "Qwen3VLForConditionalGeneration": "text_config",
     "LlavaForConditionalGeneration": "text_config",
+    "Glm4vForConditionalGeneration": "text_config",
 }
 """Architecture -> the part of its configuration that is the language model's; empty where the whole is."""
-
-REASONS = {
-    "Glm4vForConditionalGeneration": "LMDeploy's class looks for fields of the language model where transformers 5 has "
-    "none",
-}
-"""Architecture -> why it cannot be served, where there is more to say than that nobody has compared its tokens."""
 
 
 def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -34,12 +29,14 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | None:
-    """Why a vision-language model is not served, possibly without words; None where it is.
+    """Why a vision-language model is not served, without words where nobody has compared its tokens; None where it is.
 
     names: its classes. config: as ``config.json`` has it.
     """
     if not any(name in SERVED for name in names):
-        return next((REASONS[name] for name in names if name in REASONS), "")
+        return ""
     if config.get("flash_mode"):
         return "it leaves out tokens of images that tell little (flash_mode)"
+    if "Glm4vForConditionalGeneration" in names and config.get("text_config") is None:
+        return "its configuration has no text_config, outside of which transformers 5 reads no language model"
     return None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
@@ -42,7 +43,70 @@ def _image_token(original: Callable[..., None]) -> Callable[..., None]:
     return build_preprocessor
 
 
+_LANGUAGE_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_replicate_key_value_heads",  # LMDeploy's own, of tensor parallel
+    "head_dim",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "pad_token_id",
+)
+_SECTIONS = [8, 12, 12]  # what transformers takes where the configuration is silent
+
+
+def _language_at_the_top(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def build(cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any) -> Any:
+        if activation.active() is None:
+            return original(cls, hf_config, model_path, **kwargs)
+        inside = hf_config.text_config
+        if not hasattr(inside, "eos_token_id"):
+            inside.eos_token_id = getattr(hf_config, "eos_token_id", None)
+        made = original(cls, hf_config, model_path, **kwargs)
+        for name in _LANGUAGE_FIELDS:
+            if hasattr(inside, name):
+                setattr(hf_config, name, getattr(inside, name))
+        rotated = inside.rope_parameters.get("partial_rotary_factor", 1.0)
+        if rotated != 0.5:  # as LMDeploy's layers have it, whatever the configuration says
+            raise refuse(f"GLM-4.1V with rotary positions on {rotated} of each head", "use a model with 0.5")
+        hf_config.rope_parameters = {"mrope_section": _SECTIONS} | inside.rope_parameters
+        hf_config.attention_bias = True  # q, k and v have biases whatever the configuration says
+        return made
+
+    return build
+
+
+def _no_bias(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
+        original(self, config, dtype, device)
+        if activation.active() is not None:
+            self.proj.bias = None
+
+    return __init__
+
+
 PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.configurations.glm4_1v:Glm4vModelConfigBuilder.build",
+        why="the model looks for the language model's fields at the top of the configuration, where transformers 5 "
+        "has none",
+        signature="(cls, hf_config, model_path=None, **kwargs)",
+        build=_language_at_the_top,
+        versions=FAULTY,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.models.glm4_1v:Glm4vVisionAttention.__init__",
+        why="adds a bias that no checkpoint has to attention's output, from uninitialised memory",
+        signature="(self, config, dtype=None, device=None)",
+        build=_no_bias,
+        versions=FAULTY,
+    ),
     Patch(
         target="lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.build_preprocessor",
         why="lets padding tokens stand for images, and takes every other one in the text for a piece of an image",

@@ -102,6 +102,20 @@ def _qwen3_vl(model: Any) -> dict[str, Any]:
     return _qwen2_vl(model) | {"pos_embeds": positions}
 
 
+def _glm4v(model: Any) -> dict[str, Any]:
+    grids = _grids(model)
+    pixels = _patches(model, grids)
+    angles, places = model.visual.rot_pos_emb(grids)
+    angles = angles.repeat(1, 2)
+    return {
+        "hidden_states": pixels,
+        "cu_seqlens": _ends(grids, pixels.device),
+        "rotary_pos_emb": (angles.cos().to(pixels), angles.sin().to(pixels)),
+        "grid_thw": grids,
+        "image_type_ids": places,
+    }
+
+
 def _qwen2_5_vl(model: Any) -> dict[str, Any]:
     grids = _grids(model)
     pixels = _patches(model, grids)
@@ -196,6 +210,19 @@ PARTS: dict[str, Parts] = {
         speech=towers.deepstacked,
         arrange_speech=towers.dense_features,
         speech_sizes={"deepstack": (None, None, "tokens", None)},
+    ),
+    "Glm4vForConditionalGeneration": Parts(
+        "language_model",
+        ("visual", "forward"),
+        {
+            "hidden_states": ("patches", None),
+            "cu_seqlens": ("images",),
+            "rotary_pos_emb": ("patches", None),
+            "pos_embeds": ("patches", None),
+        },
+        _glm4v,
+        towers.positioned,
+        towers.with_positions,
     ),
 }
 """Class of LMDeploy's -> its parts."""

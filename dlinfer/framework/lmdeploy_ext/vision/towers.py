@@ -106,3 +106,40 @@ def deepstacked(
         if deepstack is not None and number < deepstack.shape[0]:
             x, residual = x + residual + deepstack[number], None
     return self.norm(x) if residual is None else self.norm(x, residual)[0]
+
+
+def with_positions(model: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``positioned`` from those of GLM-4.1V's encoder.
+
+    The table of positions is resampled for each image's shape, which no graph of all shapes can hold: it is done
+    before, by LMDeploy's own function on nothing.
+    """
+    grids, places = given.pop("grid_thw"), given.pop("image_type_ids")
+    weight = model.visual.embeddings.position_embedding.weight
+    lengths = torch.diff(given["cu_seqlens"], prepend=given["cu_seqlens"].new_zeros(1)).tolist()
+    nothing = weight.new_zeros(len(places), weight.shape[1])
+    found = model.visual.embeddings(nothing, lengths, grids, places[:, 0], places[:, 1])
+    return given | {"pos_embeds": found}
+
+
+def positioned(
+    self: Any,
+    hidden_states: Tensor,
+    cu_seqlens: Tensor,
+    rotary_pos_emb: tuple[Tensor, Tensor],
+    pos_embeds: Tensor,
+) -> Tensor:
+    """GLM-4.1V's encoder, to which embeddings of positions are given.
+
+    self: LMDeploy's module. hidden_states: pixels [patches, pixels of a patch]. cu_seqlens: [images], where the patches
+    of each end. rotary_pos_emb: cos and sin, [patches, head size] each. pos_embeds: [patches, width]. Returns features,
+    [tokens, hidden].
+    """
+    x, residual = self.post_conv_layernorm(self.patch_embed(hidden_states)) + pos_embeds, None
+    ends = pad(cu_seqlens, (1, 0))
+    for block in self.blocks:
+        x, residual = block(x, cu_seqlens=ends, rotary_pos_emb=rotary_pos_emb, residual=residual)
+    x = self.post_layernorm(x if residual is None else x + residual)
+    side = self.spatial_merge_size
+    squares = x.view(-1, side, side, x.shape[-1]).permute(0, 3, 1, 2)
+    return self.merger(self.downsample(squares).flatten(1))
