@@ -154,8 +154,8 @@ def _refuse(op: str, feature: str, advice: str) -> UnsupportedFeatureError:
 
 
 def check_format(rules: Rules, quant_bits: int) -> None:
-    """``quant_bits`` is one of the formats'."""
-    rules.require(quant_bits in STORED, "quant_bits", "4, 8, 16 or 17", lambda: quant_bits)
+    """``quant_bits`` is one of the formats'; a traced number is guarded, for dtypes and sizes hang on it."""
+    rules.require(int(quant_bits) in STORED, "quant_bits", "4, 8, 16 or 17", lambda: quant_bits)
 
 
 def check_quantised_cache(
@@ -173,7 +173,7 @@ def check_quantised_cache(
     model: a tensor of the vectors' dtype and device.
     """
     cache_name, scales_name = f"{name}_cache", f"{name}_scales_zeros"
-    dtype = STORED[quant_bits]
+    dtype = STORED[int(quant_bits)]
     if cache.dtype is not dtype:
         raise rules.error(cache_name, f"a tensor of {dtype} for quant_bits={quant_bits}", cache.dtype)
     rules.same_device(cache_name, cache, model_name, model)

@@ -52,11 +52,15 @@ def test_every_op_is_right_on_the_device(op, name):
     assert taken == ({} if native else {(op.name, "fakecorp"): 1})
 
 
+OF_CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
+"""Laid out by the vendor; a scale of all tokens, which fp8 caches have, is one element."""
+
+
 def as_the_ops_say(op, args) -> tuple:
     """Copies of arguments on the host, caches in the layout of the op interface."""
     host = pytree.tree_map_only(Tensor, Tensor.cpu, args)
     return tuple(
-        LAYOUT.canonical(arg) if parameter in ("k_cache", "v_cache") and arg is not None else arg
+        LAYOUT.canonical(arg) if parameter in OF_CACHES and arg is not None and arg.dim() == 4 else arg
         for parameter, arg in zip(op.parameters, host, strict=False)
     )
 
