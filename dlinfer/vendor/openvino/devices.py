@@ -30,6 +30,11 @@ def has_bfloat16() -> bool:
     return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
+def has_float16() -> bool:
+    """Whether the CPU computes in float16; without, its plugin computes in bfloat16 where the CPU has that."""
+    return "FP16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
 def properties(options: OpenVINOOptions, precision: str, cache: str) -> dict[str, Any]:
     """How a device is to compile a model whose own floating type is ``precision``, and that of its KV caches ``cache``.
 
@@ -38,6 +43,8 @@ def properties(options: OpenVINOOptions, precision: str, cache: str) -> dict[str
     takes float32 whatever is said for both together.
     """
     hint = precision if options.precision == "model" else options.precision
+    if hint == "f16" and options.device.split(".")[0] == "CPU" and not has_float16():
+        hint = "f32"  # bfloat16 would lose three bits of each number without a word
     said: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": hint,
         "EXECUTION_MODE_HINT": "ACCURACY",

@@ -165,6 +165,8 @@ def _precision(graph: fx.Graph) -> str:
     found = {
         tensor.dtype for node in graph.nodes if not _of_packed_weights(node) for tensor in tensors_of(node)
     }
+    if {torch.bfloat16, torch.float16} <= found:
+        return "f32"  # neither of them has the other's numbers
     return "bf16" if torch.bfloat16 in found else "f16" if torch.float16 in found else "f32"
 
 

@@ -1,10 +1,13 @@
 """The engine's options: each bad one is refused with the valid ones; each good one reaches the compiler."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from dlinfer import settings
 from dlinfer.errors import CompileOptionError
+from dlinfer.vendor.openvino import devices
 from dlinfer.vendor.openvino.devices import core, properties
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from tests.graph.compiling import compiled
@@ -56,6 +59,18 @@ def test_what_would_change_numbers_is_always_said():
     assert {kept[f"{of}_CACHE_PRECISION"] for of in ("KV", "KEY", "VALUE")} == {"f16"}  # the caches' own
     assert said["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == "0"
     assert said["INFERENCE_NUM_THREADS"] == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("capabilities", [["FP32", "BF16"], ["FP32", "BF16", "FP16"]])
+def test_float16_is_asked_for_only_where_the_cpu_computes_in_it(capabilities, monkeypatch):
+    """Elsewhere the plugin takes bfloat16 for it, where the CPU has that."""
+    monkeypatch.setattr(
+        devices, "core", lambda: SimpleNamespace(get_property=lambda device, name: capabilities)
+    )
+    hint = "f16" if "FP16" in capabilities else "f32"
+    for options in (OpenVINOOptions(), OpenVINOOptions(precision="f16")):
+        assert properties(options, "f16", "")["INFERENCE_PRECISION_HINT"] == hint
+    assert properties(OpenVINOOptions(device="GPU"), "f16", "")["INFERENCE_PRECISION_HINT"] == "f16"
 
 
 def test_options_reach_the_compiler():
