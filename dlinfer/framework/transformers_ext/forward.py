@@ -50,11 +50,11 @@ def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(x, Tensor):
         return _own_forward(self, plan, "it is called with other than one tensor", args, kwargs)
     reason = _changed(self, plan, x.device.type) or _other_dtype(x, fused.dtype)
+    if reason is not None:
+        return _own_forward(self, plan, reason, args, kwargs)
     graph = fused.graphs.get(x.dim())
-    if reason is None and graph is None:
-        reason = f"its input has {x.dim()} dimensions"
-    if reason is not None or graph is None:
-        return _own_forward(self, plan, reason or "", args, kwargs)
+    if graph is None:
+        return _own_forward(self, plan, f"its input has {x.dim()} dimensions", args, kwargs)
     tensors = [_tensor(self, name) for name in fused.names]
     _refuse_gradients(plan.name, x, *tensors)
     return graph.forward(x, *tensors)

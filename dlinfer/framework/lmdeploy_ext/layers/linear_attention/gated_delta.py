@@ -6,7 +6,7 @@ decoding; ours are one op each for both. Slots are not cleared between requests:
 it has begins with a state of zero, in the ops.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from lmdeploy.pytorch.backends.causal_conv1d import CausalConv1dImpl
@@ -16,6 +16,11 @@ from torch.nn import functional
 
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+
+
+def _refuse_part(name: str) -> NoReturn:
+    """A part of LMDeploy's CUDA implementation, which its abstract class asks for and nothing calls here."""
+    raise refuse(f"{name} apart from its layer", "call the layer's forward, which does all of it")
 
 
 class StepStates(GatedDeltaMetaImpl):
@@ -50,12 +55,12 @@ class Convolution(CausalConv1dImpl):
         return ops.causal_conv1d(x[0], taps, bias, conv_state, *sequence, activation != "none")[None]
 
     def conv1d_fn(self, *args: Any, **kwargs: Any) -> Any:
-        """A part of LMDeploy's CUDA implementation, which nothing calls here."""
-        raise NotImplementedError
+        """Refused: see ``_refuse_part``."""
+        _refuse_part("conv1d_fn")
 
     def update_fn(self, *args: Any, **kwargs: Any) -> Any:
-        """A part of LMDeploy's CUDA implementation, which nothing calls here."""
-        raise NotImplementedError
+        """Refused: see ``_refuse_part``."""
+        _refuse_part("update_fn")
 
 
 class DeltaRule(GatedDeltaRuleImpl):
@@ -99,12 +104,12 @@ class DeltaRule(GatedDeltaRuleImpl):
         return out[None]
 
     def chunk_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Any:
-        """A part of LMDeploy's CUDA implementation, which nothing calls here."""
-        raise NotImplementedError
+        """Refused: see ``_refuse_part``."""
+        _refuse_part("chunk_gated_delta_rule")
 
     def fused_recurrent_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Any:
-        """A part of LMDeploy's CUDA implementation, which nothing calls here."""
-        raise NotImplementedError
+        """Refused: see ``_refuse_part``."""
+        _refuse_part("fused_recurrent_gated_delta_rule")
 
 
 class GatedRMSNorm(nn.Module):
