@@ -103,6 +103,17 @@ class Builder:
             raise LoweringError(f"OpenVINO: {type(cause).__name__}: {first}"[:400], node.name) from cause
         self.values[node] = self._checked(node, made)
 
+    def outputs_of(self, node: fx.Node) -> list[Output]:
+        """The outputs that a lowered node became, in whatever they are kept."""
+        found = self.values[node]
+        parts = found if isinstance(found, (list, tuple)) else [found]
+        kept = [
+            one
+            for part in parts
+            for one in ((part.source, part.index) if isinstance(part, Rows) else (part,))
+        ]
+        return [one for one in kept if isinstance(one, Output)]
+
     def assembled(self, node: fx.Node) -> Any:
         """What a node became, with Rows put into place: an output, a Python number, or a list of these."""
         found = self.values[node]

@@ -6,8 +6,10 @@ Some of this only the model sees: its last outputs say so, and what it computed 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import openvino as ov
 import torch
 from torch import Tensor
 
@@ -25,6 +27,9 @@ from dlinfer.vendor.openvino.registry import Call, not_empty
 from dlinfer.vendor.openvino.requests import Requests
 from dlinfer.vendor.openvino.template import OUTPUT, Result, Template
 from dlinfer.vendor.openvino.weights import with_weights
+from dlinfer.vendor.openvino.workarounds.precision import rounded
+
+_LOST = "OpenVINO would round the float32 of {} to 16 bits, as it computes what is beside it"
 
 
 class OpenVINOLowered(Lowered):
@@ -58,10 +63,12 @@ class OpenVINOLowered(Lowered):
         given = {template.inputs[index]: weight for index, weight in zip(self.held, weights, strict=True)}
         model, keep = with_weights(template.model, given, options, template.notes)
         said = properties(options, template.precision, template.cache)
-        try:
-            compiled = core().compile_model(model, options.device, said)
-        except RuntimeError as cause:  # the only class that OpenVINO raises
-            raise RefusedError(f"OpenVINO does not compile it: {_told(cause)}") from cause
+        compiled = self._compiled(model, said)
+        if (node := self._rounded(compiled)) is not None:
+            if template.cache not in ("", "f32"):
+                raise RefusedError(f"{_LOST.format(node)}, and its KV cache is not float32")
+            template.notes.append(f"{_LOST.format(node)}: the whole region is computed in float32")
+            compiled = self._compiled(model, said | properties(replace(options, precision="f32"), "f32", ""))
         requests = Requests(compiled, self._dtypes, (keep, template.keep))
         built_in = zip(self.held, weights, strict=True)
         held = {index: range_of(weight) for index, weight in built_in if index in self._ranged}
@@ -75,6 +82,18 @@ class OpenVINOLowered(Lowered):
             return self._contents(inputs, outputs)
 
         return run
+
+    def _compiled(self, model: ov.Model, said: dict[str, Any]) -> ov.CompiledModel:
+        try:
+            return core().compile_model(model, self._options.device, said)
+        except RuntimeError as cause:  # the only class that OpenVINO raises
+            raise RefusedError(f"OpenVINO does not compile it: {_told(cause)}") from cause
+
+    def _rounded(self, compiled: ov.CompiledModel) -> str | None:
+        """A float32 node that the CPU plugin rounds to 16 bits, which nobody asked for."""
+        if self._options.precision != "model" or self._options.device.split(".")[0] != "CPU":
+            return None
+        return rounded(compiled, self.template.model, self.template.precise)
 
     def check(self, inputs: Sequence[Any]) -> None:
         """Raise RefusedError for attention over no keys, and a KV cache that the model would write into a copy of."""

@@ -23,6 +23,7 @@ from dlinfer.vendor.openvino.builder import Builder, LoweringError
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.registry import Call
 from dlinfer.vendor.openvino.workarounds.attention import part_attention
+from dlinfer.vendor.openvino.workarounds.precision import Precise
 from dlinfer.vendor.openvino.written import InPlace, Rows
 
 assert lowerings  # imported for what it registers
@@ -64,6 +65,7 @@ class Template:
     faults: reasons, for each of which the model has one more output: whether it is not right for a call.
     keep: memory that the model's constants lie in. notes: for reports.
     cache: the floating type of inputs that the model itself writes; empty where there are none.
+    precise: names of nodes that compute float32 beside 16 bits.
     """
 
     model: ov.Model
@@ -80,6 +82,7 @@ class Template:
     notes: list[str] = field(default_factory=list)
     keep: Sequence[Tensor] = ()
     cache: str = ""
+    precise: frozenset[str] = frozenset()
 
     def misfit(self, options: OpenVINOOptions) -> str | None:
         """Why the model cannot be what the options ask for; None where it can."""
@@ -96,6 +99,7 @@ def template_of(function: Function, name: str) -> Template:
     """Write a function in OpenVINO's opset. Raises LoweringError, which names a node."""
     graph = function.graph_module.graph
     builder = Builder()
+    precise = Precise()
     placeholders = graph.find_nodes(op="placeholder")
     written = {index for index in function.writes if index is not None}
     for node in graph.nodes:
@@ -105,6 +109,7 @@ def template_of(function: Function, name: str) -> Template:
             if node.op == "call_function" and (reason := registry.refusal(Call.of(node))) is not None:
                 raise LoweringError(reason, node.name)
             builder.lower(node)
+            precise.note(node, builder.outputs_of(node))
     outputs, results, sizes = _results(builder, graph, function.writes)
     faults = builder.found_faults()
     outputs += list(faults.values())
@@ -118,6 +123,9 @@ def template_of(function: Function, name: str) -> Template:
     model = ov.Model(outputs, list(compress(parameters, read)), name)  # pyright: ignore[reportGeneralTypeIssues]
     part_attention(model)
     model.validate_nodes_and_infer_types()
+    precision, names = _precision(graph), frozenset[str]()
+    if precision != "f32":
+        model, names = precise.marked(model)
     places = {node.name: index for index, node in enumerate(placeholders)}
     values = [fake(node) for node in placeholders]
     tensors = [index for index, value in enumerate(values) if isinstance(value, Tensor)]
@@ -141,10 +149,11 @@ def template_of(function: Function, name: str) -> Template:
         ],
         faults=tuple(faults),
         ranges=Ranges(graph, dtypes.KEPT),
-        precision=_precision(graph),
+        precision=precision,
         notes=builder.notes,
         keep=builder.keep,
         cache=_cache(results),
+        precise=names,
     )
 
 

@@ -1,0 +1,118 @@
+"""float32 beside 16 bits, which OpenVINO 2026.4.1 computes in 16 bits too unless each node says that it must not.
+
+A node says so by a runtime attribute that the Python API can neither make nor copy; written as text and read again it
+is there. The plugin's own rewriting drops it from some products (a transposed operand, a linear layer with a bias), so
+that what was compiled is asked which precision each node got.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import openvino as ov
+import torch
+from openvino import Node, Output
+from torch import fx
+
+from dlinfer.graph.ir.dialect import tensors_of
+from dlinfer.vendor.openvino.devices import core
+
+_SHORT = ("bf16", "f16")
+_PRECISE = "precise_0"
+"""As text it becomes the attribute ``DisablePrecisionConversion``."""
+
+
+class Precise:
+    """The nodes of a model that compute float32, noted while it is written."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._nodes: list[Node] = []
+
+    def note(self, node: fx.Node, outputs: Collection[Output]) -> None:
+        """Note what an fx node became: ``outputs``, and what is new behind them."""
+        tensors = [*tensors_of(node), *(one for given in node.all_input_nodes for one in tensors_of(given))]
+        new = list(self._new(outputs))
+        if any(tensor.dtype is torch.float32 for tensor in tensors):
+            self._nodes += [one for one in new if one.get_type_name() not in ("Constant", "Parameter")]
+
+    def _new(self, outputs: Collection[Output]) -> Iterator[Node]:
+        waiting = [output.get_node() for output in outputs]
+        while waiting:
+            found = waiting.pop()
+            if found.get_name() not in self._seen:
+                self._seen.add(found.get_name())
+                yield found
+                waiting += [one.get_source_output().get_node() for one in found.inputs()]
+
+    def marked(self, model: ov.Model) -> tuple[ov.Model, frozenset[str]]:
+        """(the model with its float32 nodes marked, the names of these, but for casts to 16 bits)."""
+        nodes = [one for one in self._nodes if "f32" in _types((*one.inputs(), *one.outputs()))]
+        if not nodes:
+            return model, frozenset()
+        for node in nodes:
+            node.get_rt_info()[_PRECISE] = ""
+        kept = [one for one in nodes if _types(one.outputs()).isdisjoint(_SHORT)]
+        return _read_again(model), frozenset(one.get_friendly_name() for one in kept)
+
+
+def rounded(compiled: ov.CompiledModel, model: ov.Model, precise: Collection[str]) -> str | None:
+    """The first of the ``precise`` nodes whose numbers a compiled model rounds to 16 bits; None where there is none.
+
+    model: what it was compiled from, or the same without weights.
+    """
+    if not precise:
+        return None
+    known = {node.get_friendly_name() for node in model.get_ops()}
+    for node in compiled.get_runtime_model().get_ordered_ops():
+        layers = _layers(node)
+        kept = next((one for one in layers if one in precise), None)
+        if kept is None:
+            continue
+        if layers[-1] in precise and _is_short(node):
+            return layers[-1]
+        if _said(node, "runtimePrecision") in _SHORT and _rounds(node):
+            return kept
+        if any(_is_short(one) and known.isdisjoint(_layers(one)) and _rounds(one) for one in _sources(node)):
+            return kept  # what the plugin itself put in front of it
+    return None
+
+
+def _read_again(model: ov.Model) -> ov.Model:
+    with TemporaryDirectory() as folder:
+        text, constants = Path(folder, "model.xml"), Path(folder, "model.bin")
+        ov.serialize(model, text, constants)
+        return core().read_model(text.read_bytes(), constants.read_bytes())
+
+
+def _types(ports: Iterable[ov.Input | Output]) -> set[str]:
+    return {one.get_element_type().get_type_name() for one in ports}
+
+
+def _said(node: Node, key: str) -> str:
+    said = node.get_rt_info()
+    return said[key].astype(str) if key in said else ""
+
+
+def _layers(node: Node) -> list[str]:
+    """The nodes of the model that became one of a runtime model, in their order."""
+    return [one for one in _said(node, "originalLayersNames").split(",") if one]
+
+
+def _rounds(node: Node) -> bool:
+    return not all(map(_is_short, _sources(node)))
+
+
+def _is_short(node: Node) -> bool:
+    """Whether what a node of a runtime model gives has 16 bits."""
+    return _said(node, "outputPrecisions").split(",")[0] in _SHORT
+
+
+def _sources(node: Node) -> Iterator[Node]:
+    """Where the floats that a node of a runtime model reads come from, before the plugin converted them."""
+    for port in node.inputs():
+        source = port.get_source_output().get_node()
+        while _said(source, "layerType") == "Reorder":
+            source = source.input_value(0).get_node()
+        if _said(source, "outputPrecisions").split(",")[0] in (*_SHORT, "f32"):
+            yield source
