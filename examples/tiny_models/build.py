@@ -13,12 +13,12 @@ from importlib import metadata
 from pathlib import Path
 
 from .families import BRIEF, ELSEWHERE, FAMILIES, QUANTISED, REWARD
-from .vision_families import VISION
+from .vision_families import VISION, VISION_ELSEWHERE
 
 STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
 TEXT = FAMILIES | BRIEF | QUANTISED | REWARD | ELSEWHERE
-BUILT = TEXT | VISION
+BUILT = TEXT | VISION | VISION_ELSEWHERE
 DTYPES = ("float32", "bfloat16")
 
 
@@ -100,7 +100,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import awq, chatglm, deepseek, internlm2, internlm3, reward, tokenizer, vision
+    from . import awq, chatglm, cogvlm, deepseek, internlm2, internlm3, reward, tokenizer, vision
     from .families import STOP_IDS
 
     if family in VISION:
@@ -113,6 +113,13 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
             vision.save_chat(VISION[family], model, folder, folder / REFERENCE)
         else:
             vision.save(VISION[family], model, folder)
+        return
+    if family in VISION_ELSEWHERE:
+        torch.manual_seed(seed)
+        model = cogvlm.make(family)
+        _randomise_vectors(model)
+        cogvlm.save(model.to(getattr(torch, dtype)), folder)
+        tokenizer.begin_texts(tokenizer.train()).save_pretrained(folder)
         return
     spec = TEXT[family]
     model_class = getattr(transformers, f"{spec.hf_name}ForCausalLM")
