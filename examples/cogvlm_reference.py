@@ -39,7 +39,9 @@ class Network(nn.Module):
         self.model.embed_tokens = nn.Embedding(config["vocab_size"], hidden)
         self.model.layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
         self.model.norm = nn.RMSNorm(hidden, eps=config["rms_norm_eps"])
-        self.model.vision = Vision(config)
+        vision = config["vision_config"]
+        joined = 0 if vision["num_positions"] == ONE_PIECE_A_PATCH else vision["hidden_size"]
+        self.model.vision = Vision(vision, hidden, config["intermediate_size"], joined)
         self.lm_head = nn.Linear(hidden, config["vocab_size"], bias=False)
 
     def forward(self, ids: Tensor, features: Tensor | None, begin: int = 0) -> Tensor:
@@ -53,12 +55,17 @@ class Network(nn.Module):
             end = begin + len(features)
             x[begin:end] = features
             expert[begin : end - 1] = True
-            pieces = len(features) - 2
-            positions[begin + 1 : end - 1] = begin + 1
-            positions[end - 1 :] -= pieces - 1
+            share_position(positions, begin, end)
         for layer in self.model.layers:
             x = layer(x, positions, expert)
         return self.lm_head(self.model.norm(x[-1]))
+
+
+def share_position(positions: Tensor, begin: int, end: int) -> None:
+    """Let the pieces of an image of the tokens ``begin`` to ``end`` have one position. positions is changed."""
+    pieces = end - begin - 2
+    positions[begin + 1 : end - 1] = begin + 1
+    positions[end - 1 :] -= pieces - 1
 
 
 class Layer(nn.Module):
@@ -130,12 +137,16 @@ class Gated(nn.Module):
 
 
 class Vision(nn.Module):
-    """The encoder, and the projection into the language model: pixels [images, 3, side, side] to tokens."""
+    """The encoder, and the projection into the language model: pixels [images, 3, side, side] to tokens.
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    vision: its configuration. hidden, inner: widths of the projection. joined: channels of the convolution that makes
+    one piece of 2 x 2 patches; 0 for none.
+    """
+
+    def __init__(self, vision: dict[str, Any], hidden: int, inner: int, joined: int) -> None:
         super().__init__()
-        vision, hidden, inner = config["vision_config"], config["hidden_size"], config["intermediate_size"]
         width, patch = vision["hidden_size"], vision["patch_size"]
+        self.scale = vision.get("scaling_factor", 1.0)
         self.patch_embedding: Any = nn.Module()
         self.patch_embedding.proj = nn.Conv2d(3, width, patch, patch)
         self.patch_embedding.cls_embedding = nn.Parameter(torch.randn(1, width))
@@ -144,9 +155,9 @@ class Vision(nn.Module):
         self.transformer.layers = nn.ModuleList(
             VisionLayer(vision) for _ in range(vision["num_hidden_layers"])
         )
-        self.conv = None if vision["num_positions"] == ONE_PIECE_A_PATCH else nn.Conv2d(width, width, 2, 2)
+        self.conv = nn.Conv2d(width, joined, 2, 2) if joined else None
         self.linear_proj: Any = nn.Module()
-        self.linear_proj.linear_proj = nn.Linear(width, hidden, bias=False)
+        self.linear_proj.linear_proj = nn.Linear(joined or width, hidden, bias=False)
         self.linear_proj.norm1 = nn.LayerNorm(hidden)
         self.linear_proj.gate_proj = nn.Linear(hidden, inner, bias=False)
         self.linear_proj.dense_h_to_4h = nn.Linear(hidden, inner, bias=False)
@@ -167,7 +178,7 @@ class Vision(nn.Module):
         x = F.gelu(glu.norm1(glu.linear_proj(x)))
         x = glu.dense_4h_to_h(F.silu(glu.gate_proj(x)) * glu.dense_h_to_4h(x))
         ends = (one.expand(len(x), 1, -1) for one in (self.boi, self.eoi))
-        return torch.cat((next(ends), x, next(ends)), 1)
+        return torch.cat((next(ends), x, next(ends)), 1) / self.scale
 
 
 class VisionLayer(nn.Module):

@@ -100,7 +100,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import awq, chatglm, cogvlm, deepseek, internlm2, internlm3, reward, tokenizer, vision
+    from . import awq, chatglm, cogvlm, deepseek, glm4v, internlm2, internlm3, reward, tokenizer, vision
     from .families import STOP_IDS
 
     if family in VISION:
@@ -114,14 +114,13 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         else:
             vision.save(VISION[family], model, folder)
         return
-    if family in VISION_ELSEWHERE:
+    if family in cogvlm.CONFIGS:
         torch.manual_seed(seed)
         model = cogvlm.make(family)
-        _randomise_vectors(model)
         cogvlm.save(model.to(getattr(torch, dtype)), folder)
         tokenizer.begin_texts(tokenizer.train()).save_pretrained(folder)
         return
-    spec = TEXT[family]
+    spec = TEXT[VISION_ELSEWHERE[family].text if family in VISION_ELSEWHERE else family]
     model_class = getattr(transformers, f"{spec.hf_name}ForCausalLM")
     config = model_class.config_class(**spec.config)
     torch.manual_seed(seed)
@@ -135,6 +134,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         "internlm3": internlm3.save,
         "chatglm": chatglm.save,
         "deepseek": deepseek.save,
+        "glm_4v": glm4v.save,
         "qwen2_reward": reward.save_qwen2,
         "internlm2_reward": reward.save_internlm2,
     }

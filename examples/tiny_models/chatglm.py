@@ -5,6 +5,7 @@ and q, k and v lie one above the other in one weight.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,16 @@ RENAMED_IN_LAYER = {
 }
 
 
-def save(model: Any, folder: Path) -> None:
-    """Write the ChatGLM twin of a ``GlmForCausalLM``: weights, config.json and configuration code."""
+def save(
+    model: Any,
+    folder: Path,
+    beside: Mapping[str, torch.Tensor] | None = None,
+    further: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the ChatGLM twin of a ``GlmForCausalLM``: weights, config.json and configuration code.
+
+    beside: further weights. further: further parts of the configuration.
+    """
     glm, state = model.config, model.state_dict()
     weights = {new: state[old].contiguous() for old, new in RENAMED.items()}
     for i in range(glm.num_hidden_layers):
@@ -47,6 +56,7 @@ def save(model: Any, folder: Path) -> None:
         for kind in ("weight", "bias"):
             parts = [state[f"{layer}self_attn.{name}_proj.{kind}"] for name in "qkv"]
             weights[f"{twin}self_attention.query_key_value.{kind}"] = torch.cat(parts)
+    weights |= beside or {}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["ChatGLMForConditionalGeneration"],
@@ -76,5 +86,6 @@ def save(model: Any, folder: Path) -> None:
         "tie_word_embeddings": False,
         "torch_dtype": str(model.dtype).removeprefix("torch."),
     }
+    config |= further or {}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "configuration_chatglm.py").write_text(CONFIGURATION)

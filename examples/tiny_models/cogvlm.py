@@ -65,13 +65,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def make(family: str) -> Any:
-    """A network of random weights; norms' and biases' are left to the caller."""
+    """A network of random weights."""
     from ..cogvlm_reference import Network
 
-    network = Network(CONFIGS[family])
+    return spread(Network(CONFIGS[family]))
+
+
+def spread(network: Any) -> Any:
+    """A network whose weights are changed to as large ones as in the other tiny models."""
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            if parameter.ndim > 1 and not name.endswith(("boi", "eoi")):
+            if parameter.ndim == 1:
+                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
+            elif not name.endswith(("boi", "eoi")):
                 parameter.normal_(std=0.2)
     return network
 

@@ -324,12 +324,17 @@ VISION["internvl_chat_internlm2"] = _with_llama(
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A family that has no class in transformers; its oracle is ``examples/cogvlm_reference.py``."""
+    """A family that has no class in transformers; its oracle is ``examples/..._reference.py``.
+
+    text: the family that its language model is, where that has one.
+    """
 
     exercises: str
+    text: str = ""
 
 
 VISION_ELSEWHERE = {
     "cogvlm": Elsewhere("every layer has weights of its own for images, whose pieces share one position"),
     "cogvlm2": Elsewhere("the same with grouped heads, fewer pieces, and frequencies of another base"),
+    "glm_4v": Elsewhere("ChatGLM behind the same encoder, whose features are scaled", text="chatglm"),
 }

@@ -85,7 +85,7 @@ def document(lab: Lab, entries: dict[str, dict[str, Any]]) -> str:
             f"| {family} | {class_of(lab, family)} | {BUILT[family].exercises} | {' | '.join(texts)} |"
         )
     for name in vision_support.SERVED:
-        served[name] = ["with images, see [vision.md](vision.md)"]
+        served.setdefault(name, []).append("with images, see [vision.md](vision.md)")
     for family in REWARD:
         served.setdefault(class_of(lab, family), []).append(f"{family} (`tests/e2e/test_reward.py`)")
     classes = []

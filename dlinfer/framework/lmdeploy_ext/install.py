@@ -31,7 +31,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
     from dlinfer.framework.lmdeploy_ext.serving import generation, harmony, scoring
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
-    from dlinfer.framework.lmdeploy_ext.vision import cogvlm, corrections, processors
+    from dlinfer.framework.lmdeploy_ext.vision import cogvlm, corrections, glm_4v, processors
 
     modules = (
         engine_config,
@@ -58,6 +58,7 @@ def _records() -> list[Patch]:
         media,
         cogvlm,
         corrections,
+        glm_4v,
         processors,
     )
     return [patch for module in modules for patch in module.PATCHES]

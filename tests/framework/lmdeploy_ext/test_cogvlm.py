@@ -1,4 +1,4 @@
-"""What is put right in LMDeploy's CogVLM: positions, whose expert takes which token, and the prompt."""
+"""What is put right in LMDeploy's CogVLM and GLM-4V: positions, whose expert takes which token, and the prompt."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,11 +8,14 @@ import torch
 from lmdeploy import PytorchEngineConfig
 from lmdeploy.pytorch.models.cogvlm import CogVLMForCausalLM
 from lmdeploy.vl.model.cogvlm import CogVLMVisionModel
+from lmdeploy.vl.model.glm4_v import GLM4VisionModel
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.refusals.media import check_one_image
+from dlinfer.framework.lmdeploy_ext.vision.one_position import of_images
+from dlinfer.framework.lmdeploy_ext.vision.parts import PARTS, of_model
 
-MODEL: Any = SimpleNamespace()
+MODEL: Any = SimpleNamespace(config=SimpleNamespace(vision_config={}))
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +108,28 @@ def test_an_image_stands_before_the_conversation():
 def test_a_second_image_is_refused():
     image = {"type": "image_url", "image_url": {"url": "data:"}}
     once = [{"role": "user", "content": [image, {"type": "text", "text": "one"}]}]
-    check_one_image(once)
-    with pytest.raises(UnsupportedFeatureError, match="more than one image"):
-        check_one_image(once * 2)
+    check_one_image(once, "CogVLM")
+    with pytest.raises(UnsupportedFeatureError, match="more than one image in a conversation with CogVLM"):
+        check_one_image(once * 2, "CogVLM")
+
+
+def test_every_token_of_an_image_is_one_in_glm_4v():
+    """There, features stand in the place of all of them, and one set of weights takes all."""
+    context = step((0, 3, []), (2, 6, [(3, 7)]))
+    assert of_images(context, closing=True).nonzero().flatten().tolist() == [4, 5, 6, 7]
+
+
+def test_a_chatglm_without_images_has_no_parts():
+    chatglm: Any = type("ChatGLMForConditionalGeneration", (torch.nn.Module,), {})()
+    transformer: Any = torch.nn.Module()
+    chatglm.transformer, transformer.vision = transformer, None
+    assert of_model(chatglm) is None
+    transformer.vision = torch.nn.Linear(1, 1)
+    assert of_model(chatglm) is PARTS["ChatGLMForConditionalGeneration"]
+
+
+def test_glm_4v_keeps_all_texts_of_a_message():
+    content = [{"type": "text", "text": "one"}, {"type": "image"}, {"type": "text", "text": "two"}]
+    template = SimpleNamespace(messages2prompt=lambda messages, **_: messages[0]["content"])
+    prompt, _ = GLM4VisionModel.proc_messages([{"role": "user", "content": content}], template)
+    assert prompt == "<IMAGE_TOKEN>\none\ntwo"

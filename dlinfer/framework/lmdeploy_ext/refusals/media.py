@@ -10,6 +10,8 @@ from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.patching import Patch
 
 _IMAGES = ("text", "image", "image_url", "image_data")
+_OF_ONE_IMAGE = {"CogVLMVisionModel": "CogVLM", "GLM4VisionModel": "GLM-4V"}
+"""LMDeploy's class -> the model, which was trained with one image in a conversation."""
 _KINDS = {"video": "video", "audio": "audio", "time_series": "time series"}
 
 
@@ -25,13 +27,13 @@ def check_messages(messages: Iterable[Any]) -> None:
             raise refuse(f"{named} input", "send text and images")
 
 
-def check_one_image(messages: Iterable[Any]) -> None:
-    """Raise UnsupportedFeatureError for a conversation of several images, which CogVLM was not made for."""
+def check_one_image(messages: Iterable[Any], model: str) -> None:
+    """Raise UnsupportedFeatureError for a conversation of several images, which a model was not made for."""
     contents = (message.get("content") for message in messages if isinstance(message, dict))
     parts = (part for content in contents if isinstance(content, list) for part in content)
     kinds = [part.get("type") for part in parts if isinstance(part, dict)]
     if sum(kind in _IMAGES[1:] for kind in kinds) > 1:
-        raise refuse("more than one image in a conversation with CogVLM", "send one image")
+        raise refuse(f"more than one image in a conversation with {model}", "send one image")
 
 
 def _get_multimodal_prompt_input(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,8 +46,9 @@ def _get_multimodal_prompt_input(original: Callable[..., Any]) -> Callable[..., 
 
             try:
                 check_messages(messages)
-                if type(getattr(self.vl_encoder, "model", None)).__name__ == "CogVLMVisionModel":
-                    check_one_image(messages)
+                seen = type(getattr(self.vl_encoder, "model", None)).__name__
+                if seen in _OF_ONE_IMAGE:
+                    check_one_image(messages, _OF_ONE_IMAGE[seen])
             except UnsupportedFeatureError as error:  # of others LMDeploy says that preprocessing failed
                 raise RequestError(ErrorCode.UNSUPPORTED_FEATURE, str(error)) from error
         return await original(self, messages, *args, **kwargs)

@@ -1,12 +1,11 @@
 """CogVLM and CogVLM2, as their authors' own code computes them and LMDeploy's does not in some places.
 
 Weights of the vision expert are for an image's opening token and its pieces; the closing token goes through those of
-text. Which tokens these are follows from where the image lies, and not from an id, which a text may hold too. All
-pieces of an image have one position, so that later positions fall behind the number of tokens.
+text. Which tokens these are follows from where the image lies, and not from an id, which a text may hold too.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.lmdeploy_ext.vision.one_position import metas_patch, of_images, pixels
 from dlinfer.framework.patching import Patch
 
 ARCHITECTURE = "CogVLMForCausalLM"
@@ -51,17 +51,6 @@ def _filled(embeds: Tensor, features: Tensor, experts: Tensor) -> Tensor:
     return embeds
 
 
-def _spans(context: Any) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """(place in the step of a sequence's first token, (begin, end) of its images in the step) for each sequence."""
-    starts = context.q_start_loc.tolist()
-    histories = (context.kv_seqlens - context.q_seqlens).tolist()
-    given = context.input_multimodals or [None] * len(starts)
-    for start, history, inputs in zip(starts, histories, given, strict=False):
-        images = (inputs or {}).get("image", [])
-        move = start - history
-        yield start, sorted((image.start + move, image.end + move) for image in images)
-
-
 def _prepare(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     @functools.wraps(original)
     def prepare_inputs_for_generation(
@@ -69,61 +58,23 @@ def _prepare(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str,
     ) -> dict[str, Any]:
         if activation.active() is None:
             return original(self, past_key_values, inputs_embeds, context)
-        images = [
-            image.data
-            for inputs in context.input_multimodals or ()
-            for image in (inputs or {}).get("image", [])
-        ]
+        images = pixels(context)
         made = {
             "input_ids": context.input_ids,
             "position_ids": context.position_ids,
             "past_key_values": past_key_values,
             "attn_metadata": context.attn_metadata,
-            "images": None,
+            "images": images,
             "inputs_embeds": inputs_embeds,
             "lang_ids": None,
             "vision_ids": None,
         }
-        if not images:
+        if images is None:
             return made
-        seen = torch.zeros(context.input_ids.shape[1], dtype=torch.bool)
-        for _, spans in _spans(context):
-            for begin, end in spans:
-                seen[begin : end - 1] = True
-        device = context.input_ids.device
-        ids = {"lang_ids": (~seen).nonzero().flatten(), "vision_ids": seen.nonzero().flatten()}
-        return made | {"images": torch.stack(images)} | {name: one.to(device) for name, one in ids.items()}
+        seen = of_images(context, closing=False)
+        return made | {"lang_ids": (~seen).nonzero().flatten(), "vision_ids": seen.nonzero().flatten()}
 
     return prepare_inputs_for_generation
-
-
-def _metas(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def update_model_metas(
-        self: Any, past_key_values: Any, inputs_embeds: Tensor | None = None, context: Any = None
-    ) -> list[dict[str, int]]:
-        if activation.active() is None:
-            return original(self, past_key_values, inputs_embeds, context)
-        positions = context.position_ids.clone()
-        lengths = context.q_seqlens.tolist()
-        given = context.model_metas or [None] * len(lengths)
-        metas = []
-        for length, meta, (start, spans) in zip(lengths, given, _spans(context), strict=False):
-            whole = positions[0, start : start + length]
-            # A sequence that was evicted begins anew, with the count of its first time.
-            behind = (meta or {}).get("num_img_tokens", 0) if int(whole[0]) else 0
-            whole -= behind
-            for begin, end in spans:
-                pieces = end - begin - 2
-                own = positions[0, begin : start + length]
-                own[1 : pieces + 1] = own[1].clone()
-                own[pieces + 1 :] -= pieces - 1
-                behind += pieces - 1
-            metas.append({"num_img_tokens": behind})
-        context.position_ids = positions
-        return metas
-
-    return update_model_metas
 
 
 def _forward(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -243,13 +194,7 @@ PATCHES = (
         build=_prepare,
         versions=FAULTY,
     ),
-    Patch(
-        target=f"{_MODEL}:CogVLMForCausalLM.update_model_metas",
-        why="splits positions by a tensor of lengths, and counts an evicted sequence's images twice",
-        signature="(self, past_key_values, inputs_embeds=None, context=None)",
-        build=_metas,
-        versions=FAULTY,
-    ),
+    metas_patch(f"{_MODEL}:CogVLMForCausalLM"),
     Patch(
         target="lmdeploy.vl.model.cogvlm:CogVLMVisionModel.proc_messages",
         why="drops all but the first text of a message, and looks for a field that templates of tokenizers do not have",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlinfer.framework.lmdeploy_ext.vision import cogvlm, towers
+from dlinfer.framework.lmdeploy_ext.vision import cogvlm, glm_4v, towers
 
 Sizes = dict[str, tuple[str | None, ...]]
 Arrange = Callable[[Any, dict[str, Any]], dict[str, Any]]
@@ -152,8 +152,8 @@ def _internvl(model: Any) -> dict[str, Any]:
     }
 
 
-def _cogvlm(model: Any) -> dict[str, Any]:
-    weight, side = model.model.vision.boi, model.config.vision_config["image_size"]
+def _square(model: Any) -> dict[str, Any]:
+    weight, side = next(model.parameters()), model.config.vision_config["image_size"]
     return {"images": torch.zeros(2, 3, side, side, dtype=weight.dtype, device=weight.device)}
 
 
@@ -233,9 +233,16 @@ PARTS: dict[str, Parts] = {
         "model",
         ("model.vision", "forward"),
         {"images": ("images", None, None, None)},
-        _cogvlm,
+        _square,
         arrange_speech=cogvlm.with_images,
         speech_sizes={"lang_ids": ("words",), "vision_ids": ("pieces",)},
+    ),
+    glm_4v.CLASS: Parts(
+        "transformer",
+        ("transformer.vision", "forward"),
+        {"images": ("images", None, None, None)},
+        _square,
+        arrange_speech=glm_4v.with_images,
     ),
 }
 """Class of LMDeploy's -> its parts."""
@@ -244,7 +251,10 @@ PARTS: dict[str, Parts] = {
 def of_model(model: nn.Module) -> Parts | None:
     """The parts of a vision-language model; None for any other, and where its vision part was left out."""
     left_out = any(getattr(module, "_is_dummy_mod", False) for module in model.modules())
-    return None if left_out else PARTS.get(type(model).__name__)
+    found = None if left_out else PARTS.get(type(model).__name__)
+    if found is None or found.vision[0] not in dict(model.named_modules()):  # ChatGLM alone
+        return None
+    return found
 
 
 def vision_function(model: nn.Module, parts: Parts) -> tuple[Any, Callable[..., Any]]:

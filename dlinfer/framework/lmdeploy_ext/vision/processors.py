@@ -171,7 +171,7 @@ PATCHES = (
             signature="(self, trust_remote_code=False)",
             build=_transforms,
         )
-        for module in ("internvl:InternVLVisionModel", "cogvlm:CogVLMVisionModel")
+        for module in ("internvl:InternVLVisionModel", "cogvlm:CogVLMVisionModel", "glm4_v:GLM4VisionModel")
     ),
     Patch(
         target="lmdeploy.vl.model.builder:load_vl_model",

@@ -17,7 +17,6 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_files
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints.adapter_files import fault
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 _NAMED = {
@@ -147,7 +146,6 @@ PATCHES = (
         why="knows the weights of vision-language models by the names of transformers 4 alone",
         signature="(model, weights, adapter_id)",
         build=_load_lora_weights,
-        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._build_model",

@@ -1,0 +1,35 @@
+"""A GLM-4V checkpoint: the ChatGLM twin of a ``Glm``, and weights of an encoder beside it."""
+
+from pathlib import Path
+from typing import Any
+
+from ..glm4v_reference import VISION, encoder
+from . import chatglm, cogvlm
+
+CONFIG: dict[str, Any] = {
+    "dropout_prob": 0.0,
+    "hidden_act": "gelu",
+    "hidden_size": 32,
+    "image_size": 40,
+    "in_channels": 3,
+    "intermediate_size": 64,
+    "layer_norm_eps": 1e-6,
+    "num_heads": 2,
+    "num_hidden_layers": 2,
+    "num_positions": 101,
+    "patch_size": 4,
+    "scaling_factor": 2.0,
+}
+
+
+def save(model: Any, folder: Path) -> None:
+    """Write the GLM-4V around a ``GlmForCausalLM``."""
+    glm = model.config
+    whole = {
+        "vision_config": CONFIG,
+        "hidden_size": glm.hidden_size,
+        "ffn_hidden_size": glm.intermediate_size,
+    }
+    made = cogvlm.spread(encoder(whole)).to(model.dtype)
+    weights = {VISION + name: weight.contiguous() for name, weight in made.state_dict().items()}
+    chatglm.save(model, folder, weights, {"vision_config": CONFIG})
