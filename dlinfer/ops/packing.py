@@ -76,6 +76,19 @@ class Packing:
         """The numbers [in_features, out_features], int32, of words: the inverse of ``pack``."""
         return self._unpack(words, dim=0 if self.along == "in" else 1)
 
+    def repack(self, words: Tensor, target: "Packing", rows: int = 1024) -> Tensor:
+        """The words of another layout of as many bits that hold the numbers of these words: a new tensor.
+
+        words: see ``pack``, any strides. rows: how many in_features are wide at a time, which bounds the memory that is
+        taken beside the result. Raises OpArgumentError where the packed size of ``target`` does not divide.
+        """
+        if self.bits != target.bits:
+            raise OpArgumentError(
+                op="packing", argument="target", expected=f"{self.bits} bits", given=target.bits
+            )
+        step = max(rows // self.per_word, 1) if self.along == "in" else rows
+        return torch.cat([target.pack(self.unpack(part)) for part in words.split(step)])
+
     def pack_zeros(self, zeros: Tensor) -> Tensor:
         """Words of zero points [groups, out_features], any integer dtype. Raises OpArgumentError."""
         return self._pack(zeros - self.zero_bias, dim=1)
