@@ -1,7 +1,8 @@
 """Weights of 4 bits as AWQ's layers of LMDeploy take them.
 
-Those layers have one group size for the whole model, which divides the in_features of each. A stored group that does
-not, or that spans all in_features, becomes several smaller ones with the same scale and zero point.
+Those layers have one group size for the whole model, which divides the in_features of each, and where LMDeploy joins
+layers their out_features too. A stored group that does not, or that spans all in_features, becomes several smaller ones
+with the same scale and zero point.
 """
 
 import math
@@ -27,13 +28,13 @@ def stored_group(group_size: Any, checkpoint: Checkpoint) -> int:
 
 def awq_config(stored: int, checkpoint: Checkpoint) -> dict[str, Any]:
     """The configuration of AWQ for groups of ``stored`` in_features. Raises UnsupportedFeatureError for sizes."""
-    into, out = _sizes(checkpoint)
-    for name, size in out.items():
+    given = _sizes(checkpoint)
+    for name, size in given.items():
         checkpoint.require(
             size % AWQ.per_word == 0, f"whose {name} = {size} is no multiple of {AWQ.per_word}"
         )
-    group = math.gcd(stored, *into.values())
-    sizes = ", ".join(f"{name} = {size}" for name, size in into.items())
+    group = math.gcd(stored, *given.values())
+    sizes = ", ".join(f"{name} = {size}" for name, size in given.items())
     checkpoint.require(
         group % 8 == 0, f"in groups of {stored or 'all'} inputs, whose sizes have no group: {sizes}"
     )
@@ -49,17 +50,20 @@ def awq_config(stored: int, checkpoint: Checkpoint) -> dict[str, Any]:
     )
 
 
-def _sizes(checkpoint: Checkpoint) -> tuple[dict[str, int], dict[str, int]]:
+def _sizes(checkpoint: Checkpoint) -> dict[str, int]:
     """The in_features and out_features of a decoder's linear layers, by what the configuration calls them."""
     model = checkpoint.model
     hidden, heads = model.get("hidden_size"), model.get("num_attention_heads")
     checkpoint.require(hidden and heads, "without hidden_size and num_attention_heads")
     assert hidden and heads
     size = model.get("head_dim") or hidden // heads
-    into = {"hidden_size": hidden, "num_attention_heads * head_dim": heads * size}
-    if model.get("intermediate_size"):
-        into["intermediate_size"] = model["intermediate_size"]
-    return into, into | {"num_key_value_heads * head_dim": (model.get("num_key_value_heads") or heads) * size}
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": model.get("intermediate_size") or 0,
+        "num_attention_heads * head_dim": heads * size,
+        "num_key_value_heads * head_dim": (model.get("num_key_value_heads") or heads) * size,
+    }
+    return {name: size for name, size in sizes.items() if size}
 
 
 def weight(name: str, words: Tensor, packing: Packing) -> tuple[str, Tensor]:
