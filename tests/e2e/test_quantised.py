@@ -57,8 +57,13 @@ REST = [
     for eager in (True, False)
 ] + [
     Case(family, method, eager, is_compressed=True)
-    for family in ("llama", "qwen2")
-    for method in quantised_model.COMPRESSED
+    for family, methods in {
+        "llama": quantised_model.COMPRESSED,
+        "qwen2": quantised_model.COMPRESSED,
+        "mixtral": ("int8", "float8"),
+        "qwen3_moe": ("blocked", "static"),
+    }.items()
+    for method in methods
     for eager in (True, False)
 ]
 

@@ -36,6 +36,7 @@ from tests.framework.lmdeploy_ext.conversion_files import (
     words,
 )
 
+BLOCKED = compressed("float-quantized", FP8 | BLOCKS, FP8_INPUTS | OF_BLOCKS)
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 160,
@@ -56,7 +57,10 @@ class Layer(torch.nn.Module):
 
     def __init__(self, in_features: int, group_size: int = 0) -> None:
         super().__init__()
-        self.in_features, self.group_size, self.bias = in_features, group_size, None
+        self.in_features, self.bias = in_features, None
+        if group_size:
+            self.group_size = group_size
+        self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.int8), requires_grad=False)
 
 
 class Model(torch.nn.Module):
@@ -193,6 +197,19 @@ def test_numbers_that_the_target_cannot_hold_are_refused(tmp_path):
     refused_while_loading(tmp_path, GPTQ, tensors, "a layer other")
 
 
+def test_a_layer_in_floats_is_refused_as_it_is_read(tmp_path):
+    for config in (GPTQ, PACKED, compressed("int-quantized", INT8, INT8_INPUTS)):
+        refused_while_loading(
+            tmp_path, config, {"q_proj.weight": torch.ones(8, 64)}, r"not packed \(q_proj\)"
+        )
+
+
+def test_a_router_in_8_bits_is_refused_as_it_is_read(tmp_path):
+    scale = {"model.layers.0.mlp.gate.weight_scale": torch.ones(4, 1)}
+    for config in (compressed("int-quantized", INT8, INT8_INPUTS), BLOCKED):
+        refused_while_loading(tmp_path, config, scale, "with model.layers.0.mlp.gate quantised")
+
+
 # --- 8 bits
 
 
@@ -269,9 +286,6 @@ def test_taken(config, method, dtype):
     assert found.dtype is (torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))
 
 
-BLOCKED = compressed("float-quantized", FP8 | BLOCKS, FP8_INPUTS | OF_BLOCKS)
-
-
 def test_blocks_are_taken_where_they_are_whole():
     sizes: dict[str, Any] = {
         "hidden_size": 256,
@@ -325,6 +339,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (served(compressed("float-quantized", FP8 | {"strategy": "tensor"}, FP8_INPUTS)), "strategy=tensor"),
     (served(compressed("float-quantized", FP8)), "with inputs none"),
+    (served(compressed("float-quantized", FP8, FP8_INPUTS | STATIC), num_experts=4), "with experts"),
+    (served(PACKED, num_local_experts=4), "pack-quantized with experts"),
+    (served(PACKED | {"ignore": ["lm_head", "re:.*experts.*"]}), "mlp.experts.0.gate_proj"),
 ]
 
 
@@ -335,7 +352,8 @@ def test_refused_by_name(config, named):
     assert "Next step:" in str(caught.value)
 
 
-def test_the_classes_of_activations_in_8_bits():
-    for name in W8A8_SERVED:
-        if name not in ("MixtralForCausalLM", "Qwen2MoeForCausalLM"):
-            check_support(served(compressed("int-quantized", INT8, INT8_INPUTS), name))
+@pytest.mark.parametrize("name", W8A8_SERVED)
+def test_the_classes_of_activations_in_8_bits(name):
+    rules = ["lm_head", "re:.*mlp.gate$", "model.layers.0.mlp.shared_expert_gate"]
+    config = compressed("int-quantized", INT8, INT8_INPUTS, ignore=rules)
+    check_support(served(config, name, num_experts=4 if "Mo" in name else None))

@@ -49,10 +49,17 @@ class Checkpoint:
         """A configuration of LMDeploy's that says what it was made of."""
         return {**config, CONVERTED_FROM: self.source}
 
+    def require_packed(self, is_packed: bool, name: str) -> None:
+        """Raise UnsupportedFeatureError for a layer ``name`` that is in floats where LMDeploy's has packed weights."""
+        self.require(is_packed, f"with layers that are not packed ({name})")
+
     def require_dense(self) -> None:
-        """Raise UnsupportedFeatureError for experts, images and latent attention, whose names or sizes differ."""
+        """Raise UnsupportedFeatureError for experts."""
         for name in _EXPERTS:
             self.require(not self.model.get(name), "with experts")
+
+    def require_plain(self) -> None:
+        """Raise UnsupportedFeatureError for images and latent attention, whose names or sizes differ."""
         for name in _INSIDE:
             self.require(not self.model.get(name), "of a vision-language model")
         self.require(not self.model.get("kv_lora_rank"), "with latent attention")

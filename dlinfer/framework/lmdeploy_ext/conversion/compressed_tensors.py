@@ -24,9 +24,12 @@ _WORDS = replace(GPTQ, zero_bias=0)
 """How ``weight_packed``, transposed, lies."""
 
 # Layers that no checkpoint packs and no class of LMDeploy's expects packed; a rule may leave them out.
-_NEVER_PACKED = ("lm_head", "embed_tokens", "norm")
-_LAYERS = tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(
-    f"mlp.{name}_proj" for name in ("gate", "up", "down")
+_NEVER_PACKED = ("lm_head", "embed_tokens", "norm", "gate", "shared_expert_gate")
+_DENSE = ("gate_proj", "up_proj", "down_proj")
+_LAYERS = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{part}{name}" for name in _DENSE for part in ("", "experts.0.", "shared_expert.")),
+    *(f"block_sparse_moe.experts.0.{name}" for name in ("w1", "w2", "w3")),
 )
 _PLAIN = {"kv_cache_scheme": "a quantised KV cache", "transform_config": "transforms"}
 _TOKEN = {"strategy": "token", "dynamic": True, "symmetric": True}
@@ -50,7 +53,7 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     checkpoint.require(group.get("format") in (None, layout), f"with a group in {group.get('format')}")
     checkpoint.require(not group.get("output_activations"), "with outputs quantised")
     _check_ignored(config.get("ignore") or [], checkpoint)
-    checkpoint.require_dense()
+    checkpoint.require_plain()
     return _FORMATS[layout](group.get("weights") or {}, group.get("input_activations") or {}, checkpoint)
 
 
@@ -63,7 +66,7 @@ def _check_ignored(rules: list[str], checkpoint: Checkpoint) -> None:
             left = next((name for name in packed if re.match(rule[3:], name)), "")
         else:
             left = "" if rule.rpartition(".")[2] in _NEVER_PACKED else rule
-        checkpoint.require(not left, f"with layers that are not packed ({left})")
+        checkpoint.require_packed(not left, left)
     head = any(
         rule == "lm_head" or (rule.startswith("re:") and re.match(rule[3:], "lm_head")) for rule in rules
     )
@@ -93,6 +96,7 @@ def _shown(given: Mapping[str, Any]) -> str:
 
 
 def _packed(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: Checkpoint) -> Plan:
+    checkpoint.require_dense()
     strategy = weights.get("strategy")
     served = _has(weights, {"num_bits": 4, "type": "int"}) and not weights.get("dynamic")
     checkpoint.require(served and strategy in ("group", "channel"), f"with weights {_shown(weights)}")
@@ -120,6 +124,7 @@ def _packed(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: C
         elif part == "weight_g_idx":
             four_bits.require_order(owner, tensor, stored, checkpoint)
         elif part != "weight_shape":
+            checkpoint.require_packed(part != "weight" or not hasattr(layer, "group_size"), owner)
             yield name, tensor
 
     return Plan(four_bits.awq_config(stored, checkpoint), convert)
@@ -133,7 +138,7 @@ def _int8(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: Che
     checkpoint.require(_has(weights, of_rows), f"with weights {_shown(weights)}")
     checkpoint.require(_has(inputs, {"num_bits": 8, "type": "int"} | _TOKEN), f"with inputs {_shown(inputs)}")
     config = checkpoint.named({"quant_method": "smooth_quant", "quant_dtype": "int8"})
-    return Plan(config, _renamed("scale"))
+    return Plan(config, _renamed("scale", checkpoint))
 
 
 def _float8(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: Checkpoint) -> Plan:
@@ -143,26 +148,41 @@ def _float8(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: C
     checkpoint.require(_has(inputs, of_eight), f"with inputs {_shown(inputs)}")
     if strategy == "channel" and _has(inputs, _TOKEN):
         config = checkpoint.named({"quant_method": "smooth_quant", "quant_dtype": "float8_e4m3fn"})
-        return Plan(config, _renamed("scale"))
+        return Plan(config, _renamed("scale", checkpoint))
     fp8 = checkpoint.named({"quant_method": "fp8", "fmt": "e4m3"})
     if strategy in ("tensor", "channel") and inputs.get("strategy") == "tensor" and not inputs.get("dynamic"):
+        if strategy == "channel":
+            checkpoint.require_dense()
         return Plan(fp8 | {"activation_scheme": "static"}, _with_fixed_inputs(checkpoint))
     of_blocks = _has(inputs, {"strategy": "group", "group_size": 128, "dynamic": True})
     schemes = f"weights {_shown(weights)}, and inputs {_shown(inputs)}"
     checkpoint.require(
         strategy == "block" and block and list(block) == [128, 128] and of_blocks, f"with {schemes}"
     )
-    return Plan(fp8 | {"weight_block_size": [128, 128]}, _renamed("weight_scale_inv"))
+    return Plan(fp8 | {"weight_block_size": [128, 128]}, _renamed("weight_scale_inv", checkpoint))
 
 
-def _renamed(scale: str) -> Convert:
+def _renamed(scale: str, checkpoint: Checkpoint) -> Convert:
     """Scales get the name that LMDeploy's parameter has; all else stays."""
 
     def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
         owner, _, part = name.rpartition(".")
+        _check_eight_bits(name, tensor, layer, checkpoint)
         yield (f"{owner}.{scale}", tensor.float()) if part == "weight_scale" else (name, tensor)
 
     return convert
+
+
+def _check_eight_bits(name: str, tensor: Tensor, layer: Any, checkpoint: Checkpoint) -> None:
+    """Refuse a router in 8 bits, which LMDeploy has in floats, and a layer in floats, which it has in 8 bits.
+
+    LMDeploy would round the floats of the one to whole numbers, and stops at the other in words of its own.
+    """
+    owner, _, part = name.rpartition(".")
+    is_left = owner.rpartition(".")[2] in _NEVER_PACKED
+    checkpoint.require(part != "weight_scale" or not is_left, f"with {owner} quantised")
+    if part == "weight" and layer is not None:
+        checkpoint.require_packed(layer.weight.dtype.itemsize > 1 or tensor.dtype.itemsize == 1, owner)
 
 
 def _with_fixed_inputs(checkpoint: Checkpoint) -> Convert:
@@ -170,6 +190,7 @@ def _with_fixed_inputs(checkpoint: Checkpoint) -> Convert:
     seen: dict[int, Tensor] = {}  # identity of a layer -> the scale of its input
 
     def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
+        _check_eight_bits(name, tensor, layer, checkpoint)
         if name.endswith(".input_scale") and layer is not None:
             before = seen.setdefault(id(layer), tensor)
             what = f"with scales of their own for the input that {name} and its neighbours share"

@@ -35,8 +35,9 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     listed = config.get("modules_in_block_to_quantize")
     if listed:
         apart = sorted(set(_LAYERS) - {str(name).rpartition(".")[2] for name in _flat(listed)})
-        checkpoint.require(not apart, f"with layers that are not packed ({', '.join(apart)})")
+        checkpoint.require_packed(not apart, ", ".join(apart))
     checkpoint.require_dense()
+    checkpoint.require_plain()
     stored = four_bits.stored_group(config.get("group_size", 128), checkpoint)
     packing = _FORMATS[str(layout)]
 
@@ -53,6 +54,7 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
         elif part == "bias":
             yield from four_bits.without_zero_bias(owner, tensor, layer)
         else:
+            checkpoint.require_packed(part != "weight" or not hasattr(layer, "group_size"), owner)
             yield name, tensor
 
     return Plan(four_bits.awq_config(stored, checkpoint), convert)
