@@ -225,6 +225,15 @@ def test_8_bits_keep_their_numbers(tmp_path):
     assert torch.equal(loaded["q_proj.weight_scale_inv"], scale.float())
 
 
+def test_zero_points_of_8_bits_are_left_out_where_they_are_0(tmp_path):
+    zero = torch.zeros(8, 1, dtype=torch.int8)
+    fixed = compressed("float-quantized", FP8 | STATIC, FP8_INPUTS | STATIC)
+    for config, part in ((compressed("int-quantized", INT8, INT8_INPUTS), "weight"), (fixed, "input")):
+        name = f"q_proj.{part}_zero_point"
+        assert load(tmp_path, config, [{name: zero}], Model(q_proj=Layer(64))) == {}
+        refused_while_loading(tmp_path, config, {name: zero + 1}, f"with zero points, {name}")
+
+
 def test_fixed_scales_of_inputs_that_layers_share(tmp_path):
     config = compressed("float-quantized", FP8 | STATIC, FP8_INPUTS | STATIC)
     names = ("q_proj.input_scale", "k_proj.input_scale", "down.input_scale")
@@ -272,6 +281,8 @@ def served(config: dict[str, Any], name: str = "LlamaForCausalLM", **sizes: Any)
         (compressed("float-quantized", FP8, FP8_INPUTS), "smooth_quant"),
         (compressed("float-quantized", FP8 | STATIC, FP8_INPUTS | STATIC), "fp8"),
         (compressed("float-quantized", FP8, FP8_INPUTS | STATIC), "fp8"),
+        (compressed("naive-quantized", *[{"num_bits": 8, "strategy": "tensor", "type": "float"}] * 2), "fp8"),
+        (compressed("naive-quantized", INT8, INT8_INPUTS, quantization_status="frozen"), "smooth_quant"),
     ],
     ids=str,
 )
@@ -322,7 +333,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (served(compressed("pack-quantized", INT4 | {"actorder": "group"})), "actorder group"),
     (served(compressed("pack-quantized", INT4 | {"strategy": "tensor"})), "strategy=tensor"),
     (served(compressed("pack-quantized", INT4, INT8_INPUTS)), "with inputs num_bits=8"),
-    (served(PACKED | {"quantization_status": "frozen"}), "quantization_status frozen"),
+    (served(PACKED | {"quantization_status": "calibration"}), "quantization_status calibration"),
     (served(PACKED | {"kv_cache_scheme": {"num_bits": 8}}), "quantised KV cache"),
     (served(PACKED | {"transform_config": {"config_groups": {"u": {}}}}), "transforms"),
     (served(PACKED | {"sparsity_config": {"format": "sparse-24-bitmask"}}), "sparse-24-bitmask"),
@@ -339,6 +350,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (served(compressed("float-quantized", FP8 | {"strategy": "tensor"}, FP8_INPUTS)), "strategy=tensor"),
     (served(compressed("float-quantized", FP8)), "with inputs none"),
+    (served(compressed("naive-quantized", INT4)), "naive-quantized with weights num_bits=4"),
     (served(compressed("float-quantized", FP8, FP8_INPUTS | STATIC), num_experts=4), "with experts"),
     (served(PACKED, num_local_experts=4), "pack-quantized with experts"),
     (served(PACKED | {"ignore": ["lm_head", "re:.*experts.*"]}), "mlp.experts.0.gate_proj"),

@@ -4,8 +4,8 @@ Of each linear layer, with w the weight [out, in]:
 
 - ``pack-quantized``: ``weight_packed`` int32 [out, in / 8] of w's numbers and 8, ``weight_scale`` [out, groups],
   ``weight_shape``, and where it is not symmetric ``weight_zero_point`` int32 [out / 8, groups];
-- ``int-quantized`` and ``float-quantized``: ``weight`` in 8 bits [out, in], ``weight_scale`` [out, 1], [1], or for each
-  block, and with fixed scales ``input_scale`` [1].
+- ``int-quantized``, ``float-quantized`` and ``naive-quantized``, which is either: ``weight`` in 8 bits [out, in],
+  ``weight_scale`` [out, 1], [1], or for each block, and with fixed scales ``input_scale`` [1].
 """
 
 import re
@@ -40,8 +40,8 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     layout = str(config.get("format") or "without a format")
     checkpoint = Checkpoint(f"compressed-tensors {layout}", config, model)
     checkpoint.require(layout in _FORMATS, "")
-    status = config.get("quantization_status")
-    checkpoint.require(status == "compressed", f"with quantization_status {status}")
+    status = config.get("quantization_status")  # a tensor that is in floats all the same is met as it is read
+    checkpoint.require(status in ("compressed", "frozen"), f"with quantization_status {status}")
     for key, what in _PLAIN.items():
         checkpoint.require(not config.get(key), f"with {what}")
     sparsity = (config.get("sparsity_config") or {}).get("format", "dense")
@@ -54,7 +54,13 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     checkpoint.require(not group.get("output_activations"), "with outputs quantised")
     _check_ignored(config.get("ignore") or [], checkpoint)
     checkpoint.require_plain()
-    return _FORMATS[layout](group.get("weights") or {}, group.get("input_activations") or {}, checkpoint)
+    weights, inputs = (_scheme(group.get(part)) for part in ("weights", "input_activations"))
+    return _FORMATS[layout](weights, inputs, checkpoint)
+
+
+def _scheme(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """How weights or inputs are quantised, with what may be left out; empty where they are not."""
+    return {"symmetric": True, "dynamic": False, "type": "int", **given} if given else {}
 
 
 def _check_ignored(rules: list[str], checkpoint: Checkpoint) -> None:
@@ -98,7 +104,7 @@ def _shown(given: Mapping[str, Any]) -> str:
 def _packed(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: Checkpoint) -> Plan:
     checkpoint.require_dense()
     strategy = weights.get("strategy")
-    served = _has(weights, {"num_bits": 4, "type": "int"}) and not weights.get("dynamic")
+    served = _has(weights, {"num_bits": 4, "type": "int", "dynamic": False})
     checkpoint.require(served and strategy in ("group", "channel"), f"with weights {_shown(weights)}")
     checkpoint.require(not inputs, f"with inputs {_shown(inputs)}")
     order = weights.get("actorder") or "static"
@@ -106,7 +112,7 @@ def _packed(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: C
         order in ("static", "weight"), f"with actorder {order}: inputs are grouped in another order"
     )
     stored = four_bits.stored_group(weights.get("group_size") if strategy == "group" else -1, checkpoint)
-    symmetric = weights.get("symmetric", True)
+    symmetric = weights["symmetric"]
 
     def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
         owner, _, part = name.rpartition(".")
@@ -168,9 +174,19 @@ def _renamed(scale: str, checkpoint: Checkpoint) -> Convert:
     def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
         owner, _, part = name.rpartition(".")
         _check_eight_bits(name, tensor, layer, checkpoint)
-        yield (f"{owner}.{scale}", tensor.float()) if part == "weight_scale" else (name, tensor)
+        if part == "weight_scale":
+            yield f"{owner}.{scale}", tensor.float()
+        elif not _is_zero_point(name, tensor, checkpoint):
+            yield name, tensor
 
     return convert
+
+
+def _is_zero_point(name: str, tensor: Tensor, checkpoint: Checkpoint) -> bool:
+    """Whether a tensor is one of zero points, which early releases store where all of them are 0."""
+    found = name.endswith(("weight_zero_point", "input_zero_point"))
+    checkpoint.require(not found or not tensor.float().any(), f"with zero points, {name}")
+    return found
 
 
 def _check_eight_bits(name: str, tensor: Tensor, layer: Any, checkpoint: Checkpoint) -> None:
@@ -195,9 +211,19 @@ def _with_fixed_inputs(checkpoint: Checkpoint) -> Convert:
             before = seen.setdefault(id(layer), tensor)
             what = f"with scales of their own for the input that {name} and its neighbours share"
             checkpoint.require(torch.equal(before.reshape(-1), tensor.reshape(-1)), what)
-        yield name, tensor
+        if not _is_zero_point(name, tensor, checkpoint):
+            yield name, tensor
 
     return convert
 
 
-_FORMATS = {"pack-quantized": _packed, "int-quantized": _int8, "float-quantized": _float8}
+def _naive(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: Checkpoint) -> Plan:
+    return (_float8 if weights.get("type") == "float" else _int8)(weights, inputs, checkpoint)
+
+
+_FORMATS = {
+    "pack-quantized": _packed,
+    "int-quantized": _int8,
+    "float-quantized": _float8,
+    "naive-quantized": _naive,  # as early releases call the two before
+}
