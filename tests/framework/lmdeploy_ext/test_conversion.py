@@ -291,7 +291,7 @@ def test_taken(config, method, dtype):
     check_support(served(config))
     fields: dict[str, Any] = {"dtype": "bfloat16", "quantization_config": config}
     hf_config = transformers.LlamaConfig(architectures=["LlamaForCausalLM"], **fields, **SIZES)
-    hf_config = _patch_quantization_config(hf_config)
+    hf_config = _patch_quantization_config(hf_config, config["quant_method"])
     found = ModelConfig.from_hf_config(hf_config, dtype=dtype, device_type="cpu")
     assert QuantizationConfig.from_config(hf_config).quant_method == method
     assert found.dtype is (torch.bfloat16 if dtype == "auto" else getattr(torch, dtype))

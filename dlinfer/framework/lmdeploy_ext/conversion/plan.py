@@ -5,6 +5,10 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Plan
 
+_CONVERTED = ("gptq", "compressed-tensors")
+QUANTISED_FORMATS = ("awq", *_CONVERTED)
+"""Values of LMDeploy's option model_format that name a way in which a checkpoint is quantised already."""
+
 
 def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
     """How a checkpoint is converted, or None for a method that is not: LMDeploy reads it, or nothing does.
@@ -12,7 +16,7 @@ def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
     config: its ``quantization_config``. model: its whole configuration. Raises UnsupportedFeatureError.
     """
     method = config.get("quant_method")
-    if method not in ("gptq", "compressed-tensors"):
+    if method not in _CONVERTED:
         return None
     # They know packings, and with them the ops, which are not loaded for all who import LMDeploy.
     from dlinfer.framework.lmdeploy_ext.conversion import compressed_tensors, gptq
