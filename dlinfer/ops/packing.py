@@ -13,6 +13,9 @@ from torch import Tensor
 
 from dlinfer.errors import OpArgumentError
 
+_ROWS = 128
+"""Of words that are taken to another layout at a time: some megabytes, which caches hold."""
+
 
 class Quantised(NamedTuple):
     """A weight in the parts that a checkpoint has: qweight, scales [groups, out], and zeros or None if symmetric."""
@@ -75,6 +78,45 @@ class Packing:
     def unpack(self, words: Tensor) -> Tensor:
         """The numbers [in_features, out_features], int32, of words: the inverse of ``pack``."""
         return self._unpack(words, dim=0 if self.along == "in" else 1)
+
+    def repack(self, words: Tensor, target: "Packing") -> Tensor:
+        """The words of another layout that hold the numbers of these words: a new tensor of ``target.storage``.
+
+        words: see ``pack``, any strides. A few rows are wide at a time, and from "in" to "out" none. Raises
+        OpArgumentError where ``target`` has other bits, or a packed size that does not divide.
+        """
+        if self.bits != target.bits:
+            expected = f"a layout of {self.bits} bits"
+            raise OpArgumentError(op="packing", argument="target", expected=expected, given=target.bits)
+        turns = (self.along, target.along) == ("in", "out") and self.storage is target.storage
+        if turns and words.shape[1] % self.per_word == 0:
+            made = words.new_empty(words.shape[0], self.per_word, words.shape[1] // self.per_word)
+            for part, out in zip(words.split(_ROWS), made.split(_ROWS), strict=True):
+                self._turn(part, target, out)
+            return made.flatten(0, 1)
+        step = _ROWS if self.along == "in" else _ROWS * self.per_word
+        return torch.cat([target.pack(self.unpack(part)) for part in words.split(step)])
+
+    def _turn(self, words: Tensor, target: "Packing", out: Tensor) -> None:
+        """Write words of neighbours of "out" into ``out`` [rows, per_word, columns / per_word].
+
+        words: [rows, columns] of neighbours of "in". So many words of one row are a square of numbers, which is
+        transposed: blocks of half its size change places, then those inside them (Warren, Hacker's Delight, 7-3).
+        """
+        neighbours = words.unflatten(1, (-1, self.per_word))
+        square = [neighbours[:, :, which].clone() for which in target.order]
+        half = self.per_word // 2
+        while half:
+            shift = half * self.bits
+            lower = sum((2**shift - 1) << place for place in range(0, self.storage.itemsize * 8, 2 * shift))
+            for i in range(self.per_word):
+                if not i & half:
+                    swapped = ((square[i] >> shift) ^ square[i + half]) & lower
+                    square[i + half] ^= swapped
+                    square[i] ^= swapped << shift
+            half //= 2
+        for place, which in enumerate(self.order):
+            out[:, which] = square[place]
 
     def pack_zeros(self, zeros: Tensor) -> Tensor:
         """Words of zero points [groups, out_features], any integer dtype. Raises OpArgumentError."""

@@ -14,6 +14,16 @@ from torch import Tensor
 
 from examples.tiny_models import tokenizer
 from examples.tiny_models.families import COMMON, STOP_IDS
+from tests.framework.lmdeploy_ext.conversion_files import (
+    BLOCKS,
+    FP8_INPUTS,
+    INT8,
+    INT8_INPUTS,
+    OF_BLOCKS,
+    STATIC,
+    compressed,
+)
+from tests.framework.lmdeploy_ext.conversion_files import FP8 as FLOAT8
 
 FP8, BLOCK = torch.float8_e4m3fn, 128
 
@@ -28,6 +38,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "ue8m0": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
     "static": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "static"},
 }
+COMPRESSED = {
+    "int8": ("int-quantized", INT8, INT8_INPUTS, {"scale": "weight_scale"}),
+    "float8": ("float-quantized", FLOAT8, FP8_INPUTS, {"scale": "weight_scale"}),
+    "blocked": (
+        "float-quantized",
+        FLOAT8 | BLOCKS,
+        FP8_INPUTS | OF_BLOCKS,
+        {"weight_scale_inv": "weight_scale"},
+    ),
+    "static": ("float-quantized", FLOAT8 | STATIC, FP8_INPUTS | STATIC, {}),
+}
+"""Of a method, how compressed-tensors has it: the format, weights, inputs, and what it calls the tensors otherwise."""
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "qwen2": ("Qwen2", {}),
@@ -40,8 +62,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(family: str, method: str, folder: Path) -> None:
-    """Make ``folder`` a checkpoint of a family that is quantised by one of METHODS."""
+def build(family: str, method: str, folder: Path, is_compressed: bool = False) -> None:
+    """Make ``folder`` a checkpoint of a family that is quantised by one of METHODS, as compressed-tensors has it or as
+    LMDeploy reads it."""
     import transformers
     from safetensors.torch import load_file, save_file
 
@@ -63,9 +86,20 @@ def build(family: str, method: str, folder: Path) -> None:
         layer, _, kind = key.rpartition(".")
         is_quantised = kind == "weight" and layer.endswith(("_proj", ".w1", ".w2", ".w3"))
         stored |= quantised(layer, tensor, method) if is_quantised else {key: tensor}
+    quantisation = METHODS[method]
+    if is_compressed:
+        layout, weights, inputs, names = COMPRESSED[method]
+        quantisation = compressed(layout, weights, inputs)
+        stored = {_renamed(key, names): tensor for key, tensor in stored.items()}
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": METHODS[method]}))
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantisation}))
+
+
+def _renamed(key: str, names: dict[str, str]) -> str:
+    """The name of a tensor whose last part is called otherwise."""
+    layer, _, kind = key.rpartition(".")
+    return f"{layer}.{names.get(kind, kind)}"
 
 
 def quantised(layer: str, weight: Tensor, method: str) -> dict[str, Tensor]:
@@ -154,13 +188,16 @@ def simulated_model(folder: Path, method: str) -> Any:
     from safetensors.torch import load_file
 
     config = transformers.AutoConfig.from_pretrained(folder)
+    others: dict[str, str] = {}
+    if config.quantization_config["quant_method"] == "compressed-tensors":
+        others = {theirs: ours for ours, theirs in COMPRESSED[method][-1].items()}
     delattr(config, "quantization_config")
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     names = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
     layers: dict[str, dict[str, Tensor]] = {}
     for key, tensor in load_file(folder / "model.safetensors").items():
         name = functools.reduce(lambda name, pair: name.replace(*pair), names.items(), key)
-        layer, _, kind = name.rpartition(".")
+        layer, _, kind = _renamed(name, others).rpartition(".")
         layers.setdefault(layer, {})[kind] = tensor
 
     plain: dict[str, Tensor] = {}

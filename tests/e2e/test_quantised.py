@@ -28,14 +28,21 @@ class Case:
     family: str
     method: str
     eager: bool
+    is_compressed: bool = False
+    """Whether the files are compressed-tensors'."""
+
+    @property
+    def model(self) -> str:
+        return f"{self.family}-{self.method}{'-compressed' if self.is_compressed else ''}"
 
     def __str__(self) -> str:
-        return f"{self.family}-{self.method}-{'eager' if self.eager else 'graph'}"
+        return f"{self.model}-{'eager' if self.eager else 'graph'}"
 
 
 GATE = [
     Case("llama", "int8", eager=True),
     Case("llama", "blocked", eager=False),
+    Case("qwen2", "int8", eager=False, is_compressed=True),
 ]
 REST = [
     Case(family, method, eager)
@@ -48,6 +55,16 @@ REST = [
     }.items()
     for method in methods
     for eager in (True, False)
+] + [
+    Case(family, method, eager, is_compressed=True)
+    for family, methods in {
+        "llama": quantised_model.COMPRESSED,
+        "qwen2": quantised_model.COMPRESSED,
+        "mixtral": ("int8", "float8"),
+        "qwen3_moe": ("blocked", "static"),
+    }.items()
+    for method in methods
+    for eager in (True, False)
 ]
 
 
@@ -57,14 +74,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def model(folder: Path, case: Case) -> Path:
-    made = folder / f"{case.family}-{case.method}"
+    made = folder / case.model
     if not made.exists():
-        quantised_model.build(case.family, case.method, made)
+        quantised_model.build(case.family, case.method, made, case.is_compressed)
     return made
 
 
 def oracle(lab: Lab, folder: Path, case: Case) -> dict[str, np.ndarray]:
-    out = folder / f"{case.family}-{case.method}.npz"
+    out = folder / f"{case.model}.npz"
     if not out.exists():
         job = {"model": str(model(folder, case)), "method": case.method, "prompts": ids(lab, folder, case)}
         alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -103,6 +103,24 @@ def test_the_groups_of_gptq_with_an_order_of_activations():
     assert found.dtype is torch.float16
 
 
+@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("into", "out"), [(8, 8), (2056, 24), (1032, 1104), (0, 8), (8, 0)])
+def test_from_one_layout_to_another(name, target, into, out):
+    packing, other = LAYOUTS[name], LAYOUTS[target]
+    if packing.bits != other.bits:
+        with pytest.raises(OpArgumentError, match=f"a layout of {packing.bits} bits"):
+            packing.repack(packing.pack(integers(0, 2, into, out)), other)
+        return
+    numbers = integers(0, 2**packing.bits, into, out)
+    words = packing.pack(numbers)
+    found = packing.repack(words, other)
+    assert torch.equal(found, other.pack(numbers))
+    assert found.is_contiguous()
+    assert torch.equal(packing.repack(words.t().contiguous().t(), other), found)
+    assert torch.equal(words, packing.pack(numbers))
+
+
 def test_what_is_no_layout():
     with pytest.raises(OpArgumentError, match=r"argument order: expected each of 0..7 once"):
         Packing(bits=4, along="in", order=(0, 1, 2, 3))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import UnknownVendorError
+from dlinfer.framework.lmdeploy_ext.conversion import loading
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks, devices, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.devices import OWN
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
@@ -72,6 +73,10 @@ def _torch_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
     def _update_torch_dtype(config: Any, dtype: str, device_type: str = "auto") -> Any:
         if activation.active() is None:
             return original(config, dtype, device_type)
+        if (
+            dtype == "auto"
+        ):  # asked before the original, which writes float16 into the configuration of AWQ models
+            dtype = loading.stored_dtype(config.hf_config) or dtype
         config = original(config, "auto" if dtype == "float32" else dtype, device_type)
         stored = getattr(config.hf_config, "dtype", None) or getattr(
             getattr(config.hf_config, "text_config", None), "dtype", None

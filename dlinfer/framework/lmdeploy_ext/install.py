@@ -12,6 +12,7 @@ from dlinfer.framework.patching import Patch
 
 def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext import engine_config
+    from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cli, kv_memory
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
     from dlinfer.framework.lmdeploy_ext.layers import selection
@@ -55,6 +56,7 @@ def _records() -> list[Patch]:
         scoring,
         serving,
         weight_checks,
+        loading,
         media,
         cogvlm,
         corrections,

@@ -201,6 +201,11 @@ def test_awq_models_are_served(inside: str, fields: dict[str, Any]):
         ({"modules_to_not_convert": ["lm_head", "mlp.gate"]}, {}, r"not packed \(mlp.gate\)"),
         ({}, {"num_local_experts": 8}, "with experts"),
         ({}, {"intermediate_size": 4800}, "intermediate_size=4800"),
+        (
+            {},
+            {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 1},
+            "num_key_value_heads . head_dim=64",
+        ),
     ],
     ids=str,
 )

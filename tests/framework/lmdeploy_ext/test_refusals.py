@@ -35,7 +35,7 @@ from tests.framework.lmdeploy_ext.attention_specs import paged_spec
         ({"quant_policy": 42}, "quant_policy=42 (TURBO_QUANT)"),
         ({"enable_microbatch": True}, "enable_microbatch"),
         ({"model_format": "fp8"}, "model_format='fp8'"),
-        ({"model_format": "gptq"}, "model_format='gptq'"),
+        ({"model_format": "mxfp4"}, "model_format='mxfp4'"),
         ({"dllm_block_length": 4}, "dllm_block_length=4"),
         ({"distributed_executor_backend": "ray"}, "distributed_executor_backend='ray'"),
         ({"hf_overrides": {"memory_model_path": "memory"}}, "MemDecode"),
@@ -228,10 +228,13 @@ def test_an_awq_model_is_served_in_the_dtype_that_is_asked_for(dtype, model_form
     assert QuantizationConfig.from_config(config).group_size == 64
 
 
-def test_the_format_of_a_model_that_has_another():
-    PytorchEngineConfig(device_type="cpu", model_format="awq")
-    with pytest.raises(UnsupportedFeatureError, match="model_format='awq' for a model that is not quantised"):
-        _patch_quantization_config(transformers.LlamaConfig(), "awq")
+@pytest.mark.parametrize("name", ["awq", "gptq", "compressed-tensors"])
+def test_the_format_of_a_model_that_has_another(name):
+    PytorchEngineConfig(device_type="cpu", model_format=name)
+    with pytest.raises(
+        UnsupportedFeatureError, match=f"model_format='{name}' for a model that is not quantised"
+    ):
+        _patch_quantization_config(transformers.LlamaConfig(), name)
 
 
 def test_a_weight_of_other_bits_is_refused_as_its_layer_is_built():

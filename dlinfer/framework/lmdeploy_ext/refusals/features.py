@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
@@ -19,12 +20,12 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "enable_microbatch": (False, "leave enable_microbatch off"),
     "enable_eplb": (False, "leave enable_eplb off"),
     "empty_init": (False, "load the weights at start"),
-    "model_format": (None, "use an AWQ model, or one in float32, float16 or bfloat16"),
+    "model_format": (None, "use a model that is quantised, or one in float32, float16 or bfloat16"),
     "kv_transfer_config": (None, "leave kv_transfer_config out"),
     "dllm_block_length": (None, "use an autoregressive model"),
 }
 
-_SERVED_TOO = {"model_format": ("awq",)}
+_SERVED_TOO = {"model_format": QUANTISED_FORMATS}
 """Values of those fields that ask for something that is served."""
 
 

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from dlinfer.framework.lmdeploy_ext.conversion import loading
+from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
@@ -42,10 +44,13 @@ def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_quantisation(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _patch_quantization_config(hf_config: Any, model_format: str | None = None) -> Any:
-        if activation.active() is None or model_format != "awq":
+        if activation.active() is None:
+            return original(hf_config, model_format)
+        loading.rewrite(hf_config)
+        if model_format not in QUANTISED_FORMATS:
             return original(hf_config, model_format)
         if getattr(hf_config, "quantization_config", None) is None:
-            raise refuse("model_format='awq' for a model that is not quantised", "leave model_format out")
+            raise refuse(f"{model_format=} for a model that is not quantised", "leave model_format out")
         return hf_config  # by another method it is refused in ``check``
 
     return _patch_quantization_config
@@ -54,10 +59,11 @@ def _patch_quantisation(original: Callable[..., Any]) -> Callable[..., Any]:
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.config:_patch_quantization_config",
-        why="model_format='awq' fails for a model in floats in LMDeploy's words, and is warned of for an AWQ model",
+        why="the first to see how a model is quantised: GPTQ and compressed-tensors become a method of LMDeploy's; and "
+        "model_format fails for a model in floats in LMDeploy's words, and is warned of for one that has that format",
         signature="(hf_config, model_format=None)",
         build=_patch_quantisation,
-        essential=False,
+        essential=False,  # LMDeploy stops at a method that it does not know
     ),
     Patch(
         target="lmdeploy.pytorch.config:ModelConfig.from_hf_config",

@@ -68,7 +68,7 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
         if name in NOT_SERVED:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
     for part, found in quantisation_of(config):
-        quantisation.check(names, found, part)
+        quantisation.check(names, found, part, is_inside=part is not config)
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:

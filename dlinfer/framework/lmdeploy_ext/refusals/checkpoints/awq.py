@@ -32,7 +32,17 @@ def check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[st
         refuse_awq(f"with layers that are not packed ({', '.join(unpacked)})")
     if any(model.get(name) for name in _EXPERTS):
         refuse_awq("with experts")
-    for name in ("hidden_size", "intermediate_size"):
-        size = model.get(name) or 0
+    for name, size in _sizes(model).items():
         if size % group_size:
             refuse_awq(f"whose {name}={size} is no multiple of group_size={group_size}")
+
+
+def _sizes(model: Mapping[str, Any]) -> dict[str, int]:
+    """What groups must divide: in_features, and of q, k and v, gate and up, which LMDeploy joins, out_features."""
+    sizes = {name: model.get(name) or 0 for name in ("hidden_size", "intermediate_size")}
+    heads, hidden = model.get("num_attention_heads"), model.get("hidden_size")
+    if heads and hidden and not model.get("kv_lora_rank"):  # latent attention joins nothing
+        size = model.get("head_dim") or hidden // heads
+        sizes["num_attention_heads * head_dim"] = heads * size
+        sizes["num_key_value_heads * head_dim"] = (model.get("num_key_value_heads") or heads) * size
+    return sizes

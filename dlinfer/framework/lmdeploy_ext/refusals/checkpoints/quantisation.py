@@ -6,6 +6,8 @@ LMDeploy takes what it does not know for something else: every FP8 model that is
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM
+from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints.awq import check_awq
 
@@ -29,13 +31,19 @@ W8A8_SERVED = (
 too, and then use them as if they were not."""
 
 
-def check(names: Sequence[str], found: Any, model: Mapping[str, Any]) -> None:
+def check(names: Sequence[str], found: Any, model: Mapping[str, Any], is_inside: bool = False) -> None:
     """Raise UnsupportedFeatureError for a quantisation that is not served.
 
-    names: the architectures of the model. found: its ``quantization_config``. model: its whole configuration.
+    names: the architectures of the model. found: its ``quantization_config``. model: its whole configuration, which
+    ``is_inside`` that of another model.
     """
     config = found if isinstance(found, Mapping) else {}
     method = str(config.get("quant_method", "unknown"))
+    plan = plan_of(config, model)
+    if plan is not None:
+        if is_inside:
+            raise refuse(f"a quantised model ({method} inside another model)", ADVICE)
+        config, method = plan.config, str(plan.config["quant_method"])
     if method not in CHECKS:
         raise refuse(f"a quantised model ({method})", ADVICE)
     CHECKS[method](names, config, model)
@@ -47,8 +55,8 @@ def _check_smooth_quant(names: Sequence[str], config: Mapping[str, Any], model: 
         raise refuse(f"a quantised model (smooth_quant with quant_dtype {dtype})", ADVICE)
     for name in names:
         if name not in W8A8_SERVED:
-            served = ", ".join(W8A8_SERVED)
-            raise refuse(f"a quantised {name} (smooth_quant; served are {served})", ADVICE)
+            served, method = ", ".join(W8A8_SERVED), config.get(CONVERTED_FROM, "smooth_quant")
+            raise refuse(f"a quantised {name} ({method}; served are {served})", ADVICE)
 
 
 def _check_fp8(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
@@ -68,7 +76,7 @@ def _check_fp8(names: Sequence[str], config: Mapping[str, Any], model: Mapping[s
         raise refuse(f"a quantised model ({what})", f"use blocks of [{BLOCK}, {BLOCK}]")
     for name, size in _joined_sizes(model):
         if size % BLOCK:
-            what = f"fp8 in blocks of {BLOCK}, of which {name} = {size} is no multiple"
+            what = f"{config.get(CONVERTED_FROM, 'fp8')} in blocks of {BLOCK}, of which {name} = {size} is no multiple"
             raise refuse(f"a quantised model ({what})", ADVICE)
 
 

@@ -1,0 +1,65 @@
+"""What a conversion is told and what it says: a checkpoint's configuration, and a plan."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+
+ADVICE = "use a checkpoint in a served format (AWQ of 4 bits is one), or the unquantised model"
+CONVERTED_FROM = "converted_from"
+"""The key of a configuration that was made here: the format that the files have."""
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_INSIDE = ("vision_config", "text_config", "llm_config", "language_config")
+
+Convert = Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]]
+"""(name, tensor, layer) of a file -> (name, tensor) as LMDeploy loads them: none, one or several.
+
+layer: LMDeploy's linear layer that the tensor is of, or None where there is none of that name. Raises
+UnsupportedFeatureError for numbers that the target cannot hold.
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of a checkpoint. config: the ``quantization_config`` that LMDeploy is given."""
+
+    config: dict[str, Any]
+    convert: Convert
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a plan is made of. source: the format, as refusals name it. config: its ``quantization_config``. model: the
+    whole configuration."""
+
+    source: str
+    config: Mapping[str, Any]
+    model: Mapping[str, Any]
+
+    def require(self, is_served: Any, what: str) -> None:
+        """Raise UnsupportedFeatureError that names ``what``, which stands behind the source, unless it is served."""
+        if not is_served:
+            raise refuse(f"a quantised model ({self.source} {what})", ADVICE)
+
+    def named(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration of LMDeploy's that says what it was made of."""
+        return {**config, CONVERTED_FROM: self.source}
+
+    def require_packed(self, is_packed: bool, name: str) -> None:
+        """Raise UnsupportedFeatureError for a layer ``name`` that is in floats where LMDeploy's has packed weights."""
+        self.require(is_packed, f"with layers that are not packed ({name})")
+
+    def require_dense(self) -> None:
+        """Raise UnsupportedFeatureError for experts."""
+        for name in _EXPERTS:
+            self.require(not self.model.get(name), "with experts")
+
+    def require_plain(self) -> None:
+        """Raise UnsupportedFeatureError for images and latent attention, whose names or sizes differ."""
+        for name in _INSIDE:
+            self.require(not self.model.get(name), "of a vision-language model")
+        self.require(not self.model.get("kv_lora_rank"), "with latent attention")

@@ -1,0 +1,92 @@
+"""Where LMDeploy meets a conversion: as it reads a model's configuration, and as it reads the files of its weights."""
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan
+from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.patching import Patch
+
+
+def rewrite(hf_config: Any) -> None:
+    """Give a configuration of transformers' LMDeploy's own method where its checkpoint is converted.
+
+    Raises UnsupportedFeatureError for a checkpoint that cannot be.
+    """
+    found = getattr(hf_config, "quantization_config", None)
+    if isinstance(found, Mapping):
+        plan = plan_of(found, hf_config.to_dict())
+        if plan is not None:
+            hf_config.quantization_config = plan.config
+
+
+def stored_dtype(hf_config: Any) -> str | None:
+    """The dtype of a converted checkpoint of 4 bits, for a choice that LMDeploy makes for AWQ; None for any other."""
+    found = getattr(hf_config, "quantization_config", None)
+    if not isinstance(found, Mapping) or CONVERTED_FROM not in found or found.get("quant_method") != "awq":
+        return None
+    stored = str(getattr(hf_config, "dtype", None)).removeprefix("torch.")
+    return stored if stored in ("bfloat16", "float32") else None
+
+
+class Layers:
+    """LMDeploy's linear layers by the names that checkpoints have, which know nothing of layers that are joined."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        joined: Mapping[str, Any] = getattr(model, "packed_modules_mapping", None) or {}
+        self._modules = dict(model.named_modules())
+        self._joined = {part: whole for whole, parts in joined.items() for part in parts}
+
+    def of(self, name: str) -> torch.nn.Module | None:
+        """The layer that a tensor called ``name`` is of, or None: an embedding and a norm are none."""
+        path = name.rpartition(".")[0]
+        parent, _, last = path.rpartition(".")
+        whole = self._joined.get(last, last)
+        found = self._modules.get(path) or self._modules.get(f"{parent}.{whole}" if parent else whole)
+        return found if hasattr(found, "in_features") else None
+
+
+def _plan_of_folder(folder: Path) -> Plan | None:
+    file = folder / "config.json"
+    if not file.is_file():
+        return None
+    model = json.loads(file.read_text(encoding="utf-8"))
+    found = model.get("quantization_config")
+    return plan_of(found, model) if isinstance(found, dict) else None
+
+
+def _converted(
+    weights: Iterator[tuple[str, Tensor]], plan: Plan, layers: Layers
+) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        yield from plan.convert(name, tensor, layers.of(name))
+
+
+def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def load_model_weights(self: Any, model: torch.nn.Module, device: torch.device | None = None) -> None:
+        plan = None if activation.active() is None else _plan_of_folder(Path(self.model_path))
+        if plan is not None:
+            read, layers = self._get_weights_iterator, Layers(model)
+            self._get_weights_iterator = lambda path: _converted(read(path), plan, layers)
+        original(self, model, device)
+
+    return load_model_weights
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.weight_loader.model_weight_loader:ModelWeightLoader.load_model_weights",
+        why="hands tensors to the model as the files have them; those of GPTQ and compressed-tensors are converted on "
+        "the way",
+        signature="(self, model, device=None)",
+        build=_load_model_weights,
+    ),
+)

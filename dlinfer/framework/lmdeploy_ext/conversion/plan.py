@@ -1,0 +1,24 @@
+"""Which checkpoints are converted, and how: a plan, made of a configuration alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Plan
+
+_CONVERTED = ("gptq", "compressed-tensors")
+QUANTISED_FORMATS = ("awq", *_CONVERTED)
+"""Values of LMDeploy's option model_format that name a way in which a checkpoint is quantised already."""
+
+
+def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
+    """How a checkpoint is converted, or None for a method that is not: LMDeploy reads it, or nothing does.
+
+    config: its ``quantization_config``. model: its whole configuration. Raises UnsupportedFeatureError.
+    """
+    method = config.get("quant_method")
+    if method not in _CONVERTED:
+        return None
+    # They know packings, and with them the ops, which are not loaded for all who import LMDeploy.
+    from dlinfer.framework.lmdeploy_ext.conversion import compressed_tensors, gptq
+
+    return (gptq if method == "gptq" else compressed_tensors).plan(config, model)
