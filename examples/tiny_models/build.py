@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
-from .families import BRIEF, ELSEWHERE, FAMILIES, QUANTISED, REWARD
+from .families import BRIEF, ELSEWHERE, FAMILIES, QUANTISED, RELEASED, REWARD
 from .vision_families import VISION
 
 STAMP = "tiny_model.json"
@@ -100,7 +100,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import awq, chatglm, deepseek, internlm2, internlm3, reward, tokenizer, vision
+    from . import awq, chatglm, deepseek, internlm2, internlm3, released, reward, tokenizer, vision
     from .families import STOP_IDS
 
     if family in VISION:
@@ -138,6 +138,8 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         tokens.save_pretrained(folder / REFERENCE)
         twins[family](model, folder)
         model.generation_config.save_pretrained(folder)
+    elif family in RELEASED:
+        released.save(model, folder, RELEASED[family])
     elif family in QUANTISED:
         awq.save(model, folder, twin=folder / REFERENCE)
         tokens.save_pretrained(folder / REFERENCE)

@@ -36,9 +36,11 @@ SERVED = {
     "InternLM2ForRewardModel",
     "InternLM3ForCausalLM",
     "LlamaForCausalLM",
+    "MiniCPM3ForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
     "Phi3ForCausalLM",
+    "PhiMoEForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen2ForRewardModel",
     "Qwen2MoeForCausalLM",
@@ -95,8 +97,8 @@ def test_vision_language_models_are_served_if_their_language_model_is(name: str)
     inside = SERVED_VISION[name]
     check_support({"architectures": [name], inside: {"architectures": ["Qwen2ForCausalLM"]}})
     check_support({"architectures": [name], inside: {}, "vision_config": {}})
-    with pytest.raises(UnsupportedFeatureError, match="PhiMoEForCausalLM"):
-        check_support({"architectures": [name], inside: {"architectures": ["PhiMoEForCausalLM"]}})
+    with pytest.raises(UnsupportedFeatureError, match="SDARForCausalLM"):
+        check_support({"architectures": [name], inside: {"architectures": ["SDARForCausalLM"]}})
     with pytest.raises(UnsupportedFeatureError, match="gptq"):
         check_support({"architectures": [name], inside: {"quantization_config": {"quant_method": "gptq"}}})
 
