@@ -171,6 +171,14 @@ def test_quantised_weights_are_refused_by_their_method(method: str, inside: str)
         check_support(config)
 
 
+@pytest.mark.parametrize("name", ["PhiMoEForCausalLM", "MiniCPM3ForCausalLM"])
+@pytest.mark.parametrize("method", ["awq", "fp8", "smooth_quant"])
+def test_quantised_weights_of_classes_that_read_floats_are_refused(name: str, method: str):
+    config = {"architectures": [name], "quantization_config": {"quant_method": method, "bits": 4}}
+    with pytest.raises(UnsupportedFeatureError, match=f"a quantised {name} .{method}; its attention"):
+        check_support(config)
+
+
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 
 

@@ -28,6 +28,9 @@ W8A8_SERVED = (
 """Classes of LMDeploy's whose quantised norms feed linear layers only. Others quantise norms of heads or of results
 too, and then use them as if they were not."""
 
+FLOATS_ALONE = ("PhiMoEForCausalLM", "MiniCPM3ForCausalLM")
+"""Classes of LMDeploy's that build attention of float weights, whatever the checkpoint has."""
+
 
 def check(names: Sequence[str], found: Any, model: Mapping[str, Any]) -> None:
     """Raise UnsupportedFeatureError for a quantisation that is not served.
@@ -38,6 +41,9 @@ def check(names: Sequence[str], found: Any, model: Mapping[str, Any]) -> None:
     method = str(config.get("quant_method", "unknown"))
     if method not in CHECKS:
         raise refuse(f"a quantised model ({method})", ADVICE)
+    for name in names:
+        if name in FLOATS_ALONE:
+            raise refuse(f"a quantised {name} ({method}; its attention reads floats alone)", ADVICE)
     CHECKS[method](names, config, model)
 
 
