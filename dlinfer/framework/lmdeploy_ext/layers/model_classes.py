@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 # --- the model's configuration
@@ -175,48 +174,41 @@ PATCHES = (
         why=_ROPE,
         signature="(self, config, dtype=None, device=None)",
         build=_model(lambda config: config.hidden_size // config.num_attention_heads),
-        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.models.phi3_moe:PhiMoESparseMoeBlock.__init__",
         why="multiplies the experts' input by random numbers, which is meant for training",
         signature="(self, config, dtype=None, device=None)",
         build=_without_jitter,
-        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.models.phi3_moe:PhiMoEForCausalLM.__init__",
         why="leaves the head of a model with tied embeddings uninitialised",
         signature="(self, config, ctx_mgr, dtype=None, device=None)",
         build=_tied,
-        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.models.minicpm3:MiniCPM3Model.__init__",
         why=_ROPE,
         signature="(self, config, dtype=None, device=None)",
         build=_model(lambda config: config.qk_rope_head_dim),
-        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.models.minicpm3:MiniCPMAttention.__init__",
         why="tells attention that a head has as many elements as the latent and the rotated part together",
         signature="(self, config, dtype=None, device=None)",
         build=_head_sizes,
-        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.models.minicpm3:MiniCPM3ForCausalLM.__init__",
         why="has no get_logits, by which LMDeploy asks for those of the tokens that it needs",
         signature="(self, config, ctx_mgr, dtype=None, device=None)",
         build=_with_logits,
-        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.models.minicpm3:MiniCPM3ForCausalLM.forward",
         why="computes the logits of all tokens of a prompt, where one is wanted",
         signature="(self, input_ids, position_ids, past_key_values, attn_metadata=None, inputs_embeds=None, **kwargs)",
         build=_hidden_states,
-        versions=FAULTY,
     ),
 )
