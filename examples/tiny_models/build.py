@@ -13,12 +13,12 @@ from importlib import metadata
 from pathlib import Path
 
 from .families import BRIEF, ELSEWHERE, FAMILIES, QUANTISED, RELEASED, REWARD
-from .vision_families import VISION
+from .vision_families import VISION, VISION_ELSEWHERE
 
 STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
 TEXT = FAMILIES | BRIEF | QUANTISED | REWARD | ELSEWHERE
-BUILT = TEXT | VISION
+BUILT = TEXT | VISION | VISION_ELSEWHERE
 DTYPES = ("float32", "bfloat16")
 
 
@@ -100,7 +100,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import awq, chatglm, deepseek, internlm2, internlm3, released, reward, tokenizer, vision
+    from . import awq, chatglm, cogvlm, deepseek, internlm2, internlm3, reward, tokenizer, vision
     from .families import STOP_IDS
 
     if family in VISION:
@@ -113,6 +113,13 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
             vision.save_chat(VISION[family], model, folder, folder / REFERENCE)
         else:
             vision.save(VISION[family], model, folder)
+        return
+    if family in VISION_ELSEWHERE:
+        torch.manual_seed(seed)
+        model = cogvlm.make(family)
+        _randomise_vectors(model)
+        cogvlm.save(model.to(getattr(torch, dtype)), folder)
+        tokenizer.begin_texts(tokenizer.train()).save_pretrained(folder)
         return
     spec = TEXT[family]
     model_class = getattr(transformers, f"{spec.hf_name}ForCausalLM")
@@ -139,13 +146,36 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         twins[family](model, folder)
         model.generation_config.save_pretrained(folder)
     elif family in RELEASED:
-        released.save(model, folder, RELEASED[family])
+        model.save_pretrained(folder)
+        _configure_as_released(folder, RELEASED[family])
     elif family in QUANTISED:
         awq.save(model, folder, twin=folder / REFERENCE)
         tokens.save_pretrained(folder / REFERENCE)
     else:
         model.save_pretrained(folder)
     tokens.save_pretrained(folder)
+
+
+# What transformers 5 writes out, and released configurations leave to other fields.
+_WRITTEN_OUT = ("original_max_position_embeddings", "head_dim", "qk_head_dim", "v_head_dim", "mlp_bias")
+
+
+def _configure_as_released(folder: Path, architecture: str) -> None:
+    """Give config.json the form in which Phi-3.5-MoE's and MiniCPM3's were released, which transformers 5 still reads.
+
+    architecture: the class that it names. Rope parameters have another key there, and ``type`` in place of
+    ``rope_type``.
+    """
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    for name in _WRITTEN_OUT:
+        config.pop(name, None)
+    rope = config.pop("rope_parameters")
+    config |= {"architectures": [architecture], "rope_theta": rope.pop("rope_theta"), "rope_scaling": None}
+    kind = rope.pop("rope_type")
+    if kind != "default":
+        config["rope_scaling"] = {"type": kind, **rope}
+    file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _randomise_vectors(model) -> None:

@@ -2,7 +2,7 @@
 
 import random
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from .families import BOS, EOS, VOCAB_SIZE
@@ -62,3 +62,12 @@ def train(
         extra_special_tokens=named,
         chat_template=chat_template,
     )
+
+
+def begin_texts(tokens: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Let a tokenizer put its first token before every text, as Llama's does; it is changed and returned."""
+    first = SPECIAL[BOS]
+    tokens.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, BOS)]
+    )
+    return tokens

@@ -320,3 +320,16 @@ VISION["internvl_chat_internlm2"] = _with_llama(
         for name in ("rope_parameters", "max_position_embeddings")
     },
 )
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A family that has no class in transformers; its oracle is ``examples/cogvlm_reference.py``."""
+
+    exercises: str
+
+
+VISION_ELSEWHERE = {
+    "cogvlm": Elsewhere("every layer has weights of its own for images, whose pieces share one position"),
+    "cogvlm2": Elsewhere("the same with grouped heads, fewer pieces, and frequencies of another base"),
+}

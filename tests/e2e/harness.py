@@ -17,7 +17,7 @@ from tests.e2e.processes import Processes
 from tests.workers import ROOT
 
 REFERENCE_SCRIPT = ROOT / "examples" / "hf_reference.py"
-VISION_SCRIPT = ROOT / "examples" / "hf_vision_reference.py"
+VISION_SCRIPTS = [ROOT / "examples" / name for name in ("hf_vision_reference.py", "cogvlm_reference.py")]
 
 PROMPT_LENGTHS = (1, 2, 9, 80)
 NEW_TOKENS = 40
@@ -113,7 +113,8 @@ class Lab:
     def _kept_reference(self, model: Path, job: dict) -> Path:
         versions = [metadata.version(name) for name in ("torch", "transformers")]
         stamp = (model / STAMP).read_text()
-        scripts = [REFERENCE_SCRIPT.read_text()] + ([VISION_SCRIPT.read_text()] if "chats" in job else [])
+        vision = VISION_SCRIPTS if "chats" in job else []
+        scripts = [script.read_text() for script in (REFERENCE_SCRIPT, *vision)]
         key = json.dumps([stamp, job, versions, *scripts], sort_keys=True)
         return self.cache / "references" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
 

@@ -1,9 +1,9 @@
 """PEFT's side of the adapters' tests: it makes adapters and says what a model generates with each, and with none.
 
 A job is ``{"model": FOLDER, "out": FOLDER, "adapters": {NAME: [TARGETS, RANK, ALPHA]}, "prompts": [...], "new": N,
-"never": [...]}``. The adapters go to ``out/NAME``, as PEFT saves them, with weights that change what is said.
-``out/said.json`` maps each name, and "" for the model alone, to the greedy tokens of each prompt; those of ``never``
-are not chosen.
+"never": [...], "vision": whether the model takes images}``. The adapters go to ``out/NAME``, as PEFT saves them, with
+weights that change what is said. ``out/said.json`` maps each name, and "" for the model alone, to the greedy tokens of
+each prompt; those of ``never`` are not chosen.
 """
 
 import json
@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from examples import hf_reference
 from tests.jobs import answer_jobs
 
 
 def load(job: dict[str, Any]) -> Any:
-    return AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).eval()
+    makes = AutoModelForImageTextToText if job.get("vision") else AutoModelForCausalLM
+    return makes.from_pretrained(job["model"], dtype=torch.float32).eval()
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """transformers' answers, job by job, from a process that never sees LMDeploy or dlinfer.
 
 A job is ``{"runs": [[MODEL_FOLDER, JOB, OUT.npz], ...]}``; what these are is said in ``examples/hf_reference.py``, and
-for jobs of chats in ``examples/hf_vision_reference.py``.
+for jobs of chats in ``examples/hf_vision_reference.py``. What transformers has no class for has an oracle of its own.
 """
 
 from pathlib import Path
@@ -9,16 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from examples import hf_reference, hf_vision_reference
+from examples import cogvlm_reference, hf_reference, hf_vision_reference
 from tests.jobs import answer_jobs
+
+
+def _oracle(model: Path, asked: dict[str, Any]) -> Any:
+    if "CogVLMForCausalLM" in (model / "config.json").read_text():
+        return cogvlm_reference
+    return hf_vision_reference if "chats" in asked else hf_reference
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
     """Answer each run; a file is written whole or not at all."""
     hf_reference.check_alone()
     for model, asked, out in job["runs"]:
-        oracle = hf_vision_reference if "chats" in asked else hf_reference
-        arrays = oracle.run(Path(model), asked)
+        arrays = _oracle(Path(model), asked).run(Path(model), asked)
         np.savez(out, **arrays)  # pyright: ignore[reportArgumentType]
     return {}
 

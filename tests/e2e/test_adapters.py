@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from examples.tiny_models.families import STOP_IDS
+from examples.tiny_models.vision_families import VISION
 from tests.e2e.harness import EngineRun, Lab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
@@ -32,6 +33,8 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
     "phi3_longrope": FUSED,
     "qwen2_moe": SPARSE,
     "qwen3_moe": SPARSE,
+    "qwen2_vl": DENSE,
+    "qwen2_5_vl": SPARSE,
 }
 PROMPTS = [[5, 6, 7, 8], [9], list(range(20, 110)), [100, 200, 300]]
 NEW = 20
@@ -54,7 +57,8 @@ def made(lab: Lab, family: str) -> Iterator[Case]:
     with tempfile.TemporaryDirectory(prefix="dlinfer-adapters-") as temp:
         job = {"model": str(model), "out": temp, "adapters": FAMILIES[family], "prompts": PROMPTS, "new": NEW}
         alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-        lab.ask("tests.e2e.peft_job", job | {"never": STOP_IDS}, 600, alone)
+        job |= {"never": STOP_IDS, "vision": family in VISION}
+        lab.ask("tests.e2e.peft_job", job, 600, alone)
         said = json.loads(Path(temp, "said.json").read_text())
         yield Case(model, Path(temp), {name: str(Path(temp, name)) for name in FAMILIES[family]}, said)
 

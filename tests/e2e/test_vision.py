@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.tiny_models.vision_families import VISION
+from examples.tiny_models.vision_families import VISION, VISION_ELSEWHERE
 from tests.e2e.cell_checks import FP32_DECISIVE
 from tests.e2e.harness import EngineRun, Lab
 from tests.e2e.matrix import STRICT
-from tests.e2e.vision_chats import CHATS, Chat, as_openai, images_first
+from tests.e2e.vision_chats import CHATS, Chat, as_openai, images_first, one_image
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
@@ -23,13 +23,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "chunked": {"max_prefill_token_num": 48},
     "prefix": {"enable_prefix_caching": True, "block_size": 16},
 }
+# An image of CogVLM's takes 1227 tokens, and is not cut.
+LONG: dict[str, dict[str, dict[str, Any]]] = {
+    "cogvlm": {name: {"session_len": 2048} for name in ("base", "prefix")}
+    | {"chunked": {"session_len": 2048, "max_prefill_token_num": 1236}}
+}
 # LMDeploy caches prefixes of images where transformers' processor expands the text; of others it says so, and does not.
 SHARES_IMAGES = ("qwen3_vl", "glm4v")
 PHASES = ["decoding", "logits", "prefill", "vision"]
 
 
 def chats_of(family: str) -> list[Chat]:
-    return [images_first(chat) for chat in CHATS] if family == "llava" else CHATS
+    arranged = {"llava": images_first} | dict.fromkeys(VISION_ELSEWHERE, one_image)
+    return [arranged[family](chat) for chat in CHATS] if family in arranged else CHATS
 
 
 def ask(lab: Lab, family: str, mode: str, config: str) -> tuple[EngineRun, dict[str, np.ndarray]]:
@@ -46,7 +52,8 @@ def ask(lab: Lab, family: str, mode: str, config: str) -> tuple[EngineRun, dict[
         {"name": "staggered", "kind": "staggered", "after": 3, **many},
         {"name": "pixels", "kind": "pixels", "prompts": with_images},
     ]
-    run = lab.engine(model, steps, environment=STRICT, eager_mode=mode == "eager", **CONFIGS[config])
+    options = CONFIGS[config] | LONG.get(family, {}).get(config, {})
+    run = lab.engine(model, steps, environment=STRICT, eager_mode=mode == "eager", **options)
     return run, hf
 
 
@@ -78,7 +85,7 @@ def test_images_in_eager_mode(lab: Lab) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize("family", VISION)
+@pytest.mark.parametrize("family", [*VISION, *VISION_ELSEWHERE])
 def test_images(lab: Lab, family: str, mode: str, config: str) -> None:
     check(family, mode, config, *ask(lab, family, mode, config))
 

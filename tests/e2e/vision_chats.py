@@ -58,6 +58,18 @@ def images_first(chat: Chat) -> Chat:
     return messages
 
 
+def one_image(chat: Chat) -> Chat:
+    """The chat with the last picture of its message alone: all that CogVLM was made for."""
+    messages = []
+    for message in chat:
+        content = message["content"]
+        if not isinstance(content, str):
+            last = [part for part in content if part["type"] == "image"][-1]
+            content = [part for part in content if part["type"] == "text" or part is last]
+        messages.append(message | {"content": content})
+    return messages
+
+
 WIDE, TALL, SMALL = picture(1, 72, 40), picture(2, 40, 88), picture(3, 32, 32)
 
 # Text alone, one picture, several, and pictures of three sizes: all in one batch.

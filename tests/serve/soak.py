@@ -1,5 +1,5 @@
 """LMDeploy's server on the CPU under random requests for as long as one likes. ``python -m tests.serve.soak --seconds
-1800 [--family qwen2] [--graph] [-- OPTIONS OF API_SERVER]``.
+1800 [--family qwen2] [--graph] [--images] [--adapters] [-- OPTIONS OF API_SERVER]``.
 
 Chats of a catalogue are asked alone first, greedily. Then clients ask, all at once and at random: chats of the
 catalogue, whose tokens have to be those; sampled ones with random options; ones that are given up in the middle; and
@@ -197,6 +197,21 @@ def picture(rng: random.Random) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
+def make_adapters(folder: Path, images: bool) -> list[str]:
+    """Write two adapters, of other ranks and modules, beside the model in ``folder``; their names."""
+    from tests.e2e.peft_job import make
+
+    adapters = {
+        "wide": [["q_proj", "k_proj", "v_proj", "o_proj"], 4, 8],
+        "narrow": [["v_proj", "o_proj"], 8, 4],
+    }
+    for name in adapters:
+        make(
+            {"model": str(folder / "model"), "out": str(folder), "adapters": adapters, "vision": images}, name
+        )
+    return list(adapters)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -205,18 +220,18 @@ def main() -> int:
     parser.add_argument("--family", default="qwen2")
     parser.add_argument("--images", action="store_true")
     parser.add_argument("--graph", action="store_true", help="compiled graphs; without it eagerly")
-    parser.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--adapters", action="store_true", help="two LoRA adapters beside the model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("options", nargs="*", help="more options of api_server, behind --")
     args = parser.parse_args()
     options = [*args.options, *([] if args.graph else ["--eager-mode"])]
-    if args.adapter:
-        options += ["--adapters", *args.adapter]
     with tempfile.TemporaryDirectory() as folder:
         build(args.family, Path(folder, "model"))
+        names = make_adapters(Path(folder), args.images) if args.adapters else []
+        if names:
+            options += ["--adapters", *(f"{name}={Path(folder, name)}" for name in names)]
         with ApiServer(Path(folder, "model"), *options) as server:
             server.ready()
-            names = [adapter.partition("=")[0] for adapter in args.adapter]
             report = Soak(server, args.seed, names, args.images).run(args.seconds)
             if not report["server_alive"]:
                 print(server.output()[-6000:], file=sys.stderr)

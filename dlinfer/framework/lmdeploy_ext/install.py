@@ -31,7 +31,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
     from dlinfer.framework.lmdeploy_ext.serving import generation, harmony, scoring
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
-    from dlinfer.framework.lmdeploy_ext.vision import corrections, processors
+    from dlinfer.framework.lmdeploy_ext.vision import cogvlm, corrections, processors
 
     modules = (
         engine_config,
@@ -57,6 +57,7 @@ def _records() -> list[Patch]:
         serving,
         weight_checks,
         media,
+        cogvlm,
         corrections,
         processors,
     )

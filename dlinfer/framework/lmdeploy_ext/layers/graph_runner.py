@@ -96,7 +96,7 @@ class CompiledRunner(GraphRunner):
     def __init__(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(model, *args, **kwargs)
         self._calls: dict[Any, Callable[..., Any]] = {}
-        self._forward = lora.ForwardWithAdapters(model) if lora.has_adapters(model) else model
+        self._forward = self._with_adapters(model, model.forward) if lora.has_adapters(model) else model
         self._phases_alike = find_engine(
             CompileOptions().wanted_engine, activation.torch_device()
         ).phases_alike
@@ -119,6 +119,8 @@ class CompiledRunner(GraphRunner):
         language: Any = self.model.get_submodule(found.language)
         forward = language.forward
         speech = parts.method(found.speech, language, forward)
+        if lora.has_adapters(language):
+            speech = self._with_adapters(language, speech)
         owner, function = parts.vision_function(self.model, found)
         tower = parts.method(found.tower, owner, function)
 
@@ -137,6 +139,9 @@ class CompiledRunner(GraphRunner):
         language.forward = compiled_language
         setattr(owner, found.vision[1], compiled_vision)
         self._see_example = lambda: compiled_vision(**found.example(self.model))
+
+    def _with_adapters(self, owner: torch.nn.Module, forward: Callable[..., Any]) -> torch.nn.Module:
+        return lora.ForwardWithAdapters(self.ctx_mgr, owner, forward)
 
     def __call__(self, **kwargs: Any) -> Any:
         """One forward. kwargs: as LMDeploy's model takes them."""

@@ -5,6 +5,7 @@ model, with a rank of 0. Which adapter a token has comes with the step's attenti
 each step: a compiled graph reads nothing else that changes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from lmdeploy.pytorch.backends.lora import AdapterInfo, LoRAImpl
@@ -70,33 +71,36 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 class ForwardWithAdapters(nn.Module):
-    """A model's forward for graphs, which read nothing that changes but their arguments.
+    """A forward for graphs, of a model or of its language part; they read nothing that changes but their arguments.
 
     LMDeploy's context is none, so for the time of a call the layers find the adapter ids of its arguments.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, ctx_mgr: Any, owner: nn.Module, forward: Callable[..., Any]) -> None:
+        """ctx_mgr: LMDeploy's, of the model. forward: a method of ``owner``, which is the model or a part of it."""
         super().__init__()
-        self.model = model
-        self.ctx_mgr: Any = model.ctx_mgr
+        self.owner, self._forward, self.ctx_mgr = owner, forward, ctx_mgr
         setattr(self.ctx_mgr, _OF_CALL, None)
 
     def forward(
         self,
-        input_ids: Tensor,
         position_ids: Tensor,
         past_key_values: list[list[Tensor]],
-        attn_metadata: Any = None,
+        attn_metadata: Any,
+        input_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        mrope_position_ids: Tensor | None = None,
     ) -> Any:
-        """As the model's own, of any of the classes that adapters are served on."""
+        """As ``forward`` of any of the classes that adapters are served on."""
         self.ctx_mgr.dlinfer_adapter_ids = attn_metadata.adapter_ids
-        result = self.model(
+        further = {} if mrope_position_ids is None else {"mrope_position_ids": mrope_position_ids}
+        result = self._forward(
             input_ids=input_ids,
             position_ids=position_ids,
             past_key_values=past_key_values,
             attn_metadata=attn_metadata,
             inputs_embeds=inputs_embeds,
+            **further,
         )
         self.ctx_mgr.dlinfer_adapter_ids = None
         return result

@@ -25,6 +25,15 @@ def check_messages(messages: Iterable[Any]) -> None:
             raise refuse(f"{named} input", "send text and images")
 
 
+def check_one_image(messages: Iterable[Any]) -> None:
+    """Raise UnsupportedFeatureError for a conversation of several images, which CogVLM was not made for."""
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+    if sum(kind in _IMAGES[1:] for kind in kinds) > 1:
+        raise refuse("more than one image in a conversation with CogVLM", "send one image")
+
+
 def _get_multimodal_prompt_input(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def _get_multimodal_prompt_input(
@@ -35,6 +44,8 @@ def _get_multimodal_prompt_input(original: Callable[..., Any]) -> Callable[..., 
 
             try:
                 check_messages(messages)
+                if type(getattr(self.vl_encoder, "model", None)).__name__ == "CogVLMVisionModel":
+                    check_one_image(messages)
             except UnsupportedFeatureError as error:  # of others LMDeploy says that preprocessing failed
                 raise RequestError(ErrorCode.UNSUPPORTED_FEATURE, str(error)) from error
         return await original(self, messages, *args, **kwargs)

@@ -15,6 +15,7 @@ SERVED = {
     "Qwen3VLForConditionalGeneration": "text_config",
     "LlavaForConditionalGeneration": "text_config",
     "Glm4vForConditionalGeneration": "text_config",
+    "CogVLMForCausalLM": "",
 }
 """Architecture -> the part of its configuration that is the language model's; empty where the whole is."""
 
@@ -37,6 +38,8 @@ def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | Non
         return ""
     if config.get("flash_mode"):
         return "it leaves out tokens of images that tell little (flash_mode)"
+    if "CogVLMForCausalLM" in names and config.get("quantization_config"):
+        return "quantised weights in a model with two experts, which nobody has compared"
     if "Glm4vForConditionalGeneration" in names and config.get("text_config") is None:
         return "its configuration has no text_config, outside of which transformers 5 reads no language model"
     return None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlinfer.framework.lmdeploy_ext.vision import towers
+from dlinfer.framework.lmdeploy_ext.vision import cogvlm, towers
 
 Sizes = dict[str, tuple[str | None, ...]]
 Arrange = Callable[[Any, dict[str, Any]], dict[str, Any]]
@@ -152,6 +152,11 @@ def _internvl(model: Any) -> dict[str, Any]:
     }
 
 
+def _cogvlm(model: Any) -> dict[str, Any]:
+    weight, side = model.model.vision.boi, model.config.vision_config["image_size"]
+    return {"images": torch.zeros(2, 3, side, side, dtype=weight.dtype, device=weight.device)}
+
+
 PARTS: dict[str, Parts] = {
     "Qwen2VLForConditionalGeneration": Parts(
         "model",
@@ -223,6 +228,14 @@ PARTS: dict[str, Parts] = {
         _glm4v,
         towers.positioned,
         towers.with_positions,
+    ),
+    cogvlm.ARCHITECTURE: Parts(
+        "model",
+        ("model.vision", "forward"),
+        {"images": ("images", None, None, None)},
+        _cogvlm,
+        arrange_speech=cogvlm.with_images,
+        speech_sizes={"lang_ids": ("words",), "vision_ids": ("pieces",)},
     ),
 }
 """Class of LMDeploy's -> its parts."""

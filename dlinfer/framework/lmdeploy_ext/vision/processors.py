@@ -164,11 +164,14 @@ def _transforms(original: Callable[..., None]) -> Callable[..., None]:
 
 
 PATCHES = (
-    Patch(
-        target="lmdeploy.vl.model.internvl:InternVLVisionModel.build_preprocessor",
-        why="composes transforms of torchvision's that pillow and torch have as well",
-        signature="(self, trust_remote_code=False)",
-        build=_transforms,
+    *(
+        Patch(
+            target=f"lmdeploy.vl.model.{module}.build_preprocessor",
+            why="composes transforms of torchvision's that pillow and torch have as well",
+            signature="(self, trust_remote_code=False)",
+            build=_transforms,
+        )
+        for module in ("internvl:InternVLVisionModel", "cogvlm:CogVLMVisionModel")
     ),
     Patch(
         target="lmdeploy.vl.model.builder:load_vl_model",

@@ -1,7 +1,6 @@
 """What cannot be quantised is refused by name, and nothing is written, or nothing is left."""
 
 import json
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -198,7 +197,7 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing(tmp_path, monkeypatch, capsys, number):
     folders.write(tmp_path / "model")
-    monkeypatch.setattr(writer.ShardWriter, "write", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr(writer.ShardWriter, "write", lambda *_: signal.raise_signal(number))
     before = signal.getsignal(signal.SIGTERM)
     arguments = ["quantise", str(tmp_path / "model"), "--format", "fp8", "-o", str(tmp_path / "out")]
     assert main(arguments) == 128 + number

@@ -7,7 +7,7 @@ served on the classes for which the tokens were compared with PEFT's.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,11 +17,18 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_files
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints.adapter_files import fault
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
-SERVED = frozenset(
+_NAMED = {
+    "Qwen2VLForConditionalGeneration": ("model.language_model.", "model."),
+    "Qwen2_5_VLForConditionalGeneration": ("model.language_model.", "model."),
+}
+"""LMDeploy's model class -> how modules' paths begin in transformers 5, and how in LMDeploy as in transformers 4."""
+
+SERVED = _NAMED.keys() | {
     f"{name}ForCausalLM" for name in "Gemma Llama Mistral Phi3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe".split()
-)
+}
 """LMDeploy's model classes whose tokens with adapters were compared with PEFT's."""
 
 _OTHER = "use an adapter that was trained for this model"
@@ -49,11 +56,17 @@ def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
                 detail = f"target_modules has {target!r}, and {spelled[last]!r} is asked for, too"
                 raise fault(name, path, detail, f"name it alike, {last!r}, in all adapter_config.json")
             modules |= _modules(model, target, name, path)
-        _compare(modules, name, path)
+        _compare(model, modules, name, path)
+
+
+def _path(model: torch.nn.Module, module: str) -> str:
+    """A module's path in LMDeploy's model, from its path in transformers'."""
+    now, then = _NAMED.get(type(model).__name__, ("", ""))
+    return then + module.removeprefix(now) if now and module.startswith(now) else module
 
 
 def _modules(model: torch.nn.Module, target: str, name: str, path: str) -> dict[str, tuple[int, int]]:
-    """Path in transformers' model -> (in_features, out_features) of every module that a target names."""
+    """Path in the model -> (in_features, out_features) of every module that a target names."""
     from lmdeploy.pytorch.adapter.adapter import find_all_target
     from lmdeploy.pytorch.nn.linear.base import LinearBase
 
@@ -72,8 +85,8 @@ def _modules(model: torch.nn.Module, target: str, name: str, path: str) -> dict[
     return modules
 
 
-def _compare(modules: Mapping[str, tuple[int, int]], name: str, path: str) -> None:
-    given = adapter_files.sizes(name, path)
+def _compare(model: torch.nn.Module, modules: Mapping[str, tuple[int, int]], name: str, path: str) -> None:
+    given = {_path(model, module): sizes for module, sizes in adapter_files.sizes(name, path).items()}
     for module, (a, b) in given.items():
         if module not in modules:
             raise fault(
@@ -115,7 +128,27 @@ def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
     return build_patched_model
 
 
+def _load_lora_weights(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def load_lora_weights(
+        model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]], adapter_id: int
+    ) -> None:
+        if activation.active() is not None:
+            begin = "base_model.model."
+            weights = [(begin + _path(model, name.removeprefix(begin)), weight) for name, weight in weights]
+        original(model, weights, adapter_id)
+
+    return load_lora_weights
+
+
 PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.adapter.adapter:load_lora_weights",
+        why="knows the weights of vision-language models by the names of transformers 4 alone",
+        signature="(model, weights, adapter_id)",
+        build=_load_lora_weights,
+        versions=FAULTY,
+    ),
     Patch(
         target="lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._build_model",
         why="builds a model, loads its weights and then the adapters, without a look at them",
