@@ -33,6 +33,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +51,17 @@ def end_tokens(model, tokenizer) -> list[int]:
 def forget(model) -> None:
     """Let a short text reset dynamic rotary frequencies, which stay those of the longest text until one comes."""
     model(torch.tensor([[0]]), use_cache=False)
+
+
+def choose_frequencies(model) -> None:
+    """Let Phi-3.5-MoE's longrope have the factors of the text's length, as its authors' code and transformers 4 do.
+
+    transformers 5 chooses these frequencies, as it does for other models, and then passes over them for those of short
+    texts (``PhimoeRotaryEmbedding.forward``). Other models, and texts below the original length, have nothing to mend.
+    """
+    rotary: Any = getattr(getattr(model, "model", None), "rotary_emb", None)
+    if type(rotary).__name__ == "PhimoeRotaryEmbedding" and rotary.rope_type == "longrope":
+        rotary.rope_init_fn = lambda config: (rotary.inv_freq, rotary.attention_scaling)
 
 
 @torch.inference_mode()
@@ -107,6 +119,7 @@ def check_alone() -> None:
 def run(model_folder: Path, job: dict) -> dict[str, np.ndarray]:
     """Answer a job (see the module's docstring) as the arrays of OUT.npz."""
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=job.get("dtype", "auto")).eval()
+    choose_frequencies(model)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     ends = end_tokens(model, tokenizer)
     answer = {"dtype": np.array(str(model.dtype).removeprefix("torch."))}

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
-from .families import BRIEF, ELSEWHERE, FAMILIES, QUANTISED, REWARD
+from .families import BRIEF, ELSEWHERE, FAMILIES, QUANTISED, RELEASED, REWARD
 from .vision_families import VISION, VISION_ELSEWHERE
 
 STAMP = "tiny_model.json"
@@ -145,12 +145,37 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         tokens.save_pretrained(folder / REFERENCE)
         twins[family](model, folder)
         model.generation_config.save_pretrained(folder)
+    elif family in RELEASED:
+        model.save_pretrained(folder)
+        _configure_as_released(folder, RELEASED[family])
     elif family in QUANTISED:
         awq.save(model, folder, twin=folder / REFERENCE)
         tokens.save_pretrained(folder / REFERENCE)
     else:
         model.save_pretrained(folder)
     tokens.save_pretrained(folder)
+
+
+# What transformers 5 writes out, and released configurations leave to other fields.
+_WRITTEN_OUT = ("original_max_position_embeddings", "head_dim", "qk_head_dim", "v_head_dim", "mlp_bias")
+
+
+def _configure_as_released(folder: Path, architecture: str) -> None:
+    """Give config.json the form in which Phi-3.5-MoE's and MiniCPM3's were released, which transformers 5 still reads.
+
+    architecture: the class that it names. Rope parameters have another key there, and ``type`` in place of
+    ``rope_type``.
+    """
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    for name in _WRITTEN_OUT:
+        config.pop(name, None)
+    rope = config.pop("rope_parameters")
+    config |= {"architectures": [architecture], "rope_theta": rope.pop("rope_theta"), "rope_scaling": None}
+    kind = rope.pop("rope_type")
+    if kind != "default":
+        config["rope_scaling"] = {"type": kind, **rope}
+    file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _randomise_vectors(model) -> None:

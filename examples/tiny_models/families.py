@@ -94,6 +94,10 @@ def _longrope(short_factor: list[float], long_factor: list[float]) -> dict[str, 
     return _rope("longrope", short_factor=short_factor, long_factor=long_factor, **own) | own
 
 
+def _scaled(longrope: dict[str, Any], **scales: float) -> dict[str, Any]:
+    return longrope | {"rope_parameters": longrope["rope_parameters"] | scales}
+
+
 _LONGROPE = _longrope([1.0 + 0.1 * i for i in range(8)], [1.0 + 2.0 * i for i in range(8)])
 _LONGROPE_OF_A_PART = _longrope([1.0 + 0.1 * i for i in range(6)], [1.0 + 2.0 * i for i in range(6)]) | {
     "head_dim": 16,
@@ -241,6 +245,27 @@ _LATENT: dict[str, Any] = {
     "moe_intermediate_size": 64,
 }
 
+_PHIMOE: dict[str, Any] = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    # The two jitters of Phi-3.5-MoE: of the router's scores, in use always, and of its input, in training alone.
+    "router_jitter_noise": 0.01,
+    "input_jitter_noise": 0.01,
+}
+
+_MINICPM3: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "scale_emb": 12,
+    "scale_depth": 1.4,
+    "dim_model_base": 32,
+}
+
 # Classes of LMDeploy's that share much with the ones above, and differ in what they route, pack or call things.
 FURTHER: dict[str, Family] = {
     "deepseek": Family(
@@ -300,6 +325,38 @@ FURTHER: dict[str, Family] = {
         "remote-code config; rotary on pairs of half of each head, q, k and v in one weight with biases",
         {"head_dim": 16},
     ),
+    "phimoe": Family(
+        "Phimoe",
+        "two experts, each weighed among those of like score; LayerNorms, biases, a window, tied embeddings",
+        _PHIMOE | {"sliding_window": 16, "tie_word_embeddings": True},
+        dense=False,
+    ),
+    "phimoe_longrope": Family(
+        "Phimoe",
+        "longrope whose scale the checkpoint gives, computed anew where a text outgrows the original length",
+        _PHIMOE | _scaled(_LONGROPE, short_mscale=1.2, long_mscale=1.4),
+        dense=False,
+    ),
+    "minicpm3": Family(
+        "MiniCPM3",
+        "keys and values made of a latent, cached in full; scaled embeddings, layers and logits",
+        _MINICPM3,
+    ),
+    "minicpm3_longrope": Family(
+        "MiniCPM3",
+        "longrope on the rotated part of a head, never computed anew; tied embeddings",
+        _MINICPM3
+        | _longrope([1.0 + 0.1 * i for i in range(4)], [1.0 + 2.0 * i for i in range(4)])
+        # With embeddings as large as MiniCPM3's a tied head says the last token again, whatever the layers add.
+        | {"tie_word_embeddings": True, "scale_emb": 1},
+    ),
+}
+
+# Families whose configuration is saved as it was released -> the class that it names, which is LMDeploy's.
+RELEASED = {
+    "phimoe": "PhiMoEForCausalLM",
+    "phimoe_longrope": "PhiMoEForCausalLM",
+    "minicpm3_longrope": "MiniCPM3ForCausalLM",
 }
 
 # Families of which tests ask tokens alone, with fewer options than of the first ones.

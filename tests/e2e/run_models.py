@@ -104,7 +104,9 @@ staggered, and its greedy tokens in float32 have to be those of Hugging Face tra
 *equal*. An empty field was not tried. `make test-full` adds seeds, block sizes, prompts in chunks, prefix caching and
 bfloat16. Where frequencies depend on the length (dynamic, longrope), blocks of the prefix cache are shared only by
 texts below the original length. When a Phi-3 text outgrows it, its cache is computed anew, as transformers does, in one
-prefill: `max_prefill_token_num` is raised to that length plus one where it is lower, with a warning.
+prefill: `max_prefill_token_num` is raised to that length plus one where it is lower, with a warning. So is
+Phi-3.5-MoE's. Beyond that length it has longrope's long factors, as its authors' code and transformers 4 give them;
+transformers 5 passes over those that it chose, which is put right in the oracle (`examples/hf_reference.py`).
 
 | family | class | what it exercises | graph | eager | graph (openvino) |
 | --- | --- | --- | --- | --- | --- |

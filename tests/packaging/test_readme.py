@@ -29,6 +29,8 @@ CALLED = {
     "Qwen2Moe": "Qwen2-MoE",
     "Qwen3Moe": "Qwen3-MoE",
     "Phi3": "Phi-3",
+    "Phimoe": "Phi-3.5-MoE",
+    "MiniCPM3": "MiniCPM3",
     "Glm4": "GLM-4",
     "Mistral": "Mistral",
     "Gemma": "Gemma",
@@ -43,8 +45,8 @@ CALLED = {
     "Qwen3Next": "Qwen3-Next",
 }
 REFUSED = {
-    "PhiMoE": "PhiMoEForCausalLM",
-    "MiniCPM3": "MiniCPM3ForCausalLM",
+    "sparse attention": "DeepseekV32ForCausalLM",
+    "block diffusion": "SDARForCausalLM",
 }
 
 

@@ -15,7 +15,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cli, kv_memory
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
-    from dlinfer.framework.lmdeploy_ext.layers import selection
+    from dlinfer.framework.lmdeploy_ext.layers import model_classes, selection
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
     from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
@@ -41,6 +41,7 @@ def _records() -> list[Patch]:
         device_patches,
         experts_model,
         gated_delta_model,
+        model_classes,
         selection,
         kv_memory,
         generation,

@@ -36,9 +36,11 @@ SERVED = {
     "InternLM2ForRewardModel",
     "InternLM3ForCausalLM",
     "LlamaForCausalLM",
+    "MiniCPM3ForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
     "Phi3ForCausalLM",
+    "PhiMoEForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen2ForRewardModel",
     "Qwen2MoeForCausalLM",
@@ -95,8 +97,8 @@ def test_vision_language_models_are_served_if_their_language_model_is(name: str)
     inside = SERVED_VISION[name]
     check_support({"architectures": [name], inside: {"architectures": ["Qwen2ForCausalLM"]}})
     check_support({"architectures": [name], inside: {}, "vision_config": {}})
-    with pytest.raises(UnsupportedFeatureError, match="PhiMoEForCausalLM"):
-        check_support({"architectures": [name], inside: {"architectures": ["PhiMoEForCausalLM"]}})
+    with pytest.raises(UnsupportedFeatureError, match="SDARForCausalLM"):
+        check_support({"architectures": [name], inside: {"architectures": ["SDARForCausalLM"]}})
     with pytest.raises(UnsupportedFeatureError, match="gptq"):
         check_support({"architectures": [name], inside: {"quantization_config": {"quant_method": "gptq"}}})
 
@@ -173,6 +175,14 @@ def test_quantised_weights_are_refused_by_their_method(method: str, inside: str)
     quantised = {"quantization_config": {"quant_method": method, "bits": 4}}
     config = {"architectures": ["LlamaForCausalLM"], **({inside: quantised} if inside else quantised)}
     with pytest.raises(UnsupportedFeatureError, match=method):
+        check_support(config)
+
+
+@pytest.mark.parametrize("name", ["PhiMoEForCausalLM", "MiniCPM3ForCausalLM"])
+@pytest.mark.parametrize("method", ["awq", "fp8", "smooth_quant"])
+def test_quantised_weights_of_classes_that_read_floats_are_refused(name: str, method: str):
+    config = {"architectures": [name], "quantization_config": {"quant_method": method, "bits": 4}}
+    with pytest.raises(UnsupportedFeatureError, match=f"a quantised {name} .{method}; its attention"):
         check_support(config)
 
 

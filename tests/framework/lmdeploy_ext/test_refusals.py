@@ -165,6 +165,15 @@ def test_a_layer_that_no_op_serves_is_named():
         get_backend("cpu").build_op(spec)
 
 
+PHIMOE_LINEAR = {
+    "rope_type": "linear",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "short_mscale": 1.0,
+    "long_mscale": 1.0,
+    "original_max_position_embeddings": 4096,
+}
+
 REFUSED_MODELS = {
     "gpt-oss with another activation": (
         "GptOssConfig",
@@ -178,8 +187,18 @@ REFUSED_MODELS = {
         {"quantization_config": {"quant_method": "mxfp4"}},
         "mxfp4",
     ),
-    "Phi-3.5-MoE": ("PhimoeConfig", "PhiMoEForCausalLM", {}, "PhiMoEForCausalLM"),
-    "MiniCPM3": ("MiniCPM3Config", "MiniCPM3ForCausalLM", {}, "MiniCPM3ForCausalLM"),
+    "Phi-3.5-MoE without longrope": (
+        "PhimoeConfig",
+        "PhiMoEForCausalLM",
+        {"rope_parameters": PHIMOE_LINEAR},
+        "PhiMoE with rope type 'linear'",
+    ),
+    "MiniCPM3 with other values": (
+        "MiniCPM3Config",
+        "MiniCPM3ForCausalLM",
+        {"v_head_dim": 128},
+        "MiniCPM3 with v_head_dim=128",
+    ),
     "GPTQ": ("LlamaConfig", "LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
     "MXFP4": ("Qwen2Config", "Qwen2ForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
     "AWQ of 8 bits": (

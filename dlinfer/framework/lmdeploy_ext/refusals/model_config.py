@@ -10,6 +10,7 @@ from dlinfer.framework.lmdeploy_ext.conversion import loading
 from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.layers import model_classes
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters, windows
@@ -25,6 +26,7 @@ def check(model_config: Any, is_draft: bool = False) -> None:
     windows.check(model_config)
     gated_delta_model.check(model_config)
     experts_model.check(config)
+    model_classes.check(config)
 
 
 def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:

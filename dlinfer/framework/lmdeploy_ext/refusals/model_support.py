@@ -14,16 +14,13 @@ from dlinfer.framework.lmdeploy_ext.refusals.speculation import PAIRS
 
 _DRAFT = "it drafts for speculative decoding, and is no model of its own"
 _DIFFUSION = "it decodes by block diffusion"
-_LINEAR_ATTENTION = "it has layers of gated linear attention"
+_QWEN3_5 = "it is Qwen3.5's vision-language model with experts of its own, and Qwen3.5 is not served"
 _SPARSE = "it has DeepSeek's sparse attention"
-_ROPE = "LMDeploy's class cannot read the rope parameters of transformers 5"
 
 _DRAFTS = {draft for _, draft in PAIRS.values()}
 
 NOT_SERVED = {
-    "PhiMoEForCausalLM": _ROPE,
-    "MiniCPM3ForCausalLM": _ROPE,
-    "MetaMoeForConditionalGeneration": _LINEAR_ATTENTION,
+    "MetaMoeForConditionalGeneration": _QWEN3_5,
     "DeepseekV32ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE,
     "DeepseekV4ForCausalLM": _SPARSE,

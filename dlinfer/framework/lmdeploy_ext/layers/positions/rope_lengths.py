@@ -5,9 +5,9 @@ is therefore prefilled with those of the prompt's length, and each later token h
 ``max(prompt length, position + 1)``. A batch must not change that, nor a prompt that is prefilled in chunks or again
 after preemption, so the length travels with the position: ``position_ids`` become [2, N], with the lengths below.
 
-Phi-3 differs: when a text outgrows the original length, transformers computes its whole cache anew with the long
-factors. Here its sequence is preempted then, and prefilled again with all its tokens. LMDeploy would decode such a
-sequence between its chunks, so that a prefill takes at least as many tokens.
+Phi-3 and Phi-3.5-MoE differ: when a text outgrows the original length, transformers computes its whole cache anew with
+the long factors. Here its sequence is preempted then, and prefilled again with all its tokens. LMDeploy would decode
+such a sequence between its chunks, so that a prefill takes at least as many tokens.
 
 Blocks of the prefix cache are shared only up to the original length, where frequencies are the same for everybody.
 """
@@ -28,7 +28,7 @@ from dlinfer.framework.patching import Patch
 logger = logging.getLogger("dlinfer")
 
 # transformers' classes that drop their cache when a text outgrows the original length.
-_COMPUTED_ANEW = ("phi3",)
+_COMPUTED_ANEW = ("phi3", "phimoe")
 
 # Attribute of an engine's inputs maker, scheduler and prefix tree.
 _ATTRIBUTE = "dlinfer_rope_lengths"

@@ -30,6 +30,9 @@ W8A8_SERVED = (
 """Classes of LMDeploy's whose quantised norms feed linear layers only. Others quantise norms of heads or of results
 too, and then use them as if they were not."""
 
+FLOATS_ALONE = ("PhiMoEForCausalLM", "MiniCPM3ForCausalLM")
+"""Classes of LMDeploy's that build attention of float weights, whatever the checkpoint has."""
+
 
 def check(names: Sequence[str], found: Any, model: Mapping[str, Any], is_inside: bool = False) -> None:
     """Raise UnsupportedFeatureError for a quantisation that is not served.
@@ -46,6 +49,9 @@ def check(names: Sequence[str], found: Any, model: Mapping[str, Any], is_inside:
         config, method = plan.config, str(plan.config["quant_method"])
     if method not in CHECKS:
         raise refuse(f"a quantised model ({method})", ADVICE)
+    for name in names:
+        if name in FLOATS_ALONE:
+            raise refuse(f"a quantised {name} ({method}; its attention reads floats alone)", ADVICE)
     CHECKS[method](names, config, model)
 
 
