@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.lmdeploy_ext.vision.one_position import metas_patch, of_images, pixels
+from dlinfer.framework.lmdeploy_ext.vision.one_position import of_images, pixels, positions_of_images
 from dlinfer.framework.patching import Patch
 
 ARCHITECTURE = "CogVLMForCausalLM"
@@ -194,7 +194,13 @@ PATCHES = (
         build=_prepare,
         versions=FAULTY,
     ),
-    metas_patch(f"{_MODEL}:CogVLMForCausalLM"),
+    Patch(
+        target=f"{_MODEL}:CogVLMForCausalLM.update_model_metas",
+        why="splits positions by a tensor of lengths, and counts an evicted sequence's images twice",
+        signature="(self, past_key_values, inputs_embeds=None, context=None)",
+        build=positions_of_images,
+        versions=FAULTY,
+    ),
     Patch(
         target="lmdeploy.vl.model.cogvlm:CogVLMVisionModel.proc_messages",
         why="drops all but the first text of a message, and looks for a field that templates of tokenizers do not have",
