@@ -32,7 +32,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
     from dlinfer.framework.lmdeploy_ext.serving import generation, harmony, scoring
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
-    from dlinfer.framework.lmdeploy_ext.vision import cogvlm, corrections, glm_4v, processors
+    from dlinfer.framework.lmdeploy_ext.vision import cogvlm, corrections, glm_4v, one_position, processors
 
     modules = (
         engine_config,
@@ -62,6 +62,7 @@ def _records() -> list[Patch]:
         cogvlm,
         corrections,
         glm_4v,
+        one_position,
         processors,
     )
     return [patch for module in modules for patch in module.PATCHES]

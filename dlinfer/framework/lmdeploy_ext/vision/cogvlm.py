@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
-from dlinfer.framework.lmdeploy_ext.vision.one_position import of_images, pixels, positions_of_images
+from dlinfer.framework.lmdeploy_ext.vision.one_position import of_images, pixels
 from dlinfer.framework.patching import Patch
 
 ARCHITECTURE = "CogVLMForCausalLM"
@@ -192,13 +192,6 @@ PATCHES = (
         why="takes every padding token of a text for a piece of an image",
         signature="(self, past_key_values, inputs_embeds=None, context=None)",
         build=_prepare,
-        versions=FAULTY,
-    ),
-    Patch(
-        target=f"{_MODEL}:CogVLMForCausalLM.update_model_metas",
-        why="splits positions by a tensor of lengths, and counts an evicted sequence's images twice",
-        signature="(self, past_key_values, inputs_embeds=None, context=None)",
-        build=positions_of_images,
         versions=FAULTY,
     ),
     Patch(

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Patch
 
 
 def pixels(context: Any) -> Tensor | None:
@@ -39,9 +41,7 @@ def _spans(context: Any) -> Iterator[tuple[int, list[tuple[int, int]]]]:
         yield start, sorted((image.start + move, image.end + move) for image in images)
 
 
-def positions_of_images(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for a model's ``update_model_metas``, which sets the positions of a step."""
-
+def _metas(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def update_model_metas(
         self: Any, past_key_values: Any, inputs_embeds: Tensor | None = None, context: Any = None
@@ -68,3 +68,15 @@ def positions_of_images(original: Callable[..., Any]) -> Callable[..., Any]:
         return metas
 
     return update_model_metas
+
+
+PATCHES = tuple(
+    Patch(
+        target=f"lmdeploy.pytorch.models.{model}.update_model_metas",
+        why="splits positions by a tensor of lengths, and counts an evicted sequence's images twice",
+        signature="(self, past_key_values, inputs_embeds=None, context=None)",
+        build=_metas,
+        versions=FAULTY,
+    )
+    for model in ("cogvlm:CogVLMForCausalLM", "chatglm2:ChatGLMForConditionalGeneration")
+)
