@@ -22,6 +22,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.refusals import (
         http_errors,
         media,
+        model_build,
         model_checks,
         model_config,
         request_checks,
@@ -47,6 +48,7 @@ def _records() -> list[Patch]:
         harmony,
         sampling_checks,
         http_errors,
+        model_build,
         model_checks,
         model_config,
         request_checks,

@@ -124,8 +124,9 @@ def _check_weight_file(folder: Path, name: str, names: Iterable[str]) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        # Opening reads the header and compares it with the length of the file.
-        with safe_open(folder / name, framework="pt") as file:
+        # Opening reads the header and compares it with the length of the file. For torch it would map the file to be
+        # written to, which Linux refuses where the file is larger than the memory.
+        with safe_open(folder / name, framework="np") as file:
             missing = sorted(set(names) - set(file.keys()))
     except SafetensorError as error:
         raise _unusable(folder, f"{name} is truncated or corrupt ({error})", _COPY_AGAIN) from None
