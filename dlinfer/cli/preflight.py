@@ -32,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", metavar="NAME", help="the device type (default cpu)")
     for name, (kind, text) in _OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=text)
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the configuration's code, where the folder has its own",
+    )
     parser.add_argument("--eager-mode", action="store_true", help="without compiled graphs")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object (schema: docs/preflight.md)"
@@ -45,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         sys.stderr.write(f"error: LMDeploy cannot be imported: {error}\n")
         return 2
-    options = {name: getattr(arguments, name) for name in (*_OPTIONS, "eager_mode")}
+    options = {name: getattr(arguments, name) for name in (*_OPTIONS, "eager_mode", "trust_remote_code")}
     report = preflight(arguments.folder, arguments.device, **options)
     if arguments.json:
         sys.stdout.write(json.dumps(asdict(report), indent=2) + "\n")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from dlinfer import ops, vendor
+from dlinfer import ops, settings, vendor
 from tests.ops import cases
 
 
@@ -46,4 +46,6 @@ def test_strides_are_those_of_the_fake(vendor_name: str, op: str, name: str):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = pytree.tree_map_only(Tensor, mode.from_tensor, args)
         expected = strides(spec.overload(*fakes))
-    assert strides(spec.overload(*args)) == expected
+    # Caches that lie so fall back to torch, which is counted: the layout of what is returned is the same.
+    with settings.override(fallback="allow"):
+        assert strides(spec.overload(*args)) == expected

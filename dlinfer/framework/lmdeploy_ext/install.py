@@ -23,6 +23,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.refusals import (
         http_errors,
         media,
+        model_build,
         model_checks,
         model_config,
         request_checks,
@@ -49,6 +50,7 @@ def _records() -> list[Patch]:
         harmony,
         sampling_checks,
         http_errors,
+        model_build,
         model_checks,
         model_config,
         request_checks,

@@ -26,7 +26,7 @@ def compiled(name: str, *tensors: torch.Tensor) -> Callable[..., Any] | None:
         reason = _reason(*key)
     if not reason:
         return _kernels[name]
-    _fall_back(name, reason, tensors)
+    fall_back(name, reason, tensors)
     return None
 
 
@@ -46,7 +46,8 @@ def _reason(name: str, dtype: torch.dtype) -> str:
     return _reasons.setdefault((name, dtype), KERNEL_ANSWERS.fault(f"native {name}", name_of(dtype)) or "")
 
 
-def _fall_back(name: str, reason: str, tensors: tuple[torch.Tensor, ...]) -> None:
+def fall_back(name: str, reason: str, tensors: tuple[torch.Tensor, ...]) -> None:
+    """Count a call that torch's kernels are about to serve, under the fallback policy. Raises FallbackError."""
     call = fallback.describe(tensors)
 
     def refusal() -> FallbackError:

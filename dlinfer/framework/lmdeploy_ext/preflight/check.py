@@ -96,14 +96,17 @@ class Report:
     memory: Memory | None = None
 
 
-def preflight(folder: Path, device: str, **options: Any) -> Report:
-    """Look at a folder as an engine with these options of PytorchEngineConfig would. Loads LMDeploy, and no weight."""
+def preflight(folder: Path, device: str, trust_remote_code: bool = False, **options: Any) -> Report:
+    """Look at a folder as an engine with these options of PytorchEngineConfig would. Loads LMDeploy, and no weight.
+
+    trust_remote_code: as LMDeploy's; whether a configuration's code in the folder may be run.
+    """
     refusals: list[Refusal] = []
     built, plan = None, None
     with _noted(refusals):
         engine = model.engine_config(device, **options)
-        check_model_folder(folder)
-        built = model.build(folder, engine)
+        check_model_folder(folder, trust_remote_code)
+        built = model.build(folder, engine, trust_remote_code)
     if built is not None:
         with _noted(refusals):
             plan = _memory(folder, built)

@@ -4,6 +4,7 @@ The class is built by LMDeploy on torch's device ``meta`` with the backend of th
 layers is what an engine will have, and a layer that is refused is refused here.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext.preflight.memory import Shape, widest
+from dlinfer.framework.lmdeploy_ext.refusals import remote_code
 
 # What computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch.
 _OPS = {
@@ -109,8 +111,23 @@ def engine_config(device: str, **options: Any) -> Any:
     return ConfigBuilder.update_engine_config(PytorchEngineConfig(device_type=device, **given))
 
 
-def build(folder: Path, engine: Any) -> Built:
-    """Read the configuration and build the class. Raises UnsupportedFeatureError and what LMDeploy raises."""
+def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
+    """Read the configuration and build the class.
+
+    Raises UnsupportedFeatureError, ModelFolderError for a configuration whose code would have to run or fails, and what
+    LMDeploy raises.
+    """
+    try:
+        return _build(folder, engine, trust_remote_code)
+    except AttributeError as error:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        refused = remote_code.unreadable(folder, config, trust_remote_code, error)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _build(folder: Path, engine: Any, trust_remote_code: bool) -> Built:
     from lmdeploy.pytorch.config import ModelConfig
     from lmdeploy.pytorch.devices import DeviceContext, get_device_manager
     from lmdeploy.pytorch.distributed import DistContext, get_dist_manager
@@ -123,6 +140,7 @@ def build(folder: Path, engine: Any) -> Built:
     distribution = ConfigBuilder.build_dist_config(engine)
     config = ModelConfig.from_pretrained(
         str(folder),
+        trust_remote_code=trust_remote_code,
         dtype=engine.dtype,
         dist_config=distribution,
         device_type=engine.device_type,

@@ -16,6 +16,7 @@ from typing import Any
 
 from dlinfer.errors import DlinferError, ModelFolderError
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
+from dlinfer.framework.lmdeploy_ext.refusals import remote_code
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import architectures, check_support
 from dlinfer.framework.patching import Patch
 
@@ -37,15 +38,19 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 # --- the folder
 
 
-def check_model_folder(folder: Path) -> None:
+def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
     """Raise ModelFolderError unless ``folder`` holds a configuration of a known architecture, a vocabulary and whole
-    weights, and UnsupportedFeatureError for a model that is not served."""
+    weights, and UnsupportedFeatureError for a model that is not served.
+
+    trust_remote_code: whether code in the folder will be run; this check runs none.
+    """
     if not folder.is_dir():
         what = "it is a file, not a folder" if folder.exists() else "there is no such folder"
         raise _unusable(folder, what, "give the folder that holds config.json")
     config = _read_json(folder, "config.json")
     check_support(config)
     _check_architecture(folder, config)
+    remote_code.check(folder, config, trust_remote_code)
     _check_tokenizer(folder)
     _check_weights(folder)
 
@@ -119,8 +124,9 @@ def _check_weight_file(folder: Path, name: str, names: Iterable[str]) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        # Opening reads the header and compares it with the length of the file.
-        with safe_open(folder / name, framework="pt") as file:
+        # Opening reads the header and compares it with the length of the file. For torch it would map the file to be
+        # written to, which Linux refuses where the file is larger than the memory.
+        with safe_open(folder / name, framework="np") as file:
             missing = sorted(set(names) - set(file.keys()))
     except SafetensorError as error:
         raise _unusable(folder, f"{name} is truncated or corrupt ({error})", _COPY_AGAIN) from None
@@ -150,7 +156,7 @@ def _get_task(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         device_type = getattr(backend_config, "device_type", None)
         if backend == "pytorch" and device_type is not None and activation.serves(device_type):
-            check_model_folder(Path(model_path))
+            check_model_folder(Path(model_path), trust_remote_code)
         return original(backend, model_path, trust_remote_code, backend_config)
 
     return get_task

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from dlinfer.vendor.cpu.attention.gathered_decode import gathered_decode
 from dlinfer.vendor.cpu.attention.kv_cache import Pages
-from dlinfer.vendor.cpu.compiled import compiled
+from dlinfer.vendor.cpu.compiled import compiled, fall_back
 
+_OP = "paged_decode_attention"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -27,27 +28,32 @@ def paged_decode_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    fits = q.dtype in _DTYPES and all(map(_is_dense, (k_cache, v_cache, attn_output)))
-    kernel = compiled("paged_decode_attention", q) if fits else None
+    misfit = _misfit(q, k_cache, v_cache)
+    if misfit is not None:
+        fall_back(_OP, misfit, (q, k_cache, v_cache))
+    kernel = compiled(_OP, q) if misfit is None else None
     if kernel is None:
         sizes = (num_q_heads, num_kv_heads)
         options = (softmax_scale, window_left, logit_softcapping, alibi_slopes, sinks)
         caches = (Pages(k_cache), Pages(v_cache))
         gathered_decode(q, caches, block_offsets, kv_seqlens, *sizes, attn_output, *options)
         return
+    out = attn_output if _is_dense(attn_output) else torch.empty_like(attn_output).contiguous()
     kernel(
         q if _is_dense(q) else q.contiguous(),
         k_cache,
         v_cache,
         block_offsets,
         kv_seqlens.cpu(),
-        attn_output,
+        out,
         softmax_scale,
         window_left,
         logit_softcapping,
         None if alibi_slopes is None else alibi_slopes.float(),
         None if sinks is None else sinks.float(),
     )
+    if out is not attn_output:
+        attn_output.copy_(out)
 
 
 def quantised_paged_decode_attention(
@@ -74,6 +80,20 @@ def quantised_paged_decode_attention(
     options = (softmax_scale, window_left, logit_softcapping, alibi_slopes, sinks)
     caches = (Pages(k_cache, k_scales_zeros, quant_bits), Pages(v_cache, v_scales_zeros, quant_bits))
     gathered_decode(q, caches, block_offsets, kv_seqlens, *sizes, attn_output, *options)
+
+
+def _misfit(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
+    """Why the kernel in C++ does not read these; None where it does. Pages may lie in any order, but not elements."""
+    if q.dtype not in _DTYPES:
+        return f"the C++ kernel computes {', '.join(_name(dtype) for dtype in _DTYPES)}, not {_name(q.dtype)}"
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not _is_dense(cache):
+            return f"the C++ kernel reads heads whose elements are neighbours in memory; in {name} they are apart"
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _is_dense(x: Tensor) -> bool:

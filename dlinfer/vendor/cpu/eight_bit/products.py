@@ -18,6 +18,9 @@ from dlinfer.vendor.cpu import native
 PIECE = 2 << 20
 """Elements of a weight that are widened at a time, at most, or one row: 8 MiB in float32."""
 
+FEWEST_COLUMNS = 64
+"""Of a result of int8, that one product gives at least, however many rows it has."""
+
 FEW_ROWS = 32
 FEW_FP8_ROWS = 16
 """The most rows of activations that the kernels in C++ are for; float8 is widened anew for each four of them."""
@@ -32,8 +35,13 @@ def scaled_int8_product(
     """
     if _is_native(dtype) and (a.shape[0] <= FEW_ROWS or not _torch_is_exact()):
         return torch.ops.dlinfer_cpu.linear_int8(a, a_scale, b, b_scale, dtype, bias)
-    total = int8_product(a, b).to(torch.float32)
-    out = total.mul_(a_scale[:, None]).mul_(b_scale).to(dtype)
+    # In pieces, as sums of 32 bits, once as integers and once as floats, and oneDNN's own order of a weight would take
+    # many times what the result does; a piece that is scaled where it was made is also faster.
+    out = torch.empty(a.shape[0], b.shape[0], dtype=dtype)
+    most = max(PIECE // max(a.shape[0], 1), FEWEST_COLUMNS)
+    for start, end in _pieces(b, most=most):
+        sums = int8_product(a, b[start:end]).to(torch.float32)
+        out[:, start:end] = sums.mul_(a_scale[:, None]).mul_(b_scale[start:end])
     return out if bias is None else out.add_(bias)
 
 
@@ -84,10 +92,10 @@ def _widened(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     return wide.mul_(scale)
 
 
-def _pieces(weight: Tensor, multiple: int = 1) -> list[tuple[int, int]]:
-    """First row and end of each piece of a weight, which begin at multiples."""
+def _pieces(weight: Tensor, multiple: int = 1, most: int = PIECE) -> list[tuple[int, int]]:
+    """First row and end of each piece of a weight, of ``most`` rows at most, which begin at multiples."""
     rows, columns = weight.shape
-    step = max(PIECE // max(columns, 1) // multiple, 1) * multiple
+    step = max(min(PIECE // max(columns, 1), most) // multiple, 1) * multiple
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 

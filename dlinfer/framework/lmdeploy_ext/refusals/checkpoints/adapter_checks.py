@@ -113,18 +113,11 @@ def _build_model(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return _build_model
 
 
-def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def build_patched_model(
-        config: Any, device: torch.device | None = None, build_model_ctx: Any = None
-    ) -> Any:
-        model = original(config, device, build_model_ctx)
-        if adapters := _asked.get():
-            adapter_files.check_folders(adapters)  # a hub's are here by now
-            check_model(model, adapters)
-        return model
-
-    return build_patched_model
+def check_asked(model: Any) -> None:
+    """Raise AdapterFolderError where an adapter that was asked for does not fit the model, which is being built."""
+    if adapters := _asked.get():
+        adapter_files.check_folders(adapters)  # a hub's are here by now
+        check_model(model, adapters)
 
 
 def _load_lora_weights(original: Callable[..., None]) -> Callable[..., None]:
@@ -152,11 +145,5 @@ PATCHES = (
         why="builds a model, loads its weights and then the adapters, without a look at them",
         signature="(self)",
         build=_build_model,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.models.patch:build_patched_model",
-        why="the first that knows the model's layers, before weights are loaded",
-        signature="(config, device=None, build_model_ctx=None)",
-        build=_build_patched_model,
     ),
 )

@@ -1,0 +1,36 @@
+"""What is looked at when LMDeploy has made a model's layers, and has not yet read a weight: memory, and adapters."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dlinfer.framework.lmdeploy_ext.device import activation, weight_memory
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
+from dlinfer.framework.patching import Patch
+
+
+def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def build_patched_model(
+        config: Any, device: torch.device | None = None, build_model_ctx: Any = None
+    ) -> Any:
+        if activation.active() is None:
+            return original(config, device, build_model_ctx)
+        make = functools.partial(original, config, device, build_model_ctx)
+        model = weight_memory.checked(make, bool(config.tie_word_embeddings))
+        adapter_checks.check_asked(model)
+        return model
+
+    return build_patched_model
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.models.patch:build_patched_model",
+        why="the first that knows the model's layers, before weights are loaded",
+        signature="(config, device=None, build_model_ctx=None)",
+        build=_build_patched_model,
+    ),
+)

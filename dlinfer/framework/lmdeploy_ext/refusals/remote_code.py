@@ -1,0 +1,69 @@
+"""Configurations that are code in the model's folder, which runs only where the user says that it may.
+
+Without that, LMDeploy reads such a ``config.json`` into transformers' generic class. That serves where the file holds
+all that LMDeploy's class reads. One that nests a configuration leaves the inner one a dict, on which LMDeploy fails
+with an AttributeError that names neither the file nor the option.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from dlinfer.errors import ModelFolderError
+
+_NESTED = ("vision_config", "llm_config", "text_config", "language_config", "audio_config")
+
+
+def code_of(config: dict[str, Any]) -> str | None:
+    """Name of the file that defines the configuration's class, with ``REPOSITORY--`` before it where it lies elsewhere;
+    None where transformers has a class of its own. config: as ``config.json`` has it."""
+    from transformers import CONFIG_MAPPING
+
+    named = (config.get("auto_map") or {}).get("AutoConfig")
+    if not isinstance(named, str) or config.get("model_type") in CONFIG_MAPPING:
+        return None
+    return named.rpartition(".")[0] + ".py"
+
+
+def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
+    """Raise ModelFolderError for a configuration that cannot be read without its code, or whose code is missing."""
+    code = code_of(config)
+    if code is None:
+        return
+    if not trusted:
+        if any(isinstance(config.get(name), dict) for name in _NESTED):
+            raise untrusted(folder, code)
+    elif "--" not in code and not (folder / code).is_file():
+        raise ModelFolderError(
+            path=str(folder),
+            detail=f"config.json names {code}, the code of its configuration, which is missing",
+            advice="copy or download the model again, whole",
+        )
+
+
+def unreadable(
+    folder: Path, config: dict[str, Any], trusted: bool, error: AttributeError
+) -> ModelFolderError | None:
+    """What to raise where LMDeploy misses an attribute of a configuration; None where the configuration is not code.
+
+    LMDeploy keeps to itself why code fails, and reads the generic class then as well.
+    """
+    code = code_of(config)
+    if code is None:
+        return None
+    if not trusted:
+        return untrusted(folder, code)
+    return ModelFolderError(
+        path=str(folder),
+        detail=f"its configuration's code, {code}, fails or does not set what LMDeploy reads ({error})",
+        advice="load it by transformers' AutoConfig.from_pretrained(FOLDER, trust_remote_code=True) to see which",
+    )
+
+
+def untrusted(folder: Path, code: str) -> ModelFolderError:
+    """That a configuration cannot be read without running ``code``."""
+    return ModelFolderError(
+        path=str(folder),
+        detail=f"its configuration is code, {code}, which is not run without the option trust_remote_code",
+        advice="read that file; if you trust it, give --trust-remote-code on the command line, or "
+        "trust_remote_code=True to LMDeploy's pipeline",
+    )
