@@ -12,8 +12,10 @@ from dlinfer.errors import ModelFolderError
 from dlinfer.framework.lmdeploy_ext.preflight.check import Report, preflight
 from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder
 from examples.tiny_models.build import BUILT, ELSEWHERE, build
+from examples.tiny_models.vision_families import VISION_ELSEWHERE
 
-NESTED = [family for family in BUILT if family.startswith("internvl_chat")]
+INTERNVL = [family for family in BUILT if family.startswith("internvl_chat")]
+NESTED = [*INTERNVL, *VISION_ELSEWHERE]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def test_every_family_is_planned_or_refused_by_an_error_of_ours(family, trusted,
         assert report.ops
 
 
-@pytest.mark.parametrize("family", NESTED)
+@pytest.mark.parametrize("family", INTERNVL)
 def test_code_that_may_not_run_is_named_with_the_option(family, folders, capsys):
     folder = str(folders / family)
     assert main(["preflight", folder, "--session-len", "256"]) == 1
