@@ -64,7 +64,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals framework.lmdeploy_ext",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
-    "framework.lmdeploy_ext.refusals",
+    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals",
     "dlinfer.framework.lmdeploy_ext.quantise": "errors ops framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.refusals framework.lmdeploy_ext.preflight",
     "dlinfer.framework.transformers_ext": "errors settings ops graph.seam graph.ir graph.report graph.options "

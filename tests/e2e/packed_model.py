@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from examples.tiny_models import tokenizer
-from examples.tiny_models.build import REFERENCE, STAMP
+from examples.tiny_models.build import REFERENCE, STAMP, TEXT
 from examples.tiny_models.families import COMMON, STOP_IDS
 from tests.framework.lmdeploy_ext import conversion_files
 from tests.framework.lmdeploy_ext.conversion_files import GPTQ, INT4, compressed, words
@@ -116,6 +116,42 @@ def build(family: str, name: str, folder: Path) -> None:
     sources = [Path(file).read_text() for file in (__file__, conversion_files.__file__)]
     made = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
     (folder / STAMP).write_text(json.dumps({"fingerprint": f"{family}-{name}-{made}"}) + "\n")
+
+
+def build_mxfp4(folder: Path, seed: int = 0) -> None:
+    """Make ``folder`` a gpt-oss whose experts are in MXFP4, in two files, and ``REFERENCE`` in it its twin."""
+    import transformers
+
+    torch.manual_seed(seed)
+    config = transformers.GptOssConfig(**COMMON | TEXT["gpt_oss"].config)
+    model = transformers.GptOssForCausalLM(config).bfloat16().float().eval()
+    tensors: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                numbers, blocks, scales = conversion_files.mxfp4(parameter.transpose(1, 2))
+                parameter.copy_(numbers.transpose(1, 2))
+                tensors |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
+            else:
+                if parameter.ndim == 1:
+                    noise = torch.randn_like(parameter) * 0.2
+                    parameter.copy_((noise if "bias" in key else 1 + noise).bfloat16())
+                tensors[key] = parameter.bfloat16().contiguous()
+    model.generation_config.eos_token_id = STOP_IDS
+    model.save_pretrained(folder / REFERENCE)
+    tokens = tokenizer.train()
+    tokens.save_pretrained(folder / REFERENCE)
+    tokens.save_pretrained(folder)
+    _save(tensors, folder)
+    quantised = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    whole = config.to_dict() | {"architectures": ["GptOssForCausalLM"], "dtype": "bfloat16"}
+    (folder / "config.json").write_text(
+        json.dumps(whole | {"quantization_config": quantised}, indent=2) + "\n"
+    )
+    model.generation_config.save_pretrained(folder)
+    sources = [Path(file).read_text() for file in (__file__, conversion_files.__file__)]
+    made = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
+    (folder / STAMP).write_text(json.dumps({"fingerprint": f"mxfp4-{seed}-{made}"}) + "\n")
 
 
 def _save(tensors: dict[str, Tensor], folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e import packed_model
 from tests.e2e.cell_checks import check_decisive, check_logits, compare_tokens
 from tests.e2e.cell_jobs import SCORED
-from tests.e2e.harness import NEW_TOKENS, Lab
+from tests.e2e.harness import NEW_TOKENS, EngineRun, Lab
 from tests.e2e.matrix import STRICT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1000)]
@@ -50,7 +50,10 @@ def model(folder: Path, case: Case) -> Path:
 
 
 def check(lab: Lab, folder: Path, case: Case) -> None:
-    made = model(folder, case)
+    compare(lab, model(folder, case), case.eager)
+
+
+def compare(lab: Lab, made: Path, eager: bool) -> EngineRun:
     prompts = lab.prompts(made)
     hf = lab.reference(made, prompts=prompts, max_new_tokens=NEW_TOKENS, score_continued=SCORED)
     scored = [[*hf[f"prompt_{i}"].tolist(), *hf[f"tokens_{i}"].tolist()] for i in SCORED]
@@ -59,12 +62,13 @@ def check(lab: Lab, folder: Path, case: Case) -> None:
         {"name": "batch", "kind": "call", "prompts": prompts, "gen": gen},
         {"name": "logits", "kind": "teacher_forced", "sequences": scored},
     ]
-    run = lab.engine(made, steps, environment=STRICT, dtype="float32", eager_mode=case.eager)
+    run = lab.engine(made, steps, environment=STRICT, dtype="float32", eager_mode=eager)
     failures = check_decisive(hf) + compare_tokens("batch", run, hf, "float32")
     failures += check_logits("logits", run, [hf[f"logits_{i}"] for i in range(len(SCORED))], "float32")
     assert not failures, "\n".join(failures)
     assert "got no value" not in run.log
-    assert case.eager == (run["graphs"]["steps"] == 0)
+    assert eager == (run["graphs"]["steps"] == 0)
+    return run
 
 
 @pytest.mark.parametrize("case", GATE, ids=str)
@@ -76,3 +80,12 @@ def test_tokens_and_logits(lab: Lab, folder: Path, case: Case) -> None:
 @pytest.mark.parametrize("case", [case for case in REST if case not in GATE], ids=str)
 def test_tokens_and_logits_of_the_others(lab: Lab, folder: Path, case: Case) -> None:
     check(lab, folder, case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+def test_experts_of_gpt_oss_in_mxfp4(lab: Lab, folder: Path, eager: bool) -> None:
+    made = folder / "mxfp4"
+    if not made.exists():
+        packed_model.build_mxfp4(made)
+    assert "four times the memory" in compare(lab, made, eager).log

@@ -100,3 +100,16 @@ def packed(
         parts["weight_zero_point"] = words(zeros + 8, 0)
     meant = (numbers - zeros[:, group_of]) * scales.double()[:, group_of]
     return {f"{name}.{part}": tensor for part, tensor in parts.items()}, meant.t()
+
+
+def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A weight [experts, out, in] rounded to MXFP4: (the numbers in float32, blocks, scales)."""
+    groups = weight.float().unflatten(-1, (-1, 32))
+    exponents = groups.abs().amax(-1).clamp(min=1e-30).log2().floor() - 2
+    steps = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    scaled = groups / exponents.exp2()[..., None]
+    nearest = (scaled.abs()[..., None] - steps).abs().argmin(-1)
+    numbers = steps[nearest].copysign(scaled) * exponents.exp2()[..., None]
+    codes = (nearest + 8 * scaled.signbit()).to(torch.uint8)
+    blocks = codes[..., ::2] | codes[..., 1::2] << 4
+    return numbers.flatten(-2), blocks, (exponents + 127).to(torch.uint8)

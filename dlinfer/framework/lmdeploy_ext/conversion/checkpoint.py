@@ -25,9 +25,9 @@ UnsupportedFeatureError for numbers that the target cannot hold.
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of a checkpoint. config: the ``quantization_config`` that LMDeploy is given."""
+    """What becomes of a checkpoint. config: the ``quantization_config`` that LMDeploy is given; None for floats."""
 
-    config: dict[str, Any]
+    config: dict[str, Any] | None
     convert: Convert
 
 

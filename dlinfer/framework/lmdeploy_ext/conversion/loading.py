@@ -23,7 +23,9 @@ def rewrite(hf_config: Any) -> None:
     found = getattr(hf_config, "quantization_config", None)
     if isinstance(found, Mapping):
         plan = plan_of(found, hf_config.to_dict())
-        if plan is not None:
+        if plan is not None and plan.config is None:
+            del hf_config.quantization_config  # LMDeploy asks whether it is there, and not what it is
+        elif plan is not None:
             hf_config.quantization_config = plan.config
 
 
@@ -60,6 +62,12 @@ def _plan_of_folder(folder: Path) -> Plan | None:
     model = json.loads(file.read_text(encoding="utf-8"))
     found = model.get("quantization_config")
     return plan_of(found, model) if isinstance(found, dict) else None
+
+
+def widens(folder: Path) -> bool:
+    """Whether a checkpoint's packed weights become floats as they load."""
+    plan = _plan_of_folder(folder)
+    return plan is not None and plan.config is None
 
 
 def _converted(

@@ -5,7 +5,7 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Plan
 
-_CONVERTED = ("gptq", "compressed-tensors")
+_CONVERTED = ("gptq", "compressed-tensors", "mxfp4")
 QUANTISED_FORMATS = ("awq", *_CONVERTED)
 """Values of LMDeploy's option model_format that name a way in which a checkpoint is quantised already."""
 
@@ -19,6 +19,8 @@ def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
     if method not in _CONVERTED:
         return None
     # They know packings, and with them the ops, which are not loaded for all who import LMDeploy.
-    from dlinfer.framework.lmdeploy_ext.conversion import compressed_tensors, gptq
+    from dlinfer.framework.lmdeploy_ext.conversion import compressed_tensors, gptq, mxfp4
 
-    return (gptq if method == "gptq" else compressed_tensors).plan(config, model)
+    return {"gptq": gptq, "compressed-tensors": compressed_tensors, "mxfp4": mxfp4}[method].plan(
+        config, model
+    )

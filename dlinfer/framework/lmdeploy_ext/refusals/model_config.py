@@ -48,10 +48,11 @@ def _patch_quantisation(original: Callable[..., Any]) -> Callable[..., Any]:
     def _patch_quantization_config(hf_config: Any, model_format: str | None = None) -> Any:
         if activation.active() is None:
             return original(hf_config, model_format)
+        stored = getattr(hf_config, "quantization_config", None)
         loading.rewrite(hf_config)
         if model_format not in QUANTISED_FORMATS:
             return original(hf_config, model_format)
-        if getattr(hf_config, "quantization_config", None) is None:
+        if stored is None:
             raise refuse(f"{model_format=} for a model that is not quantised", "leave model_format out")
         return hf_config  # by another method it is refused in ``check``
 

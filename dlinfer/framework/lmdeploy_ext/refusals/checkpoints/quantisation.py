@@ -46,6 +46,8 @@ def check(names: Sequence[str], found: Any, model: Mapping[str, Any], is_inside:
     if plan is not None:
         if is_inside:
             raise refuse(f"a quantised model ({method} inside another model)", ADVICE)
+        if plan.config is None:
+            return
         config, method = plan.config, str(plan.config["quant_method"])
     if method not in CHECKS:
         raise refuse(f"a quantised model ({method})", ADVICE)
