@@ -101,7 +101,7 @@ def meaning(loaded: dict[str, Tensor], name: str, group: int) -> Tensor:
 def group_size(config: dict[str, Any]) -> int:
     """Of the layers that LMDeploy builds."""
     plan = plan_of(config, SIZES)
-    assert plan is not None
+    assert plan is not None and plan.config is not None
     return plan.config["group_size"]
 
 

@@ -35,7 +35,6 @@ from tests.framework.lmdeploy_ext.attention_specs import paged_spec
         ({"quant_policy": 42}, "quant_policy=42 (TURBO_QUANT)"),
         ({"enable_microbatch": True}, "enable_microbatch"),
         ({"model_format": "fp8"}, "model_format='fp8'"),
-        ({"model_format": "mxfp4"}, "model_format='mxfp4'"),
         ({"dllm_block_length": 4}, "dllm_block_length=4"),
         ({"distributed_executor_backend": "ray"}, "distributed_executor_backend='ray'"),
         ({"hf_overrides": {"memory_model_path": "memory"}}, "MemDecode"),
@@ -181,12 +180,6 @@ REFUSED_MODELS = {
         {"swiglu_limit": 3.0, "torch_dtype": "float32"},
         "swiglu_limit=3.0",
     ),
-    "gpt-oss in MXFP4": (
-        "GptOssConfig",
-        "GptOssForCausalLM",
-        {"quantization_config": {"quant_method": "mxfp4"}},
-        "mxfp4",
-    ),
     "Phi-3.5-MoE without longrope": (
         "PhimoeConfig",
         "PhiMoEForCausalLM",
@@ -247,7 +240,7 @@ def test_an_awq_model_is_served_in_the_dtype_that_is_asked_for(dtype, model_form
     assert QuantizationConfig.from_config(config).group_size == 64
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq", "compressed-tensors"])
+@pytest.mark.parametrize("name", ["awq", "gptq", "compressed-tensors", "mxfp4"])
 def test_the_format_of_a_model_that_has_another(name):
     PytorchEngineConfig(device_type="cpu", model_format=name)
     with pytest.raises(
