@@ -13,18 +13,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .cogvlm_reference import Vision, pixels_of, share_position
+from .cogvlm_reference import pixels_of
 from .hf_reference import end_tokens
 from .hf_vision_reference import with_images
-
-VISION = "transformer.vision."
-"""How the names of the encoder's weights begin in the checkpoint."""
-
-
-def encoder(config: dict[str, Any]) -> Vision:
-    """The encoder of random weights. config: the checkpoint's."""
-    hidden = config["hidden_size"]
-    return Vision(config["vision_config"], hidden, config["ffn_hidden_size"], joined=hidden)
+from .tiny_models.cogvlm_network import Vision, share_position
+from .tiny_models.glm4v import VISION, encoder
 
 
 @torch.inference_mode()

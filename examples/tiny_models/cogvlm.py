@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from .cogvlm_network import Network
 from .families import BOS, EOS, STOP_IDS, VOCAB_SIZE
 
 CONFIGURATION = '''"""Configuration of a tiny CogVLM-style model."""
@@ -66,8 +67,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def make(family: str) -> Any:
     """A network of random weights."""
-    from ..cogvlm_reference import Network
-
     return spread(Network(CONFIGS[family]))
 
 

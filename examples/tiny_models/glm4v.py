@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from ..glm4v_reference import VISION, encoder
 from . import chatglm, cogvlm
+from .cogvlm_network import Vision
+
+VISION = "transformer.vision."
+"""How the names of the encoder's weights begin in the checkpoint."""
 
 CONFIG: dict[str, Any] = {
     "dropout_prob": 0.0,
@@ -20,6 +23,12 @@ CONFIG: dict[str, Any] = {
     "patch_size": 4,
     "scaling_factor": 2.0,
 }
+
+
+def encoder(config: dict[str, Any]) -> Vision:
+    """The encoder of random weights. config: the checkpoint's."""
+    hidden = config["hidden_size"]
+    return Vision(config["vision_config"], hidden, config["ffn_hidden_size"], joined=hidden)
 
 
 def save(model: Any, folder: Path) -> None:
