@@ -34,7 +34,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module", params=LARGE)
+# One in the gate, all three in ``make test-full``.
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if number == 0 else pytest.param(name, marks=pytest.mark.full)
+        for number, name in enumerate(LARGE)
+    ],
+)
 def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Large:
     """One of the three."""
     return LARGE[request.param](tmp_path_factory.mktemp("large") / request.param)
