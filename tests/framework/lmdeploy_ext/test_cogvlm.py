@@ -43,32 +43,39 @@ def step(*sequences: tuple[int, int, list[tuple[int, int]]], metas: Any = None) 
     )
 
 
-def positions_of(context: Any) -> tuple[list[int], list[int]]:
-    metas = CogVLMForCausalLM.update_model_metas(MODEL, [], context=context)
-    return context.position_ids[0].tolist(), [meta["num_img_tokens"] for meta in metas]
+def positions_of(context: Any) -> tuple[list[int], list[dict[int, int]]]:
+    """(positions, for each sequence: where an image ends -> by how much later positions are less)."""
+    metas: Any = CogVLMForCausalLM.update_model_metas(MODEL, [], context=context)
+    return context.position_ids[0].tolist(), [meta["images"] for meta in metas]
 
 
 def test_pieces_of_an_image_share_a_position():
     # A text of 3, and one whose image of 6 tokens begins behind the first token.
-    positions, behind = positions_of(step((0, 3, []), (0, 9, [(1, 7)])))
+    positions, images = positions_of(step((0, 3, []), (0, 9, [(1, 7)])))
     assert positions == [0, 1, 2, 0, 1, 2, 2, 2, 2, 3, 4, 5]
-    assert behind == [0, 3]
+    assert images == [{}, {7: 3}]
 
 
 def test_later_steps_go_on_behind_the_image():
-    metas = [{"num_img_tokens": 0}, {"num_img_tokens": 3}, None]
-    assert positions_of(step((3, 1, []), (9, 1, []), (5, 2, []), metas=metas)) == ([3, 6, 5, 6], [0, 3, 0])
+    metas = [{"images": {}}, {"images": {7: 3}}, None]
+    positions, images = positions_of(step((3, 1, []), (9, 1, []), (5, 2, []), metas=metas))
+    assert positions == [3, 6, 5, 6]
+    assert images == [{}, {7: 3}, {}]
 
 
 def test_a_chunk_may_begin_before_the_image():
-    positions, behind = positions_of(step((4, 8, [(5, 10)]), metas=[{"num_img_tokens": 0}]))
+    positions, images = positions_of(step((4, 8, [(5, 10)]), metas=[{"images": {}}]))
     assert positions == [4, 5, 6, 6, 6, 7, 8, 9]
-    assert behind == [2]
+    assert images == [{10: 2}]
 
 
-def test_an_evicted_sequence_counts_its_image_once():
-    _, behind = positions_of(step((0, 9, [(1, 7)]), metas=[{"num_img_tokens": 3}]))
-    assert behind == [3]
+@pytest.mark.parametrize("shared", [0, 2])
+def test_an_evicted_sequence_counts_its_image_once(shared: int):
+    """It is computed again, from its beginning or behind blocks of text that other sequences share."""
+    again = step((shared, 12 - shared, [(4, 10)]), metas=[{"images": {10: 3}}])
+    positions, images = positions_of(again)
+    assert positions == [0, 1, 2, 3, 4, 5, 5, 5, 5, 6, 7, 8][shared:]
+    assert images == [{10: 3}]
 
 
 def test_the_closing_token_is_text_to_the_experts():
