@@ -29,8 +29,6 @@ from dlinfer.vendor.openvino.template import OUTPUT, Result, Template
 from dlinfer.vendor.openvino.weights import with_weights
 from dlinfer.vendor.openvino.workarounds.precision import rounded
 
-_LOST = "OpenVINO would round the float32 of {} to 16 bits, as it computes what is beside it"
-
 
 class OpenVINOLowered(Lowered):
     """A template, whose held weights become constants of the model that is compiled."""
@@ -63,12 +61,7 @@ class OpenVINOLowered(Lowered):
         given = {template.inputs[index]: weight for index, weight in zip(self.held, weights, strict=True)}
         model, keep = with_weights(template.model, given, options, template.notes)
         said = properties(options, template.precision, template.cache)
-        compiled = self._compiled(model, said)
-        if (node := self._rounded(compiled)) is not None:
-            if template.cache not in ("", "f32"):
-                raise RefusedError(f"{_LOST.format(node)}, and its KV cache is not float32")
-            template.notes.append(f"{_LOST.format(node)}: the whole region is computed in float32")
-            compiled = self._compiled(model, said | properties(replace(options, precision="f32"), "f32", ""))
+        compiled = self._precise(model, said)
         requests = Requests(compiled, self._dtypes, (keep, template.keep))
         built_in = zip(self.held, weights, strict=True)
         held = {index: range_of(weight) for index, weight in built_in if index in self._ranged}
@@ -82,6 +75,21 @@ class OpenVINOLowered(Lowered):
             return self._contents(inputs, outputs)
 
         return run
+
+    def _precise(self, model: ov.Model, said: dict[str, Any]) -> ov.CompiledModel:
+        """The model, compiled in float32 as a whole where OpenVINO would round some of its float32 to 16 bits."""
+        compiled = self._compiled(model, said)
+        node = self._rounded(compiled)
+        if node is None:
+            return compiled
+        del compiled  # it holds weights in an order of its own
+        lost = f"OpenVINO would round the float32 of {node} to 16 bits, as it computes what is beside it"
+        if self.template.cache not in ("", "f32"):
+            raise RefusedError(f"{lost}, and its KV cache is not float32")
+        note = f"{lost}: the whole region is computed in float32"
+        if note not in self.notes:  # the model is compiled again where a weight changed
+            self.notes.append(note)
+        return self._compiled(model, said | properties(replace(self._options, precision="f32"), "f32", ""))
 
     def _compiled(self, model: ov.Model, said: dict[str, Any]) -> ov.CompiledModel:
         try:

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from lmdeploy import PytorchEngineConfig
+from lmdeploy.model import CogVLM
 from lmdeploy.pytorch.models.cogvlm import CogVLMForCausalLM
 from lmdeploy.vl.model.cogvlm import CogVLMVisionModel
 from lmdeploy.vl.model.glm4_v import GLM4VisionModel
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.refusals.media import check_one_image
+from dlinfer.framework.lmdeploy_ext.vision import cogvlm
 from dlinfer.framework.lmdeploy_ext.vision.one_position import of_images
 from dlinfer.framework.lmdeploy_ext.vision.parts import PARTS, of_model
 
@@ -98,6 +100,23 @@ def prompt_of(*messages: dict[str, Any]) -> str:
 def test_a_message_keeps_all_its_texts():
     content = [{"type": "text", "text": "one"}, {"type": "image"}, {"type": "text", "text": "two"}]
     assert prompt_of({"role": "user", "content": content}) == "<IMAGE_TOKEN>Question: one\ntwo Answer:"
+
+
+def test_a_template_that_the_user_chose_is_used():
+    content = [{"type": "image"}, {"type": "text", "text": "who"}]
+    chosen = CogVLM(user="Q: ", assistant="A:")
+    prompt, _ = CogVLMVisionModel.proc_messages([{"role": "user", "content": content}], chosen)
+    assert prompt == "<IMAGE_TOKEN>Q: who A:"
+
+
+def test_other_devices_get_the_pixels():
+    """Where dlinfer serves no device, LMDeploy's own forward is called with all that it was given."""
+    seen: list[Any] = []
+    patched = cogvlm._forward(lambda self, *args: seen.extend(args) or torch.zeros(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cogvlm.activation, "active", lambda: None)
+        patched(None, *range(8))
+    assert seen == list(range(8))
 
 
 def test_an_image_stands_before_the_conversation():

@@ -93,13 +93,14 @@ def _forward(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if images is not None and activation.active() is not None:
             assert vision_ids is not None
             inputs_embeds = _filled(self.embed_tokens(input_ids), self.vision(images), vision_ids)
+            images = None
         return original(
             self,
             input_ids,
             position_ids,
             past_key_values,
             attn_metadata,
-            None,
+            images,
             inputs_embeds,
             lang_ids,
             vision_ids,
@@ -147,7 +148,8 @@ def _messages(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(messages, chat_template, tools, chat_template_kwargs)
         from lmdeploy.model import CogVLM
 
-        template = CogVLM()
+        # A template of the tokenizer's is for text alone: the network was taught images with questions and answers.
+        template = chat_template if getattr(chat_template, "user", None) else CogVLM()
         said, seen = [], ""
         for message in messages:
             content = message["content"]
@@ -157,7 +159,7 @@ def _messages(original: Callable[..., Any]) -> Callable[..., Any]:
                 seen += IMAGE * sum(part["type"] == "image" for part in content)
                 content = "\n".join(part.get("text", "") for part in content if part["type"] == "text")
             said.append({"role": message["role"], "content": content})
-        return seen + template.messages2prompt(said), IMAGE
+        return seen + template.messages2prompt(said, tools=tools, **(chat_template_kwargs or {})), IMAGE
 
     return proc_messages
 
