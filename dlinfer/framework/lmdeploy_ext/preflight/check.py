@@ -173,8 +173,8 @@ def _memory(folder: Path, built: model.Built) -> Memory:
     process, free = resident() + RUNNING, available.available
     tensors = headers.read(folder)
     tied = bool(built.config.tie_word_embeddings)
-    stored = headers.loaded_bytes(tensors, built.config.dtype.itemsize, tied)
-    weights = max(stored, built.weight_bytes) if widens(folder) else stored or built.weight_bytes
+    stored = 0 if widens(folder) else headers.loaded_bytes(tensors, built.config.dtype.itemsize, tied)
+    weights = stored or built.weight_bytes
     graphs = 0 if built.engine.eager_mode else GRAPHS
     beside = weights + RUNNING + graphs
     if beside > free:
