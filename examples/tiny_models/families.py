@@ -354,7 +354,6 @@ FURTHER: dict[str, Family] = {
 
 # Families whose configuration is saved as it was released -> the class that it names, which is LMDeploy's.
 RELEASED = {
-    "phimoe": "PhiMoEForCausalLM",
     "phimoe_longrope": "PhiMoEForCausalLM",
     "minicpm3_longrope": "MiniCPM3ForCausalLM",
 }

@@ -65,6 +65,21 @@ def _index_alone(folder: Path) -> None:
     (folder / INDEX).write_text("{}")
 
 
+def _pack(said_in: str | None) -> Callable[[Path], None]:
+    """Weights as AutoGPTQ saved them, of which config.json says nothing. said_in: the file that does, if any."""
+
+    def apply(folder: Path) -> None:
+        import torch
+        from safetensors.torch import save_file
+
+        name = "model.layers.0.self_attn.q_proj.qweight"
+        save_file({name: torch.zeros(8, 64, dtype=torch.int32)}, folder / WEIGHTS)
+        if said_in is not None:
+            (folder / said_in).write_text('{"bits": 4, "group_size": 128, "desc_act": false}')
+
+    return apply
+
+
 def _empty(folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
@@ -102,6 +117,15 @@ BROKEN = {
     "shard lacks a tensor": Broken(
         _shard({"model.norm.weight": FIRST, "model.mislaid.weight": FIRST}),
         f"{FIRST} lacks 1 of the tensors that the index names, model.mislaid.weight first",
+    ),
+    "packed weights": Broken(
+        _pack(None),
+        "q_proj.qweight is packed, and config.json has no quantization_config. Next step: add it",
+    ),
+    "packed weights told of elsewhere": Broken(
+        _pack("quantize_config.json"),
+        "q_proj.qweight is packed, and config.json has no quantization_config. Next step: put what "
+        "quantize_config.json holds there",
     ),
     "index without a map": Broken(_index_alone, f"{INDEX} has no weight_map"),
 }

@@ -96,13 +96,13 @@ def compressed(weight: Tensor, options: OpenVINOOptions, keep: list[Tensor]) -> 
     """
     rows, columns = weight.shape
     grouped = options.weights == "int4" and columns % options.group_size == 0
+    size, largest = (options.group_size, 7) if grouped else (columns, 127)
+    held, scales = _quantised(weight, size, largest)
     if grouped:
-        integers, scales = quantised(weight.reshape(rows, -1, options.group_size), 7)
-        held = _packed(integers)
-        made = Constant(ov.Tensor(held.numpy(), list(integers.shape), ov.Type.i4), True)
+        made = Constant(ov.Tensor(held.numpy(), [rows, columns // size, size], ov.Type.i4), True)
     else:
-        held, scales = quantised(weight, 127)
         made = Constant(dtypes.shared(held), True)
+        scales = scales[:, 0]
     keep += [held, scales]
     whole = op.multiply(op.convert(made, "f32"), Constant(dtypes.shared(scales), True))
     if grouped:
@@ -112,12 +112,29 @@ def compressed(weight: Tensor, options: OpenVINOOptions, keep: list[Tensor]) -> 
     return whole.output(0)
 
 
+def _quantised(weight: Tensor, size: int, largest: int) -> tuple[Tensor, Tensor]:
+    """Whole numbers from -largest to largest and float32 scales [rows, groups, 1], a few rows at a time.
+
+    weight: [rows, groups * size]. The numbers are int8 [rows, columns], or two a byte where ``largest`` has 4 bits.
+    """
+    step = max(1, _WIDENED_NUMBERS // max(weight.shape[1], 1))
+    numbers, scales = [], []
+    for some in weight.detach().split(step):
+        made, scale = quantised(some.unflatten(1, (-1, size)), largest)
+        numbers.append(_packed(made) if largest == 7 else made.flatten(1))
+        scales.append(scale)
+    return torch.cat(numbers), torch.cat(scales)
+
+
 def quantised(weight: Tensor, largest: int) -> tuple[Tensor, Tensor]:
     """(int8 values from -largest to largest, float32 scales [..., 1] of the last dimension), rounded to nearest."""
-    wide = weight.detach().float()
+    wide = weight.float()
     # No smaller than a normal number: others may count as 0.
     scales = (wide.abs().amax(-1, keepdim=True) / largest).clamp_min(torch.finfo(torch.float32).tiny)
     return (wide / scales).round().clamp(-largest, largest).to(torch.int8), scales
+
+
+_WIDENED_NUMBERS = 1 << 20  # of a weight that are floats at a time: a few megabytes
 
 
 _PACKED, _SEPARATOR = "packed numbers", "|"

@@ -128,6 +128,20 @@ def _rounded(weight, kind):
     return (integers * scales).reshape(weight.shape)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_weight_is_widened_a_few_rows_at_a_time(kind, monkeypatch):
+    whole, few_rows = [], []
+    weight = torch.randn(37, 128).bfloat16()
+    options = OpenVINOOptions(weights=kind, group_size=32)
+    weights.compressed(weight, options, whole)
+    monkeypatch.setattr(weights, "_WIDENED_NUMBERS", 5 * 128)
+    weights.compressed(weight, options, few_rows)
+    assert len(whole) == len(few_rows) == 2
+    for one, other in zip(whole, few_rows, strict=True):
+        assert one.dtype is other.dtype and torch.equal(one, other)
+    assert whole[0].nbytes == weight.numel() // (1 if kind == "int8" else 2)
+
+
 def test_rows_that_the_group_size_does_not_divide_keep_8_bits():
     model = nn.Linear(100, 40).eval()
     run = run_of(model, weights="int4", group_size=64)

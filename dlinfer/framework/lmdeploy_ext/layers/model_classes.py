@@ -52,6 +52,23 @@ def _check_minicpm3(config: Any) -> None:
             raise refuse(f"MiniCPM3 with {feature}", "use a model with the layers of MiniCPM3-4B")
 
 
+# --- names
+
+SAVED_AS = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
+"""A class of transformers 5's -> LMDeploy's name of the same model, which checkpoints of before have."""
+
+
+def _with_saved_names(original: Callable[..., dict[str, str]]) -> Callable[..., dict[str, str]]:
+    @functools.wraps(original)
+    def _get_module_map() -> dict[str, str]:
+        classes = original()
+        if activation.active() is None:
+            return classes
+        return {saved: classes[name] for saved, name in SAVED_AS.items()} | classes
+
+    return _get_module_map
+
+
 # --- rotary tables
 
 
@@ -169,6 +186,12 @@ def _hidden_states(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 _ROPE = "looks for rope_parameters['type'], which transformers 5 does not write, and serves longrope alone"
 
 PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.models.patch:_get_module_map",
+        why="knows Phi-3.5-MoE by the name of its remote code, and not by the one that transformers 5 saves",
+        signature="()",
+        build=_with_saved_names,
+    ),
     Patch(
         target="lmdeploy.pytorch.models.phi3_moe:PhiMoEModel.__init__",
         why=_ROPE,

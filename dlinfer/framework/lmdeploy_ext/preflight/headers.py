@@ -49,10 +49,21 @@ class Stored:
         return self.elements * itemsize if self.dtype in _FLOATING else self.nbytes
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that are loaded: the single one, or else those of the index. Others may lie beside them,
+    as ``consolidated.safetensors`` of Mistral's checkpoints, which has all weights a second time."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return []
+    return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+
+
 def read(folder: Path) -> list[Stored]:
-    """Every tensor of the folder's safetensors files, one name once. The files are known to be whole."""
+    """Every tensor of the files that are loaded, one name once. The files are known to be whole."""
     found: dict[str, Stored] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
@@ -71,4 +82,4 @@ def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
 
 def largest_file(folder: Path) -> int:
     """Bytes of the largest weight file: it is mapped as a whole while its tensors are copied."""
-    return max((path.stat().st_size for path in folder.glob("*.safetensors")), default=0)
+    return max((path.stat().st_size for path in weight_files(folder)), default=0)

@@ -16,8 +16,13 @@ from typing import Any
 
 from dlinfer.errors import DlinferError, ModelFolderError
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
+from dlinfer.framework.lmdeploy_ext.layers.model_classes import SAVED_AS
 from dlinfer.framework.lmdeploy_ext.refusals import remote_code
-from dlinfer.framework.lmdeploy_ext.refusals.model_support import architectures, check_support
+from dlinfer.framework.lmdeploy_ext.refusals.model_support import (
+    architectures,
+    check_support,
+    quantisation_of,
+)
 from dlinfer.framework.patching import Patch
 
 logger = logging.getLogger("dlinfer")
@@ -33,6 +38,8 @@ _WEIGHTS = (
 # The files that a tokenizer's vocabulary comes in: tokenizers, sentencepiece, BPE, WordPiece, tekken and tiktoken.
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
+_PACKED = ("qweight", "weight_packed")
+_SAID_APART = ("quantize_config.json", "quant_config.json")
 
 
 # --- the folder
@@ -52,7 +59,9 @@ def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
     _check_architecture(folder, config)
     remote_code.check(folder, config, trust_remote_code)
     _check_tokenizer(folder)
-    _check_weights(folder)
+    names = _check_weights(folder)
+    if not any(quantisation_of(config)):
+        _check_unquantised(folder, names)
 
 
 def _unusable(folder: Path | str, detail: str, advice: str) -> ModelFolderError:
@@ -83,7 +92,8 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
     names = architectures(config)
     if (config.get("auto_map") or {}).get("AutoModelForCausalLM"):
         names = names[:1]
-    if names and not any(name in MODULE_MAP or name in CUSTOM_MODULE_MAP for name in names):
+    known = (MODULE_MAP, CUSTOM_MODULE_MAP, SAVED_AS)
+    if names and not any(name in classes for name in names for classes in known):
         detail = f"LMDeploy has no model class for its architecture {', '.join(names)}"
         raise _unusable(folder, detail, "see LMDeploy's list of supported models for the PyTorch engine")
 
@@ -101,38 +111,55 @@ def _check_tokenizer(folder: Path) -> None:
         raise _unusable(folder, detail, "save the tokenizer beside the model")
 
 
-def _check_weights(folder: Path) -> None:
+def _check_weights(folder: Path) -> set[str]:
+    """The names of the tensors, none for pickled files."""
     found = next((name for name in _WEIGHTS if (folder / name).is_file()), None)
     if found is None:
         raise _unusable(folder, "it holds no weights (none of " + ", ".join(_WEIGHTS) + ")", _COPY_AGAIN)
     if not found.endswith(".index.json"):
-        _check_weight_file(folder, found, names=())
-        return
+        return _check_weight_file(folder, found, names=())
     weight_map = _read_json(folder, found).get("weight_map")
     if not isinstance(weight_map, dict):
         raise _unusable(folder, f"{found} has no weight_map", _COPY_AGAIN)
     for shard in sorted(set(weight_map.values())):
         _check_weight_file(folder, shard, [name for name, file in weight_map.items() if file == shard])
+    return set(weight_map)
 
 
-def _check_weight_file(folder: Path, name: str, names: Iterable[str]) -> None:
-    """``names`` are the tensors it must hold. Pickled files are only looked for: reading one means loading it."""
+def _check_weight_file(folder: Path, name: str, names: Iterable[str]) -> set[str]:
+    """The names of a file's tensors. ``names`` are those that it must hold. Pickled files are only looked for: reading
+    one means loading it."""
     if not (folder / name).is_file():
         raise _unusable(folder, f"its index names {name}, which is missing", _COPY_AGAIN)
     if not name.endswith(".safetensors"):
-        return
+        return set()
     from safetensors import SafetensorError, safe_open
 
     try:
         # Opening reads the header and compares it with the length of the file. For torch it would map the file to be
         # written to, which Linux refuses where the file is larger than the memory.
         with safe_open(folder / name, framework="np") as file:
-            missing = sorted(set(names) - set(file.keys()))
+            held = set(file.keys())
     except SafetensorError as error:
         raise _unusable(folder, f"{name} is truncated or corrupt ({error})", _COPY_AGAIN) from None
+    missing = sorted(set(names) - held)
     if missing:
         detail = f"{name} lacks {len(missing)} of the tensors that the index names, {missing[0]} first"
         raise _unusable(folder, detail, _COPY_AGAIN)
+    return held
+
+
+def _check_unquantised(folder: Path, names: set[str]) -> None:
+    """Packed weights that config.json says nothing of: AutoGPTQ and AutoAWQ used to write of them in another file."""
+    packed = sorted(name for name in names if name.rpartition(".")[2] in _PACKED)
+    if not packed:
+        return
+    apart = next((name for name in _SAID_APART if (folder / name).is_file()), None)
+    advice = "add it, with its quant_method, as transformers saves it"
+    if apart is not None:
+        advice = f"put what {apart} holds there, with a quant_method of 'gptq' or 'awq'"
+    detail = f"{packed[0]} is packed, and config.json has no quantization_config"
+    raise _unusable(folder, detail, advice)
 
 
 def in_short(error: BaseException) -> str:

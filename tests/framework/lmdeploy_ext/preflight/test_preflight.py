@@ -64,6 +64,19 @@ def test_headers_count_what_is_loaded_and_tied_weights_once(tmp_path):
     assert headers.largest_file(tmp_path) == (tmp_path / "model.safetensors").stat().st_size
 
 
+def test_headers_are_those_of_the_files_that_are_loaded(tmp_path):
+    """Mistral's checkpoints have all weights a second time, in a file that the index does not name."""
+    for name in ("first", "second"):
+        save_file({name: torch.zeros(4)}, tmp_path / f"{name}.safetensors")
+    save_file({"first.again": torch.zeros(40)}, tmp_path / "consolidated.safetensors")
+    index = {"weight_map": {name: f"{name}.safetensors" for name in ("first", "second")}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [one.name for one in headers.read(tmp_path)] == ["first", "second"]
+    assert headers.largest_file(tmp_path) == (tmp_path / "second.safetensors").stat().st_size
+    save_file({"whole": torch.zeros(2)}, tmp_path / "model.safetensors")  # LMDeploy looks for it first
+    assert [one.name for one in headers.read(tmp_path)] == ["whole"]
+
+
 def test_a_prefill_has_a_buffer_for_each_part_of_a_layer():
     # 2 x 8 of residual and input, 2 x 16 of q, k, v, 3 x 32 of the MLP
     assert memory.widest(8, 16, 32, experts=0) == 16 + 32 + 96
