@@ -18,7 +18,7 @@ from dlinfer.graph.onnx.refusal import Refusals, no_type_of_onnx
 from dlinfer.vendor.onnxruntime import differs, empty_operands, sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.run import OrtLowered
-from dlinfer.vendor.onnxruntime.translations import contrib
+from dlinfer.vendor.onnxruntime.translations import contrib, packed
 
 
 class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
@@ -48,6 +48,8 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
 
     def refuses_op(self, node: fx.Node) -> str | None:
         """What ONNX cannot say, and what the CPU provider has not."""
+        if node.target is packed.OP:
+            return packed.refusal(node)
         return empty_operands.refusal(node) or differs.refusal(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: OrtOptions, policy: str) -> Lowered:

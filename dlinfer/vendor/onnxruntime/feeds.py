@@ -1,7 +1,7 @@
 """What a session is fed: a function's inputs, or views of its weights that lie in memory as ONNX wants them.
 
 ONNX knows contiguous tensors only. A weight that torch keeps transposed, or one matrix of a stack, is contiguous as
-some view; that view is fed, and nothing of it is copied or computed at a call.
+some view; that view is fed, and nothing of it is copied or computed at a call. Packed weights are packed anew, once.
 """
 
 import operator
@@ -14,6 +14,7 @@ from torch import fx
 
 from dlinfer.graph.ir.dialect import STATIC, fake, is_view, tensors_of
 from dlinfer.vendor.onnxruntime.translations.experts import split_experts
+from dlinfer.vendor.onnxruntime.translations.packed import PREPARED, split_packed
 
 View = Callable[[torch.Tensor], Any]
 
@@ -50,6 +51,7 @@ def fed(graph_module: fx.GraphModule, steady: frozenset[int]) -> tuple[fx.GraphM
     inputs = graph.find_nodes(op="placeholder")
     feeds = {node: Feed(index) for index, node in enumerate(inputs)}
     split_experts(graph, {inputs[index] for index in steady})
+    split_packed(graph, {inputs[index] for index in steady})
     for index in sorted(steady):
         _feed_views(graph, inputs[index], feeds)
     for node in list(feeds):
@@ -129,10 +131,10 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _is_fixed_view(node: fx.Node) -> bool:
-    """A view of one node, or several such views in a list (``split``)."""
+    """A view of one node, several such views in a list (``split``), or what a packed weight is made into."""
     if len(node.all_input_nodes) != 1 or not all(map(_is_fixed, tensors_of(node))):
         return False
-    return node.target is operator.getitem or is_view(node)
+    return node.target is operator.getitem or node.target in PREPARED or is_view(node)
 
 
 def _call(node: fx.Node) -> Callable[[Any], Any]:

@@ -24,6 +24,7 @@ from dlinfer.vendor.onnxruntime.feeds import fed
 from dlinfer.vendor.onnxruntime.model import safe_in_place, with_initialisers
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from dlinfer.vendor.onnxruntime.translations.contrib import OPSET, table
+from dlinfer.vendor.onnxruntime.translations.packed import packed_inputs
 
 
 class OrtLowered(Lowered):
@@ -35,7 +36,7 @@ class OrtLowered(Lowered):
     placement = "session"
 
     def __init__(self, function: Function, options: OrtOptions, policy: str) -> None:
-        super().__init__(function, function.weights if options.holds_weights else ())
+        super().__init__(function, function.weights if options.holds_weights else _packed(function))
         self._options = options
         self._policy = policy
         self._check_empty = EmptyOperands(function.graph_module.graph, shapes)
@@ -68,6 +69,12 @@ class OrtLowered(Lowered):
     def _memory(self, inputs: Sequence[Any]) -> list[Tensor]:
         made = self.outputs.empty(inputs, self.in_place)
         return [*made, torch.empty((), dtype=torch.bool)] if self._doubts else made
+
+
+def _packed(function: Function) -> list[int]:
+    """Indices of the inputs that are built in whatever the options say."""
+    found = packed_inputs(function.graph_module.graph)
+    return [index for index in function.weights if function.inputs[index] in found]
 
 
 def _doubting(run: Executable) -> Executable:

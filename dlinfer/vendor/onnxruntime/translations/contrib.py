@@ -7,7 +7,7 @@ import torch
 
 from dlinfer.graph.onnx.translations import attention, linear, moe, norm
 from dlinfer.graph.onnx.translations.writing import is_type, number, opset, rank, size
-from dlinfer.vendor.onnxruntime.translations import contrib_ops, extremes, logistic
+from dlinfer.vendor.onnxruntime.translations import contrib_ops, extremes, logistic, packed
 from dlinfer.vendor.onnxruntime.translations.experts import experts
 
 _ops = torch.ops.dlinfer
@@ -20,6 +20,7 @@ def table() -> Mapping[Any, Any]:
     """Translations by op, taken before the standard ones."""
     return extremes.TABLE | {
         experts: experts,
+        packed.product: packed.product,
         _ops.rms_norm.default: rms_norm,
         _ops.add_rms_norm.default: add_rms_norm,
         torch.ops.aten.sigmoid.default: logistic.sigmoid,
