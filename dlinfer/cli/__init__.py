@@ -94,7 +94,7 @@ def _add_preflight(commands: Any) -> None:
 def _add_quantise(commands: Any) -> None:
     from dlinfer.cli import quantise
 
-    text = "quantise a model folder to 4 or 8 bits that LMDeploy reads, rounding to the nearest, without data"
+    text = "quantise a model folder to 4 or 8 bits that LMDeploy reads, without data or with a look at some"
     command = commands.add_parser(
         "quantise", help=text, description=f"{text.capitalize()}.", epilog=quantise.EXIT
     )

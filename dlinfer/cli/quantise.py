@@ -1,4 +1,4 @@
-"""``dlinfer quantise``: a checkpoint in floats becomes one of 4 or 8 bits that LMDeploy reads, without data."""
+"""``dlinfer quantise``: a checkpoint in floats becomes one of 4 or 8 bits that LMDeploy reads."""
 
 import argparse
 import json
@@ -47,6 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="inputs that share a scale, of awq-int4 alone (default 128)",
     )
+    looked = parser.add_argument_group("with a look at data, of awq-int4 alone")
+    looked.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="TEXT",
+        help="a file of text like what the model will see; auto-round rounds by it (dlinfer[quantise])",
+    )
+    looked.add_argument("--samples", type=int, default=128, help="pieces of the text at most (default 128)")
+    looked.add_argument("--length", type=int, default=512, help="tokens of a piece (default 512)")
+    looked.add_argument("--steps", type=int, default=200, help="of the search, a layer (default 200)")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object (schema: docs/quantised_weights.md)"
     )
@@ -55,11 +65,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Quantise, print, and return the exit status."""
     try:
+        from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration
         from dlinfer.framework.lmdeploy_ext.quantise.run import format_of, quantise
 
+        looked = None
+        if arguments.calibrate is not None:
+            looked = Calibration(arguments.calibrate, arguments.samples, arguments.length, arguments.steps)
         with _ending(), _progress(quiet=arguments.json) as progress:
             form = format_of(arguments.format, arguments.group_size)
-            report = quantise(arguments.folder, arguments.output, form, progress)
+            report = quantise(arguments.folder, arguments.output, form, progress, looked)
     except ImportError as error:
         sys.stderr.write(f"error: LMDeploy cannot be imported: {error}\n")
         return 2
@@ -94,6 +108,14 @@ def show(report: "Report", console: Console | None = None) -> None:
     console.print(table)
     error = f"{report.worst_error:.2%} of its norm, {report.worst_tensor}"
     console.print(Text(f"largest error of a weight, with a scale for {report.group}: {error}"))
+    if report.perplexity is not None:
+        found = report.perplexity
+        console.print(
+            Text(
+                f"perplexity of text that was held out: {found.floats:.4g} in floats, {found.nearest:.4g} rounded to "
+                f"the nearest, {found.calibrated:.4g} calibrated with {found.samples} samples"
+            )
+        )
 
 
 class _Terminated(KeyboardInterrupt):

@@ -65,7 +65,7 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals framework.lmdeploy_ext",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals",
-    "dlinfer.framework.lmdeploy_ext.quantise": "errors ops framework.lmdeploy_ext.errors "
+    "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain ops framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.refusals framework.lmdeploy_ext.preflight",
     "dlinfer.framework.transformers_ext": "errors settings ops graph.seam graph.ir graph.report graph.options "
     "graph.capture graph.lowering",
@@ -99,6 +99,7 @@ AUTOLOAD_REACHES = {"dlinfer.framework.lmdeploy_ext"}
 # row for its folder, a framework in the row of its adaptor.
 TORCH = {"torch"}
 THIRD_PARTY = {
+    "dlinfer.framework.lmdeploy_ext.quantise": TORCH | {"auto_round", "safetensors", "transformers"},
     "dlinfer.framework.lmdeploy_ext": TORCH
     | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors"},
     "dlinfer.framework.mindie_ext": TORCH | {"numpy", "pydantic", "safetensors", "transformers"},

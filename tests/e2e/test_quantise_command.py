@@ -25,6 +25,7 @@ from tests.e2e.harness import NEW_TOKENS, Lab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(2000)]
 
+README = Path(__file__).parents[2] / "README.md"
 FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
 
 
@@ -94,6 +95,19 @@ def test_awq(lab: Lab, tmp_path: Path, family: str, group_size: str, shard: str,
     make(family, floats, torch.bfloat16, shard)
     assert (floats / "model.safetensors").is_file() == (shard == "50GB")
     quantise(floats, out, "--format", "awq-int4", "--group-size", group_size)
+    check_awq(lab, out, floats, eager)
+
+
+def test_calibrated_awq(lab: Lab, tmp_path: Path) -> None:
+    floats, out = tmp_path / "floats", tmp_path / "awq"
+    make("qwen3", floats, torch.bfloat16, "300KB")
+    looked = ["--calibrate", str(README), "--samples", "16", "--length", "48", "--steps", "8"]
+    quantise(floats, out, "--format", "awq-int4", "--group-size", "64", *looked)
+    check_awq(lab, out, floats, eager=True)
+
+
+def check_awq(lab: Lab, out: Path, floats: Path, eager: bool) -> None:
+    """LMDeploy's tokens and logits of the folder that was written are transformers' on what its weights mean."""
     write_twin(out, floats)
     prompts = lab.prompts(out)
     hf = lab.reference(

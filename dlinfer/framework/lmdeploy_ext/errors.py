@@ -15,3 +15,10 @@ class QuantisationOutputError(DlinferError, OSError):
 
     message = "the quantised model cannot be written to {path!r}: {detail}."
     next_step = "{advice}"
+
+
+class CalibrationError(DlinferError, RuntimeError):
+    """A model cannot be quantised with a look at data: no such library, a text that is too short, a run that failed."""
+
+    message = "the model {path!r} cannot be calibrated: {detail}."
+    next_step = "{advice}"

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.errors import QuantisationOutputError, QuantisationSourceError
+from dlinfer.framework.lmdeploy_ext.quantise import calibration as calibrations
 from dlinfer.framework.lmdeploy_ext.quantise import source as sources
 from dlinfer.framework.lmdeploy_ext.quantise import writer
+from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration, Perplexity
 from dlinfer.framework.lmdeploy_ext.quantise.formats import (
     FORMATS,
     GROUP_SIZES,
@@ -33,6 +35,9 @@ PIECE = 1 << 22
 Progress = Callable[[int, int, str], None]
 """Called with the bytes that are done, those of all weights, and the name of the tensor that comes next."""
 
+Parts = Callable[[str], dict[str, Tensor]]
+"""Gives the tensors of a weight by its name, where they are not made here."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -41,7 +46,7 @@ class Report:
     format, group: the format, and which numbers share a scale. quantised, kept: tensors that were, and those that are
     as they were. weights_before, weights_after: bytes of the quantised tensors. bytes_before, bytes_after: of all.
     worst_error: the largest error of a weight as a whole, the norm of the difference over the norm of the weight.
-    worst_tensor: whose it is.
+    worst_tensor: whose it is. perplexity: where it was calibrated, of text that it did not see.
     """
 
     schema: int
@@ -57,6 +62,7 @@ class Report:
     bytes_after: int
     worst_error: float
     worst_tensor: str
+    perplexity: Perplexity | None = None
 
 
 def format_of(name: str, group_size: int | None = None) -> Format:
@@ -74,24 +80,39 @@ def format_of(name: str, group_size: int | None = None) -> Format:
 
 
 def quantise(
-    folder: Path, out: Path, form: Format, progress: Progress = lambda done, total, name: None
+    folder: Path,
+    out: Path,
+    form: Format,
+    progress: Progress = lambda done, total, name: None,
+    calibration: Calibration | None = None,
 ) -> Report:
-    """Write ``out``, the model of ``folder`` quantised.
+    """Write ``out``, the model of ``folder`` quantised: each number alone, or with a look at ``calibration``.
 
     Everything that can be known before is checked before anything is written, and ``out`` appears whole or not at all.
     Raises what ``source.read`` raises, QuantisationSourceError also for numbers that are not finite or outgrow the
-    format, and QuantisationOutputError where ``out`` exists or cannot be written.
+    format, QuantisationOutputError where ``out`` exists or cannot be written, and CalibrationError.
     """
     _check_out(out)
+    if calibration is not None:
+        calibrations.check(form, calibration, folder)
     source = sources.read(folder, form)
     layouts = {shard: _layout(source, form, shard) for shard in source.shards}
-    _check_room(out, source, layouts)
+    _check_room(out, source, layouts, copies=1 if calibration is None else 2)
+    perplexity = None
     try:
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
     except OSError as error:
         raise _unwritable(out, str(error)) from error
     try:
-        worst_error, worst_tensor = _write(source, form, layouts, temporary, progress)
+        if calibration is None:
+            worst_error, worst_tensor = _write(source, form, layouts, temporary, progress)
+        else:
+            total = sum(one.nbytes for one in source.tensors.values())
+            beside = out.resolve().parent
+            with calibrations.calibrated(
+                source, form, calibration, beside, lambda text: progress(0, total, text)
+            ) as (parts, perplexity):
+                worst_error, worst_tensor = _write(source, form, layouts, temporary, progress, parts)
         temporary.chmod(0o755)  # mkdtemp's 0700 would hide the model from other users
         _check_out(out)  # once more: it took a while
         temporary.rename(out)
@@ -99,7 +120,7 @@ def quantise(
         raise error if isinstance(error, QuantisationOutputError) else _unwritable(out, str(error)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return _report(source, form, layouts, out, worst_error, worst_tensor)
+    return _report(source, form, layouts, out, worst_error, worst_tensor, perplexity)
 
 
 def _unsupported(feature: str, advice: str) -> UnsupportedFeatureError:
@@ -143,9 +164,9 @@ def _bytes(layout: writer.Layout) -> int:
     return sum(math.prod(shape) * writer.BITS[dtype] // 8 for dtype, shape in layout.values())
 
 
-def _check_room(out: Path, source: Source, layouts: dict[str, writer.Layout]) -> None:
+def _check_room(out: Path, source: Source, layouts: dict[str, writer.Layout], copies: int) -> None:
     weights = sum(len(writer.header(one)[0]) + _bytes(one) for one in layouts.values())
-    needed = weights + sum(path.stat().st_size for path in source.files)
+    needed = copies * weights + sum(path.stat().st_size for path in source.files)
     free = shutil.disk_usage(out.resolve().parent).free
     if needed > free:
         detail = f"it takes {needed} bytes, and {free} are free there"
@@ -156,7 +177,12 @@ def _check_room(out: Path, source: Source, layouts: dict[str, writer.Layout]) ->
 
 
 def _write(
-    source: Source, form: Format, layouts: dict[str, writer.Layout], into: Path, progress: Progress
+    source: Source,
+    form: Format,
+    layouts: dict[str, writer.Layout],
+    into: Path,
+    progress: Progress,
+    given: Parts | None = None,
 ) -> tuple[float, str]:
     """Write all files. Gives the largest error of a weight, and whose it is."""
     from safetensors import safe_open
@@ -172,7 +198,7 @@ def _write(
                 progress(done, total, name)
                 tensor = file.get_tensor(name)
                 if name in source.quantised:
-                    parts, error = _quantised(tensor, name, source, form)
+                    parts, error = _quantised(tensor, name, source, form, given and given(name))
                     layer = name.removesuffix("weight")
                     for part, numbers in parts.items():
                         out.write(f"{layer}{part}", numbers)
@@ -189,8 +215,13 @@ def _write(
     return worst
 
 
-def _quantised(weight: Tensor, name: str, source: Source, form: Format) -> tuple[dict[str, Tensor], float]:
-    """The tensors of a weight, and its error: norm of the difference over the norm of the weight."""
+def _quantised(
+    weight: Tensor, name: str, source: Source, form: Format, given: dict[str, Tensor] | None
+) -> tuple[dict[str, Tensor], float]:
+    """The tensors of a weight, and its error: norm of the difference over the norm of the weight.
+
+    given: the tensors, where they are not made here.
+    """
 
     def refuse(detail: str, advice: str) -> QuantisationSourceError:
         return QuantisationSourceError(
@@ -198,12 +229,14 @@ def _quantised(weight: Tensor, name: str, source: Source, form: Format) -> tuple
         )
 
     rows = max(PIECE // weight.shape[1] // ROWS, 1) * ROWS
+    if given is not None:
+        rows = max(len(weight), 1)
     pieces: list[dict[str, Tensor]] = []
     difference, norm = 0.0, 0.0
     for piece in weight.split(rows):
         if not piece.isfinite().all():
             raise refuse("has numbers that are not finite", "give a checkpoint that is sound")
-        parts = form.quantise(piece)
+        parts = form.quantise(piece) if given is None else given
         again = form.dequantise(parts)
         if not again.isfinite().all():
             raise refuse("has numbers too large for the format's scales", "use w8a8 or fp8")
@@ -225,7 +258,13 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
 
 
 def _report(
-    source: Source, form: Format, layouts: dict[str, writer.Layout], out: Path, error: float, tensor: str
+    source: Source,
+    form: Format,
+    layouts: dict[str, writer.Layout],
+    out: Path,
+    error: float,
+    tensor: str,
+    perplexity: Perplexity | None,
 ) -> Report:
     kept = sum(one.nbytes for name, one in source.tensors.items() if name not in source.quantised)
     before = sum(one.nbytes for one in source.tensors.values())
@@ -244,4 +283,5 @@ def _report(
         bytes_after=after,
         worst_error=error,
         worst_tensor=tensor,
+        perplexity=perplexity,
     )

@@ -1,0 +1,118 @@
+"""The process in which auto-round runs: of a folder's job.json and tokens.pt it makes answer.json."""
+
+import importlib.util
+import json
+import math
+import sys
+import types
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlinfer.framework.lmdeploy_ext.quantise.formats import ROWS, AwqInt4
+
+_PIECE = 1 << 22  # numbers of a weight that are wide at a time
+
+
+def main(folder: Path) -> None:
+    """Calibrate, and measure the model in floats, rounded to the nearest, and as it was written."""
+    job = json.loads((folder / "job.json").read_text())
+    tokens = torch.load(folder / "tokens.pt", weights_only=True)
+    form = AwqInt4(job["group_size"])
+    written = _calibrated(job, tokens["samples"], form, folder / "written")
+    model = _model(job)
+    found = {"floats": _perplexity(model, tokens["held_out"])}
+    _replace(model, job["names"], lambda name, weight: form.dequantise(form.quantise(weight)))
+    found["nearest"] = _perplexity(model, tokens["held_out"])
+    stored = _stored(written)
+
+    def as_written(name: str, weight: Tensor) -> Tensor:
+        layer = name.removesuffix("weight")
+        return form.dequantise({part: stored(f"{layer}{part}") for part in form.parts(*weight.shape)})
+
+    _replace(model, job["names"], as_written, whole=True)
+    found["calibrated"] = _perplexity(model, tokens["held_out"])
+    (folder / "answer.json").write_text(json.dumps({"written": str(written), "perplexity": found}))
+
+
+def _calibrated(job: Any, samples: Tensor, form: AwqInt4, out: Path) -> Path:
+    """Let auto-round write the model; gives the folder that it chose inside ``out``."""
+    _stand_in_for_datasets()
+    from auto_round import AutoRound
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(job["folder"], local_files_only=True)
+    rounding: Any = AutoRound(
+        _model(job),
+        tokenizer,
+        bits=4,
+        group_size=form.group_size,
+        sym=False,
+        dataset=list(samples.split(1)),
+        seqlen=samples.shape[1],
+        nsamples=len(samples),
+        batch_size=min(8, len(samples)),
+        iters=job["steps"],
+        device_map="cpu",
+        enable_torch_compile=False,
+    )
+    _, written = rounding.quantize_and_save(str(out), format="auto_awq")
+    return Path(written)
+
+
+def _stand_in_for_datasets() -> None:
+    """auto-round imports ``datasets`` to download text with, which takes pandas and pyarrow; here text is given."""
+    if importlib.util.find_spec("datasets") is not None:
+        return
+    module = types.ModuleType("datasets")
+    module.__spec__ = ModuleSpec("datasets", None)
+    names = "Dataset Features IterableDataset Sequence Value concatenate_datasets load_dataset load_from_disk"
+    for name in names.split():
+        setattr(module, name, type(name, (), {}))
+    sys.modules["datasets"] = module
+
+
+def _model(job: Any) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(job["folder"], dtype="auto", local_files_only=True).eval()
+
+
+def _stored(folder: Path) -> Callable[[str], Tensor]:
+    from safetensors import safe_open
+
+    files = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        opened: Any = safe_open(path, framework="pt")
+        files |= dict.fromkeys(opened.keys(), opened)
+    return lambda name: files[name].get_tensor(name)
+
+
+@torch.no_grad()
+def _replace(
+    model: nn.Module, names: list[str], made: Callable[[str, Tensor], Tensor], whole: bool = False
+) -> None:
+    """Write into each weight what ``made`` gives for it, a piece of rows at a time unless it is taken ``whole``."""
+    parameters = dict(model.named_parameters())
+    for name in names:
+        weight = parameters[name]
+        rows = len(weight) if whole else max(_PIECE // weight.shape[1] // ROWS, 1) * ROWS
+        for piece in weight.split(rows):
+            piece.copy_(made(name, piece))
+
+
+@torch.no_grad()
+def _perplexity(model: Any, samples: Tensor) -> float:
+    loss = torch.zeros((), dtype=torch.float64)
+    for tokens in samples:
+        logits = model(tokens[None]).logits[0, :-1].float()
+        loss += nn.functional.cross_entropy(logits, tokens[1:], reduction="sum")
+    return math.exp(float(loss) / samples[:, 1:].numel())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
