@@ -95,8 +95,8 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
     @classmethod
     def from_spec(cls, spec: Any) -> "PagedAttention":
         """From LMDeploy's PagedAttentionBuildSpec. Raises UnsupportedFeatureError for what no op serves."""
-        if spec.use_flash_mla or spec.mla_index_topk is not None:
-            raise refuse("flash MLA and sparse MLA attention", "use another model")
+        if spec.use_flash_mla:
+            raise refuse("flash MLA", "use another model")
         if spec.block_sparse_size != 1:
             raise refuse("block-sparse attention (block diffusion models)", "use another model")
         if not spec.causal:

@@ -24,6 +24,8 @@ _OPS = {
         "paged_prefill_attention",
         "paged_decode_attention",
     ),
+    "SparseAttention": ("fill_kv_cache", "sparse_flash_attention"),
+    "Indexer": ("fill_kv_cache", "lightning_indexer"),
     "DlinferRMSNormImpl": ("rms_norm", "add_rms_norm"),
     "DlinferLinearImpl": ("linear",),
     "DlinferSiluAndMulImpl": ("silu_and_mul",),
@@ -96,7 +98,7 @@ class Built:
 
 def _implementations(module: torch.nn.Module) -> Iterator[Any]:
     for one in module.modules():
-        for name in ("impl", "rotary_impl"):
+        for name in ("impl", "rotary_impl", "index_impl"):
             impl = getattr(one, name, None)
             if impl is not None:
                 yield impl
