@@ -304,8 +304,17 @@ FURTHER: dict[str, Family] = {
     ),
     "deepseek_v32": Family(
         "DeepseekV32",
-        "latent attention to the 8 tokens that an indexer chooses; experts in groups",
-        _LATENT | _INDEXER | _GROUPS,
+        "latent attention to the 8 tokens that an indexer chooses; YaRN that scales scores",
+        _LATENT
+        | _INDEXER
+        | _GROUPS
+        | _rope(
+            "yarn",
+            factor=16.0,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            original_max_position_embeddings=ORIGINAL_LENGTH,
+        ),
         dense=False,
     ),
     "glm_moe_dsa": Family(
@@ -317,7 +326,6 @@ FURTHER: dict[str, Family] = {
         | {
             "num_hidden_layers": 3,
             "indexer_types": ["full", "shared", "full"],
-            "indexer_rope_interleave": True,  # of the released configuration, which LMDeploy reads
         },
         dense=False,
     ),

@@ -3,11 +3,10 @@
 Source: DeepSeek-V3.2 (2025, arXiv:2512.02556), section 2.1, as transformers' DeepseekV32Indexer computes it.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lmdeploy.pytorch.backends.nsa import NSAIndexFP8Impl, NSAIndexMeta
+from lmdeploy.pytorch.backends.nsa import NSAIndexFP8Impl
 from lmdeploy.pytorch.consts import DSA_INDEXER_K_CACHE_NAME
 from lmdeploy.pytorch.engine.cache_engine.schema import BlockCacheGeometry, BlockCacheRequest
 from torch import Tensor
@@ -16,19 +15,6 @@ from torch.nn import functional
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-
-
-@dataclass
-class IndexerMeta(NSAIndexMeta):
-    """LMDeploy's metadata of a step's indexers, and what the ops read besides.
-
-    slots: int64 [N], of each new token in the paged cache. q_ends, lengths: [B], on the CPU: the first new token behind
-    each sequence's, and the tokens of each sequence with them.
-    """
-
-    slots: Tensor | None = None
-    q_ends: Tensor | None = None
-    lengths: Tensor | None = None
 
 
 class Indexer(NSAIndexFP8Impl):
@@ -66,23 +52,9 @@ class Indexer(NSAIndexFP8Impl):
             ),
         )
 
-    def get_step_metadata(self, attn_metadata: Any) -> IndexerMeta:
-        """attn_metadata: of ``attention.step_metadata``, whose tensors it shares."""
-        return IndexerMeta(
-            cu_seqlen_q=attn_metadata.cu_seqlens_q,
-            q_seqlens=attn_metadata.q_seqlens,
-            k_seqlens=attn_metadata.kv_seqlens,
-            cu_seqlen_k=attn_metadata.cu_seqlens_k,
-            block_offset=attn_metadata.block_offsets,
-            max_q_seqlen=attn_metadata.max_q_seqlen,
-            max_kv_seqlen=attn_metadata.max_kv_seq_len,
-            kv_flatten_size=attn_metadata.kv_flatten_size,
-            block_size=attn_metadata.block_size,
-            is_decoding=attn_metadata.is_decoding,
-            slots=attn_metadata.kv_start_indices,
-            q_ends=attn_metadata.cu_seqlens_q_cpu[1:],
-            lengths=attn_metadata.kv_seqlens_cpu,
-        )
+    def get_step_metadata(self, attn_metadata: Any) -> Any:
+        """The step's metadata as ``attention.step_metadata`` made it: it has all that an indexer reads."""
+        return attn_metadata
 
     def forward(
         self,
@@ -91,7 +63,7 @@ class Indexer(NSAIndexFP8Impl):
         weights: Tensor,
         indexer_k_cache: Tensor,
         attn_metadata: Any = None,
-        meta: NSAIndexMeta | None = None,
+        meta: Any = None,
     ) -> Tensor:
         """Which positions of its sequence each new token attends to: int32 [N, top_k], rising, then -1.
 
@@ -99,17 +71,20 @@ class Indexer(NSAIndexFP8Impl):
         vendor's layout, one head of D; k is written into it. All of one dtype, but for weights, which are converted.
         meta: of ``get_step_metadata``; made of attn_metadata where it is None.
         """
-        found = meta if isinstance(meta, IndexerMeta) else self.get_step_metadata(attn_metadata)
-        assert found.slots is not None
-        assert found.q_ends is not None
-        assert found.lengths is not None
+        step = self.get_step_metadata(attn_metadata) if meta is None else meta
         keys = k[:, None]
         # The op writes keys and values; an indexer has no values.
-        ops.fill_kv_cache(keys, keys[..., :0], indexer_k_cache, indexer_k_cache[..., :0], found.slots)
+        ops.fill_kv_cache(keys, keys[..., :0], indexer_k_cache, indexer_k_cache[..., :0], step.kv_start_indices)
         # The scores' scale, softmax_scale times that of the weights, is above zero and the same for all of a token's
         # positions: it changes no order, and without it weights of 16 bits are not rounded once more.
         chosen = ops.lightning_indexer(
-            q, indexer_k_cache, weights.to(q.dtype), found.q_ends, found.lengths, found.block_offset, self.top_k
+            q,
+            indexer_k_cache,
+            weights.to(q.dtype),
+            step.cu_seqlens_q_cpu[1:],
+            step.kv_seqlens_cpu,
+            step.block_offsets,
+            self.top_k,
         )
         return chosen[:, 0]
 
@@ -127,7 +102,7 @@ class Indexer(NSAIndexFP8Impl):
         head_gate_scale: float,
         rope_interleaved: bool,
         attn_metadata: Any = None,
-        meta: NSAIndexMeta | None = None,
+        meta: Any = None,
     ) -> Tensor:
         """As ``forward``, of q and k as they are projected: k is normed, and both are rotated.
 

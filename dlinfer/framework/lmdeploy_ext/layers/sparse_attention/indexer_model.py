@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
 from dlinfer.framework.patching import Patch
 
@@ -26,11 +27,23 @@ def _build_config(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(cls, hf_config, model_path, **kwargs)
         from lmdeploy.pytorch.configurations.deepseek_v2 import DeepseekV2ModelConfigBuilder
 
+        _read_as_transformers_does(hf_config)
         config = DeepseekV2ModelConfigBuilder.build(hf_config, model_path=model_path, **kwargs)
         config.mla_index_topk = hf_config.index_topk
         return config
 
     return build
+
+
+def _read_as_transformers_does(config: Any) -> None:
+    """GLM's indexer turns pairs in transformers, whatever the configuration says; LMDeploy's turns halves unless that
+    has ``indexer_rope_interleave``."""
+    if config.model_type != "glm_moe_dsa":
+        return
+    given = getattr(config, "indexer_rope_interleave", True)
+    if not given:
+        raise refuse(f"GlmMoeDsaForCausalLM with indexer_rope_interleave={given}", "use a model with pairs")
+    config.indexer_rope_interleave = True
 
 
 def _cache_policy(original: Callable[..., None]) -> Callable[..., None]:
@@ -83,6 +96,24 @@ def _rotate_activation(original: Callable[[Tensor], Tensor]) -> Callable[[Tensor
         return original(x) if activation.active() is None else x
 
     return rotate_activation
+
+
+def _rotate_glm(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _apply_rotary_pos_emb(
+        self: Any, q_pe: Tensor, k_pe: Tensor, freqs_cis: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """q_pe [1, N, heads, R], k_pe [1, N, R], cos and sin [N, R]. Returns [1, N, heads, R] and [1, N, 1, R]."""
+        if activation.active() is None:
+            return original(self, q_pe, k_pe, freqs_cis)
+        from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.indexer import rotated
+
+        q, k = (
+            rotated(x.float(), *freqs_cis, self.rope_interleave).to(x.dtype) for x in (q_pe[0], k_pe[0, :, None])
+        )
+        return q[None], k[None]
+
+    return _apply_rotary_pos_emb
 
 
 # --- the indexer's cache: part of what the model is called with, since a graph sees nothing else of a step
@@ -222,6 +253,12 @@ PATCHES = (
         why="needs bfloat16 and a CUDA package, for a turn that matters to FP8 rounding alone",
         signature="(x)",
         build=_rotate_activation,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.models.glm_moe_dsa:GlmMoeDsaIndexer._apply_rotary_pos_emb",
+        why="halves the tables before LMDeploy's own dlinfer layer, which needs them whole",
+        signature="(self, q_pe, k_pe, freqs_cis)",
+        build=_rotate_glm,
     ),
     Patch(
         target="lmdeploy.pytorch.models.deepseek_v32:DeepseekV32ForCausalLM.prepare_inputs_for_generation",
