@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.preflight.memory import Shape, widest
+from dlinfer.framework.lmdeploy_ext.preflight.memory import FLOAT32, Shape, widest
 from dlinfer.framework.lmdeploy_ext.refusals import remote_code
 
 # What computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch.
@@ -86,11 +86,17 @@ class Built:
         attention = config.num_attention_heads * config.k_head_dim
         attention += config.num_key_value_heads * (config.k_head_dim + config.v_head_dim)
         experts = getattr(text, "num_experts_per_tok", 0) or 0
+        chosen = 0
+        if (
+            config.mla_index_topk is not None
+        ):  # an indexer's queries and keys, and the positions, of 4 bytes each
+            attention += (text.index_n_heads + 1) * text.index_head_dim
+            chosen = config.mla_index_topk * FLOAT32 // config.dtype.itemsize
         inner = getattr(text, "moe_intermediate_size", 0) if experts else 0
         inner = inner or getattr(text, "intermediate_size", 0) or 4 * config.hidden_size
         return Shape(
             config.hidden_size,
-            widest(config.hidden_size, attention, inner, experts),
+            widest(config.hidden_size, attention, inner, experts) + chosen,
             config.vocab_size,
             config.dtype.itemsize,
         )

@@ -26,7 +26,9 @@ class Indexer(NSAIndexFP8Impl):
 
     def __init__(self, top_k: int) -> None:
         self.top_k = top_k
-        self.dtype: torch.dtype | None = None  # of the model; the layer's owner sets it, a build spec has none
+        self.dtype: torch.dtype | None = (
+            None  # of the model; the layer's owner sets it, a build spec has none
+        )
 
     @classmethod
     def from_spec(cls, spec: Any) -> "Indexer":
@@ -74,7 +76,9 @@ class Indexer(NSAIndexFP8Impl):
         step = self.get_step_metadata(attn_metadata) if meta is None else meta
         keys = k[:, None]
         # The op writes keys and values; an indexer has no values.
-        ops.fill_kv_cache(keys, keys[..., :0], indexer_k_cache, indexer_k_cache[..., :0], step.kv_start_indices)
+        ops.fill_kv_cache(
+            keys, keys[..., :0], indexer_k_cache, indexer_k_cache[..., :0], step.kv_start_indices
+        )
         # The scores' scale, softmax_scale times that of the weights, is above zero and the same for all of a token's
         # positions: it changes no order, and without it weights of 16 bits are not rounded once more.
         chosen = ops.lightning_indexer(
@@ -113,7 +117,9 @@ class Indexer(NSAIndexFP8Impl):
         DeepSeek's own code and LMDeploy's turn q and k by a Hadamard matrix then. That is orthogonal, so it leaves
         their products as they are; it only spreads large numbers out before FP8 rounds them, which nothing does here.
         """
-        normed = functional.layer_norm(k.float(), k.shape[-1:], norm_weight.float(), norm_bias.float(), norm_eps)
+        normed = functional.layer_norm(
+            k.float(), k.shape[-1:], norm_weight.float(), norm_bias.float(), norm_eps
+        )
         turned_k = rotated(normed[:, None], cos, sin, rope_interleaved)[:, 0].to(q.dtype)
         turned_q = rotated(q.float(), cos, sin, rope_interleaved).to(q.dtype)
         return self.forward(turned_q, turned_k, weights, indexer_k_cache, attn_metadata, meta)

@@ -72,7 +72,13 @@ def _score_workspace(original: Callable[[Any], int]) -> Callable[[Any], int]:
 def _indexer_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(
-        self: Any, config: Any, layer_idx: int, dtype: Any = None, device: Any = None, *args: Any, **kwargs: Any
+        self: Any,
+        config: Any,
+        layer_idx: int,
+        dtype: Any = None,
+        device: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         original(self, config, layer_idx, dtype, device, *args, **kwargs)
         if activation.active() is None:
@@ -109,7 +115,8 @@ def _rotate_glm(original: Callable[..., Any]) -> Callable[..., Any]:
         from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.indexer import rotated
 
         q, k = (
-            rotated(x.float(), *freqs_cis, self.rope_interleave).to(x.dtype) for x in (q_pe[0], k_pe[0, :, None])
+            rotated(x.float(), *freqs_cis, self.rope_interleave).to(x.dtype)
+            for x in (q_pe[0], k_pe[0, :, None])
         )
         return q[None], k[None]
 
@@ -139,7 +146,9 @@ def _with_indexers(model: Any, layers: Sequence[Any], view: Any) -> Sequence[Any
     found = getattr(view, "dlinfer_layers", None)
     if found is None:
         found = view.dlinfer_layers = [
-            (keys, _row(view, layer.self_attn.indexer)) if layer.self_attn.indexer is not None else (keys, values)
+            (keys, _row(view, layer.self_attn.indexer))
+            if layer.self_attn.indexer is not None
+            else (keys, values)
             for layer, (keys, values) in zip(model.model.layers, layers, strict=True)
         ]
     return found
@@ -166,7 +175,9 @@ def _attention_forward(original: Callable[..., Tensor]) -> Callable[..., Tensor]
             return original(self, hidden_states, rotary_pos_emb, past_key_value, *rest, **kwargs)
         self.indexer.indexer_topk.dlinfer_cache = past_key_value[1]
         result = original(self, hidden_states, rotary_pos_emb, past_key_value, *rest, **kwargs)
-        self.indexer.indexer_topk.dlinfer_cache = None  # whoever keeps a cache keeps its memory while LMDeploy sleeps
+        self.indexer.indexer_topk.dlinfer_cache = (
+            None  # whoever keeps a cache keeps its memory while LMDeploy sleeps
+        )
         return result
 
     return forward
@@ -213,8 +224,12 @@ def _glm_forward(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return forward
 
 
-_NO_CONTEXT = "reads the indexer's cache from the step's context, which is no argument of the model that a graph has"
-_CHOSEN = "copies each choice into a buffer that grows, where a graph of every number of tokens hands the tensor on"
+_NO_CONTEXT = (
+    "reads the indexer's cache from the step's context, which is no argument of the model that a graph has"
+)
+_CHOSEN = (
+    "copies each choice into a buffer that grows, where a graph of every number of tokens hands the tensor on"
+)
 
 PATCHES = (
     Patch(
