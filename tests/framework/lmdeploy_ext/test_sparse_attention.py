@@ -191,7 +191,7 @@ class Latents:
             for position in range(old):
                 self.cache[text.table[b, position // BLOCK], position % BLOCK] = self.rows[b][position]
 
-    def run(self, layer: PagedAttention, **options: Any) -> Tensor:
+    def run(self, layer: PagedAttention | SparseAttention, **options: Any) -> Tensor:
         key = torch.cat([x[old:] for x, old in zip(self.rows, self.text.old, strict=True)])
         caches = self.cache, self.cache[..., :LATENT]
         metadata = self.text.metadata(self.text.new, self.text.total)
@@ -219,7 +219,7 @@ def latent_spec(top_k: int | None = 5, **changes: Any) -> Any:
 def test_attention_is_to_the_chosen_positions_alone(step: str, top_k: int) -> None:
     text = Text(*STEPS[step], torch.float32)
     chosen, latents = text.run(Indexer(top_k)), Latents(text)
-    got = latents.run(SparseAttention.from_spec(latent_spec(top_k)), nsa_indices=chosen)
+    got = latents.run(PagedAttention.from_spec(latent_spec(top_k)), nsa_indices=chosen)
     torch.testing.assert_close(got, latents.expected(chosen), rtol=1e-5, atol=1e-5)
     if top_k > max(text.total):
         dense = latents.run(PagedAttention.from_spec(latent_spec(None)))
@@ -236,7 +236,7 @@ def test_a_graph_has_both_as_ops() -> None:
             query, key, key[..., :LATENT], cache, cache[..., :LATENT], metadata, nsa_indices=chosen
         )
 
-    indexer, attention = Indexer(5), SparseAttention.from_spec(latent_spec())
+    indexer, attention = Indexer(5), PagedAttention.from_spec(latent_spec())
     compiled = torch.compile(layer, backend="dlinfer", fullgraph=True, dynamic=True)
     for new in ([7, 13], [2, 30]):
         text = Text(new, [0, 0], torch.float32)
@@ -271,19 +271,23 @@ def test_what_the_ops_lack_is_refused() -> None:
         "sliding_window": 4,
         "logit_softcapping": 2.0,
         "alibi": True,
-        "learnable_sink": True,
     }
     for feature, value in changes.items():
         with pytest.raises(UnsupportedFeatureError, match=f"sparse attention with {feature}"):
-            SparseAttention.from_spec(latent_spec(**{feature: value}))
+            PagedAttention.from_spec(latent_spec(**{feature: value}))
     with pytest.raises(UnsupportedFeatureError, match="more than one head of keys"):
-        SparseAttention.from_spec(latent_spec(num_kv_heads=2))
+        PagedAttention.from_spec(latent_spec(num_kv_heads=2))
+    text = Text([3], [0], torch.float32)
+    layer = PagedAttention.from_spec(latent_spec())
+    assert type(layer) is SparseAttention
+    with pytest.raises(UnsupportedFeatureError, match="sparse attention with sinks"):
+        Latents(text).run(layer, nsa_indices=text.run(Indexer(5)), learnable_sink=torch.zeros(QUERIES))
 
 
 # --- what LMDeploy's classes make themselves
 
 
-def model_config(family: str, dtype: str = "float32", **fields: Any) -> ModelConfig:
+def model_config(family: str, dtype: Any = "float32", **fields: Any) -> ModelConfig:
     given = {"architectures": [f"{family}ForCausalLM"], "num_hidden_layers": 2, "index_topk": 7}
     hf_config = getattr(transformers, f"{family}Config")(**given, **fields)
     return ModelConfig.from_hf_config(hf_config, dtype=dtype, device_type="cpu")
@@ -307,7 +311,8 @@ def test_latents_are_cached_in_the_models_dtype(family: str, dtype: str) -> None
 
 @pytest.mark.usefixtures("on_cpu")
 def test_glms_indexer_turns_pairs_as_in_transformers() -> None:
-    for fields in ({}, {"indexer_rope_interleave": True}):
+    given: list[dict[str, Any]] = [{}, {"indexer_rope_interleave": True}]
+    for fields in given:
         assert model_config("GlmMoeDsa", **fields).hf_config.indexer_rope_interleave is True
     with pytest.raises(UnsupportedFeatureError, match="indexer_rope_interleave=False"):
         model_config("GlmMoeDsa", indexer_rope_interleave=False)
@@ -317,12 +322,14 @@ def test_glms_indexer_turns_pairs_as_in_transformers() -> None:
 @pytest.mark.parametrize("policy", [4, 8, 16, 17])
 def test_quantised_caches_are_refused_before_lmdeploy_takes_them_for_another(policy: int) -> None:
     """Of 16 it makes a packed cache for CUDA, and goes on."""
-    config, cache = model_config("DeepseekV32"), SimpleNamespace(quant_policy=QuantPolicy(policy))
+    config = model_config("DeepseekV32")
+    cache: Any = SimpleNamespace(quant_policy=QuantPolicy(policy))
     with pytest.raises(
         UnsupportedFeatureError, match=re.escape(f"quant_policy={policy} with sparse attention")
     ):
         executor._finalize_sparse_mla_cache_policy([config], cache)
-    executor._finalize_sparse_mla_cache_policy([config], SimpleNamespace(quant_policy=QuantPolicy.NONE))
+    cache.quant_policy = QuantPolicy.NONE
+    executor._finalize_sparse_mla_cache_policy([config], cache)
     assert config.mla_kv_cache_dtype is None
 
 

@@ -38,18 +38,11 @@ from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
 from dlinfer.framework.lmdeploy_ext.layers.quantised import awq, eight_bit, kv_quantisation
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
-from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.attention import SparseAttention
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
 
-
-def _paged_attention(spec: PagedAttentionBuildSpec) -> attention.PagedAttention:
-    own = attention.PagedAttention if spec.mla_index_topk is None else SparseAttention
-    return own.from_spec(spec)
-
-
 _OURS = {
-    PagedAttentionBuildSpec: _paged_attention,
+    PagedAttentionBuildSpec: attention.PagedAttention.from_spec,
     NSAIndexFP8BuildSpec: indexer.Indexer.from_spec,
     FlashAttentionBuildSpec: attention.VarlenAttention.from_spec,
     LoRABuildSpec: lora.Lora.from_spec,

@@ -2,38 +2,29 @@
 
 from typing import Any
 
+from lmdeploy.pytorch.backends.attention import AttentionImpl
 from lmdeploy.pytorch.backends.dlinfer.attention import DlinferAttentionMetadata
 from torch import Tensor
 
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers.attention import PagedAttention
 
 
-class SparseAttention(PagedAttention):
+class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):
     """Fills the cache of latents and attends to chosen ones, of the same op in prefill and decoding."""
 
-    @classmethod
-    def from_spec(cls, spec: Any) -> "SparseAttention":
-        """From a PagedAttentionBuildSpec with ``mla_index_topk``. Raises UnsupportedFeatureError for what the op
-        lacks."""
+    def __init__(self, **fields: Any) -> None:
+        """fields: of LMDeploy's AttentionImpl. Raises UnsupportedFeatureError for what the op lacks."""
+        super().__init__(**fields)
         lacking = {
-            "sliding_window": spec.sliding_window not in (None, -1),
-            "logit_softcapping": spec.logit_softcapping,
-            "alibi": spec.alibi,
-            "learnable_sink": spec.learnable_sink,
-            "more than one head of keys": spec.num_kv_heads != 1,
+            "sliding_window": self.sliding_window,
+            "logit_softcapping": self.logit_softcapping,
+            "alibi": self.alibi,
+            "more than one head of keys": self.num_kv_heads != 1,
         }
         for feature, is_asked in lacking.items():
             if is_asked:
                 raise refuse(f"sparse attention with {feature}", "use another model")
-        return cls(
-            num_heads=spec.num_heads,
-            head_size=spec.head_dim,
-            scale=spec.scale,
-            num_kv_heads=spec.num_kv_heads,
-            v_head_size=spec.v_head_dim,
-        )
 
     def forward(
         self,
@@ -54,6 +45,8 @@ class SparseAttention(PagedAttention):
         nsa_indices: int32 [N, count], positions in each token's sequence, negative ones are none. k_cache: in the
         vendor's layout, C + R numbers a token, of which v_cache is a view of the first C; key is written into it.
         """
+        if learnable_sink is not None:
+            raise refuse("sparse attention with sinks", "use another model")
         meta, size = attn_metadata, self.v_head_size
         assert nsa_indices is not None, "every layer of such a model has the choice of an indexer"
         assert meta.cu_seqlens_q_cpu is not None

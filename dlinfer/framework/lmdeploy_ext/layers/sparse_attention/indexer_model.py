@@ -21,7 +21,7 @@ from dlinfer.framework.patching import Patch
 
 def _build_config(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def build(cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any) -> Any:
+    def build(cls: Any, hf_config: Any, model_path: Any = None, **kwargs: Any) -> Any:
         """As the original, without FlashMLA, and with a cache of the model's dtype."""
         if activation.active() is None:
             return original(cls, hf_config, model_path, **kwargs)
