@@ -66,7 +66,22 @@ def _score_workspace(original: Callable[[Any], int]) -> Callable[[Any], int]:
     return _get_dsa_score_workspace_size
 
 
-# --- what the indexer's owner builds
+# --- what the model builds
+
+
+def _model_init(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None) -> None:
+        original(self, config, ctx_mgr, dtype, device)
+        if activation.active() is None:
+            return
+        from lmdeploy.pytorch.nn import RMSNorm
+
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.weight.data = module.weight.data.to(dtype)
+
+    return __init__
 
 
 def _indexer_init(original: Callable[..., None]) -> Callable[..., None]:
@@ -250,6 +265,12 @@ PATCHES = (
         signature="(self)",
         build=_score_workspace,
         essential=False,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.models.deepseek_v32:DeepseekV32ForCausalLM.__init__",
+        why="keeps the weights of RMS norms in float32, where transformers has the model's dtype, and so have our ops",
+        signature="(self, config, ctx_mgr, dtype=None, device=None)",
+        build=_model_init,
     ),
     Patch(
         target="lmdeploy.pytorch.models.deepseek_v32:Indexer.__init__",
