@@ -1,6 +1,7 @@
 """DeepSeek's indexer and latent attention to what it chooses, as LMDeploy's layers call them, against float64."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ from lmdeploy.pytorch.backends.nsa import NSAIndexFP8BuildSpec
 from lmdeploy.pytorch.config import ModelConfig
 from lmdeploy.pytorch.engine import executor
 from lmdeploy.pytorch.engine.cache_engine.schema import BlockCacheGeometry
+from lmdeploy.pytorch.nn import RMSNorm
+from lmdeploy.pytorch.nn.nsa import IndexerTopKFP8
 from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
@@ -19,6 +22,8 @@ from dlinfer.framework.lmdeploy_ext.layers.attention import PagedAttention, step
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer_model
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.attention import SparseAttention
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.indexer import Indexer
+from dlinfer.framework.lmdeploy_ext.preflight import model
+from examples.tiny_models.build import build
 from tests.framework.lmdeploy_ext.attention_specs import paged_spec
 
 HEADS, SIZE, ROPE, BLOCK, EPS = 5, 12, 8, 4, 1e-6
@@ -309,6 +314,23 @@ def test_latents_are_cached_in_the_models_dtype(family: str, dtype: str) -> None
     assert config.dtype is getattr(torch, dtype)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_layers_and_caches_have_the_models_dtype(family: str, dtype: str, tmp_path: Path) -> None:
+    """LMDeploy's have float32 for norms, and bfloat16 for the indexer's projection and for latents."""
+    build(family, tmp_path / "model")
+    built = model.build(tmp_path / "model", model.engine_config("cpu", dtype=dtype))
+    wanted = getattr(torch, dtype)
+    norms = [one for one in built.module.modules() if isinstance(one, RMSNorm)]
+    layers: list[Any] = [one for one in built.module.modules() if isinstance(one, IndexerTopKFP8)]
+    joint = [value for name, value in built.module.named_parameters() if "wk_weights_proj" in name]
+    assert len(layers) == len(joint) == 2
+    assert {one.weight.dtype for one in norms} | {one.dtype for one in joint} == {wanted}
+    assert {one.index_impl.dtype for one in layers} == {wanted}
+    of_latents = built.config.num_layers * (32 + 8)
+    assert built.block_bytes == 64 * (of_latents + 2 * 16) * wanted.itemsize
+
+
 @pytest.mark.usefixtures("on_cpu")
 def test_glms_indexer_turns_pairs_as_in_transformers() -> None:
     given: list[dict[str, Any]] = [{}, {"indexer_rope_interleave": True}]
@@ -337,9 +359,9 @@ def test_the_indexers_caches_stand_where_values_would_and_in_one_list_for_all_st
     binding = SimpleNamespace(cache_name="dsa_indexer_k", consumer_row=3)
     full = SimpleNamespace(indexer_topk=SimpleNamespace(_block_cache_binding=binding))
     layers = [SimpleNamespace(self_attn=SimpleNamespace(indexer=one)) for one in (full, None)]
-    model = SimpleNamespace(model=SimpleNamespace(layers=layers))
+    owner = SimpleNamespace(model=SimpleNamespace(layers=layers))
     view = SimpleNamespace(row=lambda name, row: (name, row))
     given = [("keys 0", "values 0"), ("keys 1", "values 1")]
-    found = indexer_model._with_indexers(model, given, view)
+    found = indexer_model._with_indexers(owner, given, view)
     assert found == [("keys 0", ("dsa_indexer_k", 3)), ("keys 1", "values 1")]
-    assert indexer_model._with_indexers(model, given, view) is found
+    assert indexer_model._with_indexers(owner, given, view) is found
