@@ -77,9 +77,9 @@ def _model_init(original: Callable[..., None]) -> Callable[..., None]:
             return
         from lmdeploy.pytorch.nn import RMSNorm
 
-        for module in self.modules():
-            if isinstance(module, RMSNorm):
-                module.weight.data = module.weight.data.to(dtype)
+        norms: list[Any] = [one for one in self.modules() if isinstance(one, RMSNorm)]
+        for norm in norms:
+            norm.weight.data = norm.weight.data.to(dtype)
 
     return __init__
 
