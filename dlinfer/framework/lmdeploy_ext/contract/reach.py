@@ -91,8 +91,8 @@ class Reach:
         return next((one for one in body if isinstance(one, Function) and one.name == name), None)
 
     def _roots(self) -> Iterator[Found]:
-        """What is built of the specs that are not ours, the backends' other methods, and what our
-        layers take of LMDeploy."""
+        """What is built of the specs that are not ours, the backends' other methods, and what our layers take of
+        LMDeploy."""
         out = set(self.adaptor.own_specs)
         done = set(out)
         for one in self._chain:

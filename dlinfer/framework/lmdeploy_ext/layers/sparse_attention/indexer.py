@@ -27,7 +27,7 @@ class Indexer(NSAIndexFP8Impl):
     def __init__(self, top_k: int) -> None:
         self.top_k = top_k
         self.dtype: torch.dtype | None = (
-            None  # of the model; the layer's owner sets it, a build spec has none
+            None  # the model's, which no build spec has: the layer's owner sets it
         )
 
     @classmethod
