@@ -16,6 +16,8 @@ from dlinfer.ops.kv_cache import canonical
 from dlinfer.ops.samples import Sample, SampleMaker
 from dlinfer.ops.spec import Tolerance, fused_op
 
+_SCORED = 1 << 22  # products that are held at once at most, but for one query: 16 MiB of float32
+
 _EXACT = {
     dtype: Tolerance(0, 0, "whole numbers; scores of 16-bit numbers are summed in float32")
     for dtype in (torch.float32, torch.float16, torch.bfloat16)
@@ -59,21 +61,28 @@ def chosen_positions(
     block_table: Tensor,
     sparse_count: int,
 ) -> Tensor:
-    """The positions that ``lightning_indexer`` chooses: one sequence after the other, each in a few products."""
+    """The positions that ``lightning_indexer`` chooses: one sequence after the other, a few queries at a time.
+
+    The products of a long prompt are heads * tokens^2 numbers, which no memory holds at once.
+    """
     dtype = torch.promote_types(query.dtype, torch.float32)
     slots = canonical(key)
     out = torch.full((query.shape[0], 1, sparse_count), -1, dtype=torch.int32, device=query.device)
     for start, end, length, blocks in _sequences(_INDEXER, query, q_ends, kv_seqlens, block_table, slots):
         keys = slots[blocks].flatten(0, 1)[:length, 0].to(dtype)
-        products = functional.relu(query[start:end].to(dtype) @ keys.t())  # [queries, heads, length]
-        scores = (products * weights[start:end, :, None].to(dtype)).sum(1)
-        own = torch.arange(length - (end - start), length, device=query.device)
-        hidden = torch.arange(length, device=query.device) > own[:, None]
         count = min(sparse_count, length)
-        order = scores.masked_fill(hidden, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
-        best = order[:, :count]
-        rising = best.masked_fill(best > own[:, None], length).sort(dim=-1).values
-        out[start:end, 0, :count] = rising.masked_fill(rising == length, -1).int()
+        step = max(1, _SCORED // (query.shape[1] * length))
+        for first in range(start, end, step):
+            last = min(first + step, end)
+            some = slice(first, last)
+            products = functional.relu(query[some].to(dtype) @ keys.t())  # [queries, heads, length]
+            scores = (products * weights[some, :, None].to(dtype)).sum(1)
+            own = torch.arange(length - (end - first), length - (end - last), device=query.device)
+            hidden = torch.arange(length, device=query.device) > own[:, None]
+            order = scores.masked_fill(hidden, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+            best = order[:, :count]
+            rising = best.masked_fill(best > own[:, None], length).sort(dim=-1).values
+            out[some, 0, :count] = rising.masked_fill(rising == length, -1).int()
     return out
 
 

@@ -245,6 +245,22 @@ _LATENT: dict[str, Any] = {
     "moe_intermediate_size": 64,
 }
 
+# DeepSeek-V3's experts.
+_GROUPS: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
+
+# Few tokens are chosen, so that prompts are sparse; so many heads that two tokens seldom score the same, which those do
+# that every head passes over.
+_INDEXER: dict[str, Any] = {"index_topk": 8, "index_n_heads": 16, "index_head_dim": 16}
+
 _PHIMOE: dict[str, Any] = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
@@ -283,16 +299,33 @@ FURTHER: dict[str, Family] = {
     "deepseek_v3": Family(
         "DeepseekV3",
         "latent attention; experts in groups, chosen by sigmoids and a correction bias",
+        _LATENT | _GROUPS,
+        dense=False,
+    ),
+    "deepseek_v32": Family(
+        "DeepseekV32",
+        "latent attention to the 8 tokens that an indexer chooses; YaRN that scales scores",
         _LATENT
+        | _INDEXER
+        | _GROUPS
+        | _rope(
+            "yarn",
+            factor=16.0,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            original_max_position_embeddings=ORIGINAL_LENGTH,
+        ),
+        dense=False,
+    ),
+    "glm_moe_dsa": Family(
+        "GlmMoeDsa",
+        "an indexer that turns pairs, whose choice the next layer takes over",
+        _LATENT
+        | _INDEXER
+        | _GROUPS
         | {
-            "first_k_dense_replace": 1,
-            "moe_layer_freq": 1,
-            "n_group": 4,
-            "topk_group": 2,
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 2.5,
-            "scoring_func": "sigmoid",
-            "topk_method": "noaux_tc",
+            "num_hidden_layers": 3,
+            "indexer_types": ["full", "shared", "full"],
         },
         dense=False,
     ),

@@ -8,6 +8,8 @@ from lmdeploy.pytorch.kernels.dlinfer.sparse_attention import sparse_attention_f
 from torch import Tensor
 
 from dlinfer import ops, vendor
+from dlinfer.ops import sparse_attention
+from dlinfer.vendor.cpu.sparse import attention as cpu_kernels
 from tests.ops import dense_oracle
 
 HEADS, SIZE, ROPE, BLOCK = 3, 8, 4, 4
@@ -55,6 +57,29 @@ def test_the_indexer_chooses_the_highest_scores_up_to_the_query(vendor_name: str
         scores = weights[token].double().numpy() @ products
         best = sorted(range(own + 1), key=lambda position: (-scores[position], position))[:count]
         assert got[token, 0].tolist() == sorted(best) + [-1] * (count - len(best))
+
+
+@pytest.mark.parametrize("held", [1, 100])
+def test_a_few_queries_at_a_time_give_what_all_at_once_do(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """held: numbers that one product may have; 1 means one query after the other."""
+    vendor.use("cpu")
+    step = Step()
+    q, weights = torch.randn(step.tokens, HEADS, SIZE), torch.randn(step.tokens, HEADS)
+    latent, turned = step.paged(step.latent), step.paged(step.turned)
+    lengths = (step.table, step.q_ends, step.kv_lens)
+
+    def both() -> tuple[Tensor, Tensor]:
+        chosen = lightning_indexer(q, latent, weights, step.q_ends, step.kv_lens, step.table, 4)[:, 0]
+        rest = {"value_head_size": SIZE, "softmax_scale": 0.3}
+        query = torch.cat((q, q[..., :ROPE]), -1)
+        return chosen, sparse_attention_fwd(query, turned, latent, chosen, *lengths, **rest)
+
+    chosen, attended = both()
+    monkeypatch.setattr(sparse_attention, "_SCORED", held)
+    monkeypatch.setattr(cpu_kernels, "_GATHERED", held)
+    again = both()
+    assert torch.equal(again[0], chosen)
+    torch.testing.assert_close(again[1], attended, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("vendor_name", ["cpu", "reference"])

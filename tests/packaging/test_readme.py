@@ -38,6 +38,8 @@ CALLED = {
     "Gemma3": "Gemma 3 (text)",
     "DeepseekV2": "DeepSeek-V2",
     "DeepseekV3": "DeepSeek-V3",
+    "DeepseekV32": "DeepSeek-V3.2",
+    "GlmMoeDsa": "GLM-5",
     "Glm4MoeLite": "GLM-4.7-Flash",
     "HYV3": "Hy3",
     "Glm4Moe": "GLM-4.5 (MoE)",
@@ -45,7 +47,7 @@ CALLED = {
     "Qwen3Next": "Qwen3-Next",
 }
 REFUSED = {
-    "sparse attention": "DeepseekV32ForCausalLM",
+    "attention to compressed caches": "DeepseekV4ForCausalLM",
     "block diffusion": "SDARForCausalLM",
 }
 

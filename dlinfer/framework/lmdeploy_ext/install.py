@@ -19,6 +19,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
     from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
+    from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer_model
     from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
     from dlinfer.framework.lmdeploy_ext.refusals import (
         http_errors,
@@ -42,6 +43,7 @@ def _records() -> list[Patch]:
         device_patches,
         experts_model,
         gated_delta_model,
+        indexer_model,
         model_classes,
         selection,
         kv_memory,

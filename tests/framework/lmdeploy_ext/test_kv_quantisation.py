@@ -57,7 +57,7 @@ class QuantisedStep(Step):
             )
             before.run(PagedAttention.from_spec(paged_spec()))
 
-    def run(self, layer: PagedAttention, **options: Any) -> Tensor:
+    def run(self, layer: Any, **options: Any) -> Tensor:
         k_scales, v_scales = self.scales
         return super().run(layer, k_scales_zeros=k_scales, v_scales_zeros=v_scales, **options)
 

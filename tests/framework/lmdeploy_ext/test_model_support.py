@@ -10,6 +10,7 @@ from lmdeploy.archs import check_vl_llm
 from lmdeploy.pytorch.models.module_map import MODULE_MAP
 
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints.quantisation import FLOATS_ALONE
 from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import (
     NOT_SERVED,
@@ -23,6 +24,7 @@ SERVED = {
     "ChatGLMForConditionalGeneration",
     "DeepseekForCausalLM",
     "DeepseekV2ForCausalLM",
+    "DeepseekV32ForCausalLM",
     "DeepseekV3ForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
@@ -30,6 +32,7 @@ SERVED = {
     "Glm4ForCausalLM",
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
+    "GlmMoeDsaForCausalLM",
     "GptOssForCausalLM",
     "HYV3ForCausalLM",
     "InternLM2ForCausalLM",
@@ -178,11 +181,11 @@ def test_quantised_weights_are_refused_by_their_method(method: str, inside: str)
         check_support(config)
 
 
-@pytest.mark.parametrize("name", ["PhiMoEForCausalLM", "MiniCPM3ForCausalLM"])
+@pytest.mark.parametrize("name", sorted(FLOATS_ALONE))
 @pytest.mark.parametrize("method", ["awq", "fp8", "smooth_quant"])
-def test_quantised_weights_of_classes_that_read_floats_are_refused(name: str, method: str):
+def test_quantised_weights_of_classes_that_are_served_in_floats_are_refused(name: str, method: str):
     config = {"architectures": [name], "quantization_config": {"quant_method": method, "bits": 4}}
-    with pytest.raises(UnsupportedFeatureError, match=f"a quantised {name} .{method}; its attention"):
+    with pytest.raises(UnsupportedFeatureError, match=f"a quantised {name} .{method}; {FLOATS_ALONE[name]}"):
         check_support(config)
 
 

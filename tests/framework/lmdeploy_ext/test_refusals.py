@@ -92,6 +92,13 @@ TARGETS_AND_DRAFTS = {
     "a draft of another class": ("Qwen2", {}, "eagle3", True, "a draft of Qwen2ForCausalLM for 'eagle3'"),
     "a draft of EAGLE": ("Llama", {}, "eagle3", True, "without draft_vocab_size"),
     "no MTP layers": ("DeepseekV2", {}, "deepseek_mtp", True, "without num_nextn_predict_layers"),
+    "sparse attention": (
+        "DeepseekV32",
+        {},
+        "deepseek_mtp",
+        False,
+        "'deepseek_mtp' with DeepseekV32ForCausalLM",
+    ),
     "no DeepSeek": ("Llama", {}, "deepseek_mtp", False, "'deepseek_mtp' with LlamaForCausalLM"),
 }
 

@@ -97,12 +97,6 @@ class Adaptor:
             if key is not None
         }
 
-    @cached_property
-    def refused(self) -> dict[str, str]:
-        """BuildSpec that our backend refuses by name -> the words for it."""
-        table: dict[str, str] = ast.literal_eval(self._table("_NEEDS_MISSING_OP"))
-        return table
-
     def fields_read(self, spec: str) -> Iterator[tuple[str, str]]:
         """(field, where) of everything that we read of a BuildSpec that we build."""
         module, node = self.own_specs[spec]

@@ -79,8 +79,7 @@ class Reach:
             return "", ""
         if not definition or (module.name, definition) in self.definitions:
             return "", ""
-        refused = ", ".join(sorted(set(self.adaptor.refused.values())))
-        return "", f"no layer that {self.device} builds calls it (refused by name: {refused})"
+        return "", f"no layer that {self.device} builds calls it"
 
     @cached_property
     def _chain(self) -> list[Found]:
@@ -92,9 +91,9 @@ class Reach:
         return next((one for one in body if isinstance(one, Function) and one.name == name), None)
 
     def _roots(self) -> Iterator[Found]:
-        """What is built of the specs that are neither ours nor refused, the backends' other methods, and what our
-        layers take of LMDeploy."""
-        out = {*self.adaptor.own_specs, *self.adaptor.refused}
+        """What is built of the specs that are not ours, the backends' other methods, and what our layers take of
+        LMDeploy."""
+        out = set(self.adaptor.own_specs)
         done = set(out)
         for one in self._chain:
             assert isinstance(one.node, ast.ClassDef)

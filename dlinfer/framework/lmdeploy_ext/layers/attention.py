@@ -16,6 +16,7 @@ from torch import Tensor
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import windows
+from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.attention import SparseAttention
 
 
 @dataclass
@@ -93,15 +94,19 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
     """Attention over the paged KV cache: fills the cache, then prefill or decode."""
 
     @classmethod
-    def from_spec(cls, spec: Any) -> "PagedAttention":
-        """From LMDeploy's PagedAttentionBuildSpec. Raises UnsupportedFeatureError for what no op serves."""
-        if spec.use_flash_mla or spec.mla_index_topk is not None:
-            raise refuse("flash MLA and sparse MLA attention", "use another model")
+    def from_spec(cls, spec: Any) -> "PagedAttention | SparseAttention":
+        """From LMDeploy's PagedAttentionBuildSpec. Raises UnsupportedFeatureError for what no op serves.
+
+        A layer behind an indexer becomes a SparseAttention.
+        """
+        if spec.use_flash_mla:
+            raise refuse("flash MLA", "use another model")
         if spec.block_sparse_size != 1:
             raise refuse("block-sparse attention (block diffusion models)", "use another model")
         if not spec.causal:
             raise refuse("paged attention that is not causal", "use another model")
-        return cls(
+        layer = cls if spec.mla_index_topk is None else SparseAttention
+        return layer(
             num_heads=spec.num_heads,
             head_size=spec.head_dim,
             scale=spec.scale,

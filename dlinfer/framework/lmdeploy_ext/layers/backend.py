@@ -22,6 +22,7 @@ from lmdeploy.pytorch.backends.moe import (
 )
 from lmdeploy.pytorch.backends.moe_router import RouterNoauxTCBuildSpec
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
+from lmdeploy.pytorch.backends.nsa import NSAIndexFP8BuildSpec
 from lmdeploy.pytorch.backends.qmodules import LinearW8A8BuildSpec, RMSNormW8A8BuildSpec
 from lmdeploy.pytorch.backends.rotary_embedding import RotaryEmbeddingBuildSpec
 from lmdeploy.pytorch.backends.static_fp8_modules import LinearStaticF8BuildSpec
@@ -36,11 +37,13 @@ from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
 from dlinfer.framework.lmdeploy_ext.layers.quantised import awq, eight_bit, kv_quantisation
+from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
 
 _OURS = {
     PagedAttentionBuildSpec: attention.PagedAttention.from_spec,
+    NSAIndexFP8BuildSpec: indexer.Indexer.from_spec,
     FlashAttentionBuildSpec: attention.VarlenAttention.from_spec,
     LoRABuildSpec: lora.Lora.from_spec,
     MultinomialSamplingBuildSpec: sampling.SeededMultinomialSampling.from_spec,
@@ -62,11 +65,6 @@ _OURS = {
 }
 """Build specs that LMDeploy's own dlinfer backend serves wrongly or not at all."""
 
-# LMDeploy's dlinfer backend has implementations for these that need ops this package does not offer yet.
-_NEEDS_MISSING_OP = {
-    "NSAIndexFP8BuildSpec": "DeepSeek sparse attention",
-}
-
 
 class OpsBackend(DlinferOpsBackend):
     """Layers on the device of ours that LMDeploy runs on, through ``dlinfer.ops``."""
@@ -83,8 +81,6 @@ class OpsBackend(DlinferOpsBackend):
         if build is not None:
             return build(spec)
         name = type(spec).__name__
-        if name in _NEEDS_MISSING_OP:
-            raise refuse(_NEEDS_MISSING_OP[name], "use the unquantised model in bfloat16 or float32")
         try:
             return super().build_op(spec, enable_deterministic=enable_deterministic)
         except RuntimeError as cause:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.preflight.memory import Shape, widest
+from dlinfer.framework.lmdeploy_ext.preflight.memory import FLOAT32, Shape, widest
 from dlinfer.framework.lmdeploy_ext.refusals import remote_code
 
 # What computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch.
@@ -24,6 +24,8 @@ _OPS = {
         "paged_prefill_attention",
         "paged_decode_attention",
     ),
+    "SparseAttention": ("fill_kv_cache", "sparse_flash_attention"),
+    "Indexer": ("fill_kv_cache", "lightning_indexer"),
     "DlinferRMSNormImpl": ("rms_norm", "add_rms_norm"),
     "DlinferLinearImpl": ("linear",),
     "DlinferSiluAndMulImpl": ("silu_and_mul",),
@@ -84,11 +86,17 @@ class Built:
         attention = config.num_attention_heads * config.k_head_dim
         attention += config.num_key_value_heads * (config.k_head_dim + config.v_head_dim)
         experts = getattr(text, "num_experts_per_tok", 0) or 0
+        chosen = 0
+        if (
+            config.mla_index_topk is not None
+        ):  # an indexer's queries and keys, and the positions, of 4 bytes each
+            attention += (text.index_n_heads + 1) * text.index_head_dim
+            chosen = config.mla_index_topk * FLOAT32 // config.dtype.itemsize
         inner = getattr(text, "moe_intermediate_size", 0) if experts else 0
         inner = inner or getattr(text, "intermediate_size", 0) or 4 * config.hidden_size
         return Shape(
             config.hidden_size,
-            widest(config.hidden_size, attention, inner, experts),
+            widest(config.hidden_size, attention, inner, experts) + chosen,
             config.vocab_size,
             config.dtype.itemsize,
         )
@@ -96,7 +104,7 @@ class Built:
 
 def _implementations(module: torch.nn.Module) -> Iterator[Any]:
     for one in module.modules():
-        for name in ("impl", "rotary_impl"):
+        for name in ("impl", "rotary_impl", "index_impl"):
             impl = getattr(one, name, None)
             if impl is not None:
                 yield impl

@@ -15,15 +15,13 @@ from dlinfer.framework.lmdeploy_ext.refusals.speculation import PAIRS
 _DRAFT = "it drafts for speculative decoding, and is no model of its own"
 _DIFFUSION = "it decodes by block diffusion"
 _QWEN3_5 = "it is Qwen3.5's vision-language model with experts of its own, and Qwen3.5 is not served"
-_SPARSE = "it has DeepSeek's sparse attention"
+_COMPRESSED = "it attends to compressed caches"
 
 _DRAFTS = {draft for _, draft in PAIRS.values()}
 
 NOT_SERVED = {
     "MetaMoeForConditionalGeneration": _QWEN3_5,
-    "DeepseekV32ForCausalLM": _SPARSE,
-    "GlmMoeDsaForCausalLM": _SPARSE,
-    "DeepseekV4ForCausalLM": _SPARSE,
+    "DeepseekV4ForCausalLM": _COMPRESSED,
     "SDARForCausalLM": _DIFFUSION,
     "SDARMoeForCausalLM": _DIFFUSION,
     "EagleLlamaForCausalLM": _DRAFT,

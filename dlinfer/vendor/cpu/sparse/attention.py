@@ -47,18 +47,20 @@ def sparse_flash_attention(
     lengths = ends.diff(prepend=ends.new_zeros(1))
     sequence = torch.repeat_interleave(lengths, output_size=tokens)
     own = torch.arange(tokens) + (kv_seqlens.long() - ends)[sequence]
-    chosen = sparse_indices[:, 0].long()
-    hidden = (chosen < 0) | (chosen > own[:, None])
-    places = chosen.masked_fill(hidden, 0)
-    blocks = block_table.long()[sequence[:, None], places // size]
-    offsets = places % size
-    step = max(1, _GATHERED // (chosen.shape[1] * (keys.shape[3] + values.shape[3] + turned.shape[3])))
+    table = block_table.long()
+    step = max(
+        1, _GATHERED // (sparse_indices.shape[2] * (keys.shape[3] + values.shape[3] + turned.shape[3]) or 1)
+    )
     for start in range(0, tokens, step):
         some = slice(start, start + step)
-        k, v, r = (x[blocks[some], offsets[some], 0].to(dtype) for x in (keys, values, turned))
+        chosen = sparse_indices[some, 0].long()
+        hidden = (chosen < 0) | (chosen > own[some, None])
+        places = chosen.masked_fill(hidden, 0)
+        blocks, offsets = table[sequence[some, None], places // size], places % size
+        k, v, r = (x[blocks, offsets, 0].to(dtype) for x in (keys, values, turned))
         scores = query[some].to(dtype) @ k.transpose(1, 2) + query_rope[some].to(dtype) @ r.transpose(1, 2)
-        unseen = hidden[some, None]
+        unseen = hidden[:, None]
         scores = (scores * scale).masked_fill(unseen, -torch.inf)
         seen = scores.softmax(-1).masked_fill(unseen, 0)
-        out[some] = seen @ v.masked_fill(hidden[some, :, None], 0)
+        out[some] = seen @ v.masked_fill(hidden[:, :, None], 0)
     return out

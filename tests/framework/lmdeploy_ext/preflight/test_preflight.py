@@ -122,6 +122,18 @@ def test_what_is_planned_is_what_lmdeploy_would_make(family, folders):
     assert plan.needed < plan.peak
 
 
+def test_an_indexers_ops_and_caches_count(tmp_path):
+    """Two layers of 32 + 8 numbers of a latent and 16 of an indexer's key, in float32."""
+    build("deepseek_v32", tmp_path / "model")
+    report = look(tmp_path / "model")
+    assert report.fits
+    ops = {one.op: one.vendor for one in report.ops}
+    assert (ops["lightning_indexer"], ops["sparse_flash_attention"]) == ("cpu", "cpu")
+    assert "paged_decode_attention" not in ops
+    assert report.memory is not None
+    assert report.memory.kv_token == 2 * (32 + 8 + 16) * 4
+
+
 def test_dtype_and_block_size_are_those_that_are_asked_for(folders):
     narrow, wide = look(folders / "llama"), look(folders / "llama", dtype="float32", block_size=128)
     assert (narrow.dtype, wide.dtype) == ("bfloat16", "float32")

@@ -35,7 +35,9 @@ def of_layers(config: Any) -> list[int | None] | None:
     types = getattr(config, "layer_types", None)
     if not types:
         return None
-    known = {"full_attention": None, "sliding_attention": window, "linear_attention": None}
+    known = dict.fromkeys(("full_attention", "linear_attention", "indexed_attention")) | {
+        "sliding_attention": window
+    }
     for name in types:
         if name not in known:
             raise refuse(f"layers of type {name!r}", "use another model")

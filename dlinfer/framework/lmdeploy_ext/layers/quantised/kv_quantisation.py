@@ -51,6 +51,11 @@ def check_model(model_config: Any, cache_config: Any) -> None:
     from dlinfer.ops.kv_quantisation import INT4, is_scaled_by_token
 
     named = f"quant_policy={int(policy)}"
+    if getattr(model_config, "mla_index_topk", None) is not None:
+        raise refuse(
+            f"{named} with sparse attention, whose op reads latents in the model's dtype",
+            "use quant_policy=0",
+        )
     if is_scaled_by_token(policy) and model_config.v_head_dim == 0:
         what = (
             "multi-head latent attention, whose values are a part of its keys and have no scales of their own"

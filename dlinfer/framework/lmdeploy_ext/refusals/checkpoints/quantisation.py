@@ -30,8 +30,16 @@ W8A8_SERVED = (
 """Classes of LMDeploy's whose quantised norms feed linear layers only. Others quantise norms of heads or of results
 too, and then use them as if they were not."""
 
-FLOATS_ALONE = ("PhiMoEForCausalLM", "MiniCPM3ForCausalLM")
-"""Classes of LMDeploy's that build attention of float weights, whatever the checkpoint has."""
+_FLOATS = "its attention reads floats alone"
+_JOINED = "LMDeploy joins its projections, and their tokens were never compared"
+
+FLOATS_ALONE = {
+    "PhiMoEForCausalLM": _FLOATS,
+    "MiniCPM3ForCausalLM": _FLOATS,
+    "DeepseekV32ForCausalLM": _JOINED,
+    "GlmMoeDsaForCausalLM": _JOINED,
+}
+"""Classes of LMDeploy's that are served in floats alone -> why."""
 
 
 def check(names: Sequence[str], found: Any, model: Mapping[str, Any], is_inside: bool = False) -> None:
@@ -53,7 +61,7 @@ def check(names: Sequence[str], found: Any, model: Mapping[str, Any], is_inside:
         raise refuse(f"a quantised model ({method})", ADVICE)
     for name in names:
         if name in FLOATS_ALONE:
-            raise refuse(f"a quantised {name} ({method}; its attention reads floats alone)", ADVICE)
+            raise refuse(f"a quantised {name} ({method}; {FLOATS_ALONE[name]})", ADVICE)
     CHECKS[method](names, config, model)
 
 
