@@ -1,0 +1,69 @@
+"""Mixtures of experts on CPU whose weights stay packed: two products for each expert that was chosen.
+
+Rows of tokens are sorted by expert. An expert's weights are read where they lie, and those of the others are not touched.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.ops.moe import check_ids
+from dlinfer.ops.moe_eight_bit import Product
+from dlinfer.ops.moe_four_bit import RULES
+from dlinfer.vendor.cpu.packed_linear import weight_quant_matmul
+
+
+def fused_moe_w4a16(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_zeros: Tensor | None,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_zeros: Tensor | None,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+    group_size: int,
+) -> Tensor:
+    check_ids(topk_ids, gate_up_weights.shape[0], RULES)
+
+    def by(weights: Tensor, scales: Tensor, zeros: Tensor | None) -> Product:
+        def product(x: Tensor, expert: int) -> Tensor:
+            own = None if zeros is None else zeros[expert]
+            return weight_quant_matmul(x, weights[expert], scales[expert], own, None, group_size)
+
+        return product
+
+    products = by(gate_up_weights, gate_up_scales, gate_up_zeros), by(down_weights, down_scales, down_zeros)
+    return routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
+
+
+def routed(
+    hidden_states: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    gate_up: Product,
+    down: Product,
+) -> Tensor:
+    """For each token, the weighted sum of its experts' gated MLPs, added up in float32 and rounded once.
+
+    gate_up, down: the products, of any dtype, with rows of hidden_states, and with the activation between them.
+    """
+    weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    out = torch.zeros(hidden_states.shape, dtype=weights.dtype)
+    sorted_ids, order = topk_ids.flatten().sort(stable=True)
+    token, share = order // topk_ids.shape[1], weights.flatten()[order, None]
+    chosen, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
+    start = 0
+    for expert, count in zip(chosen.tolist(), counts.tolist(), strict=True):
+        mine = slice(start, start + count)
+        gate, up = gate_up(hidden_states[token[mine]], expert).chunk(2, dim=-1)
+        result = down(functional.silu(gate).mul_(up), expert)
+        out.index_add_(0, token[mine], result.to(out.dtype).mul_(share[mine]))
+        start += count
+    return out.to(hidden_states.dtype)
