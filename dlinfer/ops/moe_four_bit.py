@@ -1,4 +1,4 @@
-"""Mixture of experts whose weights are of 4 bits, as ``weight_quant_matmul`` has them, and whose activations are not."""
+"""Mixture of experts whose weights are of 4 bits, packed as those of ``weight_quant_matmul``."""
 
 from collections.abc import Iterator
 

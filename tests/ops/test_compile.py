@@ -109,7 +109,14 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     gates = gates + eight_bit_experts(gates.tanh(), weights, ids, w)
     gates = gates + with_states(gates.tanh(), w, step, conv_state, recurrent_state, ends)
     gates = gates + sparse(gates, q, k_cache, v_cache, step, ends)
-    packed_experts = (w["packed_gate_up"], w["packed_gate_up_scales"], None, w["packed_down"], w["packed_down_scales"], None)
+    packed_experts = (
+        w["packed_gate_up"],
+        w["packed_gate_up_scales"],
+        None,
+        w["packed_down"],
+        w["packed_down_scales"],
+        None,
+    )
     routes = (weights, ids, 2, True, 16, MoeMetadata())
     gates = gates + ops.fused_moe_w4a16(gates.tanh(), *packed_experts, *routes)
     biases = (w["gate_up_bias"], w["down"], w["down_bias"])

@@ -1,6 +1,6 @@
 """Mixtures of experts on CPU whose weights stay packed: two products for each expert that was chosen.
 
-Rows of tokens are sorted by expert. An expert's weights are read where they lie, and those of the others are not touched.
+Tokens are sorted by expert. An expert's weights are read where they lie, and those of the others are not touched.
 """
 
 import torch

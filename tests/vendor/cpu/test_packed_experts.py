@@ -1,4 +1,4 @@
-"""Experts of 4 bits on the CPU: against the reference in float64, and that their weights are neither copied nor widened."""
+"""Experts of 4 bits on the CPU: against the reference in float64, and that weights are neither copied nor widened."""
 
 from typing import Any
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts_model import place_of
 from dlinfer.framework.patching import Patch
 
 
@@ -39,7 +40,10 @@ def stored_dtype(hf_config: Any) -> str | None:
 
 
 class Layers:
-    """LMDeploy's linear layers by the names that checkpoints have, which know nothing of layers that are joined."""
+    """LMDeploy's linear layers by the names that checkpoints have, which know nothing of layers that are joined.
+
+    Experts of 4 bits are such layers: one for gate and up of all of them, and one for down.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         joined: Mapping[str, Any] = getattr(model, "packed_modules_mapping", None) or {}
@@ -48,7 +52,7 @@ class Layers:
 
     def of(self, name: str) -> torch.nn.Module | None:
         """The layer that a tensor called ``name`` is of, or None: an embedding and a norm are none."""
-        path = name.rpartition(".")[0]
+        path = place_of(name.rpartition(".")[0])
         parent, _, last = path.rpartition(".")
         whole = self._joined.get(last, last)
         found = self._modules.get(path) or self._modules.get(f"{parent}.{whole}" if parent else whole)
