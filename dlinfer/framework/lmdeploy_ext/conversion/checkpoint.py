@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from dlinfer.framework.lmdeploy_ext.conversion.experts import SERVED
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts_model import SERVED
 
 ADVICE = "use a checkpoint in a served format (AWQ of 4 bits is one), or the unquantised model"
 CONVERTED_FROM = "converted_from"

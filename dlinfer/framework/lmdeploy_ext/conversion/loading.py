@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan
+from dlinfer.framework.lmdeploy_ext.conversion.experts import place_of
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts_model import place_of
 from dlinfer.framework.patching import Patch
 
 

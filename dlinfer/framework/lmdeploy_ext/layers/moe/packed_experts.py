@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from lmdeploy.pytorch.backends import get_backend
 from lmdeploy.pytorch.backends.moe import FusedMoEW4A16BuildSpec
-from lmdeploy.pytorch.distributed import get_dist_manager
 from lmdeploy.pytorch.models.patch import get_build_model_context
 from lmdeploy.pytorch.nn.moe.base import FusedMoEBase
 from torch import Tensor, nn
@@ -89,7 +88,7 @@ class PackedExperts(FusedMoEBase):
             group_size=group_size,
             hidden_dim=hidden_dim,
             ep_size=self.ep,
-            ep_group=get_dist_manager().current_context().ep_gpu_group,
+            ep_group=None,
             output_dtype=dtype or torch.float16,
             num_max_dispatch_tokens_per_rank=context.deep_ep_max_tokens_per_rank,
             layer_idx=layer_idx,

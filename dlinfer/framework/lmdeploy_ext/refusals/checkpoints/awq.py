@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import EXPERTS
+from dlinfer.framework.lmdeploy_ext.conversion.experts import SERVED
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts_model import SERVED
 
 _ADVICE = "use the AWQ model of 4 bits, or the unquantised one in bfloat16 or float32"
 _SIZES = ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
