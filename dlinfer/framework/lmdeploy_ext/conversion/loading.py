@@ -39,6 +39,13 @@ def stored_dtype(hf_config: Any) -> str | None:
     return stored if stored in ("bfloat16", "float32") else None
 
 
+_JOINED: Mapping[str, Any] = {
+    "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+    "gate_up_proj": ["gate_proj", "up_proj"],
+}
+"""What LMDeploy's classes join; Mixtral's and others do not say so."""
+
+
 class Layers:
     """LMDeploy's linear layers by the names that checkpoints have, which know nothing of layers that are joined.
 
@@ -46,9 +53,9 @@ class Layers:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        joined: Mapping[str, Any] = getattr(model, "packed_modules_mapping", None) or {}
+        named: Mapping[str, Any] = getattr(model, "packed_modules_mapping", None) or {}
         self._modules = dict(model.named_modules())
-        self._joined = {part: whole for whole, parts in joined.items() for part in parts}
+        self._joined = {part: whole for whole, parts in {**_JOINED, **named}.items() for part in parts}
 
     def of(self, name: str) -> torch.nn.Module | None:
         """The layer that a tensor called ``name`` is of, or None: an embedding and a norm are none."""
