@@ -3,6 +3,8 @@
 Tokens are sorted by expert. An expert's weights are read where they lie, and those of the others are not touched.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -11,6 +13,9 @@ from dlinfer.ops.moe import check_ids
 from dlinfer.ops.moe_eight_bit import Product
 from dlinfer.ops.moe_four_bit import RULES
 from dlinfer.vendor.cpu.packed_linear import weight_quant_matmul
+
+_ROWS = 4096
+"""Of all experts together, whose activations are in memory at a time. An expert's rows are rarely cut in two by it."""
 
 
 def fused_moe_w4a16(
@@ -50,20 +55,34 @@ def routed(
 ) -> Tensor:
     """For each token, the weighted sum of its experts' gated MLPs, added up in float32 and rounded once.
 
-    gate_up, down: the products, of any dtype, with rows of hidden_states, and with the activation between them.
+    gate_up, down: the products, of any dtype, with rows of hidden_states, and with the activation between them. What is
+    done beside them is done for all experts at once: for one token it takes as long as a product.
     """
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     out = torch.zeros(hidden_states.shape, dtype=weights.dtype)
     sorted_ids, order = topk_ids.flatten().sort(stable=True)
-    token, share = order // topk_ids.shape[1], weights.flatten()[order, None]
+    tokens, shares = order // topk_ids.shape[1], weights.flatten()[order, None]
     chosen, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
-    start = 0
-    for expert, count in zip(chosen.tolist(), counts.tolist(), strict=True):
-        mine = slice(start, start + count)
-        gate, up = gate_up(hidden_states[token[mine]], expert).chunk(2, dim=-1)
-        result = down(functional.silu(gate).mul_(up), expert)
-        out.index_add_(0, token[mine], result.to(out.dtype).mul_(share[mine]))
-        start += count
+    for first in range(0, order.numel(), _ROWS):
+        token, share = tokens[first : first + _ROWS], shares[first : first + _ROWS]
+        spans = list(_spans(chosen.tolist(), counts.tolist(), first, first + _ROWS))
+        rows = hidden_states.index_select(0, token)
+        gate, up = _each(gate_up, rows, spans).chunk(2, dim=-1)
+        results = _each(down, functional.silu(gate).mul_(up), spans)
+        out.index_add_(0, token, results.to(out.dtype).mul_(share))
     return out.to(hidden_states.dtype)
+
+
+def _spans(chosen: list[int], counts: list[int], first: int, behind: int) -> Iterator[tuple[int, int, int]]:
+    """(expert, begin, end) of the rows [first, behind) of experts one behind the other, begin and end less first."""
+    end = 0
+    for expert, count in zip(chosen, counts, strict=True):
+        begin, end = max(end, first), end + count
+        if begin < min(end, behind):
+            yield expert, begin - first, min(end, behind) - first
+
+
+def _each(product: Product, rows: Tensor, spans: list[tuple[int, int, int]]) -> Tensor:
+    return torch.cat([product(rows[begin:end], expert) for expert, begin, end in spans])

@@ -98,6 +98,18 @@ def test_experts_that_lie_apart_from_each_other():
     check(x, every_other, *routes(0, 6, 4, 2), True, 32)
 
 
+@pytest.mark.parametrize("rows", [1, 5, 7, 12, 100])
+def test_pieces_of_rows_give_what_all_of_them_give(rows, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packed_experts, "_ROWS", rows)  # some cut an expert's rows, some end with them
+    check(
+        tensor(0, (6, 64), torch.float32),
+        parts(0, 4, 64, 32, 32, torch.float16),
+        *routes(0, 6, 4, 2),
+        True,
+        32,
+    )
+
+
 def test_float64_is_served_too():
     x, weights = tensor(0, (6, 64), torch.float64), parts(0, 4, 64, 32, 32, torch.float64)
     shares, ids = routes(0, 6, 4, 2)
@@ -125,8 +137,8 @@ def test_the_kernel_in_cpp_reads_each_chosen_expert_where_it_lies(monkeypatch: p
     assert gate_up is not None and down is not None
     expected = [
         (part[expert].data_ptr(), rows)
-        for expert, rows in ((1, 2), (3, 3), (4, 1))
         for part in (gate_up, down)
+        for expert, rows in ((1, 2), (3, 3), (4, 1))
     ]
     assert seen == expected
 
