@@ -24,6 +24,7 @@ from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import PackedWeigh
 from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts_model import _repack
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
 from dlinfer.ops.packing import AWQ
+from dlinfer.ops.samples import SampleMaker
 from tests.framework.lmdeploy_ext.conversion_files import (
     GPTQ,
     INT4,
@@ -169,8 +170,8 @@ def test_where_an_expert_of_a_checkpoint_lies(path, place):
 class Experts(nn.Module):
     def __init__(self, group_size: int) -> None:
         super().__init__()
-        self.gate_up = PackedWeights(2, 64, 2 * 96, group_size, None)
-        self.down = PackedWeights(2, 96, 64, group_size, None)
+        self.gate_up: Any = PackedWeights(2, 64, 2 * 96, group_size, None)
+        self.down: Any = PackedWeights(2, 96, 64, group_size, None)
 
 
 class Model(nn.Module):
@@ -219,7 +220,7 @@ def test_experts_become_awqs_and_are_loaded_side_by_side(method, stored):
 
 
 def test_a_part_of_other_sizes_is_refused():
-    part = PackedWeights(2, 64, 2 * 96, 32, None)
+    part: Any = PackedWeights(2, 64, 2 * 96, 32, None)
     for given in (torch.zeros(1, 96), torch.zeros(2, 192), torch.zeros(4, 96)):
         with pytest.raises(UnsupportedFeatureError, match=r"expert's gate of .* not \(2, 96\)"):
             part.weight_loader(part.scales, given.half(), 0, "gate")
@@ -312,13 +313,14 @@ SPEC = FusedMoEW4A16BuildSpec(
 
 
 def test_the_layer_calls_the_op():
-    sample = next(one for one in ops.fused_moe_w4a16.sample_inputs(ops.samples.SampleMaker(torch.float32)))
+    sample = next(one for one in ops.fused_moe_w4a16.sample_inputs(SampleMaker(torch.float32)))
     x, gate_up, gate_up_scales, gate_up_zeros, down, down_scales, down_zeros, shares, ids, *rest = sample.args
     layer = get_backend("cpu").build_op(dataclasses.replace(SPEC, group_size=rest[-1]))
     weights = (gate_up, gate_up_scales, down, down_scales)
     got = layer.forward(x, shares, ids, *weights, gate_up_zeros, down_zeros)
     assert torch.equal(got, ops.fused_moe_w4a16(*sample.args))
-    symmetric = ops.fused_moe_w4a16(x, *weights[:2], None, *weights[2:], None, shares, ids, *rest)
+    given: Any = (gate_up, gate_up_scales, None, down, down_scales, None, shares, ids)
+    symmetric = ops.fused_moe_w4a16(x, *given, *rest)
     assert torch.equal(layer.forward(x, shares, ids, *weights), symmetric)
 
 

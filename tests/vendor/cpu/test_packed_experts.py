@@ -39,7 +39,7 @@ def parts(
     group_size: int,
     dtype: torch.dtype,
     zeros: bool = True,
-) -> tuple[Tensor | None, ...]:
+) -> Any:
     generator = torch.Generator().manual_seed(seed)
     gate_up = weight(generator, experts, hidden, intermediate // 4, group_size, dtype)
     down = weight(generator, experts, intermediate, hidden // 8, group_size, dtype)
@@ -55,7 +55,7 @@ def routes(seed: int, tokens: int, experts: int, topk: int) -> tuple[Tensor, Ten
 
 def check(x: Tensor, weights: Any, shares: Tensor, ids: Tensor, renormalize: bool, group_size: int) -> None:
     spec = ops.fused_moe_w4a16
-    rest = (shares, ids, ids.shape[1], renormalize, group_size)
+    rest: Any = (shares, ids, ids.shape[1], renormalize, group_size)
     out = packed_experts.fused_moe_w4a16(x, *weights, *rest)
     assert (out.dtype, out.shape) == (x.dtype, x.shape)
     want = spec.reference(x.double(), *weights, *rest)
@@ -113,7 +113,7 @@ def test_pieces_of_rows_give_what_all_of_them_give(rows, monkeypatch: pytest.Mon
 def test_float64_is_served_too():
     x, weights = tensor(0, (6, 64), torch.float64), parts(0, 4, 64, 32, 32, torch.float64)
     shares, ids = routes(0, 6, 4, 2)
-    rest = (*weights, shares.double(), ids, 2, True, 32)
+    rest: Any = (*weights, shares.double(), ids, 2, True, 32)
     torch.testing.assert_close(
         packed_experts.fused_moe_w4a16(x, *rest), ops.fused_moe_w4a16.reference(x, *rest)
     )
@@ -132,9 +132,9 @@ def test_the_kernel_in_cpp_reads_each_chosen_expert_where_it_lies(monkeypatch: p
     weights = parts(0, 5, 64, 32, 32, torch.float16)
     ids = torch.tensor([[3, 1], [3, 4], [3, 1]])
     x, shares = tensor(0, (3, 64), torch.bfloat16), torch.ones(3, 2)
-    packed_experts.fused_moe_w4a16(x, *weights, shares, ids, 2, True, 32)  # pyright: ignore[reportArgumentType]
+    rest: Any = (*weights, shares, ids, 2, True, 32)
+    packed_experts.fused_moe_w4a16(x, *rest)
     gate_up, down = weights[0], weights[3]
-    assert gate_up is not None and down is not None
     expected = [
         (part[expert].data_ptr(), rows)
         for part in (gate_up, down)
@@ -148,9 +148,9 @@ def test_no_float_copy_of_the_weights_is_made():
     weights = parts(0, 8, 1024, 2048, 128, torch.float16)
     shares, ids = routes(0, 16, 8, 8)
     x = tensor(0, (16, 1024), torch.float16)
-    rest = (*weights, shares, ids, 8, True, 128)
-    packed_experts.fused_moe_w4a16(x, *rest)  # pyright: ignore[reportArgumentType]
+    rest: Any = (*weights, shares, ids, 8, True, 128)
+    packed_experts.fused_moe_w4a16(x, *rest)
     before = resident_bytes()
-    kept = packed_experts.fused_moe_w4a16(x, *rest)  # pyright: ignore[reportArgumentType]
+    kept = packed_experts.fused_moe_w4a16(x, *rest)
     assert resident_bytes() - before < 4 << 20
     assert kept.isfinite().all()

@@ -3,7 +3,7 @@
 SERVED = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 """LMDeploy's classes of models with experts whose tokens were compared where the experts are of 4 bits."""
 
-_SHARDS = dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up")
+_SHARDS: dict[str, str] = dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up")
 _SHARDS |= dict.fromkeys(("down_proj", "w2"), "down")
 
 
