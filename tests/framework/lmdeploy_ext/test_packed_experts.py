@@ -12,6 +12,7 @@ from lmdeploy.pytorch.backends.moe import FusedMoEW4A16BuildSpec
 from lmdeploy.pytorch.config import QuantizationConfig
 from lmdeploy.pytorch.models import patch as model_patch
 from lmdeploy.pytorch.nn.moe import build_fused_moe
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dlinfer import ops
@@ -22,9 +23,11 @@ from dlinfer.framework.lmdeploy_ext.conversion.loading import Layers
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import PackedWeights
 from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts_model import _repack
+from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
 from dlinfer.ops.packing import AWQ
 from dlinfer.ops.samples import SampleMaker
+from tests.e2e import packed_experts_model
 from tests.framework.lmdeploy_ext.conversion_files import (
     GPTQ,
     INT4,
@@ -219,6 +222,11 @@ def test_experts_become_awqs_and_are_loaded_side_by_side(method, stored):
         assert torch.equal(AWQ.of_groups(32).dequantise(*given, torch.float64), wanted)
 
 
+def test_a_bias_of_zeros_that_experts_have_not_is_left_out():
+    """AutoGPTQ stores one for every layer it quantises."""
+    assert converted(GPTQ, {"mlp.experts.0.up_proj.bias": torch.zeros(96)}) == {}
+
+
 def test_a_part_of_other_sizes_is_refused():
     part: Any = PackedWeights(2, 64, 2 * 96, 32, None)
     for given in (torch.zeros(1, 96), torch.zeros(2, 192), torch.zeros(4, 96)):
@@ -336,6 +344,17 @@ def test_experts_with_biases_or_another_activation_are_refused(more, monkeypatch
     monkeypatch.setattr(model_patch, "get_build_model_context", lambda: context)
     with pytest.raises(UnsupportedFeatureError, match="packed experts with biases or an activation"):
         build_fused_moe(64, 96, 4, 2, **more)
+
+
+@pytest.mark.parametrize("method", ["awq", "experts"])
+def test_preflight_tells_of_the_op_and_of_packed_bytes(method, tmp_path):
+    packed_experts_model.build("qwen3_moe", method, tmp_path / method)
+    report = preflight(tmp_path / method, "cpu", session_len=256, max_batch_size=2)
+    assert report.refusals == []
+    assert {one.op: one.vendor for one in report.ops}["fused_moe_w4a16"] == "cpu"
+    assert report.memory is not None
+    files = (tmp_path / method).glob("*.safetensors")
+    assert report.memory.weights == sum(one.nbytes for file in files for one in load_file(file).values())
 
 
 def test_a_converted_configuration_says_what_it_was_made_of():
