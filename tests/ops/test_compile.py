@@ -119,6 +119,15 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     )
     routes = (weights, ids, 2, True, 16, MoeMetadata())
     gates = gates + ops.fused_moe_w4a16(gates.tanh(), *packed_experts, *routes)
+    floats = (
+        w["packed_gate_up"],
+        w["powers"],
+        w["gate_up_bias"],
+        w["packed_down"],
+        w["powers"],
+        w["down_bias"],
+    )
+    gates = gates + ops.fused_moe_mxfp4(gates.tanh(), *floats, weights, ids, 1.7, 7.0)
     biases = (w["gate_up_bias"], w["down"], w["down_bias"])
     gates = gates + ops.fused_moe_clamped(gates.tanh(), w["gate_up"], *biases, weights, ids, 1.7, 7.0)
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual
@@ -195,6 +204,7 @@ def inputs(lens: tuple[int, ...]):
     packed, scales, zeros = AWQ.of_groups(16).quantise(w["square"])
     assert zeros is not None
     w |= {"packed": packed, "packed_scales": scales, "packed_zeros": zeros}
+    w["powers"] = torch.exp2(torch.randint(-4, -1, (4, 1, 32)).float())
     for name, groups, columns in (("gate_up", 2, 4), ("down", 1, 4)):
         w[f"packed_{name}"] = torch.randint(-(2**31), 2**31, (4, 16 * groups, columns)).int()
         w[f"packed_{name}_scales"] = torch.rand(4, groups, 8 * columns) / 50

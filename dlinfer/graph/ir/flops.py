@@ -110,7 +110,8 @@ def _experts(given: Given, result: Tensor) -> int:
 def _packed_experts(given: Given, result: Tensor) -> int:
     """Likewise, of weights [experts, in, words of out]."""
     tokens, hidden = _sizes(given["hidden_states"])
-    return 2 * tokens * given["topk"] * 3 * hidden * _sizes(given["down_weights"])[1]
+    topk = _sizes(given["topk_ids"])[1]
+    return 2 * tokens * topk * 3 * hidden * _sizes(given["down_weights"])[1]
 
 
 _COUNTS: dict[str, Callable[[Given, Any], int]] = {
@@ -132,6 +133,7 @@ _COUNTS: dict[str, Callable[[Given, Any], int]] = {
     "aten::scaled_dot_product_attention": _attention,
     "dlinfer::fused_moe": _experts,
     "dlinfer::fused_moe_w4a16": _packed_experts,
+    "dlinfer::fused_moe_mxfp4": _packed_experts,
 }
 for _name in (
     "prefill", "paged_prefill", "paged_decode", "quantised_paged_prefill", "quantised_paged_decode",

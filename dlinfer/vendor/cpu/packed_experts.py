@@ -3,16 +3,17 @@
 Tokens are sorted by expert. An expert's weights are read where they lie, and those of the others are not touched.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlinfer.ops import moe_mxfp4
 from dlinfer.ops.moe import check_ids
 from dlinfer.ops.moe_eight_bit import Product
 from dlinfer.ops.moe_four_bit import RULES
-from dlinfer.vendor.cpu.packed_linear import weight_quant_matmul
+from dlinfer.vendor.cpu.packed_linear import mxfp4_matmul, weight_quant_matmul
 
 _ROWS = 4096
 """Of all experts together, whose activations are in memory at a time. An expert's rows are rarely cut in two by it."""
@@ -45,6 +46,39 @@ def fused_moe_w4a16(
     return routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
 
 
+def fused_moe_mxfp4(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_bias: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_bias: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    check_ids(topk_ids, gate_up_weights.shape[0], moe_mxfp4.RULES)
+    wide = torch.promote_types(hidden_states.dtype, torch.float32)
+
+    def by(weights: Tensor, scales: Tensor, bias: Tensor) -> Product:
+        def product(x: Tensor, expert: int) -> Tensor:
+            return mxfp4_matmul(x, weights[expert], scales[expert]).to(wide).add_(bias[expert])
+
+        return product
+
+    def clamped(gate: Tensor, up: Tensor) -> Tensor:
+        return moe_mxfp4.clamped(gate, up, alpha, limit).to(hidden_states.dtype)
+
+    products = by(gate_up_weights, gate_up_scales, gate_up_bias), by(down_weights, down_scales, down_bias)
+    return routed(hidden_states, topk_weights, topk_ids, False, *products, clamped)
+
+
+def _silu(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate).mul_(up)
+
+
 def routed(
     hidden_states: Tensor,
     topk_weights: Tensor,
@@ -52,6 +86,7 @@ def routed(
     renormalize: bool,
     gate_up: Product,
     down: Product,
+    activated: Callable[[Tensor, Tensor], Tensor] = _silu,
 ) -> Tensor:
     """For each token, the weighted sum of its experts' gated MLPs, added up in float32 and rounded once.
 
@@ -70,7 +105,7 @@ def routed(
         spans = list(_spans(chosen.tolist(), counts.tolist(), first, first + _ROWS))
         rows = hidden_states.index_select(0, token)
         gate, up = _each(gate_up, rows, spans).chunk(2, dim=-1)
-        results = _each(down, functional.silu(gate).mul_(up), spans)
+        results = _each(down, activated(gate, up), spans)
         out.index_add_(0, token, results.to(out.dtype).mul_(share))
     return out.to(hidden_states.dtype)
 
