@@ -40,13 +40,13 @@ def fused_moe_mxfp4(
     gate_up_scales: [experts, hidden / 32, 2 * intermediate], rounded up, any floating dtype: a weight is the number
         times the scale of its 32 rows.
     gate_up_bias: [experts, 2 * intermediate], of hidden_states' dtype.
-    down_weights: [experts, intermediate, hidden / 8], down_scales: [experts, intermediate / 32, hidden], of the dtype of
-        gate_up_scales, and down_bias: [experts, hidden], likewise.
+    down_weights: [experts, intermediate, hidden / 8], down_scales: [experts, intermediate / 32, hidden], of the dtype
+        of gate_up_scales, and down_bias: [experts, hidden], likewise.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     alpha: of the sigmoid. limit: > 0.
 
-    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least, the weights
-    of one expert after the other widened, and rounded once. Raises OpArgumentError, also for ids that name no expert.
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least and rounded
+    once, one expert's weights widened at a time. Raises OpArgumentError, also for ids that name no expert.
     """
     check_ids(topk_ids, gate_up_weights.shape[0], RULES)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)

@@ -221,4 +221,4 @@ MXFP4 = Packing(
     symmetric=True,
     numbers=(*_E2M1, *(-one for one in _E2M1)),
 )
-"""qweight [in_features, out_features / 8], as AWQ has it, and scales [groups, out_features], which are powers of two."""
+"""qweight [in_features, out_features / 8], as AWQ has it, and scales [groups, out_features], powers of two."""

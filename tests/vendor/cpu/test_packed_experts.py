@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlinfer import ops
 from dlinfer.ops import fallback
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.packing import AWQ, MXFP4
 from dlinfer.vendor.cpu import packed_experts, packed_linear
 from tests.vendor.cpu.test_native import DTYPES, library, needs_compiler, resident_bytes, tensor
 
@@ -90,6 +90,40 @@ def test_against_the_reference(
     x = tensor(seed, (tokens, hidden), dtype, gap)
     weights = parts(seed, experts, hidden, intermediate, group_size, scales, zeros)
     check(x, weights, *routes(seed, tokens, experts, topk), renormalize, group_size)
+
+
+@given(
+    dtype=st.sampled_from(DTYPES),
+    tokens=st.integers(0, 40),
+    experts=st.integers(1, 9),
+    hidden=st.integers(1, 12).map(lambda words: 8 * words),
+    intermediate=st.integers(1, 20).map(lambda words: 4 * words),
+    topk=st.integers(1, 4),
+    limit=st.sampled_from([0.25, 7.0]),
+    gap=st.integers(0, 5),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=60, deadline=None)
+def test_floats_of_4_bits_against_the_reference(
+    dtype, tokens, experts, hidden, intermediate, topk, limit, gap, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+
+    def part(rows: int, columns: int) -> list[Tensor]:
+        words = torch.randint(-(2**31), 2**31, (experts, rows, columns // 8), generator=generator).int()
+        powers = torch.randint(-3, 0, (experts, MXFP4.groups(rows), columns), generator=generator).double()
+        scales = torch.exp2(powers - round(rows**0.25)).bfloat16()
+        return [words, scales, torch.randn(experts, columns, generator=generator).to(dtype)]
+
+    x = tensor(seed, (tokens, hidden), dtype, gap)
+    weights = (*part(hidden, 2 * intermediate), *part(intermediate, hidden))
+    rest: Any = (*routes(seed, tokens, experts, topk), 1.702, limit)
+    out = packed_experts.fused_moe_mxfp4(x, *weights, *rest)
+    wide = [one.double() if one.dtype is dtype else one for one in weights]
+    want = ops.fused_moe_mxfp4.reference(x.double(), *wide, *rest)
+    within, largest = ops.fused_moe_mxfp4.tolerances[dtype], want.abs().max().item() if want.numel() else 0.0
+    torch.testing.assert_close(out.double(), want, rtol=within.rtol, atol=within.atol * max(largest, 1.0))
+    assert fallback.counts() == {}
 
 
 def test_experts_that_lie_apart_from_each_other():

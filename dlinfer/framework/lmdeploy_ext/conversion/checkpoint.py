@@ -28,7 +28,8 @@ Raises UnsupportedFeatureError for numbers that the target cannot hold.
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of a checkpoint. config: the ``quantization_config`` that LMDeploy is given; None for floats."""
+    """What becomes of a checkpoint. config: the ``quantization_config`` that LMDeploy is given; None for none, where a
+    layer of ours alone knows what is packed."""
 
     config: dict[str, Any] | None
     convert: Convert

@@ -19,13 +19,15 @@ from dlinfer.framework.patching import Patch
 def rewrite(hf_config: Any) -> None:
     """Give a configuration of transformers' LMDeploy's own method where its checkpoint is converted.
 
-    Raises UnsupportedFeatureError for a checkpoint that cannot be.
+    Where LMDeploy has none, ``experts_packed_as`` says for our layer which it is. Raises UnsupportedFeatureError for a
+    checkpoint that cannot be converted.
     """
     found = getattr(hf_config, "quantization_config", None)
     if isinstance(found, Mapping):
         plan = plan_of(found, hf_config.to_dict())
         if plan is not None and plan.config is None:
             del hf_config.quantization_config  # LMDeploy asks whether it is there, and not what it is
+            hf_config.experts_packed_as = found["quant_method"]
         elif plan is not None:
             hf_config.quantization_config = plan.config
 
@@ -73,12 +75,6 @@ def _plan_of_folder(folder: Path) -> Plan | None:
     model = json.loads(file.read_text(encoding="utf-8"))
     found = model.get("quantization_config")
     return plan_of(found, model) if isinstance(found, dict) else None
-
-
-def widens(folder: Path) -> bool:
-    """Whether a checkpoint's packed weights become floats as they load."""
-    plan = _plan_of_folder(folder)
-    return plan is not None and plan.config is None
 
 
 def _converted(

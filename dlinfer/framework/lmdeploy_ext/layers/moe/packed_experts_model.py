@@ -5,6 +5,7 @@ This file loads before LMDeploy's modules do, since it patches them. Our layer i
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.patching import Patch
+
+_in_mxfp4: ContextVar[bool] = ContextVar("in_mxfp4", default=False)
+"""Whether the layer of experts that is being made is GPT-OSS's, of a checkpoint in MXFP4."""
 
 
 def _build_fused_moe(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,6 +38,11 @@ def _build_fused_moe(original: Callable[..., Any]) -> Callable[..., Any]:
         prefix: str = "",
     ) -> Any:
         """Our layer where the checkpoint is AWQ's, though LMDeploy's class may have left out to say so."""
+        if activation.active() is not None and _in_mxfp4.get():
+            from dlinfer.framework.lmdeploy_ext.layers.moe.mxfp4_experts import Mxfp4Experts
+
+            sizes = (hidden_dim, ffn_dim, num_experts)
+            return Mxfp4Experts(*sizes, dtype=dtype, device=device, act_func=act_func)
         quantised = _of_checkpoint() if activation.active() is not None else None
         if quantised is None or quantised.quant_method != "awq":
             sizes, given = (hidden_dim, ffn_dim, num_experts, top_k), (bias, renormalize, dtype, device)
@@ -63,6 +72,24 @@ def _of_checkpoint() -> Any:
     from lmdeploy.pytorch.models.patch import get_build_model_context
 
     return get_build_model_context().quant_config
+
+
+def _gpt_oss_experts(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(
+        self: Any,
+        config: Any,
+        layer_idx: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        token = _in_mxfp4.set(getattr(config, "experts_packed_as", None) == "mxfp4")
+        try:
+            original(self, config, layer_idx, dtype, device)
+        finally:
+            _in_mxfp4.reset(token)
+
+    return __init__
 
 
 def _of_any_dtype(original: Callable[..., None]) -> Callable[..., None]:
@@ -111,6 +138,12 @@ def _repack(part: Any) -> None:
 
 _LAYER = "lmdeploy.pytorch.nn.moe.compressed_tensors:FusedMoEW4A16"
 PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.models.gpt_oss:GptOssExperts.__init__",
+        why="makes experts of floats, whatever the checkpoint has",
+        signature="(self, config, layer_idx, dtype=None, device=None)",
+        build=_gpt_oss_experts,
+    ),
     Patch(
         target="lmdeploy.pytorch.nn.moe:build_fused_moe",
         why="has no layer of experts for AWQ, which GPTQ and compressed-tensors become",

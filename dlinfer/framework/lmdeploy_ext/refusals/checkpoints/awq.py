@@ -10,7 +10,8 @@ from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 _ADVICE = "use the AWQ model of 4 bits, or the unquantised one in bfloat16 or float32"
 _SIZES = ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 # LMDeploy passes the names of a model's linear layers to few of its classes; these it never packs.
-_NEVER_PACKED = ("lm_head", "embed_tokens", "norm", "gate", "shared_expert_gate")
+_NEVER_PACKED = ("lm_head", "embed_tokens", "norm")
+_ROUTERS = ("gate", "shared_expert_gate")  # of models with experts, likewise
 
 
 def check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
@@ -30,12 +31,13 @@ def check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[st
     if not config.get("zero_point", True):
         refuse_awq("without zero points, which LMDeploy reads all the same")
     apart = config.get("modules_to_not_convert") or []
-    if unpacked := [name for name in apart if name.rpartition(".")[2] not in _NEVER_PACKED]:
+    has_experts = any(model.get(name) for name in EXPERTS)
+    floats = (*_NEVER_PACKED, *(_ROUTERS if has_experts else ()))
+    if unpacked := [name for name in apart if name.rpartition(".")[2] not in floats]:
         refuse_awq(f"with layers that are not packed ({', '.join(unpacked)})")
-    if any(model.get(name) for name in EXPERTS):
-        for name in names:
-            if name not in SERVED:
-                refuse_awq(f"with experts of {name}; served are {', '.join(SERVED)}")
+    for name in names if has_experts else ():
+        if name not in SERVED:
+            refuse_awq(f"with experts of {name}; served are {', '.join(SERVED)}")
     for name, size in _sizes(model).items():
         if size % group_size:
             refuse_awq(f"whose {name}={size} is no multiple of group_size={group_size}")
