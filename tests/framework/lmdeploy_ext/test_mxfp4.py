@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from dlinfer import ops
@@ -13,8 +14,10 @@ from dlinfer.framework.lmdeploy_ext.conversion import mxfp4
 from dlinfer.framework.lmdeploy_ext.conversion.loading import rewrite
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
 from dlinfer.framework.lmdeploy_ext.layers.moe.mxfp4_experts import FusedMoEMxfp4, Mxfp4Weights, powers
+from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
 from dlinfer.ops.packing import MXFP4
+from tests.e2e import packed_model
 from tests.framework.lmdeploy_ext import conversion_files
 
 CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
@@ -96,6 +99,18 @@ def test_lmdeploy_is_given_a_model_in_floats_that_says_how_its_experts_are_packe
     rewrite(config)
     assert config.experts_packed_as == "mxfp4"
     assert not hasattr(config, "quantization_config")
+
+
+def test_preflight_counts_packed_experts(tmp_path):
+    packed_model.build_mxfp4(tmp_path)
+    report = preflight(tmp_path, "cpu", session_len=256, max_batch_size=2)
+    assert report.refusals == []
+    assert {one.op: one.vendor for one in report.ops}["fused_moe_mxfp4"] == "cpu"
+    tensors = [tensor for file in tmp_path.glob("*.safetensors") for tensor in load_file(file).items()]
+    scales = sum(one.nbytes for name, one in tensors if name.endswith("_scales"))
+    assert report.memory is not None
+    kept = sum(one.nbytes for _, one in tensors) + scales  # which become bfloat16
+    assert kept <= report.memory.weights < 1.001 * kept  # LMDeploy has some vectors in float32
 
 
 def test_other_models_are_refused():

@@ -77,6 +77,12 @@ def _plan_of_folder(folder: Path) -> Plan | None:
     return plan_of(found, model) if isinstance(found, dict) else None
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether a layer of ours alone knows how a checkpoint is packed, and may hold it in other bytes than its files."""
+    plan = _plan_of_folder(folder)
+    return plan is not None and plan.config is None
+
+
 def _converted(
     weights: Iterator[tuple[str, Tensor]], plan: Plan, layers: Layers
 ) -> Iterator[tuple[str, Tensor]]:
