@@ -54,9 +54,9 @@ def fused_moe_mxfp4(
     for expert in range(gate_up_weights.shape[0]):
         token, choice = torch.where(topk_ids == expert)
         weight = MXFP4.dequantise(gate_up_weights[expert], gate_up_scales[expert], None, wide)
-        gate_up = hidden_states[token].to(wide) @ weight + gate_up_bias[expert].to(wide)
+        gate, up = (hidden_states[token].to(wide) @ weight + gate_up_bias[expert].to(wide)).chunk(2, dim=-1)
         weight = MXFP4.dequantise(down_weights[expert], down_scales[expert], None, wide)
-        result = clamped(*gate_up.chunk(2, dim=-1), alpha, limit) @ weight + down_bias[expert].to(wide)
+        result = clamped(gate, up, alpha, limit) @ weight + down_bias[expert].to(wide)
         out.index_add_(0, token, result * topk_weights[token, choice, None].to(wide))
     return out.to(hidden_states.dtype)
 

@@ -116,7 +116,7 @@ def test_floats_of_4_bits_against_the_reference(
         return [words, scales, torch.randn(experts, columns, generator=generator).to(dtype)]
 
     x = tensor(seed, (tokens, hidden), dtype, gap)
-    weights = (*part(hidden, 2 * intermediate), *part(intermediate, hidden))
+    weights: Any = (*part(hidden, 2 * intermediate), *part(intermediate, hidden))
     rest: Any = (*routes(seed, tokens, experts, topk), 1.702, limit)
     out = packed_experts.fused_moe_mxfp4(x, *weights, *rest)
     wide = [one.double() if one.dtype is dtype else one for one in weights]
