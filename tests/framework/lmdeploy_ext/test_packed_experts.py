@@ -124,6 +124,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (served(AWQ_CONFIG | {"modules_to_not_convert": ["self_attn"]}), "not packed .self_attn"),
     (served(GPTQ | {"dynamic": {"-:.*experts.*": {}}}), "dynamic: -:.*experts"),
     (served(GPTQ | {"dynamic": {"+:.*gate$": {"bits": 8}}}), "dynamic"),
+    (served(GPTQ | {"dynamic": {"-:*gate": {}}}), r"dynamic: -:\*gate"),
     (served(GPTQ, moe_intermediate_size=100), "moe_intermediate_size = 100 is no multiple of 8"),
     (served(ALONE | {"ignore": [*ROUTERS, "re:.*experts.*"]}), "not packed .*experts.0.gate_proj"),
     (served(ALONE | {"ignore": [*ROUTERS, "re:.*q_proj"]}), "not packed .*q_proj"),

@@ -78,9 +78,17 @@ def _ruled_apart(rules: Mapping[str, Any]) -> str:
     names += [f"model.layers.0.block_sparse_moe.experts.0.{name}" for name in _EXPERTS]
     for rule in rules:
         leaves = rule.removeprefix("-:")
-        if leaves == rule or any(re.match(leaves, name) for name in names):
+        if leaves == rule or _matches_any(leaves, names):
             return rule
     return ""
+
+
+def _matches_any(pattern: str, names: list[str]) -> bool:
+    """Whether a pattern matches one of names; one that is none counts as one that does."""
+    try:
+        return any(re.match(pattern, name) for name in names)
+    except re.error:
+        return True
 
 
 def _flat(names: Any) -> Iterable[Any]:
