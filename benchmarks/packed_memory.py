@@ -1,12 +1,14 @@
 """Resident memory of LMDeploy on the CPU with weights of few bits, against what has to be there.
 
-    python -m benchmarks.packed_memory [--packings awq int8 float8 blocked static] [--modes eager first graph]
+    python -m benchmarks.packed_memory [--packings awq int8 float8 blocked static experts alone]
+                                       [--modes eager first graph]
 
-For each packing a Llama of hidden size 2048 is written, whose layers hold random packed numbers of some hundred MB, and
-served in a process of its own with four prompts at once; one more process serves the same packing with a model of one
-tiny layer. That second process's memory is the baseline (Python, torch, LMDeploy, threads, tokenizer, the compiler) and
-is subtracted. What remains may be ``BOUND`` times the bytes of the weight file and of the KV cache: a float copy of the
-weights, or a repacked one beside the original, would be far above that.
+For each packing a Llama of hidden size 2048 is written (for experts a Qwen3-MoE: in AWQ, or as compressed-tensors has
+experts alone), whose layers hold random packed numbers of some hundred MB, and served in a process of its own with four
+prompts at once; one more process serves the same packing with a model of one tiny layer. That second process's memory
+is the baseline (Python, torch, LMDeploy, threads, tokenizer, the compiler) and is subtracted. What remains may be
+``BOUND`` times the bytes of the weight file and of the KV cache: a float copy of the weights, or a repacked one beside
+the original, would be far above that.
 
 Modes: eager; first: graph mode in a process that compiles; graph: graph mode in one that finds what was compiled.
 
@@ -55,21 +57,54 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": 2,
 }
 DTYPES = {"I8": torch.int8, "I32": torch.int32, "F16": torch.float16, "F32": torch.float32}
-DTYPES |= {"F8_E4M3": torch.float8_e4m3fn}
+DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "BF16": torch.bfloat16}
+MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+INT4 = {
+    "num_bits": 4,
+    "type": "int",
+    "strategy": "group",
+    "group_size": 32,
+    "symmetric": True,
+    "dynamic": False,
+}
+ALONE: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
+    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*mlp.gate$"],
+}
 
 Parts = dict[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a checkpoint is packed. config: its ``quantization_config``. bits: of a weight, without scales."""
+    """How a checkpoint is packed. config: its ``quantization_config``. bits: of a weight, without scales. experts: how
+    many each layer has, 0 for none."""
 
     config: dict[str, Any]
     bits: int
+    experts: int = 0
 
-    def parts(self, rows: int, columns: int) -> Parts:
+    def parts(self, name: str, rows: int, columns: int) -> Parts:
         """The tensors of a weight [rows, columns]: last part of the name -> safetensors' dtype, and shape."""
         method, dtype = self.config["quant_method"], self.config.get("quant_dtype")
+        if method == "compressed-tensors" and ".experts." not in name:
+            return {"weight": ("BF16", (rows, columns))}
+        if method == "compressed-tensors":
+            return {
+                "weight_packed": ("I32", (rows, columns // 8)),
+                "weight_scale": ("BF16", (rows, columns // INT4["group_size"])),
+                "weight_shape": ("I32", (2,)),
+            }
         if method == "awq":
             return AwqInt4().parts(rows, columns)
         if method == "smooth_quant":
@@ -90,28 +125,31 @@ PACKINGS = {
     "float8": Packing({"quant_method": "smooth_quant", "quant_dtype": "float8_e4m3fn"}, 8),
     "blocked": Packing(BlockedFp8().config(), 8),
     "static": Packing({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "static"}, 8),
+    "experts": Packing(AwqInt4().config(), 4, 16),
+    "alone": Packing(ALONE, 4, 16),
 }
 
 
 # --- checkpoints
 
 
-def linears(sizes: dict[str, int]) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of the linear layers of one layer."""
+def linears(sizes: dict[str, int], experts: int = 0) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of the linear layers of one layer; those of experts are half as wide as hidden states."""
     hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
     keys = hidden // sizes["num_attention_heads"] * sizes["num_key_value_heads"]
     found = {"self_attn.q_proj": (hidden, hidden), "self_attn.o_proj": (hidden, hidden)}
     found |= {f"self_attn.{one}_proj": (keys, hidden) for one in "kv"}
-    return found | {
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
+    inner = hidden // 2 if experts else inner
+    for parent in [f"mlp.experts.{expert}" for expert in range(experts)] or ["mlp"]:
+        found |= {f"{parent}.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+        found[f"{parent}.down_proj"] = (hidden, inner)
+    return found
 
 
-def layers_of(megabytes: int, bits: int) -> int:
+def layers_of(megabytes: int, packing: Packing) -> int:
     """How many layers of ``SIZES`` take so many MB."""
-    return max(1, round(megabytes * 8e6 / bits / sum(math.prod(size) for size in linears(SIZES).values())))
+    numbers = sum(math.prod(size) for size in linears(SIZES, packing.experts).values())
+    return max(1, round(megabytes * 8e6 / packing.bits / numbers))
 
 
 def write_model(folder: Path, packing: Packing, sizes: dict[str, int], layers: int, dtype: str) -> int:
@@ -129,6 +167,10 @@ def write_model(folder: Path, packing: Packing, sizes: dict[str, int], layers: i
     shutil.rmtree(tiny)
     stored = "float16" if packing.config["quant_method"] == "awq" else dtype
     whole = CONFIG | sizes | {"vocab_size": vocabulary, "num_hidden_layers": layers, "dtype": stored}
+    if packing.experts:
+        heads = sizes["hidden_size"] // sizes["num_attention_heads"]
+        whole |= MOE | {"num_experts": packing.experts, "head_dim": heads}
+        whole["moe_intermediate_size"] = sizes["hidden_size"] // 2
     (folder / "config.json").write_text(json.dumps(whole | {"quantization_config": packing.config}))
     tensors = dict(weights(packing, sizes, layers, vocabulary, getattr(torch, stored)))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -148,14 +190,23 @@ def weights(
         before = f"model.layers.{layer}"
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"{before}.{name}.weight", torch.ones(hidden, dtype=dtype)
-        for name, (rows, columns) in linears(sizes).items():
-            for part, (kind, shape) in packing.parts(rows, columns).items():
-                yield f"{before}.{name}.{part}", numbers(kind, shape)
+        if packing.experts:
+            yield f"{before}.mlp.gate.weight", torch.randn(packing.experts, hidden).to(dtype) * 0.02
+            for name in ("self_attn.q_norm", "self_attn.k_norm"):
+                yield (
+                    f"{before}.{name}.weight",
+                    torch.ones(hidden // sizes["num_attention_heads"], dtype=dtype),
+                )
+        for name, (rows, columns) in linears(sizes, packing.experts).items():
+            for part, (kind, shape) in packing.parts(name, rows, columns).items():
+                is_shape = part == "weight_shape"
+                made = torch.tensor([rows, columns], dtype=torch.int32) if is_shape else numbers(kind, shape)
+                yield f"{before}.{name}.{part}", made
 
 
 def numbers(kind: str, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of packed numbers, or of scales that keep sums small."""
-    if kind in ("F16", "F32"):
+    if kind in ("F16", "F32", "BF16"):
         return torch.full(shape, 1e-3 if shape else 1e-2, dtype=DTYPES[kind])
     if kind == "I32":
         return torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32)
@@ -236,7 +287,7 @@ def measure(name: str, modes: list[str], megabytes: int, dtype: str, root: Path)
     """A row for each mode of one packing; its models are made under ``root`` and removed."""
     packing = PACKINGS[name]
     large, tiny = root / f"{name}-large", root / f"{name}-tiny"
-    size = write_model(large, packing, SIZES, layers_of(megabytes, packing.bits), dtype)
+    size = write_model(large, packing, SIZES, layers_of(megabytes, packing), dtype)
     write_model(tiny, packing, TINY, 1, dtype)
     for mode in modes:
         baseline, found = asked(tiny, mode, dtype)["VmRSS"], asked(large, mode, dtype)

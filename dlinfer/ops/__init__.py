@@ -20,6 +20,8 @@ from dlinfer.ops.lora import lora_linear
 from dlinfer.ops.moe import fused_moe, moe_gating_topk_softmax
 from dlinfer.ops.moe_clamped import fused_moe_clamped
 from dlinfer.ops.moe_eight_bit import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
+from dlinfer.ops.moe_four_bit import fused_moe_w4a16
+from dlinfer.ops.moe_mxfp4 import fused_moe_mxfp4
 from dlinfer.ops.norm import add_rms_norm, rms_norm
 from dlinfer.ops.norm_w8a8 import add_rms_norm_w8a8, rms_norm_w8a8
 from dlinfer.ops.paged_decode import paged_decode_attention
@@ -50,7 +52,9 @@ __all__ = [
     "fused_moe",
     "fused_moe_blocked_fp8",
     "fused_moe_clamped",
+    "fused_moe_mxfp4",
     "fused_moe_static_fp8",
+    "fused_moe_w4a16",
     "fused_moe_w8a8",
     "gated_delta_rule",
     "gelu_mul",

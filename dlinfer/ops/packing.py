@@ -2,7 +2,7 @@
 
 AWQ: Lin et al., 2023, arXiv:2306.00978, as AutoAWQ and LMDeploy store it. GPTQ: Frantar et al., 2022, arXiv:2210.17323,
 as AutoGPTQ stores it. A weight is w[i, o] = (q[i, o] - zero[g, o]) * scale[g, o] with q and zero of ``bits`` bits and
-g = i // group_size.
+g = i // group_size. MXFP4: OCP Microscaling Formats specification 1.0, where q stands for a float of four bits.
 """
 
 from dataclasses import dataclass, replace
@@ -36,6 +36,7 @@ class Packing:
     symmetric: there are no zero points: the zero of all is the middle, 2 ** (bits - 1).
     zero_bias: what a stored zero point lacks; 1 in GPTQ's first format.
     storage: the integer dtype of a word.
+    numbers: what each q stands for, where it is no whole number less a zero; then there are no zero points.
     """
 
     bits: int
@@ -45,6 +46,7 @@ class Packing:
     symmetric: bool = False
     zero_bias: int = 0
     storage: torch.dtype = torch.int32
+    numbers: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if sorted(self.order) != list(range(self.per_word)):
@@ -163,6 +165,9 @@ class Packing:
         if group_of is None:
             size = self.group_size or max(numbers.shape[0], 1)
             group_of = torch.arange(numbers.shape[0], device=qweight.device) // size
+        if self.numbers is not None:
+            values = torch.tensor(self.numbers, dtype=scales.dtype, device=qweight.device)
+            return values[numbers] * scales[group_of]
         zeros = self.middle if qzeros is None else self.unpack_zeros(qzeros)[group_of]
         return (numbers - zeros).to(scales.dtype) * scales[group_of]
 
@@ -170,8 +175,10 @@ class Packing:
         """The nearest weight of this layout, rounding each number alone: for tests and tools.
 
         weight: [in_features, out_features], floating; ``weight.t()`` of a torch.nn.Linear. dtype: the scales'. Each
-        group spans its least and greatest number, and zero.
+        group spans its least and greatest number, and zero. Raises OpArgumentError for a layout of floats.
         """
+        if self.numbers is not None:
+            raise OpArgumentError(op="packing", argument="numbers", expected="None", given=self.numbers)
         wide, levels = weight.double(), 2**self.bits - 1
         size = self.group_size or max(weight.shape[0], 1)
         scales, zeros, numbers = [], [], []
@@ -204,3 +211,14 @@ AWQ = Packing(bits=4, along="out", order=(0, 2, 4, 6, 1, 3, 5, 7))
 GPTQ = Packing(bits=4, along="in", order=(0, 1, 2, 3, 4, 5, 6, 7), zero_bias=1)
 """qweight [in_features / 8, out_features], scales [groups, out_features], qzeros [groups, out_features / 8], one less
 than they mean; ``replace(GPTQ, zero_bias=0)`` is its second format."""
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+MXFP4 = Packing(
+    bits=4,
+    along="out",
+    order=AWQ.order,
+    group_size=32,
+    symmetric=True,
+    numbers=(*_E2M1, *(-one for one in _E2M1)),
+)
+"""qweight [in_features, out_features / 8], as AWQ has it, and scales [groups, out_features], powers of two."""

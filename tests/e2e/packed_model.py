@@ -108,7 +108,7 @@ def build(family: str, name: str, folder: Path) -> None:
     for key, tensor in model.state_dict().items():
         if key not in packed | tied:
             tensors[key] = tensor.to(method.dtype).contiguous()
-    _save(tensors, folder)
+    save(tensors, folder)
     dtype = str(method.dtype).removeprefix("torch.")
     config = model.config.to_dict() | {"dtype": dtype, "quantization_config": method.config}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -142,7 +142,7 @@ def build_mxfp4(folder: Path, seed: int = 0) -> None:
     tokens = tokenizer.train()
     tokens.save_pretrained(folder / REFERENCE)
     tokens.save_pretrained(folder)
-    _save(tensors, folder)
+    save(tensors, folder)
     quantised = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
     whole = config.to_dict() | {"architectures": ["GptOssForCausalLM"], "dtype": "bfloat16"}
     (folder / "config.json").write_text(
@@ -154,7 +154,7 @@ def build_mxfp4(folder: Path, seed: int = 0) -> None:
     (folder / STAMP).write_text(json.dumps({"fingerprint": f"mxfp4-{seed}-{made}"}) + "\n")
 
 
-def _save(tensors: dict[str, Tensor], folder: Path) -> None:
+def save(tensors: dict[str, Tensor], folder: Path) -> None:
     """In two files, every other tensor in the first: the parts of a layer are in both."""
     names = sorted(tensors)
     weight_map: dict[str, str] = {}

@@ -109,6 +109,25 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     gates = gates + eight_bit_experts(gates.tanh(), weights, ids, w)
     gates = gates + with_states(gates.tanh(), w, step, conv_state, recurrent_state, ends)
     gates = gates + sparse(gates, q, k_cache, v_cache, step, ends)
+    packed_experts = (
+        w["packed_gate_up"],
+        w["packed_gate_up_scales"],
+        None,
+        w["packed_down"],
+        w["packed_down_scales"],
+        None,
+    )
+    routes = (weights, ids, 2, True, 16, MoeMetadata())
+    gates = gates + ops.fused_moe_w4a16(gates.tanh(), *packed_experts, *routes)
+    floats = (
+        w["packed_gate_up"],
+        w["powers"],
+        w["gate_up_bias"],
+        w["packed_down"],
+        w["powers"],
+        w["down_bias"],
+    )
+    gates = gates + ops.fused_moe_mxfp4(gates.tanh(), *floats, weights, ids, 1.7, 7.0)
     biases = (w["gate_up_bias"], w["down"], w["down_bias"])
     gates = gates + ops.fused_moe_clamped(gates.tanh(), w["gate_up"], *biases, weights, ids, 1.7, 7.0)
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual
@@ -185,6 +204,10 @@ def inputs(lens: tuple[int, ...]):
     packed, scales, zeros = AWQ.of_groups(16).quantise(w["square"])
     assert zeros is not None
     w |= {"packed": packed, "packed_scales": scales, "packed_zeros": zeros}
+    w["powers"] = torch.exp2(torch.randint(-4, -1, (4, 1, 32)).float())
+    for name, groups, columns in (("gate_up", 2, 4), ("down", 1, 4)):
+        w[f"packed_{name}"] = torch.randint(-(2**31), 2**31, (4, 16 * groups, columns)).int()
+        w[f"packed_{name}_scales"] = torch.rand(4, groups, 8 * columns) / 50
     w |= {"scale": torch.rand(hidden, 1) / 50, "blocks": torch.rand(2, 2) / 50, "one": torch.ones(1) / 16}
     w |= {"expert_rows": torch.rand(4, hidden, 1) / 5, "expert_blocks": torch.rand(4, 2, 2) / 5}
     for name, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):

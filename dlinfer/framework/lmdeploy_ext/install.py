@@ -17,7 +17,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
     from dlinfer.framework.lmdeploy_ext.layers import model_classes, selection
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
-    from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
+    from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
     from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer_model
     from dlinfer.framework.lmdeploy_ext.refusals import features as refusals
@@ -42,6 +42,7 @@ def _records() -> list[Patch]:
         cli,
         device_patches,
         experts_model,
+        packed_experts_model,
         gated_delta_model,
         indexer_model,
         model_classes,

@@ -107,6 +107,13 @@ def _experts(given: Given, result: Tensor) -> int:
     return 2 * tokens * given["topk"] * 3 * hidden * intermediate
 
 
+def _packed_experts(given: Given, result: Tensor) -> int:
+    """Likewise, of weights [experts, in, words of out]."""
+    tokens, hidden = _sizes(given["hidden_states"])
+    topk = _sizes(given["topk_ids"])[1]
+    return 2 * tokens * topk * 3 * hidden * _sizes(given["down_weights"])[1]
+
+
 _COUNTS: dict[str, Callable[[Given, Any], int]] = {
     "aten::linear": _linear,
     "dlinfer::linear": _linear,
@@ -125,6 +132,8 @@ _COUNTS: dict[str, Callable[[Given, Any], int]] = {
     "aten::convolution": _any_convolution,
     "aten::scaled_dot_product_attention": _attention,
     "dlinfer::fused_moe": _experts,
+    "dlinfer::fused_moe_w4a16": _packed_experts,
+    "dlinfer::fused_moe_mxfp4": _packed_experts,
 }
 for _name in (
     "prefill", "paged_prefill", "paged_decode", "quantised_paged_prefill", "quantised_paged_decode",

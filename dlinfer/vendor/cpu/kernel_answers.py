@@ -12,7 +12,7 @@ from torch import Tensor
 from dlinfer.graph.known_answers.answer import KnownAnswer, NotTakenError, name_of
 from dlinfer.graph.known_answers.questions import FLOATS, ROUNDED, small_whole
 from dlinfer.graph.known_answers.suite import KnownAnswers
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.packing import AWQ, MXFP4
 from dlinfer.vendor.cpu import native
 
 ROWS = (1, 2, 7, 40, 65, 130)
@@ -30,6 +30,7 @@ def answers() -> Iterator[KnownAnswer]:
         for bias in (False, True):
             yield _linear(dtype, bias)
         yield _packed_linear(dtype)
+        yield _mxfp4_linear(dtype)
         if dtype != torch.float32:
             yield _norm(dtype)
         yield _decode(dtype)
@@ -80,6 +81,24 @@ def _packed_linear(dtype: torch.dtype) -> KnownAnswer:
 
     name = f"C++ linear with a weight of 4 bits, of {', '.join(map(str, ROWS))} rows"
     return KnownAnswer(name, frozenset({"native weight_quant_matmul"}), name_of(dtype), run, expected)
+
+
+def _mxfp4_linear(dtype: torch.dtype) -> KnownAnswer:
+    """Sums of at most 192 products of -1, 0 and 1 with halves of -6 to 6, by powers of two: exact in any order."""
+    generator = torch.Generator().manual_seed(0)
+    qweight = torch.randint(-(2**31), 2**31, (192, 17), generator=generator).to(MXFP4.storage)
+    scales, inputs = 2.0 ** small_whole(6, 136, 3), [small_whole(rows, 192, rows) for rows in ROWS]
+
+    def run() -> Sequence[Tensor]:
+        product = _native("mxfp4_matmul")
+        return [product(x.to(dtype), qweight, scales.bfloat16(), MXFP4.group_size) for x in inputs]
+
+    def expected() -> Sequence[Tensor]:
+        weight = MXFP4.dequantise(qweight, scales, None)
+        return [(x @ weight).to(dtype) for x in inputs]
+
+    name = f"C++ linear with a weight of floats of 4 bits, of {', '.join(map(str, ROWS))} rows"
+    return KnownAnswer(name, frozenset({"native mxfp4_matmul"}), name_of(dtype), run, expected)
 
 
 def _norm(dtype: torch.dtype) -> KnownAnswer:

@@ -32,6 +32,7 @@ from dlinfer.vendor.cpu.gated import gelu_mul, silu_mul
 from dlinfer.vendor.cpu.linears import linears
 from dlinfer.vendor.cpu.lora import lora_linear
 from dlinfer.vendor.cpu.moe import fused_moe, fused_moe_clamped, moe_gating_topk_softmax
+from dlinfer.vendor.cpu.packed_experts import fused_moe_mxfp4, fused_moe_w4a16
 from dlinfer.vendor.cpu.packed_linear import weight_quant_matmul
 from dlinfer.vendor.cpu.recurrent.causal_conv1d import causal_conv1d
 from dlinfer.vendor.cpu.recurrent.gated_delta_rule import gated_delta_rule
@@ -71,6 +72,8 @@ KERNELS: dict[str, Kernel] = {
         fused_moe_blocked_fp8,
         fused_moe_static_fp8,
         fused_moe_clamped,
+        fused_moe_w4a16,
+        fused_moe_mxfp4,
         causal_conv1d,
         gated_delta_rule,
         lightning_indexer,

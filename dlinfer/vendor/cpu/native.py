@@ -286,3 +286,7 @@ def _register_fakes() -> None:
         group_size: int,
     ) -> Tensor:
         return x.new_empty((*x.shape[:-1], scales.shape[1]))
+
+    @torch.library.register_fake("dlinfer_cpu::mxfp4_matmul")
+    def mxfp4_matmul(x: Tensor, qweight: Tensor, scales: Tensor, group_size: int) -> Tensor:
+        return x.new_empty((*x.shape[:-1], scales.shape[1]))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.packing import AWQ, MXFP4, Packing
 from dlinfer.vendor.cpu.compiled import compiled
 
 _WIDENED_WORDS = 64  # of a row of a packed weight: so many columns of 8 are in float at a time
@@ -16,8 +16,23 @@ def weight_quant_matmul(
     kernel = compiled("weight_quant_matmul", x, qweight) if fits else None
     if kernel is not None:
         return kernel(x, qweight, scales, offset, bias, group_size)
-    # Without a C++ compiler, and for float64: some columns after the other, so that no float copy of all is made.
-    wide, packing = torch.promote_types(x.dtype, torch.float32), AWQ.of_groups(group_size)
+    return _widened(x, AWQ.of_groups(group_size), qweight, scales, offset, bias)
+
+
+def mxfp4_matmul(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
+    """x [rows, in_features] times a weight as ``dlinfer.ops.packing.MXFP4`` has it: a new tensor of x's dtype."""
+    fits = x.dtype is not torch.float64 and scales.dtype is not torch.float64
+    kernel = compiled("mxfp4_matmul", x, qweight) if fits else None
+    if kernel is not None:
+        return kernel(x, qweight, scales, MXFP4.group_size)
+    return _widened(x, MXFP4, qweight, scales, None, None)
+
+
+def _widened(
+    x: Tensor, packing: Packing, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """Without a C++ compiler, and for float64: some columns after the other, so that no float copy of all is made."""
+    wide = torch.promote_types(x.dtype, torch.float32)
     parts, wide_x = [], x.to(wide)
     for first in range(0, qweight.shape[1], _WIDENED_WORDS):
         words = slice(first, first + _WIDENED_WORDS)

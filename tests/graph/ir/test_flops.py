@@ -78,6 +78,19 @@ def test_experts_count_what_is_chosen():
     assert counted(moe, x, gate_up, down, weights, ids) == 5 * 2 * (2 * 8 * 12 + 2 * 6 * 8)
 
 
+def test_packed_experts_count_as_their_numbers():
+    gate_up, gate_up_scales = torch.zeros(4, 16, 6, dtype=torch.int32), random(4, 2, 48)
+    down, down_scales = torch.zeros(4, 24, 2, dtype=torch.int32), random(4, 3, 16)
+    weights, ids = random(5, 2), torch.randint(4, (5, 2))
+
+    def moe(x, gate_up, gate_up_scales, down, down_scales, weights, ids):
+        parts = (gate_up, gate_up_scales, None, down, down_scales, None)
+        return ops.fused_moe_w4a16(x, *parts, weights, ids, 2, True, 8)
+
+    given = (random(5, 16), gate_up, gate_up_scales, down, down_scales, weights, ids)
+    assert counted(moe, *given) == 5 * 2 * (2 * 16 * 48 + 2 * 24 * 16)
+
+
 def test_attention_over_pages_counts_the_longest_sequence():
     cache = random(6, 16, 2, 8)
 

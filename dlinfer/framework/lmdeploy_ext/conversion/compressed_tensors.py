@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.conversion import four_bits
+from dlinfer.framework.lmdeploy_ext.conversion import four_bits, packed_experts
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Checkpoint, Convert, Plan
 from dlinfer.ops.packing import GPTQ
 
@@ -64,19 +64,42 @@ def _scheme(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _check_ignored(rules: list[str], checkpoint: Checkpoint) -> None:
-    """Refuse rules by which a decoder's layer stays as it is, or by which lm_head does not."""
+    """Refuse rules by which some of a decoder's layers stay as they are, or by which lm_head does not.
+
+    All but experts may: see ``_experts_alone``.
+    """
+    packed = _names(checkpoint)
+    left = next((name for name in packed if _ignores(rules, name)), "")
+    if _experts_alone(rules, checkpoint):
+        left = ""
+    named = (rule for rule in rules if not rule.startswith("re:") and rule not in packed)
+    other = next((rule for rule in named if rule.rpartition(".")[2] not in _NEVER_PACKED), "")
+    checkpoint.require_packed(not (left or other), left or other)
+    checkpoint.require(_ignores(rules, "lm_head"), "with lm_head quantised")
+
+
+def _names(checkpoint: Checkpoint) -> list[str]:
+    """A decoder's linear layers as checkpoints name them, whichever of them the model has."""
     layers = checkpoint.model.get("num_hidden_layers") or 1
-    packed = [f"model.layers.{layer}.{name}" for layer in range(layers) for name in _LAYERS]
-    for rule in rules:
-        if rule.startswith("re:"):
-            left = next((name for name in packed if re.match(rule[3:], name)), "")
-        else:
-            left = "" if rule.rpartition(".")[2] in _NEVER_PACKED else rule
-        checkpoint.require_packed(not left, left)
-    head = any(
-        rule == "lm_head" or (rule.startswith("re:") and re.match(rule[3:], "lm_head")) for rule in rules
-    )
-    checkpoint.require(head, "with lm_head quantised")
+    return [f"model.layers.{layer}.{name}" for layer in range(layers) for name in _LAYERS]
+
+
+def _ignores(rules: list[str], name: str) -> bool:
+    return any(re.match(rule[3:], name) if rule.startswith("re:") else rule == name for rule in rules)
+
+
+def _experts_alone(rules: list[str], checkpoint: Checkpoint) -> bool:
+    """Whether rules leave all of a decoder's linear layers as they are but its experts, which are of 4 bits."""
+    model = checkpoint.model
+    if not checkpoint.has_experts or checkpoint.config.get("format") != "pack-quantized":
+        return False
+    has_dense = bool(model.get("mlp_only_layers")) or (model.get("decoder_sparse_step") or 1) > 1
+    for name in _names(checkpoint):
+        is_expert = ".experts." in name
+        exists = "self_attn" in name or is_expert or (has_dense and name.rpartition(".")[0].endswith("mlp"))
+        if exists and _ignores(rules, name) == is_expert:
+            return False
+    return True
 
 
 def _has(given: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
@@ -102,7 +125,7 @@ def _shown(given: Mapping[str, Any]) -> str:
 
 
 def _packed(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: Checkpoint) -> Plan:
-    checkpoint.require_dense()
+    checkpoint.require_served_experts()
     strategy = weights.get("strategy")
     served = _has(weights, {"num_bits": 4, "type": "int", "dynamic": False})
     checkpoint.require(served and strategy in ("group", "channel"), f"with weights {_shown(weights)}")
@@ -113,9 +136,13 @@ def _packed(weights: Mapping[str, Any], inputs: Mapping[str, Any], checkpoint: C
     )
     stored = four_bits.stored_group(weights.get("group_size") if strategy == "group" else -1, checkpoint)
     symmetric = weights["symmetric"]
+    if _experts_alone(checkpoint.config.get("ignore") or [], checkpoint):
+        return packed_experts.plan(stored, symmetric, checkpoint)
 
     def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
         owner, _, part = name.rpartition(".")
+        if part in ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"):
+            checkpoint.require_floats_apart(layer, owner)
         if part == "weight_packed":
             yield four_bits.weight(owner, tensor.t(), _WORDS)
         elif part == "weight_scale":

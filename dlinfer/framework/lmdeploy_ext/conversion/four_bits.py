@@ -16,6 +16,8 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Checkpoint
 from dlinfer.ops.packing import AWQ, Packing
 
 _SCALES = torch.float16  # the dtype of LMDeploy's parameter
+INTERMEDIATE = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+"""Keys of a configuration for the in_features of down projections, those of experts too."""
 
 
 def stored_group(group_size: Any, checkpoint: Checkpoint) -> int:
@@ -59,7 +61,7 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, int]:
     size = model.get("head_dim") or hidden // heads
     sizes = {
         "hidden_size": hidden,
-        "intermediate_size": model.get("intermediate_size") or 0,
+        **{name: model.get(name) or 0 for name in INTERMEDIATE},
         "num_attention_heads * head_dim": heads * size,
         "num_key_value_heads * head_dim": (model.get("num_key_value_heads") or heads) * size,
     }

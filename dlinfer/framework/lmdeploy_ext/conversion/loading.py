@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan
+from dlinfer.framework.lmdeploy_ext.conversion.experts import place_of
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.patching import Patch
@@ -18,13 +19,15 @@ from dlinfer.framework.patching import Patch
 def rewrite(hf_config: Any) -> None:
     """Give a configuration of transformers' LMDeploy's own method where its checkpoint is converted.
 
-    Raises UnsupportedFeatureError for a checkpoint that cannot be.
+    Where LMDeploy has none, ``experts_packed_as`` says for our layer which it is. Raises UnsupportedFeatureError for a
+    checkpoint that cannot be converted.
     """
     found = getattr(hf_config, "quantization_config", None)
     if isinstance(found, Mapping):
         plan = plan_of(found, hf_config.to_dict())
         if plan is not None and plan.config is None:
             del hf_config.quantization_config  # LMDeploy asks whether it is there, and not what it is
+            hf_config.experts_packed_as = found["quant_method"]
         elif plan is not None:
             hf_config.quantization_config = plan.config
 
@@ -38,17 +41,27 @@ def stored_dtype(hf_config: Any) -> str | None:
     return stored if stored in ("bfloat16", "float32") else None
 
 
+_JOINED: Mapping[str, Any] = {
+    "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+    "gate_up_proj": ["gate_proj", "up_proj"],
+}
+"""What LMDeploy's classes join; Mixtral's and others do not say so."""
+
+
 class Layers:
-    """LMDeploy's linear layers by the names that checkpoints have, which know nothing of layers that are joined."""
+    """LMDeploy's linear layers by the names that checkpoints have, which know nothing of layers that are joined.
+
+    Experts of 4 bits are such layers: one for gate and up of all of them, and one for down.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        joined: Mapping[str, Any] = getattr(model, "packed_modules_mapping", None) or {}
+        named: Mapping[str, Any] = getattr(model, "packed_modules_mapping", None) or {}
         self._modules = dict(model.named_modules())
-        self._joined = {part: whole for whole, parts in joined.items() for part in parts}
+        self._joined = {part: whole for whole, parts in {**_JOINED, **named}.items() for part in parts}
 
     def of(self, name: str) -> torch.nn.Module | None:
         """The layer that a tensor called ``name`` is of, or None: an embedding and a norm are none."""
-        path = name.rpartition(".")[0]
+        path = place_of(name.rpartition(".")[0])
         parent, _, last = path.rpartition(".")
         whole = self._joined.get(last, last)
         found = self._modules.get(path) or self._modules.get(f"{parent}.{whole}" if parent else whole)
@@ -64,8 +77,8 @@ def _plan_of_folder(folder: Path) -> Plan | None:
     return plan_of(found, model) if isinstance(found, dict) else None
 
 
-def widens(folder: Path) -> bool:
-    """Whether a checkpoint's packed weights become floats as they load."""
+def is_ours(folder: Path) -> bool:
+    """Whether a layer of ours alone knows how a checkpoint is packed, and may hold it in other bytes than its files."""
     plan = _plan_of_folder(folder)
     return plan is not None and plan.config is None
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Plan
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan
 
 _CONVERTED = ("gptq", "compressed-tensors", "mxfp4")
 QUANTISED_FORMATS = ("awq", *_CONVERTED)
@@ -16,7 +16,7 @@ def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
     config: its ``quantization_config``. model: its whole configuration. Raises UnsupportedFeatureError.
     """
     method = config.get("quant_method")
-    if method not in _CONVERTED:
+    if method not in _CONVERTED or CONVERTED_FROM in config:  # one that was made here has nothing left to do
         return None
     # They know packings, and with them the ops, which are not loaded for all who import LMDeploy.
     from dlinfer.framework.lmdeploy_ext.conversion import compressed_tensors, gptq, mxfp4

@@ -18,6 +18,7 @@ from lmdeploy.pytorch.backends.moe import (
     FusedMoEBlockedF8BuildSpec,
     FusedMoEBuildSpec,
     FusedMoEStaticF8BuildSpec,
+    FusedMoEW4A16BuildSpec,
     FusedMoEW8A8BuildSpec,
 )
 from lmdeploy.pytorch.backends.moe_router import RouterNoauxTCBuildSpec
@@ -36,7 +37,7 @@ from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
-from dlinfer.framework.lmdeploy_ext.layers.quantised import awq, eight_bit, kv_quantisation
+from dlinfer.framework.lmdeploy_ext.layers.quantised import awq, eight_bit, four_bit_experts, kv_quantisation
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
@@ -58,6 +59,7 @@ _OURS = {
     FusedMoEW8A8BuildSpec: eight_bit.FusedMoEW8A8.from_spec,
     FusedMoEBlockedF8BuildSpec: eight_bit.FusedMoEBlockedF8.from_spec,
     FusedMoEStaticF8BuildSpec: eight_bit.FusedMoEStaticF8.from_spec,
+    FusedMoEW4A16BuildSpec: four_bit_experts.FusedMoEW4A16.from_spec,
     FusedMoEBuildSpec: experts.Experts.from_spec,
     CausalConv1dBuildSpec: lambda spec: gated_delta.Convolution(),
     GatedDeltaMetaBuildSpec: lambda spec: gated_delta.StepStates(),

@@ -37,6 +37,8 @@ _OPS = {
     "Convolution": ("causal_conv1d",),
     "DeltaRule": ("gated_delta_rule",),
     "LinearW4A16": ("weight_quant_matmul",),
+    "FusedMoEW4A16": ("fused_moe_w4a16",),
+    "FusedMoEMxfp4": ("fused_moe_mxfp4",),
     "RMSNormW8A8": ("rms_norm_w8a8", "add_rms_norm_w8a8"),
     "LinearW8A8": ("dynamic_quant", "linear_w8a8"),
     "LinearBlockedF8": ("linear_blocked_fp8",),

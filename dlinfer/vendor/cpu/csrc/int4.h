@@ -44,12 +44,28 @@ inline Floats broadcast(float value) {
 #endif
 }
 
-// q - 8 of nibble i of each word.
+// What four bits stand for: q - 8, or a float of one sign, two bits of exponent and one of mantissa (E2M1).
+enum class Numbers { kWhole, kE2M1 };
+
+// The numbers that nibble i of each word stands for.
+template <Numbers kNumbers = Numbers::kWhole>
 inline Floats centred(Words words, int i) {
 #if defined(__AVX512F__)
-  const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  const __m512 whole = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  const __m512 e2m1 =
+      _mm512_setr_ps(0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6);
+  const __m512 numbers = kNumbers == Numbers::kWhole ? whole : e2m1;
   return (Floats)_mm512_permutexvar_ps((__m512i)(words >> uint32_t(4 * i)), numbers);  // by the lowest four bits
 #else
+  if constexpr (kNumbers == Numbers::kE2M1) {
+    using Ints = int32_t __attribute__((vector_size(sizeof(Words))));
+    const Words code = words >> uint32_t(4 * i), exponent = code >> 1u & 3u, mantissa = code & 1u;
+    // Twice the magnitude is whole: the mantissa alone below the first exponent, else 2 or 3 shifted by it less one.
+    const Words normal = ((mantissa | 2u) << exponent) >> 1u, is_normal = (Words)(exponent != 0u);
+    const Ints twice = (Ints)((normal & is_normal) | (mantissa & ~is_normal));
+    const Floats magnitude = __builtin_convertvector(twice, Floats) * 0.5f;
+    return (Floats)((Words)magnitude | (code & 8u) << 28u);
+  }
   using Ints = int32_t __attribute__((vector_size(sizeof(Words))));
   const Words at_the_top = (words ^ 0x88888888u) << uint32_t(28 - 4 * i);  // in two's complement
   return __builtin_convertvector((Ints)at_the_top >> 28, Floats);
@@ -77,14 +93,14 @@ struct Next {
 
 // sums[i * kRows + m] = sum over the strip of x[m] * (q - 8) of nibble first + i, for m < kRows. x holds the kRows numbers
 // of a row of the weight side by side.
-template <int kRows, int kTileNibbles>
+template <Numbers kNumbers, int kRows, int kTileNibbles>
 void tile(const Strip& strip, const float* x, int first, Next next, Floats* sums) {
   Floats kept[kTileNibbles * kRows]{};
   const auto add = [&](Words words) __attribute__((always_inline)) {
     if constexpr (kTileNibbles < kNibbles) words = words >> uint32_t(4 * first);
     Floats numbers[kTileNibbles];
 #pragma GCC unroll 8
-    for (int i = 0; i < kTileNibbles; ++i) numbers[i] = centred(words, i);
+    for (int i = 0; i < kTileNibbles; ++i) numbers[i] = centred<kNumbers>(words, i);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
       const Floats input = broadcast(x[m]);
@@ -112,11 +128,17 @@ void tile(const Strip& strip, const float* x, int first, Next next, Floats* sums
 #if defined(__AVX512BF16__)
 #define DLINFER_HAS_INT4_PAIRS 1
 
-// The numbers q - 8 of the lowest four bits of each half of a word, as bfloat16, which has them exactly.
+// The numbers of the lowest four bits of each half of a word, as bfloat16, which has them exactly.
+template <Numbers kNumbers>
 inline __m512bh centred_pairs(__m512i words) {
-  constexpr short k[16] = {short(0xc100), short(0xc0e0), short(0xc0c0), short(0xc0a0), short(0xc080), short(0xc040),
-                           short(0xc000), short(0xbf80), 0,             0x3f80,        0x4000,        0x4040,
-                           0x4080,        0x40a0,        0x40c0,        0x40e0};
+  static constexpr short kWhole[16] = {short(0xc100), short(0xc0e0), short(0xc0c0), short(0xc0a0), short(0xc080),
+                                short(0xc040), short(0xc000), short(0xbf80), 0,             0x3f80,
+                                0x4000,        0x4040,        0x4080,        0x40a0,        0x40c0,
+                                0x40e0};
+  static constexpr short kE2M1[16] = {0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, short(0x8000),
+                               short(0xbf00), short(0xbf80), short(0xbfc0), short(0xc000), short(0xc040),
+                               short(0xc080), short(0xc0c0)};
+  constexpr const short(&k)[16] = kNumbers == Numbers::kWhole ? kWhole : kE2M1;
   const __m512i numbers = _mm512_set_epi16(k[15], k[14], k[13], k[12], k[11], k[10], k[9], k[8], k[7], k[6], k[5],
                                            k[4], k[3], k[2], k[1], k[0], k[15], k[14], k[13], k[12], k[11], k[10],
                                            k[9], k[8], k[7], k[6], k[5], k[4], k[3], k[2], k[1], k[0]);
@@ -125,7 +147,7 @@ inline __m512bh centred_pairs(__m512i words) {
 
 // Like tile, for x in bfloat16, of which each word of x has the numbers of two rows of the weight: the instruction
 // multiplies and adds pairs. Where the strip ends in half a pair, the other half of x is zero.
-template <int kRows, int kTileNibbles>
+template <Numbers kNumbers, int kRows, int kTileNibbles>
 void tile_of_pairs(const Strip& strip, const uint32_t* x, int first, Next next, Floats* sums) {
   Floats kept[kTileNibbles * kRows]{};
   constexpr __mmask32 kOdd = 0xaaaaaaaa;
@@ -138,23 +160,23 @@ void tile_of_pairs(const Strip& strip, const uint32_t* x, int first, Next next, 
     if constexpr (kTileNibbles == kNibbles) {
       const __m512i low = _mm512_mask_blend_epi16(kOdd, a, _mm512_slli_epi32(b, 16));
       const __m512i high = _mm512_mask_blend_epi16(kOdd, _mm512_srli_epi32(a, 16), b);
-      numbers[0] = centred_pairs(low);
-      numbers[1] = centred_pairs(_mm512_srli_epi16(low, 4));
-      numbers[2] = centred_pairs(_mm512_srli_epi16(low, 8));
-      numbers[3] = centred_pairs(_mm512_srli_epi16(low, 12));
-      numbers[4] = centred_pairs(high);
-      numbers[5] = centred_pairs(_mm512_srli_epi16(high, 4));
-      numbers[6] = centred_pairs(_mm512_srli_epi16(high, 8));
-      numbers[7] = centred_pairs(_mm512_srli_epi16(high, 12));
+      numbers[0] = centred_pairs<kNumbers>(low);
+      numbers[1] = centred_pairs<kNumbers>(_mm512_srli_epi16(low, 4));
+      numbers[2] = centred_pairs<kNumbers>(_mm512_srli_epi16(low, 8));
+      numbers[3] = centred_pairs<kNumbers>(_mm512_srli_epi16(low, 12));
+      numbers[4] = centred_pairs<kNumbers>(high);
+      numbers[5] = centred_pairs<kNumbers>(_mm512_srli_epi16(high, 4));
+      numbers[6] = centred_pairs<kNumbers>(_mm512_srli_epi16(high, 8));
+      numbers[7] = centred_pairs<kNumbers>(_mm512_srli_epi16(high, 12));
     } else {
       const __m512i both = upper ? _mm512_mask_blend_epi16(kOdd, _mm512_srli_epi32(a, 16), b)
                                  : _mm512_mask_blend_epi16(kOdd, a, _mm512_slli_epi32(b, 16));
       const __m512i from = _mm512_srl_epi16(both, shift);
-      numbers[0] = centred_pairs(from);
-      numbers[1] = centred_pairs(_mm512_srli_epi16(from, 4));
+      numbers[0] = centred_pairs<kNumbers>(from);
+      numbers[1] = centred_pairs<kNumbers>(_mm512_srli_epi16(from, 4));
       if constexpr (kTileNibbles == 4) {
-        numbers[2] = centred_pairs(_mm512_srli_epi16(from, 8));
-        numbers[3] = centred_pairs(_mm512_srli_epi16(from, 12));
+        numbers[2] = centred_pairs<kNumbers>(_mm512_srli_epi16(from, 8));
+        numbers[3] = centred_pairs<kNumbers>(_mm512_srli_epi16(from, 12));
       }
     }
 #pragma GCC unroll 16
@@ -195,22 +217,24 @@ struct Tile {
 #endif
 };
 
-template <int kRows>
+template <Numbers kNumbers, int kRows>
 constexpr Tile tile_of() {
   constexpr int kTileNibbles = tile_nibbles(kRows);
 #if defined(DLINFER_HAS_INT4_PAIRS)
-  return {kTileNibbles, tile<kRows, kTileNibbles>, tile_of_pairs<kRows, kTileNibbles>};
+  return {kTileNibbles, tile<kNumbers, kRows, kTileNibbles>, tile_of_pairs<kNumbers, kRows, kTileNibbles>};
 #else
-  return {kTileNibbles, tile<kRows, kTileNibbles>};
+  return {kTileNibbles, tile<kNumbers, kRows, kTileNibbles>};
 #endif
 }
 
-template <int... I>
+template <Numbers kNumbers, int... I>
 constexpr std::array<Tile, sizeof...(I)> tiles_by_rows(std::integer_sequence<int, I...>) {
-  return {{tile_of<I + 1>()...}};
+  return {{tile_of<kNumbers, I + 1>()...}};
 }
 
-constexpr auto kTilesByRows = tiles_by_rows(std::make_integer_sequence<int, kMostRows>());
+using Tiles = std::array<Tile, kMostRows>;
+template <Numbers kNumbers>
+constexpr Tiles kTilesByRows = tiles_by_rows<kNumbers>(std::make_integer_sequence<int, kMostRows>());
 
 // The lanes of a and b, end to end, that have an even or odd number.
 template <int kOdd, int... J>

@@ -1,4 +1,5 @@
-// dlinfer_cpu::weight_quant_matmul: a linear layer whose weight is of 4 bits, as AWQ packs it.
+// dlinfer_cpu::weight_quant_matmul: a linear layer whose weight is of 4 bits, as AWQ packs it; and mxfp4_matmul, of which
+// four bits are a float.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -84,6 +85,7 @@ struct Layer {
   int64_t zeros_stride;
   const float* bias;  // or null
   int64_t in, out, group;
+  const Tiles* tiles;
 
   int64_t words_of_a_row() const { return out / kNibbles; }
   int64_t blocks() const { return (words_of_a_row() + kLanes - 1) / kLanes; }
@@ -201,7 +203,7 @@ void slice(const Layer& layer, const Inputs& x, int64_t first, int64_t begin, in
       load_group(layer, span.group, word, words, scales, zeros);
       for (int64_t row = 0; row < rows; row += x.rows) {
         const int64_t count = x.rows_at(first + row);
-        const Tile& tile = kTilesByRows[count - 1];
+        const Tile& tile = (*layer.tiles)[count - 1];
         for (int nibble = 0; nibble < kNibbles; nibble += tile.nibbles) {
           const float* const numbers = x.at(first + row, span.begin);
           const Next ahead = row + nibble == 0 ? next : nothing;
@@ -276,8 +278,8 @@ void check(const Tensor& x, const Tensor& qweight, const Tensor& scales, const M
                   "weight_quant_matmul: not all tensors are on the CPU");
 }
 
-Tensor weight_quant_matmul(Tensor x, Tensor qweight, Tensor scales, MaybeTensor offset, MaybeTensor bias,
-                           int64_t group_size) {
+Tensor product(Tensor x, Tensor qweight, Tensor scales, MaybeTensor offset, MaybeTensor bias, int64_t group_size,
+               const Tiles& tiles) {
   const int64_t group = group_size > 0 ? group_size : std::max<int64_t>(qweight.size(0), 1);
   check(x, qweight, scales, offset, bias, group);
   const Kind kind = kind_of(x, "x"), scales_kind = kind_of(scales, "scales");
@@ -318,11 +320,21 @@ Tensor weight_quant_matmul(Tensor x, Tensor qweight, Tensor scales, MaybeTensor 
                     bias_numbers.get(),
                     in,
                     out_features,
-                    group};
+                    group,
+                    &tiles};
   const int64_t stride = rank == 2 ? x.stride(0) : in;
   const bool pairs = takes_pairs(x.scalar_type(), layer);
   run(layer, packed(x.const_data_ptr(), kind, pairs, stride, rows, layer), out.mutable_data_ptr(), kind);
   return out;
+}
+
+Tensor weight_quant_matmul(Tensor x, Tensor qweight, Tensor scales, MaybeTensor offset, MaybeTensor bias,
+                           int64_t group_size) {
+  return product(x, qweight, scales, offset, bias, group_size, kTilesByRows<Numbers::kWhole>);
+}
+
+Tensor mxfp4_matmul(Tensor x, Tensor qweight, Tensor scales, int64_t group_size) {
+  return product(x, qweight, scales, std::nullopt, std::nullopt, group_size, kTilesByRows<Numbers::kE2M1>);
 }
 
 }  // namespace
@@ -332,8 +344,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
   library.def(
       "weight_quant_matmul(Tensor x, Tensor qweight, Tensor scales, Tensor? offset, Tensor? bias, int group_size) -> "
       "Tensor");
+  library.def("mxfp4_matmul(Tensor x, Tensor qweight, Tensor scales, int group_size) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
   library.impl("weight_quant_matmul", TORCH_BOX(&dlinfer::int4::weight_quant_matmul));
+  library.impl("mxfp4_matmul", TORCH_BOX(&dlinfer::int4::mxfp4_matmul));
 }

@@ -5,7 +5,6 @@ An expert's weights are read in place; those of the others are not touched.
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from dlinfer.ops import eight_bit
 from dlinfer.ops.checks import Rules
@@ -13,6 +12,7 @@ from dlinfer.ops.moe import check_ids
 from dlinfer.ops.moe_eight_bit import Product
 from dlinfer.vendor.cpu.eight_bit import rows
 from dlinfer.vendor.cpu.eight_bit.products import fp8_product, scaled_fp8_product, scaled_int8_product
+from dlinfer.vendor.cpu.packed_experts import routed
 
 _W8A8, _BLOCKED, _STATIC = (
     Rules(op) for op in ("fused_moe_w8a8", "fused_moe_blocked_fp8", "fused_moe_static_fp8")
@@ -43,7 +43,7 @@ def fused_moe_w8a8(
         return product
 
     products = by(gate_up_weights, gate_up_scales), by(down_weights, down_scales)
-    return _routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
+    return routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
 
 
 def fused_moe_blocked_fp8(
@@ -70,7 +70,7 @@ def fused_moe_blocked_fp8(
         return product
 
     products = by(gate_up_weights, gate_up_scales, power_of_two_scales), by(down_weights, down_scales, False)
-    return _routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
+    return routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
 
 
 def fused_moe_static_fp8(
@@ -102,29 +102,4 @@ def fused_moe_static_fp8(
         by(gate_up_weights, gate_up_scales, gate_up_input_scale),
         by(down_weights, down_scales, down_input_scale),
     )
-    return _routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
-
-
-def _routed(
-    hidden_states: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    renormalize: bool,
-    gate_up: Product,
-    down: Product,
-) -> Tensor:
-    weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
-    if renormalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    out = torch.zeros(hidden_states.shape, dtype=weights.dtype)
-    sorted_ids, order = topk_ids.flatten().sort(stable=True)
-    token, share = order // topk_ids.shape[1], weights.flatten()[order, None]
-    chosen, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
-    start = 0
-    for expert, count in zip(chosen.tolist(), counts.tolist(), strict=True):
-        mine = slice(start, start + count)
-        gate, up = gate_up(hidden_states[token[mine]], expert).chunk(2, dim=-1)
-        result = down(functional.silu(gate).mul_(up), expert)
-        out.index_add_(0, token[mine], result.to(out.dtype).mul_(share[mine]))
-        start += count
-    return out.to(hidden_states.dtype)
+    return routed(hidden_states, topk_weights, topk_ids, renormalize, *products)

@@ -31,13 +31,21 @@ def check(config: Any) -> None:
 def _load_gpt_oss_experts(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def load(self: Any, name: str, loaded_weight: Tensor, params_dict: dict[str, Any]) -> None:
-        """A checkpoint has weights [experts, in, out], in gate_up with gate and up in turn; biases [experts, out]."""
+        """A checkpoint has weights [experts, in, out], in gate_up with gate and up in turn; biases [experts, out].
+
+        Those in MXFP4 have blocks and scales, which our layer takes whole.
+        """
         if activation.active() is None:
             original(self, name, loaded_weight, params_dict)
             return
         from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
 
         part = "gate_up" if "gate_up" in name else "down"
+        for kind in ("blocks", "scales"):
+            if name.endswith(f"{part}_proj_{kind}"):
+                to = name.replace(f"experts.{part}_proj_{kind}", f"experts.experts.{part}.{kind}")
+                load_weight(params_dict[to], loaded_weight)
+                return
         kind, stored = ("bias", f"{part}_proj_bias") if name.endswith("_bias") else ("weight", f"{part}_proj")
         param = params_dict[name.replace(f"experts.{stored}", f"experts.experts.{part}.{kind}")]
         rows = loaded_weight.transpose(1, 2) if kind == "weight" else loaded_weight

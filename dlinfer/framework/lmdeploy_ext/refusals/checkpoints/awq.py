@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import EXPERTS
+from dlinfer.framework.lmdeploy_ext.conversion.experts import SERVED
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 
 _ADVICE = "use the AWQ model of 4 bits, or the unquantised one in bfloat16 or float32"
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_SIZES = ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 # LMDeploy passes the names of a model's linear layers to few of its classes; these it never packs.
 _NEVER_PACKED = ("lm_head", "embed_tokens", "norm")
+_ROUTERS = ("gate", "shared_expert_gate")  # of models with experts, likewise
 
 
 def check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
@@ -28,10 +31,13 @@ def check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[st
     if not config.get("zero_point", True):
         refuse_awq("without zero points, which LMDeploy reads all the same")
     apart = config.get("modules_to_not_convert") or []
-    if unpacked := [name for name in apart if name.rpartition(".")[2] not in _NEVER_PACKED]:
+    has_experts = any(model.get(name) for name in EXPERTS)
+    floats = (*_NEVER_PACKED, *(_ROUTERS if has_experts else ()))
+    if unpacked := [name for name in apart if name.rpartition(".")[2] not in floats]:
         refuse_awq(f"with layers that are not packed ({', '.join(unpacked)})")
-    if any(model.get(name) for name in _EXPERTS):
-        refuse_awq("with experts")
+    for name in names if has_experts else ():
+        if name not in SERVED:
+            refuse_awq(f"with experts of {name}; served are {', '.join(SERVED)}")
     for name, size in _sizes(model).items():
         if size % group_size:
             refuse_awq(f"whose {name}={size} is no multiple of group_size={group_size}")
@@ -39,7 +45,7 @@ def check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[st
 
 def _sizes(model: Mapping[str, Any]) -> dict[str, int]:
     """What groups must divide: in_features, and of q, k and v, gate and up, which LMDeploy joins, out_features."""
-    sizes = {name: model.get(name) or 0 for name in ("hidden_size", "intermediate_size")}
+    sizes = {name: model.get(name) or 0 for name in _SIZES}
     heads, hidden = model.get("num_attention_heads"), model.get("hidden_size")
     if heads and hidden and not model.get("kv_lora_rank"):  # latent attention joins nothing
         size = model.get("head_dim") or hidden // heads

@@ -42,6 +42,10 @@ FLOATS_ALONE = {
 """Classes of LMDeploy's that are served in floats alone -> why."""
 
 
+EXPERTS_ALONE = ("Qwen3MoeForCausalLM",)
+"""Classes of LMDeploy's that say which layer they build, so that experts may be packed and other layers in floats."""
+
+
 def check(names: Sequence[str], found: Any, model: Mapping[str, Any], is_inside: bool = False) -> None:
     """Raise UnsupportedFeatureError for a quantisation that is not served.
 
@@ -108,9 +112,18 @@ def _joined_sizes(model: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         yield "num_key_value_heads * head_dim", (model.get("num_key_value_heads") or heads) * size
 
 
+def _check_experts_alone(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in EXPERTS_ALONE:
+            served = ", ".join(EXPERTS_ALONE)
+            what = f"{config.get(CONVERTED_FROM)} with experts alone; served are {served}"
+            raise refuse(f"a quantised {name} ({what})", ADVICE)
+
+
 CHECKS: dict[str, Callable[[Sequence[str], Mapping[str, Any], Mapping[str, Any]], None]] = {
     "awq": check_awq,
     "smooth_quant": _check_smooth_quant,
     "fp8": _check_fp8,
+    "compressed-tensors": _check_experts_alone,  # what others of it become is checked as that
 }
 """Method -> what is refused of it. Every other method is refused whole."""

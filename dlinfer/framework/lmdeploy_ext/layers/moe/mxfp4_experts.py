@@ -1,0 +1,126 @@
+"""A layer of GPT-OSS's experts whose weights stay in MXFP4, for which LMDeploy has none.
+
+Its parameters take a checkpoint's tensors whole, and have them in the layout of ``dlinfer.ops.packing.MXFP4``: one
+expert after the other is repacked as they load. Scales, which are powers of two, become bfloat16, which has them all.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lmdeploy.pytorch.nn.moe.base import FusedMoEBase
+from torch import Tensor, nn
+
+from dlinfer import ops
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.ops.packing import GPTQ, MXFP4
+
+_STORED = replace(GPTQ, zero_bias=0)
+"""How four bytes of blocks, taken for a word, lie: neighbours of "in", the first in the lowest bits."""
+
+_BIAS = 127  # of E8M0's exponents
+
+
+def powers() -> Tensor:
+    """bfloat16 [256]: what each E8M0 stands for; 255 is NaN."""
+    made = torch.ldexp(torch.ones(256, dtype=torch.float64), torch.arange(256) - _BIAS).to(torch.bfloat16)
+    made[255] = torch.nan
+    return made
+
+
+class Mxfp4Weights(nn.Module):
+    """The weights of one projection of all experts.
+
+    blocks: int32 [experts, in_features, out_features / 8]. scales: bfloat16 [experts, in_features / 32, out_features].
+    bias: [experts, out_features], of the model's dtype. In a checkpoint's gate_up, gate and up stand in turn along
+    out_features; here all of gate comes first.
+    """
+
+    def __init__(
+        self, experts: int, into: int, out: int, is_gate_up: bool, dtype: torch.dtype | None, device: Any
+    ) -> None:
+        super().__init__()
+        self.is_gate_up = is_gate_up
+        if into % MXFP4.group_size or out % MXFP4.per_word:
+            sizes = f"experts in MXFP4 of {into} inputs and {out} outputs"
+            raise refuse(sizes, "use a checkpoint whose inputs are multiples of 32, and outputs of 8")
+        groups, words = into // MXFP4.group_size, out // MXFP4.per_word
+        shapes = {
+            "blocks": ((experts, into, words), MXFP4.storage, self.load_blocks),
+            "scales": ((experts, groups, out), torch.bfloat16, self.load_scales),
+            "bias": ((experts, out), dtype, self.load_bias),
+        }
+        for name, (shape, kind, loader) in shapes.items():
+            parameter: Any = nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=False)
+            parameter.weight_loader = loader
+            self.register_parameter(name, parameter)
+
+    def load_blocks(self, param: nn.Parameter, loaded_weight: Tensor) -> None:
+        """loaded_weight: uint8 [experts, out, in / 32, 16]. Raises UnsupportedFeatureError for other sizes."""
+        experts, into, words = param.shape
+        out = words * MXFP4.per_word
+        _require("blocks", loaded_weight, (experts, out, into // MXFP4.group_size, MXFP4.group_size // 2))
+        for own, blocks in zip(param.data, loaded_weight, strict=True):
+            rows = blocks.flatten(1).contiguous().view(_STORED.storage)
+            own.copy_(_STORED.repack(self._gate_first(rows).t(), MXFP4))
+
+    def load_scales(self, param: nn.Parameter, loaded_weight: Tensor) -> None:
+        """loaded_weight: uint8 [experts, out, in / 32]. Raises UnsupportedFeatureError for other sizes."""
+        experts, groups, out = param.shape
+        _require("scales", loaded_weight, (experts, out, groups))
+        values = powers().to(param.device)
+        for own, scales in zip(param.data, loaded_weight, strict=True):
+            own.copy_(values[self._gate_first(scales).int()].t())
+
+    def load_bias(self, param: nn.Parameter, loaded_weight: Tensor, expert_id: int, shard_id: str) -> None:
+        """loaded_weight: [out], of gate, up or down, as ``experts_model.py`` cuts them up."""
+        mine, half = param.data[expert_id], param.shape[1] // 2
+        {"gate": mine[:half], "up": mine[half:], "down": mine}[shard_id].copy_(loaded_weight)
+
+    def _gate_first(self, rows: Tensor) -> Tensor:
+        return torch.cat([rows[::2], rows[1::2]]) if self.is_gate_up else rows
+
+
+def _require(part: str, given: Tensor, shape: tuple[int, ...]) -> None:
+    if given.dtype is not torch.uint8 or given.shape != shape:
+        what = f"{part} of experts in MXFP4 of {given.dtype} {tuple(given.shape)}, not of uint8 {shape}"
+        raise refuse(what, "use a checkpoint whose config.json is its own")
+
+
+class FusedMoEMxfp4:
+    """What computes the layer."""
+
+    def __init__(self, alpha: float, limit: float) -> None:
+        self.alpha, self.limit = alpha, limit
+
+    def forward(self, hidden_states: Tensor, weights: Tensor, ids: Tensor, *parts: Tensor) -> Tensor:
+        """hidden_states [tokens, hidden] -> the same shape. parts: blocks, scales and bias of gate_up and of down."""
+        return ops.fused_moe_mxfp4(hidden_states, *parts, weights, ids, self.alpha, self.limit)
+
+
+class Mxfp4Experts(FusedMoEBase):
+    """GPT-OSS's experts, of one device: tensor and expert parallelism are refused before."""
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        ffn_dim: int,
+        num_experts: int,
+        *,
+        dtype: torch.dtype | None,
+        device: torch.device | None,
+        act_func: Any,
+    ) -> None:
+        """act_func: LMDeploy's ``GateupAct``, of which ``alpha`` and ``limit`` are read."""
+        self.init_dist_args(all_reduce=False)
+        super().__init__(tp=self.tp, tp_mode=self.tp_mode, do_renormalize=False)
+        self.impl = FusedMoEMxfp4(float(act_func.alpha), float(act_func.limit))
+        self.gate_up = Mxfp4Weights(num_experts, hidden_dim, 2 * ffn_dim, True, dtype, device)
+        self.down = Mxfp4Weights(num_experts, ffn_dim, hidden_dim, False, dtype, device)
+
+    def forward(self, hidden_states: Tensor, topk_weights: Tensor, topk_idx: Any) -> Tensor:
+        """hidden_states [tokens, hidden], topk_weights and topk_idx [tokens, top_k] -> [tokens, hidden]."""
+        parts = [
+            getattr(part, name) for part in (self.gate_up, self.down) for name in ("blocks", "scales", "bias")
+        ]
+        return self.impl.forward(hidden_states, topk_weights, topk_idx, *parts)

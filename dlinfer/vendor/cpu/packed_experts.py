@@ -1,0 +1,123 @@
+"""Mixtures of experts on CPU whose weights stay packed: two products for each expert that was chosen.
+
+Tokens are sorted by expert. An expert's weights are read where they lie, and those of the others are not touched.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.ops import moe_mxfp4
+from dlinfer.ops.moe import check_ids
+from dlinfer.ops.moe_eight_bit import Product
+from dlinfer.ops.moe_four_bit import RULES
+from dlinfer.vendor.cpu.packed_linear import mxfp4_matmul, weight_quant_matmul
+
+_ROWS = 4096
+"""Of all experts together, whose activations are in memory at a time. An expert's rows are rarely cut in two by it."""
+
+
+def fused_moe_w4a16(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_zeros: Tensor | None,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_zeros: Tensor | None,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+    group_size: int,
+) -> Tensor:
+    check_ids(topk_ids, gate_up_weights.shape[0], RULES)
+
+    def by(weights: Tensor, scales: Tensor, zeros: Tensor | None) -> Product:
+        def product(x: Tensor, expert: int) -> Tensor:
+            own = None if zeros is None else zeros[expert]
+            return weight_quant_matmul(x, weights[expert], scales[expert], own, None, group_size)
+
+        return product
+
+    products = by(gate_up_weights, gate_up_scales, gate_up_zeros), by(down_weights, down_scales, down_zeros)
+    return routed(hidden_states, topk_weights, topk_ids, renormalize, *products)
+
+
+def fused_moe_mxfp4(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_bias: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_bias: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    check_ids(topk_ids, gate_up_weights.shape[0], moe_mxfp4.RULES)
+    wide = torch.promote_types(hidden_states.dtype, torch.float32)
+
+    def by(weights: Tensor, scales: Tensor, bias: Tensor) -> Product:
+        def product(x: Tensor, expert: int) -> Tensor:
+            return mxfp4_matmul(x, weights[expert], scales[expert]).to(wide).add_(bias[expert])
+
+        return product
+
+    def clamped(gate: Tensor, up: Tensor) -> Tensor:
+        return moe_mxfp4.clamped(gate, up, alpha, limit).to(hidden_states.dtype)
+
+    products = by(gate_up_weights, gate_up_scales, gate_up_bias), by(down_weights, down_scales, down_bias)
+    return routed(hidden_states, topk_weights, topk_ids, False, *products, clamped)
+
+
+def _silu(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate).mul_(up)
+
+
+def routed(
+    hidden_states: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    gate_up: Product,
+    down: Product,
+    activated: Callable[[Tensor, Tensor], Tensor] = _silu,
+) -> Tensor:
+    """For each token, the weighted sum of its experts' gated MLPs, added up in float32 and rounded once.
+
+    gate_up, down: the products, of any dtype, with rows of hidden_states, and with the activation between them. What is
+    done beside them is done for all experts at once: for one token it takes as long as a product.
+    """
+    weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    out = torch.zeros(hidden_states.shape, dtype=weights.dtype)
+    sorted_ids, order = topk_ids.flatten().sort(stable=True)
+    tokens, shares = order // topk_ids.shape[1], weights.flatten()[order, None]
+    chosen, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
+    for first in range(0, order.numel(), _ROWS):
+        token, share = tokens[first : first + _ROWS], shares[first : first + _ROWS]
+        spans = list(_spans(chosen.tolist(), counts.tolist(), first, first + _ROWS))
+        rows = hidden_states.index_select(0, token)
+        gate, up = _each(gate_up, rows, spans).chunk(2, dim=-1)
+        results = _each(down, activated(gate, up), spans)
+        out.index_add_(0, token, results.to(out.dtype).mul_(share))
+    return out.to(hidden_states.dtype)
+
+
+def _spans(chosen: list[int], counts: list[int], first: int, behind: int) -> Iterator[tuple[int, int, int]]:
+    """(expert, begin, end) of the rows [first, behind) of experts one behind the other, begin and end less first."""
+    end = 0
+    for expert, count in zip(chosen, counts, strict=True):
+        begin, end = max(end, first), end + count
+        if begin < min(end, behind):
+            yield expert, begin - first, min(end, behind) - first
+
+
+def _each(product: Product, rows: Tensor, spans: list[tuple[int, int, int]]) -> Tensor:
+    return torch.cat([product(rows[begin:end], expert) for expert, begin, end in spans])
