@@ -339,7 +339,7 @@ def test_what_no_op_serves_is_refused_as_a_layer_is_built(changes):
         get_backend("cpu").build_op(dataclasses.replace(SPEC, **changes))
 
 
-@pytest.mark.parametrize("more", [{"bias": True}, {"act_func": torch.sin}], ids=str)
+@pytest.mark.parametrize("more", [{"bias": True}, {"act_func": torch.sin}], ids=["bias", "activation"])
 def test_experts_with_biases_or_another_activation_are_refused(more, monkeypatch: pytest.MonkeyPatch):
     context = SimpleNamespace(quant_config=QuantizationConfig(quant_method="awq", bits=4, group_size=32))
     monkeypatch.setattr(model_patch, "get_build_model_context", lambda: context)
