@@ -21,6 +21,7 @@ BOUND = 0.10
 MIB = 1 << 20
 ENGINE = {"session_len": 2048, "max_batch_size": 4, "max_prefill_token_num": 1024}
 PROMPTS, LENGTH, NEW = 4, 991, 8
+WORDS = "the quick brown fox jumps over a lazy dog while two red hens watch and some green frogs sing".split()
 
 _LLAMA = {"num_attention_heads": 16, "num_key_value_heads": 4, "hidden_size": 1024, "intermediate_size": 2816}
 _LLAMA |= {"num_hidden_layers": 8, "vocab_size": 32000}
@@ -64,11 +65,20 @@ def serve(folder: Path, dtype: str, eager: bool) -> dict[str, int]:
     generation = GenerationConfig(max_new_tokens=NEW, do_sample=False, ignore_eos=True)
     with pipeline(str(folder), backend_config=config) as pipe:
         tokenizer = pipe.async_engine.tokenizer
-        texts = [tokenizer.decode([10 + (7 * i + j) % 900 for j in range(LENGTH)]) for i in range(PROMPTS)]
-        pipe(texts, gen_config=generation, do_preprocess=False)
+        texts = [text_of(tokenizer, LENGTH, start) for start in range(PROMPTS)]
+        answers: Any = pipe(texts, gen_config=generation, do_preprocess=False)
+        assert all(LENGTH - 9 <= answer.input_token_len <= LENGTH for answer in answers)
         lines = Path("/proc/self/status").read_text().splitlines()
         found = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.startswith("Vm")}
     return {"peak": found["VmHWM"], "serving": found["VmRSS"]}
+
+
+def text_of(tokenizer: Any, tokens: int, start: int) -> str:
+    """Words of so many tokens, or a few less: what is decoded from tokens may be encoded in others."""
+    words = [WORDS[(start + i) % len(WORDS)] for i in range(tokens)]
+    while len(tokenizer.encode(" ".join(words))) > tokens:
+        words.pop()
+    return " ".join(words)
 
 
 def plan(folder: Path, dtype: str, eager: bool) -> dict[str, int]:
