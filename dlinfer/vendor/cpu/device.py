@@ -1,5 +1,7 @@
 """The host as a device of serving frameworks: memory that is shared with all that runs there, and no queues."""
 
+import os
+
 from dlinfer.vendor.cpu.memory import usable_memory
 from dlinfer.vendor.device import Device, DeviceMemory
 from dlinfer.vendor.streams import HostStreams
@@ -14,8 +16,22 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         self.streams = HostStreams()
+        _keep_few_primitives()
 
     def memory(self) -> DeviceMemory:
         """What the host and this process's cgroup still allow."""
         usable = usable_memory()
         return DeviceMemory(usable.available, usable.limit, usable.source, shared=True)
+
+
+# oneDNN and torch's layer upon it keep what they have made for a product of each size: 0.75 MB for each number of rows
+# in 16 bits, a thousand of them. Prompts have all lengths, and experts all numbers of rows, so a server would come to
+# hold several hundred megabytes; making one anew takes no time that can be measured.
+_KEPT = "32"
+_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+
+
+def _keep_few_primitives() -> None:
+    """Read by these libraries at their first product in the process. What the user has set stays."""
+    for name in _CACHES:
+        os.environ.setdefault(name, _KEPT)
