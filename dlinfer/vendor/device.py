@@ -32,11 +32,14 @@ class Device(ABC):
         work is done.
     communicator: the backend of torch.distributed that joins such devices.
     max_batch_size: how many sequences are decoded together where the user says nothing.
+    max_prefill_tokens: how many tokens of prompts are computed together, likewise; None leaves it to the framework.
+        What decodes beside them waits as long as they take.
     """
 
     streams: Streams
     communicator: str
     max_batch_size: int
+    max_prefill_tokens: int | None = None
 
     @abstractmethod
     def memory(self) -> DeviceMemory:

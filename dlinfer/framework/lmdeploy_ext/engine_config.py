@@ -28,6 +28,7 @@ def _post_init(original: Callable[..., None]) -> Callable[..., None]:
             return
         refusals.check_engine_config(self)
         cache_blocks.choose(self)
+        _choose_prefill(self)
         # The original asserts a closed list of devices, of dtypes, and of devices that quantise the KV cache; it meets
         # values from those lists which take no branch of their own there, and all its other checks run as they are.
         policy = self.quant_policy
@@ -43,6 +44,16 @@ def _post_init(original: Callable[..., None]) -> Callable[..., None]:
         activation.activate(device_type)
 
     return __post_init__
+
+
+LMDEPLOY_DEFAULT_PREFILL = 8192
+"""``max_prefill_token_num`` of LMDeploy's, in Python and on its command line: it counts as not chosen."""
+
+
+def _choose_prefill(config: Any) -> None:
+    chosen = discovery.device(devices.torch_device(config.device_type)).max_prefill_tokens
+    if chosen is not None and config.max_prefill_token_num == LMDEPLOY_DEFAULT_PREFILL:
+        config.max_prefill_token_num = chosen
 
 
 def _max_batch_size(original: Callable[[str], int]) -> Callable[[str], int]:

@@ -32,7 +32,7 @@ def _records() -> list[Patch]:
         weight_checks,
     )
     from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
-    from dlinfer.framework.lmdeploy_ext.serving import generation, harmony, scoring
+    from dlinfer.framework.lmdeploy_ext.serving import generation, harmony, scoring, step_thread
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
     from dlinfer.framework.lmdeploy_ext.vision import cogvlm, corrections, glm_4v, one_position, processors
 
@@ -61,6 +61,7 @@ def _records() -> list[Patch]:
         rope_parameters,
         scoring,
         serving,
+        step_thread,
         weight_checks,
         loading,
         media,

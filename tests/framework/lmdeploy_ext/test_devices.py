@@ -11,6 +11,7 @@ from lmdeploy.pytorch.backends import get_backend
 
 from dlinfer import settings
 from dlinfer.errors import UnknownVendorError
+from dlinfer.framework.lmdeploy_ext import engine_config
 from dlinfer.framework.lmdeploy_ext.device import activation, devices, kv_memory, vendor_devices
 from dlinfer.framework.lmdeploy_ext.layers import backend
 from dlinfer.framework.lmdeploy_ext.layers.backend import OpsBackend
@@ -52,6 +53,17 @@ def test_a_device_type_is_ours_where_a_vendor_puts_frameworks_on_it(plugins):
     assert vendor_devices.usable() == ["acme", "card", "cpu", "cuda"]
     with pytest.raises(UnknownVendorError, match=r"'beta'.*acme, card, cpu, cuda"):
         PytorchEngineConfig(device_type="beta")
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "chosen"),
+    [("cpu", engine_config.LMDEPLOY_DEFAULT_PREFILL, 1024), ("cpu", 4096, 4096), ("acme", 8192, 8192)],
+)
+def test_a_prefill_is_as_large_as_the_vendor_says_where_the_user_says_nothing(plugins, device, given, chosen):
+    plugins("acme", vendor("acme"))
+    config = SimpleNamespace(device_type=device, max_prefill_token_num=given)
+    engine_config._choose_prefill(config)
+    assert config.max_prefill_token_num == chosen
 
 
 def test_cuda_loads_no_vendor(plugins):

@@ -14,6 +14,7 @@ from dlinfer.framework.lmdeploy_ext.device import devices, view
 from dlinfer.framework.lmdeploy_ext.versions import describe
 from dlinfer.framework.patching import Patch, PatchSet
 from dlinfer.vendor import Device, discovery
+from dlinfer.vendor.streams import HostStreams
 
 logger = logging.getLogger("dlinfer")
 
@@ -61,6 +62,11 @@ def torch_device() -> str:
 def device() -> Device:
     """What the active vendor says of the device that LMDeploy runs on, which is one of ours."""
     return discovery.device(torch_device())
+
+
+def is_synchronous() -> bool:
+    """Whether calls on the active device return when their work is done, as on the host."""
+    return active() is not None and isinstance(device().streams, HostStreams)
 
 
 def activate(device_type: str) -> None:

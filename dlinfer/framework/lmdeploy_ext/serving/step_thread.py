@@ -1,0 +1,158 @@
+"""Steps of the model on a thread of their own, so that the engine's event loop goes on while one runs.
+
+On devices whose calls return before their work is done the loop is free anyway. On the host a step returns when it is
+done: a prefill of a few thousand tokens takes seconds, in which nothing is streamed, admitted or answered. LMDeploy's
+loop is written for the first kind: it makes the next inputs and hands out results while a step is under way.
+"""
+
+import asyncio
+import contextvars
+import functools
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.patching import Patch
+
+
+class StepThread:
+    """Runs coroutines of one model agent, one after the other, on one thread with an event loop of its own.
+
+    idle: held while one runs. Whoever changes what a step reads takes it first.
+    """
+
+    def __init__(self) -> None:
+        self.idle = threading.RLock()
+        self._steps = asyncio.new_event_loop()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dlinfer-step")
+        self._host: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Wait for a step without holding up the loop that this is called in."""
+        self._host = asyncio.get_running_loop()
+        context = contextvars.copy_context()
+        await self._host.run_in_executor(self._pool, context.run, self._run, step)
+
+    def _run(self, step: Callable[[], Awaitable[None]]) -> None:
+        with self.idle, torch.inference_mode():  # a mode of the thread
+            self._steps.run_until_complete(_awaited(step))
+
+    def hand_over(self, call: Callable[[], None]) -> None:
+        """Make a call in the loop that waits for the step: asyncio's queues are for threads of their own loop alone."""
+        if self._host is None or asyncio.get_running_loop() is self._host:
+            call()
+        else:
+            self._host.call_soon_threadsafe(call)
+
+    def close(self) -> None:
+        """Wait for the step under way and end the thread."""
+        self._pool.shutdown()
+        self._steps.close()
+
+
+async def _awaited(step: Callable[[], Awaitable[None]]) -> None:
+    await step()
+
+
+def _steps_of(agent: Any) -> StepThread | None:
+    """The thread of an agent, made at its first step; None for devices whose calls return at once."""
+    if not activation.is_synchronous():
+        return None
+    found = getattr(agent, "dlinfer_steps", None)
+    if found is None:
+        found = agent.dlinfer_steps = StepThread()
+    return found
+
+
+def _async_step(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(original)
+    async def _async_step(self: Any, *args: Any, **kwargs: Any) -> None:
+        steps = _steps_of(self)
+        if steps is None:
+            await original(self, *args, **kwargs)
+        else:
+            await steps.run(functools.partial(original, self, *args, **kwargs))
+
+    return _async_step
+
+
+def _push_output(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _push_output(self: Any, output: Any) -> None:
+        steps = _steps_of(self)
+        if steps is None:
+            original(self, output)
+        else:
+            steps.hand_over(functools.partial(original, self, output))
+
+    return _push_output
+
+
+def _between_steps(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For what changes weights or caches: it waits for the step under way, as it did where that held up the loop."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        steps = _steps_of(self)
+        if steps is None:
+            return original(self, *args, **kwargs)
+        with steps.idle:
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+def _sleep(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(original)
+    async def sleep(self: Any, level: int = 1) -> None:
+        steps = _steps_of(self)
+        if steps is None:
+            await original(self, level)
+            return
+        with steps.idle:
+            await original(self, level)
+
+    return sleep
+
+
+def _release(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def release(self: Any) -> None:
+        steps = _steps_of(self)
+        if steps is not None:
+            steps.close()
+            self.dlinfer_steps = None
+        original(self)
+
+    return release
+
+
+_AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"
+_MEANWHILE = "would change what a step reads that is under way on the step's thread"
+
+PATCHES = (
+    Patch(
+        target=f"{_AGENT}._async_step",
+        why="computes in the engine's event loop, which stands still until a step on the host is done",
+        signature="(self, inputs, delta=None, swap_in_map=None, swap_out_map=None, sampling_inputs=None, "
+        "stopping_criteria=None, return_logits=False, return_routed_experts=False, return_ce_loss=False, "
+        "extra_inputs=None, cache_inputs=None, kv_connector_metadata=None)",
+        build=_async_step,
+    ),
+    Patch(
+        target=f"{_AGENT}._push_output",
+        why="fills a queue of asyncio's, which only the loop's own thread may",
+        signature="(self, output)",
+        build=_push_output,
+    ),
+    Patch(target=f"{_AGENT}.sleep", why=_MEANWHILE, signature="(self, level=1)", build=_sleep),
+    Patch(target=f"{_AGENT}.wakeup", why=_MEANWHILE, signature="(self, tags=None)", build=_between_steps),
+    Patch(
+        target=f"{_AGENT}.update_params", why=_MEANWHILE, signature="(self, request)", build=_between_steps
+    ),
+    Patch(target=f"{_AGENT}.release", why=_MEANWHILE, signature="(self)", build=_release),
+)

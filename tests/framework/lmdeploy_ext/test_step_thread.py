@@ -1,0 +1,172 @@
+"""Steps on a thread of their own: the loop goes on, order is kept, errors and ends arrive."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.serving import step_thread
+from dlinfer.framework.lmdeploy_ext.serving.step_thread import StepThread
+
+SECONDS = 20
+
+
+class Agent:
+    """What patches of a model agent see: steps that block until they are let go, and a queue."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.seen: list[Any] = []
+
+    async def step(self, value: Any) -> None:
+        self.begun.set()
+        assert self.go.wait(SECONDS)
+        await asyncio.sleep(0)
+        if isinstance(value, Exception):
+            raise value
+        self.seen.append((threading.get_ident(), torch.is_inference_mode_enabled()))
+        Patched.push(self, value)
+
+    def put(self, value: Any) -> None:
+        assert threading.get_ident() == self.loop_thread
+        self.queue.put_nowait(value)
+
+    loop_thread = 0
+
+
+class Patched:
+    """The wrappers around the methods above."""
+
+    step: Any = staticmethod(step_thread._async_step(Agent.step))
+    push: Any = staticmethod(step_thread._push_output(Agent.put))
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    monkeypatch.setattr(activation, "is_synchronous", lambda: True)
+    made = Agent()
+    yield made
+    if (steps := getattr(made, "dlinfer_steps", None)) is not None:
+        made.go.set()
+        steps.close()
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, SECONDS))
+
+
+def test_the_loop_goes_on_while_a_step_runs(agent):
+    async def main() -> None:
+        agent.loop_thread = threading.get_ident()
+        step = asyncio.create_task(Patched.step(agent, "first"))
+        while not agent.begun.is_set():
+            await asyncio.sleep(0.001)
+        assert not step.done()  # it waits for what only this loop will do
+        agent.go.set()
+        assert await agent.queue.get() == "first"
+        await step
+        ((thread, is_inference),) = agent.seen
+        assert thread != agent.loop_thread and is_inference
+
+    run(main())
+
+
+def test_outputs_are_there_when_the_step_is_over_and_in_order(agent):
+    async def main() -> None:
+        agent.loop_thread = threading.get_ident()
+        agent.go.set()
+        for value in range(5):
+            await Patched.step(agent, value)
+            assert agent.queue.get_nowait() == value
+        Patched.push(agent, "from the loop")
+        assert agent.queue.get_nowait() == "from the loop"
+        assert len({thread for thread, _ in agent.seen}) == 1
+
+    run(main())
+
+
+def test_an_error_in_a_step_is_the_callers(agent):
+    async def main() -> None:
+        agent.go.set()
+        with pytest.raises(ValueError, match="of the model"):
+            await Patched.step(agent, ValueError("of the model"))
+        agent.loop_thread = threading.get_ident()
+        await Patched.step(agent, "the next")
+        assert agent.queue.get_nowait() == "the next"
+
+    run(main())
+
+
+def test_what_changes_weights_waits_for_the_step(agent):
+    order: list[str] = []
+
+    def change(self: Any) -> None:
+        order.append("changed")
+
+    async def fall_asleep(self: Any, level: int = 1) -> None:
+        order.append("asleep")
+
+    async def main() -> None:
+        agent.loop_thread = threading.get_ident()
+        step = asyncio.create_task(Patched.step(agent, 1))
+        while not agent.begun.is_set():
+            await asyncio.sleep(0.001)
+        threading.Timer(0.05, lambda: (order.append("let go"), agent.go.set())).start()
+        step_thread._between_steps(change)(agent)
+        await step_thread._sleep(fall_asleep)(agent)
+        await step
+        assert order == ["let go", "changed", "asleep"]
+
+    run(main())
+
+
+def test_release_ends_the_thread_and_comes_after_the_step(agent):
+    order: list[str] = []
+
+    async def main() -> None:
+        agent.loop_thread = threading.get_ident()
+        agent.go.set()
+        await Patched.step(agent, 1)
+        thread = next(one for one in threading.enumerate() if one.name.startswith("dlinfer-step"))
+        step_thread._release(lambda self: order.append("released"))(agent)
+        assert order == ["released"] and not thread.is_alive() and agent.dlinfer_steps is None
+
+    run(main())
+
+
+def test_a_loop_that_is_gone_does_not_hold_up_the_end(agent):
+    """An engine is closed while a step runs: its output has nobody to go to."""
+
+    async def main() -> None:
+        agent.loop_thread = threading.get_ident()
+        step = asyncio.create_task(Patched.step(agent, 1))
+        while not agent.begun.is_set():
+            await asyncio.sleep(0.001)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+
+    run(main())
+    agent.go.set()
+    agent.dlinfer_steps.close()
+    assert agent.queue.empty()
+
+
+def test_devices_that_return_at_once_stay_in_the_loop(agent, monkeypatch):
+    monkeypatch.setattr(activation, "is_synchronous", lambda: False)
+
+    async def main() -> None:
+        agent.loop_thread = threading.get_ident()
+        agent.go.set()
+        await Patched.step(agent, 1)
+        assert agent.seen[0][0] == agent.loop_thread and not hasattr(agent, "dlinfer_steps")
+
+    run(main())
+
+
+def test_a_thread_that_never_ran_can_be_closed():
+    StepThread().close()
