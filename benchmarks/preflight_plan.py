@@ -19,7 +19,7 @@ from benchmarks.timing import publish
 
 BOUND = 0.10
 MIB = 1 << 20
-ENGINE = {"session_len": 2048, "max_batch_size": 4, "max_prefill_token_num": 1024}
+ENGINE: dict[str, Any] = {"session_len": 2048, "max_batch_size": 4, "max_prefill_token_num": 1024}
 PROMPTS, LENGTH, NEW = 4, 991, 8
 WORDS = "the quick brown fox jumps over a lazy dog while two red hens watch and some green frogs sing".split()
 
@@ -59,7 +59,8 @@ def write(name: str, folder: Path) -> None:
 
 def serve(folder: Path, dtype: str, eager: bool) -> dict[str, int]:
     """Answer the prompts, and say what this process takes."""
-    from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
+    from lmdeploy import GenerationConfig, PytorchEngineConfig
+    from lmdeploy.api import pipeline
 
     config = PytorchEngineConfig(device_type="cpu", dtype=dtype, eager_mode=eager, **ENGINE)
     generation = GenerationConfig(max_new_tokens=NEW, do_sample=False, ignore_eos=True)

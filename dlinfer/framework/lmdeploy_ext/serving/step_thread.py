@@ -35,7 +35,7 @@ class StepThread:
         """Wait for a step without holding up the loop that this is called in."""
         self._host = asyncio.get_running_loop()
         context = contextvars.copy_context()
-        await self._host.run_in_executor(self._pool, context.run, self._run, step)
+        await self._host.run_in_executor(self._pool, lambda: context.run(self._run, step))
 
     def _run(self, step: Callable[[], Awaitable[None]]) -> None:
         with self.idle, torch.inference_mode():  # a mode of the thread
