@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from benchmarks.models import add_model_options, chosen_model
 from benchmarks.timing import publish
 from tests.serve.api_server import MODEL_NAME, REQUEST_SECONDS, ApiServer
@@ -24,12 +26,17 @@ from tests.serve.api_server import MODEL_NAME, REQUEST_SECONDS, ApiServer
 WORDS = "the quick brown fox jumps over a lazy dog while two red hens watch and some green frogs sing".split()
 
 
-def prompt_of(tokens: int, seed: int) -> list[int]:
-    """Token ids: no two rounds have a common beginning, which a cache of prefixes would know."""
-    return [10 + (7919 * (seed + 1) + 31 * place * place) % 900 for place in range(tokens)]
+def prompt_of(tokenizer: Tokenizer, tokens: int, seed: int) -> str:
+    """Text of so many tokens, or a few less: no two rounds have a common beginning, which a cache of prefixes knows."""
+    words = [WORDS[(seed * 5 + place * (place + seed)) % len(WORDS)] for place in range(tokens)]
+    text = " ".join([str(seed), *words])
+    while len(tokenizer.encode(text).ids) > tokens:
+        words = words[: len(words) * 99 // 100]
+        text = " ".join([str(seed), *words])
+    return text
 
 
-def streamed(port: int, prompt: list[int], tokens: int) -> Iterator[float]:
+def streamed(port: int, prompt: str, tokens: int) -> Iterator[float]:
     """The times at which tokens arrive."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)
     body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True, "temperature": 0.0}
@@ -70,15 +77,15 @@ class Health:
             self.longest = max(self.longest, time.monotonic() - begun)
 
 
-def one_round(port: int, seed: int, prompt: int, chunk: int) -> dict[str, Any]:
+def one_round(port: int, tokenizer: Tokenizer, seed: int, prompt: int, chunk: int) -> dict[str, Any]:
     """Seconds of one round."""
     begun = time.monotonic()
-    alone = next(iter(streamed(port, prompt_of(chunk, seed), 1))) - begun
+    alone = next(iter(streamed(port, prompt_of(tokenizer, chunk, seed), 1))) - begun
     times: list[float] = []
     flows = threading.Event()
 
     def follow() -> None:
-        for moment in streamed(port, prompt_of(64, seed + 500), 400):
+        for moment in streamed(port, prompt_of(tokenizer, 64, seed + 500), 400):
             times.append(moment)
             if len(times) == 8:
                 flows.set()
@@ -91,7 +98,7 @@ def one_round(port: int, seed: int, prompt: int, chunk: int) -> dict[str, Any]:
         stream.start()
         flows.wait(REQUEST_SECONDS)
         sent = time.monotonic()
-        first = next(iter(streamed(port, prompt_of(prompt, seed + 1000), 1)))
+        first = next(iter(streamed(port, prompt_of(tokenizer, prompt, seed + 1000), 1)))
         time.sleep(1)
         over.set()
         stream.join()
@@ -120,12 +127,14 @@ def main() -> None:
     add_model_options(parser)
     args = parser.parse_args()
     model = chosen_model(args)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     options = ["--max-prefill-token-num", str(args.chunk), "--dtype", args.dtype, *args.options]
     with ApiServer(model, *options, session_len=2 * args.prompt) as server:
         server.ready()
-        rounds = [one_round(server.port, seed, args.prompt, args.chunk) for seed in range(args.rounds + 1)][
-            1:
-        ]
+        rounds = [
+            one_round(server.port, tokenizer, seed, args.prompt, args.chunk)
+            for seed in range(args.rounds + 1)
+        ][1:]
     rows = [{name: round(value, 3) for name, value in one.items()} for one in rounds]
     ratios = [one["longest gap"] / one["chunk"] for one in rounds]
     publish(f"a prompt of {args.prompt} in chunks of {args.chunk} beside a stream, seconds", rows)
