@@ -13,7 +13,7 @@ class CpuDevice(Device):
     communicator = "gloo"
     # Decode on a CPU is bound by memory bandwidth; past some tens of sequences a larger batch only adds latency.
     max_batch_size = 64
-    # A prefill of more tokens is no faster a token, and makes those wait who decode: some seconds for each thousand.
+    # Products of 512 rows run at the CPU's peak already, and who decodes waits seconds for each thousand tokens.
     max_prefill_tokens = 1024
 
     def __init__(self) -> None:

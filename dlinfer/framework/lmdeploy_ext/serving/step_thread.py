@@ -58,13 +58,17 @@ async def _awaited(step: Callable[[], Awaitable[None]]) -> None:
     await step()
 
 
+_NAME = "dlinfer_steps"  # of the attribute in which an agent has its thread
+
+
 def _steps_of(agent: Any) -> StepThread | None:
     """The thread of an agent, made at its first step; None for devices whose calls return at once."""
     if not activation.is_synchronous():
         return None
-    found = getattr(agent, "dlinfer_steps", None)
+    found = getattr(agent, _NAME, None)
     if found is None:
-        found = agent.dlinfer_steps = StepThread()
+        found = StepThread()
+        setattr(agent, _NAME, found)
     return found
 
 
@@ -97,7 +101,7 @@ def _between_steps(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        steps = _steps_of(self)
+        steps = getattr(self, _NAME, None)
         if steps is None:
             return original(self, *args, **kwargs)
         with steps.idle:
@@ -109,7 +113,7 @@ def _between_steps(original: Callable[..., Any]) -> Callable[..., Any]:
 def _sleep(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     @functools.wraps(original)
     async def sleep(self: Any, level: int = 1) -> None:
-        steps = _steps_of(self)
+        steps = getattr(self, _NAME, None)
         if steps is None:
             await original(self, level)
             return
@@ -122,10 +126,10 @@ def _sleep(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[
 def _release(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def release(self: Any) -> None:
-        steps = _steps_of(self)
+        steps = getattr(self, _NAME, None)
         if steps is not None:
             steps.close()
-            self.dlinfer_steps = None
+            setattr(self, _NAME, None)
         original(self)
 
     return release
