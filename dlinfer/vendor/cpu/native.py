@@ -112,7 +112,7 @@ def _default_folder() -> Path:
 def memory_for_results() -> Iterator[None]:
     """Loops that are compiled or loaded meanwhile take large results from the library's memory, if there is one.
 
-    See csrc/result_memory.h: what the C library gives back to the system, and has to ask for again page by page,
+    See csrc/common/result_memory.h: what the C library gives back to the system, and has to ask for again page by page,
     costs a prefill up to a fifth of its time.
     """
     if why_not() is not None:
@@ -164,12 +164,12 @@ def _fingerprint(command: Sequence[str]) -> str:
     macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
     digest = hashlib.sha256("\0".join([torch.__version__, *command, macros]).encode())
     for source in _sources("*.[ch]*"):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+        digest.update(source.relative_to(SOURCES).as_posix().encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:32]
 
 
 def _sources(pattern: str) -> list[Path]:
-    return sorted(SOURCES.glob(pattern))
+    return sorted(SOURCES.rglob(pattern))
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def _compile(command: Sequence[str], path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".new-", dir=path.parent) as scratch:
         made = Path(scratch) / "library.so"
         torch_parts = [f"-isystem{TORCH / 'include'}", f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
-        _run([*command, "-x", "c++", "-", "-o", str(made), *torch_parts], unit)
+        _run([*command, f"-I{SOURCES}", "-x", "c++", "-", "-o", str(made), *torch_parts], unit)
         content = made.read_bytes()
         made.write_bytes(content + hashlib.sha256(content).digest())
         made.replace(path)

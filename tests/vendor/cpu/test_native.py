@@ -245,7 +245,7 @@ def resident_bytes() -> int:
 @needs_compiler
 @pytest.mark.usefixtures("library")
 class TestResultMemory:
-    """Where results lie, small and large: csrc/result_memory.h."""
+    """Where results lie, small and large: csrc/common/result_memory.h."""
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool])
     @pytest.mark.parametrize("size", [(), (0, 3), (5,), (700, 300), (3, 0, 1000)])

@@ -12,7 +12,7 @@
 #include <array>
 #include <cstdint>
 
-#include "lanes.h"
+#include "common/lanes.h"
 
 namespace dlinfer {
 

@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "int4.h"
-#include "result_memory.h"
+#include "int4/int4.h"
+#include "common/result_memory.h"
 
 namespace dlinfer::int4 {
 namespace {

@@ -11,9 +11,9 @@
 #include <tuple>
 #include <vector>
 
-#include "fp8.h"
-#include "int8_dot.h"
-#include "result_memory.h"
+#include "eight_bit/fp8.h"
+#include "eight_bit/int8_dot.h"
+#include "common/result_memory.h"
 
 namespace dlinfer::eight_bit {
 namespace {

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "lanes.h"
+#include "common/lanes.h"
 
 namespace dlinfer {
 

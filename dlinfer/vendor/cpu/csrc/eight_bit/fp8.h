@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "lanes.h"
+#include "common/lanes.h"
 
 namespace dlinfer::fp8 {
 

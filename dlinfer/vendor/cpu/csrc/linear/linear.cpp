@@ -11,9 +11,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "few_rows.h"
-#include "many_rows.h"
-#include "result_memory.h"
+#include "linear/few_rows.h"
+#include "linear/many_rows.h"
+#include "common/result_memory.h"
 
 namespace dlinfer {
 namespace {

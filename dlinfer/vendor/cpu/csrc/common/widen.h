@@ -1,7 +1,7 @@
 // kLanes neighbours of any floating dtype as float32, and exp of them.
 #pragma once
 
-#include "lanes.h"
+#include "common/lanes.h"
 
 namespace dlinfer {
 

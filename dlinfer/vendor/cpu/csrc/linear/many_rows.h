@@ -22,8 +22,8 @@
 #include <memory>
 #include <new>
 
-#include "few_rows.h"
-#include "lanes.h"
+#include "linear/few_rows.h"
+#include "common/lanes.h"
 
 namespace dlinfer {
 

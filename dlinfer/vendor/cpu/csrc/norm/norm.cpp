@@ -9,8 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "result_memory.h"
-#include "sum_of_squares.h"
+#include "common/result_memory.h"
+#include "norm/sum_of_squares.h"
 
 namespace dlinfer::norms {
 namespace {

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "lanes.h"
+#include "common/lanes.h"
 
 namespace dlinfer::int4 {
 

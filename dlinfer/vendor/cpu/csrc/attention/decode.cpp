@@ -19,8 +19,8 @@
 #include <optional>
 #include <vector>
 
-#include "few_rows.h"
-#include "widen.h"
+#include "linear/few_rows.h"
+#include "common/widen.h"
 
 namespace dlinfer::decode {
 namespace {
