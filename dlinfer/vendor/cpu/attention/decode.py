@@ -1,4 +1,4 @@
-"""Decode attention on CPU: in C++ (csrc/attention/decode.cpp) over the pages where they lie, or by torch over copies of them."""
+"""Decode attention: in C++ (csrc/attention/decode.cpp) over the pages where they lie, or by torch over copies."""
 
 import torch
 from torch import Tensor
