@@ -47,13 +47,18 @@ demo: $(STAMP) ## LMDeploy generates on this CPU; its tokens are compared with H
 doctor: $(STAMP) ## versions, vendors and the table vendor x op
 	@$(PY) -m dlinfer doctor
 
+# Another release of LMDeploy than the installed one, unpacked beside it: LMDEPLOY=0.17.0.
+OTHER := $(if $(LMDEPLOY),build/lmdeploy/$(LMDEPLOY))
+WITH_OTHER := $(if $(LMDEPLOY),PYTHONPATH=$(CURDIR)/$(OTHER):$(CURDIR))
+
+build/lmdeploy/%: $(STAMP)
+	$(PY) -m pip download --quiet --no-deps --dest build/lmdeploy lmdeploy==$*
+	$(PY) -m zipfile -e build/lmdeploy/lmdeploy-$*-*.whl $@
+
 .PHONY: contract
-contract: $(STAMP) ## does the adaptor fit the installed LMDeploy, and the release LMDEPLOY=0.17.0 of PyPI where one is named
+contract: $(STAMP) $(OTHER) ## does the adaptor fit the installed LMDeploy, and PyPI's LMDEPLOY=0.17.0 where one is named
 	@$(PY) -m dlinfer contract --device $(or $(DEVICE),cpu)
-	@if [ -n "$(LMDEPLOY)" ]; then \
-		$(PY) -m pip download --quiet --no-deps --dest build/lmdeploy lmdeploy==$(LMDEPLOY) && \
-		$(PY) -m zipfile -e build/lmdeploy/lmdeploy-$(LMDEPLOY)-*.whl build/lmdeploy/$(LMDEPLOY) && \
-		$(PY) -m dlinfer contract --device $(or $(DEVICE),cpu) --source build/lmdeploy/$(LMDEPLOY); fi
+	@$(if $(LMDEPLOY),$(PY) -m dlinfer contract --device $(or $(DEVICE),cpu) --source $(OTHER))
 
 .PHONY: test
 test: $(STAMP) ## the tests of the gate: one proof of each kind
@@ -85,8 +90,8 @@ graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on whe
 	$(PY) -m tests.graph.matrix.run_models --write-docs $(GRAPH_ARGS)
 
 .PHONY: models
-models: $(STAMP) ## every model family and class of LMDeploy's on the CPU; goes on where it stopped, writes docs/models.md
-	$(PY) -m tests.e2e.run_models --write-docs
+models: $(STAMP) $(OTHER) ## every model family and class of LMDeploy's on the CPU, LMDEPLOY=0.17.0; goes on where it stopped
+	$(WITH_OTHER) $(PY) -m tests.e2e.run_models $(or $(MODEL_ARGS),--write-docs)
 
 .PHONY: transformers-models
 transformers-models: $(STAMP) ## the same architectures optimized, eagerly; writes docs/transformers_models.md

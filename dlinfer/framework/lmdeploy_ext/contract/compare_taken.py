@@ -18,7 +18,8 @@ from dlinfer.framework.lmdeploy_ext.contract.signatures import (
     text_of,
 )
 from dlinfer.framework.lmdeploy_ext.contract.source import Found, Function, Module, Tree, dotted
-from dlinfer.framework.lmdeploy_ext.contract.specs import Spec, models_of
+from dlinfer.framework.lmdeploy_ext.contract.specs import Spec, defaulted, models_of
+from dlinfer.framework.lmdeploy_ext.versions import contains
 from dlinfer.framework.patching import Patch
 
 _READ = "read what changed; where ours still holds, record the release, else change it"
@@ -26,6 +27,7 @@ _CONTEXT = "lmdeploy.pytorch.model_inputs", "StepContext"
 
 _BACKENDS = "lmdeploy.pytorch.backends"
 _CALLED_AS = {
+    f"{_BACKENDS}.lora:LoRAImpl.forward": (f"{_BACKENDS}.cuda.lora", "TritonLoRAImpl.forward"),
     f"{_BACKENDS}.awq_modules:LinearW4A16Impl.forward": (
         f"{_BACKENDS}.dlinfer.awq_modules",
         "AwqLinearW4A16Impl.forward",
@@ -90,9 +92,7 @@ def _target(tree: Tree, patch: Patch) -> Found | None:
 
 
 def _needs(patch: Patch, version: str) -> bool:
-    from packaging.specifiers import SpecifierSet
-
-    return not patch.versions or SpecifierSet(patch.versions).contains(version, prereleases=True)
+    return contains(patch.versions, version)
 
 
 # --- classes
@@ -161,7 +161,7 @@ def _has_self(function: Function) -> bool:
 
 def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
     """What we import of LMDeploy, how we call it, the modules of the device view, and the step's context."""
-    from dlinfer.framework.lmdeploy_ext.device.view import COVERED
+    from dlinfer.framework.lmdeploy_ext.device.view import COVERED, RELEASES
 
     for taken in adaptor.takes:
         if not _is_there(tree, taken):
@@ -177,7 +177,7 @@ def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
                 "misbinding", _severity(adaptor, taken), where, used, why, "call it as it is defined now"
             )
     for name, why in COVERED.items():
-        if name not in tree.paths:
+        if name not in tree.paths and contains(RELEASES.get(name, ""), tree.version):
             used = f"the device view covers {name}: {why}"
             step = "find the module that does it now, and cover that (device/view.py)"
             yield Drift(
@@ -266,7 +266,7 @@ def compare_specs(
 ) -> Iterator[Drift]:
     """BuildSpecs and their fields. served: LMDeploy's architectures, without those that are refused."""
     if not specs:
-        step = "this release chooses layers another way (before 0.18: OpType); it needs a backend of its own"
+        step = "this release chooses layers another way; it needs a backend of its own"
         used = f"no BuildSpec at all, where {record.version} has {len(record.specs)}"
         yield Drift(
             "removed BuildSpec", "essential", f"{BACKENDS}.base", used, "layers/backend.py builds specs", step
@@ -302,7 +302,7 @@ def compare_specs(
                 )
     for name in adaptor.own_specs:
         if name in specs:
-            there = {field.rstrip("=") for field in specs[name].fields}
+            there = {field.rstrip("=") for field in specs[name].fields} | defaulted(tree, name)
             for field, where in adaptor.fields_read(name):
                 if field not in there:
                     used, offered = f"{name}.{field}, which we read", f"fields {', '.join(sorted(there))}"

@@ -7,11 +7,13 @@ from functools import cached_property
 from pathlib import Path
 
 import dlinfer
+from dlinfer.framework.lmdeploy_ext import versions
 from dlinfer.framework.lmdeploy_ext.contract.source import Found, Function, Module, Tree, dotted, within
 from dlinfer.framework.patching import Patch
 
 ROOT = "dlinfer.framework.lmdeploy_ext"
 BACKEND = f"{ROOT}.layers.backend"
+SPEC = "BuildSpec"
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,16 @@ class Extended:
 class Adaptor:
     """Our own source, and the patches that it holds."""
 
-    def __init__(self, patches: tuple[Patch, ...], package: str = "lmdeploy") -> None:
+    def __init__(self, patches: tuple[Patch, ...], version: str, package: str = "lmdeploy") -> None:
+        """version: of the framework. Files of ours that are never imported with it are left out."""
         self.patches, self.package = patches, package
         self.tree = Tree(Path(dlinfer.__file__).parents[1], "dlinfer")
         self.modules = [
             module
             for module in self.tree.holding(package, below=ROOT)
-            if not within(module.name, f"{ROOT}.contract") and not within(module.name, f"{ROOT}.selfcheck")
+            if not within(module.name, f"{ROOT}.contract")
+            and not within(module.name, f"{ROOT}.selfcheck")
+            and _meets(module, version)
         ]
 
     def severity(self, module: Module) -> str:
@@ -89,12 +94,12 @@ class Adaptor:
 
     @cached_property
     def own_specs(self) -> dict[str, tuple[Module, ast.AST]]:
-        """BuildSpec that our backend builds itself -> what builds it."""
+        """BuildSpec that our backend builds itself -> what builds it. The table has the names of the OpTypes."""
         table = self._table("_OURS")
         return {
-            dotted(key): self._builder(value)
+            f"{key.value}{SPEC}": self._builder(value)
             for key, value in zip(table.keys, table.values, strict=True)
-            if key is not None
+            if isinstance(key, ast.Constant)
         }
 
     def fields_read(self, spec: str) -> Iterator[tuple[str, str]]:
@@ -124,12 +129,22 @@ class Adaptor:
         module = self.tree.module(BACKEND)
         assert module is not None, "it was found for the table"
         first, *rest = dotted(value).split(".")
+        function = module.names.get(first)
+        if isinstance(function, Function):  # which imports what it calls
+            names = [f"{target}.{inner}" for _, target, inner, _ in module.imported(function)]
+            home = next((found for found in map(self.tree.module, names) if found is not None), module)
+            return home, home.tree
         target = ".".join(part for part in module.imports.get(first, ("", "")) if part)
         home = self.tree.module(target)
         if home is None or not rest:
             return module, value
         node = home.names.get(rest[0])
         return home, node if isinstance(node, ast.ClassDef) else home.tree
+
+
+def _meets(module: Module, version: str) -> bool:
+    wanted = versions.NEEDS.get(module.name.removeprefix(f"{ROOT}."), "")
+    return not wanted or versions.contains(wanted, version)
 
 
 def base_of(tree: Tree, extended: Extended) -> Found | None:

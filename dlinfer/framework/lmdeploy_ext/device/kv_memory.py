@@ -16,12 +16,14 @@ On every device of ours:
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from dlinfer import settings
 from dlinfer.errors import MemoryPlanError
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import BUILD_SPECS, OP_TYPES, has_build_specs
 from dlinfer.framework.patching import Patch
 
 logger = logging.getLogger("dlinfer")
@@ -95,16 +97,23 @@ def _useful_blocks(cache_config: Any) -> int | None:
     return max(needed, _SMALLEST)
 
 
+def _of_first_rank(executor: Any, free_mems: list[int], sizes: Any) -> int:
+    """Bytes of one block on the first rank. sizes: LMDeploy's, one a rank; before 0.18 one for all of them."""
+    if has_build_specs():
+        return executor._get_rank_cache_block_sizes(sizes)[0]
+    return executor._get_rank_cache_block_sizes(len(free_mems), sizes)[0]
+
+
 def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _update_num_gpu_blocks(
-        self: Any, free_mems: list[int], cache_block_sizes: Sequence[Any], spec_cache_config: Any
+        self: Any, free_mems: list[int], cache_block_sizes: Any, spec_cache_config: Any
     ) -> None:
         if not activation.serves(self.device_type):
             original(self, free_mems, cache_block_sizes, spec_cache_config)
             return
         config = self.cache_config
-        block_bytes = self._get_rank_cache_block_sizes(cache_block_sizes)[0]
+        block_bytes = _of_first_rank(self, free_mems, cache_block_sizes)
         free = free_mems[0]
         shared = activation.device().memory().shared
         given = config.num_gpu_blocks
@@ -144,14 +153,14 @@ def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]
 def _reserve_runtime_mem(original: Callable[..., list[int]]) -> Callable[..., list[int]]:
     @functools.wraps(original)
     def _reserve_runtime_mem(
-        self: Any, free_mems: list[int], cache_block_sizes: Sequence[Any], spec_cache_config: Any
+        self: Any, free_mems: list[int], cache_block_sizes: Any, spec_cache_config: Any
     ) -> list[int]:
         try:
             return original(self, free_mems, cache_block_sizes, spec_cache_config)
         except RuntimeError as cause:
             if not activation.serves(self.device_type) or "No enough gpu memory" not in str(cause):
                 raise
-            block_bytes = self._get_rank_cache_block_sizes(cache_block_sizes)[0]
+            block_bytes = _of_first_rank(self, free_mems, cache_block_sizes)
             asked = (
                 f"cache_max_entry_count={self.cache_config.cache_max_entry_count} leaves no room for the smallest "
                 f"cache beside the buffers of one prefill; that"
@@ -172,6 +181,23 @@ def _too_large(asked: str, blocks: int, block_bytes: int, free: int) -> MemoryPl
     )
 
 
+_BLOCKS = (
+    Patch(
+        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._update_num_gpu_blocks",
+        why="takes a fraction of the whole memory, and an explicit block count without looking whether it fits",
+        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
+        build=_update_num_gpu_blocks,
+        versions=BUILD_SPECS,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._reserve_runtime_mem",
+        why="says 'No enough gpu memory' without a number",
+        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
+        build=_reserve_runtime_mem,
+        versions=BUILD_SPECS,
+    ),
+)
+
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.utils:get_gpu_memory",
@@ -185,16 +211,9 @@ PATCHES = (
         signature="(engine_config)",
         build=_cache_config,
     ),
-    Patch(
-        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._update_num_gpu_blocks",
-        why="takes a fraction of the whole memory, and an explicit block count without looking whether it fits",
-        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
-        build=_update_num_gpu_blocks,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._reserve_runtime_mem",
-        why="says 'No enough gpu memory' without a number",
-        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
-        build=_reserve_runtime_mem,
+    *_BLOCKS,
+    *(
+        replace(patch, versions=OP_TYPES, signature="(self, free_mems, cache_block_size, spec_cache_config)")
+        for patch in _BLOCKS
     ),
 )

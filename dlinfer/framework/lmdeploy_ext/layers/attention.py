@@ -23,10 +23,15 @@ from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.attention import Spa
 class StepMetadata(DlinferAttentionMetadata):
     """LMDeploy's metadata of a step's attention, and what other layers need of the step, since models pass it on.
 
+    The first four fields LMDeploy has itself from 0.18 on; cu_seqlens_q_cpu [B + 1], kv_seqlens_cpu [B].
     adapter_ids: int64 [N], the LoRA adapter of each token, 0 for none; None where the engine has no adapters.
     fresh: bool [B], which of the sequences begin in this step, for layers with states.
     """
 
+    max_q_seqlen: int = 1
+    kv_flatten_size: int = 1
+    cu_seqlens_q_cpu: Tensor | None = None
+    kv_seqlens_cpu: Tensor | None = None
     adapter_ids: Tensor | None = None
     fresh: Tensor | None = None
 

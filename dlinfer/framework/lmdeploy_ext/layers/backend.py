@@ -4,68 +4,62 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lmdeploy.pytorch.backends.apply_rotary_emb import ApplyRotaryEmbBuildSpec
-from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
-from lmdeploy.pytorch.backends.awq_modules import LinearW4A16BuildSpec
-from lmdeploy.pytorch.backends.blockedf8_modules import LinearBlockedF8BuildSpec
-from lmdeploy.pytorch.backends.causal_conv1d import CausalConv1dBuildSpec
 from lmdeploy.pytorch.backends.dlinfer.op_backend import DlinferOpsBackend
-from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
-from lmdeploy.pytorch.backends.gated_delta_rule import GatedDeltaMetaBuildSpec, GatedDeltaRuleBuildSpec
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
-from lmdeploy.pytorch.backends.lora import LoRABuildSpec
-from lmdeploy.pytorch.backends.moe import (
-    FusedMoEBlockedF8BuildSpec,
-    FusedMoEBuildSpec,
-    FusedMoEStaticF8BuildSpec,
-    FusedMoEW4A16BuildSpec,
-    FusedMoEW8A8BuildSpec,
-)
-from lmdeploy.pytorch.backends.moe_router import RouterNoauxTCBuildSpec
-from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
-from lmdeploy.pytorch.backends.nsa import NSAIndexFP8BuildSpec
-from lmdeploy.pytorch.backends.qmodules import LinearW8A8BuildSpec, RMSNormW8A8BuildSpec
-from lmdeploy.pytorch.backends.rotary_embedding import RotaryEmbeddingBuildSpec
-from lmdeploy.pytorch.backends.static_fp8_modules import LinearStaticF8BuildSpec
 from lmdeploy.pytorch.distributed import get_dist_manager
 
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import attention, lora, sampling
+from dlinfer.framework.lmdeploy_ext.layers import attention, lora, op_types, sampling
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
 from dlinfer.framework.lmdeploy_ext.layers.quantised import awq, eight_bit, four_bit_experts, kv_quantisation
-from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
 
+
+def _indexer(spec: Any) -> Any:
+    """Imported when a model has one: LMDeploy before 0.18 lacks what it stands upon."""
+    from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
+
+    return indexer.Indexer.from_spec(spec)
+
+
+def _step_states(spec: Any) -> Any:
+    """Imported when it is asked for, likewise."""
+    from dlinfer.framework.lmdeploy_ext.layers.linear_attention import step_states
+
+    return step_states.StepStates()
+
+
 _OURS = {
-    PagedAttentionBuildSpec: attention.PagedAttention.from_spec,
-    NSAIndexFP8BuildSpec: indexer.Indexer.from_spec,
-    FlashAttentionBuildSpec: attention.VarlenAttention.from_spec,
-    LoRABuildSpec: lora.Lora.from_spec,
-    MultinomialSamplingBuildSpec: sampling.SeededMultinomialSampling.from_spec,
-    RotaryEmbeddingBuildSpec: rotary.from_spec,
-    ApplyRotaryEmbBuildSpec: lambda spec: rotary.ApplyRotary(),
-    RouterNoauxTCBuildSpec: router.BiasedRouter.from_spec,
-    LinearW4A16BuildSpec: awq.LinearW4A16.from_spec,
-    RMSNormW8A8BuildSpec: eight_bit.RMSNormW8A8.from_spec,
-    LinearW8A8BuildSpec: eight_bit.LinearW8A8.from_spec,
-    LinearBlockedF8BuildSpec: eight_bit.LinearBlockedF8.from_spec,
-    LinearStaticF8BuildSpec: eight_bit.LinearStaticF8.from_spec,
-    FusedMoEW8A8BuildSpec: eight_bit.FusedMoEW8A8.from_spec,
-    FusedMoEBlockedF8BuildSpec: eight_bit.FusedMoEBlockedF8.from_spec,
-    FusedMoEStaticF8BuildSpec: eight_bit.FusedMoEStaticF8.from_spec,
-    FusedMoEW4A16BuildSpec: four_bit_experts.FusedMoEW4A16.from_spec,
-    FusedMoEBuildSpec: experts.Experts.from_spec,
-    CausalConv1dBuildSpec: lambda spec: gated_delta.Convolution(),
-    GatedDeltaMetaBuildSpec: lambda spec: gated_delta.StepStates(),
-    GatedDeltaRuleBuildSpec: lambda spec: gated_delta.DeltaRule(),
+    "PagedAttention": attention.PagedAttention.from_spec,
+    "NSAIndexFP8": _indexer,
+    "FlashAttention": attention.VarlenAttention.from_spec,
+    "LoRA": lora.Lora.from_spec,
+    "MultinomialSampling": sampling.SeededMultinomialSampling.from_spec,
+    "RotaryEmbedding": rotary.from_spec,
+    "ApplyRotaryEmb": lambda spec: rotary.ApplyRotary(),
+    "RouterNoauxTC": router.BiasedRouter.from_spec,
+    "LinearW4A16": awq.LinearW4A16.from_spec,
+    "RMSNormW8A8": eight_bit.RMSNormW8A8.from_spec,
+    "LinearW8A8": eight_bit.LinearW8A8.from_spec,
+    "LinearBlockedF8": eight_bit.LinearBlockedF8.from_spec,
+    "LinearStaticF8": eight_bit.LinearStaticF8.from_spec,
+    "FusedMoEW8A8": eight_bit.FusedMoEW8A8.from_spec,
+    "FusedMoEBlockedF8": eight_bit.FusedMoEBlockedF8.from_spec,
+    "FusedMoEStaticF8": eight_bit.FusedMoEStaticF8.from_spec,
+    "FusedMoEW4A16": four_bit_experts.FusedMoEW4A16.from_spec,
+    "FusedMoE": experts.Experts.from_spec,
+    "CausalConv1d": lambda spec: gated_delta.Convolution(),
+    "GatedDeltaMeta": _step_states,
+    "GatedDeltaRule": lambda spec: gated_delta.DeltaRule(),
 }
-"""Build specs that LMDeploy's own dlinfer backend serves wrongly or not at all."""
+"""Layers that LMDeploy's own dlinfer backend serves wrongly or not at all, by the name of their BuildSpec without that
+word; which is the name of the OpType, before 0.18."""
 
 
 class OpsBackend(DlinferOpsBackend):
@@ -79,16 +73,29 @@ class OpsBackend(DlinferOpsBackend):
     @classmethod
     def build_op(cls, spec: Any, *, enable_deterministic: bool = False) -> Any:
         """The implementation of one layer. Raises UnsupportedFeatureError, before any weight is loaded."""
-        build = _OURS.get(type(spec))
+        name = type(spec).__name__
+        build = _OURS.get(name.removesuffix("BuildSpec"))
         if build is not None:
             return build(spec)
-        name = type(spec).__name__
         try:
             return super().build_op(spec, enable_deterministic=enable_deterministic)
         except RuntimeError as cause:
             if "is not supported by" not in str(cause):
                 raise
             raise refuse(f"a layer of this model ({name})", "use another model") from cause
+
+    @classmethod
+    def get_layer_impl_builder(cls, layer_type: Any) -> Any:
+        """The builder of one OpType, before LMDeploy 0.18. Raises UnsupportedFeatureError as ``build_op`` does."""
+        build = _OURS.get(layer_type.name)
+        if build is not None:
+            return op_types.builder(layer_type.name, build)
+        try:
+            return super().get_layer_impl_builder(layer_type)  # pyright: ignore[reportAttributeAccessIssue]
+        except RuntimeError as cause:
+            if "not supported" not in str(cause):
+                raise
+            raise refuse(f"a layer of this model ({layer_type.name})", "use another model") from cause
 
     @staticmethod
     def get_k_block_shape(

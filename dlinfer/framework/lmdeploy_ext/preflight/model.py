@@ -7,7 +7,6 @@ layers is what an engine will have, and a layer that is refused is refused here.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from dlinfer.framework.lmdeploy_ext.preflight.memory import FLOAT32, Shape, widest
 from dlinfer.framework.lmdeploy_ext.refusals import remote_code
+from dlinfer.framework.lmdeploy_ext.versions import has_build_specs
 
 # What computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch.
 _OPS = {
@@ -141,8 +141,6 @@ def _build(folder: Path, engine: Any, trust_remote_code: bool) -> Built:
     from lmdeploy.pytorch.config import ModelConfig
     from lmdeploy.pytorch.devices import DeviceContext, get_device_manager
     from lmdeploy.pytorch.distributed import DistContext, get_dist_manager
-    from lmdeploy.pytorch.engine.cache_engine.collector import collect_block_cache_requests
-    from lmdeploy.pytorch.engine.cache_engine.plan import build_block_cache_plan
     from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
     from lmdeploy.pytorch.model_inputs import BuildModelContext
     from lmdeploy.pytorch.models.patch import build_patched_model
@@ -167,10 +165,19 @@ def _build(folder: Path, engine: Any, trust_remote_code: bool) -> Built:
     here = DistContext.build(0, distribution)
     with get_dist_manager().context(here), get_device_manager().context(DeviceContext(engine.device_type)):
         module = build_patched_model(config, device=torch.device("meta"), build_model_ctx=context)
-        plan = build_block_cache_plan(
-            config, cache, 1, request_collector=partial(collect_block_cache_requests, module)
-        )
-    return Built(engine, config, cache, module, plan.logical_block_nbytes)
+        block_bytes = _block_bytes(config, cache, module)
+    return Built(engine, config, cache, module, block_bytes)
+
+
+def _block_bytes(config: Any, cache: Any, module: torch.nn.Module) -> int:
+    """Bytes of one block of the cache over all layers, as LMDeploy plans it."""
+    if has_build_specs():
+        from dlinfer.framework.lmdeploy_ext.preflight import block_cache_plan
+
+        return block_cache_plan.block_bytes(config, cache, module)
+    from lmdeploy.pytorch.engine.cache_engine import CacheEngine
+
+    return CacheEngine.get_cache_block_size(cache, config, 1)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def kv_blocks(built: Built, free: int) -> tuple[int, int]:
@@ -183,7 +190,9 @@ def kv_blocks(built: Built, free: int) -> tuple[int, int]:
     planner: Any = object.__new__(base.ExecutorBase)
     planner.model_config, planner.cache_config = built.config, built.cache
     planner.device_type = built.engine.device_type
-    sizes = [base._WorkerCachePlanSizes(built.block_bytes)]
+    name = "_WorkerCachePlanSizes" if has_build_specs() else "_CacheBlockSize"
+    size = getattr(base, name)(built.block_bytes)
+    sizes = [size] if has_build_specs() else size
     left = planner._reserve_runtime_mem([free], sizes, None)
     planner._update_num_gpu_blocks(left, sizes, None)
     return built.cache.num_gpu_blocks, built.cache.max_prefill_token_num

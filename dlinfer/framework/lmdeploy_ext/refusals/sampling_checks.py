@@ -94,7 +94,9 @@ def check_generation(config: Any) -> None:
     least, most = config.min_new_tokens, config.max_new_tokens
     if least is not None and most is not None and least > most:
         raise _refuse("min_new_tokens", least, f"at most max_new_tokens={most}")
-    if config.logprob_start_len >= 0 and config.logprobs is None:
+    if (
+        getattr(config, "logprob_start_len", -1) >= 0 and config.logprobs is None
+    ):  # LMDeploy has it since 0.18
         raise _refuse("logprobs", None, "a number of them, since logprob_start_len is given")
     style = config.response_format
     if isinstance(style, dict) and style.get("type") == "regex_schema" and not style.get("regex_schema"):
@@ -186,13 +188,13 @@ def _validate_request(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_request(request: Any, server_context: Any) -> None:
     """Refuse what would fail after the endpoint has opened a session, which it then would not close."""
+    from lmdeploy import GenerationConfig
     from lmdeploy.serve.openai.endpoints.common import build_serving_generation_config
     from lmdeploy.serve.openai.protocol import CompletionRequest
 
-    own: dict[str, Any] = {
-        "logprobs": None,
-        "logprob_start_len": -1,
-    }  # the endpoints themselves look at these
+    own: dict[str, Any] = {"logprobs": None}  # the endpoints themselves look at these
+    if hasattr(GenerationConfig, "logprob_start_len"):  # since 0.18
+        own["logprob_start_len"] = -1
     if isinstance(request, CompletionRequest):
         prompts = request.prompt
         if isinstance(prompts, list) and not (prompts and all(isinstance(each, str) for each in prompts)):

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from lmdeploy.pytorch.backends.causal_conv1d import CausalConv1dImpl
-from lmdeploy.pytorch.backends.gated_delta_rule import GatedDeltaMeta, GatedDeltaMetaImpl, GatedDeltaRuleImpl
+from lmdeploy.pytorch.backends.gated_delta_rule import GatedDeltaRuleImpl
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,16 +21,6 @@ from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 def _refuse_part(name: str) -> NoReturn:
     """A part of LMDeploy's CUDA implementation, which its abstract class asks for and nothing calls here."""
     raise refuse(f"{name} apart from its layer", "call the layer's forward, which does all of it")
-
-
-class StepStates(GatedDeltaMetaImpl):
-    """Makes what one step's layers share. LMDeploy's Qwen3-Next makes it itself, by the same class."""
-
-    def forward(
-        self, num_tokens: int, conv_kernel_size: int, state_ids: Tensor, attn_metadata: Any
-    ) -> GatedDeltaMeta:
-        """state_ids: [sequences], the slot of each."""
-        return GatedDeltaMeta(num_tokens, conv_kernel_size, state_ids, attn_metadata)
 
 
 class Convolution(CausalConv1dImpl):

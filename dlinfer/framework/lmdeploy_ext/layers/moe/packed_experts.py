@@ -7,13 +7,11 @@ of each the parts that a checkpoint has. Gate and up stand side by side along ou
 from typing import Any
 
 import torch
-from lmdeploy.pytorch.backends import get_backend
-from lmdeploy.pytorch.backends.moe import FusedMoEW4A16BuildSpec
-from lmdeploy.pytorch.models.patch import get_build_model_context
 from lmdeploy.pytorch.nn.moe.base import FusedMoEBase
 from torch import Tensor, nn
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.layers.quantised.four_bit_experts import FusedMoEW4A16
 from dlinfer.ops.packing import AWQ
 
 
@@ -62,7 +60,7 @@ class PackedWeights(nn.Module):
 
 
 class PackedExperts(FusedMoEBase):
-    """Gated experts with silu, of one device: tensor and expert parallelism are refused before."""
+    """Gated experts with silu, of one device: tensor parallelism is refused before. Raises UnsupportedFeatureError."""
 
     def __init__(
         self,
@@ -73,27 +71,13 @@ class PackedExperts(FusedMoEBase):
         *,
         renormalize: bool,
         group_size: int,
-        dtype: torch.dtype | None,
         device: torch.device | None,
-        layer_idx: int,
     ) -> None:
         self.init_dist_args(all_reduce=False)
+        if self.ep > 1:
+            raise refuse(f"expert parallelism (ep_size={self.ep})", "set ep=1")
         super().__init__(tp=self.tp, tp_mode=self.tp_mode, do_renormalize=renormalize)
-        context = get_build_model_context()
-        spec = FusedMoEW4A16BuildSpec(
-            top_k=top_k,
-            num_experts=num_experts,
-            renormalize=renormalize,
-            num_bits=AWQ.bits,
-            group_size=group_size,
-            hidden_dim=hidden_dim,
-            ep_size=self.ep,
-            ep_group=None,
-            output_dtype=dtype or torch.float16,
-            num_max_dispatch_tokens_per_rank=context.deep_ep_max_tokens_per_rank,
-            layer_idx=layer_idx,
-        )
-        self.impl: Any = get_backend().build_op(spec, enable_deterministic=context.enable_deterministic)
+        self.impl = FusedMoEW4A16(top_k, renormalize, group_size)
         self.gate_up = PackedWeights(num_experts, hidden_dim, 2 * ffn_dim, group_size, device)
         self.down = PackedWeights(num_experts, ffn_dim, hidden_dim, group_size, device)
 

@@ -59,9 +59,7 @@ def _build_fused_moe(original: Callable[..., Any]) -> Callable[..., Any]:
             top_k,
             renormalize=renormalize,
             group_size=quantised.group_size,
-            dtype=dtype,
             device=device,
-            layer_idx=layer_idx,
         )
 
     return build_fused_moe

@@ -215,8 +215,10 @@ class ApplyRotary(DlinferApplyRotaryEmbImpl):
     ) -> tuple[Tensor, Tensor]:
         """query [N, Hq, D], key [N, Hkv, D]; cos, sin [N, d] with d <= D. Returns rotated query and key, [N, H, D]."""
         rotated = cos.shape[-1]
-        if complex_mode or rotated == query.shape[-1]:
+        if complex_mode:  # in LMDeploy since 0.18
             return super().forward(query, key, cos, sin, inplace, complex_mode, return_native_layout)
+        if rotated == query.shape[-1]:
+            return super().forward(query, key, cos, sin, inplace)
         parts = super().forward(query[..., :rotated], key[..., :rotated], cos, sin)
         return tuple(
             torch.cat((part, whole[..., rotated:]), dim=-1)
