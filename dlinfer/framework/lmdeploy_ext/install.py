@@ -32,7 +32,7 @@ def _records() -> list[Patch]:
         weight_checks,
     )
     from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
-    from dlinfer.framework.lmdeploy_ext.serving import generation, harmony, scoring, step_thread
+    from dlinfer.framework.lmdeploy_ext.serving import chunk_turns, generation, harmony, scoring, step_thread
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
     from dlinfer.framework.lmdeploy_ext.vision import cogvlm, corrections, glm_4v, one_position, processors
 
@@ -48,6 +48,7 @@ def _records() -> list[Patch]:
         model_classes,
         selection,
         kv_memory,
+        chunk_turns,
         generation,
         adapter_checks,
         harmony,

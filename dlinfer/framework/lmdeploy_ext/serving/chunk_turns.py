@@ -1,0 +1,44 @@
+"""Decoding has a turn between any two chunks of a long prompt, before the last one too.
+
+LMDeploy puts a decoding step between the chunks of a prompt, but sends the last two in a row where the scheduler is free
+to prefill. On a host a chunk takes seconds, and other users' streams stand still for two of them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.patching import Patch
+
+
+def _should_defer(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    @functools.wraps(original)
+    def _should_defer_active_chunk(self: Any) -> bool:
+        if original(self):
+            return True
+        if activation.active() is None:
+            return False
+        from lmdeploy.pytorch.disagg.config import EngineRole
+
+        maker = self.maker
+        return (
+            maker.config.role != EngineRole.Prefill
+            and maker.long_context_chunker.enabled()
+            and len(maker.running_seqs) > 0
+            and maker._last_forward_kind == "long_context_chunk"
+        )
+
+    return _should_defer_active_chunk
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._should_defer_active_chunk",
+        why="computes the last two chunks of a prompt in a row, while others wait for their next token",
+        signature="(self)",
+        build=_should_defer,
+        essential=False,
+    ),
+)
+"""After a decoding step the last chunk is sent by LMDeploy's own rule, so it waits for one step at most."""
