@@ -1,7 +1,7 @@
 """Decoding has a turn between any two chunks of a long prompt, before the last one too.
 
-LMDeploy puts a decoding step between the chunks of a prompt, but sends the last two in a row where the scheduler is free
-to prefill. On a host a chunk takes seconds, and other users' streams stand still for two of them.
+LMDeploy puts a decoding step between the chunks of a prompt, but sends the last two in a row where the scheduler is
+free to prefill. On a host a chunk takes seconds, and other users' streams stand still for two of them.
 """
 
 import functools
