@@ -110,6 +110,10 @@ bench: $(STAMP) ## LMDeploy in graph mode and torch.compile against their peers;
 	$(PY) -m benchmarks.serving
 	$(PY) -m benchmarks.graph_backend
 
+.PHONY: wheel
+wheel: $(STAMP) ## dist/*.whl with the CPU kernels compiled for four levels of instructions
+	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
 .PHONY: lint
 lint: $(STAMP) ## ruff (rules and format) and pyright
 	$(PY) -m ruff check .

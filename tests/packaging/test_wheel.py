@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dlinfer.vendor.cpu.prebuilt import LEVELS
 from examples.tiny_models.build import build
 from tests.e2e.processes import run_process
 from tests.workers import ROOT
@@ -108,6 +109,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
     outside = [name for name in names if not re.match(r"dlinfer/|dlinfer-[\d.]+\.dist-info/", name)]
     assert not outside
     assert "dlinfer/_autoload.py" in names
+    assert sum(name.startswith("dlinfer/vendor/cpu/prebuilt_kernels/") for name in names) == len(LEVELS)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
@@ -135,6 +137,13 @@ def test_without_autoload_lmdeploy_refuses_and_one_line_helps(
     command = [environment.python, "-P", "-c", ONE_LINE_FIRST, str(SCRIPT), str(model), "here"]
     helped = run_process(command, timeout=900, PYTHONPATH="", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert answer_of(helped, environment) == tokens
+
+
+def test_the_wheels_kernels_need_no_compiler(environment: Environment, tmp_path: Path):
+    code = "from dlinfer.vendor.cpu import native; print(native.why_not(), native.library_name())"
+    nowhere = {"CXX": "/nonexistent", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ""}
+    done = run_process([environment.python, "-P", "-c", code], timeout=100, **nowhere)
+    assert done.stdout.startswith("None dlinfer_cpu-"), done.stdout + done.stderr
 
 
 def test_console_script_is_installed(environment: Environment):

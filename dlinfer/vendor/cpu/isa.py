@@ -46,4 +46,9 @@ def flags() -> tuple[str, ...]:
         here = [level for level in NEEDS if not missing(level)]
         expected = f"a level that this CPU has ({', '.join(here) or 'none'}); it lacks {', '.join(lacking)}"
         raise SettingError(variable="DLINFER_CPU_ISA", given=chosen, expected=expected)
-    return (f"-march={_MARCH[chosen]}", *_MORE.get(chosen, ()))
+    return flags_of(chosen)
+
+
+def flags_of(level: str) -> tuple[str, ...]:
+    """Compiler flags of a level, whatever this CPU has."""
+    return (f"-march={_MARCH[level]}", *_MORE.get(level, ()))

@@ -1,6 +1,7 @@
-"""The cpu vendor's C++ kernels (csrc/): compiled on the user's machine at first use, kept in the cache folder.
+"""The cpu vendor's C++ kernels (csrc/): those of the wheel, else compiled at first use and kept in the cache folder.
 
-Compiling where the kernels run lets the compiler use every instruction of this CPU. The library talks to torch
+Compiling where the kernels run lets the compiler use every instruction of this CPU; a wheel has them for a few levels
+of instructions (``prebuilt.py``). The library talks to torch
 through its stable ABI and links no Python and no OpenMP, so one compiler call of a few seconds makes it.
 """
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from dlinfer.errors import DlinferError
 from dlinfer.graph.seam import inductor
-from dlinfer.vendor.cpu import isa
+from dlinfer.vendor.cpu import isa, prebuilt
 
 SOURCES = Path(__file__).with_name("csrc")
 # torch.utils.cpp_extension knows this folder too, but importing it may need setuptools.
@@ -55,6 +56,9 @@ def library_name() -> str:
 
     Empty where there is no compiler. Raises SettingError where DLINFER_CPU_ISA asks for what this CPU lacks.
     """
+    ready = prebuilt.library(_digest())
+    if ready is not None:
+        return ready.name
     try:
         command = _command()
         return _names.get(tuple(command)) or _name(command)
@@ -126,11 +130,18 @@ def memory_for_results() -> Iterator[None]:
 
 
 def build(folder: Path, flags: Sequence[str] = ()) -> Path:
-    """The path of a sound library for this machine: the one in ``folder``, or else compiled into it now.
+    """The path of a sound library for this machine: the wheel's, the one in ``folder``, or else compiled into it now.
 
     flags: more compiler flags, behind FLAGS and those of DLINFER_CPU_ISA. Raises BuildError, and SettingError where
     that asks for instructions which this CPU lacks.
     """
+    ready = None if flags else prebuilt.library(_digest())
+    if ready is not None and _is_sound(ready):
+        return ready
+    return _compiled(folder, flags)
+
+
+def _compiled(folder: Path, flags: Sequence[str] = ()) -> Path:
     command = _command(flags)
     path = folder / _name(command)
     try:
@@ -163,9 +174,16 @@ def _fingerprint(command: Sequence[str]) -> str:
     """Names what the library depends on. The compiler's own macros tell its version and, by -march=native, the CPU."""
     macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
     digest = hashlib.sha256("\0".join([torch.__version__, *command, macros]).encode())
+    digest.update(_digest())
+    return digest.hexdigest()[:32]
+
+
+def _digest() -> bytes:
+    """Names the sources."""
+    digest = hashlib.sha256()
     for source in _sources("*.[ch]*"):
         digest.update(source.relative_to(SOURCES).as_posix().encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()[:32]
+    return digest.digest()
 
 
 def _sources(pattern: str) -> list[Path]:
@@ -236,6 +254,16 @@ def _is_sound(path: Path) -> bool:
     return len(content) > _SEAL and hashlib.sha256(content[:-_SEAL]).digest() == content[-_SEAL:]
 
 
+def make_prebuilt(folder: Path) -> list[Path]:
+    """The libraries of every level that a wheel carries, compiled into a folder. Raises BuildError."""
+    portable = [flag for flag in FLAGS if not flag.startswith("-march=")]
+
+    def make(flags: tuple[str, ...], path: Path) -> None:
+        _compile([*_compiler(), *portable, *flags], path)
+
+    return prebuilt.make(folder, _digest(), make)
+
+
 # --- loading
 
 
@@ -245,8 +273,9 @@ def _build_and_load(folder: Path) -> None:
         _load_library(path)
     except BuildError:
         # Made on a machine of the same name with other system libraries (a shared home, a container).
-        path.unlink(missing_ok=True)
-        _load_library(build(folder))
+        if path.parent != prebuilt.FOLDER:
+            path.unlink(missing_ok=True)
+        _load_library(_compiled(folder))
 
 
 def _load_library(path: Path) -> None:

@@ -1,0 +1,48 @@
+"""The C++ kernels as a wheel carries them: compiled for a few levels of instructions, one of which this CPU runs.
+
+They are made with the wheel (hatch_build.py), against one torch. Where another torch is installed they are compiled on
+the user's machine, as those of an install from source are.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from dlinfer import settings
+from dlinfer.vendor.cpu import isa
+
+FOLDER = Path(__file__).with_name("prebuilt_kernels")
+LEVELS = ("avx2", "avx512", "avx512_bf16", "amx")
+"""What a wheel has, from the fewest instructions to the most."""
+
+
+def library(sources: bytes) -> Path | None:
+    """The library of the best level that this CPU runs, or of DLINFER_CPU_ISA; None where there is none for this torch.
+
+    sources: digest of the C++ sources, so that none made from others is used. Raises SettingError as ``isa.flags``.
+    """
+    isa.flags()  # refuses a level that this CPU has not
+    chosen = settings.current().cpu_isa
+    here = [level for level in LEVELS if not isa.missing(level)]
+    level = chosen or (here[-1] if here else "")
+    path = FOLDER / name(level, sources)
+    return path if path.is_file() else None
+
+
+def name(level: str, sources: bytes) -> str:
+    """The file of one level."""
+    series = ".".join(torch.__version__.split(".")[:2])
+    digest = hashlib.sha256("\0".join([series, level, *isa.flags_of(level)]).encode() + sources)
+    return f"dlinfer_cpu-{level}-{digest.hexdigest()[:16]}.so"
+
+
+def make(folder: Path, sources: bytes, compiled: Callable[[tuple[str, ...], Path], None]) -> list[Path]:
+    """Compile every level into a folder, and return the files. compiled: takes compiler flags and the file to make."""
+    paths = [folder / name(level, sources) for level in LEVELS]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(compiled, map(isa.flags_of, LEVELS), paths))
+    return paths
