@@ -51,9 +51,9 @@ doctor: $(STAMP) ## versions, vendors and the table vendor x op
 OTHER := $(if $(LMDEPLOY),build/lmdeploy/$(LMDEPLOY))
 WITH_OTHER := $(if $(LMDEPLOY),PYTHONPATH=$(CURDIR)/$(OTHER):$(CURDIR))
 
+# 0.17's server imports partial_json_parser, which 0.18's does without.
 build/lmdeploy/%: $(STAMP)
-	$(PY) -m pip download --quiet --no-deps --dest build/lmdeploy lmdeploy==$*
-	$(PY) -m zipfile -e build/lmdeploy/lmdeploy-$*-*.whl $@
+	$(PY) -m pip install --quiet --no-deps --target $@ lmdeploy==$* partial-json-parser
 
 .PHONY: contract
 contract: $(STAMP) $(OTHER) ## does the adaptor fit the installed LMDeploy, and PyPI's LMDEPLOY=0.17.0 where one is named
