@@ -106,7 +106,11 @@ figures: $(STAMP) ## draw docs/rooms.svg, the figure of the rooms, from the code
 	$(PY) -m docs.figures.rooms
 
 .PHONY: bench
-bench: $(STAMP) ## LMDeploy in graph mode and torch.compile against their peers; two hours on a quiet machine
+bench: $(STAMP) ## our cpu engine against OpenVINO GenAI, llama.cpp and transformers; writes docs/benchmarks_peers.md
+	$(PY) -m benchmarks.peers --write-docs $(BENCH_ARGS)
+
+.PHONY: bench-graph
+bench-graph: $(STAMP) ## LMDeploy in graph mode and torch.compile against their eager modes and inductor
 	$(PY) -m benchmarks.serving
 	$(PY) -m benchmarks.graph_backend
 

@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks.load import Watch
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,13 @@ class Child:
         return json.loads(line)
 
     def run(self, **order: Any) -> dict[str, Any]:
-        """Carry out an order: its seconds and peak RSS."""
+        """Carry out an order: its seconds, its peak RSS, and how many CPUs were busy with others meanwhile."""
         assert self._process.stdin is not None
+        watch = Watch(self._process.pid, time.perf_counter())
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        return self._answer()
+        answer = self._answer()
+        return answer | {"others": watch.others(time.perf_counter())}
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -84,9 +89,13 @@ class Child:
 
 
 def measure(
-    entries: Sequence[Entry], orders: Sequence[dict[str, Any]], pairs: int
+    entries: Sequence[Entry], orders: Sequence[dict[str, Any]], pairs: int, others: float = float("inf")
 ) -> tuple[dict[str, float], list[dict[str, list[dict[str, Any]]]]]:
-    """(name -> seconds to load; for each order: name -> its answers, one a round). The turn goes round."""
+    """(name -> seconds to load; for each order: name -> its answers, one a round). The turn goes round.
+
+    others: a round in which more CPUs than that were busy with other processes is thrown away; there are at most twice
+    as many rounds as pairs, so that there may be fewer answers than pairs on a machine that is never quiet.
+    """
     with ExitStack() as stack:
         children = {entry.name: stack.enter_context(Child(entry)) for entry in entries}
         loads = {name: child.load for name, child in children.items()}
@@ -94,12 +103,16 @@ def measure(
         results = []
         for order in orders:
             answers: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-            for turn in range(-2, pairs):  # two rounds to compile and to touch all memory
+            for turn in range(-2, 2 * pairs):  # two rounds to compile and to touch all memory
                 shift = turn % len(names)
-                for name in names[shift:] + names[:shift]:
-                    answer = children[name].run(**order)
-                    if turn >= 0:
+                round_ = {name: children[name].run(**order) for name in names[shift:] + names[:shift]}
+                quiet = all(answer["others"] <= others for answer in round_.values())
+                if turn >= 0 and quiet:
+                    for name, answer in round_.items():
                         answers[name].append(answer)
-                print(f"{order}: round {turn + 1} of {pairs}", file=sys.stderr, flush=True)
+                kept = len(answers[names[0]])
+                print(f"{order}: {kept} of {pairs} rounds", file=sys.stderr, flush=True)
+                if kept == pairs:
+                    break
             results.append(answers)
     return loads, results

@@ -27,7 +27,7 @@ class LMDeploy:
             dtype=dtype,
             eager_mode=eager,
             max_batch_size=8,
-            session_len=2048,
+            session_len=4096,
             num_gpu_blocks=160,
         )
         self.pipe: Any = pipeline(str(model), backend_config=config)  # pyright: ignore[reportCallIssue]

@@ -22,7 +22,7 @@ from benchmarks.timing import publish
 OURS = "openvino"
 PRECISIONS = ("bfloat16", "float32", "int4")
 SHORT = {"bfloat16": "bf16", "float32": "f32"}
-EXPORTED = {"bfloat16": "fp16", "float32": "fp32", "int4": "int4"}
+EXPORTED = {"bfloat16": "fp16", "float32": "fp32", "int8": "int8", "int4": "int4"}
 """What optimum-cli calls the weights; it keeps bfloat16 ones as fp16, of the same size."""
 
 

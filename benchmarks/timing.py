@@ -62,6 +62,11 @@ def ratio(samples_a: Sequence[float], samples_b: Sequence[float], resamples: int
     return Ratio(statistics.median(ratios), low, high)
 
 
+def threads() -> int:
+    """Threads that torch computes with here; peers get as many."""
+    return torch.get_num_threads()
+
+
 def machine() -> dict[str, Any]:
     """What a figure depends on besides the code."""
     model = ""

@@ -1,0 +1,78 @@
+"""LMDeploy on our cpu engine against OpenVINO GenAI, llama.cpp and transformers: same weights, interleaved rounds.
+
+    python -m benchmarks.peers [--precisions bf16 int8 int4] [--peers genai llama.cpp transformers] [--pairs 15]
+        [--works prefill-512 prefill-2048 decode-1 decode-8] [--write-docs]
+
+On the shape of Qwen2.5-0.5B. Peers are installed into environments of their own at the first run, where llama.cpp is
+compiled. decode-N decodes N sequences behind 512 tokens each. A round beside other load is thrown away. Prints tables
+and JSON; ``--write-docs`` also adds the machine's section to docs/benchmarks_peers.md, with plots.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arena import measure
+from benchmarks.models import FOLDER, qwen2_half_billion
+from benchmarks.peers import peaks, report
+from benchmarks.peers.entries import OURS, PEERS, PRECISIONS, entries
+from benchmarks.serving import rows_of
+from benchmarks.timing import machine, publish
+
+WORKS: dict[str, dict[str, Any]] = {
+    "prefill-128": {"work": "prefill", "batch": 1, "length": 128, "tokens": 1},
+    "prefill-512": {"work": "prefill", "batch": 1, "length": 512, "tokens": 1},
+    "prefill-2048": {"work": "prefill", "batch": 1, "length": 2048, "tokens": 1},
+    "decode-1": {"work": "decode", "batch": 1, "length": 512, "tokens": 24},
+    "decode-4": {"work": "decode", "batch": 4, "length": 512, "tokens": 16},
+    "decode-8": {"work": "decode", "batch": 8, "length": 512, "tokens": 12},
+}
+USUAL = ("prefill-512", "prefill-2048", "decode-1", "decode-8")
+OTHERS = 0.2
+"""CPUs that may be busy with other processes in a round that counts."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=USUAL)
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument(
+        "--others", type=float, default=OTHERS, help="CPUs that others may keep busy in a round"
+    )
+    parser.add_argument(
+        "--model", type=Path, default=FOLDER, help="folder of the checkpoint, made if need be"
+    )
+    parser.add_argument("--write-docs", action="store_true")
+    args = parser.parse_args()
+    model = qwen2_half_billion(args.model)
+    orders = [WORKS[name] for name in args.works]
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "read bandwidth": peaks.read_bandwidth(),
+        "bfloat16 peak": peaks.bfloat16_peak(),
+        "weights": (model / "model.safetensors").stat().st_size,
+        "rows": {},
+    }
+    for precision in args.precisions:
+        taking_part = entries(model, precision, tuple(args.peers))
+        _, results = measure(taking_part, orders, args.pairs, args.others)
+        names = [entry.name for entry in taking_part]
+        kept = [(order, answers) for order, answers in zip(orders, results, strict=True) if answers[OURS]]
+        for order in orders:
+            if all(order is not one for one, _ in kept):
+                print(f"{order}: no round was quiet enough; see --others")
+        rows = rows_of(names, [order for order, _ in kept], [answers for _, answers in kept], OURS)
+        publish(f"LMDeploy on dlinfer against its peers, {precision}", rows)
+        found["rows"][precision] = [report.plain(row) for row in rows]
+    print(json.dumps(found))
+    if args.write_docs:
+        report.write(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Who takes part for one precision: LMDeploy on our cpu engine first, then the peers, each on the same weights."""
+
+import subprocess
+from pathlib import Path
+
+from benchmarks.arena import Entry
+from benchmarks.peers.environments import python_of
+from benchmarks.serving_openvino import exported
+from benchmarks.timing import threads
+
+OURS = "dlinfer"
+PRECISIONS = ("bf16", "int8", "int4")
+PEERS = ("genai", "llama.cpp", "transformers")
+
+_GGUF = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_k_m"}
+_EXPORTED = {"bf16": "bfloat16", "int8": "int8", "int4": "int4"}
+
+
+def entries(model: Path, precision: str, peers: tuple[str, ...]) -> list[Entry]:
+    """model: the checkpoint in bfloat16, from which each peer makes its own once."""
+    found = [Entry(OURS, "lmdeploy-graph", model, {"dtype": "bfloat16"}, environment=_ours(precision))]
+    if "genai" in peers:
+        python = python_of("genai")
+        folder = exported(model, python, _EXPORTED[precision])
+        found += [
+            Entry(
+                f"genai {backend}",
+                backend,
+                folder,
+                {"precision": "bf16"},
+                module="benchmarks.genai",
+                python=python,
+            )
+            for backend in ("SDPA", "PA")
+        ]
+    if "llama.cpp" in peers:
+        python = python_of("llama.cpp")
+        file = _gguf(model, python)
+        options = {"threads": threads()}
+        kind = _GGUF[precision]
+        module = "benchmarks.peers.llama_cpp"
+        found.append(Entry(f"llama.cpp {kind}", kind, file, options, module=module, python=python))
+    if "transformers" in peers and precision == "bf16":
+        found += [Entry("transformers", "hf-eager", model), Entry("inductor", "hf-inductor-freezing", model)]
+    return found
+
+
+def _ours(precision: str) -> dict[str, str]:
+    if precision == "bf16":
+        return {}
+    return {"DLINFER_CPU_WEIGHTS": precision, "DLINFER_CPU_HEAD": "int8"}
+
+
+def _gguf(model: Path, python: str) -> Path:
+    file = model.with_name(f"{model.name}-bf16.gguf")
+    if not file.is_file():
+        new = file.with_suffix(".new")
+        subprocess.run([python, "-m", "benchmarks.peers.gguf_file", str(model), str(new)], check=True)
+        new.rename(file)
+    return file

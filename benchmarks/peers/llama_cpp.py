@@ -1,0 +1,96 @@
+"""llama.cpp as a contender, in its own environment: the standard library and llama_cpp only.
+
+    python -m benchmarks.peers.llama_cpp FORMAT FILE '{"threads": 2}'
+
+FILE is the checkpoint in bfloat16 (``gguf_file.py``). FORMAT: bf16, q8_0 or q4_k_m; llama.cpp makes the quantised file
+beside it at the first call.
+"""
+
+import ctypes
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.orders import take_orders
+
+FILE_TYPES = {"q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0", "q4_k_m": "LLAMA_FTYPE_MOSTLY_Q4_K_M"}
+_CONTEXT = 2048 + 64  # tokens of one sequence
+
+
+class LlamaCpp:
+    """``llama_decode`` as llama-bench calls it: token ids in, no sampling."""
+
+    def __init__(self, file: Path, format_: str, threads: int) -> None:
+        self.lib: Any = importlib.import_module("llama_cpp")
+        self.lib.llama_backend_init()
+        path = str(self._quantised(file, format_)).encode()
+        self.model = self.lib.llama_model_load_from_file(path, self.lib.llama_model_default_params())
+        if not self.model:
+            raise SystemExit(f"llama.cpp cannot load {file}")
+        self.threads = threads
+        self.contexts: dict[int, Any] = {}
+
+    def _quantised(self, file: Path, format_: str) -> Path:
+        if format_ == "bf16":
+            return file
+        made = file.with_name(f"{file.stem}-{format_}.gguf")
+        if not made.is_file():
+            params = self.lib.llama_model_quantize_default_params()
+            params.ftype = getattr(self.lib, FILE_TYPES[format_])
+            new = made.with_suffix(".new")
+            names = (str(file).encode(), str(new).encode())
+            if self.lib.llama_model_quantize(*names, ctypes.byref(params)):
+                raise SystemExit(f"llama.cpp cannot quantise {file}")
+            new.rename(made)
+        return made
+
+    def _context(self, batch: int) -> Any:
+        if batch not in self.contexts:
+            params = self.lib.llama_context_default_params()
+            params.n_ctx = batch * _CONTEXT
+            params.n_seq_max = batch
+            params.n_batch = 2048
+            params.n_threads = params.n_threads_batch = self.threads
+            self.contexts[batch] = self.lib.llama_init_from_model(self.model, params)
+        return self.contexts[batch]
+
+    def run(self, work: str, batch: int, length: int, tokens: int) -> float:
+        """Seconds of a prefill, or of the steps after it."""
+        context = self._context(batch)
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(context), True)
+        start = time.perf_counter()
+        for sequence in range(batch):
+            self._decode(
+                context, [(1000 + at % 1000, at, sequence, at == length - 1) for at in range(length)]
+            )
+        if work == "prefill":
+            return time.perf_counter() - start
+        start = time.perf_counter()
+        for step in range(tokens):
+            self._decode(context, [(1000 + step, length + step, sequence, True) for sequence in range(batch)])
+        return time.perf_counter() - start
+
+    def _decode(self, context: Any, rows: list[tuple[int, int, int, bool]]) -> None:
+        """rows: (token, position, sequence, whether logits are wanted)."""
+        batch = self.lib.llama_batch_init(len(rows), 0, 1)
+        batch.n_tokens = len(rows)
+        for at, (token, position, sequence, wanted) in enumerate(rows):
+            batch.token[at], batch.pos[at] = token, position
+            batch.n_seq_id[at], batch.seq_id[at][0], batch.logits[at] = 1, sequence, wanted
+        failed = self.lib.llama_decode(context, batch)
+        self.lib.llama_synchronize(context)
+        self.lib.llama_batch_free(batch)
+        if failed:
+            raise SystemExit(f"llama_decode gives {failed}")
+
+
+def main() -> None:
+    format_, file, options = sys.argv[1:]
+    take_orders(lambda: LlamaCpp(Path(file), format_, **json.loads(options)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""docs/benchmarks_peers.md: one section a kind of CPU, from the JSON that each machine's run left beside it."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.environments import python_of
+from benchmarks.timing import Ratio
+
+DOCS = Path(__file__).parents[2] / "docs"
+DOCUMENT = DOCS / "benchmarks_peers.md"
+FOLDER = DOCS / "benchmarks"
+
+_INTRODUCTION = """# LMDeploy on a CPU against its peers
+
+Made by `python -m benchmarks.peers --write-docs`, one section a kind of CPU; do not edit. Shape of Qwen2.5-0.5B with
+random weights, the same for all. *times faster* is the median ratio of neighbouring runs with its 95 % interval: above
+1 ours is faster. Decoding is behind 512 tokens of each sequence.
+"""
+
+_HEAD = "| work | peer | ours tok/s | peer tok/s | times faster | peak GiB: ours, peer |"
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as JSON has it."""
+    return {name: list(value) if isinstance(value, Ratio) else value for name, value in row.items()}
+
+
+def write(found: dict[str, Any]) -> None:
+    """Keep one machine's figures, draw them, and write the document of all machines."""
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{_kind(found['machine'])}.json"
+    if path.is_file():  # precisions that were not run again stay
+        found["rows"] = json.loads(path.read_text())["rows"] | found["rows"]
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    command = [python_of("plots"), str(Path(__file__).with_name("plot.py")), str(path)]
+    subprocess.run(command, check=True)
+    sections = [_section(one) for one in sorted(FOLDER.glob("*.json"))]
+    DOCUMENT.write_text("\n".join([_INTRODUCTION, *sections]))
+
+
+def _kind(machine: dict[str, Any]) -> str:
+    name = f"{machine['cpu']} {machine['capability']} {machine['threads']} threads"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _section(path: Path) -> str:
+    found = json.loads(path.read_text())
+    machine = found["machine"]
+    lines = [
+        f"## {machine['cpu']}, {machine['capability']}, {machine['threads']} threads",
+        "",
+        f"torch {machine['torch']}; read bandwidth {found['read bandwidth'] / 1e9:.1f} GB/s; torch's bfloat16 product "
+        f"{found['bfloat16 peak'] / 1e9:.0f} GFLOPS. A decoding step of batch 1 in bfloat16 reads "
+        f"{found['weights'] / 1e9:.2f} GB: at most {found['read bandwidth'] / found['weights']:.1f} steps a second.",
+        "",
+        f"![tokens per second](benchmarks/{path.stem}.svg)",
+    ]
+    for precision, rows in found["rows"].items():
+        lines += ["", f"### {precision}", "", _HEAD, "| --- | --- | --- | --- | --- | --- |"]
+        for row in rows:
+            median, low, high = row["times faster"]
+            lines.append(
+                f"| {row['work']} | {row['peer']} | {row['ours tok/s']:.1f} | {row['peer tok/s']:.1f} "
+                f"| {median:.2f} [{low:.2f}, {high:.2f}] | {row['our peak GiB']}, {row['peer peak GiB']} |"
+            )
+    return "\n".join(lines) + "\n"
