@@ -34,6 +34,7 @@ def answers() -> Iterator[KnownAnswer]:
         if dtype != torch.float32:
             yield _norm(dtype)
         yield _decode(dtype)
+        yield _experts(dtype)
 
 
 def _native(name: str) -> Callable[..., Tensor]:
@@ -143,6 +144,45 @@ def _decode(dtype: torch.dtype) -> KnownAnswer:
     name = "C++ decode attention"
     kinds = frozenset({"native paged_decode_attention"})
     return KnownAnswer(name, kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _experts(dtype: torch.dtype) -> KnownAnswer:
+    """Five experts, one of which nobody chooses; of the others one gets a row, one some and two many."""
+    hidden, experts, rows = 72, 5, 300
+    x = small_whole(rows, hidden, 1)
+    gate_up = small_whole(experts * 2 * 40, hidden, 2).view(experts, 80, hidden) / 8
+    down = small_whole(experts * hidden, 40, 3).view(experts, hidden, 40) / 8
+    gate_up_bias, down_bias = small_whole(experts, 80, 4), small_whole(experts, hidden, 5)
+    weights = small_whole(rows, 2, 6) / 4 + 0.5
+    ids = torch.tensor([[3, 1]]).repeat(rows, 1)
+    ids[7, 1], ids[40:, 1] = 0, 4
+
+    def run() -> Sequence[Tensor]:
+        given = [one.to(dtype) for one in (x, gate_up, gate_up_bias, down, down_bias)]
+        plain = _native("fused_moe")(given[0], given[1], given[3], weights, ids, False)
+        return [plain, _native("fused_moe_clamped")(*given, weights, ids, 1.5, 2.0)]
+
+    def expected() -> Sequence[Tensor]:
+        return [mixture(silu).to(dtype), mixture(clamped, gate_up_bias, down_bias).to(dtype)]
+
+    def mixture(activated: Callable[[Tensor], Tensor], *biases: Tensor) -> Tensor:
+        """Every expert of every row, of which the weights then take those that were chosen."""
+        inner, outer = (one.double().unsqueeze(1) for one in biases) if biases else (0.0, 0.0)
+        results = activated(x.double() @ gate_up.double().mT + inner) @ down.double().mT + outer
+        shares = torch.zeros(rows, experts, dtype=torch.float64).scatter_add(1, ids, weights.double())
+        return torch.einsum("re,erh->rh", shares, results)
+
+    def silu(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return gate * gate.sigmoid() * up
+
+    def clamped(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        gate, up = gate.clamp(max=2), up.clamp(-2, 2)
+        return (up + 1) * gate * (1.5 * gate).sigmoid()
+
+    kinds = frozenset({"native fused_moe", "native fused_moe_clamped"})
+    return KnownAnswer("C++ experts", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
 
 
 KERNEL_ANSWERS = KnownAnswers(owner, answers, native.library_name)

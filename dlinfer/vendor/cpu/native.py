@@ -290,3 +290,11 @@ def _register_fakes() -> None:
     @torch.library.register_fake("dlinfer_cpu::mxfp4_matmul")
     def mxfp4_matmul(x: Tensor, qweight: Tensor, scales: Tensor, group_size: int) -> Tensor:
         return x.new_empty((*x.shape[:-1], scales.shape[1]))
+
+    @torch.library.register_fake("dlinfer_cpu::fused_moe")
+    def fused_moe(hidden_states: Tensor, *rest: object) -> Tensor:
+        return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+
+    @torch.library.register_fake("dlinfer_cpu::fused_moe_clamped")
+    def fused_moe_clamped(hidden_states: Tensor, *rest: object) -> Tensor:
+        return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
