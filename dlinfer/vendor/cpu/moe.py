@@ -41,6 +41,19 @@ def fused_moe(
             check_ids(topk_ids, experts)  # it reads the ids, and says it in the op's words
             raise
     check_ids(topk_ids, experts)
+    return grouped_moe(hidden_states, *stacks, topk_weights, topk_ids, renormalize)
+
+
+def grouped_moe(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    down_weights: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+) -> Tensor:
+    """``fused_moe`` by torch, of ids that name experts."""
+    experts, topk = gate_up_weights.shape[0], topk_ids.shape[1]
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
