@@ -21,8 +21,16 @@ constexpr int64_t kBlockBytes = 192 << 10;  // two blocks fit into the second-le
 constexpr int64_t kChunkBytes = 16 << 10;  // half of a first-level cache; the other half is for the weight
 constexpr int kTileInputs = kAccumulators / 2;
 
+// Sums of a tile: with four rows of the weight, whose loads then serve more rows of x, AVX-512 has room for a few more.
+constexpr int kTileSums = kLanes == 16 ? 24 : kAccumulators;
+
 // Rows of the weight in a tile: each load of x should serve several.
-constexpr int tile_rows(int inputs) { return 4 * inputs <= kAccumulators ? 4 : 2; }
+constexpr int tile_rows(int inputs) { return 4 * inputs <= kTileSums ? 4 : 2; }
+
+// Rows of x that go into a tile, at most: where one tile does not do for all, as many as let it have four rows.
+constexpr int tile_inputs(int64_t inputs) {
+  return inputs > kTileInputs && kTileSums > kAccumulators ? kTileSums / 4 : kTileInputs;
+}
 
 // Where a tile touches memory ahead of its need: `line`, and `step` bytes on with each operand that it loads.
 struct Ahead {
@@ -117,7 +125,7 @@ void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T*
 
   std::fill_n(sums, x.count * kBlockRows, 0.0f);
 
-  const int64_t passes = (x.count + kTileInputs - 1) / kTileInputs;
+  const int64_t most = tile_inputs(x.count), passes = (x.count + most - 1) / most;
   const int64_t inputs = passes ? (x.count + passes - 1) / passes : 1;  // a pass, all about equally many
   const Ahead nowhere{reinterpret_cast<const char*>(weight.data), 0};
   Ahead ahead = nowhere;

@@ -2,8 +2,8 @@
 //
 // Roofline. A chosen expert's 3 * hidden * intermediate weights are read once and do 2 operations a row with each, so
 // up to about 8 rows (bfloat16, AVX-512) the time is that of the reading, and above that of the dot products, which
-// few_rows.h computes at 75 to 95 % of what torch's product does with many rows. So there is nothing to pack, and nothing
-// to gain from more than one reading; what there is to lose is the time between two pieces. The work is cut so:
+// few_rows.h computes about as fast as torch's product does with many rows. So there is nothing to pack, and nothing to
+// gain from more than one reading; what there is to lose is the time between two pieces. The work is cut so:
 //   first   (expert, kBlockRows rows of gate and the same of up) -> activations of all the expert's rows
 //   second  (some rows of down of every expert) -> these columns of the result, weighted and added up in float32
 // Threads take pieces one after another as they become free; each knows its next piece while it computes one, and
