@@ -35,6 +35,9 @@ def answers() -> Iterator[KnownAnswer]:
             yield _norm(dtype)
         yield _decode(dtype)
         yield _experts(dtype)
+        yield _gated(dtype)
+        yield _rotary(dtype)
+        yield _fill(dtype)
 
 
 def _native(name: str) -> Callable[..., Tensor]:
@@ -183,6 +186,61 @@ def _experts(dtype: torch.dtype) -> KnownAnswer:
 
     kinds = frozenset({"native fused_moe", "native fused_moe_clamped"})
     return KnownAnswer("C++ experts", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _gated(dtype: torch.dtype) -> KnownAnswer:
+    gate, up = (small_whole(3, 203, shift).mul(3).add(0.5).to(dtype) for shift in (1, 2))
+
+    def run() -> Sequence[Tensor]:
+        both = _native("silu_and_mul")(torch.cat([gate, up], -1))
+        return [both, _native("silu_mul")(gate, up), _native("gelu_mul")(gate, up)]
+
+    def expected() -> Sequence[Tensor]:
+        wide = gate.double()
+        silu, gelu = wide * wide.sigmoid(), F.gelu(wide, approximate="tanh")
+        return [(one * up.double()).to(dtype) for one in (silu, silu, gelu)]
+
+    kinds = frozenset(f"native {name}" for name in ("silu_and_mul", "silu_mul", "gelu_mul"))
+    return KnownAnswer("C++ gated activations", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _rotary(dtype: torch.dtype) -> KnownAnswer:
+    """Of whole numbers, so that nothing is rounded."""
+    q, k = (small_whole(3 * heads, 106, heads).view(3, heads, 106) for heads in (4, 2))
+    cos, sin = small_whole(3, 106, 5), small_whole(3, 106, 6)
+
+    def run() -> Sequence[Tensor]:
+        return _native("apply_rotary_pos_emb")(*(one.to(dtype) for one in (q, k, cos, sin)))
+
+    def expected() -> Sequence[Tensor]:
+        return [rotated(one).to(dtype) for one in (q, k)]
+
+    def rotated(x: Tensor) -> Tensor:
+        turned = torch.cat((-x[..., 53:], x[..., :53]), -1)
+        return x * cos[:, None] + turned * sin[:, None]
+
+    kinds = frozenset({"native apply_rotary_pos_emb"})
+    return KnownAnswer("C++ rotation", kinds, name_of(dtype), run, expected)
+
+
+def _fill(dtype: torch.dtype) -> KnownAnswer:
+    k, v = (small_whole(5, 2 * 20, shift).view(5, 2, 20).to(dtype) for shift in (1, 2))
+    slots = [9, -1, 0, 15, 4]
+
+    def run() -> Sequence[Tensor]:
+        caches = [torch.zeros(4, 4, 2, 20, dtype=dtype) for _ in range(2)]
+        _native("fill_kv_cache")(k, v, *caches, torch.tensor(slots))
+        return caches
+
+    def expected() -> Sequence[Tensor]:
+        caches = torch.zeros(2, 16, 2, 20, dtype=dtype)
+        for token, slot in enumerate(slots):
+            if slot >= 0:
+                caches[0, slot], caches[1, slot] = k[token], v[token]
+        return list(caches.view(2, 4, 4, 2, 20))
+
+    kinds = frozenset({"native fill_kv_cache"})
+    return KnownAnswer("C++ fill of the cache", kinds, name_of(dtype), run, expected)
 
 
 KERNEL_ANSWERS = KnownAnswers(owner, answers, native.library_name)

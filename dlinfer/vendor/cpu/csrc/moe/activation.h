@@ -1,19 +1,9 @@
 // What stands between an expert's two products.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
-#include "common/widen.h"
+#include "common/sigmoid.h"
 
 namespace dlinfer::moe {
-
-// 1 / (1 + exp(-x)), from exp of what is not positive, which cannot overflow.
-inline Floats sigmoid(Floats x) {
-  const Floats zero{}, one = all_lanes(1.0f);
-  const Floats e = exp_of_negative(x > zero ? -x : x);
-  return (x > zero ? one : e) / (one + e);
-}
 
 // silu(gate) * up, or where `limit` is given GPT-OSS's, which is clamped. NaN stays NaN.
 struct Activation {

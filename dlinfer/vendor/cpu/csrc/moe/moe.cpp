@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/result_memory.h"
+#include "common/with_type.h"
 #include "linear/few_rows.h"
 #include "linear/linear.h"
 #include "linear/many_rows.h"
@@ -201,16 +202,7 @@ Tensor run(const Call& call) {
     }
     return out;
   };
-  switch (call.hidden.scalar_type()) {
-    case ScalarType::Float:
-      return run_as(float());
-    case ScalarType::BFloat16:
-      return run_as(BFloat16());
-    case ScalarType::Half:
-      return run_as(Half());
-    default:
-      STD_TORCH_CHECK(false, "fused_moe: no kernel for this dtype");
-  }
+  return with_type(call.hidden.scalar_type(), "fused_moe", run_as);
 }
 
 Tensor fused_moe(Tensor hidden_states, Tensor gate_up_weights, Tensor down_weights, Tensor topk_weights,
