@@ -1,4 +1,4 @@
-"""Rotation and gated activations in C++: torch's bits where they are promised, float64 within one rounding elsewhere."""
+"""Rotation and gated activations in C++: torch's bits where they are promised, elsewhere float64 within rounding."""
 
 import math
 

@@ -20,10 +20,11 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
     kernel = compiled("fill_kv_cache", k, k_cache) if k.dtype in _FLOATS else None
     if kernel is not None:
         try:
-            return kernel(k, v, k_cache, v_cache, kv_start_indices)
+            kernel(k, v, k_cache, v_cache, kv_start_indices)
         except RuntimeError:
             check_slots(kv_start_indices, k_cache)  # it reads the slots, and says it in the op's words
             raise
+        return
     check_slots(kv_start_indices, k_cache)
     slots, k, v = _written(kv_start_indices, k, v)
     place = _place(slots, k_cache)
