@@ -1,8 +1,9 @@
 """Norms, rotation, activation and linear on CPU, rounded where HF transformers rounds.
 
-That is why ``torch.nn.functional.rms_norm`` is not used: it rounds once, after the weight. Linear layers, and norms in
-16 bits, are in C++ (csrc/), which takes a half to a quarter of torch's time for the few rows of a decoding step; where
-that cannot be had, torch's kernels compute the same, under the fallback policy.
+That is why ``torch.nn.functional.rms_norm`` is not used: it rounds once, after the weight. Linear layers, rotation,
+silu, and norms in 16 bits, are in C++ (csrc/), which takes a half to a quarter of torch's time for the few rows of a
+decoding step; where that cannot be had, torch's kernels compute the same, under the fallback policy. A graph's loops
+have rotation and activation inside, and do not come here.
 """
 
 import torch
@@ -38,6 +39,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    kernel = compiled("apply_rotary_pos_emb", q, k) if q.dtype in _FLOATS else None
+    if kernel is not None:
+        return kernel(q, k, cos, sin)
     per_token = (*q.shape[:-2], 1, q.shape[-1])
     first, second = sin.reshape(per_token).chunk(2, dim=-1)
     signed = torch.cat((-first, second), dim=-1)  # moves the sign of rotate_half to the smaller tensor
@@ -64,6 +68,9 @@ def apply_rotary_pos_emb_interleaved(
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
+    kernel = compiled("silu_and_mul", x) if x.dtype in _FLOATS else None
+    if kernel is not None:
+        return kernel(x)
     gate, up = x.chunk(2, dim=-1)
     return gated(functional.silu(gate), up)
 

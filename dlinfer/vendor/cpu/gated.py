@@ -1,8 +1,15 @@
-"""Gated activations of two tensors on CPU, rounded where HF transformers rounds."""
+"""Gated activations of two tensors on CPU, rounded where HF transformers rounds.
+
+In C++ (csrc/pointwise/gated.cpp) but for the exact gelu, whose error function is torch's.
+"""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from dlinfer.vendor.cpu.compiled import compiled
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def gated(activated: Tensor, up: Tensor) -> Tensor:
@@ -13,8 +20,14 @@ def gated(activated: Tensor, up: Tensor) -> Tensor:
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    kernel = compiled("silu_mul", gate, up) if gate.dtype in _FLOATS else None
+    if kernel is not None:
+        return kernel(gate, up)
     return gated(functional.silu(gate), up)
 
 
 def gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
+    kernel = compiled("gelu_mul", gate, up) if tanh and gate.dtype in _FLOATS else None
+    if kernel is not None:
+        return kernel(gate, up)
     return gated(functional.gelu(gate, approximate="tanh" if tanh else "none"), up)

@@ -34,6 +34,10 @@ def answers() -> Iterator[KnownAnswer]:
         if dtype != torch.float32:
             yield _norm(dtype)
         yield _decode(dtype)
+        yield _experts(dtype)
+        yield _gated(dtype)
+        yield _rotary(dtype)
+        yield _fill(dtype)
 
 
 def _native(name: str) -> Callable[..., Tensor]:
@@ -143,6 +147,100 @@ def _decode(dtype: torch.dtype) -> KnownAnswer:
     name = "C++ decode attention"
     kinds = frozenset({"native paged_decode_attention"})
     return KnownAnswer(name, kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _experts(dtype: torch.dtype) -> KnownAnswer:
+    """Five experts, one of which nobody chooses; of the others one gets a row, one some and two many."""
+    hidden, experts, rows = 72, 5, 300
+    x = small_whole(rows, hidden, 1)
+    gate_up = small_whole(experts * 2 * 40, hidden, 2).view(experts, 80, hidden) / 8
+    down = small_whole(experts * hidden, 40, 3).view(experts, hidden, 40) / 8
+    gate_up_bias, down_bias = small_whole(experts, 80, 4), small_whole(experts, hidden, 5)
+    weights = small_whole(rows, 2, 6) / 4 + 0.5
+    ids = torch.tensor([[3, 1]]).repeat(rows, 1)
+    ids[7, 1], ids[40:, 1] = 0, 4
+
+    def run() -> Sequence[Tensor]:
+        given = [one.to(dtype) for one in (x, gate_up, gate_up_bias, down, down_bias)]
+        plain = _native("fused_moe")(given[0], given[1], given[3], weights, ids, False)
+        return [plain, _native("fused_moe_clamped")(*given, weights, ids, 1.5, 2.0)]
+
+    def expected() -> Sequence[Tensor]:
+        return [mixture(silu).to(dtype), mixture(clamped, gate_up_bias, down_bias).to(dtype)]
+
+    def mixture(activated: Callable[[Tensor], Tensor], *biases: Tensor) -> Tensor:
+        """Every expert of every row, of which the weights then take those that were chosen."""
+        inner, outer = (one.double().unsqueeze(1) for one in biases) if biases else (0.0, 0.0)
+        results = activated(x.double() @ gate_up.double().mT + inner) @ down.double().mT + outer
+        shares = torch.zeros(rows, experts, dtype=torch.float64).scatter_add(1, ids, weights.double())
+        return torch.einsum("re,erh->rh", shares, results)
+
+    def silu(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return gate * gate.sigmoid() * up
+
+    def clamped(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        gate, up = gate.clamp(max=2), up.clamp(-2, 2)
+        return (up + 1) * gate * (1.5 * gate).sigmoid()
+
+    kinds = frozenset({"native fused_moe", "native fused_moe_clamped"})
+    return KnownAnswer("C++ experts", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _gated(dtype: torch.dtype) -> KnownAnswer:
+    gate, up = (small_whole(3, 203, shift).mul(3).add(0.5).to(dtype) for shift in (1, 2))
+
+    def run() -> Sequence[Tensor]:
+        both = _native("silu_and_mul")(torch.cat([gate, up], -1))
+        return [both, _native("silu_mul")(gate, up), _native("gelu_mul")(gate, up)]
+
+    def expected() -> Sequence[Tensor]:
+        wide = gate.double()
+        silu, gelu = wide * wide.sigmoid(), F.gelu(wide, approximate="tanh")
+        return [(one * up.double()).to(dtype) for one in (silu, silu, gelu)]
+
+    kinds = frozenset(f"native {name}" for name in ("silu_and_mul", "silu_mul", "gelu_mul"))
+    return KnownAnswer("C++ gated activations", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _rotary(dtype: torch.dtype) -> KnownAnswer:
+    """Of whole numbers, so that nothing is rounded."""
+    q, k = (small_whole(3 * heads, 106, heads).view(3, heads, 106) for heads in (4, 2))
+    cos, sin = small_whole(3, 106, 5), small_whole(3, 106, 6)
+
+    def run() -> Sequence[Tensor]:
+        return _native("apply_rotary_pos_emb")(*(one.to(dtype) for one in (q, k, cos, sin)))
+
+    def expected() -> Sequence[Tensor]:
+        return [rotated(one).to(dtype) for one in (q, k)]
+
+    def rotated(x: Tensor) -> Tensor:
+        turned = torch.cat((-x[..., 53:], x[..., :53]), -1)
+        return x * cos[:, None] + turned * sin[:, None]
+
+    kinds = frozenset({"native apply_rotary_pos_emb"})
+    return KnownAnswer("C++ rotation", kinds, name_of(dtype), run, expected)
+
+
+def _fill(dtype: torch.dtype) -> KnownAnswer:
+    k, v = (small_whole(5, 2 * 20, shift).view(5, 2, 20).to(dtype) for shift in (1, 2))
+    slots = [9, -1, 0, 15, 4]
+
+    def run() -> Sequence[Tensor]:
+        caches = [torch.zeros(4, 4, 2, 20, dtype=dtype) for _ in range(2)]
+        _native("fill_kv_cache")(k, v, *caches, torch.tensor(slots))
+        return caches
+
+    def expected() -> Sequence[Tensor]:
+        caches = torch.zeros(2, 16, 2, 20, dtype=dtype)
+        for token, slot in enumerate(slots):
+            if slot >= 0:
+                caches[0, slot], caches[1, slot] = k[token], v[token]
+        return list(caches.view(2, 4, 4, 2, 20))
+
+    kinds = frozenset({"native fill_kv_cache"})
+    return KnownAnswer("C++ fill of the cache", kinds, name_of(dtype), run, expected)
 
 
 KERNEL_ANSWERS = KnownAnswers(owner, answers, native.library_name)

@@ -1,8 +1,9 @@
-"""Mixture of experts on CPU: tokens sorted by expert, then one grouped product a projection.
+"""Mixture of experts on CPU: in C++ (csrc/moe), or by torch, with one grouped product a projection.
 
-``grouped_mm`` walks the experts in C++ and reads each chosen expert's weights in place, so neither decode nor
-prefill copies weights or loops in Python. It wants rows of whole 16-byte words; for other sizes (toys) a loop
-over the experts that were chosen does the same.
+Both read each chosen expert's weights in place, so neither decode nor prefill copies weights or loops in Python. In
+C++ the experts of a decoding step are computed together, at the speed of memory; torch's ``grouped_mm`` takes two to
+four times as long. It wants rows of whole 16-byte words; for other sizes (toys) a loop over the experts that were
+chosen does the same.
 """
 
 import torch
@@ -12,6 +13,9 @@ from torch.nn import functional
 from dlinfer.ops import moe_gating_topk_softmax as gating
 from dlinfer.ops.moe import check_ids
 from dlinfer.ops.moe_clamped import RULES
+from dlinfer.vendor.cpu.compiled import compiled
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
@@ -28,7 +32,28 @@ def fused_moe(
     renormalize: bool,
 ) -> Tensor:
     experts = gate_up_weights.shape[0]
+    stacks = (gate_up_weights, down_weights)
+    kernel = compiled("fused_moe", hidden_states, *stacks) if hidden_states.dtype in _FLOATS else None
+    if kernel is not None:
+        try:
+            return kernel(hidden_states, *stacks, topk_weights, topk_ids, renormalize)
+        except RuntimeError:
+            check_ids(topk_ids, experts)  # it reads the ids, and says it in the op's words
+            raise
     check_ids(topk_ids, experts)
+    return grouped_moe(hidden_states, *stacks, topk_weights, topk_ids, renormalize)
+
+
+def grouped_moe(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    down_weights: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+) -> Tensor:
+    """``fused_moe`` by torch, of ids that name experts."""
+    experts, topk = gate_up_weights.shape[0], topk_ids.shape[1]
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -54,6 +79,14 @@ def fused_moe_clamped(
     limit: float,
 ) -> Tensor:
     experts = gate_up_weights.shape[0]
+    stacks = (gate_up_weights, gate_up_bias, down_weights, down_bias)
+    kernel = compiled("fused_moe_clamped", hidden_states, *stacks) if hidden_states.dtype in _FLOATS else None
+    if kernel is not None:
+        try:
+            return kernel(hidden_states, *stacks, topk_weights, topk_ids, alpha, limit)
+        except RuntimeError:
+            check_ids(topk_ids, experts, RULES)
+            raise
     check_ids(topk_ids, experts, RULES)
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     order, expert, ends = _by_expert(topk_ids, experts)

@@ -319,3 +319,32 @@ def _register_fakes() -> None:
     @torch.library.register_fake("dlinfer_cpu::mxfp4_matmul")
     def mxfp4_matmul(x: Tensor, qweight: Tensor, scales: Tensor, group_size: int) -> Tensor:
         return x.new_empty((*x.shape[:-1], scales.shape[1]))
+
+    @torch.library.register_fake("dlinfer_cpu::fused_moe")
+    def fused_moe(hidden_states: Tensor, *rest: object) -> Tensor:
+        return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+
+    @torch.library.register_fake("dlinfer_cpu::fused_moe_clamped")
+    def fused_moe_clamped(hidden_states: Tensor, *rest: object) -> Tensor:
+        return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+
+    @torch.library.register_fake("dlinfer_cpu::silu_and_mul")
+    def silu_and_mul(x: Tensor) -> Tensor:
+        return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+    @torch.library.register_fake("dlinfer_cpu::silu_mul")
+    def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+        return torch.empty_like(gate, memory_format=torch.contiguous_format)
+
+    @torch.library.register_fake("dlinfer_cpu::gelu_mul")
+    def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
+        return torch.empty_like(gate, memory_format=torch.contiguous_format)
+
+    @torch.library.register_fake("dlinfer_cpu::apply_rotary_pos_emb")
+    def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        contiguous = torch.contiguous_format
+        return torch.empty_like(q, memory_format=contiguous), torch.empty_like(k, memory_format=contiguous)
+
+    @torch.library.register_fake("dlinfer_cpu::fill_kv_cache")
+    def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+        return None

@@ -1,4 +1,4 @@
-"""The paged KV cache on CPU: written, and read block by block."""
+"""The paged KV cache on CPU: written (in C++ where it is not quantised), and read block by block."""
 
 from typing import NamedTuple
 
@@ -8,12 +8,22 @@ from torch import Tensor
 from dlinfer.ops.checks import Rules
 from dlinfer.ops.kv_cache import check_slots
 from dlinfer.ops.kv_quantisation import check_apart, dequantise, is_scaled_by_token, quantise, read_size
+from dlinfer.vendor.cpu.compiled import compiled
 
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _QUANTISED = Rules("fill_quantised_kv_cache")
 
 
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
     if not kv_start_indices.numel():
+        return
+    kernel = compiled("fill_kv_cache", k, k_cache) if k.dtype in _FLOATS else None
+    if kernel is not None:
+        try:
+            kernel(k, v, k_cache, v_cache, kv_start_indices)
+        except RuntimeError:
+            check_slots(kv_start_indices, k_cache)  # it reads the slots, and says it in the op's words
+            raise
         return
     check_slots(kv_start_indices, k_cache)
     slots, k, v = _written(kv_start_indices, k, v)

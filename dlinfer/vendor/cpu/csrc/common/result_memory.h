@@ -103,4 +103,17 @@ inline torch::stable::Tensor empty_strided(const std::vector<int64_t>& sizes, co
   return torch::stable::Tensor(made);
 }
 
+// The same of packed strides.
+inline torch::stable::Tensor empty_packed(const std::vector<int64_t>& sizes, torch::headeronly::ScalarType dtype,
+                                          int64_t item_bytes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * (sizes[d] ? sizes[d] : 1);
+  return empty_strided(sizes, strides, dtype, item_bytes);
+}
+
+inline torch::stable::Tensor empty_packed_like(const torch::stable::Tensor& x) {
+  const auto shape = x.sizes();
+  return empty_packed({shape.begin(), shape.end()}, x.scalar_type(), x.element_size());
+}
+
 }  // namespace dlinfer

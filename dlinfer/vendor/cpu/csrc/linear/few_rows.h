@@ -21,8 +21,16 @@ constexpr int64_t kBlockBytes = 192 << 10;  // two blocks fit into the second-le
 constexpr int64_t kChunkBytes = 16 << 10;  // half of a first-level cache; the other half is for the weight
 constexpr int kTileInputs = kAccumulators / 2;
 
+// Sums of a tile: with four rows of the weight, whose loads then serve more rows of x, AVX-512 has room for a few more.
+constexpr int kTileSums = kLanes == 16 ? 24 : kAccumulators;
+
 // Rows of the weight in a tile: each load of x should serve several.
-constexpr int tile_rows(int inputs) { return 4 * inputs <= kAccumulators ? 4 : 2; }
+constexpr int tile_rows(int inputs) { return 4 * inputs <= kTileSums ? 4 : 2; }
+
+// Rows of x that go into a tile, at most: where one tile does not do for all, as many as let it have four rows.
+constexpr int tile_inputs(int64_t inputs) {
+  return inputs > kTileInputs && kTileSums > kAccumulators ? kTileSums / 4 : kTileInputs;
+}
 
 // Where a tile touches memory ahead of its need: `line`, and `step` bytes on with each operand that it loads.
 struct Ahead {
@@ -106,25 +114,22 @@ int64_t block_rows(int64_t columns) {
   return rows;
 }
 
-// out[c, r] = bias[r] + dot(weight row r, x row c), rounded once, for all rows c of x and weight.count <= kBlockRows
-// rows r. bias may be null. another_follows: the rows behind this block come next, so fetch them meanwhile.
+// sums[c * kBlockRows + r] = dot(weight row r, x row c) for all rows c of x and weight.count <= kBlockRows rows r.
+// next: where the block begins that comes next, to be fetched meanwhile unless rows have gaps; null is nowhere.
 // Every sum is taken in one order: a row of x gives the same bits whatever rows stand beside it.
-template <class T, int kMaxInputs>
-void block(Rows<const T> weight, Rows<const T> x, int64_t columns, const T* bias, Rows<T> out, bool another_follows) {
+template <class T>
+void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T* next, float* sums) {
   constexpr int64_t kStep = Operands<T>::kStep;
   constexpr int64_t kChunk = kChunkBytes / kTileInputs / sizeof(T);
   static_assert(kChunk % kStep == 0);
 
-  float sums[kMaxInputs * kBlockRows];
   std::fill_n(sums, x.count * kBlockRows, 0.0f);
 
-  const int64_t passes = (x.count + kTileInputs - 1) / kTileInputs;
+  const int64_t most = tile_inputs(x.count), passes = (x.count + most - 1) / most;
   const int64_t inputs = passes ? (x.count + passes - 1) / passes : 1;  // a pass, all about equally many
   const Ahead nowhere{reinterpret_cast<const char*>(weight.data), 0};
   Ahead ahead = nowhere;
-  if (another_follows && weight.stride == columns) {
-    ahead = {reinterpret_cast<const char*>(weight.data + weight.count * columns), kStep * sizeof(T)};
-  }
+  if (next && weight.stride == columns) ahead = {reinterpret_cast<const char*>(next), kStep * sizeof(T)};
 
   for (int64_t column = 0; column < columns; column += kChunk) {
     const int64_t width = std::min(kChunk, columns - column);
@@ -141,6 +146,14 @@ void block(Rows<const T> weight, Rows<const T> x, int64_t columns, const T* bias
       }
     }
   }
+}
+
+// out[c, r] = bias[r] + dot(weight row r, x row c), rounded once, for all rows c of x and weight.count <= kBlockRows
+// rows r. bias may be null. another_follows: the rows behind this block come next, so fetch them meanwhile.
+template <class T, int kMaxInputs>
+void block(Rows<const T> weight, Rows<const T> x, int64_t columns, const T* bias, Rows<T> out, bool another_follows) {
+  float sums[kMaxInputs * kBlockRows];
+  block_sums(weight, x, columns, another_follows ? weight.data + weight.count * weight.stride : nullptr, sums);
 
   for (int64_t c = 0; c < x.count; ++c) {
     for (int64_t r = 0; r < weight.count; ++r) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "linear/few_rows.h"
+#include "linear/linear.h"
 #include "linear/many_rows.h"
 #include "common/result_memory.h"
 
@@ -272,11 +273,12 @@ std::vector<Tensor> linears(Tensor x, const std::vector<Tensor>& weights, const 
   return outs;
 }
 
+}  // namespace
+
 Tensor linear(Tensor x, Tensor weight, MaybeTensor bias) {
   return linears(std::move(x), {std::move(weight)}, {std::move(bias)})[0];
 }
 
-}  // namespace
 }  // namespace dlinfer
 
 STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {

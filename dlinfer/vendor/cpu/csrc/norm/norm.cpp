@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/result_memory.h"
+#include "common/tensor_rows.h"
 #include "norm/sum_of_squares.h"
 
 namespace dlinfer::norms {
@@ -38,70 +39,6 @@ void norm_row(const T* x, const T* weight, int64_t count, float eps, T* out) {
   for (; i < count; ++i) out[i] = T(float(T(float(x[i]) * scale)) * float(weight[i]));
 }
 
-// The rows of a tensor: number i * inner + j begins at i * outer_stride + j * inner_stride.
-class RowStarts {
- public:
-  // Nothing where the elements of a row are no neighbours, or two strides do not tell where rows begin.
-  static std::optional<RowStarts> of(const Tensor& t) {
-    RowStarts starts;
-    const int64_t last = t.dim() - 1;
-    if (t.size(last) > 1 && t.stride(last) != 1) return std::nullopt;
-    int64_t outer = 1;
-    for (int64_t d = last - 1; d >= 0; --d) {
-      const int64_t size = t.size(d), stride = t.stride(d);
-      if (size == 1) continue;
-      if (starts.inner_ == 1) {
-        starts.inner_ = size;
-        starts.inner_stride_ = stride;
-      } else if (outer == 1 && stride == starts.inner_ * starts.inner_stride_) {
-        starts.inner_ *= size;
-      } else if (outer == 1) {
-        outer = size;
-        starts.outer_stride_ = stride;
-      } else if (stride == outer * starts.outer_stride_) {
-        outer *= size;
-      } else {
-        return std::nullopt;
-      }
-    }
-    return starts;
-  }
-
-  int64_t operator[](int64_t row) const { return row / inner_ * outer_stride_ + row % inner_ * inner_stride_; }
-
- private:
-  int64_t inner_ = 1, inner_stride_ = 0, outer_stride_ = 0;
-};
-
-// A tensor's rows where they lie, or where they do not lie in that way, a copy's.
-template <class T>
-class Rows {
- public:
-  explicit Rows(Tensor t) : tensor_(std::move(t)) {
-    auto starts = RowStarts::of(tensor_);
-    if (!starts) {
-      tensor_ = torch::stable::contiguous(tensor_);
-      starts = RowStarts::of(tensor_);
-    }
-    starts_ = *starts;
-    data_ = static_cast<const T*>(tensor_.const_data_ptr());
-  }
-
-  const T* operator[](int64_t row) const { return data_ + starts_[row]; }
-
- private:
-  Tensor tensor_;
-  RowStarts starts_;
-  const T* data_;
-};
-
-Tensor packed_like(const Tensor& x) {
-  const auto shape = x.sizes();
-  std::vector<int64_t> sizes(shape.begin(), shape.end()), strides(sizes.size(), 1);
-  for (size_t d = sizes.size() - 1; d > 0; --d) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
-  return empty_strided(sizes, strides, x.scalar_type(), x.element_size());
-}
-
 void check(const Tensor& x, const Tensor& weight) {
   STD_TORCH_CHECK(x.dim() >= 1, "rms_norm: x needs at least one dimension");
   STD_TORCH_CHECK(weight.dim() == 1 && weight.size(0) == x.size(x.dim() - 1), "rms_norm: weight is [hidden = ",
@@ -119,8 +56,8 @@ void check_residual(const Tensor& x, const Tensor& residual) {
 template <class T>
 void run(const Tensor& x, const Tensor* residual, const Tensor& weight, double eps, T* total, T* out) {
   const int64_t count = x.size(x.dim() - 1), rows = count == 0 ? 0 : x.numel() / count;
-  const Rows<T> from(x), by(weight);
-  const auto added = residual ? std::optional<Rows<T>>(*residual) : std::nullopt;
+  const TensorRows<T> from(x), by(weight);
+  const auto added = residual ? std::optional<TensorRows<T>>(*residual) : std::nullopt;
   const int64_t grain = std::max<int64_t>(kElementsPerThread / std::max<int64_t>(count, 1), 1);
   torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -151,7 +88,7 @@ void run(const Tensor& x, const Tensor* residual, const Tensor& weight, double e
 
 Tensor rms_norm(Tensor x, Tensor weight, double eps) {
   check(x, weight);
-  Tensor out = packed_like(x);
+  Tensor out = empty_packed_like(x);
   run(x, nullptr, weight, eps, nullptr, out);
   return out;
 }
@@ -159,7 +96,7 @@ Tensor rms_norm(Tensor x, Tensor weight, double eps) {
 std::tuple<Tensor, Tensor> add_rms_norm(Tensor x, Tensor residual, Tensor weight, double eps) {
   check(x, weight);
   check_residual(x, residual);
-  Tensor out = packed_like(x), total = packed_like(x);
+  Tensor out = empty_packed_like(x), total = empty_packed_like(x);
   run(x, &residual, weight, eps, &total, out);
   return {out, total};
 }
