@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import DlinferError, ModelMemoryError
-from dlinfer.framework.lmdeploy_ext.conversion.loading import is_ours
+from dlinfer.framework.lmdeploy_ext.conversion.loading import has_other_bytes
 from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
 from dlinfer.framework.lmdeploy_ext.preflight import headers, model
@@ -173,7 +173,9 @@ def _memory(folder: Path, built: model.Built) -> Memory:
     process, free = resident() + RUNNING, available.available
     tensors = headers.read(folder)
     tied = bool(built.config.tie_word_embeddings)
-    stored = 0 if is_ours(folder) else headers.loaded_bytes(tensors, built.config.dtype.itemsize, tied)
+    stored = (
+        0 if has_other_bytes(folder) else headers.loaded_bytes(tensors, built.config.dtype.itemsize, tied)
+    )
     weights = stored or built.weight_bytes
     graphs = 0 if built.engine.eager_mode else GRAPHS
     beside = weights + RUNNING + graphs
