@@ -113,6 +113,13 @@ class Settings:
         "int8 or int4: LMDeploy's device cpu packs the weights of a checkpoint in floats while it loads, as dlinfer "
         "quantise does to w8a8 and awq-int4; empty leaves floats, and a quantised checkpoint stays as it is",
     )
+    cpu_head: str = _setting(
+        "",
+        "DLINFER_CPU_HEAD",
+        _choice("int8", "kept"),
+        "int8 packs the output projection of LMDeploy's device cpu while it loads, with a tied embedding; kept leaves "
+        "it as it is stored; empty is int8 where DLINFER_CPU_WEIGHTS packs the other weights, else kept",
+    )
     engine: str = _setting(
         "",
         "DLINFER_ENGINE",

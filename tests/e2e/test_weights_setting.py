@@ -31,17 +31,25 @@ class Case:
     bits: str
     eager: bool
     dtype: str = "float32"
+    head: str = ""
+    is_tied: bool = False
 
     def __str__(self) -> str:
-        return f"{self.family}-{self.bits}-{'eager' if self.eager else 'graph'}-{self.dtype}"
+        mode = "eager" if self.eager else "graph"
+        words = (self.family, "tied" if self.is_tied else "", self.bits, mode, self.dtype, self.head)
+        return "-".join(word for word in words if word)
 
 
 BITS = ("int8", "int4")
-GATE = [Case("qwen2", "int4", eager=False), Case("llama", "int8", eager=True)]
+GATE = [Case("qwen2", "int4", eager=False, is_tied=True), Case("llama", "int8", eager=True)]
 REST = [
     *(Case(family, bits, eager) for family in ("llama", "qwen2") for bits in BITS for eager in (True, False)),
     *(Case(family, bits, True, "bfloat16") for family in ("qwen3", "mistral") for bits in BITS),
     Case("qwen2", "int8", eager=False, dtype="bfloat16"),
+    Case("qwen3", "int8", eager=False, is_tied=True, dtype="bfloat16"),
+    Case("llama", "int4", eager=True, is_tied=True),
+    Case("llama", "int4", eager=False, head="kept"),
+    Case("qwen2", "int8", eager=True, head="kept", is_tied=True),
     Case("mixtral", "int8", eager=True),
     Case("mixtral", "int4", eager=True),
     Case("qwen2_moe", "int8", eager=True),
@@ -68,7 +76,19 @@ def models(lab: Lab, folder: Path, case: Case) -> tuple[Path, Path]:
     if not quantised.exists():
         form = ["w8a8"] if case.bits == "int8" else ["awq-int4", "--group-size", "128"]
         quantise(floats, quantised, "--format", *form)
+    if case.is_tied:
+        return tied(floats), tied(quantised)
     return floats, quantised
+
+
+def tied(folder: Path) -> Path:
+    """The same model with its projection tied, which its file still has."""
+    out = folder.with_name(f"{folder.name}-tied")
+    if not out.exists():
+        shutil.copytree(folder, out)
+        config = json.loads((out / "config.json").read_text())
+        (out / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    return out
 
 
 def write(floats: Path, out: Path, bits: str) -> None:
@@ -105,13 +125,14 @@ def serve(lab: Lab, model: Path, case: Case, environment: dict[str, str]) -> Eng
 
 def check(lab: Lab, folder: Path, case: Case) -> None:
     floats, quantised = models(lab, folder, case)
-    want = serve(lab, quantised, case, {})
-    got = serve(lab, floats, case, {"DLINFER_CPU_WEIGHTS": case.bits})
+    head = {"DLINFER_CPU_HEAD": case.head} if case.head else {}
+    want = serve(lab, quantised, case, {"DLINFER_CPU_HEAD": case.head or "int8"})
+    got = serve(lab, floats, case, {"DLINFER_CPU_WEIGHTS": case.bits, **head})
     assert got.tokens("batch") == want.tokens("batch")
     got["logits"], want["logits"]
     for i in range(len(SCORED)):
         np.testing.assert_array_equal(got.logits[f"logits/{i}"], want.logits[f"logits/{i}"])
-    assert "got no value" not in got.log
+    assert "got no value" not in got.log + want.log
     assert case.eager == (got["graphs"]["steps"] == 0)
     if not case.eager:
         assert {outcome for _, outcome, _ in got["graphs"]["phases"]} <= {"compiled", "loaded"}

@@ -114,11 +114,22 @@ def has_other_bytes(folder: Path) -> bool:
     return plan is not None and (plan.config is None or plan.packs)
 
 
+def gives_back(folder: Path) -> bool:
+    """Whether pages of a checkpoint's files are given back tensor by tensor, while it is packed."""
+    plan = _plan_of_folder(folder)
+    return plan is not None and plan.packs
+
+
 def _converted(
     weights: Iterable[tuple[str, Tensor]], plan: Plan, layers: Layers
 ) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in weights:
         yield from plan.convert(name, tensor, layers.of(name))
+
+
+def _has_tables(model: torch.nn.Module) -> bool:
+    """Whether a model has its output projection packed, by ``layers.quantised.head``."""
+    return hasattr(getattr(model, "lm_head", None), "numbers")
 
 
 def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
@@ -130,6 +141,11 @@ def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
             if plan.packs and self._weight_type == "safetensors":
                 read = functools.partial(mapped.tensors, prefix=self._prefix or "")
             self._get_weights_iterator = lambda path: _converted(read(path), plan, layers)
+        if activation.active() is not None and _has_tables(model):
+            from dlinfer.framework.lmdeploy_ext.conversion import head  # it knows packings: see ``plan_of``
+
+            whole = self._get_weights_iterator
+            self._get_weights_iterator = lambda path: head.packed(whole(path), model)
         original(self, model, device)
 
     return load_model_weights

@@ -34,6 +34,21 @@ def asked_bits() -> str:
     return bits if bits and activation.active() is not None and activation.device().memory().shared else ""
 
 
+def packs_head(config: Any) -> bool:
+    """Whether the output projection is packed to int8: DLINFER_CPU_HEAD says so, or leaves it to the other weights.
+
+    config: a model's ``quantization_config`` as LMDeploy has it, or None.
+    """
+    asked = settings.current().cpu_head
+    if activation.active() is None or not activation.device().memory().shared or asked == "kept":
+        return False
+    if asked or not isinstance(config, Mapping):
+        return bool(asked)
+    from dlinfer.framework.lmdeploy_ext.conversion import floats  # see ``plan_of``
+
+    return floats.is_packed(config)
+
+
 def asked_plan(model: Mapping[str, Any]) -> Plan | None:
     """How DLINFER_CPU_WEIGHTS packs a checkpoint in floats; None where it does not, on another device among them.
 
