@@ -52,7 +52,6 @@ REST = [
     Case("qwen2", "int8", eager=True, head="kept", is_tied=True),
     Case("mixtral", "int8", eager=True),
     Case("mixtral", "int4", eager=True),
-    Case("qwen2_moe", "int8", eager=True),
     Case("qwen2_moe", "int4", eager=False),
     Case("qwen3_moe", "int4", eager=True),
 ]

@@ -21,7 +21,7 @@ from dlinfer.ops.packing import AWQ
 
 _DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 ADMITTED: Mapping[str, tuple[str, ...]] = {
-    "int8": (*_DENSE, "MixtralForCausalLM", "Qwen2MoeForCausalLM"),
+    "int8": (*_DENSE, "MixtralForCausalLM"),  # LMDeploy's Qwen2-MoE and Qwen3-MoE have such experts in floats
     "int4": (*_DENSE, "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"),
 }
 """Value of the setting -> the classes whose weights are packed: those of ``dlinfer quantise``, and with experts those

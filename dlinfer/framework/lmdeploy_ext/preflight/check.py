@@ -231,7 +231,7 @@ def resident() -> int:
 
 
 def _packed_as(config: Any) -> str:
-    """How weights in floats are packed while they load, as LMDeploy and the setting call it; empty where they are not."""
+    """How weights in floats are packed while they load, as LMDeploy and the setting say; empty where they are not."""
     found = getattr(config.hf_config, "quantization_config", None) or {}
     return f"{found['quant_method']} (of {found[CONVERTED_FROM]})" if CONVERTED_FROM in found else ""
 
