@@ -18,12 +18,13 @@ from rich.text import Text
 from dlinfer.errors import DlinferError
 
 if TYPE_CHECKING:
+    from dlinfer.framework.lmdeploy_ext.quantise.loss import Loss
     from dlinfer.framework.lmdeploy_ext.quantise.run import Report
 
 FORMATS = ("awq-int4", "w8a8", "fp8")
 EXIT = (
-    "Exit status: 0 when the folder is written, 1 when something is refused and nothing was written, "
-    "2 when LMDeploy cannot be imported, 130 or 143 when a signal ended it and nothing was written."
+    "Exit status: 0 when the folder is written or the loss measured, 1 when something is refused and nothing was "
+    "written, 2 when LMDeploy cannot be imported, 130 or 143 when a signal ended it and nothing was written."
 )
 
 
@@ -33,13 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder", metavar="MODEL", type=Path, help="a model in floats, as Hugging Face saves it"
     )
     parser.add_argument("--format", choices=FORMATS, required=True, help="what its linear layers become")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="OUT",
-        help="the folder to write, which must not exist",
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "-o", "--output", type=Path, metavar="OUT", help="the folder to write, which must not exist"
+    )
+    what.add_argument(
+        "--loss",
+        action="store_true",
+        help="write nothing: serve the model as it is and packed as DLINFER_CPU_WEIGHTS does, and compare logits",
     )
     parser.add_argument(
         "--group-size",
@@ -58,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     looked.add_argument("--length", type=int, default=512, help="tokens of a piece (default 512)")
     looked.add_argument("--steps", type=int, default=200, help="of the search, a layer (default 200)")
     parser.add_argument(
+        "--text", type=Path, metavar="TEXT", help="of --loss: a file of text; default is Python's own help"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=1024, metavar="N", help="of --loss: tokens of the text (default 1024)"
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print one JSON object (schema: docs/quantised_weights.md)"
     )
 
@@ -68,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration
         from dlinfer.framework.lmdeploy_ext.quantise.run import format_of, quantise
 
+        if arguments.loss:
+            return _loss(arguments)
         looked = None
         if arguments.calibrate is not None:
             looked = Calibration(arguments.calibrate, arguments.samples, arguments.length, arguments.steps)
@@ -81,13 +91,53 @@ def run(arguments: argparse.Namespace) -> int:
         _tell(error, as_json=arguments.json)
         return 1
     except KeyboardInterrupt as end:
-        sys.stderr.write(f"interrupted: {arguments.output} was not written\n")
+        sys.stderr.write(f"interrupted: {arguments.output or 'the loss'} was not written\n")
         return 128 + (signal.SIGTERM if isinstance(end, _Terminated) else signal.SIGINT)
     if arguments.json:
         sys.stdout.write(json.dumps(asdict(report), indent=2) + "\n")
     else:
         show(report)
     return 0
+
+
+def _loss(arguments: argparse.Namespace) -> int:
+    from dlinfer.framework.lmdeploy_ext.quantise.loss import measure
+
+    with _progress(quiet=arguments.json) as progress:
+        found = measure(
+            arguments.folder,
+            arguments.format,
+            arguments.text,
+            arguments.tokens,
+            lambda text: progress(0, 1, text),
+        )
+    if arguments.json:
+        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+    else:
+        show_loss(found)
+    return 0
+
+
+def show_loss(found: "Loss", console: Console | None = None) -> None:
+    """Print what a model loses; a pipe gets plain text that is not wrapped."""
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=500, no_color=True)
+    title = f"{found.folder}, {found.tokens} tokens of {found.text}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("", "perplexity", "logit error", "worst logit", "divergence", "same token"):
+        table.add_column(column, justify="left" if not column else "right")
+    table.add_row("as it is stored", f"{found.perplexity:.5g}")
+    for way in found.ways:
+        table.add_row(
+            f"{found.format}, head {way.head}",
+            f"{way.perplexity:.5g}",
+            f"{way.logit_error:.2%}",
+            f"{way.worst_logit:.3g}",
+            f"{way.divergence:.3g}",
+            f"{way.same_token:.1%}",
+        )
+    console.print(table)
 
 
 def show(report: "Report", console: Console | None = None) -> None:

@@ -18,5 +18,6 @@ def test_resident_memory_is_that_of_packed_weights_and_cache(packing: str, tmp_p
     assert [row["mode"] for row in rows] == MODES
     for row in rows:
         print(row)
+        assert row["inside"] == "PASS", row
         assert row["over"] <= BOUND * (row["weights"] + row["cache"]), row
     assert not list(tmp_path.iterdir())

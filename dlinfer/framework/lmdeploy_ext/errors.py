@@ -22,3 +22,10 @@ class CalibrationError(DlinferError, RuntimeError):
 
     message = "the model {path!r} cannot be calibrated: {detail}."
     next_step = "{advice}"
+
+
+class LossError(DlinferError, RuntimeError):
+    """What a model loses by packing cannot be measured: a format, a text, or a model that is not served."""
+
+    message = "the loss of {path!r} cannot be measured: {detail}."
+    next_step = "{advice}"

@@ -29,10 +29,11 @@ Raises UnsupportedFeatureError for numbers that the target cannot hold.
 @dataclass(frozen=True)
 class Plan:
     """What becomes of a checkpoint. config: the ``quantization_config`` that LMDeploy is given; None for none, where a
-    layer of ours alone knows what is packed."""
+    layer of ours alone knows what is packed. packs: whether floats are packed, into fewer bytes than the files have."""
 
     config: dict[str, Any] | None
     convert: Convert
+    packs: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ with the same scale and zero point.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -30,7 +30,10 @@ def stored_group(group_size: Any, checkpoint: Checkpoint) -> int:
 
 def awq_config(stored: int, checkpoint: Checkpoint) -> dict[str, Any]:
     """The configuration of AWQ for groups of ``stored`` in_features. Raises UnsupportedFeatureError for sizes."""
-    given = _sizes(checkpoint)
+    model = checkpoint.model
+    hidden = model.get("hidden_size") and model.get("num_attention_heads")
+    checkpoint.require(hidden, "without hidden_size and num_attention_heads")
+    given = linear_sizes(model)
     for name, size in given.items():
         checkpoint.require(
             size % AWQ.per_word == 0, f"whose {name} = {size} is no multiple of {AWQ.per_word}"
@@ -52,20 +55,17 @@ def awq_config(stored: int, checkpoint: Checkpoint) -> dict[str, Any]:
     )
 
 
-def _sizes(checkpoint: Checkpoint) -> dict[str, int]:
+def linear_sizes(model: Mapping[str, Any]) -> dict[str, int]:
     """The in_features and out_features of a decoder's linear layers, by what the configuration calls them."""
-    model = checkpoint.model
-    hidden, heads = model.get("hidden_size"), model.get("num_attention_heads")
-    checkpoint.require(hidden and heads, "without hidden_size and num_attention_heads")
-    assert hidden and heads
+    hidden, heads = model.get("hidden_size") or 0, model.get("num_attention_heads") or 1
     size = model.get("head_dim") or hidden // heads
-    sizes = {
+    found = {
         "hidden_size": hidden,
         **{name: model.get(name) or 0 for name in INTERMEDIATE},
         "num_attention_heads * head_dim": heads * size,
         "num_key_value_heads * head_dim": (model.get("num_key_value_heads") or heads) * size,
     }
-    return {name: size for name, size in sizes.items() if size}
+    return {name: size for name, size in found.items() if size}
 
 
 def weight(name: str, words: Tensor, packing: Packing) -> tuple[str, Tensor]:

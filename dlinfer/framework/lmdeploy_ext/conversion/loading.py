@@ -2,18 +2,22 @@
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dlinfer.framework.lmdeploy_ext.conversion import mapped
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan
 from dlinfer.framework.lmdeploy_ext.conversion.experts import place_of
-from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
+from dlinfer.framework.lmdeploy_ext.conversion.plan import asked_bits, asked_plan, plan_of
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.patching import Patch
+
+logger = logging.getLogger("dlinfer")
 
 
 def rewrite(hf_config: Any) -> None:
@@ -23,13 +27,35 @@ def rewrite(hf_config: Any) -> None:
     checkpoint that cannot be converted.
     """
     found = getattr(hf_config, "quantization_config", None)
-    if isinstance(found, Mapping):
+    if found is None and not _is_inside(hf_config):
+        plan = asked_plan(hf_config.to_dict())
+        if plan is not None:
+            hf_config.quantization_config = plan.config
+    elif isinstance(found, Mapping):
+        _tell_of_asked(found)
         plan = plan_of(found, hf_config.to_dict())
         if plan is not None and plan.config is None:
             del hf_config.quantization_config  # LMDeploy asks whether it is there, and not what it is
             hf_config.experts_packed_as = found["quant_method"]
         elif plan is not None:
             hf_config.quantization_config = plan.config
+
+
+def _is_inside(hf_config: Any) -> bool:
+    """Whether the language model inside a configuration says how it is quantised."""
+    parts = (getattr(hf_config, name, None) for name in ("llm_config", "text_config"))
+    return any(getattr(part, "quantization_config", None) is not None for part in parts)
+
+
+def _tell_of_asked(found: Mapping[str, Any]) -> None:
+    """Warn that DLINFER_CPU_WEIGHTS leaves a checkpoint as it is that is quantised already."""
+    bits = asked_bits()
+    if bits and CONVERTED_FROM not in found:
+        logger.warning(
+            "DLINFER_CPU_WEIGHTS=%s is for checkpoints in floats: this one is quantised already (%s) and stays so.",
+            bits,
+            found.get("quant_method", "unknown"),
+        )
 
 
 def stored_dtype(hf_config: Any) -> str | None:
@@ -74,20 +100,36 @@ def _plan_of_folder(folder: Path) -> Plan | None:
         return None
     model = json.loads(file.read_text(encoding="utf-8"))
     found = model.get("quantization_config")
+    if found is None and not any(isinstance(model.get(name), dict) for name in _INSIDE):
+        return asked_plan(model)
     return plan_of(found, model) if isinstance(found, dict) else None
 
 
-def is_ours(folder: Path) -> bool:
-    """Whether a layer of ours alone knows how a checkpoint is packed, and may hold it in other bytes than its files."""
+_INSIDE = ("llm_config", "text_config")
+
+
+def has_other_bytes(folder: Path) -> bool:
+    """Whether a checkpoint takes other bytes in memory than in its files: packed as it loads, or in a layer of ours."""
     plan = _plan_of_folder(folder)
-    return plan is not None and plan.config is None
+    return plan is not None and (plan.config is None or plan.packs)
+
+
+def gives_back(folder: Path) -> bool:
+    """Whether pages of a checkpoint's files are given back tensor by tensor, while it is packed."""
+    plan = _plan_of_folder(folder)
+    return plan is not None and plan.packs
 
 
 def _converted(
-    weights: Iterator[tuple[str, Tensor]], plan: Plan, layers: Layers
+    weights: Iterable[tuple[str, Tensor]], plan: Plan, layers: Layers
 ) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in weights:
         yield from plan.convert(name, tensor, layers.of(name))
+
+
+def _has_tables(model: torch.nn.Module) -> bool:
+    """Whether a model has its output projection packed, by ``layers.quantised.head``."""
+    return hasattr(getattr(model, "lm_head", None), "numbers")
 
 
 def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
@@ -96,7 +138,14 @@ def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
         plan = None if activation.active() is None else _plan_of_folder(Path(self.model_path))
         if plan is not None:
             read, layers = self._get_weights_iterator, Layers(model)
+            if plan.packs and self._weight_type == "safetensors":
+                read = functools.partial(mapped.tensors, prefix=self._prefix or "")
             self._get_weights_iterator = lambda path: _converted(read(path), plan, layers)
+        if activation.active() is not None and _has_tables(model):
+            from dlinfer.framework.lmdeploy_ext.conversion import head  # it knows packings: see ``plan_of``
+
+            whole = self._get_weights_iterator
+            self._get_weights_iterator = lambda path: head.packed(whole(path), model)
         original(self, model, device)
 
     return load_model_weights
@@ -106,7 +155,7 @@ PATCHES = (
     Patch(
         target="lmdeploy.pytorch.weight_loader.model_weight_loader:ModelWeightLoader.load_model_weights",
         why="hands tensors to the model as the files have them; those of GPTQ and compressed-tensors are converted on "
-        "the way",
+        "the way, and floats packed where DLINFER_CPU_WEIGHTS asks for it",
         signature="(self, model, device=None)",
         build=_load_model_weights,
     ),

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan
+from dlinfer.framework.lmdeploy_ext.device import activation
 
 _CONVERTED = ("gptq", "compressed-tensors", "mxfp4")
 QUANTISED_FORMATS = ("awq", *_CONVERTED)
@@ -24,3 +26,37 @@ def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
     return {"gptq": gptq, "compressed-tensors": compressed_tensors, "mxfp4": mxfp4}[method].plan(
         config, model
     )
+
+
+def asked_bits() -> str:
+    """What DLINFER_CPU_WEIGHTS says, on a device whose weights lie in the host's memory; empty for floats."""
+    bits = settings.current().cpu_weights
+    return bits if bits and activation.active() is not None and activation.device().memory().shared else ""
+
+
+def packs_head(config: Any) -> bool:
+    """Whether the output projection is packed to int8: DLINFER_CPU_HEAD says so, or leaves it to the other weights.
+
+    config: a model's ``quantization_config`` as LMDeploy has it, or None.
+    """
+    asked = settings.current().cpu_head
+    if activation.active() is None or not activation.device().memory().shared or asked == "kept":
+        return False
+    if asked or not isinstance(config, Mapping):
+        return bool(asked)
+    from dlinfer.framework.lmdeploy_ext.conversion import floats  # see ``plan_of``
+
+    return floats.is_packed(config)
+
+
+def asked_plan(model: Mapping[str, Any]) -> Plan | None:
+    """How DLINFER_CPU_WEIGHTS packs a checkpoint in floats; None where it does not, on another device among them.
+
+    model: its whole configuration, with no ``quantization_config``. Raises UnsupportedFeatureError.
+    """
+    bits = asked_bits()
+    if not bits:
+        return None
+    from dlinfer.framework.lmdeploy_ext.conversion import floats  # see ``plan_of``
+
+    return floats.plan(bits, model)

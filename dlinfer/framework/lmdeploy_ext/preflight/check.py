@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from dlinfer.errors import DlinferError, ModelMemoryError
-from dlinfer.framework.lmdeploy_ext.conversion.loading import is_ours
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM
+from dlinfer.framework.lmdeploy_ext.conversion.loading import gives_back, has_other_bytes
 from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
 from dlinfer.framework.lmdeploy_ext.preflight import headers, model
@@ -120,7 +121,7 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
         architectures=list(dict.fromkeys(architectures(config))),
         model_class=_class_name(built.module) if built is not None else "",
         dtype=str(built.config.dtype).removeprefix("torch.") if built is not None else "",
-        quantisation=_method(config),
+        quantisation=_method(config) or (_packed_as(built.config) if built is not None else ""),
         refusals=refusals,
         ops=list(_served(built.ops, device)) if built is not None else [],
         plain=built.plain if built is not None else [],
@@ -173,7 +174,11 @@ def _memory(folder: Path, built: model.Built) -> Memory:
     process, free = resident() + RUNNING, available.available
     tensors = headers.read(folder)
     tied = bool(built.config.tie_word_embeddings)
-    stored = 0 if is_ours(folder) else headers.loaded_bytes(tensors, built.config.dtype.itemsize, tied)
+    stored = (
+        0
+        if built.packs_head or has_other_bytes(folder)
+        else headers.loaded_bytes(tensors, built.config.dtype.itemsize, tied)
+    )
     weights = stored or built.weight_bytes
     graphs = 0 if built.engine.eager_mode else GRAPHS
     beside = weights + RUNNING + graphs
@@ -185,7 +190,7 @@ def _memory(folder: Path, built: model.Built) -> Memory:
         process=process,
         graphs=graphs,
         weights=weights,
-        mapped=headers.largest_file(folder),
+        mapped=headers.largest_tensor(tensors) if gives_back(folder) else headers.largest_file(folder),
         kv_cache=blocks * built.block_bytes,
         activations=prefill_bytes(shape, tokens),
         logits=logits_bytes(shape, rows),
@@ -223,6 +228,12 @@ def resident() -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def _packed_as(config: Any) -> str:
+    """How weights in floats are packed while they load, as LMDeploy and the setting say; empty where they are not."""
+    found = getattr(config.hf_config, "quantization_config", None) or {}
+    return f"{found['quant_method']} (of {found[CONVERTED_FROM]})" if CONVERTED_FROM in found else ""
 
 
 def _method(config: dict[str, Any]) -> str:

@@ -83,3 +83,8 @@ def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
 def largest_file(folder: Path) -> int:
     """Bytes of the largest weight file: it is mapped as a whole while its tensors are copied."""
     return max((path.stat().st_size for path in weight_files(folder)), default=0)
+
+
+def largest_tensor(tensors: list[Stored]) -> int:
+    """Bytes of the largest tensor in its file: where pages are given back, so much of a file is resident."""
+    return max((one.nbytes for one in tensors), default=0)

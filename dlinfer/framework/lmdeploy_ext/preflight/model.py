@@ -61,8 +61,15 @@ class Built:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters, shared ones once."""
-        return sum(one.numel() * one.element_size() for one in self.module.parameters())
+        """Bytes of all parameters, shared ones once; a tied projection is the embedding, once weights are loaded."""
+        named = self.module.named_parameters()
+        left_out = "lm_head.weight" if self.config.tie_word_embeddings else ""
+        return sum(one.numel() * one.element_size() for name, one in named if name != left_out)
+
+    @property
+    def packs_head(self) -> bool:
+        """Whether the output projection is packed while it loads, and so takes other bytes than in the files."""
+        return hasattr(getattr(self.module, "lm_head", None), "numbers")
 
     @property
     def ops(self) -> list[str]:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 import dlinfer
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.conversion.formats import AwqInt4, Format
 from dlinfer.framework.lmdeploy_ext.errors import CalibrationError
-from dlinfer.framework.lmdeploy_ext.quantise.formats import AwqInt4, Format
 from dlinfer.framework.lmdeploy_ext.quantise.source import Source
 from dlinfer.toolchain import process
 

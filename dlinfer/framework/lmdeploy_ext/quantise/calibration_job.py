@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlinfer.framework.lmdeploy_ext.quantise.formats import ROWS, AwqInt4
+from dlinfer.framework.lmdeploy_ext.conversion.formats import ROWS, AwqInt4
 
 _PIECE = 1 << 22  # numbers of a weight that are wide at a time
 

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.errors import QuantisationOutputError, QuantisationSourceError
-from dlinfer.framework.lmdeploy_ext.quantise import calibration as calibrations
-from dlinfer.framework.lmdeploy_ext.quantise import source as sources
-from dlinfer.framework.lmdeploy_ext.quantise import writer
-from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration, Perplexity
-from dlinfer.framework.lmdeploy_ext.quantise.formats import (
+from dlinfer.framework.lmdeploy_ext.conversion.formats import (
     FORMATS,
     GROUP_SIZES,
     ROWS,
     AwqInt4,
     Format,
 )
+from dlinfer.framework.lmdeploy_ext.errors import QuantisationOutputError, QuantisationSourceError
+from dlinfer.framework.lmdeploy_ext.quantise import calibration as calibrations
+from dlinfer.framework.lmdeploy_ext.quantise import source as sources
+from dlinfer.framework.lmdeploy_ext.quantise import writer
+from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration, Perplexity
 from dlinfer.framework.lmdeploy_ext.quantise.source import Source
 
 SCHEMA = 1

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_head
 from dlinfer.framework.lmdeploy_ext.device import activation, weight_memory
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
 from dlinfer.framework.patching import Patch
@@ -18,7 +19,15 @@ def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if activation.active() is None:
             return original(config, device, build_model_ctx)
-        make = functools.partial(original, config, device, build_model_ctx)
+
+        def make() -> Any:
+            model = original(config, device, build_model_ctx)
+            if packs_head(getattr(config.hf_config, "quantization_config", None)):
+                from dlinfer.framework.lmdeploy_ext.layers.quantised import head  # it loads LMDeploy's layers
+
+                head.pack(model, bool(config.tie_word_embeddings))
+            return model
+
         model = weight_memory.checked(make, bool(config.tie_word_embeddings))
         adapter_checks.check_asked(model)
         return model
@@ -29,7 +38,7 @@ def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.models.patch:build_patched_model",
-        why="the first that knows the model's layers, before weights are loaded",
+        why="the first that knows the model's layers, before weights are loaded; there DLINFER_CPU_HEAD packs the last",
         signature="(config, device=None, build_model_ctx=None)",
         build=_build_patched_model,
     ),

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from dlinfer.cli import main
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.conversion.formats import AwqInt4
 from dlinfer.framework.lmdeploy_ext.errors import CalibrationError, QuantisationOutputError
 from dlinfer.framework.lmdeploy_ext.quantise import calibration
 from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration
-from dlinfer.framework.lmdeploy_ext.quantise.formats import AwqInt4
 from dlinfer.framework.lmdeploy_ext.quantise.run import format_of, quantise
 from dlinfer.ops.packing import AWQ
 from examples.tiny_models.build import build

@@ -17,9 +17,9 @@ from dlinfer.errors import (
     ModelFolderError,
     UnsupportedFeatureError,
 )
+from dlinfer.framework.lmdeploy_ext.conversion.formats import FORMATS
 from dlinfer.framework.lmdeploy_ext.errors import QuantisationOutputError, QuantisationSourceError
 from dlinfer.framework.lmdeploy_ext.quantise import run, source, writer
-from dlinfer.framework.lmdeploy_ext.quantise.formats import FORMATS
 from dlinfer.framework.lmdeploy_ext.quantise.run import format_of, quantise
 from tests.framework.lmdeploy_ext.quantise import folders
 

@@ -1,0 +1,68 @@
+"""Tensors of a safetensors file that is mapped to be read, each given back to the system when the next is asked for.
+
+safetensors maps a file for torch as one that may be written to, which Linux refuses where it is larger than the memory,
+and keeps what was read resident until the file is closed: a checkpoint that is packed while it loads would be in memory
+twice, in floats and packed. Format: 8 bytes of length, little-endian, then as much JSON: name -> dtype, shape and
+offsets (https://github.com/huggingface/safetensors, "Format").
+"""
+
+import json
+import mmap
+import struct
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """(prefix and name, tensor) of a file that is known to be whole, in the order in which they lie.
+
+    A tensor is a view of the file, never to be written to. It may be kept: what is read of it later comes from the
+    file again.
+    """
+    with Path(path).open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    header.pop("__metadata__", None)
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        yield f"{prefix}{name}", _tensor(mapping, begin, entry)
+        _give_back(mapping, begin, end)
+
+
+def _tensor(mapping: mmap.mmap, begin: int, entry: dict[str, list[int]]) -> Tensor:
+    dtype, shape = _DTYPES[str(entry["dtype"])], entry["shape"]
+    count = 1
+    for size in shape:
+        count *= size
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(mapping, dtype=dtype, count=count, offset=begin).view(shape)
+
+
+def _give_back(mapping: mmap.mmap, begin: int, end: int) -> None:
+    """Let the system have the pages that lie between two bytes of a file; those that others share are read again."""
+    first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > first and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED, first, end - first)

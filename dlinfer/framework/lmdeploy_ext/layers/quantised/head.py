@@ -1,0 +1,81 @@
+"""The output projection in int8, and where it is tied to the embedding that too: one table of rows for both.
+
+A decode step reads the whole of it, which in small models with large vocabularies is more than all layers packed. The
+table lies as W8A8's weights do: int8 numbers with a float32 scale for each row, a row for each token.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlinfer.framework.lmdeploy_ext.layers.quantised.eight_bit import LinearW8A8
+
+CLASSES = frozenset(
+    f"{name}ForCausalLM" for name in ("Llama", "Qwen2", "Qwen3", "Mistral", "Mixtral", "Qwen2Moe", "Qwen3Moe")
+)
+"""LMDeploy's classes whose logits are ``lm_head`` of hidden states and nothing else, compared with it packed."""
+
+
+class _Table(nn.Module):
+    """int8 rows with a scale each. ``weight`` stands in for the weight of LMDeploy's layer, which is asked for its
+    dtype and handed from the embedding to the projection where they are tied: it holds nothing."""
+
+    def __init__(self, numbers: nn.Parameter, scales: nn.Parameter, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.numbers, self.scales = numbers, scales
+        self.weight = torch.empty(0, dtype=dtype)
+
+
+class PackedHead(_Table):
+    """``lm_head`` in int8, its input rounded to int8 by token."""
+
+    def __init__(self, numbers: nn.Parameter, scales: nn.Parameter, dtype: torch.dtype) -> None:
+        super().__init__(numbers, scales, dtype)
+        self.impl = LinearW8A8(dtype, torch.int8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., hidden] of the model's dtype -> new [..., vocabulary] of it."""
+        return self.impl.forward(x, self.numbers, self.scales)
+
+
+class PackedEmbedding(_Table):
+    """The embedding whose rows are those of a ``PackedHead``."""
+
+    def __init__(
+        self, numbers: nn.Parameter, scales: nn.Parameter, dtype: torch.dtype, padding: int | None
+    ) -> None:
+        super().__init__(numbers, scales, dtype)
+        self.padding = padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [...], whole numbers below the vocabulary's size -> new [..., hidden] of the model's dtype."""
+        return (self.numbers[x].to(torch.float32) * self.scales[x]).to(self.weight.dtype)
+
+    def update_weights(self) -> None:
+        """LMDeploy calls it once weights are loaded: the row of the padding token is zero, as in its own layer."""
+        if self.padding is not None:
+            self.numbers[self.padding] = 0
+
+
+def pack(model: nn.Module, tied: bool) -> None:
+    """Put a packed projection, and where ``tied`` a packed embedding, in the place of a model's, before weights load.
+
+    model: LMDeploy's, its parameters of one device, which take no pages yet. One of another class, with a projection in
+    float32 beside a model in 16 bits, or that several processes share, keeps what it has.
+    """
+    head: Any = getattr(model, "lm_head", None)
+    if type(model).__name__ not in CLASSES or head is None:
+        return
+    embedding: Any = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    weight, stored = head.weight, embedding.weight
+    given = getattr(embedding, "out_dtype", None) or stored.dtype
+    if head.bias is not None or weight.dtype != given or weight.shape != stored.shape:
+        return
+    place = {"device": weight.device}
+    numbers = nn.Parameter(torch.empty(weight.shape, dtype=torch.int8, **place), requires_grad=False)
+    scales = nn.Parameter(torch.empty(len(weight), 1, dtype=torch.float32, **place), requires_grad=False)
+    model.lm_head = PackedHead(numbers, scales, weight.dtype)
+    if tied:
+        inner: Any = model.model
+        inner.embed_tokens = PackedEmbedding(numbers, scales, weight.dtype, embedding.padding_idx)
