@@ -28,12 +28,12 @@ from dlinfer.vendor.cpu.elementwise import (
     rms_norm,
     silu_and_mul,
 )
+from dlinfer.vendor.cpu.four_bit.experts import fused_moe_mxfp4, fused_moe_w4a16
+from dlinfer.vendor.cpu.four_bit.linears import weight_quant_matmul
 from dlinfer.vendor.cpu.gated import gelu_mul, silu_mul
 from dlinfer.vendor.cpu.linears import linears
 from dlinfer.vendor.cpu.lora import lora_linear
 from dlinfer.vendor.cpu.moe import fused_moe, fused_moe_clamped, moe_gating_topk_softmax
-from dlinfer.vendor.cpu.packed_experts import fused_moe_mxfp4, fused_moe_w4a16
-from dlinfer.vendor.cpu.packed_linear import weight_quant_matmul
 from dlinfer.vendor.cpu.recurrent.causal_conv1d import causal_conv1d
 from dlinfer.vendor.cpu.recurrent.gated_delta_rule import gated_delta_rule
 from dlinfer.vendor.cpu.sparse.attention import lightning_indexer, sparse_flash_attention

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dlinfer.ops.packing import AWQ
-from dlinfer.vendor.cpu import packed_linear
+from dlinfer.vendor.cpu.four_bit import linears
 from tests.vendor.cpu.test_native import DTYPES, FLOAT32_UNIT, library, needs_compiler, resident_bytes, tensor
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("library")]
@@ -271,7 +271,7 @@ def test_wrong_arguments(arguments, message):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 def test_without_the_library_columns_are_widened_some_at_a_time(dtype, monkeypatch):
-    monkeypatch.setattr(packed_linear, "compiled", lambda *given: None)
+    monkeypatch.setattr(linears, "compiled", lambda *given: None)
     widened = []
     whole = AWQ.__class__.dequantise
 
@@ -282,7 +282,7 @@ def test_without_the_library_columns_are_widened_some_at_a_time(dtype, monkeypat
     monkeypatch.setattr(AWQ.__class__, "dequantise", watched)
     x, (qweight, scales, offset) = tensor(0, (5, 96), dtype), weight_of(1, 96, 130, 32)
     bias = tensor(2, (1040,), torch.float16)
-    out = packed_linear.weight_quant_matmul(x, qweight, scales, offset, bias, 32)
+    out = linears.weight_quant_matmul(x, qweight, scales, offset, bias, 32)
     assert widened == [64, 64, 2]
     assert_close(out, x, (qweight, scales, offset), bias, 32)
-    assert packed_linear.weight_quant_matmul(x, qweight[:, :0], scales[:, :0], None, None, 32).shape == (5, 0)
+    assert linears.weight_quant_matmul(x, qweight[:, :0], scales[:, :0], None, None, 32).shape == (5, 0)

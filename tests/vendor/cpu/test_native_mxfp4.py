@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dlinfer.errors import OpArgumentError
 from dlinfer.ops.packing import AWQ, MXFP4
-from dlinfer.vendor.cpu import packed_linear
+from dlinfer.vendor.cpu.four_bit import linears
 from tests.vendor.cpu.test_native import DTYPES, FLOAT32_UNIT, library, needs_compiler, resident_bytes, tensor
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("library")]
@@ -49,7 +49,7 @@ def assert_close(out: Tensor, x: Tensor, qweight: Tensor, scales: Tensor) -> Non
 @settings(max_examples=100, deadline=None)
 def test_against_float64(dtype, rows, words, in_features, gap, seed):
     x, parts = tensor(seed, (rows, in_features), dtype, gap), weight_of(seed, in_features, words)
-    assert_close(packed_linear.mxfp4_matmul(x, *parts), x, *parts)
+    assert_close(linears.mxfp4_matmul(x, *parts), x, *parts)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,23 +63,23 @@ def test_each_number_by_each_scale(dtype, rows):
     weight = MXFP4.dequantise(qweight, powers[None], None, torch.float64).repeat(2, 1).to(dtype)
     for first in range(0, 32, rows):
         some = slice(first, first + rows)
-        out = packed_linear.mxfp4_matmul(x[some], qweight, powers[None])
+        out = linears.mxfp4_matmul(x[some], qweight, powers[None])
         assert torch.equal(out.isnan(), weight[some].isnan())
         assert torch.equal(out.nan_to_num(), weight[some].nan_to_num())
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 def test_without_the_library_columns_are_widened_some_at_a_time(dtype, monkeypatch):
-    monkeypatch.setattr(packed_linear, "compiled", lambda *given: None)
+    monkeypatch.setattr(linears, "compiled", lambda *given: None)
     x, parts = tensor(0, (5, 96), dtype), weight_of(1, 96, 130)
-    assert_close(packed_linear.mxfp4_matmul(x, *parts), x, *parts)
+    assert_close(linears.mxfp4_matmul(x, *parts), x, *parts)
 
 
 def test_no_float_copy_of_the_weight_is_made():
     parts, x = weight_of(0, 4096, 2048), tensor(0, (16, 4096), torch.bfloat16)
-    packed_linear.mxfp4_matmul(x, *parts)
+    linears.mxfp4_matmul(x, *parts)
     before = resident_bytes()
-    kept = packed_linear.mxfp4_matmul(x, *parts)  # of 32 MiB of words
+    kept = linears.mxfp4_matmul(x, *parts)  # of 32 MiB of words
     assert resident_bytes() - before < 8 << 20
     assert kept.isfinite().all()
 
@@ -92,9 +92,9 @@ def test_opcheck():
 
 def test_whole_numbers_of_the_same_words_are_others():
     x, (qweight, scales) = tensor(0, (3, 64), torch.float32), weight_of(0, 64, 4)
-    whole = packed_linear.weight_quant_matmul(x, qweight, scales, None, None, 32)
+    whole = linears.weight_quant_matmul(x, qweight, scales, None, None, 32)
     torch.testing.assert_close(whole, x @ AWQ.of_groups(32).dequantise(qweight, scales, None, torch.float32))
-    assert not torch.allclose(whole, packed_linear.mxfp4_matmul(x, qweight, scales))
+    assert not torch.allclose(whole, linears.mxfp4_matmul(x, qweight, scales))
 
 
 def test_nothing_is_rounded_to_floats_of_4_bits_here():

@@ -12,7 +12,7 @@ from dlinfer.ops.moe import check_ids
 from dlinfer.ops.moe_eight_bit import Product
 from dlinfer.vendor.cpu.eight_bit import rows
 from dlinfer.vendor.cpu.eight_bit.products import fp8_product, scaled_fp8_product, scaled_int8_product
-from dlinfer.vendor.cpu.packed_experts import routed
+from dlinfer.vendor.cpu.four_bit.experts import routed
 
 _W8A8, _BLOCKED, _STATIC = (
     Rules(op) for op in ("fused_moe_w8a8", "fused_moe_blocked_fp8", "fused_moe_static_fp8")

@@ -11,7 +11,8 @@ from torch import Tensor
 from dlinfer import ops
 from dlinfer.ops import fallback
 from dlinfer.ops.packing import AWQ, MXFP4
-from dlinfer.vendor.cpu import packed_experts, packed_linear
+from dlinfer.vendor.cpu.four_bit import experts as kernels
+from dlinfer.vendor.cpu.four_bit import linears
 from tests.vendor.cpu.test_native import DTYPES, library, needs_compiler, resident_bytes, tensor
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("library")]
@@ -56,7 +57,7 @@ def routes(seed: int, tokens: int, experts: int, topk: int) -> tuple[Tensor, Ten
 def check(x: Tensor, weights: Any, shares: Tensor, ids: Tensor, renormalize: bool, group_size: int) -> None:
     spec = ops.fused_moe_w4a16
     rest: Any = (shares, ids, ids.shape[1], renormalize, group_size)
-    out = packed_experts.fused_moe_w4a16(x, *weights, *rest)
+    out = kernels.fused_moe_w4a16(x, *weights, *rest)
     assert (out.dtype, out.shape) == (x.dtype, x.shape)
     want = spec.reference(x.double(), *weights, *rest)
     within = spec.tolerances[x.dtype]
@@ -118,7 +119,7 @@ def test_floats_of_4_bits_against_the_reference(
     x = tensor(seed, (tokens, hidden), dtype, gap)
     weights: Any = (*part(hidden, 2 * intermediate), *part(intermediate, hidden))
     rest: Any = (*routes(seed, tokens, experts, topk), 1.702, limit)
-    out = packed_experts.fused_moe_mxfp4(x, *weights, *rest)
+    out = kernels.fused_moe_mxfp4(x, *weights, *rest)
     wide = [one.double() if one.dtype is dtype else one for one in weights]
     want = ops.fused_moe_mxfp4.reference(x.double(), *wide, *rest)
     within, largest = ops.fused_moe_mxfp4.tolerances[dtype], want.abs().max().item() if want.numel() else 0.0
@@ -134,7 +135,7 @@ def test_experts_that_lie_apart_from_each_other():
 
 @pytest.mark.parametrize("rows", [1, 5, 7, 12, 100])
 def test_pieces_of_rows_give_what_all_of_them_give(rows, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(packed_experts, "_ROWS", rows)  # some cut an expert's rows, some end with them
+    monkeypatch.setattr(kernels, "_ROWS", rows)  # some cut an expert's rows, some end with them
     check(
         tensor(0, (6, 64), torch.float32),
         parts(0, 4, 64, 32, 32, torch.float16),
@@ -148,26 +149,24 @@ def test_float64_is_served_too():
     x, weights = tensor(0, (6, 64), torch.float64), parts(0, 4, 64, 32, 32, torch.float64)
     shares, ids = routes(0, 6, 4, 2)
     rest: Any = (*weights, shares.double(), ids, 2, True, 32)
-    torch.testing.assert_close(
-        packed_experts.fused_moe_w4a16(x, *rest), ops.fused_moe_w4a16.reference(x, *rest)
-    )
+    torch.testing.assert_close(kernels.fused_moe_w4a16(x, *rest), ops.fused_moe_w4a16.reference(x, *rest))
 
 
 def test_the_kernel_in_cpp_reads_each_chosen_expert_where_it_lies(monkeypatch: pytest.MonkeyPatch):
     seen = []
-    own = packed_linear.compiled("weight_quant_matmul", torch.zeros(1, dtype=torch.bfloat16))
+    own = linears.compiled("weight_quant_matmul", torch.zeros(1, dtype=torch.bfloat16))
     assert own is not None
 
     def watched(x: Tensor, qweight: Tensor, *rest: Any) -> Tensor:
         seen.append((qweight.data_ptr(), x.shape[0]))
         return own(x, qweight, *rest)
 
-    monkeypatch.setattr(packed_linear, "compiled", lambda *given: watched)
+    monkeypatch.setattr(linears, "compiled", lambda *given: watched)
     weights = parts(0, 5, 64, 32, 32, torch.float16)
     ids = torch.tensor([[3, 1], [3, 4], [3, 1]])
     x, shares = tensor(0, (3, 64), torch.bfloat16), torch.ones(3, 2)
     rest: Any = (*weights, shares, ids, 2, True, 32)
-    packed_experts.fused_moe_w4a16(x, *rest)
+    kernels.fused_moe_w4a16(x, *rest)
     gate_up, down = weights[0], weights[3]
     expected = [
         (part[expert].data_ptr(), rows)
@@ -183,8 +182,8 @@ def test_no_float_copy_of_the_weights_is_made():
     shares, ids = routes(0, 16, 8, 8)
     x = tensor(0, (16, 1024), torch.float16)
     rest: Any = (*weights, shares, ids, 8, True, 128)
-    packed_experts.fused_moe_w4a16(x, *rest)
+    kernels.fused_moe_w4a16(x, *rest)
     before = resident_bytes()
-    kept = packed_experts.fused_moe_w4a16(x, *rest)
+    kept = kernels.fused_moe_w4a16(x, *rest)
     assert resident_bytes() - before < 4 << 20
     assert kept.isfinite().all()

@@ -13,7 +13,7 @@ from dlinfer.ops import moe_mxfp4
 from dlinfer.ops.moe import check_ids
 from dlinfer.ops.moe_eight_bit import Product
 from dlinfer.ops.moe_four_bit import RULES
-from dlinfer.vendor.cpu.packed_linear import mxfp4_matmul, weight_quant_matmul
+from dlinfer.vendor.cpu.four_bit.linears import mxfp4_matmul, weight_quant_matmul
 
 _ROWS = 4096
 """Of all experts together, whose activations are in memory at a time. An expert's rows are rarely cut in two by it."""
