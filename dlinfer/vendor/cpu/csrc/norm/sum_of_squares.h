@@ -17,7 +17,7 @@
 
 #include "common/lanes.h"
 
-namespace dlinfer {
+namespace dlinfer::norms {
 
 // torch has its sum for AVX2 and for what every x86-64 can do, both with 8 lanes, and none for AVX-512.
 #if defined(__aarch64__)
@@ -142,4 +142,4 @@ float sum_of_squares(const T* x, int64_t count) {
   return sum;
 }
 
-}  // namespace dlinfer
+}  // namespace dlinfer::norms
