@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
         eager_mode=True,
         max_batch_size=1,
         session_len=2 * longest,
-        num_gpu_blocks=2 * longest // 64 + 4,
+        num_gpu_blocks=32,
     )
     with pipeline(job["folder"], backend_config=config) as pipe:
         loss, sums = 0.0, Sums()
