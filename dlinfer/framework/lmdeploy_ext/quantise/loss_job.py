@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 def main(folder: Path) -> None:
     """Serve the job's model, and measure."""
-    from lmdeploy import PytorchEngineConfig, pipeline
+    from lmdeploy import PytorchEngineConfig
+    from lmdeploy.api import pipeline
 
     job = json.loads((folder / "job.json").read_text())
     windows: list[list[int]] = job["windows"]
