@@ -128,7 +128,7 @@ def check(lab: Lab, folder: Path, case: Case) -> None:
     want = serve(lab, quantised, case, {"DLINFER_CPU_HEAD": case.head or "int8"})
     got = serve(lab, floats, case, {"DLINFER_CPU_WEIGHTS": case.bits, **head})
     assert got.tokens("batch") == want.tokens("batch")
-    got["logits"], want["logits"]
+    assert got["logits"] == want["logits"]  # their shapes, or what a step raised
     for i in range(len(SCORED)):
         np.testing.assert_array_equal(got.logits[f"logits/{i}"], want.logits[f"logits/{i}"])
     assert "got no value" not in got.log + want.log

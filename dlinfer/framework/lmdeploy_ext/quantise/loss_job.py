@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 def main(folder: Path) -> None:
     """Serve the job's model, and measure."""
-    from lmdeploy import PytorchEngineConfig, pipeline
+    from lmdeploy import PytorchEngineConfig
+    from lmdeploy.api import pipeline
 
     job = json.loads((folder / "job.json").read_text())
     windows: list[list[int]] = job["windows"]
@@ -25,7 +26,7 @@ def main(folder: Path) -> None:
         eager_mode=True,
         max_batch_size=1,
         session_len=2 * longest,
-        num_gpu_blocks=2 * longest // 64 + 4,
+        num_gpu_blocks=32,
     )
     with pipeline(job["folder"], backend_config=config) as pipe:
         loss, sums = 0.0, Sums()
