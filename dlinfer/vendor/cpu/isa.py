@@ -1,5 +1,7 @@
 """Which instructions the C++ kernels are compiled for, where DLINFER_CPU_ISA keeps them below what the CPU has."""
 
+import functools
+
 from dlinfer import settings
 from dlinfer.errors import SettingError
 from dlinfer.graph.cache.fingerprint import cpu_flags
@@ -47,3 +49,13 @@ def flags() -> tuple[str, ...]:
         expected = f"a level that this CPU has ({', '.join(here) or 'none'}); it lacks {', '.join(lacking)}"
         raise SettingError(variable="DLINFER_CPU_ISA", given=chosen, expected=expected)
     return (f"-march={_MARCH[chosen]}", *_MORE.get(chosen, ()))
+
+
+def has_tiles() -> bool:
+    """Whether this CPU has the matrix instructions of AMX, and DLINFER_CPU_ISA does not rule them out."""
+    return settings.current().cpu_isa in ("", "amx") and _has_tiles()
+
+
+@functools.cache
+def _has_tiles() -> bool:
+    return not missing("amx")
