@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "attention/panel.h"
+#include "common/narrow.h"
 #include "common/transpose.h"
 #include "common/widen.h"
 
@@ -91,10 +92,7 @@ void unpack(const float* sums, Floats totals, int64_t numbers, int64_t width, T*
     }
     transpose(square);
     for (int i = 0; i < kLanes; ++i) {
-      if (!rows[i]) continue;
-      T narrow[kLanes];
-      for (int lane = 0; lane < kLanes; ++lane) narrow[lane] = T(square[i][lane]);
-      std::memcpy(rows[i] + at, narrow, count * sizeof(T));
+      if (rows[i]) store_narrow(rows[i] + at, square[i], count);
     }
   }
 }

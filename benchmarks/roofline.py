@@ -1,0 +1,116 @@
+"""What this machine can do at most: multiplications by the vector instructions that kernels use, and reading memory.
+
+Measured by loops of their own, since products of libraries may be far below it: MKL's on AMD are.
+"""
+
+import ctypes
+import functools
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dlinfer.vendor.cpu import native
+
+_SOURCE = r"""
+#include <cstdint>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+constexpr int kBytes = 64;
+#elif defined(__AVX__)
+constexpr int kBytes = 32;
+#else
+constexpr int kBytes = 16;
+#endif
+using Floats = float __attribute__((vector_size(kBytes)));
+
+// Each returns how many multiplications and additions a turn of the loop is.
+extern "C" int64_t multiply(int64_t turns, bool pairs, float* out) {
+  constexpr int kSums = 12;
+  Floats sums[kSums]{}, a{}, b{};
+  for (int64_t i = 0; i < turns; ++i) {
+    asm volatile("" : "+v"(a), "+v"(b));
+#if defined(__AVX512BF16__)
+    if (pairs) {
+#pragma GCC unroll 12
+      for (int s = 0; s < kSums; ++s) sums[s] = (Floats)_mm512_dpbf16_ps((__m512)sums[s], (__m512bh)a, (__m512bh)b);
+      continue;
+    }
+#endif
+#pragma GCC unroll 12
+    for (int s = 0; s < kSums; ++s) sums[s] += a * b;
+  }
+  for (int s = 0; s < kSums; ++s) *out += sums[s][0];
+#if defined(__AVX512BF16__)
+  if (pairs) return 2 * 2 * kSums * kBytes / sizeof(float);
+#endif
+  return 2 * kSums * kBytes / sizeof(float);
+}
+
+extern "C" void read(const char* from, int64_t bytes, float* out) {
+  Floats sums[4]{};
+  for (int64_t i = 0; i + 4 * kBytes <= bytes; i += 4 * kBytes) {
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) sums[s] += *reinterpret_cast<const Floats*>(from + i + s * kBytes);
+  }
+  for (int s = 0; s < 4; ++s) *out += sums[s][0];
+}
+"""
+_TURNS = 200_000
+_MEMORY = 128 << 20  # bytes, beyond the caches
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Compiled anew in each process, which takes a second. Raises BuildError where there is no compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "roofline.so"
+        command = [*native._command(), "-ffast-math", "-x", "c++", "-", "-o", str(path)]
+        subprocess.run(command, input=_SOURCE, text=True, check=True, capture_output=True)
+        return ctypes.CDLL(str(path))
+
+
+@functools.cache
+def _memory() -> Tensor:
+    return torch.ones(_MEMORY // 4)
+
+
+def _side_by_side(work: Callable[[int], int]) -> float:
+    """What the threads that torch would use do in a second, by the number each of them gives."""
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda _: time.sleep(0.001), range(threads)))  # all are there
+        start = time.perf_counter()
+        done = sum(pool.map(work, range(threads)))
+        return done / (time.perf_counter() - start)
+
+
+def flops(dtype: torch.dtype) -> float:
+    """Multiplications and additions a second at most, in some milliseconds. Those of bfloat16 where it has its own."""
+    call = _library().multiply
+    call.restype = ctypes.c_int64
+
+    def work(_: int) -> int:
+        result = ctypes.c_float()
+        pairs = dtype is torch.bfloat16
+        return _TURNS * call(ctypes.c_int64(_TURNS), ctypes.c_bool(pairs), ctypes.byref(result))
+
+    return _side_by_side(work)
+
+
+def bandwidth() -> float:
+    """Bytes a second that can be read from memory, beyond the caches."""
+    call, memory = _library().read, _memory()
+    share = _MEMORY // torch.get_num_threads() // 1024 * 1024
+
+    def work(index: int) -> int:
+        result = ctypes.c_float()
+        call(ctypes.c_void_p(memory.data_ptr() + index * share), ctypes.c_int64(share), ctypes.byref(result))
+        return share
+
+    return _side_by_side(work)
