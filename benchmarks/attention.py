@@ -6,13 +6,14 @@
 By default the heads of Qwen2.5-0.5B. prefill-N is one sequence of N tokens, ragged 8 of 50 to 500, chunk 512 queries
 behind 3584 keys in pages; decode-bB-N is a step of B sequences with N keys each, for which each candidate walks over
 so many caches that none is still in the processor's when its turn comes again. A ratio above 1 says how many times
-faster dlinfer is, with the 95 % interval of the median. The share is that of the fastest time which multiplications
-and reading memory allow, both as measured in the same rounds (benchmarks/roofline.py).
+faster dlinfer is, with the 95 % interval of the median. CPU us are those of all threads together, which other load on
+the machine does not count into; the rates are by them, a thread, and the share is that of the fastest time which
+multiplications and reading memory allow, both as measured in the same rounds (benchmarks/roofline.py).
 """
 
 import argparse
 import statistics
-from collections.abc import Callable
+import time
 from typing import NamedTuple
 
 import torch
@@ -101,16 +102,25 @@ def measure(work: str, heads: Heads, dtype: torch.dtype, pairs: int) -> dict[str
     count = -(-BEYOND_CACHES // first.bytes) if first.decode else max(1, round(LEAST_WORK / first.flops))
     inputs = [first, *(Inputs(work, heads, dtype) for _ in range(count - 1))]
     rates: dict[str, list[float]] = {"flops": [], "bytes": []}
+    cpu: list[float] = []
 
-    def each(call: Callable[[Inputs], None]) -> Callable[[], None]:
-        return lambda: [call(one) for one in inputs] and None
+    def ours() -> None:
+        start = time.process_time()
+        for one in inputs:
+            one.ours()
+        cpu.append((time.process_time() - start) / count)
+
+    def by_torch() -> None:
+        for one in inputs:
+            one.torch()
 
     def roof() -> None:
         rates["flops"].append(roofline.flops(dtype))
         rates["bytes"].append(roofline.bandwidth())
 
-    samples = interleave({"dlinfer": each(Inputs.ours), "torch": each(Inputs.torch), "roof": roof}, pairs)
+    samples = interleave({"dlinfer": ours, "torch": by_torch, "roof": roof}, pairs)
     seconds = {name: statistics.median(samples[name]) / count for name in ("dlinfer", "torch")}
+    busy = statistics.median(cpu)
     least = max(
         first.flops / statistics.median(rates["flops"]), first.bytes / statistics.median(rates["bytes"])
     )
@@ -119,9 +129,10 @@ def measure(work: str, heads: Heads, dtype: torch.dtype, pairs: int) -> dict[str
         "dtype": str(dtype).removeprefix("torch."),
         "dlinfer us": seconds["dlinfer"] * 1e6,
         "torch us": seconds["torch"] * 1e6,
-        "GFLOP/s": first.flops / seconds["dlinfer"] / 1e9,
-        "GB/s": first.bytes / seconds["dlinfer"] / 1e9,
-        "share of roof %": 100 * least / seconds["dlinfer"],
+        "CPU us": busy * 1e6,
+        "GFLOP/s": first.flops / busy / 1e9,
+        "GB/s": first.bytes / busy / 1e9,
+        "share of roof %": 100 * least / busy,
         "vs torch": ratio(samples["torch"], samples["dlinfer"]),
     }
 

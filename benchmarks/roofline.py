@@ -1,6 +1,7 @@
 """What this machine can do at most: multiplications by the vector instructions that kernels use, and reading memory.
 
-Measured by loops of their own, since products of libraries may be far below it: MKL's on AMD are.
+Measured by loops of their own, since products of libraries may be far below it: MKL's on AMD are. Seconds are those
+that a thread had a CPU for, as other load on the machine takes turns with it.
 """
 
 import ctypes
@@ -81,17 +82,24 @@ def _memory() -> Tensor:
 
 
 def _side_by_side(work: Callable[[int], int]) -> float:
-    """What the threads that torch would use do in a second, by the number each of them gives."""
+    """What a thread does in a second of its own while as many are at work as torch would use.
+
+    work: one thread's, by its index; gives how much it did.
+    """
+
+    def timed(index: int) -> tuple[int, float]:
+        start = time.thread_time()
+        done = work(index)
+        return done, time.thread_time() - start
+
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda _: time.sleep(0.001), range(threads)))  # all are there
-        start = time.perf_counter()
-        done = sum(pool.map(work, range(threads)))
-        return done / (time.perf_counter() - start)
+        results = list(pool.map(timed, range(threads)))
+    return sum(done for done, _ in results) / sum(seconds for _, seconds in results)
 
 
 def flops(dtype: torch.dtype) -> float:
-    """Multiplications and additions a second at most, in some milliseconds. Those of bfloat16 where it has its own."""
+    """Multiplications and additions a thread's second at most; those of bfloat16 where the CPU has some for it."""
     call = _library().multiply
     call.restype = ctypes.c_int64
 
@@ -104,7 +112,7 @@ def flops(dtype: torch.dtype) -> float:
 
 
 def bandwidth() -> float:
-    """Bytes a second that can be read from memory, beyond the caches."""
+    """Bytes a thread's second that can be read from memory, beyond the caches."""
     call, memory = _library().read, _memory()
     share = _MEMORY // torch.get_num_threads() // 1024 * 1024
 

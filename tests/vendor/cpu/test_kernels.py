@@ -178,9 +178,10 @@ def test_prefill_gives_the_same_in_any_number_of_pieces(monkeypatch, scores, bou
     q, k, v = torch.randn(9, 4, 16), torch.randn(12, 2, 16), torch.randn(12, 2, 16)
     lengths = (torch.tensor([9]), torch.tensor([12]))
     got, want = torch.empty_like(q), torch.empty_like(q)
-    extras = (0.25, *bounds, softcap, torch.rand(4), torch.rand(4))
-    by_torch.piecewise_prefill(q, k, v, *lengths, got, by_torch.Rules(*extras))
-    ops.prefill_attention.reference(q, k, v, *lengths, 9, 4, 2, want, *extras)
+    causal, left, right = bounds
+    rules = by_torch.Rules(0.25, causal, left, right, softcap, torch.rand(4), torch.rand(4))
+    by_torch.piecewise_prefill(q, k, v, *lengths, got, rules)
+    ops.prefill_attention.reference(q, k, v, *lengths, 9, 4, 2, want, *rules)
     torch.testing.assert_close(got, want)
 
 

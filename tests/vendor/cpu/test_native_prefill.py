@@ -49,8 +49,9 @@ def test_it_is_the_reference(
     dtype, lengths, kv_heads, group, sizes, block, causal, bounds, cap, extras, scale, seed
 ) -> None:
     case = Case(seed, lengths, kv_heads, group, sizes, block, dtype)
-    given = (case.slopes if extras[0] else None, case.sinks if extras[1] else None)
-    rules = Rules(scale, causal, *bounds, cap, *given)
+    slopes, sinks = case.slopes if extras[0] else None, case.sinks if extras[1] else None
+    left, right = bounds
+    rules = Rules(scale, causal, left, right, cap, slopes, sinks)
     got = case.packed(rules)
     assert_close(got, case.reference(rules))
     assert torch.equal(case.paged(rules), got)
