@@ -20,8 +20,10 @@ from dlinfer.vendor.cpu import native
 
 _SOURCE = r"""
 #include <cstdint>
-#if defined(__AVX512F__)
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512F__)
 constexpr int kBytes = 64;
 #elif defined(__AVX__)
 constexpr int kBytes = 32;
@@ -30,27 +32,40 @@ constexpr int kBytes = 16;
 #endif
 using Floats = float __attribute__((vector_size(kBytes)));
 
-// Each returns how many multiplications and additions a turn of the loop is.
-extern "C" int64_t multiply(int64_t turns, bool pairs, float* out) {
+inline Floats add_product(Floats sum, Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__AVX__) && defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+  return sum + a * b;
+#endif
+}
+
+// Multiplications and additions that were done. Memory of kSums + 2 registers tells the compiler nothing about them.
+extern "C" int64_t multiply(int64_t turns, bool pairs, Floats* memory) {
   constexpr int kSums = 12;
-  Floats sums[kSums]{}, a{}, b{};
-  for (int64_t i = 0; i < turns; ++i) {
-    asm volatile("" : "+v"(a), "+v"(b));
+  Floats sums[kSums];
+  const Floats a = memory[kSums], b = memory[kSums + 1];
+  for (int s = 0; s < kSums; ++s) sums[s] = memory[s];
+  const int64_t turn = 2 * kSums * kBytes / sizeof(float);
+  int64_t done = turns * turn;
 #if defined(__AVX512BF16__)
-    if (pairs) {
+  if (pairs) {
+    done *= 2;
+    for (int64_t i = 0; i < turns; ++i) {
 #pragma GCC unroll 12
       for (int s = 0; s < kSums; ++s) sums[s] = (Floats)_mm512_dpbf16_ps((__m512)sums[s], (__m512bh)a, (__m512bh)b);
-      continue;
     }
-#endif
-#pragma GCC unroll 12
-    for (int s = 0; s < kSums; ++s) sums[s] += a * b;
+    turns = 0;
   }
-  for (int s = 0; s < kSums; ++s) *out += sums[s][0];
-#if defined(__AVX512BF16__)
-  if (pairs) return 2 * 2 * kSums * kBytes / sizeof(float);
 #endif
-  return 2 * kSums * kBytes / sizeof(float);
+  for (int64_t i = 0; i < turns; ++i) {
+#pragma GCC unroll 12
+    for (int s = 0; s < kSums; ++s) sums[s] = add_product(sums[s], a, b);
+  }
+  for (int s = 0; s < kSums; ++s) memory[s] = sums[s];
+  return done;
 }
 
 extern "C" void read(const char* from, int64_t bytes, float* out) {
@@ -71,7 +86,7 @@ def _library() -> ctypes.CDLL:
     """Compiled anew in each process, which takes a second. Raises BuildError where there is no compiler."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "roofline.so"
-        command = [*native._command(), "-ffast-math", "-x", "c++", "-", "-o", str(path)]
+        command = [*native._command(), "-x", "c++", "-", "-o", str(path)]
         subprocess.run(command, input=_SOURCE, text=True, check=True, capture_output=True)
         return ctypes.CDLL(str(path))
 
@@ -102,11 +117,11 @@ def flops(dtype: torch.dtype) -> float:
     """Multiplications and additions a thread's second at most; those of bfloat16 where the CPU has some for it."""
     call = _library().multiply
     call.restype = ctypes.c_int64
+    pairs = ctypes.c_bool(dtype is torch.bfloat16)
 
     def work(_: int) -> int:
-        result = ctypes.c_float()
-        pairs = dtype is torch.bfloat16
-        return _TURNS * call(ctypes.c_int64(_TURNS), ctypes.c_bool(pairs), ctypes.byref(result))
+        registers = torch.zeros(64, 16)
+        return call(ctypes.c_int64(_TURNS), pairs, ctypes.c_void_p(registers.data_ptr()))
 
     return _side_by_side(work)
 

@@ -3,10 +3,10 @@
 // Everything stands transposed, a row of queries a lane: S^T = K Q^T and O^T = V^T P^T. So the softmax never crosses
 // lanes, sums of O are rescaled where they lie, and P leaves the softmax as the product with V wants it. Keys and values
 // are the operands that are broadcast, for which keys may lie as they do in the cache. Both products add up
-// float32 "words", of which the instructions for bfloat16 multiply two neighbours at once (kPairs).
+// float32 "words", of which the instructions for bfloat16 multiply two neighbours at once (kPaired).
 //
-// A row's sums are taken in the order of its keys and, within a tile, whatever rows stand beside it. Words that its mask
-// hides count as zeros.
+// A row's sums are taken in the order of its keys, tile by tile, whatever rows stand beside it. What it does not see but
+// another row of its panel does adds exact zeros, so that it makes no difference to its bits.
 #pragma once
 
 #include <algorithm>
@@ -45,10 +45,10 @@ inline Floats broadcast(const float* from) {
 #endif
 }
 
-template <bool kPairs>
+template <bool kPaired>
 inline Floats add_product(Floats sum, Floats a, Floats b) {
 #if defined(__AVX512BF16__)
-  if constexpr (kPairs) return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  if constexpr (kPaired) return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #endif
   return multiply_add(sum, a, b);
 }
@@ -77,10 +77,10 @@ struct Seen {
   int64_t first() const { return begin / kColumns * kColumns; }
 };
 
-template <bool kPairs, int kRows>  // kRows registers of rows
+template <bool kPaired, int kRows>  // kRows registers of rows
 struct Panel {
   static constexpr int64_t kWidth = kRows * kLanes;
-  static constexpr int64_t kWord = kPairs ? 2 : 1;  // keys, or numbers of a key, in a word
+  static constexpr int64_t kWord = kPaired ? 2 : 1;  // keys, or numbers of a key, in a word
 
   // scores[key, row] = key . query; keys: [keys, words], queries: [words, rows].
   static void multiply_keys(const float* keys, const float* queries, int64_t words, const Seen& seen, float* scores) {
@@ -130,7 +130,7 @@ struct Panel {
         const Floats weight = weigh(key, r);
         float* to = scores + key / kWord * kWidth + r * kLanes;  // not behind what is read
 #if defined(__AVX512BF16__)
-        if constexpr (kPairs) {
+        if constexpr (kPaired) {
           const Floats second = weigh(key + 1, r);
           sums[r] += weight + second;
           store(to, interleave(weight, second));
@@ -150,7 +150,9 @@ struct Panel {
     const int64_t first = seen.first() / kWord, words = (seen.end + kWord - 1) / kWord - first;
     values += first * count, weights += first * kWidth;
     int64_t at = 0;
-    for (; at + kColumns <= count; at += kColumns) add_values<kColumns>(values + at, count, weights, words, rows, out + at * kWidth);
+    for (; at + kColumns <= count; at += kColumns) {
+      add_values<kColumns>(values + at, count, weights, words, rows, out + at * kWidth);
+    }
     for (; at < count; at += 2) add_values<2>(values + at, count, weights, words, rows, out + at * kWidth);
   }
 
@@ -168,7 +170,7 @@ struct Panel {
       for (int c = 0; c < kCount; ++c) {
         const Floats one = broadcast(left + c * between);
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) sums[c][r] = add_product<kPairs>(sums[c][r], lanes[r], one);
+        for (int r = 0; r < kRows; ++r) sums[c][r] = add_product<kPaired>(sums[c][r], lanes[r], one);
       }
     }
   }
