@@ -1,5 +1,7 @@
 """Which instructions the C++ kernels are compiled for, where DLINFER_CPU_ISA keeps them below what the CPU has."""
 
+import functools
+
 from dlinfer import settings
 from dlinfer.errors import SettingError
 from dlinfer.graph.cache.fingerprint import cpu_flags
@@ -52,3 +54,13 @@ def flags() -> tuple[str, ...]:
 def flags_of(level: str) -> tuple[str, ...]:
     """Compiler flags of a level, whatever this CPU has."""
     return (f"-march={_MARCH[level]}", *_MORE.get(level, ()))
+
+
+def has_tiles() -> bool:
+    """Whether this CPU has the matrix instructions of AMX, and DLINFER_CPU_ISA does not rule them out."""
+    return settings.current().cpu_isa in ("", "amx") and _has_tiles()
+
+
+@functools.cache
+def _has_tiles() -> bool:
+    return not missing("amx")

@@ -38,6 +38,7 @@ def answers() -> Iterator[KnownAnswer]:
         yield _gated(dtype)
         yield _rotary(dtype)
         yield _fill(dtype)
+        yield _prefill(dtype)
 
 
 def _native(name: str) -> Callable[..., Tensor]:
@@ -241,6 +242,45 @@ def _fill(dtype: torch.dtype) -> KnownAnswer:
 
     kinds = frozenset({"native fill_kv_cache"})
     return KnownAnswer("C++ fill of the cache", kinds, name_of(dtype), run, expected)
+
+
+def _prefill(dtype: torch.dtype) -> KnownAnswer:
+    """Two sequences, of 150 queries on as many keys and of 70 on the last of 200, three heads to a key head.
+
+    Once packed, and once in pages of 16 that stand in reverse.
+    """
+    queries = small_whole(220, 6 * 40, 3).view(220, 6, 40).split([150, 70])
+    keys = small_whole(350, 2 * 40, 1).view(350, 2, 40).split([150, 200])
+    values = small_whole(350, 2 * 36, 2).view(350, 2, 36).split([150, 200])
+    ends, lengths = torch.tensor([150, 220]), torch.tensor([150, 200])
+    table = torch.stack([torch.arange(22, 9, -1), torch.arange(12, -1, -1)])  # of 10 pages and of 13
+
+    def run() -> Sequence[Tensor]:
+        q, k, v = (torch.cat(one).to(dtype) for one in (queries, keys, values))
+        out = torch.empty(2, 220, 6, 36, dtype=dtype)
+        rules = (0.25, True, 120, -1, 0.0, None, None)
+        _native("prefill_attention")(q, k, v, ends, lengths, out[0], *rules)
+        caches = [_pages(one).to(dtype) for one in (keys, values)]
+        _native("paged_prefill_attention")(q, *caches, table, ends, lengths, out[1], *rules)
+        return list(out)
+
+    def expected() -> Sequence[Tensor]:
+        results = []
+        for q, k, v in zip(queries, keys, values, strict=True):
+            age = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
+            scores = torch.einsum("qhgd,khd->hgqk", q.view(-1, 2, 3, 40), k) * 0.25
+            weights = scores.masked_fill((age < 0) | (age > 120), -torch.inf).softmax(-1)
+            results.append(torch.einsum("hgqk,khd->qhgd", weights, v).reshape(-1, 6, 36).to(dtype))
+        return [torch.cat(results)] * 2
+
+    kinds = frozenset({"native prefill_attention", "native paged_prefill_attention"})
+    return KnownAnswer("C++ prefill attention", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _pages(sequences: Sequence[Tensor]) -> Tensor:
+    """Keys of each sequence in pages of 16, the last one first."""
+    padded = [F.pad(one, (0, 0, 0, 0, 0, -len(one) % 16)) for one in sequences]
+    return torch.cat(padded).unflatten(0, (-1, 16)).flip(0)
 
 
 KERNEL_ANSWERS = KnownAnswers(owner, answers, native.library_name)

@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlinfer import ops, vendor
-from dlinfer.vendor.cpu.attention import prefill
+from dlinfer.vendor.cpu.attention import piecewise_prefill as by_torch
+from dlinfer.vendor.cpu.attention.kv_cache import Pages
 from dlinfer.vendor.cpu.kernels import KERNELS
 
 BLOCK = 16
@@ -124,8 +125,9 @@ def test_prefill_reads_only_the_blocks_of_the_window():
     )
     extras = (0.2, True, 20, -1, 0.0, None, None)
     got, want = torch.empty_like(q), torch.empty_like(q)
+    caches, ends, lengths = (Pages(cache[0]), Pages(cache[1])), *call[5:7]
     with Recorder() as recorder:
-        KERNELS["paged_prefill_attention"](*call, got, *extras)
+        by_torch.piecewise_paged_prefill(q, caches, call[3], ends, lengths, got, by_torch.Rules(*extras))
     assert recorder.largest <= 3 * BLOCK * 2 * 32
     ops.paged_prefill_attention.reference(*call, want, *extras)
     torch.testing.assert_close(got, want)
@@ -171,14 +173,15 @@ def test_caches_that_are_slices_of_a_pool():
 )
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
 def test_prefill_gives_the_same_in_any_number_of_pieces(monkeypatch, scores, bounds, softcap):
-    monkeypatch.setattr(prefill, "_SCORES_AT_A_TIME", scores)
-    monkeypatch.setattr(prefill, "_ROWS_AT_LEAST", 3)
+    monkeypatch.setattr(by_torch, "_SCORES_AT_A_TIME", scores)
+    monkeypatch.setattr(by_torch, "_ROWS_AT_LEAST", 3)
     q, k, v = torch.randn(9, 4, 16), torch.randn(12, 2, 16), torch.randn(12, 2, 16)
     lengths = (torch.tensor([9]), torch.tensor([12]))
     got, want = torch.empty_like(q), torch.empty_like(q)
-    extras = (0.25, *bounds, softcap, torch.rand(4), torch.rand(4))
-    KERNELS["prefill_attention"](q, k, v, *lengths, 9, 4, 2, got, *extras)
-    ops.prefill_attention.reference(q, k, v, *lengths, 9, 4, 2, want, *extras)
+    causal, left, right = bounds
+    rules = by_torch.Rules(0.25, causal, left, right, softcap, torch.rand(4), torch.rand(4))
+    by_torch.piecewise_prefill(q, k, v, *lengths, got, rules)
+    ops.prefill_attention.reference(q, k, v, *lengths, 9, 4, 2, want, *rules)
     torch.testing.assert_close(got, want)
 
 
@@ -186,9 +189,8 @@ def test_prefill_with_a_window_makes_no_mask_of_all_keys():
     q, k, v = torch.randn(1024, 2, 8), torch.randn(1024, 2, 8), torch.randn(1024, 2, 8)
     lengths, out = torch.tensor([1024]), torch.empty_like(q)
     with Recorder() as recorder:
-        KERNELS["prefill_attention"](
-            q, k, v, lengths, lengths, 1024, 2, 2, out, 0.3, True, 100, -1, 0.0, None, None
-        )
+        rules = by_torch.Rules(0.3, True, 100, -1, 0.0, None, None)
+        by_torch.piecewise_prefill(q, k, v, lengths, lengths, out, rules)
     assert recorder.largest <= 128 * (128 + 100)
 
 

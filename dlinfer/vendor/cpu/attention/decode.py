@@ -5,10 +5,10 @@ from torch import Tensor
 
 from dlinfer.vendor.cpu.attention.gathered_decode import gathered_decode
 from dlinfer.vendor.cpu.attention.kv_cache import Pages
+from dlinfer.vendor.cpu.attention.misfit import is_dense, misfit
 from dlinfer.vendor.cpu.compiled import compiled, fall_back
 
 _OP = "paged_decode_attention"
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def paged_decode_attention(
@@ -28,19 +28,19 @@ def paged_decode_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    misfit = _misfit(q, k_cache, v_cache)
-    if misfit is not None:
-        fall_back(_OP, misfit, (q, k_cache, v_cache))
-    kernel = compiled(_OP, q) if misfit is None else None
+    reason = misfit(q, {"k_cache": k_cache, "v_cache": v_cache})
+    if reason is not None:
+        fall_back(_OP, reason, (q, k_cache, v_cache))
+    kernel = compiled(_OP, q) if reason is None else None
     if kernel is None:
         sizes = (num_q_heads, num_kv_heads)
         options = (softmax_scale, window_left, logit_softcapping, alibi_slopes, sinks)
         caches = (Pages(k_cache), Pages(v_cache))
         gathered_decode(q, caches, block_offsets, kv_seqlens, *sizes, attn_output, *options)
         return
-    out = attn_output if _is_dense(attn_output) else torch.empty_like(attn_output).contiguous()
+    out = attn_output if is_dense(attn_output) else torch.empty_like(attn_output).contiguous()
     kernel(
-        q if _is_dense(q) else q.contiguous(),
+        q if is_dense(q) else q.contiguous(),
         k_cache,
         v_cache,
         block_offsets,
@@ -80,22 +80,3 @@ def quantised_paged_decode_attention(
     options = (softmax_scale, window_left, logit_softcapping, alibi_slopes, sinks)
     caches = (Pages(k_cache, k_scales_zeros, quant_bits), Pages(v_cache, v_scales_zeros, quant_bits))
     gathered_decode(q, caches, block_offsets, kv_seqlens, *sizes, attn_output, *options)
-
-
-def _misfit(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
-    """Why the kernel in C++ does not read these; None where it does. Pages may lie in any order, but not elements."""
-    if q.dtype not in _DTYPES:
-        return f"the C++ kernel computes {', '.join(_name(dtype) for dtype in _DTYPES)}, not {_name(q.dtype)}"
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if not _is_dense(cache):
-            return f"the C++ kernel reads heads whose elements are neighbours in memory; in {name} they are apart"
-    return None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether neighbours along the last dimension are neighbours in memory."""
-    return x.shape[-1] <= 1 or x.stride(-1) == 1

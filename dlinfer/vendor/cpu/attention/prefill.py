@@ -1,13 +1,25 @@
-"""Prefill attention on CPU: a sequence at a time, and of a long one a piece of its queries at a time."""
+"""Prefill attention: in C++ (csrc/attention/prefill.cpp), over pages where they lie, or by torch.
+
+torch's kernel, which takes one sequence a call and copies of its pages, is left what it does better or alone:
+quantised caches, and bfloat16 on CPUs with AMX, whose matrix instructions it has and the kernel here has not. That is
+by choice and not counted; what the C++ kernel should have served and could not, is.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dlinfer.vendor.cpu import isa
 from dlinfer.vendor.cpu.attention.kv_cache import Pages
-from dlinfer.vendor.cpu.attention.sdpa import Extras, attend, flash
-
-_SCORES_AT_A_TIME = 1 << 24  # bounds masks and scores: 64 MiB in float32
-_ROWS_AT_LEAST = 128  # of a window's pieces, which read their rows' windows only
+from dlinfer.vendor.cpu.attention.misfit import is_dense, misfit
+from dlinfer.vendor.cpu.attention.piecewise_prefill import (
+    Rules,
+    piecewise_paged_prefill,
+    piecewise_prefill,
+)
+from dlinfer.vendor.cpu.compiled import compiled, fall_back
 
 
 def prefill_attention(
@@ -28,14 +40,13 @@ def prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    extras = _extras_of_sequence(softmax_scale, logit_softcapping, alibi_slopes, sinks)
-    bounds = _bounds(causal, window_left, window_right)
-    start = kv_start = 0
-    for end, kv_len in zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True):
-        kv_end = kv_start + kv_len
-        keys, values = k[kv_start:kv_end], v[kv_start:kv_end]
-        _attend_sequence(q[start:end], keys, values, bounds, extras, attn_output[start:end])
-        start, kv_start = end, kv_end
+    rules = Rules(softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks)
+    kernel = _kernel("prefill_attention", q, rules)
+    if kernel is None:
+        piecewise_prefill(q, k, v, q_ends, kv_seqlens, attn_output, rules)
+        return
+    k, v = (x if is_dense(x) else x.contiguous() for x in (k, v))
+    _run(kernel, q, (k, v), q_ends, kv_seqlens, attn_output, rules)
 
 
 def paged_prefill_attention(
@@ -59,10 +70,13 @@ def paged_prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    extras = _extras_of_sequence(softmax_scale, logit_softcapping, alibi_slopes, sinks)
-    bounds = _bounds(causal, window_left, window_right)
-    caches = (Pages(k_cache), Pages(v_cache))
-    _attend_pages(q, caches, block_offsets, q_ends, kv_seqlens, window_left, bounds, extras, attn_output)
+    rules = Rules(softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks)
+    kernel = _kernel("paged_prefill_attention", q, rules, {"k_cache": k_cache, "v_cache": v_cache})
+    if kernel is None:
+        caches = (Pages(k_cache), Pages(v_cache))
+        piecewise_paged_prefill(q, caches, block_offsets, q_ends, kv_seqlens, attn_output, rules)
+        return
+    _run(kernel, q, (k_cache, v_cache, block_offsets), q_ends, kv_seqlens, attn_output, rules)
 
 
 def quantised_paged_prefill_attention(
@@ -89,93 +103,53 @@ def quantised_paged_prefill_attention(
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    extras = _extras_of_sequence(softmax_scale, logit_softcapping, alibi_slopes, sinks)
-    bounds = _bounds(causal, window_left, window_right)
+    rules = Rules(softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks)
     caches = (Pages(k_cache, k_scales_zeros, quant_bits), Pages(v_cache, v_scales_zeros, quant_bits))
-    _attend_pages(q, caches, block_offsets, q_ends, kv_seqlens, window_left, bounds, extras, attn_output)
+    piecewise_paged_prefill(q, caches, block_offsets, q_ends, kv_seqlens, attn_output, rules)
 
 
-def _attend_pages(
+def _kernel(
+    op: str, q: Tensor, rules: Rules, caches: dict[str, Tensor] | None = None
+) -> Callable[..., Any] | None:
+    """The kernel in C++, or None where torch has the call."""
+    reason = misfit(q, caches or {})
+    if reason is not None:
+        fall_back(op, reason, (q, *(caches or {}).values()))
+        return None
+    if q.dtype is torch.bfloat16 and isa.has_tiles() and not rules.logit_softcapping:
+        return None
+    return compiled(op, q)
+
+
+def _run(
+    kernel: Callable[..., Any],
     q: Tensor,
-    caches: tuple[Pages, Pages],
-    block_offsets: Tensor,
+    keys: tuple[Tensor, ...],
     q_ends: Tensor,
     kv_seqlens: Tensor,
-    window_left: int,
-    bounds: tuple[int | None, int | None],
-    extras: Extras,
     attn_output: Tensor,
+    rules: Rules,
 ) -> None:
-    block_size = caches[0].block_size
-    start = 0
-    for index, (end, kv_len) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):
-        oldest = max(0, kv_len - (end - start) - window_left) if window_left >= 0 else 0
-        first = oldest // block_size  # blocks before it are out of every query's window
-        blocks = block_offsets[index, first : -(-kv_len // block_size)]
-        keys, values = (
-            cache.read(blocks, q.dtype).flatten(0, 1)[: kv_len - first * block_size] for cache in caches
-        )
-        _attend_sequence(q[start:end], keys, values, bounds, extras, attn_output[start:end])
-        start = end
-
-
-def _extras_of_sequence(scale: float, softcap: float, slopes: Tensor | None, sinks: Tensor | None) -> Extras:
-    return Extras(
-        scale,
-        softcap,
-        None if slopes is None else slopes[:, None, None],
-        None if sinks is None else sinks[:, None],
+    out = attn_output
+    if not is_dense(out) or _meets_other_heads(q, out):
+        out = torch.empty_like(out, memory_format=torch.contiguous_format)
+    end = attn_output.shape[0] if out is attn_output or not len(q_ends) else int(q_ends[-1])
+    kernel(
+        q if is_dense(q) else q.contiguous(),
+        *keys,
+        q_ends.cpu(),
+        kv_seqlens.cpu(),
+        out,
+        *rules[:5],
+        None if rules.alibi_slopes is None else rules.alibi_slopes.float(),
+        None if rules.sinks is None else rules.sinks.float(),
     )
+    if out is not attn_output:
+        attn_output[:end] = out[:end]
 
 
-def _bounds(causal: bool, window_left: int, window_right: int) -> tuple[int | None, int | None]:
-    """(lowest, highest) visible key position - query position; None is no bound."""
-    highest = 0 if causal else window_right if window_right >= 0 else None
-    return -window_left if window_left >= 0 else None, highest
-
-
-def _attend_sequence(
-    q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int | None, int | None], extras: Extras, out: Tensor
-) -> None:
-    """Write the attention of one sequence into out, a piece of its queries at a time.
-
-    q: [q_len, q_heads, size], k, v: the sequence's last tokens, [kv_len, kv_heads, size]. Rows of out may be
-    the same rows of q.
-    """
-    q_len, kv_len = q.shape[0], k.shape[0]
-    if not kv_len:
-        out.zero_()
-        return
-    lowest, highest = bounds
-    history = kv_len - q_len
-    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
-    plain = extras.slopes is None and not extras.softcap
-    if plain and highest == 0 and lowest is None and not history:
-        out.copy_(flash(queries, keys, values, None, True, extras)[0].transpose(0, 1))
-        return
-    rows = max(1, _SCORES_AT_A_TIME // (kv_len if plain else kv_len * q.shape[1]))
-    if lowest is not None:
-        rows = min(rows, max(_ROWS_AT_LEAST, -lowest))
-    for first in range(0, q_len, rows):
-        last = min(first + rows, q_len)
-        begin = 0 if lowest is None else max(0, history + first + lowest)
-        end = kv_len if highest is None else min(kv_len, history + last + highest)
-        if end <= begin:
-            out[first:last].zero_()
-            continue
-        distance = torch.arange(begin, end) - torch.arange(history + first, history + last)[:, None]
-        hidden = None
-        if highest is not None:
-            hidden = distance > highest
-        if lowest is not None:
-            too_old = distance < lowest
-            hidden = too_old if hidden is None else hidden.logical_or_(too_old)
-        piece = attend(
-            queries[:, :, first:last],
-            keys[:, :, begin:end],
-            values[:, :, begin:end],
-            distance[None, None],
-            None if hidden is None else hidden[None, None],
-            extras,
-        )
-        out[first:last] = piece[0].transpose(0, 1)
+def _meets_other_heads(q: Tensor, out: Tensor) -> bool:
+    """Whether a result may lie where another head of q does: the kernel writes a head when that one has been read."""
+    if q.untyped_storage().data_ptr() != out.untyped_storage().data_ptr():
+        return False
+    return (q.data_ptr(), q.stride()) != (out.data_ptr(), out.stride())

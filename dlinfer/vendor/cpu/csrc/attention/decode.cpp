@@ -16,18 +16,20 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <vector>
 
-#include "linear/few_rows.h"
+#include "attention/arguments.h"
 #include "common/widen.h"
+#include "linear/few_rows.h"
 
 namespace dlinfer::decode {
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using MaybeTensor = std::optional<Tensor>;
+using attention::MaybeTensor;
+using attention::ScalarType;
+using attention::Tensor;
+using attention::numbers;
+using attention::whole_numbers;
 
 constexpr int64_t kSpan = 256;                  // keys of a piece
 constexpr int64_t kBytesPerThread = 64 << 10;   // below so many a thread is done before another one has begun
@@ -47,26 +49,6 @@ struct Call {
 struct Piece {
   int64_t sequence, kv_head, begin, end;  // keys
 };
-
-std::vector<int64_t> whole_numbers(const Tensor& t) {
-  std::vector<int64_t> found(t.numel());
-  const int64_t columns = t.dim() == 2 ? t.size(1) : 1, inner = t.dim() == 2 ? t.stride(1) : 0;
-  const int64_t outer = t.dim() ? t.stride(0) : 0;
-  for (int64_t i = 0; i < t.numel(); ++i) {
-    const int64_t at = i / columns * outer + i % columns * inner;
-    found[i] = t.scalar_type() == ScalarType::Int ? static_cast<const int32_t*>(t.const_data_ptr())[at]
-                                                  : static_cast<const int64_t*>(t.const_data_ptr())[at];
-  }
-  return found;
-}
-
-std::vector<float> numbers(const MaybeTensor& t) {
-  if (!t) return {};
-  STD_TORCH_CHECK(t->scalar_type() == ScalarType::Float, "paged_decode_attention: slopes and sinks are float32");
-  std::vector<float> found(t->size(0));
-  for (int64_t i = 0; i < t->size(0); ++i) found[i] = static_cast<const float*>(t->const_data_ptr())[i * t->stride(0)];
-  return found;
-}
 
 template <class T>
 class Runner {

@@ -24,6 +24,7 @@
 
 #include "linear/few_rows.h"
 #include "common/lanes.h"
+#include "common/transpose.h"
 
 namespace dlinfer {
 
@@ -82,25 +83,6 @@ using Buffer = std::unique_ptr<T[], Free>;
 template <class T>
 Buffer<T> buffer(int64_t count) {
   return Buffer<T>(static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64))));
-}
-
-template <int kHalf, int... J>
-inline void exchange(Floats& a, Floats& b, std::integer_sequence<int, J...>) {
-  const Floats lower = pick<(J & kHalf ? kLanes + J - kHalf : J)...>(a, b);
-  b = pick<(J & kHalf ? kLanes + J : J + kHalf)...>(a, b);
-  a = lower;
-}
-
-// Lane j of v[i] and lane i of v[j] change places.
-template <int kHalf = kLanes / 2>
-inline void transpose(Floats* v) {
-  if constexpr (kHalf > 0) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      if (!(i & kHalf)) exchange<kHalf>(v[i], v[i + kHalf], std::make_integer_sequence<int, kLanes>());
-    }
-    transpose<kHalf / 2>(v);
-  }
 }
 
 // How the columns are cut: into `count` depths of `longest` tiles, the last of which may be shorter; the fewer rows x

@@ -1,0 +1,100 @@
+// Queries, keys and values as panel.h wants them, in words of float32 or of two neighbours in bfloat16; and back.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "attention/panel.h"
+#include "common/store.h"
+#include "common/transpose.h"
+#include "common/widen.h"
+
+namespace dlinfer::prefill {
+
+// Whether products take two neighbours at once.
+#if defined(__AVX512BF16__)
+template <class T>
+constexpr bool kPairs = std::is_same_v<T, BFloat16>;
+#else
+template <class T>
+constexpr bool kPairs = false;
+#endif
+
+template <class T>
+constexpr int64_t kWord = kPairs<T> ? 2 : 1;  // neighbours in a word
+
+template <class T>
+int64_t words_of(int64_t numbers) {
+  return (numbers + kWord<T> - 1) / kWord<T>;
+}
+
+// kLanes words of a row of `numbers` numbers, from word `at` on; zeros where it ends.
+template <class T>
+inline Floats words_at(const T* row, int64_t at, int64_t numbers) {
+  const int64_t left = numbers - at * kWord<T>;
+  if constexpr (kPairs<T>) {
+    return left >= 2 * kLanes ? load_as<Floats>(row + 2 * at) : load_part<Floats>(row + 2 * at, left);
+  } else {
+    return left >= kLanes ? widen(row + at) : widen_part(row + at, left);
+  }
+}
+
+inline void store_part(float* to, Floats lanes, int64_t count) {
+  count >= kLanes ? store(to, lanes) : void(std::memcpy(to, &lanes, count * sizeof(float)));
+}
+
+// [words, width] from rows[0 .. count), null for zeros; count is at most kLanes.
+template <class T>
+void pack_queries(const T* const* rows, int64_t numbers, int64_t width, float* to) {
+  const int64_t words = words_of<T>(numbers);
+  for (int64_t at = 0; at < words; at += kLanes) {
+    Floats square[kLanes];
+    for (int i = 0; i < kLanes; ++i) square[i] = rows[i] ? words_at(rows[i], at, numbers) : Floats{};
+    transpose(square);
+    const int64_t count = std::min<int64_t>(kLanes, words - at);
+    for (int64_t i = 0; i < count; ++i) store(to + (at + i) * width, square[i]);
+  }
+}
+
+// The words of a key.
+template <class T>
+void pack_key(const T* key, int64_t numbers, float* to) {
+  const int64_t words = words_of<T>(numbers);
+  for (int64_t at = 0; at < words; at += kLanes) store_part(to + at, words_at(key, at, numbers), words - at);
+}
+
+// Words [count] of a value, or of two neighbours; `second` may be null, and count is `numbers` or one more.
+template <class T>
+void pack_values(const T* first, [[maybe_unused]] const T* second, int64_t numbers, int64_t count, float* to) {
+  const auto part = [numbers](const T* row, int64_t at) __attribute__((always_inline)) {
+    if (!row) return Floats{};
+    return numbers - at >= kLanes ? widen(row + at) : widen_part(row + at, std::max<int64_t>(numbers - at, 0));
+  };
+  for (int64_t at = 0; at < count; at += kLanes) {
+    Floats words = part(first, at);
+    if constexpr (kPairs<T>) words = (Floats)((Words)words >> 16 | (Words)part(second, at));  // as bfloat16 widens
+    store_part(to + at, words, count - at);
+  }
+}
+
+// The results of kLanes rows: sums / totals, or zeros where a total is; sums: [numbers, width]. Null rows are left out.
+template <class T>
+void unpack(const float* sums, Floats totals, int64_t numbers, int64_t width, T* const* rows) {
+  const Floats nothing = Floats{};
+  for (int64_t at = 0; at < numbers; at += kLanes) {
+    const int64_t count = std::min<int64_t>(kLanes, numbers - at);
+    Floats square[kLanes]{};
+    for (int64_t i = 0; i < count; ++i) {
+      const Floats quotient = load_as<Floats>(sums + (at + i) * width) / totals;
+      square[i] = totals == nothing ? nothing : quotient;
+    }
+    transpose(square);
+    for (int i = 0; i < kLanes; ++i) {
+      if (rows[i]) store_narrow(rows[i] + at, square[i], count);
+    }
+  }
+}
+
+}  // namespace dlinfer::prefill

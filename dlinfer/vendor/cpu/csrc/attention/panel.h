@@ -1,0 +1,237 @@
+// Some rows of queries against a tile of keys and values: the arithmetic of prefill attention.
+//
+// Everything stands transposed, a row of queries a lane: S^T = K Q^T and O^T = V^T P^T. So the softmax never crosses
+// lanes, sums of O are rescaled where they lie, and P leaves the softmax as the product with V wants it. Keys and values
+// are the operands that are broadcast, for which keys may lie as they do in the cache. Both products add up
+// float32 "words", of which the instructions for bfloat16 multiply two neighbours at once (kPaired).
+//
+// A row's sums are taken in the order of its keys, tile by tile, whatever rows stand beside it. What it does not see but
+// another row of its panel does adds exact zeros, so that it makes no difference to its bits.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "common/exponential.h"
+
+namespace dlinfer::prefill {
+
+// kVectors registers of rows make a panel; its block of kColumns keys, or numbers of a value, is summed in registers.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kVectors = 4, kColumns = 6;  // 24 of 32 registers
+#elif defined(__AVX__)
+constexpr int kVectors = 2, kColumns = 6;  // 12 of 16
+#else
+constexpr int kVectors = 2, kColumns = 4;  // 8 of 16; a product needs one, too
+#endif
+constexpr int64_t kPanelRows = kVectors * kLanes;
+constexpr int64_t kTileKeys = 96;  // of K and V that are copied together; tiles begin at multiples of it
+static_assert(kTileKeys % (2 * kColumns) == 0 && kColumns % 2 == 0);
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kLog2e = 0x1.715476p0f;
+
+using Signed = int32_t __attribute__((vector_size(kLanes * sizeof(int32_t))));
+
+inline void store(float* to, Floats lanes) { std::memcpy(to, &lanes, sizeof lanes); }
+
+inline Floats broadcast(const float* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_set1_ps(*from);
+#else
+  return all_lanes(*from);
+#endif
+}
+
+template <bool kPaired>
+inline Floats add_product(Floats sum, Floats a, Floats b) {
+#if defined(__AVX512BF16__)
+  if constexpr (kPaired) return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#endif
+  return multiply_add(sum, a, b);
+}
+
+// What a call does to a score before the softmax.
+struct Shape {
+  float scale, softcap;
+  bool slopes;  // whether rows have some
+  int32_t lowest, highest;  // visible are keys at lowest <= key - position <= highest
+  // Whether the softmax takes raw scores, with the scale as a factor of its exponent.
+  bool plain() const { return softcap <= 0 && !slopes && scale > 0; }
+};
+
+// Of each row of a panel.
+struct RowState {
+  float largest[kPanelRows];  // score so far, times log2(e)
+  float sums[kPanelRows];     // of exponentials
+  float rescale[kPanelRows];  // of what was summed before the last tile
+  int32_t positions[kPanelRows];
+  float slopes[kPanelRows];
+};
+
+// Keys of a tile, counted from its first: a panel sees those of [begin, end), and all rows see [all_begin, all_end).
+struct Seen {
+  int64_t begin, end, all_begin, all_end;
+  int64_t first() const { return begin / kColumns * kColumns; }
+};
+
+template <bool kPaired, int kRows>  // kRows registers of rows
+struct Panel {
+  static constexpr int64_t kWidth = kRows * kLanes;
+  static constexpr int64_t kWord = kPaired ? 2 : 1;  // keys, or numbers of a key, in a word
+
+  // scores[key, row] = key . query; keys: [keys, words], queries: [words, rows].
+  static void multiply_keys(const float* keys, const float* queries, int64_t words, const Seen& seen, float* scores) {
+    for (int64_t key = seen.first(); key < seen.end; key += kColumns) {
+      Floats sums[kColumns][kRows]{};
+      add_products<kColumns>(keys + key * words, words, 1, queries, words, sums);
+      for (int c = 0; c < kColumns; ++c) {
+        for (int r = 0; r < kRows; ++r) store(scores + (key + c) * kWidth + r * kLanes, sums[c][r]);
+      }
+    }
+  }
+
+  // Makes weights of scores, in place: [keys / kWord, rows] words, counted from the same key.
+  static void softmax(const Shape& shape, const Seen& seen, int64_t tile, RowState& rows, float* scores) {
+    const int64_t first = seen.first(), end = (seen.end + kWord - 1) / kWord * kWord;
+    if (!shape.plain()) reshape(shape, seen, tile, rows, scores);
+    hide(shape, first, std::min(seen.all_begin, seen.end), tile, rows, scores);
+    hide(shape, std::max(first, std::min(seen.all_end, seen.end)), seen.end, tile, rows, scores);
+    if (end > seen.end) std::fill_n(scores + seen.end * kWidth, kWidth, kNone);
+
+    const Floats factor = all_lanes(shape.plain() ? shape.scale * kLog2e : kLog2e);
+    Floats largest[kRows], base[kRows], sums[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) largest[r] = all_lanes(kNone);
+    for (int64_t key = first; key < seen.end; ++key) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        largest[r] = larger(load_as<Floats>(scores + key * kWidth + r * kLanes), largest[r]);  // NaN is none
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Floats before = load_as<Floats>(rows.largest + r * kLanes), now = larger(largest[r] * factor, before);
+      base[r] = now == all_lanes(kNone) ? Floats{} : now;
+      const Floats rescale = exp2_of_negative(before - base[r]);
+      store(rows.largest + r * kLanes, now);
+      store(rows.rescale + r * kLanes, rescale);
+      sums[r] = load_as<Floats>(rows.sums + r * kLanes) * rescale;
+    }
+    const auto weigh = [&](int64_t key, int r) __attribute__((always_inline)) {
+      const Floats score = load_as<Floats>(scores + key * kWidth + r * kLanes);
+      return exp2_of_negative(multiply_add(-base[r], score, factor));
+    };
+    for (int64_t key = first; key < end; key += kWord) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const Floats weight = weigh(key, r);
+        float* to = scores + key / kWord * kWidth + r * kLanes;  // not behind what is read
+#if defined(__AVX512BF16__)
+        if constexpr (kPaired) {
+          const Floats second = weigh(key + 1, r);
+          sums[r] += weight + second;
+          store(to, interleave(weight, second));
+          continue;
+        }
+#endif
+        sums[r] += weight;
+        store(to, weight);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) store(rows.sums + r * kLanes, sums[r]);
+  }
+
+  // out[number, row] = out * rescale + weights . values; values: [keys / kWord, count] words, count is even.
+  static void multiply_values(const float* values, int64_t count, const float* weights, const Seen& seen,
+                              const RowState& rows, float* out) {
+    const int64_t first = seen.first() / kWord, words = (seen.end + kWord - 1) / kWord - first;
+    values += first * count, weights += first * kWidth;
+    int64_t at = 0;
+    for (; at + kColumns <= count; at += kColumns) {
+      add_values<kColumns>(values + at, count, weights, words, rows, out + at * kWidth);
+    }
+    for (; at < count; at += 2) add_values<2>(values + at, count, weights, words, rows, out + at * kWidth);
+  }
+
+ private:
+  // sums[c][r] += left[c] . right[r] over `words`; word i of left[c] lies at left + c * between + i * step.
+  template <int kCount>
+  static inline __attribute__((always_inline)) void add_products(const float* left, int64_t between, int64_t step,
+                                                                 const float* right, int64_t words,
+                                                                 Floats (&sums)[kCount][kRows]) {
+    for (int64_t i = 0; i < words; ++i, left += step, right += kWidth) {
+      Floats lanes[kRows];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) lanes[r] = load_as<Floats>(right + r * kLanes);
+#pragma GCC unroll 8
+      for (int c = 0; c < kCount; ++c) {
+        const Floats one = broadcast(left + c * between);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) sums[c][r] = add_product<kPaired>(sums[c][r], lanes[r], one);
+      }
+    }
+  }
+
+  template <int kCount>
+  static void add_values(const float* values, int64_t count, const float* weights, int64_t words, const RowState& rows,
+                         float* out) {
+    Floats sums[kCount][kRows];
+#pragma GCC unroll 8
+    for (int c = 0; c < kCount; ++c) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        sums[c][r] = load_as<Floats>(out + c * kWidth + r * kLanes) * load_as<Floats>(rows.rescale + r * kLanes);
+      }
+    }
+    add_products<kCount>(values, 1, count, weights, words, sums);
+#pragma GCC unroll 8
+    for (int c = 0; c < kCount; ++c) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) store(out + c * kWidth + r * kLanes, sums[c][r]);
+    }
+  }
+
+  static void reshape(const Shape& shape, const Seen& seen, int64_t tile, const RowState& rows, float* scores) {
+    const Floats scale = all_lanes(shape.softcap > 0 ? shape.scale / shape.softcap : shape.scale);
+    for (int64_t key = seen.first(); key < seen.end; ++key) {
+      for (int r = 0; r < kRows; ++r) {
+        float* at = scores + key * kWidth + r * kLanes;
+        Floats score = load_as<Floats>(at) * scale;
+        if (shape.softcap > 0) score = tanh_of(score) * all_lanes(shape.softcap);
+        if (shape.slopes) {
+          const Signed apart = int32_t(tile + key) - load_as<Signed>(rows.positions + r * kLanes);
+          const Signed distance = apart < 0 ? -apart : apart;
+          score -= load_as<Floats>(rows.slopes + r * kLanes) * __builtin_convertvector(distance, Floats);
+        }
+        store(at, score);
+      }
+    }
+  }
+
+  // -inf for scores of keys [begin, end) that a row does not see.
+  static void hide(const Shape& shape, int64_t begin, int64_t end, int64_t tile, const RowState& rows, float* scores) {
+    for (int64_t key = begin; key < end; ++key) {
+      for (int r = 0; r < kRows; ++r) {
+        float* at = scores + key * kWidth + r * kLanes;
+        const Signed apart = int32_t(tile + key) - load_as<Signed>(rows.positions + r * kLanes);
+        const Signed hidden = (apart < shape.lowest) | (apart > shape.highest);
+        store(at, hidden ? all_lanes(kNone) : load_as<Floats>(at));
+      }
+    }
+  }
+
+#if defined(__AVX512BF16__)
+  // Words of a row's weights of two keys.
+  static Floats interleave(Floats even, Floats odd) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
+                                           23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512bh both = _mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+    return (Floats)_mm512_permutexvar_epi16(order, (__m512i)both);
+  }
+#endif
+};
+
+}  // namespace dlinfer::prefill
