@@ -34,6 +34,7 @@ def answers() -> Iterator[KnownAnswer]:
         if dtype != torch.float32:
             yield _norm(dtype)
         yield _decode(dtype)
+        yield _fill(dtype)
 
 
 def _native(name: str) -> Callable[..., Tensor]:
@@ -143,6 +144,25 @@ def _decode(dtype: torch.dtype) -> KnownAnswer:
     name = "C++ decode attention"
     kinds = frozenset({"native paged_decode_attention"})
     return KnownAnswer(name, kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _fill(dtype: torch.dtype) -> KnownAnswer:
+    """Six tokens of two heads, one of them padding, into pages of four slots."""
+    keys, values = (small_whole(6, 2 * 24, shift).view(6, 2, 24).to(dtype) for shift in (1, 2))
+    slots = torch.tensor([7, 0, -1, 11, 4, 6])
+
+    def run() -> Sequence[Tensor]:
+        caches = torch.zeros(2, 3, 4, 2, 24, dtype=dtype)
+        _native("fill_kv_cache")(keys, values, *caches, slots)
+        return list(caches)
+
+    def expected() -> Sequence[Tensor]:
+        caches = torch.zeros(2, 12, 2, 24, dtype=dtype)
+        for cache, new in zip(caches, (keys, values), strict=True):
+            cache[slots[slots >= 0]] = new[slots >= 0]
+        return [cache.view(3, 4, 2, 24) for cache in caches]
+
+    return KnownAnswer("C++ cache writes", frozenset({"native fill_kv_cache"}), name_of(dtype), run, expected)
 
 
 KERNEL_ANSWERS = KnownAnswers(owner, answers, native.library_name)

@@ -1,4 +1,4 @@
-"""The paged KV cache on CPU: written, and read block by block."""
+"""The paged KV cache on CPU: written, in C++ (csrc/kv_cache/fill.cpp) or by torch, and read block by block."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,17 @@ from torch import Tensor
 from dlinfer.ops.checks import Rules
 from dlinfer.ops.kv_cache import check_slots
 from dlinfer.ops.kv_quantisation import check_apart, dequantise, is_scaled_by_token, quantise, read_size
+from dlinfer.vendor.cpu.compiled import compiled
 
 _QUANTISED = Rules("fill_quantised_kv_cache")
 
 
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
+    kernel = compiled("fill_kv_cache", k) if k.dtype is not torch.float64 else None
+    if kernel is not None:
+        if kernel(k, v, k_cache, v_cache, kv_start_indices) >= 0:
+            check_slots(kv_start_indices, k_cache)  # which says what is wrong
+        return
     if not kv_start_indices.numel():
         return
     check_slots(kv_start_indices, k_cache)
