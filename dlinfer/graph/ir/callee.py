@@ -51,7 +51,7 @@ def resolve(text: str) -> Callable[..., Any]:
         return laid_out
     if kind == "op":
         namespace, name, overload = path.split(".")
-        op = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        op: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
         return _QUICK.get(op, op)
     if kind == "higher":
         return getattr(torch.ops.higher_order, path)
