@@ -23,6 +23,7 @@ __all__ = [
     "free_unbacked_symbols",
     "fresh_symbol",
     "lowest_size",
+    "multiple_of",
     "new_symbol",
     "plain_symbol",
     "same_expression",
@@ -63,6 +64,18 @@ def same_expression(one: Any, other: Any) -> bool:
     ]
     # Two products of one another's factors may be written differently: 8*(n + 1) is 8*n + 8.
     return (terms[0] - terms[1]).expand() == 0
+
+
+def multiple_of(size: Any, other: Any) -> float | None:
+    """How many times ``other`` a size is, where that is the same for every value of their symbols. Adds no guard."""
+    import sympy
+
+    terms: list[Any] = [
+        value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
+        for value in (size, other)
+    ]
+    quotient = terms[0] / terms[1]
+    return float(quotient) if quotient.is_number and quotient.is_finite else None
 
 
 def fresh_symbol(mode: FakeTensorMode, symbol: Any, environment: ShapeEnv, number: int) -> Any:

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,20 @@ from dlinfer.graph.report.report import ClusterReport
 from dlinfer.graph.seam import fake_mode, inductor, symbols
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.fusible import decompositions
+from dlinfer.vendor.cpu.inductor.small_work import Measure, by_one_thread, measure_of
 from dlinfer.vendor.cpu.inductor.twins import Twins, twins_of
 
 
 @dataclass
 class _Compiled:
-    """A compiled cluster, and what compiling it assumed about its symbols."""
+    """A compiled cluster, what compiling it assumed about its symbols, and what tells how much a call has to do."""
 
     run: Callable[..., Any]
     assumptions: list[str]
     origin: str
     reason: str = ""
     stored: bool = False
+    measure: Measure | None = None
 
     @property
     def origin_again(self) -> str:
@@ -67,8 +69,7 @@ class ClusterCompiler:
             known = self._compiled.get(name) or cache.load_named(name, _read)
             if known is None or known.assumptions or known.origin == "eager":
                 return False
-            self._compiled[name] = known
-            self._runs[name] = known.run
+            self._add(name, known)
             return True
 
     def keeps(self, name: str) -> bool:
@@ -108,6 +109,10 @@ class ClusterCompiler:
             )
             return name, report
 
+    def _add(self, name: str, made: _Compiled) -> None:
+        self._compiled[name] = made
+        self._runs[name] = by_one_thread(made.run, made.measure)
+
     def _fitting(
         self, first: Key, graph: fx.GraphModule, twins: Twins, cache: ArtifactCache, refused: str | None
     ) -> tuple[str, str]:
@@ -122,8 +127,7 @@ class ClusterCompiler:
             elif known is None:
                 known = cache.load(key, _read) or _compile(graph, twins, key, cache)
             if new:
-                self._compiled[name] = known
-                self._runs[name] = known.run
+                self._add(name, known)
             if twins.holds(known.assumptions):
                 return name, known.origin if new else known.origin_again
             if new and known.origin == "compiled":
@@ -245,7 +249,7 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache
             f"inductor: {type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
         )
         return _Compiled(node_by_node(graph), [], "eager", reason)
-    compiled = _Compiled(artifact, twins.assumptions(), "compiled")
+    compiled = _Compiled(artifact, twins.assumptions(), "compiled", measure=measure_of(graph))
     # What torch saves of a graph leaves out the graph's own tensors, and what it loads asks for them as inputs.
     if not graph.graph.find_nodes(op="get_attr"):
         compiled.stored = cache.store(key, compiled, _write)
@@ -253,19 +257,21 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache
 
 
 def _write(compiled: _Compiled, path: str) -> None:
-    """The assumptions as a line of JSON, then torch's own bytes."""
+    """The assumptions and the measure as a line of JSON, then torch's own bytes."""
     plain = Path(path + ".artifact")
     inductor.save_loops(compiled.run, str(plain))
-    Path(path).write_bytes(json.dumps(compiled.assumptions).encode() + b"\n" + plain.read_bytes())
+    known = [compiled.assumptions, compiled.measure and astuple(compiled.measure)]
+    Path(path).write_bytes(json.dumps(known).encode() + b"\n" + plain.read_bytes())
 
 
 def _read(path: str) -> _Compiled:
-    assumptions, _, artifact = Path(path).read_bytes().partition(b"\n")
+    known, _, artifact = Path(path).read_bytes().partition(b"\n")
+    assumptions, measure = json.loads(known)
     plain = Path(path + ".artifact")
     plain.write_bytes(artifact)
     with native.memory_for_results():
         run = inductor.load_loops(str(plain))
-    return _Compiled(run, json.loads(assumptions), "disk", stored=True)
+    return _Compiled(run, assumptions, "disk", stored=True, measure=measure and Measure(*measure))
 
 
 def _shown(value: Any) -> str:

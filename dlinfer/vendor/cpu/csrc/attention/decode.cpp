@@ -3,6 +3,8 @@
 // A step reads each key and value once, so its time is the time of that reading: with G query heads to a key head,
 // 2 * G operations a number, below what any processor here computes while it reads. The work is cut into pieces of
 // (sequence, key head, kSpan keys), which threads take one after another as they become free:
+//   fetch     the piece's keys, and its values while scores are computed: the rows of a head lie apart from each other
+//             in a page, which the processor doesn't foresee, so it would wait for each
 //   scores    16 keys by all query heads of the group, with the dot products of linear layers (few_rows.h)
 //   softmax   over the piece's keys, in float32: largest score, exponentials and their sum
 //   values    each value is read once for the group; weights and sums stay in float32
@@ -33,6 +35,7 @@ using attention::whole_numbers;
 
 constexpr int64_t kSpan = 256;                  // keys of a piece
 constexpr int64_t kBytesPerThread = 64 << 10;   // below so many a thread is done before another one has begun
+constexpr int64_t kLine = 64;                   // bytes that a processor reads at once
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 struct Call {
@@ -98,10 +101,19 @@ class Runner {
       const T* from = q_ + piece.sequence * call_.q_row + (piece.kv_head * group + g) * call_.q_head;
       std::copy_n(from, call_.size, queries + g * call_.size);
     }
+    const auto keys_at = [&](int64_t block, int64_t slot) {
+      return k_ + block * call_.k_block + slot * call_.k_slot + piece.kv_head * call_.k_head;
+    };
+    each_block(piece, [&](int64_t block, int64_t slot, int64_t, int64_t keys) {
+      fetch(keys_at(block, slot), keys, call_.k_slot, call_.size);
+    });
     each_block(piece, [&](int64_t block, int64_t slot, int64_t at, int64_t keys) {
-      const T* from = k_ + block * call_.k_block + slot * call_.k_slot + piece.kv_head * call_.k_head;
+      const T* from = keys_at(block, slot);
+      const T* values = v_ + block * call_.v_block + slot * call_.v_slot + piece.kv_head * call_.v_head;
       for (int64_t r = 0; r < keys; r += kBlockRows) {
-        score(from + r * call_.k_slot, std::min<int64_t>(kBlockRows, keys - r), queries, scores + at + r);
+        const int64_t rows = std::min<int64_t>(kBlockRows, keys - r);
+        fetch(values + r * call_.v_slot, rows, call_.v_slot, call_.size_v);
+        score(from + r * call_.k_slot, rows, queries, scores + at + r);
       }
     });
     for (int64_t g = 0; g < group; ++g) {
@@ -138,6 +150,14 @@ class Runner {
       const int64_t keys = std::min(call_.block_size - slot, piece.end - key);
       f(call_.blocks[piece.sequence * call_.columns + key / call_.block_size], slot, key - piece.begin, keys);
       key += keys;
+    }
+  }
+
+  // Asks memory for some rows of keys or values.
+  static void fetch(const T* rows, int64_t count, int64_t stride, int64_t size) {
+    for (int64_t r = 0; r < count; ++r) {
+      const char* const row = reinterpret_cast<const char*>(rows + r * stride);
+      for (int64_t byte = 0; byte < size * int64_t(sizeof(T)); byte += kLine) __builtin_prefetch(row + byte);
     }
   }
 

@@ -1,0 +1,88 @@
+"""Clusters with so little to do that one thread is done before others have begun.
+
+Inductor writes a cluster for any number of rows as loops that all threads share, each with a barrier behind it. In a
+decode step a cluster has a few microseconds of work, and starting and joining threads takes several times that. So a
+cluster's work is measured once, by the size of one of its inputs, and a call of little work is run by the calling
+thread: OpenMP then starts no other.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.graph.ir.dialect import fake, is_view
+from dlinfer.graph.seam.symbols import fixed_size, multiple_of
+
+MOST = 1 << 18
+"""Results of elementary loops that one thread computes: about 15 microseconds' work."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A cluster has little to do where its input ``index`` has at most ``most`` elements."""
+
+    index: int
+    most: int
+
+
+def measure_of(graph: fx.GraphModule) -> Measure | None:
+    """What tells the work of a decomposed graph; None where it is always much, or grows with more than one input."""
+    counts = [
+        value.numel()
+        for node in graph.graph.nodes
+        if node.op == "call_function" and isinstance(value := fake(node), torch.Tensor) and not is_view(node)
+    ]
+    fixed = sum(count for count in counts if fixed_size(count) is not None)
+    growing = [count for count in counts if fixed_size(count) is None]
+    for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        value = fake(node)
+        if fixed > MOST or not isinstance(value, torch.Tensor):
+            continue
+        times = [multiple_of(count, value.numel()) for count in growing]
+        if None not in times:
+            total: float = sum(filter(None, times))
+            return Measure(index, int((MOST - fixed) / total) if total else torch.iinfo(torch.int64).max)
+    return None
+
+
+def by_one_thread(run: Callable[..., Any], measure: Measure | None) -> Callable[..., Any]:
+    """The same cluster, whose calls of little work start no threads."""
+    set_threads = _set_threads()
+    if measure is None or set_threads is None:
+        return run
+    index, most = measure.index, measure.most
+
+    def called(*inputs: Any) -> Any:
+        if inputs[index].numel() > most:
+            return run(*inputs)
+        before = torch.get_num_threads()
+        set_threads(1)  # of this thread alone, and nobody else's loops run in it meanwhile
+        try:
+            return run(*inputs)
+        finally:
+            set_threads(before)
+
+    return called
+
+
+@functools.cache
+def _set_threads() -> Callable[[int], None] | None:
+    """OpenMP's setting of the calling thread; None where torch's threads are not OpenMP's, or it is not to be found.
+
+    torch.set_num_threads is no substitute: it changes what threads get that have not yet asked.
+    """
+    try:
+        found = ctypes.CDLL(None).omp_set_num_threads
+    except (OSError, AttributeError, TypeError):
+        return None
+    found.argtypes, found.restype = [ctypes.c_int], None
+    before = torch.get_num_threads()
+    found(before + 1)
+    heard = torch.get_num_threads() == before + 1
+    found(before)
+    return found if heard else None
