@@ -211,7 +211,7 @@ def _rotary(dtype: torch.dtype) -> KnownAnswer:
     cos, sin = small_whole(3, 106, 5), small_whole(3, 106, 6)
 
     def run() -> Sequence[Tensor]:
-        return _native("apply_rotary_pos_emb")(*(one.to(dtype) for one in (q, k, cos, sin)))
+        return [*_native("apply_rotary_pos_emb")(*(one.to(dtype) for one in (q, k, cos, sin)))]
 
     def expected() -> Sequence[Tensor]:
         return [rotated(one).to(dtype) for one in (q, k)]

@@ -1,6 +1,7 @@
 """Rotation and gated activations in C++: torch's bits where they are promised, elsewhere float64 within rounding."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -213,7 +214,7 @@ def test_without_the_library_torch_computes_the_same(dtype, monkeypatch):
         monkeypatch.setattr(module, "compiled", lambda *given: None)
     x, up = tensor(0, (5, 24), dtype), tensor(1, (5, 24), dtype)
     unit = 4 * torch.finfo(dtype).eps
-    by = {"rtol": unit, "atol": unit}
+    by: dict[str, Any] = {"rtol": unit, "atol": unit}
     torch.testing.assert_close(gated.silu_mul(x, up).double(), silu(x) * up.double(), **by)
     torch.testing.assert_close(gated.gelu_mul(x, up, True).double(), gelu(x) * up.double(), **by)
     halves = elementwise.silu_and_mul(torch.cat([x, up], -1))
