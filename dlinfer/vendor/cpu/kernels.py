@@ -1,5 +1,5 @@
-"""Kernels of the cpu vendor: linear layers and norms in C++, the rest vectorised torch, without a Python loop over
-sequences or experts in decode.
+"""Kernels of the cpu vendor: linear layers, norms, decode attention and cache writes in C++, the rest vectorised torch,
+without a Python loop over sequences or experts in decode.
 
 The KV cache is [blocks, block_size, kv_heads, head_size], the vendor's (default) layout, with any strides.
 """
