@@ -5,8 +5,8 @@
 // values are the operands that are broadcast, for which keys may lie as they do in the cache. Operands are "words" of
 // 32 bits: a float32, or two neighbours in bfloat16, which its instruction multiplies at once (kPaired).
 //
-// A row's sums are taken in the order of its keys, tile by tile, whatever rows stand beside it. What it does not see but
-// another row of its panel does adds exact zeros, so that it makes no difference to its bits.
+// A row's sums are taken in the order of its keys, tile by tile, whatever rows stand beside it. What it does not see,
+// but another row of its panel does, adds exact zeros, which make no difference to its bits.
 #pragma once
 
 #include <algorithm>
