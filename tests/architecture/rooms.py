@@ -101,7 +101,8 @@ AUTOLOAD_REACHES = {"dlinfer.framework.lmdeploy_ext"}
 # row for its folder, a framework in the row of its adaptor.
 TORCH = {"torch"}
 THIRD_PARTY = {
-    "dlinfer.framework.lmdeploy_ext.quantise": TORCH | {"auto_round", "lmdeploy", "safetensors", "transformers"},
+    "dlinfer.framework.lmdeploy_ext.quantise": TORCH
+    | {"auto_round", "lmdeploy", "safetensors", "transformers"},
     "dlinfer.framework.lmdeploy_ext": TORCH
     | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors"},
     "dlinfer.framework.mindie_ext": TORCH | {"numpy", "pydantic", "safetensors", "transformers"},

@@ -265,7 +265,8 @@ def no_write(q, k, v, k_cache, v_cache, slots, table, ends, lengths):
 
 def without_the_cache(q, k, v, k_cache, v_cache, slots, table, ends, lengths):
     ops.fill_kv_cache(k, v, k_cache, v_cache, slots)
-    return ops.prefill_attention(q, k, v, k_cache, v_cache, lengths, lengths, 6, HEADS, KV_HEADS)
+    ones = torch.ones_like(lengths)
+    return ops.prefill_attention(q, k, v, k_cache, v_cache, ones, ones, 6, HEADS, KV_HEADS)
 
 
 REFUSED = {

@@ -30,7 +30,8 @@ inline std::vector<int64_t> whole_numbers(const Tensor& t) {
 // The numbers of a float32 vector; none where there is none.
 inline std::vector<float> numbers(const MaybeTensor& t) {
   if (!t) return {};
-  STD_TORCH_CHECK(t->dim() == 1 && t->scalar_type() == ScalarType::Float, "attention: slopes and sinks are vectors of float32");
+  STD_TORCH_CHECK(t->dim() == 1 && t->scalar_type() == ScalarType::Float,
+                  "attention: slopes and sinks are vectors of float32");
   std::vector<float> found(t->size(0));
   for (int64_t i = 0; i < t->size(0); ++i) found[i] = static_cast<const float*>(t->const_data_ptr())[i * t->stride(0)];
   return found;

@@ -1,12 +1,12 @@
 // Some rows of queries against a tile of keys and values: the arithmetic of prefill attention.
 //
 // Everything stands transposed, a row of queries a lane: S^T = K Q^T and O^T = V^T P^T. So the softmax never crosses
-// lanes, sums of O are rescaled where they lie, and P leaves the softmax as the product with V wants it. Keys and values
-// are the operands that are broadcast, for which keys may lie as they do in the cache. Both products add up
-// float32 "words", of which the instructions for bfloat16 multiply two neighbours at once (kPaired).
+// lanes, sums of O are rescaled where they lie, and P leaves the softmax as the product with V wants it. Keys and
+// values are the operands that are broadcast, for which keys may lie as they do in the cache. Operands are "words" of
+// 32 bits: a float32, or two neighbours in bfloat16, which its instruction multiplies at once (kPaired).
 //
-// A row's sums are taken in the order of its keys, tile by tile, whatever rows stand beside it. What it does not see but
-// another row of its panel does adds exact zeros, so that it makes no difference to its bits.
+// A row's sums are taken in the order of its keys, tile by tile, whatever rows stand beside it. What it does not see,
+// but another row of its panel does, adds exact zeros, which make no difference to its bits.
 #pragma once
 
 #include <algorithm>

@@ -93,7 +93,13 @@ template <class T>
 class Runner {
  public:
   Runner(const Call& call, const T* q, const T* k, const T* v, T* out)
-      : call_(call), q_(q), k_(k), v_(v), out_(out), words_(words_of<T>(call.size)), words_v_((call.size_v + 1) / 2 * 2) {
+      : call_(call),
+        q_(q),
+        k_(k),
+        v_(v),
+        out_(out),
+        words_(words_of<T>(call.size)),
+        words_v_((call.size_v + 1) / 2 * 2) {
     const int64_t threads = torch::stable::get_num_threads();
     int64_t all = 0;
     for (const Sequence& one : call.sequences) all += one.queries * call.heads;
@@ -107,7 +113,8 @@ class Runner {
         for (int64_t row = 0; row < rows; row += rows_) add_piece({s, h, row, std::min(row + rows_, rows), 0});
       }
     }
-    std::stable_sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) { return a.products > b.products; });
+    const auto larger = [](const Piece& a, const Piece& b) { return a.products > b.products; };
+    std::stable_sort(pieces_.begin(), pieces_.end(), larger);
   }
 
   void run() {
@@ -243,8 +250,8 @@ class Runner {
     void add_tile(const Piece& piece, int64_t tile, int64_t row) {
       using OfRows = Panel<kPairs<T>, kRows>;
       const Range first = of_.seen(piece, row), last = of_.seen(piece, std::min(row + kPanelRows, piece.end) - 1);
-      const Seen seen{std::max(first.begin, tile) - tile, std::min(last.end, tile + kTileKeys) - tile, last.begin - tile,
-                      first.end - tile};
+      const Seen seen{std::max(first.begin, tile) - tile, std::min(last.end, tile + kTileKeys) - tile,
+                      last.begin - tile, first.end - tile};
       if (seen.begin >= seen.end) return;
       RowState& rows = state(piece, row);
       OfRows::multiply_keys(keys_, of_panel(queries_, of_.words_, piece, row), of_.words_, seen, scores_);
@@ -335,7 +342,8 @@ Call call_of(const Tensor& q, const Tensor& k, const Tensor& v, const std::vecto
   for (size_t s = 0; s < ends.size(); ++s) {
     STD_TORCH_CHECK(ends[s] >= begin && ends[s] <= q.size(0), "prefill attention: queries of sequence ", s, " end at ",
                     ends[s], ", which is not between ", begin, " and ", q.size(0));
-    STD_TORCH_CHECK(lengths[s] >= 0 && lengths[s] < kFar, "prefill attention: sequence ", s, " has ", lengths[s], " keys");
+    STD_TORCH_CHECK(lengths[s] >= 0 && lengths[s] < kFar, "prefill attention: sequence ", s, " has ", lengths[s],
+                    " keys");
     call.sequences.push_back({begin, ends[s] - begin, lengths[s], 0, nullptr});
     begin = ends[s];
   }
