@@ -1,6 +1,7 @@
 """Decoding has a turn between any two chunks of a prompt."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 def task(
     *, last_forward: str, last_chunk: bool, running: int = 1, role=EngineRole.Hybrid, prefill: bool = True
 ):
-    made = object.__new__(_ForwardInputsTask)
+    made: Any = object.__new__(_ForwardInputsTask)
     chunker = SimpleNamespace(enabled=lambda: True, is_last_chunk=lambda: last_chunk)
     made.maker = SimpleNamespace(
         config=SimpleNamespace(role=role),

@@ -23,6 +23,9 @@ class PackedWeights(nn.Module):
     """
 
     bias = None  # as linear layers say that they have none
+    qweight: nn.Parameter
+    scales: nn.Parameter
+    qzeros: nn.Parameter
 
     def __init__(
         self, experts: int, in_features: int, out_features: int, group_size: int, device: torch.device | None
