@@ -52,6 +52,6 @@ class TestOnOurDevice:
         assert not engine._should_defer_active_chunk()
 
 
-def test_other_devices_keep_the_order_of_lmdeploy():
-    assert activation.active() is None
+def test_other_devices_keep_the_order_of_lmdeploy(monkeypatch):
+    monkeypatch.setattr(activation, "_active", None)
     assert not task(last_forward="long_context_chunk", last_chunk=True)._should_defer_active_chunk()

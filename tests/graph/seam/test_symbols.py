@@ -125,3 +125,14 @@ def test_the_first_size_of_a_fake_is_open():
     assert str(first.shape[0]) == str(second.shape[0])
     assert first.shape[1] == 4
     assert symbols.fake_of_any_length(mode, torch.ones(1, 4)).shape[0] == 1
+
+
+def test_a_size_that_grows_as_another_one_does_is_a_multiple_of_it():
+    mode, sizes, _ = fakes(rows=(2, 100, 5), columns=(2, 100, 7))
+    rows, columns = sizes["rows"], sizes["columns"]
+    assert symbols.multiple_of(6 * rows, 2 * rows) == 3.0
+    assert symbols.multiple_of(6 * rows, 4) is None
+    assert symbols.multiple_of(rows * columns, rows) is None
+    assert symbols.multiple_of(12, 8) == 1.5
+    assert mode.shape_env is not None
+    assert not mode.shape_env.guards

