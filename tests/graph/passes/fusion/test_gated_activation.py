@@ -1,5 +1,7 @@
 """SwiGLU and GeGLU in plain PyTorch, packed and of two tensors."""
 
+from typing import Any
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -19,7 +21,7 @@ torch._dynamo.mark_static(PACKED, 2)  # as if a layer's weight gave the size
 GATE, UP = torch.randn(2, 5, 16), torch.randn(2, 5, 16)
 
 # Eager torch and our kernel each round exp in their own way: a few units of float32's last place apart.
-NEAR = {"rtol": 2e-6, "atol": 2e-6}
+NEAR: Any = {"rtol": 2e-6, "atol": 2e-6}
 
 
 def chunk(x):
@@ -224,5 +226,5 @@ def test_transformers(mlp, config, rule, op, dtype):
     count, got, want = changes(one, *RULES)
     assert count == {rule: 1}
     assert one.count(op) == 1
-    exact = {"rtol": 0, "atol": 0}  # the ops round where the two calls do, in any dtype
+    exact: Any = {"rtol": 0, "atol": 0}  # the ops round where the two calls do, in any dtype
     torch.testing.assert_close(got, want, **NEAR if dtype is torch.float32 else exact)
