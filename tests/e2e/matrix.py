@@ -34,8 +34,9 @@ STRICT = {"DLINFER_FALLBACK": "error", "DLINFER_SMALL_REGIONS": "engine"}
 # second outgrows the length while it is continued.
 POSITION_LENGTHS = (3, 60, 70, 200, 600)
 POSITION_CONFIGS = ("base", "chunked", "prefix")
-# Whose two best scores are never close on these prompts, see FP32_DECISIVE.
-POSITION_SEEDS = {"llama_dynamic": 0, "internlm3": 2}
+# Whose two best scores are never close on these prompts, see FP32_DECISIVE. With seed 3 two of PhiMoE's experts score
+# within 1e-7 of each other for one token, and float32's rounding chooses between them.
+POSITION_SEEDS = {"llama_dynamic": 0, "internlm3": 2, "phimoe": 4}
 POSITION_SEED = 3
 
 # The family that meets the most configurations in the quick lane, and one with experts. An engine starts in a second
