@@ -26,7 +26,7 @@ def describe(version: str) -> tuple[bool, str]:
 
 
 def contains(wanted: str, version: str) -> bool:
-    """Whether a range of versions (PEP 440) holds one."""
+    """Whether a range of versions (PEP 440) holds one; the empty one holds all."""
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(wanted).contains(version, prereleases=True)

@@ -56,7 +56,7 @@ def library_name() -> str:
 
     Empty where there is no compiler. Raises SettingError where DLINFER_CPU_ISA asks for what this CPU lacks.
     """
-    ready = prebuilt.library(_digest())
+    ready = _ready()
     if ready is not None:
         return ready.name
     try:
@@ -135,10 +135,15 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Path:
     flags: more compiler flags, behind FLAGS and those of DLINFER_CPU_ISA. Raises BuildError, and SettingError where
     that asks for instructions which this CPU lacks.
     """
-    ready = None if flags else prebuilt.library(_digest())
+    ready = None if flags else _ready()
     if ready is not None and _is_sound(ready):
         return ready
     return _compiled(folder, flags)
+
+
+def _ready() -> Path | None:
+    """The wheel's library for this machine; None in an install from source, whose sources then are not read for it."""
+    return prebuilt.library(_digest()) if prebuilt.FOLDER.is_dir() else None
 
 
 def _compiled(folder: Path, flags: Sequence[str] = ()) -> Path:

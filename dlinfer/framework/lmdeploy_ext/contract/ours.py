@@ -143,8 +143,7 @@ class Adaptor:
 
 
 def _meets(module: Module, version: str) -> bool:
-    wanted = versions.NEEDS.get(module.name.removeprefix(f"{ROOT}."), "")
-    return not wanted or versions.contains(wanted, version)
+    return versions.contains(versions.NEEDS.get(module.name.removeprefix(f"{ROOT}."), ""), version)
 
 
 def base_of(tree: Tree, extended: Extended) -> Found | None:
