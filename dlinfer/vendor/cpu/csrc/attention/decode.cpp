@@ -23,6 +23,7 @@
 #include "attention/arguments.h"
 #include "common/widen.h"
 #include "linear/few_rows.h"
+#include "threads/team.h"
 
 namespace dlinfer::decode {
 namespace {
@@ -77,7 +78,7 @@ class Runner {
     const int64_t keys_bytes = (call_.size + call_.size_v) * int64_t(sizeof(T));
     int64_t bytes = 0;
     for (const Piece& piece : pieces_) bytes += (piece.end - piece.begin) * keys_bytes;
-    const int64_t most = std::clamp<int64_t>(bytes / kBytesPerThread, 1, torch::stable::get_num_threads());
+    const int64_t most = std::clamp<int64_t>(bytes / kBytesPerThread, 1, thread_count());
     std::atomic<int64_t> next{0};
     const auto take = [&](int64_t, int64_t) {
       std::vector<T> queries(call_.group * call_.size);
@@ -86,7 +87,7 @@ class Runner {
         compute(pieces_[i], &partial_[i * call_.group * row_], queries.data(), scores.data());
       }
     };
-    torch::stable::parallel_for(0, most, most == 1 ? 2 : 1, take);
+    parallel_for(0, most, most == 1 ? 2 : 1, take);
     // Queries are no longer read, so results may go to where they lie.
     for (int64_t s = 0; s < call_.sequences; ++s) {
       for (int64_t h = 0; h < call_.kv_heads; ++h) add_up(s, h);

@@ -30,6 +30,7 @@
 #include "attention/packing.h"
 #include "attention/panel.h"
 #include "common/result_memory.h"
+#include "threads/team.h"
 
 namespace dlinfer::prefill {
 namespace {
@@ -100,7 +101,7 @@ class Runner {
         out_(out),
         words_(words_of<T>(call.size)),
         words_v_((call.size_v + 1) / 2 * 2) {
-    const int64_t threads = torch::stable::get_num_threads();
+    const int64_t threads = thread_count();
     int64_t all = 0;
     for (const Sequence& one : call.sequences) all += one.queries * call.heads;
     const auto panels = [](int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows * kPanelRows; };
@@ -120,7 +121,7 @@ class Runner {
   void run() {
     int64_t products = 0;
     for (const Piece& piece : pieces_) products += piece.products;
-    const int64_t most = std::clamp<int64_t>(products / kProductsPerThread, 1, torch::stable::get_num_threads());
+    const int64_t most = std::clamp<int64_t>(products / kProductsPerThread, 1, thread_count());
     std::atomic<int64_t> next{0};
     const auto take = [&](int64_t, int64_t) {
       int64_t i = next.fetch_add(1, std::memory_order_relaxed);
@@ -128,7 +129,7 @@ class Runner {
       Work work(*this);
       for (; i < int64_t(pieces_.size()); i = next.fetch_add(1, std::memory_order_relaxed)) work.compute(pieces_[i]);
     };
-    torch::stable::parallel_for(0, most, most == 1 ? 2 : 1, take);
+    parallel_for(0, most, most == 1 ? 2 : 1, take);
   }
 
  private:

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "threads/team.h"
+
 namespace dlinfer::cache {
 namespace {
 
@@ -90,7 +92,7 @@ void fill_kv_cache(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor sl
   const int64_t item = k.element_size(), heads_k = k.size(1) * k.size(2), heads_v = v.size(1) * v.size(2);
   const int64_t grain = std::max<int64_t>(kBytesPerThread / std::max<int64_t>((heads_k + heads_v) * item, 1), 1);
   const auto fill_as = [&]<class Word>(Word) {
-    torch::stable::parallel_for(0, int64_t(to.size()), grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, int64_t(to.size()), grain, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
         if (to[token] < 0) continue;  // padding
         fill<Word>(k, k_cache, token, to[token]);

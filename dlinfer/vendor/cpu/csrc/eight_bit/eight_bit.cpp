@@ -14,6 +14,7 @@
 #include "eight_bit/fp8.h"
 #include "eight_bit/int8_dot.h"
 #include "common/result_memory.h"
+#include "threads/team.h"
 
 namespace dlinfer::eight_bit {
 namespace {
@@ -99,7 +100,7 @@ float quantise(const float* row, int64_t count, float least, bool is_int8, uint8
 template <class Each>
 void for_rows(int64_t rows, int64_t count, const Each& each) {
   const int64_t grain = std::max<int64_t>(kElementsPerThread / std::max<int64_t>(count, 1), 1);
-  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     std::vector<float> wide(count);
     for (int64_t row = begin; row < end; ++row) each(row, wide.data());
   });
@@ -230,7 +231,7 @@ T with_bias(float value, const T* bias, int64_t row) {
 template <class Sum, int kTileInputs, class Tile, class Store>
 void for_tiles(int64_t rows, int64_t inputs, int64_t columns, const Tile& tile, const Store& store) {
   const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-  torch::stable::parallel_for(0, blocks, block_grain(columns), [&](int64_t begin, int64_t end) {
+  parallel_for(0, blocks, block_grain(columns), [&](int64_t begin, int64_t end) {
     Sum sums[4 * kTileInputs];
     const int64_t last = std::min(end * kBlockRows, rows);
     for (int64_t first = begin * kBlockRows; first < last; first += kBlockRows) {
@@ -313,7 +314,7 @@ Tensor widen_fp8(Tensor weight, Tensor scale, int64_t block_rows, int64_t block_
   Tensor result = packed(weight, columns, ScalarType::Float, 4);
   float* const out = out_data<float>(result);
   const fp8::Weight numbers = described(weight, scale, block_rows, block_columns);
-  torch::stable::parallel_for(0, weight.size(0), block_grain(columns) * kBlockRows, [&](int64_t begin, int64_t end) {
+  parallel_for(0, weight.size(0), block_grain(columns) * kBlockRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) fp8::widen(numbers, row, columns, out + row * columns);
   });
   return result;

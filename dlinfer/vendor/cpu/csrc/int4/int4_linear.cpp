@@ -10,6 +10,7 @@
 
 #include "int4/int4.h"
 #include "common/result_memory.h"
+#include "threads/team.h"
 
 namespace dlinfer::int4 {
 namespace {
@@ -134,7 +135,7 @@ Inputs packed(const void* data, Kind kind, bool pairs, int64_t stride, int64_t c
   to.numbers = floats(count * words);
   to.sums = floats(count * to.strips);
   const int64_t grain = std::max<int64_t>(kPackedRows / to.rows, 1);
-  torch::stable::parallel_for(0, (count + to.rows - 1) / to.rows, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, (count + to.rows - 1) / to.rows, grain, [&](int64_t begin, int64_t end) {
     const auto row = floats(layer.in);
     for (int64_t first = begin * to.rows; first < std::min(end * to.rows, count); first += to.rows) {
       const int64_t rows = to.rows_at(first);
@@ -246,7 +247,7 @@ void run(const Layer& layer, const Inputs& x, void* out, Kind out_kind) {
   const int64_t widest = std::max<int64_t>(kSliceBytes / std::max<int64_t>(row_bytes, 1), 1);
   const int64_t block_bytes = std::max<int64_t>(layer.in * kLanes * int64_t(sizeof(uint32_t)), 1);
   const int64_t grain = std::max<int64_t>(kBytesPerThread / block_bytes, 1);
-  torch::stable::parallel_for(0, chunks * blocks, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, chunks * blocks, grain, [&](int64_t begin, int64_t end) {
     const auto memory = floats(std::min(widest, blocks) * row_bytes / int64_t(sizeof(float)) + kLanes);
     const auto address = (reinterpret_cast<uintptr_t>(memory.get()) + sizeof(Floats) - 1) / sizeof(Floats) * sizeof(Floats);
     auto* const sums = reinterpret_cast<Floats*>(address);

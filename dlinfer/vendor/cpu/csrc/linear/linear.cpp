@@ -15,6 +15,7 @@
 #include "linear/linear.h"
 #include "linear/many_rows.h"
 #include "common/result_memory.h"
+#include "threads/team.h"
 
 namespace dlinfer {
 namespace {
@@ -147,7 +148,7 @@ void run(Rows<const T> x, int64_t columns, const std::vector<Job<T>>& jobs) {
 
   const int64_t block_bytes = std::max<int64_t>(rows * columns * int64_t(sizeof(T)), 1);
   const int64_t grain = std::max<int64_t>(kBytesPerThread / block_bytes, 1);
-  torch::stable::parallel_for(0, total, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, total, grain, [&](int64_t begin, int64_t end) {
     int64_t before = 0;
     for (const auto& job : jobs) {
       const int64_t last = std::min(end - before, blocks(job));
@@ -179,18 +180,18 @@ void run_tiles(Rows<const BFloat16> x, int64_t columns, const std::vector<Job<BF
   const auto packed = buffer<BFloat16>(std::min(round_up(x.count, kTile), chunk) * depths.tiles * kTileWidth);
 
   // Where there are few panels for the threads, x is cut as well.
-  const int64_t threads = torch::stable::get_num_threads();
+  const int64_t threads = thread_count();
   const int64_t grain = std::max<int64_t>(kBytesPerThread / (kPanel * row_bytes), 1);
   for (int64_t first = 0; first < x.count; first += chunk) {
     const Rows<const BFloat16> rows{x.data + first * x.stride, x.stride, std::min(chunk, x.count - first)};
     const int64_t pack_grain = std::max<int64_t>(kPackedPerThread / (kTile * row_bytes), 1);
-    torch::stable::parallel_for(0, (rows.count + kTile - 1) / kTile, pack_grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, (rows.count + kTile - 1) / kTile, pack_grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) pack(rows, depths, i * kTile, packed.get());
     });
     const int64_t blocks = (rows.count + kPanel - 1) / kPanel;
     const int64_t cuts = threads == 1 ? 1 : std::clamp<int64_t>(4 * threads / total, 1, (blocks + 1) / 2);
     const int64_t piece = (blocks + cuts - 1) / cuts * kPanel;
-    torch::stable::parallel_for(0, cuts * total, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, cuts * total, grain, [&](int64_t begin, int64_t end) {
       const TileRegisters registers;
       Scratch scratch;
       int64_t before = 0;

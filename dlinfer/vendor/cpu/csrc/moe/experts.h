@@ -15,12 +15,13 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <atomic>
-#include <thread>
 #include <vector>
 
 #include "linear/few_rows.h"
 #include "moe/activation.h"
 #include "moe/routing.h"
+#include "threads/team.h"
+#include "threads/wait.h"
 
 namespace dlinfer::moe {
 
@@ -44,20 +45,6 @@ struct Stack {
   }
   float bias_of(int64_t expert, int64_t row) const { return bias ? float(bias[expert * bias_stride + row]) : 0.0f; }
 };
-
-// Waits till `ready` says so, first without giving the processor away.
-template <class Ready>
-void wait_for(const Ready& ready) {
-  for (int tries = 0; !ready(); ++tries) {
-    if (tries > 1000) {
-      std::this_thread::yield();
-      continue;
-    }
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
-  }
-}
 
 template <class T>
 class Experts {
@@ -84,7 +71,7 @@ class Experts {
     first_pieces_ = int64_t(ours_.size()) * blocks_;
 
     const int64_t bytes = int64_t(ours_.size()) * 3 * down.rows * down.columns * int64_t(sizeof(T));
-    threads_ = std::clamp<int64_t>(bytes / kBytesPerThread, 1, torch::stable::get_num_threads());
+    threads_ = std::clamp<int64_t>(bytes / kBytesPerThread, 1, thread_count());
     const int64_t blocks = (down.rows + down_block_ - 1) / down_block_;
     const int64_t fit = kSumBytes / (std::max<int64_t>(out.count, 1) * down_block_ * int64_t(sizeof(float)));
     const int64_t most = std::min(fit, blocks / (kPiecesPerThread * threads_));
@@ -110,7 +97,7 @@ class Experts {
         piece = following;
       }
     };
-    torch::stable::parallel_for(0, threads_, threads_ == 1 ? 2 : 1, take);
+    parallel_for(0, threads_, threads_ == 1 ? 2 : 1, take);
   }
 
  private:

@@ -16,6 +16,7 @@
 #include "linear/linear.h"
 #include "linear/many_rows.h"
 #include "moe/experts.h"
+#include "threads/team.h"
 
 namespace dlinfer::moe {
 namespace {
@@ -125,7 +126,7 @@ void gather(const Tensor& hidden, int64_t first, const Routing& routing, Rows<T>
   const int64_t size = hidden.size(1), stride = hidden.stride(1);
   const T* const from = data<T>(hidden) + first * hidden.stride(0);
   const int64_t grain = std::max<int64_t>(kBytesGathered / std::max<int64_t>(size * int64_t(sizeof(T)), 1), 1);
-  torch::stable::parallel_for(0, to.count, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, to.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const T* const row = from + routing.token[i] * hidden.stride(0);
       T* const copy = to.data + i * to.stride;
@@ -143,7 +144,7 @@ template <class T>
 void activate(const Tensor& gate_up, Activation activation, Rows<T> to) {
   const int64_t size = gate_up.size(1) / 2;
   const int64_t grain = std::max<int64_t>(kElementsActivated / std::max<int64_t>(size, 1), 1);
-  torch::stable::parallel_for(0, to.count, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, to.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* const gate = data<T>(gate_up) + row * 2 * size;
       for (int64_t i = 0; i < size; i += kLanes) {

@@ -12,6 +12,7 @@
 #include "common/result_memory.h"
 #include "common/tensor_rows.h"
 #include "norm/sum_of_squares.h"
+#include "threads/team.h"
 
 namespace dlinfer::norms {
 namespace {
@@ -59,7 +60,7 @@ void run(const Tensor& x, const Tensor* residual, const Tensor& weight, double e
   const TensorRows<T> from(x), by(weight);
   const auto added = residual ? std::optional<TensorRows<T>>(*residual) : std::nullopt;
   const int64_t grain = std::max<int64_t>(kElementsPerThread / std::max<int64_t>(count, 1), 1);
-  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* given = from[row];
       if (added) {

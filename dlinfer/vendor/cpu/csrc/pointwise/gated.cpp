@@ -17,6 +17,7 @@
 #include "common/sigmoid.h"
 #include "common/tensor_rows.h"
 #include "common/with_type.h"
+#include "threads/team.h"
 
 namespace dlinfer::pointwise {
 namespace {
@@ -50,7 +51,7 @@ template <class T, class Activation, class RowOf>
 void run(int64_t rows, int64_t count, Activation activation, const RowOf& row_of, Tensor& out) {
   T* const to = static_cast<T*>(out.mutable_data_ptr());
   const int64_t grain = std::max<int64_t>(kElementsPerThread / std::max<int64_t>(count, 1), 1);
-  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const auto [gate, up] = row_of(row);
       gated_row<T>(gate, up, count, activation, to + row * count);

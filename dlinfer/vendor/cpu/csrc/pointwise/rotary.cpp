@@ -14,6 +14,7 @@
 #include "common/result_memory.h"
 #include "common/tensor_rows.h"
 #include "common/with_type.h"
+#include "threads/team.h"
 
 namespace dlinfer::rotary {
 namespace {
@@ -87,7 +88,7 @@ std::tuple<Tensor, Tensor> apply_rotary_pos_emb(Tensor q, Tensor k, Tensor cos, 
     const TensorRows<T> q_from(q), k_from(k), cosines(cos), sines(sin);
     T *const q_to = static_cast<T*>(q_out.mutable_data_ptr()), *const k_to = static_cast<T*>(k_out.mutable_data_ptr());
     const int64_t grain = std::max<int64_t>(kElementsPerThread / std::max<int64_t>(size, 1), 1);
-    torch::stable::parallel_for(0, q_rows + tokens * k_heads, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, q_rows + tokens * k_heads, grain, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < std::min(end, q_rows); ++row) {
         const int64_t token = row / q_heads;
         rotate_head(q_from[row], cosines[token], sines[token], size / 2, q_to + row * size);

@@ -1,0 +1,250 @@
+#include "threads/team.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "threads/wait.h"
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#include <unistd.h>
+#endif
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace dlinfer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a thread without work looks for some before it sleeps: longer than what lies between two kernels of a step,
+// shorter than what lies between two steps.
+constexpr auto kAwake = std::chrono::microseconds(300);
+
+// Jobs that may be shared at once; the caller of one more does it alone.
+constexpr int kMostShared = 8;
+
+// A kernel's work, in a place that outlives it: a helper may look at a job that has just ended.
+class alignas(128) SharedWork {
+ public:
+  // Takes the place if nobody has it.
+  bool claim() {
+    uint32_t free = 0;
+    return state_.load(std::memory_order_relaxed) == 0 && state_.compare_exchange_strong(free, kTaken);
+  }
+
+  void open(int64_t begin, int64_t end, int64_t grain, int64_t threads, void (*body)(const void*, int64_t, int64_t),
+            const void* context) {
+    next_.store(begin, std::memory_order_relaxed);
+    end_.store(end, std::memory_order_relaxed);
+    threads_.store(threads, std::memory_order_relaxed);
+    grain_ = grain;
+    body_ = body;
+    context_ = context;
+    error_ = nullptr;
+    state_.store(kTaken | kOpen);
+  }
+
+  // Does what is left, range by range.
+  void join() {
+    try {
+      int64_t first, last;
+      while (take(first, last)) body_(context_, first, last);
+    } catch (...) {
+      next_.store(end_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+      const std::lock_guard lock(error_mutex_);
+      if (!error_) error_ = std::current_exception();
+    }
+  }
+
+  // Helps where help is wanted, and says whether it was.
+  bool help() {
+    uint32_t state = state_.load(std::memory_order_acquire);
+    do {
+      if (!wants_help(state)) return false;
+    } while (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acquire));
+    join();
+    state_.fetch_sub(1, std::memory_order_release);
+    return true;
+  }
+
+  bool wants_help() const { return wants_help(state_.load()); }
+
+  // Lets no more helpers in, waits for those that are at it, and gives the place back.
+  void close() {
+    state_.fetch_and(~kOpen, std::memory_order_relaxed);
+    wait_for([&] { return (state_.load(std::memory_order_acquire) & kHelpers) == 0; });
+    const std::exception_ptr error = std::exchange(error_, nullptr);
+    state_.store(0, std::memory_order_release);
+    if (error) std::rethrow_exception(error);
+  }
+
+ private:
+  static constexpr uint32_t kTaken = 1u << 31, kOpen = 1u << 30, kHelpers = kOpen - 1;
+
+  bool wants_help(uint32_t state) const {
+    return (state & kOpen) && int64_t(state & kHelpers) + 1 < threads_.load(std::memory_order_relaxed) &&
+           next_.load(std::memory_order_relaxed) < end_.load(std::memory_order_relaxed);
+  }
+
+  // Long ranges first, as kernels read ahead within one; then shorter ones, so that all threads end together.
+  bool take(int64_t& first, int64_t& last) {
+    const int64_t end = end_.load(std::memory_order_relaxed), threads = threads_.load(std::memory_order_relaxed);
+    first = next_.load(std::memory_order_relaxed);
+    do {
+      if (first >= end) return false;
+      last = std::min(end, first + std::max(grain_, (end - first) / (2 * threads)));
+    } while (!next_.compare_exchange_weak(first, last, std::memory_order_relaxed));
+    return true;
+  }
+
+  std::atomic<uint32_t> state_{0};
+  std::atomic<int64_t> threads_{0}, end_{0};
+  void (*body_)(const void*, int64_t, int64_t) = nullptr;
+  const void* context_ = nullptr;
+  int64_t grain_ = 1;
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
+  alignas(128) std::atomic<int64_t> next_{0};
+};
+
+class Team {
+ public:
+  void share(int64_t begin, int64_t end, int64_t grain, int64_t threads, void (*body)(const void*, int64_t, int64_t),
+             const void* context) {
+    for (SharedWork& work : shared_) {
+      if (!work.claim()) continue;
+      hire(threads - 1);
+      work.open(begin, end, grain, threads, body, context);
+      if (asleep_.load() > 0) wake(std::min<int64_t>(threads, (end - begin + grain - 1) / grain) - 1);
+      work.join();
+      work.close();
+      return;
+    }
+    body(context, begin, end);
+  }
+
+ private:
+  // Makes sure that there are so many helpers. Without memory for more threads, those that there are have to do.
+  void hire(int64_t helpers) {
+    if (hired_.load(std::memory_order_relaxed) >= helpers) return;
+    const std::lock_guard lock(mutex_);
+    try {
+      for (; hired_ < helpers; ++hired_) std::thread([this] { live(); }).detach();
+    } catch (const std::system_error&) {
+    }
+  }
+
+  void wake(int64_t helpers) {
+    const std::lock_guard lock(mutex_);
+    ++calls_;
+    for (; helpers > 0; --helpers) called_.notify_one();
+  }
+
+  // A helper's life, which ends with the process.
+  void live() {
+    inside = true;
+#if defined(__linux__)
+    pthread_setname_np(pthread_self(), "dlinfer_cpu");
+#endif
+    for (;;) {
+      if (help() || look_around()) continue;
+      std::unique_lock lock(mutex_);
+      const uint64_t calls = calls_;
+      ++asleep_;
+      // Whoever opens a job from here on sees a sleeper and calls; what was opened before is seen now.
+      if (!any_work()) called_.wait(lock, [&] { return calls_ != calls; });
+      --asleep_;
+    }
+  }
+
+  bool help() {
+    for (SharedWork& work : shared_) {
+      if (work.help()) return true;
+    }
+    return false;
+  }
+
+  bool any_work() const {
+    return std::any_of(shared_.begin(), shared_.end(), [](const SharedWork& work) { return work.wants_help(); });
+  }
+
+  // Whether there is work within kAwake. Where threads outnumber CPUs, one that looks is in another's way.
+  bool look_around() const {
+    if (hired_.load(std::memory_order_relaxed) >= cpus_) return any_work();
+    const auto end = Clock::now() + kAwake;
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (any_work()) return true;
+        pause();
+      }
+    } while (Clock::now() < end);
+    return false;
+  }
+
+  // CPUs that the process may use.
+  static int64_t cpus() {
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(getpid(), sizeof(set), &set) == 0) return CPU_COUNT(&set);
+#endif
+    return std::max(1u, std::thread::hardware_concurrency());
+  }
+
+ public:
+  static thread_local bool inside;  // whether this thread does a part of a job
+
+ private:
+  std::array<SharedWork, kMostShared> shared_;
+  std::atomic<int64_t> hired_{0}, asleep_{0};
+  std::mutex mutex_;
+  std::condition_variable called_;
+  uint64_t calls_ = 0;
+  const int64_t cpus_ = cpus();
+};
+
+thread_local bool Team::inside = false;
+
+// Never destroyed, as its threads live till the process ends. A child of fork has none of them: it gets a new team.
+Team* the_team = nullptr;
+
+Team& team() {
+  static const bool made = [] {
+    the_team = new Team;
+#if defined(__unix__) || defined(__APPLE__)
+    pthread_atfork(nullptr, nullptr, [] { the_team = new Team; });
+#endif
+    return true;
+  }();
+  (void)made;
+  return *the_team;
+}
+
+}  // namespace
+
+int64_t thread_count() { return torch::stable::get_num_threads(); }
+
+void share_work(int64_t begin, int64_t end, int64_t grain, void (*body)(const void*, int64_t, int64_t),
+                const void* context) {
+  if (begin >= end) return;
+  const int64_t threads = Team::inside || end - begin <= grain ? 1 : thread_count();
+  if (threads <= 1) return body(context, begin, end);
+  Team::inside = true;
+  struct Leave {
+    ~Leave() { Team::inside = false; }
+  } leave;
+  team().share(begin, end, std::max<int64_t>(grain, 1), threads, body, context);
+}
+
+}  // namespace dlinfer
