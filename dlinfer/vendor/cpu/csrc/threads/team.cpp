@@ -28,9 +28,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a thread without work looks for some before it sleeps: longer than what lies between two kernels of a step,
-// shorter than what lies between two steps.
-constexpr auto kAwake = std::chrono::microseconds(300);
+// How long a thread without work looks for some before it sleeps: longer than what lies between two kernels of a decode
+// step, shorter than what lies between two steps. Meanwhile it lets others have its CPU, those of OpenMP among them.
+constexpr auto kAwake = std::chrono::microseconds(150);
 
 // Jobs that may be shared at once; the caller of one more does it alone.
 constexpr int kMostShared = 8;
@@ -189,6 +189,7 @@ class Team {
         if (any_work()) return true;
         pause();
       }
+      std::this_thread::yield();
     } while (Clock::now() < end);
     return false;
   }
