@@ -8,9 +8,10 @@ which model's line it was, at no cost while nothing raises.
 
 import itertools
 import linecache
+import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +79,26 @@ class Step:
         return (self.results,) if isinstance(self.results, str) else self.results
 
 
+@dataclass(frozen=True)
+class Joined(Step):
+    """One call that does what several steps in a row would. Where it raises, its message begins with ``step N: ``.
+
+    parts: those steps, as N counts them.
+    """
+
+    parts: tuple[Step, ...] = ()
+
+    def failing(self, cause: Exception) -> Step:
+        """The part that raised; the whole where the message does not tell."""
+        found = re.match(r"step (\d+): ", str(cause))
+        index = int(found.group(1)) if found else len(self.parts)
+        return self.parts[index] if index < len(self.parts) else self
+
+
+Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Callable[..., Any]]]]
+"""Gives (the same steps with some joined, what the joined ones call); the names are of values read after the last."""
+
+
 def refer(argument: Any) -> Any:
     """An argument with Value and Constant where it has nodes."""
     if isinstance(argument, fx.Node):
@@ -111,6 +132,7 @@ class Program:
     """Callable with the graph's inputs, gives the tuple of its outputs. Threads may call it at once.
 
     resolve: gives the function behind a step's callee; asked once, when the program is made.
+    join: makes one call of several steps where the engine can; ``steps`` stay as they are, for reports and for the disk.
     """
 
     name: str
@@ -119,8 +141,12 @@ class Program:
     output: Any
     resolve: Callable[[str], Callable[..., Any]]
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    join: Join | None = None
 
     def __post_init__(self) -> None:
+        self._lines, self._joined = self.steps, {}
+        if self.join is not None:
+            self._lines, self._joined = self.join(self.steps, values_in(self.output))
         self.filename = f"<dlinfer {self.name} {next(_serial)}>"
         self.source, scope = self._write()
         linecache.cache[self.filename] = (len(self.source), None, self.source.splitlines(True), self.filename)
@@ -149,9 +175,11 @@ class Program:
             if trace.tb_frame.f_code.co_filename == self.filename:
                 line = trace.tb_lineno
             trace = trace.tb_next
-        if not 2 <= line < 2 + len(self.steps):
+        if not 2 <= line < 2 + len(self._lines):
             return None
-        step = self.steps[line - 2]
+        step = self._lines[line - 2]
+        if isinstance(step, Joined):
+            step = step.failing(cause)
         return GraphRunError(
             region=self.name,
             node=", ".join(step.names),
@@ -165,13 +193,13 @@ class Program:
     def _write(self) -> tuple[str, dict[str, Any]]:
         constants = {name: f"c{index}" for index, name in enumerate(self.constants)}
         scope: dict[str, Any] = {constants[name]: value for name, value in self.constants.items()}
-        computed = [name for step in self.steps for name in step.names]
+        computed = [name for step in self._lines for name in step.names]
         names = {name: f"v{index}" for index, name in enumerate([*self.inputs, *computed])}
         writer = _Writer(scope, names, constants)
         last_use = self._last_uses()
         lines = [f"def run({', '.join(names[name] for name in self.inputs)}):"]
-        for index, step in enumerate(self.steps):
-            function = writer.function(step.kind, step.callee, self.resolve)
+        for index, step in enumerate(self._lines):
+            function = writer.function(step.kind, step.callee, self._function)
             arguments = [writer.text(arg) for arg in step.args]
             arguments += [f"{key}={writer.text(value)}" for key, value in step.kwargs.items()]
             targets = "".join(f"{names[name]}, " for name in step.names)
@@ -184,10 +212,13 @@ class Program:
         lines.append(f"    return {writer.text(self.output)}")
         return "\n".join(lines) + "\n", scope
 
+    def _function(self, callee: str) -> Callable[..., Any]:
+        return self._joined[callee] if callee in self._joined else self.resolve(callee)
+
     def _last_uses(self) -> dict[int, list[str]]:
         """For each step, the values that nothing reads after it."""
         last: dict[str, int] = {}
-        for index, step in enumerate(self.steps):
+        for index, step in enumerate(self._lines):
             for name in (*step.names, *values_in([step.args, dict(step.kwargs)])):
                 last[name] = index
         kept = set(values_in(self.output))

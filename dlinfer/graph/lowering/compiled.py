@@ -61,7 +61,7 @@ class CompiledGraph:
         for name, stored in data["regions"].items():
             parts = parts_of(stored)
             engine.restore({step.callee for step in parts["steps"]}, cache_dir)
-            regions[name] = Program(**parts, resolve=engine.resolve)
+            regions[name] = Program(**parts, resolve=engine.resolve, join=getattr(engine, "join", None))
         return cls(
             engine,
             Program(**parts_of(data["program"]), resolve=resolver(regions)),

@@ -5,7 +5,7 @@ steps of their own and stay in place, so no cache is cloned; the pointwise work 
 are one cluster. Weights are inputs: they are neither copied nor frozen, and an artifact on disk holds none.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from dlinfer.graph.seam import dispatcher
 from dlinfer.settings import cache_folder
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
+from dlinfer.vendor.cpu.inductor.chains import join
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler, code_generator
 from dlinfer.vendor.cpu.inductor.known_answers import CLUSTERS, EVERY_DTYPE, known_answers
 from dlinfer.vendor.cpu.inductor.masks import SHARED_MASKS
@@ -90,7 +91,7 @@ class InductorEngine:
         inputs = [node.name for node in nodes if node.op == "placeholder"]
         output = refer(owner.graph.output_node().args[0])
         result.run = Program(
-            owner._get_name(), inputs, first + steps, output, self.resolve, constants_of(owner)
+            owner._get_name(), inputs, first + steps, output, self.resolve, constants_of(owner), self.join
         )
         return result
 
@@ -126,6 +127,10 @@ class InductorEngine:
         """The function that a step of this engine's programs names."""
         kind, _, name = callee.partition(" ")
         return self._clusters.run(name) if kind == "cluster" else kernels.resolve(callee)
+
+    def join(self, steps: Sequence[Step], kept: Iterable[str]) -> tuple[Sequence[Step], Mapping[str, Any]]:
+        """Chains of steps, see ``chains``."""
+        return join(steps, kept)
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
         """Load the clusters among ``callees`` from the disk cache. Raises MissingEntryError where one is not there."""

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "attention/arguments.h"
+#include "chain/table.h"
 #include "common/widen.h"
 #include "linear/few_rows.h"
 #include "threads/team.h"
@@ -335,5 +336,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  library.impl("paged_decode_attention", TORCH_BOX(&dlinfer::decode::paged_decode_attention));
+  dlinfer::chain::put(library, "paged_decode_attention", TORCH_BOX(&dlinfer::decode::paged_decode_attention));
 }

@@ -29,6 +29,7 @@
 #include "attention/arguments.h"
 #include "attention/packing.h"
 #include "attention/panel.h"
+#include "chain/table.h"
 #include "common/result_memory.h"
 #include "threads/team.h"
 
@@ -411,6 +412,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  library.impl("prefill_attention", TORCH_BOX(&dlinfer::prefill::prefill_attention));
-  library.impl("paged_prefill_attention", TORCH_BOX(&dlinfer::prefill::paged_prefill_attention));
+  dlinfer::chain::put(library, "prefill_attention", TORCH_BOX(&dlinfer::prefill::prefill_attention));
+  dlinfer::chain::put(library, "paged_prefill_attention", TORCH_BOX(&dlinfer::prefill::paged_prefill_attention));
 }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "chain/table.h"
 #include "threads/team.h"
 
 namespace dlinfer::cache {
@@ -119,5 +120,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  library.impl("fill_kv_cache", TORCH_BOX(&dlinfer::cache::fill_kv_cache));
+  dlinfer::chain::put(library, "fill_kv_cache", TORCH_BOX(&dlinfer::cache::fill_kv_cache));
 }

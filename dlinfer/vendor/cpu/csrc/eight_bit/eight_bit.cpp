@@ -11,9 +11,10 @@
 #include <tuple>
 #include <vector>
 
+#include "chain/table.h"
+#include "common/result_memory.h"
 #include "eight_bit/fp8.h"
 #include "eight_bit/int8_dot.h"
-#include "common/result_memory.h"
 #include "threads/team.h"
 
 namespace dlinfer::eight_bit {
@@ -337,11 +338,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  library.impl("dynamic_quant", TORCH_BOX(&dlinfer::eight_bit::dynamic_quant));
-  library.impl("rms_norm_w8a8", TORCH_BOX(&dlinfer::eight_bit::rms_norm_w8a8));
-  library.impl("add_rms_norm_w8a8", TORCH_BOX(&dlinfer::eight_bit::add_rms_norm_w8a8));
-  library.impl("rounded_in_blocks", TORCH_BOX(&dlinfer::eight_bit::rounded_in_blocks));
-  library.impl("linear_int8", TORCH_BOX(&dlinfer::eight_bit::linear_int8));
-  library.impl("linear_fp8", TORCH_BOX(&dlinfer::eight_bit::linear_fp8));
-  library.impl("widen_fp8", TORCH_BOX(&dlinfer::eight_bit::widen_fp8));
+  dlinfer::chain::put(library, "dynamic_quant", TORCH_BOX(&dlinfer::eight_bit::dynamic_quant));
+  dlinfer::chain::put(library, "rms_norm_w8a8", TORCH_BOX(&dlinfer::eight_bit::rms_norm_w8a8));
+  dlinfer::chain::put(library, "add_rms_norm_w8a8", TORCH_BOX(&dlinfer::eight_bit::add_rms_norm_w8a8));
+  dlinfer::chain::put(library, "rounded_in_blocks", TORCH_BOX(&dlinfer::eight_bit::rounded_in_blocks));
+  dlinfer::chain::put(library, "linear_int8", TORCH_BOX(&dlinfer::eight_bit::linear_int8));
+  dlinfer::chain::put(library, "linear_fp8", TORCH_BOX(&dlinfer::eight_bit::linear_fp8));
+  dlinfer::chain::put(library, "widen_fp8", TORCH_BOX(&dlinfer::eight_bit::widen_fp8));
 }

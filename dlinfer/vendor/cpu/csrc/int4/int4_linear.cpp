@@ -8,8 +8,9 @@
 #include <optional>
 #include <vector>
 
-#include "int4/int4.h"
+#include "chain/table.h"
 #include "common/result_memory.h"
+#include "int4/int4.h"
 #include "threads/team.h"
 
 namespace dlinfer::int4 {
@@ -349,6 +350,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  library.impl("weight_quant_matmul", TORCH_BOX(&dlinfer::int4::weight_quant_matmul));
-  library.impl("mxfp4_matmul", TORCH_BOX(&dlinfer::int4::mxfp4_matmul));
+  dlinfer::chain::put(library, "weight_quant_matmul", TORCH_BOX(&dlinfer::int4::weight_quant_matmul));
+  dlinfer::chain::put(library, "mxfp4_matmul", TORCH_BOX(&dlinfer::int4::mxfp4_matmul));
 }

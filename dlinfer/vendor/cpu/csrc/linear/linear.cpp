@@ -11,10 +11,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "chain/table.h"
+#include "common/result_memory.h"
 #include "linear/few_rows.h"
 #include "linear/linear.h"
 #include "linear/many_rows.h"
-#include "common/result_memory.h"
 #include "threads/team.h"
 
 namespace dlinfer {
@@ -293,6 +294,6 @@ STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CompositeExplicitAutograd, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  library.impl("linear", TORCH_BOX(&dlinfer::linear));
-  library.impl("linears", TORCH_BOX(&dlinfer::linears));
+  dlinfer::chain::put(library, "linear", TORCH_BOX(&dlinfer::linear));
+  dlinfer::chain::put(library, "linears", TORCH_BOX(&dlinfer::linears));
 }

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "chain/table.h"
 #include "common/result_memory.h"
 #include "common/with_type.h"
 #include "linear/few_rows.h"
@@ -234,6 +235,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  library.impl("fused_moe", TORCH_BOX(&dlinfer::moe::fused_moe));
-  library.impl("fused_moe_clamped", TORCH_BOX(&dlinfer::moe::fused_moe_clamped));
+  dlinfer::chain::put(library, "fused_moe", TORCH_BOX(&dlinfer::moe::fused_moe));
+  dlinfer::chain::put(library, "fused_moe_clamped", TORCH_BOX(&dlinfer::moe::fused_moe_clamped));
 }

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "chain/table.h"
 #include "common/result_memory.h"
 #include "common/tensor_rows.h"
 #include "norm/sum_of_squares.h"
@@ -111,6 +112,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  library.impl("rms_norm", TORCH_BOX(&dlinfer::norms::rms_norm));
-  library.impl("add_rms_norm", TORCH_BOX(&dlinfer::norms::add_rms_norm));
+  dlinfer::chain::put(library, "rms_norm", TORCH_BOX(&dlinfer::norms::rms_norm));
+  dlinfer::chain::put(library, "add_rms_norm", TORCH_BOX(&dlinfer::norms::add_rms_norm));
 }

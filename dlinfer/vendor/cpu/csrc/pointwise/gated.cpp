@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "chain/table.h"
 #include "common/narrow.h"
 #include "common/result_memory.h"
 #include "common/sigmoid.h"
@@ -100,7 +101,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  library.impl("silu_and_mul", TORCH_BOX(&dlinfer::pointwise::silu_and_mul));
-  library.impl("silu_mul", TORCH_BOX(&dlinfer::pointwise::silu_mul));
-  library.impl("gelu_mul", TORCH_BOX(&dlinfer::pointwise::gelu_mul));
+  dlinfer::chain::put(library, "silu_and_mul", TORCH_BOX(&dlinfer::pointwise::silu_and_mul));
+  dlinfer::chain::put(library, "silu_mul", TORCH_BOX(&dlinfer::pointwise::silu_mul));
+  dlinfer::chain::put(library, "gelu_mul", TORCH_BOX(&dlinfer::pointwise::gelu_mul));
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "chain/table.h"
 #include "common/narrow.h"
 #include "common/result_memory.h"
 #include "common/tensor_rows.h"
@@ -110,5 +111,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  library.impl("apply_rotary_pos_emb", TORCH_BOX(&dlinfer::rotary::apply_rotary_pos_emb));
+  dlinfer::chain::put(library, "apply_rotary_pos_emb", TORCH_BOX(&dlinfer::rotary::apply_rotary_pos_emb));
 }

@@ -1,0 +1,267 @@
+// dlinfer_cpu::make_chain, run_chain and free_chain: steps of a compiled graph in one call, without Python between them.
+//
+// A decode step of a model has several hundred steps, kernels and views, of which most take less time than Python needs
+// to call them. A chain is written by dlinfer/vendor/cpu/inductor/chains.py, which says what its numbers mean. It is
+// decoded once. While one runs, the interpreter is free for others: torch lets go of it around an op.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <bit>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "chain/table.h"
+
+namespace dlinfer::chain {
+namespace {
+
+using torch::stable::Tensor;
+using torch::stable::detail::from;
+using torch::stable::detail::to;
+using MaybeTensor = std::optional<Tensor>;
+
+// What an argument is, as a kernel's signature has it. Numbers that chains.py writes.
+enum class Kind : int64_t { kNone, kTensor, kMaybeTensor, kInt, kSize, kFloat, kBool, kTensors, kMaybeTensors, kInts };
+
+struct Argument {
+  Kind kind;
+  int64_t value = 0;  // a register; of numbers the number, a float's bits
+  std::vector<Argument> items;
+};
+
+enum class Call : int64_t { kKernel, kDispatched, kContiguous };
+
+struct Step {
+  Call call;
+  Boxed kernel = nullptr;
+  std::string name, overload;
+  std::vector<Argument> arguments;
+  std::vector<int64_t> results;  // registers
+  bool gives_list = false;       // one list of tensors, where there are several results
+  std::vector<int64_t> last_used;  // registers that nothing reads from here on
+};
+
+struct Chain {
+  int64_t tensors, registers, sizes;  // given; tensors in all; sizes given
+  std::vector<Step> steps;
+  std::vector<int64_t> results;
+};
+
+// Reads what chains.py wrote.
+class Reader {
+ public:
+  explicit Reader(const std::vector<int64_t>& code) : code_(code) {}
+
+  Chain chain() {
+    Chain chain{next(), next(), next(), {}, {}};
+    for (int64_t left = next(); left > 0; --left) chain.steps.push_back(step());
+    chain.results = numbers();
+    STD_TORCH_CHECK(at_ == code_.size(), "make_chain: numbers behind the end of the chain");
+    return chain;
+  }
+
+ private:
+  int64_t next() {
+    STD_TORCH_CHECK(at_ < code_.size(), "make_chain: the chain ends early");
+    return code_[at_++];
+  }
+
+  std::vector<int64_t> numbers() {
+    std::vector<int64_t> found(next());
+    for (int64_t& one : found) one = next();
+    return found;
+  }
+
+  std::string text() {
+    std::string found(next(), ' ');
+    for (char& one : found) one = char(next());
+    return found;
+  }
+
+  Argument argument() {
+    Argument found{Kind(next())};
+    if (found.kind < Kind::kTensors) {
+      found.value = next();
+      return found;
+    }
+    for (int64_t left = next(); left > 0; --left) found.items.push_back(argument());
+    return found;
+  }
+
+  Step step() {
+    Step found{Call(next())};
+    found.name = text();
+    found.overload = text();
+    if (found.call == Call::kKernel) {
+      const auto kernel = table().find(found.name);
+      STD_TORCH_CHECK(kernel != table().end(), "make_chain: there is no kernel ", found.name);
+      found.kernel = kernel->second;
+    }
+    for (int64_t left = next(); left > 0; --left) found.arguments.push_back(argument());
+    found.gives_list = next() != 0;
+    found.results = numbers();
+    found.last_used = numbers();
+    return found;
+  }
+
+  const std::vector<int64_t>& code_;
+  size_t at_ = 0;
+};
+
+// One run of a chain.
+class Run {
+ public:
+  Run(const Chain& chain, std::vector<Tensor> tensors, const std::vector<int64_t>& sizes)
+      : chain_(chain), sizes_(sizes), registers_(chain.registers) {
+    for (size_t i = 0; i < tensors.size(); ++i) registers_[i] = std::move(tensors[i]);
+  }
+
+  std::vector<Tensor> operator()() {
+    for (size_t i = 0; i < chain_.steps.size(); ++i) {
+      try {
+        call(chain_.steps[i]);
+      } catch (const std::exception& error) {
+        throw std::runtime_error("step " + std::to_string(i) + ": " + error.what());
+      }
+    }
+    std::vector<Tensor> results;
+    results.reserve(chain_.results.size());
+    for (int64_t one : chain_.results) results.push_back(*registers_[one]);
+    return results;
+  }
+
+ private:
+  void call(const Step& step) {
+    if (step.call == Call::kContiguous) {
+      const Tensor& x = *registers_[step.arguments[0].value];
+      registers_[step.results[0]] = x.is_contiguous() ? x : torch::stable::contiguous(x);
+    } else {
+      const size_t results = step.gives_list ? 1 : step.results.size();
+      std::vector<StableIValue> stack(std::max(step.arguments.size(), results));
+      for (size_t i = 0; i < step.arguments.size(); ++i) stack[i] = boxed(step.arguments[i]);
+      if (step.call == Call::kKernel) {
+        step.kernel(stack.data(), step.arguments.size(), results);
+      } else {
+        STABLE_TORCH_ERROR_CODE_CHECK(
+            torch_call_dispatcher(step.name.c_str(), step.overload.c_str(), stack.data(), TORCH_ABI_VERSION));
+      }
+      if (step.gives_list) {
+        auto list = to<std::vector<Tensor>>(stack[0]);
+        STD_TORCH_CHECK(list.size() == step.results.size(), step.name, " gave ", list.size(), " tensors");
+        for (size_t i = 0; i < list.size(); ++i) registers_[step.results[i]] = std::move(list[i]);
+      } else {
+        for (size_t i = 0; i < results; ++i) registers_[step.results[i]] = to<Tensor>(stack[i]);
+      }
+    }
+    for (int64_t one : step.last_used) registers_[one].reset();
+  }
+
+  // A kernel takes what is on its stack, so a tensor is there as a reference of its own.
+  StableIValue boxed(const Argument& argument) const {
+    switch (argument.kind) {
+      case Kind::kNone:
+        return from(std::nullopt);
+      case Kind::kTensor:
+        return from(*registers_[argument.value]);
+      case Kind::kMaybeTensor:
+        return from(registers_[argument.value]);
+      case Kind::kInt:
+        return from(argument.value);
+      case Kind::kSize:
+        return from(sizes_[argument.value]);
+      case Kind::kFloat:
+        return from(std::bit_cast<double>(argument.value));
+      case Kind::kBool:
+        return from(argument.value != 0);
+      case Kind::kTensors:
+        return from(listed<Tensor>(argument, [&](const Argument& one) { return *registers_[one.value]; }));
+      case Kind::kMaybeTensors:
+        return from(listed<MaybeTensor>(argument, [&](const Argument& one) {
+          return one.kind == Kind::kNone ? MaybeTensor() : registers_[one.value];
+        }));
+      case Kind::kInts:
+        return from(listed<int64_t>(argument, [&](const Argument& one) {
+          return one.kind == Kind::kSize ? sizes_[one.value] : one.value;
+        }));
+    }
+    throw std::logic_error("an argument of no kind");
+  }
+
+  template <class T, class F>
+  static std::vector<T> listed(const Argument& argument, F&& item) {
+    std::vector<T> found;
+    found.reserve(argument.items.size());
+    for (const Argument& one : argument.items) found.push_back(item(one));
+    return found;
+  }
+
+  const Chain& chain_;
+  const std::vector<int64_t>& sizes_;
+  std::vector<MaybeTensor> registers_;
+};
+
+// Chains by their handles. A run keeps its chain alive, whoever frees it meanwhile.
+class Chains {
+ public:
+  static Chains& all() {
+    static Chains* const chains = new Chains;  // interpreters end later than static objects
+    return *chains;
+  }
+
+  int64_t add(Chain chain) {
+    const std::lock_guard lock(mutex_);
+    chains_[++last_] = std::make_shared<const Chain>(std::move(chain));
+    return last_;
+  }
+
+  std::shared_ptr<const Chain> find(int64_t handle) {
+    const std::lock_guard lock(mutex_);
+    const auto found = chains_.find(handle);
+    STD_TORCH_CHECK(found != chains_.end(), "run_chain: there is no chain ", handle);
+    return found->second;
+  }
+
+  void remove(int64_t handle) {
+    const std::lock_guard lock(mutex_);
+    chains_.erase(handle);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<int64_t, std::shared_ptr<const Chain>> chains_;
+  int64_t last_ = 0;
+};
+
+int64_t make_chain(const std::vector<int64_t>& code) { return Chains::all().add(Reader(code).chain()); }
+
+void free_chain(int64_t handle) { Chains::all().remove(handle); }
+
+std::vector<Tensor> run_chain(int64_t handle, std::vector<Tensor> tensors, const std::vector<int64_t>& sizes) {
+  const auto chain = Chains::all().find(handle);
+  STD_TORCH_CHECK(int64_t(tensors.size()) == chain->tensors && int64_t(sizes.size()) == chain->sizes, "run_chain: ",
+                  chain->tensors, " tensors and ", chain->sizes, " sizes are needed, got ", tensors.size(), " and ",
+                  sizes.size());
+  return Run(*chain, std::move(tensors), sizes)();
+}
+
+}  // namespace
+}  // namespace dlinfer::chain
+
+STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
+  library.def("make_chain(int[] code) -> int");
+  library.def("free_chain(int chain) -> ()");
+  library.def("run_chain(int chain, Tensor[] tensors, int[] sizes) -> Tensor[]");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CompositeExplicitAutograd, library) {
+  library.impl("make_chain", TORCH_BOX(&dlinfer::chain::make_chain));
+  library.impl("free_chain", TORCH_BOX(&dlinfer::chain::free_chain));
+  library.impl("run_chain", TORCH_BOX(&dlinfer::chain::run_chain));
+}

@@ -1,0 +1,351 @@
+"""Steps that follow each other and need no Python are run in one call, by csrc/chain.
+
+A step joins a chain where it calls a kernel in C++ or is a view, and all that it is given are tensors and numbers.
+What runs is the same kernels in the same order: a chain only saves Python's and the dispatcher's part of each call,
+which for a decode step of a model of 24 layers is some milliseconds, and lets other Python threads run meanwhile.
+
+A chain is written as whole numbers, as ``csrc/chain/chain.cpp`` reads them: how many tensors and registers and sizes,
+then the steps, then the registers of its results, each list behind its length.
+"""
+
+import functools
+import struct
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dlinfer.graph.ir.layout import LAYOUT
+from dlinfer.graph.ir.program import Constant, Joined, Step, Value, values_in
+from dlinfer.vendor.cpu import native
+
+SHORTEST = 3
+"""Steps; fewer are called one by one."""
+
+# Views, and reshape, which copies where it must: they cost the dispatcher more than what they do.
+_VIEWS = frozenset(
+    "op aten." + name
+    for name in "expand.default flatten.using_ints permute.default reshape.default select.int"
+    " split_with_sizes.default squeeze.dim transpose.int unflatten.int unsqueeze.default view.default".split()
+)
+_ITEM = "py operator.getitem"
+# Ops that give a list, and which of their arguments has as many items.
+_LISTS = {"native linears": 1, "op aten.split_with_sizes.default": 1}
+
+_NONE, _TENSOR, _MAYBE_TENSOR, _INT, _SIZE, _FLOAT, _BOOL, _TENSORS, _MAYBE_TENSORS, _INTS = range(10)
+_KERNEL, _DISPATCHED, _CONTIGUOUS = range(3)
+
+
+class _NotChainableError(Exception):
+    """A step that a chain does not take."""
+
+
+def join(steps: Sequence[Step], kept: Iterable[str]) -> tuple[list[Step], Mapping[str, Callable[..., Any]]]:
+    """The same steps with chains in the place of those that can join one, and what the chains' steps call.
+
+    kept: the names of values that are read after the last step.
+    """
+    if native.why_not() is not None:
+        return list(steps), {}
+    steps = _items_first(steps)
+    read_later = _read_from(steps, kept)
+    joined: list[Step] = []
+    calls: dict[str, Callable[..., Any]] = {}
+    begin = 0
+    while begin < len(steps):
+        end, writer = _longest(steps, begin)
+        if end - begin < SHORTEST:
+            end = max(end, begin + 1)
+            joined += steps[begin:end]
+        else:
+            step, call = writer.joined(steps[begin:end], read_later[end], f"chain {len(calls)}")
+            joined.append(step)
+            calls[step.callee] = call
+        begin = end
+    return joined, calls
+
+
+def _longest(steps: Sequence[Step], begin: int) -> "tuple[int, _Writer]":
+    """Where the chain ends that begins here, and what has written it."""
+    writer = _Writer()
+    end = begin
+    while end < len(steps) and writer.take(steps[end]):
+        end += 1
+    # A sequence is no tensor, so all its items have to be taken out within the chain.
+    while end > begin and writer.leaves_sequence(steps[end:]):
+        end -= 1
+        writer = _Writer()
+        for step in steps[begin:end]:
+            writer.take(step)
+    return end, writer
+
+
+def _items_first(steps: Sequence[Step]) -> list[Step]:
+    """The same steps, but items are taken out of a sequence right behind the step that gives it."""
+    items: dict[str, list[Step]] = {}
+    given = {name for step in steps if isinstance(step.results, str) for name in step.names}
+    for step in steps:
+        if _is_item(step) and step.args[0].name in given:
+            items.setdefault(step.args[0].name, []).append(step)
+    moved = {id(step) for group in items.values() for step in group}
+    ordered: list[Step] = []
+
+    def put(step: Step) -> None:
+        ordered.append(step)
+        for item in items.get(step.results, []) if isinstance(step.results, str) else []:
+            put(item)
+
+    for step in steps:
+        if id(step) not in moved:
+            put(step)
+    return ordered
+
+
+def _is_item(step: Step) -> bool:
+    return step.callee == _ITEM and isinstance(step.args[0], Value) and isinstance(step.args[1], int)
+
+
+def _read_from(steps: Sequence[Step], kept: Iterable[str]) -> list[frozenset[str]]:
+    """For each place between steps, the names that are read from there on."""
+    read = [frozenset(kept)]
+    for step in reversed(steps):
+        read.append(read[-1] | set(values_in([step.args, dict(step.kwargs)])))
+    return read[::-1]
+
+
+@dataclass
+class _Written:
+    """A step that has been written: what it calls, its arguments, and the registers of its results."""
+
+    head: list[int]
+    arguments: list[int]
+    gives_list: bool
+    results: list[int]
+    reads: set[int]
+    part: Step
+
+
+@dataclass
+class _Writer:
+    """Takes steps one after another for as long as they can be in a chain."""
+
+    written: list[_Written] = field(default_factory=list)
+    _registers: dict[str, int] = field(default_factory=dict)  # of tensors: numbered as they come, inputs negative
+    _inputs: list[Value | Constant] = field(default_factory=list)
+    _sizes: list[Value] = field(default_factory=list)
+    _sequences: dict[str, list[int]] = field(default_factory=dict)
+    _next: int = 0
+    _reads: set[int] = field(default_factory=set)
+
+    def take(self, step: Step) -> bool:
+        """Write a step, and say whether that could be done."""
+        before = len(self._inputs), len(self._sizes)
+        self._reads = set()
+        try:
+            self._take(step)
+        except _NotChainableError:
+            for name in self._inputs[before[0] :]:
+                del self._registers[_key(name)]
+            del self._inputs[before[0] :], self._sizes[before[1] :]
+            return False
+        return True
+
+    def leaves_sequence(self, following: Sequence[Step]) -> bool:
+        """Whether a sequence is read by steps that follow."""
+        return any(name in self._sequences for step in following for name in values_in([step.args, dict(step.kwargs)]))
+
+    def _take(self, step: Step) -> None:
+        if _is_item(step):
+            self._take_item(step)
+            return
+        if not isinstance(step.results, str):
+            raise _NotChainableError
+        if step.callee == LAYOUT:
+            source, order = step.args
+            if order is not None:
+                raise _NotChainableError
+            argument = self._argument("Tensor", source)
+            self._write(step, [_CONTIGUOUS, 0, 0], [1, *argument], False, 1)
+            return
+        op = _op(step.callee)
+        call = _KERNEL if step.callee.startswith("native ") else _DISPATCHED
+        name = op._schema.name if call == _DISPATCHED else op._schema.name.partition("::")[2]
+        head = [call, *_text(name), *_text(op._schema.overload_name)]
+        arguments = [len(op._schema.arguments)]
+        for formal, given in _bound(op, step):
+            arguments += self._argument(str(formal.type), given)
+        returns = [str(one.type) for one in op._schema.returns]
+        if returns == ["List[Tensor]"] and step.callee in _LISTS:
+            self._write(step, head, arguments, True, len(step.args[_LISTS[step.callee]]))
+        elif all(one == "Tensor" for one in returns):
+            self._write(step, head, arguments, False, len(returns))
+        else:
+            raise _NotChainableError
+
+    def _take_item(self, step: Step) -> None:
+        source, index = step.args
+        found = self._sequences.get(source.name)
+        if found is None or not -len(found) <= index < len(found):
+            raise _NotChainableError
+        self._registers[str(step.results)] = found[index]
+
+    def _write(self, step: Step, head: list[int], arguments: list[int], gives_list: bool, count: int) -> None:
+        results = list(range(self._next, self._next + count))
+        self._next += count
+        self.written.append(_Written(head, arguments, gives_list, results, self._reads, step))
+        name = str(step.results)
+        self._registers.pop(name, None)
+        self._sequences.pop(name, None)
+        if gives_list or count > 1:
+            self._sequences[name] = results
+        elif count == 1:
+            self._registers[name] = results[0]
+
+    def _argument(self, kind: str, given: Any) -> list[int]:
+        match kind, given:
+            case ("Optional[Tensor]", None):
+                return [_NONE, 0]
+            case ("Tensor" | "Optional[Tensor]", Value() | Constant()):
+                return [_TENSOR if kind == "Tensor" else _MAYBE_TENSOR, self._tensor(given)]
+            case (("List[Tensor]" | "List[Optional[Tensor]]"), list() | tuple()):
+                inner = kind[5:-1]
+                items = [number for one in given for number in self._argument(inner, one)]
+                return [_TENSORS if inner == "Tensor" else _MAYBE_TENSORS, len(given), *items]
+            case ("List[int]", list() | tuple()):
+                items = [number for one in given for number in self._argument("int", one)]
+                return [_INTS, len(given), *items]
+            case ("bool", bool()):
+                return [_BOOL, int(given)]
+            case ("int", Value()):
+                return [_SIZE, self._size(given)]
+            case ("int", int()):
+                return [_INT, int(given)]
+            case ("float", int() | float()):
+                return [_FLOAT, struct.unpack("<q", struct.pack("<d", given))[0]]
+            case _:
+                raise _NotChainableError
+
+    def _tensor(self, given: Value | Constant) -> int:
+        """A register, to be numbered in the end if it is an input's."""
+        key = _key(given)
+        if key in self._sequences:
+            raise _NotChainableError
+        if key not in self._registers:
+            self._inputs.append(given)
+            self._registers[key] = -len(self._inputs)
+        self._reads.add(self._registers[key])
+        return self._registers[key]
+
+    def _size(self, given: Value) -> int:
+        if given not in self._sizes:
+            self._sizes.append(given)
+        return self._sizes.index(given)
+
+    # --- the whole chain
+
+    def joined(self, parts: Sequence[Step], read_later: frozenset[str], callee: str) -> tuple[Step, Callable[..., Any]]:
+        """The step that stands for these, and what it calls."""
+        made = dict.fromkeys(name for step in parts for name in step.names if name in self._registers)
+        names = tuple(name for name in made if name in read_later)
+        results = [self._registers[name] for name in names]
+        code = self._code(results)
+        step = Joined(
+            names,
+            "chain",
+            callee,
+            ([*self._inputs], [*self._sizes]),
+            {},
+            parts[0].line,
+            parts=tuple(one.part for one in self.written),
+        )
+        return step, _call_of(code)
+
+    def _code(self, results: list[int]) -> list[int]:
+        inputs = len(self._inputs)
+
+        def place(register: int) -> int:
+            return inputs + register if register >= 0 else -register - 1
+
+        last: dict[int, int] = {}
+        for index, one in enumerate(self.written):
+            for register in (*one.reads, *one.results):
+                last[register] = index
+        code = [inputs, inputs + self._next, len(self._sizes), len(self.written)]
+        for index, one in enumerate(self.written):
+            done = [place(r) for r, at in last.items() if at == index and r not in results]
+            code += [*one.head, *_placed(one.arguments, place), int(one.gives_list)]
+            code += _listed(map(place, one.results)) + _listed(done)
+        return code + _listed(map(place, results))
+
+
+def _placed(arguments: list[int], place: Callable[[int], int]) -> list[int]:
+    """Written arguments with the registers' final numbers."""
+    placed, at = [arguments[0]], 1
+    while at < len(arguments):
+        kind, value = arguments[at], arguments[at + 1]
+        placed += [kind, place(value) if kind in (_TENSOR, _MAYBE_TENSOR) else value]
+        at += 2
+    return placed
+
+
+def _listed(numbers: Iterable[int]) -> list[int]:
+    numbers = list(numbers)
+    return [len(numbers), *numbers]
+
+
+def _text(text: str) -> list[int]:
+    return _listed(text.encode())
+
+
+def _key(given: Value | Constant) -> str:
+    """A name that a value and a constant do not share."""
+    return given.name if isinstance(given, Value) else f"constant {given.name}"
+
+
+@functools.cache
+def _op_of(callee: str) -> torch._ops.OpOverload | None:
+    kind, _, name = callee.partition(" ")
+    if kind == "native":
+        return getattr(torch.ops.dlinfer_cpu, name).default
+    if callee in _VIEWS:
+        namespace, packet, overload = name.split(".")
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    return None
+
+
+def _op(callee: str) -> torch._ops.OpOverload:
+    found = _op_of(callee)
+    if found is None:
+        raise _NotChainableError
+    return found
+
+
+def _bound(op: torch._ops.OpOverload, step: Step) -> Iterable[tuple[Any, Any]]:
+    """Each argument of an op's signature with what a step gives for it."""
+    for index, formal in enumerate(op._schema.arguments):
+        if index < len(step.args):
+            yield formal, step.args[index]
+        elif formal.name in step.kwargs:
+            yield formal, step.kwargs[formal.name]
+        elif formal.has_default_value():
+            yield formal, formal.default_value
+        else:
+            raise _NotChainableError
+
+
+class _Chain:
+    """A chain in the library's memory, for as long as something may call it."""
+
+    def __init__(self, code: list[int]) -> None:
+        self.handle = torch.ops.dlinfer_cpu.make_chain.default(code)
+        self._run = torch.ops.dlinfer_cpu.run_chain.default
+        weakref.finalize(self, torch.ops.dlinfer_cpu.free_chain.default, self.handle).atexit = False
+
+    def __call__(self, tensors: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+        return self._run(self.handle, tensors, sizes)
+
+
+def _call_of(code: list[int]) -> Callable[..., Any]:
+    return _Chain(code)
