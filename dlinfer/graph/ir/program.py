@@ -88,11 +88,12 @@ class Joined(Step):
 
     parts: tuple[Step, ...] = ()
 
-    def failing(self, cause: Exception) -> Step:
-        """The part that raised; the whole where the message does not tell."""
-        found = re.match(r"step (\d+): ", str(cause))
-        index = int(found.group(1)) if found else len(self.parts)
-        return self.parts[index] if index < len(self.parts) else self
+    def failing(self, message: str) -> tuple[Step, str]:
+        """(the part that raised, what it said); the whole where the message does not tell."""
+        found = re.match(r"step (\d+): ", message)
+        if found is None or int(found.group(1)) >= len(self.parts):
+            return self, message
+        return self.parts[int(found.group(1))], message[found.end() :]
 
 
 Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Callable[..., Any]]]]
@@ -132,7 +133,7 @@ class Program:
     """Callable with the graph's inputs, gives the tuple of its outputs. Threads may call it at once.
 
     resolve: gives the function behind a step's callee; asked once, when the program is made.
-    join: makes one call of several steps where the engine can; ``steps`` stay as they are, for reports and for the disk.
+    join: makes one call of several steps where the engine can. ``steps`` stay as they are, for reports and the disk.
     """
 
     name: str
@@ -177,15 +178,15 @@ class Program:
             trace = trace.tb_next
         if not 2 <= line < 2 + len(self._lines):
             return None
-        step = self._lines[line - 2]
+        step, said = self._lines[line - 2], str(cause)
         if isinstance(step, Joined):
-            step = step.failing(cause)
+            step, said = step.failing(said)
         return GraphRunError(
             region=self.name,
             node=", ".join(step.names),
             op=step.callee,
             line=step.line or "an unknown line",
-            detail=f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}",
+            detail=f"{type(cause).__name__}: {said.strip().splitlines()[0] if said else ''}",
         )
 
     # --- writing it out

@@ -20,6 +20,7 @@ import torch
 from dlinfer.graph.ir.layout import LAYOUT
 from dlinfer.graph.ir.program import Constant, Joined, Step, Value, values_in
 from dlinfer.vendor.cpu import native
+from dlinfer.vendor.cpu.inductor.kernels import places_of
 
 SHORTEST = 3
 """Steps; fewer are called one by one."""
@@ -132,7 +133,9 @@ class _Writer:
     """Takes steps one after another for as long as they can be in a chain."""
 
     written: list[_Written] = field(default_factory=list)
-    _registers: dict[str, int] = field(default_factory=dict)  # of tensors: numbered as they come, inputs negative
+    _registers: dict[str, int] = field(
+        default_factory=dict
+    )  # of tensors: numbered as they come, inputs negative
     _inputs: list[Value | Constant] = field(default_factory=list)
     _sizes: list[Value] = field(default_factory=list)
     _sequences: dict[str, list[int]] = field(default_factory=dict)
@@ -154,7 +157,11 @@ class _Writer:
 
     def leaves_sequence(self, following: Sequence[Step]) -> bool:
         """Whether a sequence is read by steps that follow."""
-        return any(name in self._sequences for step in following for name in values_in([step.args, dict(step.kwargs)]))
+        return any(
+            name in self._sequences
+            for step in following
+            for name in values_in([step.args, dict(step.kwargs)])
+        )
 
     def _take(self, step: Step) -> None:
         if _is_item(step):
@@ -220,7 +227,7 @@ class _Writer:
                 return [_BOOL, int(given)]
             case ("int", Value()):
                 return [_SIZE, self._size(given)]
-            case ("int", int()):
+            case ("int", int()) if abs(given) < 1 << 63:
                 return [_INT, int(given)]
             case ("float", int() | float()):
                 return [_FLOAT, struct.unpack("<q", struct.pack("<d", given))[0]]
@@ -245,7 +252,9 @@ class _Writer:
 
     # --- the whole chain
 
-    def joined(self, parts: Sequence[Step], read_later: frozenset[str], callee: str) -> tuple[Step, Callable[..., Any]]:
+    def joined(
+        self, parts: Sequence[Step], read_later: frozenset[str], callee: str
+    ) -> tuple[Step, Callable[..., Any]]:
         """The step that stands for these, and what it calls."""
         made = dict.fromkeys(name for step in parts for name in step.names if name in self._registers)
         names = tuple(name for name in made if name in read_later)
@@ -260,7 +269,7 @@ class _Writer:
             parts[0].line,
             parts=tuple(one.part for one in self.written),
         )
-        return step, _call_of(code)
+        return step, Chain(code)
 
     def _code(self, results: list[int]) -> list[int]:
         inputs = len(self._inputs)
@@ -324,9 +333,12 @@ def _op(callee: str) -> torch._ops.OpOverload:
 
 def _bound(op: torch._ops.OpOverload, step: Step) -> Iterable[tuple[Any, Any]]:
     """Each argument of an op's signature with what a step gives for it."""
+    kind, _, name = step.callee.partition(" ")
+    places = places_of(name) if kind == "native" else None
+    args = step.args if places is None else [step.args[place] for place in places]
     for index, formal in enumerate(op._schema.arguments):
-        if index < len(step.args):
-            yield formal, step.args[index]
+        if index < len(args):
+            yield formal, args[index]
         elif formal.name in step.kwargs:
             yield formal, step.kwargs[formal.name]
         elif formal.has_default_value():
@@ -335,7 +347,7 @@ def _bound(op: torch._ops.OpOverload, step: Step) -> Iterable[tuple[Any, Any]]:
             raise _NotChainableError
 
 
-class _Chain:
+class Chain:
     """A chain in the library's memory, for as long as something may call it."""
 
     def __init__(self, code: list[int]) -> None:
@@ -345,7 +357,3 @@ class _Chain:
 
     def __call__(self, tensors: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
         return self._run(self.handle, tensors, sizes)
-
-
-def _call_of(code: list[int]) -> Callable[..., Any]:
-    return _Chain(code)

@@ -15,6 +15,7 @@ from dlinfer import ops
 from dlinfer.graph.ir.dialect import fake, is_compute, overload, tensors_of
 from dlinfer.graph.seam import fake_mode, inductor, symbols
 from dlinfer.ops.spec import registry
+from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.twins import twins_of
 
 _LIBRARY_CALLS = (
@@ -35,6 +36,10 @@ _INDEXED_BY_DATA = (
 # kernels that take it in torch's order.
 ROUNDED_NORMS = (ops.rms_norm.overload, ops.add_rms_norm.overload)
 
+# Rotation and gated activation stand alone between two products, or a product and a cache, so there is nothing to fuse
+# them with but views; and inductor's loops are reached through Python, which takes longer than a decode step's work.
+CALLS = (ops.apply_rotary_pos_emb.overload, ops.silu_and_mul.overload)
+
 # They give 8-bit numbers: loops might take a norm's sum in another order, and a value halfway between two numbers
 # becomes another one then. The kernels do it in one pass, too.
 _QUANTISING = (ops.dynamic_quant.overload, ops.rms_norm_w8a8.overload, ops.add_rms_norm_w8a8.overload)
@@ -47,6 +52,7 @@ _OTHER_NUMBERS = frozenset(
 )
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_CALLED = frozenset((torch.bfloat16, torch.float16, torch.float32))
 _DTYPES = frozenset((*_FLOATS, torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 _answers: dict[str, int] = {}
@@ -55,7 +61,7 @@ _answers: dict[str, int] = {}
 def loops_of(node: fx.Node) -> int:
     """How many elementary loops inductor makes of this pure node; 0 where it calls a library for it."""
     op = overload(node)
-    if op is None or op in _QUANTISING or is_rounded_norm(node):
+    if op is None or op in _QUANTISING or is_rounded_norm(node) or is_call(node):
         return 0
     reads = [tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)]
     results = tensors_of(node)
@@ -78,6 +84,14 @@ def loops_of(node: fx.Node) -> int:
 def is_rounded_norm(node: fx.Node) -> bool:
     """Whether a node is a norm of 16-bit numbers."""
     return overload(node) in ROUNDED_NORMS and tensors_of(node)[0].dtype in (torch.bfloat16, torch.float16)
+
+
+def is_call(node: fx.Node) -> bool:
+    """Whether a node is a rotation or gated activation that a kernel in C++ computes."""
+    if overload(node) not in CALLS or native.why_not() is not None:
+        return False
+    dtypes = {tensor.dtype for parent in node.all_input_nodes for tensor in tensors_of(parent)}
+    return len(dtypes) == 1 and dtypes <= _CALLED
 
 
 def _gives_other_numbers(op: torch._ops.OpOverload, node: fx.Node) -> bool:

@@ -1,19 +1,24 @@
 """What a step calls for a node that is no loop: the vendor's kernel without the detour through the dispatcher."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
+from dlinfer import ops
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import arguments, fake, overload
+from dlinfer.graph.ir.layout import same_size
 from dlinfer.ops.kernels import direct_kernel
+from dlinfer.ops.spec import registry
 from dlinfer.vendor.cpu import native
-from dlinfer.vendor.cpu.inductor.fusible import ROUNDED_NORMS, is_rounded_norm
+from dlinfer.vendor.cpu.inductor.fusible import CALLS, ROUNDED_NORMS, is_call, is_rounded_norm
 
-# The kernels in C++ take these over, norms in 16 bits only. They read weights as they lie in memory, so nothing is
-# packed or copied.
+# The kernels in C++ take these over where ``_is_native`` says so. They read weights as they lie in memory, so nothing
+# is packed or copied.
 _NATIVE = {
     "aten::linear": "linear",
     "dlinfer::linear": "linear",
@@ -21,7 +26,13 @@ _NATIVE = {
     "dlinfer::weight_quant_matmul": "weight_quant_matmul",
     "dlinfer::rms_norm": "rms_norm",
     "dlinfer::add_rms_norm": "add_rms_norm",
+    "dlinfer::apply_rotary_pos_emb": "apply_rotary_pos_emb",
+    "dlinfer::silu_and_mul": "silu_and_mul",
+    "dlinfer::fill_kv_cache": "fill_kv_cache",
+    "dlinfer::paged_decode_attention": "paged_decode_attention",
 }
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def callee_of(node: fx.Node, *, native: bool = True) -> str:
@@ -41,7 +52,26 @@ def _is_native(node: fx.Node) -> bool:
     op = overload(node)
     if op in ROUNDED_NORMS:
         return is_rounded_norm(node)
+    if op in CALLS:
+        return is_call(node)
+    if op is ops.fill_kv_cache.overload:
+        return fake(arguments(node)["k"]).dtype in _FLOATS
+    if op is ops.paged_decode_attention.overload:
+        return _is_plain_decoding(node)
     return op is not torch.ops.aten.linear.default or _is_plain_linear(node)
+
+
+def _is_plain_decoding(node: fx.Node) -> bool:
+    """Whether the kernel in C++ reads a call's tensors as they are. The vendor's function for the op copies others."""
+    given = map_arg(arguments(node), fake)
+    read = [given[name] for name in ("q", "k_cache", "v_cache", "attn_output")]
+    tables = [given[name] for name in ("alibi_slopes", "sinks") if given.get(name) is not None]
+    return (
+        len({tensor.dtype for tensor in read}) == 1
+        and read[0].dtype in _FLOATS
+        and all(same_size(tensor.stride(-1), 1) for tensor in read)
+        and all(table.dtype is torch.float32 for table in tables)
+    )
 
 
 def _is_plain_linear(node: fx.Node) -> bool:
@@ -72,4 +102,26 @@ def _native(name: str) -> Callable[..., Any]:
     reason = native.why_not()
     if reason is not None:
         raise KeyError(f"native {name}: {reason}")
-    return getattr(torch.ops.dlinfer_cpu, name).default
+    kernel = getattr(torch.ops.dlinfer_cpu, name).default
+    places = places_of(name)
+    if places is None:
+        return kernel
+
+    def chosen(*args: Any) -> Any:
+        return kernel(*(args[place] for place in places))
+
+    return chosen
+
+
+@functools.cache
+def places_of(name: str) -> tuple[int, ...] | None:
+    """Which of an op's arguments its kernel in C++ takes, in the kernel's order; None where it takes all as they are.
+
+    A cache tells its block size itself, for one, so that the kernel is not given it.
+    """
+    spec = registry().get(name)
+    if spec is None:
+        return None
+    given = [argument.name for argument in spec.overload._schema.arguments]
+    taken = [argument.name for argument in getattr(torch.ops.dlinfer_cpu, name).default._schema.arguments]
+    return None if given == taken or not set(taken) <= set(given) else tuple(map(given.index, taken))
