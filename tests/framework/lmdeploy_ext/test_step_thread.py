@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device import activation, computing
 from dlinfer.framework.lmdeploy_ext.serving import step_thread
 from dlinfer.framework.lmdeploy_ext.serving.step_thread import StepThread
 
@@ -18,13 +18,16 @@ class Agent:
     """What patches of a model agent see: steps that block until they are let go, and a queue."""
 
     def __init__(self) -> None:
-        self.begun, self.go = threading.Event(), threading.Event()
+        self.begun, self.computes, self.go = threading.Event(), threading.Event(), threading.Event()
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
         self.seen: list[Any] = []
 
     async def step(self, value: Any) -> None:
         self.begun.set()
-        assert self.go.wait(SECONDS)
+        while not self.go.wait(0.001):
+            if self.computes.is_set():
+                self.computes.clear()
+                computing.begins()
         await asyncio.sleep(0)
         if isinstance(value, Exception):
             raise value
@@ -75,16 +78,46 @@ def test_the_loop_goes_on_while_a_step_runs(agent):
     run(main())
 
 
-def test_outputs_are_there_when_the_step_is_over_and_in_order(agent):
+def test_outputs_come_when_a_step_is_over_and_in_order(agent):
     async def main() -> None:
         agent.loop_thread = threading.get_ident()
         agent.go.set()
         for value in range(5):
             await Patched.step(agent, value)
-            assert agent.queue.get_nowait() == value
+            assert await agent.queue.get() == value
+        await Patched.step(agent, 5)
         Patched.push(agent, "from the loop")
-        assert agent.queue.get_nowait() == "from the loop"
+        assert [agent.queue.get_nowait(), agent.queue.get_nowait()] == [5, "from the loop"]
         assert len({thread for thread, _ in agent.seen}) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_a_step_gave_is_handled_beside_the_next_one(agent, monkeypatch, tells):
+    """It waits till that computes; where it does not tell, not for long."""
+    monkeypatch.setattr(step_thread, "_LATEST", 10 * SECONDS if tells else 0.02)
+
+    async def engine() -> None:
+        await Patched.step(agent, "first")
+        agent.go.clear()
+        agent.begun.clear()
+        await Patched.step(agent, "second")
+
+    async def main() -> None:
+        agent.loop_thread = threading.get_ident()
+        agent.go.set()
+        step = asyncio.create_task(engine())
+        while not (agent.seen and agent.begun.is_set()):
+            await asyncio.sleep(0.001)
+        if tells:
+            assert agent.queue.empty()
+            agent.computes.set()
+        assert await agent.queue.get() == "first"
+        assert not step.done()
+        agent.go.set()
+        await step
+        assert await agent.queue.get() == "second"
 
     run(main())
 
@@ -96,7 +129,7 @@ def test_an_error_in_a_step_is_the_callers(agent):
             await Patched.step(agent, ValueError("of the model"))
         agent.loop_thread = threading.get_ident()
         await Patched.step(agent, "the next")
-        assert agent.queue.get_nowait() == "the next"
+        assert await agent.queue.get() == "the next"
 
     run(main())
 

@@ -18,7 +18,7 @@ from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 
 from dlinfer import settings
 from dlinfer.errors import CaptureError
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device import activation, computing
 from dlinfer.framework.lmdeploy_ext.layers import lora
 from dlinfer.framework.lmdeploy_ext.layers.graph_identity import model_identity
 from dlinfer.framework.lmdeploy_ext.vision import parts
@@ -167,6 +167,7 @@ class CompiledRunner(GraphRunner):
         key = _phase(kwargs)
         call = self._calls.get(key)
         if call is not None:
+            computing.begins()
             return call(**kwargs)
         _mark_sizes(kwargs)
         if self._parts is not None:
