@@ -12,8 +12,9 @@ from dlinfer import ops
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import arguments, fake, overload
 from dlinfer.graph.ir.layout import same_size
-from dlinfer.ops.kernels import direct_kernel
+from dlinfer.ops.kernels import direct_kernel, kernel_authors
 from dlinfer.ops.spec import registry
+from dlinfer.vendor import discovery
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.fusible import CALLS, ROUNDED_NORMS, is_call, is_rounded_norm
 
@@ -55,10 +56,16 @@ def _is_native(node: fx.Node) -> bool:
     if op in CALLS:
         return is_call(node)
     if op is ops.fill_kv_cache.overload:
-        return fake(arguments(node)["k"]).dtype in _FLOATS
+        return _is_ours("fill_kv_cache") and fake(arguments(node)["k"]).dtype in _FLOATS
     if op is ops.paged_decode_attention.overload:
-        return _is_plain_decoding(node)
+        return _is_ours("paged_decode_attention") and _is_plain_decoding(node)
     return op is not torch.ops.aten.linear.default or _is_plain_linear(node)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether this vendor's kernel answers an op on caches, which another vendor may lay out otherwise."""
+    vendor = discovery.activate_default("cpu")
+    return vendor is not None and kernel_authors(vendor).get(name) == "cpu"
 
 
 def _is_plain_decoding(node: fx.Node) -> bool:
