@@ -43,7 +43,7 @@ void prepare(Draw<T>& draw) {
     draw.token = draw.largest.token;
     return;
   }
-  float low = std::max(draw.largest.value - kDepth, std::numeric_limits<float>::lowest());
+  float low = Grid<T>::nearest(double(draw.largest.value) - kDepth);
   if (draw.limits.top_k > 0 && draw.limits.top_k <= draw.row.blocks()) {
     // So many blocks hold a number that is as large as the smallest of their largest.
     std::vector<float> tops(draw.row.tops, draw.row.tops + draw.row.blocks());
@@ -52,7 +52,7 @@ void prepare(Draw<T>& draw) {
     low = std::max(low, *last);
   }
   for (int i = 0; i < kSteps; ++i) {
-    draw.at[i] = float(draw.largest.value - (double(draw.largest.value) - low) * kDepths[i]);
+    draw.at[i] = std::max(low, Grid<T>::nearest(draw.largest.value - (double(draw.largest.value) - low) * kDepths[i]));
   }
   draw.at.back() = low;
 }
@@ -78,8 +78,7 @@ int64_t drawn(const Draw<T>& draw, const Amounts& amounts) {
   }
   if (limits.min_p > 0) {
     Thresholds at;
-    at.fill(std::min(draw.largest.value + std::log(limits.min_p), draw.largest.value));
-    at.fill(std::max(at[0], draw.at.back()));
+    at.fill(std::clamp(draw.largest.value + std::log(limits.min_p), draw.at.back(), draw.largest.value));
     const int64_t count = measure(draw.row, draw.largest.value, at).back().count;
     end_at(order.find([&](const Amount& through) { return through.count >= count; }));
   }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "sampling/grid.h"
 #include "sampling/measure.h"
 
 namespace dlinfer::sampling {
@@ -27,7 +28,8 @@ struct Place {
 template <class T>
 class Order {
  public:
-  // largest: finite, of a row without NaN. `at` and `amounts` belong together; what is below the last of them is none.
+  // largest: finite, of a row without NaN. `at`, numbers of type T, and `amounts` belong together; what is below the
+  // last of them is none.
   Order(const Row<T>& row, float largest, const Thresholds& at, const Amounts& amounts)
       : row_(row), largest_(largest), at_(at), amounts_(amounts) {}
 
@@ -48,12 +50,11 @@ class Order {
       }
       if (step > 0) {
         before = amounts[step - 1];
-        span.high = std::nextafter(at[step - 1], -kInfinity);
+        span.high = Grid<T>::below(at[step - 1]);
       }
       span.low = at[step];
       const int64_t inside = amounts[step].count - before.count;
       if (inside <= kFew) return among_few(span, before, reached);
-      span = tightened(span);
       if (span.low == span.high) return among_equal(span.low, inside, before, reached);
       at = divided(span);
       amounts = measure(row_, largest_, at);
@@ -62,16 +63,16 @@ class Order {
 
  private:
   struct Span {
-    float low, high;  // both belong to it
+    float low, high;  // numbers of type T, which both belong to it
   };
 
   // Evenly, and the last one its lower end. Of two neighbours one is a threshold and the other the lower end.
   static Thresholds divided(Span span) {
     Thresholds at;
     for (int i = 0; i < kSteps; ++i) {
-      at[i] = float(span.low + (double(span.high) - span.low) * (kSteps - 1 - i) / kSteps);
+      at[i] = Grid<T>::nearest(span.low + (double(span.high) - span.low) * (kSteps - 1 - i) / kSteps);
     }
-    at[0] = std::max(at[0], std::nextafter(span.low, kInfinity));
+    at[0] = std::max(at[0], Grid<T>::above(span.low));
     return at;
   }
 
@@ -92,29 +93,6 @@ class Order {
         }
       }
     }
-  }
-
-  // From the smallest to the largest number that a span has: floats of 16 bits are far from each other.
-  Span tightened(Span span) const {
-    Floats low = all_lanes(kInfinity), high = all_lanes(-kInfinity);
-    const Floats least = all_lanes(span.low), most = all_lanes(span.high);
-    for (int64_t block = 0; block < row_.blocks(); ++block) {
-      if (row_.tops[block] < span.low) continue;
-      const T* const from = row_.block(block);
-      const int64_t size = row_.size(block);
-      for (int64_t i = 0; i < size; i += kLanes) {
-        const Floats x = wide_part(from, i, size);
-        const auto in = ((Words)(x >= least) & (Words)(x <= most)) != 0;
-        const Floats x_low = in ? x : low, x_high = in ? x : high;
-        low = x_low < low ? x_low : low;
-        high = x_high > high ? x_high : high;
-      }
-    }
-    Span found{low[0], high[0]};
-    for (int lane = 1; lane < kLanes; ++lane) {
-      found = {std::min(found.low, low[lane]), std::max(found.high, high[lane])};
-    }
-    return found;
   }
 
   template <class Reached>
