@@ -27,7 +27,9 @@ class CpuSampler(Sampler):
         kernel = compiled("drawn_tokens", logits) if _taken("drawn_tokens", logits) else None
         if kernel is None:
             return None
-        return kernel(logits, numbers.float(), _as(torch.int64, top_k), *(_as(torch.float32, p) for p in (top_p, min_p)))
+        return kernel(
+            logits, numbers.float(), _as(torch.int64, top_k), *(_as(torch.float32, p) for p in (top_p, min_p))
+        )
 
 
 def _as(dtype: torch.dtype, limits: Tensor | None) -> Tensor | None:

@@ -119,7 +119,9 @@ def test_draws_of_16_bits_are_not_rounded_to_them(dtype):
 def test_rows_that_lmdeploy_selects():
     logits, limits = logits_of(3, 6), [Limits(top_k=20 + i) for i in range(6)]
     every = processor(limits).sampling(logits)
-    some = FusedLogitsProcessor(inputs_of(limits).select_sampling_rows(slice(1, None, 2))).sampling(logits[1::2])
+    some = FusedLogitsProcessor(inputs_of(limits).select_sampling_rows(slice(1, None, 2))).sampling(
+        logits[1::2]
+    )
     assert torch.equal(some, every[1::2])
 
 

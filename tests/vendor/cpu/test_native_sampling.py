@@ -73,7 +73,9 @@ def test_the_largest_is_torchs(dtype, width):
     rows=st.integers(0, 5),
     width=st.integers(1, 1200),
     special=st.lists(
-        st.tuples(st.integers(0, 10_000), st.sampled_from([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 99.0])),
+        st.tuples(
+            st.integers(0, 10_000), st.sampled_from([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 99.0])
+        ),
         max_size=6,
     ),
     seed=st.integers(0, 2**31),
@@ -114,7 +116,14 @@ def test_draws_are_those_of_a_sorted_row(dtype, rows, width, scale, whole, top_k
 @pytest.mark.parametrize("scale", [0.0, 0.01, 1.0, 3.0], ids=["equal", "flat", "broad", "peaked"])
 @pytest.mark.parametrize(
     "limits",
-    [OFF, Limits(top_k=50), Limits(top_k=5000), Limits(top_p=0.9), Limits(min_p=0.05), Limits(400, 0.9, 0.01)],
+    [
+        OFF,
+        Limits(top_k=50),
+        Limits(top_k=5000),
+        Limits(top_p=0.9),
+        Limits(min_p=0.05),
+        Limits(400, 0.9, 0.01),
+    ],
     ids=str,
 )
 def test_a_whole_vocabulary(dtype, scale, limits):
@@ -168,6 +177,21 @@ def test_the_largest_and_the_smallest_number(value):
     logits[:, 300:700] = value
     assert_drawn(logits, torch.tensor([0.5, 0.999]))
     assert_drawn(logits, torch.tensor([0.5, 0.999]), Limits(top_k=10))
+
+
+def test_zeros_of_both_signs_are_equal():
+    logits = torch.zeros(2, 5000)
+    logits[:, 1::2] = -0.0
+    assert_drawn(logits, torch.tensor([0.3, 0.9]))
+    assert_drawn(logits, torch.tensor([0.3, 0.9]), Limits(top_k=3, top_p=0.5))
+    assert largest(logits).tolist() == [0, 0]
+
+
+def test_numbers_that_no_bin_tells_apart():
+    logits = torch.zeros(2, 5000)
+    logits[:, ::3], logits[:, 1::3] = 1e-42, 2e-42
+    assert_drawn(logits, torch.tensor([0.3, 0.9]))
+    assert_drawn(logits, torch.tensor([0.3, 0.9]), Limits(top_k=2000))
 
 
 def test_thresholds_around_zero():

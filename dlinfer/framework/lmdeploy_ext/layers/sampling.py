@@ -28,7 +28,9 @@ def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
     """
     if len(seeds) <= _FEW:
         pairs = zip(seeds.tolist(), counters.tolist(), strict=True)
-        words = np.array([_first_word(seed & _LOW, seed >> 32 & _LOW, counter & _LOW) for seed, counter in pairs])
+        words = np.array(
+            [_first_word(seed & _LOW, seed >> 32 & _LOW, counter & _LOW) for seed, counter in pairs]
+        )
     else:
         seed, counter = (one.cpu().numpy().astype(np.int64).view(np.uint64) for one in (seeds, counters))
         words = _first_word(seed & _LOW, seed >> 32, counter & _LOW)

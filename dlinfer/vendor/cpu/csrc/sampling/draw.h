@@ -43,7 +43,7 @@ void prepare(Draw<T>& draw) {
     draw.token = draw.largest.token;
     return;
   }
-  float low = Grid<T>::nearest(double(draw.largest.value) - kDepth);
+  float low = std::max(draw.largest.value - kDepth, std::numeric_limits<float>::lowest());
   if (draw.limits.top_k > 0 && draw.limits.top_k <= draw.row.blocks()) {
     // So many blocks hold a number that is as large as the smallest of their largest.
     std::vector<float> tops(draw.row.tops, draw.row.tops + draw.row.blocks());
@@ -52,7 +52,7 @@ void prepare(Draw<T>& draw) {
     low = std::max(low, *last);
   }
   for (int i = 0; i < kSteps; ++i) {
-    draw.at[i] = std::max(low, Grid<T>::nearest(draw.largest.value - (double(draw.largest.value) - low) * kDepths[i]));
+    draw.at[i] = std::max(low, float(draw.largest.value - (double(draw.largest.value) - low) * kDepths[i]));
   }
   draw.at.back() = low;
 }
