@@ -9,6 +9,7 @@ thousands. A ratio above 1 says how many times faster dlinfer is, with the 95 % 
 
 import argparse
 import statistics
+from typing import Any
 
 import torch
 from lmdeploy import PytorchEngineConfig
@@ -23,9 +24,10 @@ KINDS = ("greedy", "top_k 50", "top_p 0.9", "all")
 
 def inputs(kind: str, batch: int) -> SamplingInputs:
     """What LMDeploy makes of requests of one kind; of all of the vocabulary, ``all``."""
+    given: dict[str, Any] = {"top_p": torch.full((batch,), 0.9)} if kind == "top_p 0.9" else {}
     return SamplingInputs(
         max_top_k={"greedy": 1, "top_k 50": 50}.get(kind, 0),
-        top_p=torch.full((batch,), 0.9) if kind == "top_p 0.9" else None,
+        **given,
         random_seeds=torch.arange(batch),
         random_offsets=torch.full((batch,), 7),
         batch_size=batch,

@@ -1,5 +1,7 @@
 """LMDeploy's processor takes its tokens by the device's sampler: the ones that it would have taken itself."""
 
+from typing import Any
+
 import pytest
 import torch
 from lmdeploy import PytorchEngineConfig
@@ -47,11 +49,14 @@ def inputs_of(limits: list[Limits]) -> SamplingInputs:
     top_k = torch.tensor([one.top_k for one in limits])
     most = 0 if (top_k <= 0).any() else int(top_k.max())
     top_p, min_p = (torch.tensor([one[i] for one in limits]) for i in (1, 2))
+    given: dict[str, Any] = {
+        "top_k": None if (top_k == most).all() else top_k,
+        "top_p": None if (top_p == 1).all() else top_p,
+        "min_p": None if (min_p == 0).all() else min_p,
+    }
     return SamplingInputs(
         max_top_k=most,
-        top_k=None if (top_k == most).all() else top_k,
-        top_p=None if (top_p == 1).all() else top_p,
-        min_p=None if (min_p == 0).all() else min_p,
+        **given,
         random_seeds=torch.arange(len(limits)) + 5,
         random_offsets=torch.arange(len(limits)),
         batch_size=len(limits),
@@ -63,7 +68,8 @@ def processor(limits: list[Limits]) -> FusedLogitsProcessor:
 
 
 def original(of: FusedLogitsProcessor, logits: Tensor) -> Tensor:
-    return FusedLogitsProcessor.sampling.__wrapped__(of, logits)
+    way: Any = FusedLogitsProcessor.sampling
+    return way.__wrapped__(of, logits)
 
 
 def counted() -> dict[str, str]:
