@@ -5,7 +5,9 @@ A vendor gives one by ``Vendor.load_device``; adaptors ask ``discovery.device(de
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from dlinfer.vendor.streams import Streams
 
@@ -23,6 +25,33 @@ class DeviceMemory(NamedTuple):
     total: int
     source: str
     shared: bool
+
+
+class Sampler(Protocol):
+    """The next token of each row of logits [B, V], as int64 [B]; None where a call has to be served otherwise.
+
+    Nothing is written. Raises FallbackError where the fallback policy refuses what is served otherwise.
+    """
+
+    def largest(self, logits: Tensor) -> Tensor | None:
+        """The first of the largest logits of each row, as ``argmax(-1)``: NaN is larger than all."""
+        ...
+
+    def draw(
+        self,
+        logits: Tensor,
+        numbers: Tensor,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        min_p: Tensor | None = None,
+    ) -> Tensor | None:
+        """The first token, of those sorted by probability, up to which there is the share of it that a number says.
+
+        numbers: floating [B], of [0, 1). What may be drawn of a row: top_k, integer [B], so many, where positive; of
+        them, top_p, floating [B], those before which there is at most this share; of all, min_p, floating [B], those
+        with at least this part of the highest probability. A row whose softmax is NaN gives its first token.
+        """
+        ...
 
 
 class Device(ABC):
@@ -50,4 +79,8 @@ class Device(ABC):
 
         None leaves it to dlinfer's, which compiles for the engine that is chosen or is the vendor's default.
         """
+        return None
+
+    def sampler(self) -> Sampler | None:
+        """What takes tokens from logits, where the vendor brings it. None leaves it to the framework."""
         return None

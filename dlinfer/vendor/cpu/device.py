@@ -3,7 +3,7 @@
 import os
 
 from dlinfer.vendor.cpu.memory import usable_memory
-from dlinfer.vendor.device import Device, DeviceMemory
+from dlinfer.vendor.device import Device, DeviceMemory, Sampler
 from dlinfer.vendor.streams import HostStreams
 
 
@@ -24,6 +24,12 @@ class CpuDevice(Device):
         """What the host and this process's cgroup still allow."""
         usable = usable_memory()
         return DeviceMemory(usable.available, usable.limit, usable.source, shared=True)
+
+    def sampler(self) -> Sampler:
+        """The C++ kernels'."""
+        from dlinfer.vendor.cpu.sampling import CpuSampler
+
+        return CpuSampler()
 
 
 # oneDNN and torch's layer upon it keep what they have made for a product of each size: 0.75 MB for each number of rows

@@ -3,6 +3,7 @@
 They are made by a compiler for the CPU at hand, so that another CPU runs other instructions.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -39,6 +40,7 @@ def answers() -> Iterator[KnownAnswer]:
         yield _rotary(dtype)
         yield _fill(dtype)
         yield _prefill(dtype)
+        yield _tokens(dtype)
 
 
 def _native(name: str) -> Callable[..., Tensor]:
@@ -281,6 +283,31 @@ def _pages(sequences: Sequence[Tensor]) -> Tensor:
     """Keys of each sequence in pages of 16, the last one first."""
     padded = [F.pad(one, (0, 0, 0, 0, 0, -len(one) % 16)) for one in sequences]
     return torch.cat(padded).unflatten(0, (-1, 16)).flip(0)
+
+
+def _tokens(dtype: torch.dtype) -> KnownAnswer:
+    """Of equal logits, whose order is that of the tokens, and of logits that halve the probability each time."""
+    equal = torch.zeros(4, 5000)
+    equal[:, 1::2] = -torch.inf
+    halving = -torch.arange(1000).flip(0).repeat(4, 1) * math.log(2)
+    numbers = torch.tensor([0.1001, 0.4001, 0.6001, 0.9001])
+    limits = torch.full((4,), 3), torch.full((4,), 0.6), torch.full((4,), 0.2)
+
+    def run() -> Sequence[Tensor]:
+        largest, drawn = _native("largest_tokens"), _native("drawn_tokens")
+        given = [one.to(dtype) for one in (equal, halving)]
+        results = [largest(one) for one in given] + [drawn(one, numbers) for one in given]
+        return results + [drawn(given[1], numbers, *(one if k == i else None for k, one in enumerate(limits)))
+                          for i in range(3)]  # fmt: skip
+
+    def expected() -> Sequence[Tensor]:
+        # Of 2500 equal ones; of 1/2, 1/4, 1/8 ...; of 4/7, 2/7, 1/7; of 2/3, 1/3; and again of the former three.
+        tokens = [[0] * 4, [999] * 4, [500, 2000, 3000, 4500], [999, 999, 998, 996], [999, 999, 998, 997],
+                  [999, 999, 999, 998], [999, 999, 998, 997]]  # fmt: skip
+        return [torch.tensor(one) for one in tokens]
+
+    kinds = frozenset({"native largest_tokens", "native drawn_tokens"})
+    return KnownAnswer("C++ next tokens", kinds, name_of(dtype), run, expected)
 
 
 KERNEL_ANSWERS = KnownAnswers(owner, answers, native.library_name)

@@ -350,6 +350,14 @@ def _register_fakes() -> None:
         contiguous = torch.contiguous_format
         return torch.empty_like(q, memory_format=contiguous), torch.empty_like(k, memory_format=contiguous)
 
+    @torch.library.register_fake("dlinfer_cpu::largest_tokens")
+    def largest_tokens(logits: Tensor) -> Tensor:
+        return logits.new_empty(logits.shape[:1], dtype=torch.int64)
+
+    @torch.library.register_fake("dlinfer_cpu::drawn_tokens")
+    def drawn_tokens(logits: Tensor, *rest: object) -> Tensor:
+        return logits.new_empty(logits.shape[:1], dtype=torch.int64)
+
     @torch.library.register_fake("dlinfer_cpu::fill_kv_cache")
     def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
         return None

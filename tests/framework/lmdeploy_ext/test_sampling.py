@@ -24,6 +24,14 @@ def test_numbers_depend_on_seed_and_counter_only():
     assert ((numbers >= 0) & (numbers < 1)).all()
 
 
+def test_many_numbers_at_once_are_those_of_each_alone():
+    seeds = torch.tensor([0, 1, -1, 1 << 40, -(1 << 63), (1 << 63) - 1, 7, 8, 9, 10])
+    for counters in (torch.arange(10), torch.arange(10, dtype=torch.int32) - 5, torch.arange(10) + (1 << 33)):
+        alone = [philox_uniform(seeds[i : i + 1], counters[i : i + 1]) for i in range(10)]
+        assert torch.equal(philox_uniform(seeds, counters), torch.cat(alone))
+    assert philox_uniform(seeds[:0], seeds[:0]).shape == (0,)
+
+
 def test_draws_follow_the_distribution_and_skip_impossible_tokens():
     count = 20_000
     scores = torch.tensor([[0.5, 0.3, 0.2, 0.0]]).expand(count, 4)

@@ -13,12 +13,12 @@ import torch
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingImpl
 from torch import Tensor
 
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
-_LOW = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW = 0xFFFFFFFF
 _ROUNDS = 10
 _TO_UNIT = np.float32(4.6566127342e-10)  # just below 2^-31, as triton's uint_to_uniform_float has it
+_FEW = 8  # so many are quicker one by one: numpy takes a microsecond for each of a hundred operations
 
 
 def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
@@ -26,17 +26,27 @@ def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
 
     seeds: int64 [B], taken as 64 bits. counters: integer [B], taken as 32 bits. Returns float32 [B].
     """
-    seed = seeds.cpu().numpy().astype(np.int64).view(np.uint64)
-    key0, key1 = seed & _LOW, seed >> _HALF
-    c0 = counters.cpu().numpy().astype(np.int64).view(np.uint64) & _LOW
-    c1 = c2 = c3 = np.zeros_like(c0)
+    if len(seeds) <= _FEW:
+        pairs = zip(seeds.tolist(), counters.tolist(), strict=True)
+        words = np.array(
+            [_first_word(seed & _LOW, seed >> 32 & _LOW, counter & _LOW) for seed, counter in pairs]
+        )
+    else:
+        seed, counter = (one.cpu().numpy().astype(np.int64).view(np.uint64) for one in (seeds, counters))
+        words = _first_word(seed & _LOW, seed >> 32, counter & _LOW)
+    signed = words.astype(np.uint32).view(np.int32)
+    return torch.from_numpy(np.where(signed < 0, ~signed, signed).astype(np.float32) * _TO_UNIT)
+
+
+def _first_word(key0: Any, key1: Any, c0: Any) -> Any:
+    """Of integers, or of arrays of uint64 whose numbers have 32 bits."""
+    c1 = c2 = c3 = c0 & 0
     for _ in range(_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # 32 x 32 bits fit into 64
-        c0, c2 = (product1 >> _HALF) ^ c1 ^ key0, (product0 >> _HALF) ^ c3 ^ key1
+        c0, c2 = (product1 >> 32) ^ c1 ^ key0, (product0 >> 32) ^ c3 ^ key1
         c1, c3 = product1 & _LOW, product0 & _LOW
         key0, key1 = (key0 + _WEYL[0]) & _LOW, (key1 + _WEYL[1]) & _LOW
-    signed = c0.astype(np.uint32).view(np.int32)
-    return torch.from_numpy(np.where(signed < 0, ~signed, signed).astype(np.float32) * _TO_UNIT)
+    return c0
 
 
 class SeededMultinomialSampling(MultinomialSamplingImpl):

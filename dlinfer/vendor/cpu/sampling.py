@@ -1,0 +1,48 @@
+"""The next tokens of logits on CPU, in C++ (csrc/sampling): no vocabulary is sorted."""
+
+import torch
+from torch import Tensor
+
+from dlinfer.vendor.cpu.compiled import compiled, fall_back
+from dlinfer.vendor.device import Sampler
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class CpuSampler(Sampler):
+    """Of equal logits the lower token comes first. Draws are worked out in float32, whatever the logits' dtype."""
+
+    def largest(self, logits: Tensor) -> Tensor | None:
+        kernel = compiled("largest_tokens", logits) if _taken("largest_tokens", logits) else None
+        return None if kernel is None else kernel(logits)
+
+    def draw(
+        self,
+        logits: Tensor,
+        numbers: Tensor,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        min_p: Tensor | None = None,
+    ) -> Tensor | None:
+        kernel = compiled("drawn_tokens", logits) if _taken("drawn_tokens", logits) else None
+        if kernel is None:
+            return None
+        return kernel(
+            logits, numbers.float(), _as(torch.int64, top_k), *(_as(torch.float32, p) for p in (top_p, min_p))
+        )
+
+
+def _as(dtype: torch.dtype, limits: Tensor | None) -> Tensor | None:
+    return None if limits is None else limits.to(dtype)
+
+
+def _taken(name: str, logits: Tensor) -> bool:
+    """Whether there are kernels for such logits; where not, it is counted. Raises FallbackError."""
+    if logits.dtype not in _FLOATS:
+        reason = f"logits are {str(logits.dtype).removeprefix('torch.')}"
+    elif logits.dim() != 2 or logits.shape[1] == 0:
+        reason = f"logits are {list(logits.shape)}"
+    else:
+        return True
+    fall_back(name, reason, (logits,))
+    return False
