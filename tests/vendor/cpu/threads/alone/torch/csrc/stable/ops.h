@@ -1,0 +1,13 @@
+// What the team of threads asks torch for, without torch.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace torch::stable {
+
+inline std::atomic<uint32_t> threads_wanted{2};
+
+inline uint32_t get_num_threads() { return threads_wanted; }
+
+}  // namespace torch::stable
