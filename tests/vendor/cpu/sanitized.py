@@ -6,8 +6,9 @@ ends the process with the line of the source. Then ThreadSanitizer watches the t
 (``threads/race.cpp``): in Python's process it would have to know what happens in torch and OpenMP, which are not built
 for it, and report races that are none. Exit status 0 where nothing was found.
 
-Not seen are results of 128 KiB and more, which lie in memory of the library's own (``common/result_memory.h``), and what
-one tensor reads of another's part of the same storage. Leaks are not looked for: CPython and torch keep much till the end.
+Not seen are results of 128 KiB and more, which lie in memory of the library's own (``common/result_memory.h``), and
+what one tensor reads of another's part of the same storage. Leaks are not looked for: CPython and torch keep much till
+the end. Other tests than those of the kernels measure memory, which the sanitizer itself takes.
 """
 
 import argparse
@@ -31,6 +32,8 @@ TESTS = (*(str(path.relative_to(ROOT)) for path in sorted(Path(__file__).parent.
          f"{HERE}/eight_bit/test_native.py")  # fmt: skip
 FLAGS = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
 """Behind those of ``native``: the last -O counts, and with -O3 the compiler takes three times as long."""
+FIRST = ("libasan.so", "libstdc++.so.6")
+"""Libraries that have to be there before all others."""
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
@@ -41,7 +44,7 @@ LEFT_OUT = "not TestCache and not lesser_instruction_sets"
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """This process's, in which the kernels are compiled for the sanitizers, into ``folder``, where Python loads them."""
+    """This process's, in which the kernels are compiled for the sanitizers, into ``folder``. Raises BuildError."""
     folder.mkdir(parents=True, exist_ok=True)
     compiler = native._compiler()
     script = f'#!/bin/sh\nexec {" ".join(compiler)} "$@" {FLAGS}\n'
@@ -50,35 +53,52 @@ def environment(folder: Path) -> dict[str, str]:
     wrapper.write_text(script)
     wrapper.chmod(0o755)
     # Before Python: the sanitizer has to see all memory, and by libstdc++ where exceptions are thrown.
-    first = ":".join(_library(compiler, name) for name in ("libasan.so", "libstdc++.so.6"))
-    ours = {"CXX": str(wrapper), "DLINFER_CACHE_DIR": str(folder), "LD_PRELOAD": first, "PYTHONPATH": str(ROOT)}
+    first = ":".join(_library(compiler, name) for name in FIRST)
+    ours = {
+        "CXX": str(wrapper),
+        "DLINFER_CACHE_DIR": str(folder),
+        "LD_PRELOAD": first,
+        "PYTHONPATH": str(ROOT),
+    }
     return os.environ | OPTIONS | {"OMP_WAIT_POLICY": "passive"} | ours
+
+
+def why_not() -> str:
+    """What the compiler here lacks; empty where it has all."""
+    try:
+        for name in FIRST:
+            _library(native._compiler(), name)
+    except native.BuildError as error:
+        return str(error)
+    return ""
 
 
 def _library(compiler: Sequence[str], name: str) -> str:
     command = [*compiler, f"-print-file-name={name}"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     if not os.path.isabs(found):
-        raise SystemExit(f"{compiler[0]} has no {name}: g++ with its sanitizers is needed")
+        raise native.BuildError(f"{compiler[0]} has no {name}: g++ with its sanitizers is needed")
     return str(Path(found).resolve())
 
 
 def run(tests: Sequence[str], level: str = "", sources: Path | None = None, folder: Path = FOLDER) -> int:
     """pytest's exit status, or that of the sanitizer which has ended its process.
 
-    sources: in place of ``csrc``. level: of DLINFER_CPU_ISA; empty is all that this CPU has.
+    sources: in place of ``csrc``; may lack kernels. level: of DLINFER_CPU_ISA; empty is all that this CPU has.
     """
     given = environment(folder) | ({"DLINFER_CPU_ISA": level} if level else {})
     given.pop("CI", None)
-    before = f"from dlinfer.vendor.cpu import native; native.SOURCES = Path({str(sources)!r})" if sources else ""
+    before = ""
+    if sources:
+        before = f"native.SOURCES, native._register_fakes = Path({str(sources)!r}), lambda: None"
     arguments = ["-q", "-n0", "--capture=sys", "-p", "no:cacheprovider", "-k", LEFT_OUT, *tests]
     # Compiled before pytest, whose limit of time a test's first call would meet.
     code = f"""
 import sys
 from pathlib import Path
 import pytest
-{before}
 from dlinfer.vendor.cpu import native
+{before}
 assert native.why_not() is None, native.why_not()
 assert "libasan" in Path("/proc/self/maps").read_text()
 sys.exit(pytest.main({arguments!r}))
@@ -104,9 +124,13 @@ def main() -> int:
     """Print what is done, and a line for each part at the end."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     here = [level for level in NEEDS if not missing(level)]
-    parser.add_argument("--isa", nargs="+", choices=here, default=[""], help="levels, in place of all of this CPU's")
+    parser.add_argument(
+        "--isa", nargs="+", choices=here, default=[""], help="levels, in place of all of this CPU's"
+    )
     parser.add_argument("tests", nargs="*", metavar="TEST", help="in place of all tests of the kernels")
     chosen = parser.parse_args()
+    if reason := why_not():
+        raise SystemExit(reason)
     found: dict[str, int] = {}
     for level in chosen.isa:
         name = f"address and undefined{', ' + level if level else ''}"

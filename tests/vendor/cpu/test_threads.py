@@ -63,7 +63,12 @@ def threads():
 # --- ranges
 
 
-@given(begin=st.integers(0, 50), size=st.integers(-2, 3000), grain=st.integers(-1, 400), threads=st.integers(0, 9))
+@given(
+    begin=st.integers(0, 50),
+    size=st.integers(-2, 3000),
+    grain=st.integers(-1, 400),
+    threads=st.integers(0, 9),
+)
 def test_each_index_is_done_once(library, begin, size, grain, threads):
     team = load(str(library))
     team.set_threads(threads)
