@@ -82,7 +82,7 @@ def test_what_was_not_run_again_stays(documents, tmp_path):
 
 
 def test_the_drawing(tmp_path, monkeypatch):
-    """By a matplotlib that remembers: one axis for each precision, bars in the order of the works, and memory's limit."""
+    """By a matplotlib that remembers: an axis a precision, bars in the order of the works, and memory's limit."""
     library, pyplot = MagicMock(), MagicMock()
     library.pyplot = pyplot
     axis, figure = MagicMock(), MagicMock()

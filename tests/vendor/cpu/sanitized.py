@@ -1,7 +1,7 @@
-"""The C++ kernels under the compilers' sanitizers: ``python -m tests.vendor.cpu.sanitized [--isa LEVEL ...] [TEST ...]``.
+"""The C++ kernels under g++'s sanitizers: ``python -m tests.vendor.cpu.sanitized [TEST ...] [--isa LEVEL ...]``.
 
 Compiles ``csrc`` with AddressSanitizer and UndefinedBehaviorSanitizer into build/sanitize, apart from all other
-libraries, and runs the kernels' tests on it: what reads or writes outside of an array, or adds beyond what an int holds,
+libraries, and runs the kernels' tests on it: what reads or writes outside of an array, or adds beyond an int's range,
 ends the process with the line of the source. Then ThreadSanitizer watches the team of threads in a program of its own
 (``threads/race.cpp``): in Python's process it would have to know what happens in torch and OpenMP, which are not built
 for it, and report races that are none. Exit status 0 where nothing was found.
