@@ -179,8 +179,8 @@ class Team {
   // Makes sure that there are so many helpers. Without memory for more threads, those that there are have to do.
   void hire(int64_t helpers) {
     if (hired_.load(std::memory_order_relaxed) >= helpers) return;
-    const std::lock_guard lock(mutex_);
     stay_loaded();
+    const std::lock_guard lock(mutex_);
     cpus_.store(cpus(), std::memory_order_relaxed);
     const NoSignals meanwhile;
     try {

@@ -6,7 +6,8 @@
 
 namespace torch::stable {
 
-inline std::atomic<uint32_t> threads_wanted{2};
+// Not inline: g++ would keep a library with such a variable loaded for good, and dlclose is what a test asks about.
+static std::atomic<uint32_t> threads_wanted{2};
 
 inline uint32_t get_num_threads() { return threads_wanted; }
 
