@@ -81,6 +81,10 @@ fuzz: $(STAMP) ## random programs eagerly and through each engine; SECONDS=60, E
 mutations: $(STAMP) ## faults put into copies of the tree, each of which tests of `make test` have to catch
 	@OMP_WAIT_POLICY=passive $(PY) -m tests.mutations
 
+.PHONY: sanitize
+sanitize: $(STAMP) ## the C++ kernels' tests under address, undefined and thread sanitizers; SANITIZE_ARGS='--isa sse42 avx2'
+	$(PY) -m tests.vendor.cpu.sanitized $(SANITIZE_ARGS)
+
 .PHONY: test-isa
 test-isa: $(STAMP) ## engines and kernels under each ISA level that can be forced; goes on where it stopped
 	$(PY) -m tests.isa.run $(ISA_ARGS)

@@ -9,14 +9,16 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <system_error>
+#include <new>
 #include <thread>
 #include <utility>
 
 #include "threads/wait.h"
 
 #if defined(__unix__) || defined(__APPLE__)
+#include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 #endif
 #if defined(__linux__)
@@ -35,6 +37,40 @@ constexpr auto kAwake = std::chrono::microseconds(150);
 // Jobs that may be shared at once; the caller of one more does it alone.
 constexpr int kMostShared = 8;
 
+// How this thread rounds and what it does with numbers near zero (torch.set_flush_denormal sets it for the caller alone).
+inline uint32_t arithmetic() {
+#if defined(__x86_64__)
+  return _mm_getcsr() & ~0x3fu;  // but for the flags of what has happened
+#else
+  return 0;
+#endif
+}
+
+inline void set_arithmetic([[maybe_unused]] uint32_t mode) {
+#if defined(__x86_64__)
+  if (mode != arithmetic()) _mm_setcsr(mode);
+#endif
+}
+
+#if defined(__unix__) || defined(__APPLE__)
+// Threads that are made meanwhile get no signals but of faults and profilers: all others are for the program's threads.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    for (int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT, SIGPROF}) sigdelset(&all, fault);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+#else
+struct NoSignals {};
+#endif
+
 // A kernel's work, in a place that outlives it: a helper may look at a job that has just ended.
 class alignas(128) SharedWork {
  public:
@@ -49,6 +85,7 @@ class alignas(128) SharedWork {
     next_.store(begin, std::memory_order_relaxed);
     end_.store(end, std::memory_order_relaxed);
     threads_.store(threads, std::memory_order_relaxed);
+    arithmetic_ = arithmetic();
     grain_ = grain;
     body_ = body;
     context_ = context;
@@ -73,7 +110,9 @@ class alignas(128) SharedWork {
     uint32_t state = state_.load(std::memory_order_acquire);
     do {
       if (!wants_help(state)) return false;
+      // Where the job that was looked at has ended and another is open by now, one too many may come, and find a part.
     } while (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acquire));
+    set_arithmetic(arithmetic_);
     join();
     state_.fetch_sub(1, std::memory_order_release);
     return true;
@@ -114,6 +153,7 @@ class alignas(128) SharedWork {
   void (*body_)(const void*, int64_t, int64_t) = nullptr;
   const void* context_ = nullptr;
   int64_t grain_ = 1;
+  uint32_t arithmetic_ = 0;
   std::mutex error_mutex_;
   std::exception_ptr error_;
   alignas(128) std::atomic<int64_t> next_{0};
@@ -123,9 +163,9 @@ class Team {
  public:
   void share(int64_t begin, int64_t end, int64_t grain, int64_t threads, void (*body)(const void*, int64_t, int64_t),
              const void* context) {
+    hire(threads - 1);
     for (SharedWork& work : shared_) {
       if (!work.claim()) continue;
-      hire(threads - 1);
       work.open(begin, end, grain, threads, body, context);
       if (asleep_.load() > 0) wake(std::min<int64_t>(threads, (end - begin + grain - 1) / grain) - 1);
       work.join();
@@ -139,10 +179,13 @@ class Team {
   // Makes sure that there are so many helpers. Without memory for more threads, those that there are have to do.
   void hire(int64_t helpers) {
     if (hired_.load(std::memory_order_relaxed) >= helpers) return;
+    stay_loaded();
     const std::lock_guard lock(mutex_);
+    cpus_.store(cpus(), std::memory_order_relaxed);
+    const NoSignals meanwhile;
     try {
       for (; hired_ < helpers; ++hired_) std::thread([this] { live(); }).detach();
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {  // system_error or bad_alloc
     }
   }
 
@@ -182,7 +225,7 @@ class Team {
 
   // Whether there is work within kAwake. Where threads outnumber CPUs, one that looks is in another's way.
   bool look_around() const {
-    if (hired_.load(std::memory_order_relaxed) >= cpus_) return any_work();
+    if (hired_.load(std::memory_order_relaxed) >= cpus_.load(std::memory_order_relaxed)) return any_work();
     const auto end = Clock::now() + kAwake;
     do {
       for (int i = 0; i < 32; ++i) {
@@ -192,6 +235,16 @@ class Team {
       std::this_thread::yield();
     } while (Clock::now() < end);
     return false;
+  }
+
+  // A library that is closed would go from under its threads.
+  static void stay_loaded() {
+#if defined(RTLD_NODELETE)
+    Dl_info here;
+    if (dladdr(reinterpret_cast<void*>(&thread_count), &here)) {
+      dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+    }
+#endif
   }
 
   // CPUs that the process may use.
@@ -212,25 +265,23 @@ class Team {
   std::mutex mutex_;
   std::condition_variable called_;
   uint64_t calls_ = 0;
-  const int64_t cpus_ = cpus();
+  std::atomic<int64_t> cpus_{1};
 };
 
 thread_local bool Team::inside = false;
 
-// Never destroyed, as its threads live till the process ends. A child of fork has none of them: it gets a new team.
-Team* the_team = nullptr;
+// Never destroyed, as its threads live till the process ends. Made when the library is loaded, so that no thread can be
+// at it while another one forks.
+alignas(Team) unsigned char place[sizeof(Team)];
 
-Team& team() {
-  static const bool made = [] {
-    the_team = new Team;
+// A child of fork has none of the threads, and mutexes as they happened to be: it gets a new team, without asking for
+// memory.
+Team* const the_team = [] {
 #if defined(__unix__) || defined(__APPLE__)
-    pthread_atfork(nullptr, nullptr, [] { the_team = new Team; });
+  pthread_atfork(nullptr, nullptr, [] { new (place) Team; });
 #endif
-    return true;
-  }();
-  (void)made;
-  return *the_team;
-}
+  return new (place) Team;
+}();
 
 }  // namespace
 
@@ -245,7 +296,7 @@ void share_work(int64_t begin, int64_t end, int64_t grain, void (*body)(const vo
   struct Leave {
     ~Leave() { Team::inside = false; }
   } leave;
-  team().share(begin, end, std::max<int64_t>(grain, 1), threads, body, context);
+  the_team->share(begin, end, std::max<int64_t>(grain, 1), threads, body, context);
 }
 
 }  // namespace dlinfer
