@@ -66,7 +66,7 @@ class Scratch {
     scores = tile + words * kTileKeys;
   }
 
-  // [group, words], [words, kTileKeys] and [group, kSpan]
+  // [words, heads] of each tile of heads, [words, kTileKeys] and [group, kSpan]
   float *queries, *tile, *scores;
   const int64_t words;
   std::array<const T*, kSpan> keys, next_keys, values;
@@ -141,7 +141,8 @@ class Runner {
     const int64_t head_tiles = (group + kTileHeads - 1) / kTileHeads, key_tiles = (count + kTileKeys - 1) / kTileKeys;
     for (int64_t g = 0; g < group; ++g) {
       const T* query = q_ + piece.sequence * call_.q_row + (piece.kv_head * group + g) * call_.q_head;
-      prefill::pack_key(query, call_.size, scratch.queries + g * words);
+      const int64_t first = g / kTileHeads * kTileHeads, heads = std::min<int64_t>(kTileHeads, group - first);
+      pack_query(query, call_.size, heads, scratch.queries + first * words + g % kTileHeads);
     }
     std::fill(scratch.keys.begin() + count, scratch.keys.begin() + key_tiles * kTileKeys, nullptr);
     point(piece, v_ + piece.kv_head * call_.v_head, call_.v_block, call_.v_slot, scratch.values);
@@ -150,7 +151,7 @@ class Runner {
     Ahead<T> ahead(scratch.values.data(), count, call_.size_v, key_tiles * head_tiles * words);
     for (int64_t key = 0; key < count; key += kTileKeys) {
       for (int64_t part = 0; part < kTileKeys; part += kLanes) {
-        prefill::pack_queries<T>(scratch.keys.data() + key + part, call_.size, kTileKeys, scratch.tile + part);
+        transpose_keys(scratch.keys.data() + key + part, call_.size, scratch.tile + part);
       }
       for (int64_t g = 0; g < group; g += kTileHeads) {
         const auto& tiles = kHeadTiles<T>[std::min<int64_t>(kTileHeads, group - g) - 1];

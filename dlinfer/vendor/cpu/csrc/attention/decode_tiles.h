@@ -59,7 +59,43 @@ class Ahead {
   int64_t bytes_ = 0, lines_ = 0, at_ = 0;
 };
 
-// scores[head * kSpan + key] = key . query for a tile of keys [words, kTileKeys] and queries [kHeads, words].
+// [words, kTileKeys] of the next kLanes keys, null for zeros.
+template <class T>
+void transpose_keys(const T* const* keys, int64_t size, float* to) {
+  constexpr int64_t kNumbers = kLanes * kWord<T>;  // of a square
+  const bool all = keys[kLanes - 1] != nullptr;
+  int64_t at = 0;
+  for (; all && at + kNumbers <= size; at += kNumbers, to += kLanes * kTileKeys) {
+    Floats square[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      if constexpr (kPairs<T>) {
+        square[i] = load_as<Floats>(keys[i] + at);
+      } else {
+        square[i] = widen(keys[i] + at);
+      }
+    }
+    transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) store(to + i * kTileKeys, square[i]);
+  }
+  if (at == size) return;
+  std::array<const T*, kLanes> rest;
+  for (int i = 0; i < kLanes; ++i) rest[i] = keys[i] ? keys[i] + at : nullptr;
+  prefill::pack_queries<T>(rest.data(), size - at, kTileKeys, to);
+}
+
+// Words of queries, [words, kHeads] for a tile of heads.
+template <class T>
+void pack_query(const T* query, int64_t size, int64_t heads, float* to) {
+  for (int64_t at = 0, words = prefill::words_of<T>(size); at < words; at += kLanes) {
+    const Floats part = prefill::words_at(query, at, size);
+    const int64_t count = std::min<int64_t>(kLanes, words - at);
+    for (int64_t i = 0; i < count; ++i) to[(at + i) * heads] = part[i];
+  }
+}
+
+// scores[head * kSpan + key] = key . query for a tile of keys [words, kTileKeys] and queries [words, kHeads].
 template <class T, int kHeads>
 void multiply_keys(const float* keys, const float* queries, int64_t words, Ahead<T>& ahead, float* scores) {
   Floats sums[kHeads][2]{};
@@ -69,7 +105,7 @@ void multiply_keys(const float* keys, const float* queries, int64_t words, Ahead
     const Floats low = load_as<Floats>(keys), high = load_as<Floats>(keys + kLanes);
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
-      const Floats query = broadcast(queries + h * words + i);
+      const Floats query = broadcast(queries + i * kHeads + h);
       sums[h][0] = add_product<kPairs<T>>(sums[h][0], low, query);
       sums[h][1] = add_product<kPairs<T>>(sums[h][1], high, query);
     }
