@@ -37,6 +37,8 @@ WORK: dict[str, tuple[tuple[int, int], ...]] = {
     "ragged": tuple((n, n) for n in RAGGED),
     "chunk": ((512, 4096),),
     **{f"decode-b{b}-{n}": ((1, n),) * b for b in (1, 8) for n in (512, 2048)},
+    "decode-b1-8192": ((1, 8192),),
+    "decode-b32-512": ((1, 512),) * 32,
 }
 """(queries, keys) of each sequence."""
 

@@ -86,6 +86,7 @@ def assert_close(got: Tensor, want: Tensor) -> None:
 )
 @example(torch.bfloat16, [512, 1, 0], 2, 7, (64, 64), 64, -1, 0.0, (False, False), 0)
 @example(torch.float32, [256, 257, 255], 1, 16, (576, 512), 16, -1, 0.0, (False, True), 1)
+@example(torch.bfloat16, [301], 1, 128, (576, 512), 64, -1, 0.0, (False, False), 2)
 @settings(max_examples=60)
 def test_it_is_the_reference(
     dtype, lengths, kv_heads, group, sizes, block, window, cap, extras, seed
@@ -116,6 +117,15 @@ def test_a_sequence_has_the_same_bits_alone_and_with_any_number_of_threads(dtype
         alone.q, alone.pages = alone.q[row : row + 1], alone.pages[row : row + 1]
         alone.lengths = alone.lengths[row : row + 1]
         assert torch.equal(alone.native(dtype, 0.125, -1, 0.0, None, None)[0], whole[row])
+
+
+@pytest.mark.parametrize("group", [1, 3, 7, 20])
+def test_values_that_are_all_the_same_are_the_result(group: int) -> None:
+    """Weights that are rounded to bfloat16 are divided by the sum of the rounded ones."""
+    case = Case(4, [333, 7], 2, group, (64, 80), 16)
+    case.v[~case.v.isnan()] = 1.0
+    got = case.native(torch.bfloat16, 0.125, -1, 0.0, None, None)
+    assert torch.equal(got, torch.ones_like(got))
 
 
 def test_the_result_may_go_where_the_query_lies() -> None:

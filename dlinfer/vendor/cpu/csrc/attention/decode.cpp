@@ -1,13 +1,16 @@
 // dlinfer_cpu::paged_decode_attention: one query of each sequence over keys and values where they lie in the cache.
 //
-// A step reads each key and value once, so its time is the time of that reading: with G query heads to a key head,
-// 2 * G operations a number, below what any processor here computes while it reads. The work is cut into pieces of
-// (sequence, key head, kSpan keys), which threads take one after another as they become free:
-//   fetch     the piece's keys, and its values while scores are computed: the rows of a head lie apart from each other
-//             in a page, which the processor doesn't foresee, so it would wait for each
-//   scores    16 keys by all query heads of the group, with the dot products of linear layers (few_rows.h)
+// A step reads each key and value once, and with G query heads to a key head does 2 * G multiplications and additions a
+// number. A core of AMD's Zen 4 reads 15 to 20 GB/s and does 200 G of them a second in bfloat16 and 100 G in float32, so
+// reading takes longest up to a G of about 10 in bfloat16, 6 in float16 (which is widened) and 12 in float32; beyond, as
+// in latent attention, computing does. Beside those products, G of 7 over heads of 64 numbers spends about as long again
+// on transposing keys and on the softmax. The work is cut into pieces of (sequence, key head, kSpan keys), which threads
+// take one after another as they become free:
+//   scores    of a tile of keys, transposed, by all query heads of the group (decode_tiles.h); memory is asked meanwhile
+//             for the piece's values, whose rows lie apart from each other, which the processor doesn't foresee
 //   softmax   over the piece's keys, in float32: largest score, exponentials and their sum
-//   values    each value is read once for the group; weights and sums stay in float32
+//   values    each is read once for some heads of the group, while memory is asked for the keys of the thread's next
+//             piece, which it has already taken
 // Pieces of one head are then added up in the order of their keys. Where a piece begins depends on the keys' positions
 // alone, so a sequence's result has the same bits whatever else is in the batch, and with any number of threads.
 #include <torch/csrc/stable/library.h>
@@ -15,15 +18,15 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
-#include <limits>
+#include <memory>
 #include <vector>
 
 #include "attention/arguments.h"
+#include "attention/decode_tiles.h"
 #include "chain/table.h"
-#include "common/widen.h"
-#include "linear/few_rows.h"
 #include "threads/team.h"
 
 namespace dlinfer::decode {
@@ -35,10 +38,8 @@ using attention::Tensor;
 using attention::numbers;
 using attention::whole_numbers;
 
-constexpr int64_t kSpan = 256;                  // keys of a piece
 constexpr int64_t kBytesPerThread = 64 << 10;   // below so many a thread is done before another one has begun
-constexpr int64_t kLine = 64;                   // bytes that a processor reads at once
-constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr int64_t kSumsPerRange = 16 << 10;     // numbers of pieces to be added up, likewise
 
 struct Call {
   int64_t sequences, heads, kv_heads, group, size, size_v, block_size;
@@ -55,215 +56,190 @@ struct Piece {
   int64_t sequence, kv_head, begin, end;  // keys
 };
 
+// What a thread computes a piece with.
+template <class T>
+class Scratch {
+ public:
+  explicit Scratch(const Call& call)
+      : words(prefill::words_of<T>(call.size)), zeros_(call.size_v), memory_(new float[floats(call) + kLine]) {
+    void* at = memory_.get();
+    size_t room = (floats(call) + kLine) * sizeof(float);
+    queries = static_cast<float*>(std::align(kLine, floats(call) * sizeof(float), at, room));
+    tile = queries + whole_tiles(call.group * words, kLanes);
+    scores = tile + words * kTileKeys;
+  }
+
+  // [words, heads] of each tile of heads, [words, kTileKeys] and [group, kSpan]
+  float *queries, *tile, *scores;
+  const int64_t words;
+  std::array<const T*, kSpan> keys, next_keys, values;
+  const T* zeros() const { return zeros_.data(); }
+
+ private:
+  int64_t floats(const Call& call) const {
+    return whole_tiles(call.group * words, kLanes) + words * kTileKeys + call.group * kSpan;
+  }
+
+  std::vector<T> zeros_;
+  std::unique_ptr<float[]> memory_;
+};
+
 template <class T>
 class Runner {
  public:
   Runner(const Call& call, const T* q, const T* k, const T* v, T* out) : call_(call), q_(q), k_(k), v_(v), out_(out) {
-    row_ = call.size_v + 2;
-    begins_.reserve(call.sequences * call.kv_heads + 1);
+    width_ = whole_tiles(call.size_v, kTileValues);
     for (int64_t s = 0; s < call.sequences; ++s) {
-      for (int64_t h = 0; h < call.kv_heads; ++h) {
-        begins_.push_back(pieces_.size());
-        for (int64_t key = call.first[s]; key < call.lengths[s];) {
-          const int64_t end = std::min((key / kSpan + 1) * kSpan, call.lengths[s]);
-          pieces_.push_back({s, h, key, end});
-          key = end;
-        }
+      begins_.push_back(pieces_.size());
+      // Heads of the same pages follow each other, as they may share lines and do share pages of memory.
+      for (int64_t key = call.first[s]; key < call.lengths[s];) {
+        const int64_t end = std::min((key / kSpan + 1) * kSpan, call.lengths[s]);
+        for (int64_t h = 0; h < call.kv_heads; ++h) pieces_.push_back({s, h, key, end});
+        key = end;
       }
     }
     begins_.push_back(pieces_.size());
-    partial_.resize(pieces_.size() * call.group * row_);
+    sums_.reset(new float[pieces_.size() * call.group * width_]);
+    softmaxes_.resize(pieces_.size() * call.group);
   }
 
   void run() {
-    const int64_t keys_bytes = (call_.size + call_.size_v) * int64_t(sizeof(T));
+    const int64_t count = pieces_.size(), key_bytes = (call_.size + call_.size_v) * int64_t(sizeof(T));
     int64_t bytes = 0;
-    for (const Piece& piece : pieces_) bytes += (piece.end - piece.begin) * keys_bytes;
+    for (const Piece& piece : pieces_) bytes += (piece.end - piece.begin) * key_bytes;
     const int64_t most = std::clamp<int64_t>(bytes / kBytesPerThread, 1, thread_count());
     std::atomic<int64_t> next{0};
     const auto take = [&](int64_t, int64_t) {
-      std::vector<T> queries(call_.group * call_.size);
-      std::vector<float> scores(call_.group * kSpan);
-      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < int64_t(pieces_.size());) {
-        compute(pieces_[i], &partial_[i * call_.group * row_], queries.data(), scores.data());
+      int64_t i = next.fetch_add(1, std::memory_order_relaxed);
+      if (i >= count) return;
+      Scratch<T> scratch(call_);
+      point_at_keys(pieces_[i], scratch.next_keys);
+      Ahead<T>(scratch.next_keys.data(), pieces_[i].end - pieces_[i].begin, call_.size, 1).step();
+      while (i < count) {
+        const int64_t following = next.fetch_add(1, std::memory_order_relaxed);
+        scratch.keys = scratch.next_keys;
+        compute(i, following < count ? &pieces_[following] : nullptr, scratch);
+        i = following;
       }
     };
     parallel_for(0, most, most == 1 ? 2 : 1, take);
     // Queries are no longer read, so results may go to where they lie.
-    for (int64_t s = 0; s < call_.sequences; ++s) {
-      for (int64_t h = 0; h < call_.kv_heads; ++h) add_up(s, h);
-    }
+    const int64_t heads = call_.sequences * call_.kv_heads;
+    const int64_t sums = std::max<int64_t>(count * call_.group * width_, 1);
+    parallel_for(0, heads, std::max<int64_t>(heads * kSumsPerRange / sums, 1), [&](int64_t first, int64_t last) {
+      std::vector<float> shares;
+      for (int64_t i = first; i < last; ++i) add_up(i / call_.kv_heads, i % call_.kv_heads, shares);
+    });
   }
 
  private:
-  // partial, for each query head of the group: the largest score, the sum of exponentials, and the weighted values.
-  void compute(const Piece& piece, float* partial, T* queries, float* scores) {
-    const int64_t count = piece.end - piece.begin, group = call_.group;
+  struct Softmax {
+    float largest, sum;  // score, times log2(e); and of exponentials
+  };
+
+  // Leaves for each query head of the group its softmax over the piece's keys and the weighted values.
+  void compute(int64_t index, const Piece* next, Scratch<T>& scratch) {
+    const Piece& piece = pieces_[index];
+    const int64_t count = piece.end - piece.begin, group = call_.group, words = scratch.words;
+    const int64_t head_tiles = (group + kTileHeads - 1) / kTileHeads, key_tiles = (count + kTileKeys - 1) / kTileKeys;
     for (int64_t g = 0; g < group; ++g) {
-      const T* from = q_ + piece.sequence * call_.q_row + (piece.kv_head * group + g) * call_.q_head;
-      std::copy_n(from, call_.size, queries + g * call_.size);
+      const T* query = q_ + piece.sequence * call_.q_row + (piece.kv_head * group + g) * call_.q_head;
+      const int64_t first = g / kTileHeads * kTileHeads, heads = std::min<int64_t>(kTileHeads, group - first);
+      pack_query(query, call_.size, heads, scratch.queries + first * words + g % kTileHeads);
     }
-    const auto keys_at = [&](int64_t block, int64_t slot) {
-      return k_ + block * call_.k_block + slot * call_.k_slot + piece.kv_head * call_.k_head;
-    };
-    each_block(piece, [&](int64_t block, int64_t slot, int64_t, int64_t keys) {
-      fetch(keys_at(block, slot), keys, call_.k_slot, call_.size);
-    });
-    each_block(piece, [&](int64_t block, int64_t slot, int64_t at, int64_t keys) {
-      const T* from = keys_at(block, slot);
-      const T* values = v_ + block * call_.v_block + slot * call_.v_slot + piece.kv_head * call_.v_head;
-      for (int64_t r = 0; r < keys; r += kBlockRows) {
-        const int64_t rows = std::min<int64_t>(kBlockRows, keys - r);
-        fetch(values + r * call_.v_slot, rows, call_.v_slot, call_.size_v);
-        score(from + r * call_.k_slot, rows, queries, scores + at + r);
+    std::fill(scratch.keys.begin() + count, scratch.keys.begin() + key_tiles * kTileKeys, nullptr);
+    point(piece, v_ + piece.kv_head * call_.v_head, call_.v_block, call_.v_slot, scratch.values);
+    if (count < kSpan) scratch.values[count] = scratch.zeros();
+
+    Ahead<T> ahead(scratch.values.data(), count, call_.size_v, key_tiles * head_tiles * words);
+    for (int64_t key = 0; key < count; key += kTileKeys) {
+      for (int64_t part = 0; part < kTileKeys; part += kLanes) {
+        transpose_keys(scratch.keys.data() + key + part, call_.size, scratch.tile + part);
       }
-    });
+      for (int64_t g = 0; g < group; g += kTileHeads) {
+        const auto& tiles = kHeadTiles<T>[std::min<int64_t>(kTileHeads, group - g) - 1];
+        tiles.keys(scratch.tile, scratch.queries + g * words, words, ahead, scratch.scores + g * kSpan + key);
+      }
+    }
     for (int64_t g = 0; g < group; ++g) {
-      float* row = scores + g * kSpan;
-      shape(piece, piece.kv_head * group + g, count, row);
-      float largest = kNone;
-      for (int64_t i = 0; i < count; ++i) largest = row[i] > largest ? row[i] : largest;
-      const float base = largest == kNone ? 0.0f : largest;
-      std::fill(row + count, row + (count + kLanes - 1) / kLanes * kLanes, kNone);
-      Floats sums{};
-      for (int64_t i = 0; i < count; i += kLanes) {
-        const Floats e = exp_of_negative(load_as<Floats>(row + i) - base);
-        std::memcpy(row + i, &e, sizeof e);
-        sums += e;
-      }
-      float sum = 0.0f;
-      for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-      partial[g * row_] = largest;
-      partial[g * row_ + 1] = sum;
+      const float slope = call_.slopes.empty() ? 0.0f : call_.slopes[piece.kv_head * group + g];
+      const Shape shape{call_.scale, call_.softcap, slope, call_.lengths[piece.sequence] - 1 - piece.begin};
+      Softmax& own = softmaxes_[index * group + g];
+      softmax<T>(shape, count, scratch.scores + g * kSpan, own.largest, own.sum);
     }
-    for (int64_t d = 0; d < call_.size_v; d += 2 * kLanes) {
-      for (int64_t g = 0; g < group; g += kHeads) {
-        const int64_t heads = std::min<int64_t>(kHeads, group - g);
-        add_values(piece, d, heads, scores + g * kSpan, partial + g * row_ + 2 + d);
+    if (next) {
+      point_at_keys(*next, scratch.next_keys);
+      const int64_t steps = (count + kWord<T> - 1) / kWord<T> * (width_ / kTileValues) * head_tiles;
+      ahead = Ahead<T>(scratch.next_keys.data(), next->end - next->begin, call_.size, steps);
+    } else {
+      ahead = Ahead<T>();
+    }
+    for (int64_t d = 0; d < call_.size_v; d += kTileValues) {
+      const int64_t width = std::min(kTileValues, call_.size_v - d);
+      for (int64_t g = 0; g < group; g += kTileHeads) {
+        const auto& tiles = kHeadTiles<T>[std::min<int64_t>(kTileHeads, group - g) - 1];
+        (width == kTileValues ? tiles.values : tiles.part)(scratch.values.data(), count, d, width,
+                                                           scratch.scores + g * kSpan, width_, ahead,
+                                                           sums_.get() + (index * group + g) * width_ + d);
       }
     }
   }
 
-  // Calls f(block, slot, key of the piece, keys) for each run of a piece's keys that are neighbours in the cache.
-  template <class F>
-  void each_block(const Piece& piece, F&& f) const {
-    for (int64_t key = piece.begin; key < piece.end;) {
-      const int64_t slot = key % call_.block_size;
-      const int64_t keys = std::min(call_.block_size - slot, piece.end - key);
-      f(call_.blocks[piece.sequence * call_.columns + key / call_.block_size], slot, key - piece.begin, keys);
+  void point_at_keys(const Piece& piece, std::array<const T*, kSpan>& rows) const {
+    point(piece, k_ + piece.kv_head * call_.k_head, call_.k_block, call_.k_slot, rows);
+  }
+
+  // Where the rows of a piece's keys, or values, lie.
+  void point(const Piece& piece, const T* cache, int64_t block_stride, int64_t slot_stride,
+             std::array<const T*, kSpan>& rows) const {
+    for (int64_t key = piece.begin, at = 0; key < piece.end;) {
+      const int64_t slot = key % call_.block_size, keys = std::min(call_.block_size - slot, piece.end - key);
+      const int64_t block = call_.blocks[piece.sequence * call_.columns + key / call_.block_size];
+      const T* row = cache + block * block_stride + slot * slot_stride;
+      for (int64_t i = 0; i < keys; ++i, row += slot_stride) rows[at++] = row;
       key += keys;
     }
   }
 
-  // Asks memory for some rows of keys or values.
-  static void fetch(const T* rows, int64_t count, int64_t stride, int64_t size) {
-    for (int64_t r = 0; r < count; ++r) {
-      const char* const row = reinterpret_cast<const char*>(rows + r * stride);
-      for (int64_t byte = 0; byte < size * int64_t(sizeof(T)); byte += kLine) __builtin_prefetch(row + byte);
-    }
-  }
-
-  // scores[g * kSpan + r] = dot(key r, query g), for at most kBlockRows keys.
-  void score(const T* keys, int64_t count, const T* queries, float* scores) {
-    float sums[kBlockRows * kTileInputs];
-    for (int64_t g = 0; g < call_.group; g += kTileInputs) {
-      const int64_t heads = std::min<int64_t>(kTileInputs, call_.group - g);
-      const auto& tiles = kTiles<T>[heads - 1];
-      std::fill_n(sums, heads * kBlockRows, 0.0f);
-      const Ahead nowhere{reinterpret_cast<const char*>(keys), 0};
-      for (int64_t r = 0; r < count;) {
-        const bool full = r + tiles.rows <= count;
-        (full ? tiles.full : tiles.one)(keys + r * call_.k_slot, call_.k_slot, queries + g * call_.size, call_.size,
-                                        call_.size, nowhere, sums + r);
-        r += full ? tiles.rows : 1;
-      }
-      for (int64_t h = 0; h < heads; ++h) std::copy_n(sums + h * kBlockRows, count, scores + (g + h) * kSpan);
-    }
-  }
-
-  // Scale, soft cap and slope of a row of scores.
-  void shape(const Piece& piece, int64_t head, int64_t count, float* row) const {
-    for (int64_t i = 0; i < count; ++i) row[i] *= call_.scale;
-    if (call_.softcap > 0) {
-      for (int64_t i = 0; i < count; ++i) row[i] = call_.softcap * std::tanh(row[i] / call_.softcap);
-    }
-    if (!call_.slopes.empty()) {
-      const int64_t query = call_.lengths[piece.sequence] - 1;
-      for (int64_t i = 0; i < count; ++i) row[i] -= call_.slopes[head] * float(query - piece.begin - i);
-    }
-  }
-
-  static constexpr int kHeads = kAccumulators / 2;
-
-  // sums[g, 0 .. 2 * kLanes) = sum over keys of weight g times value; the last registers may be parts of a row.
-  void add_values(const Piece& piece, int64_t d, int64_t heads, const float* weights, float* sums) {
-    const int64_t width = std::min<int64_t>(2 * kLanes, call_.size_v - d);
-    Floats totals[kHeads][2]{};
-    const auto add = [&](auto whole, auto fixed) __attribute__((always_inline)) {
-      constexpr int kFixed = decltype(fixed)::value;
-      const int64_t rows = kFixed ? kFixed : heads;
-      each_block(piece, [&](int64_t block, int64_t slot, int64_t at, int64_t keys) {
-        const T* from = v_ + block * call_.v_block + slot * call_.v_slot + piece.kv_head * call_.v_head + d;
-        for (int64_t i = 0; i < keys; ++i, from += call_.v_slot) {
-          const Floats low = whole.value ? widen(from) : widen_part(from, std::min<int64_t>(width, kLanes));
-          const Floats high = whole.value   ? widen(from + kLanes)
-                              : width > kLanes ? widen_part(from + kLanes, width - kLanes)
-                                               : Floats{};
-#pragma GCC unroll 8
-          for (int64_t g = 0; g < rows; ++g) {
-            const Floats weight = all_lanes(weights[g * kSpan + at + i]);
-            totals[g][0] = multiply_add(totals[g][0], weight, low);
-            totals[g][1] = multiply_add(totals[g][1], weight, high);
-          }
-        }
-      });
-    };
-    // Group sizes that models have get code of their own; 0 is any.
-    const auto by_heads = [&](auto whole) __attribute__((always_inline)) {
-      switch (heads) {
-        case 1: return add(whole, std::integral_constant<int, 1>());
-        case 2: return add(whole, std::integral_constant<int, 2>());
-        case 4: return add(whole, std::integral_constant<int, 4>());
-        case 7: return add(whole, std::integral_constant<int, kHeads < 7 ? 0 : 7>());
-        case 8: return add(whole, std::integral_constant<int, kHeads < 8 ? 0 : 8>());
-        default: return add(whole, std::integral_constant<int, 0>());
-      }
-    };
-    width == 2 * kLanes ? by_heads(std::true_type()) : by_heads(std::false_type());
-    for (int64_t g = 0; g < heads; ++g) std::memcpy(sums + g * row_, totals[g], width * sizeof(float));
-  }
-
   // The results of a key head's group, from its pieces.
-  void add_up(int64_t sequence, int64_t kv_head) {
-    const int64_t index = sequence * call_.kv_heads + kv_head, group = call_.group;
+  void add_up(int64_t sequence, int64_t kv_head, std::vector<float>& shares) const {
+    const int64_t begin = begins_[sequence] + kv_head, group = call_.group;
+    const int64_t count = (begins_[sequence + 1] - begins_[sequence]) / call_.kv_heads;
+    shares.resize(count);
     for (int64_t g = 0; g < group; ++g) {
       const int64_t head = kv_head * group + g;
-      T* out = out_ + sequence * call_.out_row + head * call_.out_head;
-      float largest = call_.sinks.empty() ? kNone : call_.sinks[head];
-      for (int64_t i = begins_[index]; i < begins_[index + 1]; ++i) {
-        const float own = partial_[(i * group + g) * row_];
-        largest = own > largest ? own : largest;
-      }
+      const auto at = [&](int64_t i) { return (begin + i * call_.kv_heads) * group + g; };
+      const float sink = call_.sinks.empty() ? kNone : call_.sinks[head] * kLog2e;
+      float largest = sink;
+      for (int64_t i = 0; i < count; ++i) largest = std::max(largest, softmaxes_[at(i)].largest);
       const float base = largest == kNone ? 0.0f : largest;
-      float sum = call_.sinks.empty() ? 0.0f : std::exp(call_.sinks[head] - base);
-      std::vector<float> total(call_.size_v, 0.0f);
-      for (int64_t i = begins_[index]; i < begins_[index + 1]; ++i) {
-        const float* part = &partial_[(i * group + g) * row_];
-        const float share = part[0] == kNone ? (part[1] == part[1] ? 0.0f : part[1]) : std::exp(part[0] - base);
-        sum += share * part[1];
-        for (int64_t d = 0; d < call_.size_v; ++d) total[d] += share * part[2 + d];
+      float sum = std::exp2(sink - base);
+      for (int64_t i = 0; i < count; ++i) {
+        const Softmax& part = softmaxes_[at(i)];
+        // A piece without a largest score has weights of 0, or of NaN.
+        shares[i] = part.largest == kNone ? part.sum * 0.0f : std::exp2(part.largest - base);
+        sum += shares[i] * part.sum;
       }
-      for (int64_t d = 0; d < call_.size_v; ++d) out[d] = T(sum == 0.0f ? 0.0f : total[d] / sum);
+      T* const out = out_ + sequence * call_.out_row + head * call_.out_head;
+      for (int64_t d = 0; d < call_.size_v; d += kLanes) {
+        Floats total{};
+        for (int64_t i = 0; i < count; ++i) {
+          total = multiply_add(total, all_lanes(shares[i]), load_as<Floats>(sums_.get() + at(i) * width_ + d));
+        }
+        const Floats result = sum == 0.0f ? Floats{} : total / all_lanes(sum);
+        store_narrow(out + d, result, std::min<int64_t>(kLanes, call_.size_v - d));
+      }
     }
   }
 
   const Call& call_;
   const T *q_, *k_, *v_;
   T* out_;
-  int64_t row_;
+  int64_t width_;  // numbers of a sum of values, with what fills the last tile
   std::vector<Piece> pieces_;
-  std::vector<int64_t> begins_;  // where the pieces of each (sequence, key head) begin
-  std::vector<float> partial_;
+  std::vector<int64_t> begins_;  // where the pieces of each sequence begin
+  std::vector<Softmax> softmaxes_;  // [pieces, group]
+  std::unique_ptr<float[]> sums_;   // [pieces, group, width_]
 };
 
 template <class T>
