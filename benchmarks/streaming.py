@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 
 from benchmarks.models import add_model_options, chosen_model
@@ -129,7 +130,8 @@ def main() -> None:
     model = chosen_model(args)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     options = ["--max-prefill-token-num", str(args.chunk), "--dtype", args.dtype, *args.options]
-    with ApiServer(model, *options, session_len=2 * args.prompt) as server:
+    threads = str(torch.get_num_threads())
+    with ApiServer(model, *options, session_len=2 * args.prompt, OMP_NUM_THREADS=threads) as server:
         server.ready()
         rounds = [
             one_round(server.port, tokenizer, seed, args.prompt, args.chunk)

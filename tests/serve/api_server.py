@@ -34,15 +34,20 @@ class Ending:
 
 
 class ApiServer(ProcessTree):
-    """A server; ``ready`` waits until it answers."""
+    """A server; ``ready`` waits until it answers.
 
-    def __init__(self, model: Path, *options: str, session_len: int = 1024, port: int | None = None) -> None:
+    environment: more of its variables. It has one thread (OMP_NUM_THREADS) unless they say otherwise.
+    """
+
+    def __init__(
+        self, model: Path, *options: str, session_len: int = 1024, port: int | None = None, **environment: str
+    ) -> None:
         self._held = socket.socket() if port else held_port()
         self.port = port or self._held.getsockname()[1]
         command = [LMDEPLOY, "serve", "api_server", str(model), "--backend", "pytorch", "--device", "cpu"]
         command += ["--model-name", MODEL_NAME, "--server-name", "127.0.0.1", "--server-port", str(self.port)]
         command += ["--session-len", str(session_len), "--max-batch-size", "8"]
-        super().__init__([*command, *options])
+        super().__init__([*command, *options], **environment)
 
     def __exit__(self, *exc_info: object) -> None:
         super().__exit__(*exc_info)
