@@ -49,10 +49,8 @@ class StepThread:
             await self._host.run_in_executor(self._pool, lambda: context.run(self._run, step))
         finally:
             self._running = False
-            self._host.call_soon(
-                self._take_outputs, False
-            )  # once the loop has begun the next step, if there is one
-            self._host.call_later(_LATEST, self._take_outputs)  # where that one does not tell
+            self._host.call_soon(self._take_unless_running)
+            self._host.call_later(_LATEST, self._take_outputs)  # where the next step does not tell
 
     def _run(self, step: Callable[[], Awaitable[None]]) -> None:
         computing.listen(self._computes)
@@ -63,10 +61,13 @@ class StepThread:
         if self._host is not None and self._outputs:
             self._host.call_soon_threadsafe(self._take_outputs)
 
-    def _take_outputs(self, beside_step: bool = True) -> None:
+    def _take_unless_running(self) -> None:
+        """In the loop, which by now has begun the next step if there is one."""
+        if not self._running:
+            self._take_outputs()
+
+    def _take_outputs(self) -> None:
         """Make the calls that were handed over; in the loop."""
-        if self._running and not beside_step:
-            return
         while self._outputs:
             self._outputs.popleft()()
 

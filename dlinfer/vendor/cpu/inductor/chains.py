@@ -51,7 +51,7 @@ def join(steps: Sequence[Step], kept: Iterable[str]) -> tuple[list[Step], Mappin
     if native.why_not() is not None:
         return list(steps), {}
     steps = _items_first(steps)
-    read_later = _read_from(steps, kept)
+    last_read = _last_reads(steps, kept)
     joined: list[Step] = []
     calls: dict[str, Callable[..., Any]] = {}
     begin = 0
@@ -61,7 +61,9 @@ def join(steps: Sequence[Step], kept: Iterable[str]) -> tuple[list[Step], Mappin
             end = max(end, begin + 1)
             joined += steps[begin:end]
         else:
-            step, call = writer.joined(steps[begin:end], read_later[end], f"chain {len(calls)}")
+            made = dict.fromkeys(name for step in steps[begin:end] for name in step.names)
+            read_later = [name for name in made if last_read.get(name, -1) >= end]
+            step, call = writer.joined(read_later, f"chain {len(calls)}")
             joined.append(step)
             calls[step.callee] = call
         begin = end
@@ -108,12 +110,12 @@ def _is_item(step: Step) -> bool:
     return step.callee == _ITEM and isinstance(step.args[0], Value) and isinstance(step.args[1], int)
 
 
-def _read_from(steps: Sequence[Step], kept: Iterable[str]) -> list[frozenset[str]]:
-    """For each place between steps, the names that are read from there on."""
-    read = [frozenset(kept)]
-    for step in reversed(steps):
-        read.append(read[-1] | set(values_in([step.args, dict(step.kwargs)])))
-    return read[::-1]
+def _last_reads(steps: Sequence[Step], kept: Iterable[str]) -> dict[str, int]:
+    """For each name the index of the last step that reads it; of a name that is kept, behind all."""
+    last = {
+        name: index for index, step in enumerate(steps) for name in values_in([step.args, dict(step.kwargs)])
+    }
+    return last | dict.fromkeys(kept, len(steps))
 
 
 @dataclass
@@ -133,9 +135,8 @@ class _Writer:
     """Takes steps one after another for as long as they can be in a chain."""
 
     written: list[_Written] = field(default_factory=list)
-    _registers: dict[str, int] = field(
-        default_factory=dict
-    )  # of tensors: numbered as they come, inputs negative
+    # Of tensors: those that are made numbered from 0, those that are given from -1 downwards.
+    _registers: dict[str, int] = field(default_factory=dict)
     _inputs: list[Value | Constant] = field(default_factory=list)
     _sizes: list[Value] = field(default_factory=list)
     _sequences: dict[str, list[int]] = field(default_factory=dict)
@@ -252,12 +253,9 @@ class _Writer:
 
     # --- the whole chain
 
-    def joined(
-        self, parts: Sequence[Step], read_later: frozenset[str], callee: str
-    ) -> tuple[Step, Callable[..., Any]]:
-        """The step that stands for these, and what it calls."""
-        made = dict.fromkeys(name for step in parts for name in step.names if name in self._registers)
-        names = tuple(name for name in made if name in read_later)
+    def joined(self, read_later: Iterable[str], callee: str) -> tuple[Step, Callable[..., Any]]:
+        """The step that stands for all that were taken, and what it calls. read_later: names that they make."""
+        names = tuple(name for name in read_later if name in self._registers)
         results = [self._registers[name] for name in names]
         code = self._code(results)
         step = Joined(
@@ -266,7 +264,7 @@ class _Writer:
             callee,
             ([*self._inputs], [*self._sizes]),
             {},
-            parts[0].line,
+            self.written[0].part.line,
             parts=tuple(one.part for one in self.written),
         )
         return step, Chain(code)

@@ -5,7 +5,7 @@ steps of their own and stay in place, so no cache is cloned; the pointwise work 
 are one cluster. Weights are inputs: they are neither copied nor frozen, and an artifact on disk holds none.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class InductorEngine:
     passes: Sequence[Pass] = (SHARED_MASKS,)
     stored_options = ()
     phases_alike = False  # the vendor has a kernel for each
+    join = staticmethod(join)  # of the steps of its programs
     concurrent = True  # programs, clusters and kernels keep nothing between calls
 
     def __init__(self) -> None:
@@ -127,10 +128,6 @@ class InductorEngine:
         """The function that a step of this engine's programs names."""
         kind, _, name = callee.partition(" ")
         return self._clusters.run(name) if kind == "cluster" else kernels.resolve(callee)
-
-    def join(self, steps: Sequence[Step], kept: Iterable[str]) -> tuple[Sequence[Step], Mapping[str, Any]]:
-        """Chains of steps, see ``chains``."""
-        return join(steps, kept)
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
         """Load the clusters among ``callees`` from the disk cache. Raises MissingEntryError where one is not there."""

@@ -52,7 +52,8 @@ _OTHER_NUMBERS = frozenset(
 )
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_CALLED = frozenset((torch.bfloat16, torch.float16, torch.float32))
+NATIVE_FLOATS = frozenset((torch.bfloat16, torch.float16, torch.float32))
+"""What the kernels in C++ compute with."""
 _DTYPES = frozenset((*_FLOATS, torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 _answers: dict[str, int] = {}
@@ -91,7 +92,7 @@ def is_call(node: fx.Node) -> bool:
     if overload(node) not in CALLS or native.why_not() is not None:
         return False
     dtypes = {tensor.dtype for parent in node.all_input_nodes for tensor in tensors_of(parent)}
-    return len(dtypes) == 1 and dtypes <= _CALLED
+    return len(dtypes) == 1 and dtypes <= NATIVE_FLOATS
 
 
 def _gives_other_numbers(op: torch._ops.OpOverload, node: fx.Node) -> bool:

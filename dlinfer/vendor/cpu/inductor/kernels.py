@@ -16,7 +16,7 @@ from dlinfer.ops.kernels import direct_kernel, kernel_authors
 from dlinfer.ops.spec import registry
 from dlinfer.vendor import discovery
 from dlinfer.vendor.cpu import native
-from dlinfer.vendor.cpu.inductor.fusible import CALLS, ROUNDED_NORMS, is_call, is_rounded_norm
+from dlinfer.vendor.cpu.inductor.fusible import CALLS, NATIVE_FLOATS, ROUNDED_NORMS, is_call, is_rounded_norm
 
 # The kernels in C++ take these over where ``_is_native`` says so. They read weights as they lie in memory, so nothing
 # is packed or copied.
@@ -32,8 +32,6 @@ _NATIVE = {
     "dlinfer::fill_kv_cache": "fill_kv_cache",
     "dlinfer::paged_decode_attention": "paged_decode_attention",
 }
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def callee_of(node: fx.Node, *, native: bool = True) -> str:
@@ -56,7 +54,7 @@ def _is_native(node: fx.Node) -> bool:
     if op in CALLS:
         return is_call(node)
     if op is ops.fill_kv_cache.overload:
-        return _is_ours("fill_kv_cache") and fake(arguments(node)["k"]).dtype in _FLOATS
+        return _is_ours("fill_kv_cache") and fake(arguments(node)["k"]).dtype in NATIVE_FLOATS
     if op is ops.paged_decode_attention.overload:
         return _is_ours("paged_decode_attention") and _is_plain_decoding(node)
     return op is not torch.ops.aten.linear.default or _is_plain_linear(node)
@@ -69,13 +67,18 @@ def _is_ours(name: str) -> bool:
 
 
 def _is_plain_decoding(node: fx.Node) -> bool:
-    """Whether the kernel in C++ reads a call's tensors as they are. The vendor's function for the op copies others."""
+    """Whether the kernel in C++ reads a call's tensors as they are. The vendor's function for the op copies others.
+
+    Its arguments are taken from those of the op by their places, so none may be given by name.
+    """
+    if node.kwargs:
+        return False
     given = map_arg(arguments(node), fake)
     read = [given[name] for name in ("q", "k_cache", "v_cache", "attn_output")]
     tables = [given[name] for name in ("alibi_slopes", "sinks") if given.get(name) is not None]
     return (
         len({tensor.dtype for tensor in read}) == 1
-        and read[0].dtype in _FLOATS
+        and read[0].dtype in NATIVE_FLOATS
         and all(same_size(tensor.stride(-1), 1) for tensor in read)
         and all(table.dtype is torch.float32 for table in tables)
     )
