@@ -1,7 +1,7 @@
 """Products of 8-bit numbers, exact for int8, and of float rows with float8 weights, widened a piece at a time.
 
-The kernels in C++ read the weight as it lies and are for few rows, as a decode step has; for more rows what they save
-is less than what they lack. Without them everything is a loop over pieces of the weight in torch.
+The kernels in C++ read the weight as it lies; that of float8 is for few rows, as a decode step has. Without them
+everything is a loop over pieces of the weight in torch.
 """
 
 import functools
@@ -21,9 +21,8 @@ PIECE = 2 << 20
 FEWEST_COLUMNS = 64
 """Of a result of int8, that one product gives at least, however many rows it has."""
 
-FEW_ROWS = 32
 FEW_FP8_ROWS = 16
-"""The most rows of activations that the kernels in C++ are for; float8 is widened anew for each four of them."""
+"""The most rows of activations that the kernel in C++ is for: float8 is widened anew for each four of them."""
 
 
 def scaled_int8_product(
@@ -33,8 +32,8 @@ def scaled_int8_product(
 
     a: int8 [rows, in]. a_scale: float32 [rows]. b: int8 [out, in]. b_scale: float32 [out]. bias: [out] of dtype.
     """
-    if _is_native(dtype) and (a.shape[0] <= FEW_ROWS or not _torch_is_exact()):
-        return torch.ops.dlinfer_cpu.linear_int8(a, a_scale, b, b_scale, dtype, bias)
+    if _is_native(dtype):
+        return torch.ops.dlinfer_cpu.linear_w8a8(a, b, a_scale, b_scale, dtype, torch.int8, bias)
     # In pieces, as sums of 32 bits, once as integers and once as floats, and oneDNN's own order of a weight would take
     # many times what the result does; a piece that is scaled where it was made is also faster.
     out = torch.empty(a.shape[0], b.shape[0], dtype=dtype)
@@ -47,7 +46,7 @@ def scaled_int8_product(
 
 def int8_product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b.T of int8 [rows, in] and int8 [out, in], as int32."""
-    if _torch_is_exact():
+    if _torch_is_exact() and a.shape[1] > 1:  # of a single column torch 2.13 gives whatever its memory held
         return int_mm(a, b.t())
     wide = a.to(torch.float64)
     out = torch.empty(a.shape[0], b.shape[0], dtype=torch.int32)

@@ -35,7 +35,9 @@ _ITEM = "py operator.getitem"
 # Ops that give a list, and which of their arguments has as many items.
 _LISTS = {"native linears": 1, "op aten.split_with_sizes.default": 1}
 
-_NONE, _TENSOR, _MAYBE_TENSOR, _INT, _SIZE, _FLOAT, _BOOL, _TENSORS, _MAYBE_TENSORS, _INTS = range(10)
+_NONE, _TENSOR, _MAYBE_TENSOR, _INT, _SIZE, _FLOAT, _BOOL, _DTYPE, _TENSORS, _MAYBE_TENSORS, _INTS = range(11)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+"""Those that a step may be given, each as its place here."""
 _KERNEL, _DISPATCHED, _CONTIGUOUS = range(3)
 
 
@@ -183,7 +185,7 @@ class _Writer:
         head = [call, *_text(name), *_text(op._schema.overload_name)]
         arguments = [len(op._schema.arguments)]
         for formal, given in _bound(op, step):
-            arguments += self._argument(str(formal.type), given)
+            arguments += self._argument(_kind(formal), given)
         returns = [str(one.type) for one in op._schema.returns]
         if returns == ["List[Tensor]"] and step.callee in _LISTS:
             self._write(step, head, arguments, True, len(step.args[_LISTS[step.callee]]))
@@ -224,6 +226,8 @@ class _Writer:
             case ("List[int]", list() | tuple()):
                 items = [number for one in given for number in self._argument("int", one)]
                 return [_INTS, len(given), *items]
+            case ("ScalarType", torch.dtype()) if given in _DTYPES:
+                return [_DTYPE, _DTYPES.index(given)]
             case ("bool", bool()):
                 return [_BOOL, int(given)]
             case ("int", Value()):
@@ -309,6 +313,11 @@ def _text(text: str) -> list[int]:
 def _key(given: Value | Constant) -> str:
     """A name that a value and a constant do not share."""
     return given.name if isinstance(given, Value) else f"constant {given.name}"
+
+
+def _kind(formal: Any) -> str:
+    """What an argument is as its signature says; torch counts a dtype among the whole numbers."""
+    return "ScalarType" if str(formal.real_type) == "ScalarType" else str(formal.type)
 
 
 @functools.cache

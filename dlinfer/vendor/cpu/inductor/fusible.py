@@ -42,7 +42,7 @@ CALLS = (ops.apply_rotary_pos_emb.overload, ops.silu_and_mul.overload)
 
 # They give 8-bit numbers: loops might take a norm's sum in another order, and a value halfway between two numbers
 # becomes another one then. The kernels do it in one pass, too.
-_QUANTISING = (ops.dynamic_quant.overload, ops.rms_norm_w8a8.overload, ops.add_rms_norm_w8a8.overload)
+QUANTISING = (ops.dynamic_quant.overload, ops.rms_norm_w8a8.overload, ops.add_rms_norm_w8a8.overload)
 
 # Loops compute these of floats with fewer digits than torch's kernels (exp(x) - 1 for expm1, a polynomial for erf), or
 # take infinities otherwise, or overflow where the result does not. What gelu and the norms are made of is right.
@@ -62,7 +62,7 @@ _answers: dict[str, int] = {}
 def loops_of(node: fx.Node) -> int:
     """How many elementary loops inductor makes of this pure node; 0 where it calls a library for it."""
     op = overload(node)
-    if op is None or op in _QUANTISING or is_rounded_norm(node) or is_call(node):
+    if op is None or op in QUANTISING or is_rounded_norm(node) or is_call(node):
         return 0
     reads = [tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)]
     results = tensors_of(node)

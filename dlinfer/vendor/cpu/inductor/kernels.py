@@ -16,7 +16,14 @@ from dlinfer.ops.kernels import direct_kernel, kernel_authors
 from dlinfer.ops.spec import registry
 from dlinfer.vendor import discovery
 from dlinfer.vendor.cpu import native
-from dlinfer.vendor.cpu.inductor.fusible import CALLS, NATIVE_FLOATS, ROUNDED_NORMS, is_call, is_rounded_norm
+from dlinfer.vendor.cpu.inductor.fusible import (
+    CALLS,
+    NATIVE_FLOATS,
+    QUANTISING,
+    ROUNDED_NORMS,
+    is_call,
+    is_rounded_norm,
+)
 
 # The kernels in C++ take these over where ``_is_native`` says so. They read weights as they lie in memory, so nothing
 # is packed or copied.
@@ -25,6 +32,10 @@ _NATIVE = {
     "dlinfer::linear": "linear",
     "dlinfer::linears": "linears",
     "dlinfer::weight_quant_matmul": "weight_quant_matmul",
+    "dlinfer::linear_w8a8": "linear_w8a8",
+    "dlinfer::dynamic_quant": "dynamic_quant",
+    "dlinfer::rms_norm_w8a8": "rms_norm_w8a8",
+    "dlinfer::add_rms_norm_w8a8": "add_rms_norm_w8a8",
     "dlinfer::rms_norm": "rms_norm",
     "dlinfer::add_rms_norm": "add_rms_norm",
     "dlinfer::apply_rotary_pos_emb": "apply_rotary_pos_emb",
@@ -53,6 +64,11 @@ def _is_native(node: fx.Node) -> bool:
         return is_rounded_norm(node)
     if op in CALLS:
         return is_call(node)
+    if op is ops.linear_w8a8.overload:
+        given = arguments(node)
+        return given["quant_dtype"] is torch.int8 and given["out_dtype"] in NATIVE_FLOATS
+    if op in QUANTISING:
+        return fake(arguments(node)["x"]).dtype in NATIVE_FLOATS
     if op is ops.fill_kv_cache.overload:
         return _is_ours("fill_kv_cache") and fake(arguments(node)["k"]).dtype in NATIVE_FLOATS
     if op is ops.paged_decode_attention.overload:

@@ -120,20 +120,61 @@ def test_a_norm_is_quantised_where_its_result_is_rounded(dtype, quant_dtype):
 # --- products
 
 
+def linear_int8(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T in float32."""
+    ones = torch.ones(len(x), 1), torch.ones(len(weight))
+    return kernel("linear_w8a8", x, weight, *ones, torch.float32, torch.int8, None)
+
+
 @settings(max_examples=60, deadline=None)
-@given(inputs=st.integers(0, 9), rows=st.integers(0, 40), columns=sizes, seed=st.integers(0, 9))
+@given(inputs=st.integers(0, 80), rows=st.integers(0, 90), columns=sizes, seed=st.integers(0, 9))
 def test_int8_is_summed_exactly(inputs, rows, columns, seed):
     torch.manual_seed(seed)
     x = torch.randint(-128, 128, (inputs, columns), dtype=torch.int8)
     weight = torch.randint(-128, 128, (rows, columns), dtype=torch.int8)
-    got = kernel("linear_int8", x, torch.ones(inputs), weight, torch.ones(rows), torch.float32, None)
+    got = linear_int8(x, weight)
     assert torch.equal(got, (x.long() @ weight.long().t()).float())
 
 
 def test_the_longest_sum_of_the_lowest_numbers():
     x = torch.full((1, 131071), -128, dtype=torch.int8)
-    got = kernel("linear_int8", x, torch.ones(1), x, torch.ones(1), torch.float32, None)
+    got = linear_int8(x, x)
     assert got.item() == float(np.float32(131071 * 2**14))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    inputs=st.integers(0, 80),
+    rows=st.integers(0, 90),
+    columns=sizes,
+    biased=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 9),
+)
+def test_int8_sums_are_scaled_and_rounded_as_the_reference_does(inputs, rows, columns, biased, dtype, seed):
+    torch.manual_seed(seed)
+    x = torch.randint(-128, 128, (inputs, columns), dtype=torch.int8)
+    weight = torch.randint(-128, 128, (rows, columns), dtype=torch.int8)
+    by, row_scale = torch.rand(inputs, 1), torch.rand(rows, 1)
+    bias = torch.randn(rows).to(dtype) * 100 if biased else None
+    got = kernel("linear_w8a8", x, weight, by, row_scale, dtype, torch.int8, bias)
+    want = ((x.long() @ weight.long().t()).float() * by * row_scale.t()).to(dtype)
+    assert torch.equal(got, want if bias is None else want + bias)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inputs", [1, 20, 40])
+def test_a_nan_scale_is_in_its_row_alone(dtype, inputs):
+    """Whatever stands in the NaN's lower bits, which rounding must not carry over."""
+    nan = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    x, weight = torch.ones(inputs, 30, dtype=torch.int8), torch.ones(50, 30, dtype=torch.int8)
+    by, row_scale = torch.ones(inputs, 1), torch.ones(50)
+    by[-1], row_scale[37] = nan, nan
+    for bias in (None, torch.ones(50, dtype=dtype)):
+        got = kernel("linear_w8a8", x, weight, by, row_scale, dtype, torch.int8, bias)
+        want = torch.zeros(inputs, 50, dtype=torch.bool)
+        want[-1], want[:, 37] = True, True
+        assert torch.equal(got.isnan(), want)
 
 
 @settings(max_examples=60, deadline=None)

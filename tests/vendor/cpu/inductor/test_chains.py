@@ -202,6 +202,32 @@ def test_numbers_of_each_kind():
     assert torch.equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_block_of_8_bit_weights_is_one_call(tokens, dtype):
+    """A kernel is told which dtypes it gives."""
+    numbers = torch.randint(-128, 128, (H, H), dtype=torch.int8)
+    held = {"w": numbers, "scale": torch.rand(H, 1), "norm": torch.rand(H, dtype=dtype)}
+
+    def product(name, source):
+        given = item(f"{source}0", source, 0), item(f"{source}1", source, 1)
+        scales = Value(f"{source}1"), Constant("scale")
+        args = Value(f"{source}0"), Constant("w"), *scales, dtype, torch.int8, Constant("norm")
+        return [*given, step(name, "native linear_w8a8", *args)]
+
+    steps = [
+        step("n", "native rms_norm_w8a8", Value("x"), Constant("norm"), 1e-6, torch.int8),
+        *product("a", "n"),
+        step("q", "native dynamic_quant", Value("a"), torch.int8),
+        *product("b", "q"),
+        step("m", "native add_rms_norm_w8a8", Value("b"), Value("x"), Constant("norm"), 1e-6, torch.int8),
+        item("m2", "m", 2),
+        *product("c", "m"),
+    ]
+    x = torch.randn(2, tokens, H).to(dtype)
+    assert_same(steps, (Value("c"), Value("m2")), x, constants=held, lengths=[6])
+
+
 def test_what_is_written_is_written_in_order():
     k, v = x_of(2, 2, 16), x_of(2, 2, 16)
     k_cache, v_cache = torch.zeros(3, 8, 2, 16).bfloat16(), torch.zeros(3, 8, 2, 16).bfloat16()

@@ -8,6 +8,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <bit>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -28,11 +29,16 @@ using torch::stable::detail::to;
 using MaybeTensor = std::optional<Tensor>;
 
 // What an argument is, as a kernel's signature has it. Numbers that chains.py writes.
-enum class Kind : int64_t { kNone, kTensor, kMaybeTensor, kInt, kSize, kFloat, kBool, kTensors, kMaybeTensors, kInts };
+enum class Kind : int64_t {
+  kNone, kTensor, kMaybeTensor, kInt, kSize, kFloat, kBool, kDtype, kTensors, kMaybeTensors, kInts
+};
+
+using torch::headeronly::ScalarType;
+constexpr ScalarType kDtypes[] = {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half, ScalarType::Char};
 
 struct Argument {
   Kind kind;
-  int64_t value = 0;  // a register; of numbers the number, a float's bits
+  int64_t value = 0;  // a register; of numbers the number, a float's bits; a place in kDtypes
   std::vector<Argument> items;
 };
 
@@ -89,6 +95,8 @@ class Reader {
     Argument found{Kind(next())};
     if (found.kind < Kind::kTensors) {
       found.value = next();
+      STD_TORCH_CHECK(found.kind != Kind::kDtype || uint64_t(found.value) < std::size(kDtypes),
+                      "make_chain: there is no dtype ", found.value);
       return found;
     }
     for (int64_t left = next(); left > 0; --left) found.items.push_back(argument());
@@ -180,6 +188,8 @@ class Run {
         return from(std::bit_cast<double>(argument.value));
       case Kind::kBool:
         return from(argument.value != 0);
+      case Kind::kDtype:
+        return from(kDtypes[argument.value]);
       case Kind::kTensors:
         return from(listed<Tensor>(argument, [&](const Argument& one) { return *registers_[one.value]; }));
       case Kind::kMaybeTensors:

@@ -148,9 +148,9 @@ struct Operands<Half> {
 
 #endif
 
-// Lane j of the result is lane I[j] of a and b laid end to end.
-template <int... I>
-inline Floats pick(Floats a, Floats b) {
+// Lane j of the result is lane I[j] of a and b laid end to end. Register: Floats or Words, likewise below.
+template <int... I, class Register>
+inline Register pick(Register a, Register b) {
 #if defined(__clang__)
   return __builtin_shufflevector(a, b, I...);
 #else
@@ -159,16 +159,16 @@ inline Floats pick(Floats a, Floats b) {
 }
 
 // a and b end to end are groups of 2 * kHalf lanes; each group is added up to its half.
-template <int kHalf, int... J>
-inline Floats halve_groups(Floats a, Floats b, std::integer_sequence<int, J...>) {
+template <int kHalf, class Register, int... J>
+inline Register halve_groups(Register a, Register b, std::integer_sequence<int, J...>) {
   return pick<(J / kHalf * 2 * kHalf + J % kHalf)...>(a, b) +
          pick<(J / kHalf * 2 * kHalf + J % kHalf + kHalf)...>(a, b);
 }
 
 // Lane j of v[0] becomes the sum of the lanes of v[j], for j < kCount <= kLanes; the rest of v is scratch.
 // Halving all of them together costs a third of summing one after the other.
-template <int kCount, int kHalf = kLanes / 2>
-inline void sum_lanes(Floats* v) {
+template <int kCount, int kHalf = kLanes / 2, class Register>
+inline void sum_lanes(Register* v) {
   if constexpr (kHalf > 0) {
     constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
     constexpr int kPairs = (kCount + 1) / 2;
