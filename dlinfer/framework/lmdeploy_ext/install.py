@@ -15,7 +15,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cli, kv_memory
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
-    from dlinfer.framework.lmdeploy_ext.layers import model_classes, selection, token_draws
+    from dlinfer.framework.lmdeploy_ext.layers import few_logits, model_classes, selection, token_draws
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
     from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
@@ -64,6 +64,7 @@ def _records() -> list[Patch]:
         serving,
         step_thread,
         token_draws,
+        few_logits,
         weight_checks,
         loading,
         media,
