@@ -14,21 +14,27 @@ from typing import Any
 import torch
 
 from benchmarks.orders import take_orders
+from benchmarks.requests import Arrivals, mixed
 
 
 class LMDeploy:
-    """The serving engine as a user starts it; ``eager`` is its eager_mode, ``dtype`` its dtype."""
+    """The serving engine as a user starts it.
 
-    def __init__(self, model: Path, eager: bool, dtype: str = "auto") -> None:
+    eager: its eager_mode. dtype: its dtype. most: sequences in a batch. blocks: of 64 tokens in its cache.
+    """
+
+    def __init__(
+        self, model: Path, eager: bool, dtype: str = "auto", most: int = 8, blocks: int = 160
+    ) -> None:
         from lmdeploy import PytorchEngineConfig, pipeline
 
         config = PytorchEngineConfig(
             device_type="cpu",
             dtype=dtype,
             eager_mode=eager,
-            max_batch_size=8,
+            max_batch_size=most,
             session_len=4096,
-            num_gpu_blocks=160,
+            num_gpu_blocks=blocks,
         )
         self.pipe: Any = pipeline(str(model), backend_config=config)  # pyright: ignore[reportCallIssue]
 
@@ -39,9 +45,11 @@ class LMDeploy:
             text += " hello"
         return text
 
-    def run(self, work: str, batch: int, length: int, tokens: int) -> float:
+    def run(self, work: str, batch: int, length: int, tokens: int) -> float | dict[str, Any]:
         from lmdeploy import GenerationConfig
 
+        if work == "requests":
+            return self._requests(mixed(batch))
         gen = GenerationConfig(
             max_new_tokens=1 if work == "prefill" else tokens + 1, ignore_eos=True, do_sample=False
         )
@@ -56,6 +64,19 @@ class LMDeploy:
                     time.perf_counter()
                 )  # every sequence has its first token: from here on it only decodes
         return time.perf_counter() - start
+
+    def _requests(self, requests: list[tuple[int, int]]) -> dict[str, Any]:
+        from lmdeploy import GenerationConfig
+
+        prompts = [self._prompt(length) for length, _ in requests]
+        configs = [
+            GenerationConfig(max_new_tokens=tokens, ignore_eos=True, do_sample=False)
+            for _, tokens in requests
+        ]
+        arrivals = Arrivals(len(requests))
+        for response in self.pipe.stream_infer(prompts, gen_config=configs, do_preprocess=False):
+            arrivals.note(response.index, len(response.token_ids))
+        return arrivals.answer()
 
 
 class HuggingFace:

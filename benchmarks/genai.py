@@ -2,7 +2,8 @@
 
     python -m benchmarks.genai BACKEND FOLDER JSON
 
-FOLDER holds the exported model and its openvino_tokenizer. BACKEND is "PA", its paged attention, or "SDPA".
+FOLDER holds the exported model and its openvino_tokenizer. BACKEND is "PA", its paged attention, "SDPA", or "CB", its
+continuous batching of requests.
 JSON: {"precision": "f32" | "bf16"}, the type that it computes in.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.orders import take_orders
+from benchmarks.requests import Arrivals, mixed
 
 
 class GenAI:
@@ -44,22 +46,63 @@ class GenAI:
         config.ignore_eos = True
         config.do_sample = False
         config.apply_chat_template = False
-        metrics = self.pipe.generate([self._prompt(length)] * batch, config).perf_metrics
+        prompts = [prompt_of(self.pipe.get_tokenizer(), length)] * batch
+        metrics = self.pipe.generate(prompts, config).perf_metrics
         first = metrics.get_ttft().mean
         milliseconds = first if work == "prefill" else metrics.get_generate_duration().mean - first
         return milliseconds / 1e3
 
-    def _prompt(self, length: int) -> str:
-        tokenizer = self.pipe.get_tokenizer()
-        text = "hello"
-        while tokenizer.encode(text).input_ids.shape[1] < length:
-            text += " hello"
-        return text
+
+class ContinuousBatching:
+    """``ContinuousBatchingPipeline`` with what it takes by itself, but for its cache of prefixes."""
+
+    def __init__(self, model: Path, precision: str) -> None:
+        self.genai: Any = importlib.import_module("openvino_genai")
+        scheduler = self.genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False
+        scheduler.cache_size = 1  # GB
+        properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+        self.pipe: Any = self.genai.ContinuousBatchingPipeline(str(model), scheduler, "CPU", properties)
+
+    def run(self, work: str, batch: int, length: int, tokens: int) -> dict[str, Any]:
+        """What becomes of ``batch`` requests of mixed lengths."""
+        requests, tokenizer = mixed(batch), self.pipe.get_tokenizer()
+        prompts = [prompt_of(tokenizer, length) for length, _ in requests]
+        arrivals = Arrivals(batch)
+        handles = [
+            self.pipe.add_request(place, prompt, self._config(tokens))
+            for place, (prompt, (_, tokens)) in enumerate(zip(prompts, requests, strict=True))
+        ]
+        while self.pipe.has_non_finished_requests():
+            self.pipe.step()
+            for place, handle in enumerate(handles):
+                while handle.can_read():
+                    outputs = handle.read().values()
+                    arrivals.note(place, sum(len(output.generated_ids) for output in outputs))
+        return arrivals.answer()
+
+    def _config(self, tokens: int) -> Any:
+        config = self.genai.GenerationConfig()
+        config.max_new_tokens = tokens
+        config.ignore_eos = True
+        config.do_sample = False
+        return config
+
+
+def prompt_of(tokenizer: Any, length: int) -> str:
+    """Text of so many tokens."""
+    text = "hello"
+    while tokenizer.encode(text).input_ids.shape[1] < length:
+        text += " hello"
+    return text
 
 
 def main() -> None:
     backend, model, options = sys.argv[1:]
-    take_orders(lambda: GenAI(Path(model), backend, **json.loads(options)))
+    given = json.loads(options)
+    if backend == "CB":
+        take_orders(lambda: ContinuousBatching(Path(model), **given))
+    take_orders(lambda: GenAI(Path(model), backend, **given))
 
 
 if __name__ == "__main__":

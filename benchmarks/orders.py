@@ -1,8 +1,8 @@
 """How a contender's process takes orders: JSON lines on stdin, answers on a pipe of their own.
 
 Needs the standard library only, since a peer may run in an environment without torch. An order is
-{"work": "decode" | "prefill", "batch": b, "length": n, "tokens": k}; the answer gives the seconds of the decoding
-steps alone, or of the prefill, and the peak RSS meanwhile. Libraries print to stdout, so answers go to the pipe that
+{"work": "decode" | "prefill" | "requests", "batch": b, "length": n, "tokens": k}; the answer gives the seconds of the
+decoding steps alone, or of the prefill, or what ``benchmarks.requests`` notes, and the peak RSS meanwhile. Libraries print to stdout, so answers go to the pipe that
 the parent names in the environment's ANSWERS.
 """
 
@@ -18,8 +18,8 @@ from typing import Any, Protocol
 class Contender(Protocol):
     """One way of running a model."""
 
-    def run(self, work: str, batch: int, length: int, tokens: int) -> float:
-        """Carry out an order; gives its seconds."""
+    def run(self, work: str, batch: int, length: int, tokens: int) -> float | dict[str, Any]:
+        """Carry out an order; gives its seconds, or them among more."""
         ...
 
 
@@ -47,6 +47,6 @@ def take_orders(make: Callable[[], Contender]) -> None:
         answer(load=time.perf_counter() - start, rss=peak_rss())
         for line in sys.stdin:
             forget_peak()
-            seconds = contender.run(**json.loads(line))
-            answer(seconds=seconds, rss=peak_rss())
+            found = contender.run(**json.loads(line))
+            answer(**(found if isinstance(found, dict) else {"seconds": found}), rss=peak_rss())
     os._exit(0)  # engines keep threads that wait for their own close

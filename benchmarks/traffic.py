@@ -1,0 +1,86 @@
+"""Requests of mixed lengths, all at once: LMDeploy on our cpu engine against OpenVINO GenAI's continuous batching.
+
+    python -m benchmarks.traffic [--requests 32] [--precisions bf16 int8 int4] [--pairs 15] [--model FOLDER]
+
+On the shape of Qwen2.5-0.5B, prompts of 32 to 700 tokens and answers of 16 to 96, up to 32 of them in a batch. Both run in
+their own process and take turns; the same weights. Prints throughput with the median ratio and its 95 % interval, and
+the times to the first token and between tokens, as medians over the rounds of each round's percentiles. The last line
+is JSON.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arena import Entry, measure
+from benchmarks.models import FOLDER, qwen2_half_billion
+from benchmarks.peers.entries import OURS, PRECISIONS, entries
+from benchmarks.timing import publish, ratio
+
+MOST = 32
+"""Requests in a batch."""
+OTHERS = 0.2
+
+
+def contenders(model: Path, precision: str) -> list[Entry]:
+    """LMDeploy, and GenAI's continuous batching, each with room for MOST requests of some 800 tokens."""
+    ours, genai, *_ = entries(model, precision, ("genai",))
+    room = dict(ours.options) | {"most": MOST, "blocks": MOST * 16}
+    return [
+        Entry(OURS, ours.kind, ours.model, room, environment=ours.environment),
+        Entry("genai CB", "CB", genai.model, genai.options, module=genai.module, python=genai.python),
+    ]
+
+
+def rows_of(names: list[str], answers: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A row for each contender."""
+
+    def middle(name: str, *path: str) -> float:
+        values = []
+        for answer in answers[name]:
+            for key in path:
+                answer = answer[key]
+            values.append(answer)
+        return statistics.median(values)
+
+    seconds = {name: [one["seconds"] for one in answers[name]] for name in names}
+    rows = []
+    for name in names:
+        row: dict[str, Any] = {"contender": name, "tok/s": middle(name, "tokens") / middle(name, "seconds")}
+        row["times faster"] = ratio(seconds[name], seconds[OURS]) if name != OURS else None
+        for kind, title in (("first", "first token s"), ("gap", "token s")):
+            row |= {f"{title} {cut}": round(middle(name, kind, cut), 3) for cut in ("p50", "p90", "p99")}
+        row["peak GiB"] = round(middle(name, "rss") / 2**30, 2)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=("bf16",))
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument(
+        "--others", type=float, default=OTHERS, help="CPUs that others may keep busy in a round"
+    )
+    parser.add_argument(
+        "--model", type=Path, default=FOLDER, help="folder of the checkpoint, made if need be"
+    )
+    args = parser.parse_args()
+    model = qwen2_half_billion(args.model)
+    order = {"work": "requests", "batch": args.requests, "length": 0, "tokens": 0}
+    for precision in args.precisions:
+        taking_part = contenders(model, precision)
+        _, (answers,) = measure(taking_part, [order], args.pairs, args.others)
+        if not answers[OURS]:
+            print("no round was quiet enough; see --others")
+            continue
+        rows = rows_of([entry.name for entry in taking_part], answers)
+        publish(f"{args.requests} requests, {precision}", rows)
+
+
+if __name__ == "__main__":
+    main()
