@@ -2,8 +2,8 @@
 
 Needs the standard library only, since a peer may run in an environment without torch. An order is
 {"work": "decode" | "prefill" | "requests", "batch": b, "length": n, "tokens": k}; the answer gives the seconds of the
-decoding steps alone, or of the prefill, or what ``benchmarks.requests`` notes, and the peak RSS meanwhile. Libraries print to stdout, so answers go to the pipe that
-the parent names in the environment's ANSWERS.
+decoding steps alone, or of the prefill, or what ``benchmarks.requests`` notes, and the peak RSS meanwhile. Libraries
+print to stdout, so answers go to the pipe that the parent names in the environment's ANSWERS.
 """
 
 import json

@@ -2,13 +2,15 @@
 
     python -m benchmarks.traffic [--requests 32] [--precisions bf16 int8 int4] [--pairs 15] [--model FOLDER]
 
-On the shape of Qwen2.5-0.5B, prompts of 32 to 700 tokens and answers of 16 to 96, up to 32 of them in a batch. Both run in
-their own process and take turns; the same weights. Prints throughput with the median ratio and its 95 % interval, and
-the times to the first token and between tokens, as medians over the rounds of each round's percentiles. The last line
-is JSON.
+On the shape of Qwen2.5-0.5B, prompts of 32 to 700 tokens and answers of 16 to 96, up to 32 of them in a batch. Both run
+in their own process and take turns; the same weights. Prints throughput with the median ratio and its 95 % interval,
+and the times to the first token and between tokens, as medians over the rounds of each round's percentiles. The last
+line is JSON.
 """
 
 import argparse
+import functools
+import operator
 import statistics
 from pathlib import Path
 from typing import Any
@@ -37,12 +39,7 @@ def rows_of(names: list[str], answers: dict[str, list[dict[str, Any]]]) -> list[
     """A row for each contender."""
 
     def middle(name: str, *path: str) -> float:
-        values = []
-        for answer in answers[name]:
-            for key in path:
-                answer = answer[key]
-            values.append(answer)
-        return statistics.median(values)
+        return statistics.median(functools.reduce(operator.getitem, path, one) for one in answers[name])
 
     seconds = {name: [one["seconds"] for one in answers[name]] for name in names}
     rows = []
