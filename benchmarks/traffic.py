@@ -39,7 +39,8 @@ def rows_of(names: list[str], answers: dict[str, list[dict[str, Any]]]) -> list[
     """A row for each contender."""
 
     def middle(name: str, *path: str) -> float:
-        return statistics.median(functools.reduce(operator.getitem, path, one) for one in answers[name])
+        found: list[Any] = [functools.reduce(operator.getitem, path, one) for one in answers[name]]
+        return statistics.median(found)
 
     seconds = {name: [one["seconds"] for one in answers[name]] for name in names}
     rows = []
