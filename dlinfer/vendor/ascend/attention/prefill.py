@@ -1,0 +1,142 @@
+"""Attention of prompts: over their own new tokens, and over pages."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import KernelDeclined
+from dlinfer.vendor.ascend.attention import fused
+from dlinfer.vendor.base import refuses
+
+_PAGE, _LARGEST_PAGE = 128, 512  # of several queries: blocks are a multiple of the first up to the second
+
+
+def _refuses_prefill(
+    q: Tensor, k: Tensor, v: Tensor, heads: tuple[int, int], softcap: float, alibi: Tensor | None, sinks: Tensor | None
+) -> str | None:
+    return fused.refuses(q, *heads, max(k.shape[-1], v.shape[-1]), softcap, alibi, sinks)
+
+
+@refuses(
+    lambda q, k, v, q_ends, kv_seqlens, max_q, heads, kv_heads, out, scale, causal, left, right, softcap, alibi, sinks: (
+        _refuses_prefill(q, k, v, (heads, kv_heads), softcap, alibi, sinks)
+    )
+)
+def prefill_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    ends, lengths = q_ends.tolist(), kv_seqlens.tolist()
+    _check_rows(ends, lengths, causal, window_left, window_right)
+    size, size_v = fused.aligned(max(k.shape[-1], v.shape[-1])), v.shape[-1]
+    rows, start, first = [], 0, 0
+    for end, length in zip(ends, lengths, strict=True):
+        if end > start and length:
+            last = first + length
+            seen: dict[str, Any] = {"sparse_mode": 0}
+            if end - start == 1:  # no mask is looked at: it gets only what it sees
+                first = last - min(length, window_left + 1 if window_left >= 0 else length)
+            else:
+                seen = fused.sight(q.device, causal, window_left, window_right)
+            given = (fused.widened(x, size).unsqueeze(0) for x in (q[start:end], k[first:last], v[first:last]))
+            rows.append(fused.attend(*given, num_kv_heads, softmax_scale, **seen)[0, ..., :size_v])
+            first = last
+        else:
+            rows.append(q.new_zeros(end - start, num_q_heads, size_v))
+            first += length
+        start = end
+    if rows:  # written when all of q has been read
+        attn_output[:start] = torch.cat(rows)
+
+
+def _check_rows(ends: list[int], lengths: list[int], causal: bool, left: int, right: int) -> None:
+    """A query that sees no key gives zeros here, and what the vendor likes; there is none with keys of its own."""
+    start = 0
+    for end, length in zip(ends, lengths, strict=True):
+        if (causal or left >= 0 or right >= 0) and 0 < length < end - start:
+            raise KernelDeclined(reason=f"{end - start} queries over {length} keys: some see none")
+        start = end
+
+
+def _refuses_paged(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_size: int, max_q: int) -> str | None:
+    several = max_q > 1
+    return fused.refuses_pages(
+        k_cache, v_cache, block_size, _PAGE if several else 16, _LARGEST_PAGE if several else 1 << 16
+    )
+
+
+@refuses(
+    lambda q, k_cache, v_cache, table, block_size, q_ends, kv_seqlens, max_q, max_kv, heads, kv_heads, out, scale,
+    causal, left, right, softcap, alibi, sinks: (
+        fused.refuses(q, heads, kv_heads, q.shape[-1], softcap, alibi, sinks)
+        or _refuses_paged(q, k_cache, v_cache, block_size, max_q)
+    )
+)
+def paged_prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    ends, lengths = q_ends.tolist(), kv_seqlens.tolist()
+    _check_rows(ends, lengths, causal, window_left, window_right)
+    keys, values, tables = fused.pages(k_cache), fused.pages(v_cache), fused.table(block_offsets)
+    rows, start = [], 0
+    for index, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+        if end > start and length:
+            if end - start > 1:
+                seen = fused.sight(q.device, causal, window_left, window_right)
+            elif 0 <= window_left < length - 1:
+                known = torch.tensor([length], device=q.device)
+                slots = tables.shape[1] * block_size
+                seen = {"atten_mask": fused.outside(known, window_left, slots), "sparse_mode": 0}
+            else:
+                seen = {"sparse_mode": 0}
+            out = fused.attend(
+                q[start:end].contiguous().unsqueeze(0),
+                keys,
+                values,
+                num_kv_heads,
+                softmax_scale,
+                block_table=tables[index : index + 1],
+                block_size=block_size,
+                actual_seq_lengths=[end - start],
+                actual_seq_lengths_kv=[length],
+                **seen,
+            )
+            rows.append(out[0])
+        else:
+            rows.append(q.new_zeros(end - start, num_q_heads, v_cache.shape[-1]))
+        start = end
+    if rows:
+        attn_output[:start] = torch.cat(rows)
