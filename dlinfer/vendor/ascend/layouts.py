@@ -26,3 +26,8 @@ def weight(tensor: Tensor) -> Tensor:
 def rows(x: Tensor) -> Tensor:
     """x [..., size] as contiguous rows [n, size]; a view where it lies so already."""
     return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def version(tensor: Tensor) -> int:
+    """A number that changes when a tensor is written; always 0 of one made in inference mode, where none is counted."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -30,7 +30,9 @@ def _refuses_w8a8(a: Tensor, b: Tensor, out_dtype: torch.dtype, quant_dtype: tor
 
 
 @refuses(
-    lambda a, b, rms_scale, linear_scale, out_dtype, quant_dtype, bias: _refuses_w8a8(a, b, out_dtype, quant_dtype)
+    lambda a, b, rms_scale, linear_scale, out_dtype, quant_dtype, bias: _refuses_w8a8(
+        a, b, out_dtype, quant_dtype
+    )
 )
 def linear_w8a8(
     a: Tensor,
@@ -56,8 +58,8 @@ def linear_w8a8(
 
 
 @refuses(
-    lambda x, weight, input_scale, input_offset, deq_scale, out_dtype, quant_dtype, quant_bias: refusing.first(
-        (refusing.floating(x), _refuses_w8a8(x, weight, out_dtype, quant_dtype))
+    lambda x, weight, input_scale, input_offset, deq_scale, out_dtype, quant_dtype, quant_bias: (
+        refusing.first((refusing.floating(x), _refuses_w8a8(x, weight, out_dtype, quant_dtype)))
     )
 )
 def linear_w8a8_static(
@@ -139,17 +141,18 @@ class _PreparedWeights:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, torch.dtype], tuple[weakref.ref[Tensor], int, Prepared]] = {}
+        self._kept: dict[tuple[int, torch.dtype], tuple[list[weakref.ref[Tensor]], list[int], Prepared]] = {}
 
     def of(self, dtype: torch.dtype, qweight: Tensor, scales: Tensor, offset: Tensor | None) -> Prepared:
         """(words [in, out / 8], scales and offsets [groups, out])."""
-        key = id(qweight), dtype
+        parts = [part for part in (qweight, scales, offset) if part is not None]
+        key, versions = (id(qweight), dtype), [layouts.version(part) for part in parts]
         found = self._kept.get(key)
-        if found is not None and found[0]() is qweight and found[1] == qweight._version:
+        if found is not None and found[1] == versions and _same(found[0], parts):
             return found[2]
         made = self._make(dtype, qweight, scales, offset)
-        gone = weakref.ref(qweight, lambda _: self._kept.pop(key, None))
-        self._kept[key] = gone, qweight._version, made
+        first = weakref.ref(qweight, lambda _: self._kept.pop(key, None))
+        self._kept[key] = [first, *map(weakref.ref, parts[1:])], versions, made
         return made
 
     def _make(self, dtype: torch.dtype, qweight: Tensor, scales: Tensor, offset: Tensor | None) -> Prepared:
@@ -160,6 +163,10 @@ class _PreparedWeights:
             return words, steps, torch.zeros_like(steps)
         zeros = (AWQ.middle - AWQ.unpack_zeros(offset)).to(dtype).contiguous()
         return words, steps, zeros
+
+
+def _same(kept: list[weakref.ref[Tensor]], parts: list[Tensor]) -> bool:
+    return len(kept) == len(parts) and all(one() is part for one, part in zip(kept, parts, strict=True))
 
 
 _PREPARED = _PreparedWeights()

@@ -13,7 +13,9 @@ _LARGEST_HEAD = 894
 
 def _refuses_rotation(x: Tensor, heads: int) -> str | None:
     if x.shape[-1] > _LARGEST_HEAD or heads > _MOST_HEADS:
-        return f"npu_rotary_mul takes up to {_MOST_HEADS} heads of {_LARGEST_HEAD}, not {heads} of {x.shape[-1]}"
+        return (
+            f"npu_rotary_mul takes up to {_MOST_HEADS} heads of {_LARGEST_HEAD}, not {heads} of {x.shape[-1]}"
+        )
     return refusing.floating(x)
 
 
@@ -44,7 +46,11 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
     return torch.ops.npu.npu_rotary_mul(*given, mode).squeeze(0)
 
 
-@refuses(lambda native_input, cos, sin, return_native_layout: _refuses_rotation(native_input, _of_token(native_input, cos)))
+@refuses(
+    lambda native_input, cos, sin, return_native_layout: _refuses_rotation(
+        native_input, _of_token(native_input, cos)
+    )
+)
 def apply_rotary_pos_emb_interleaved(
     native_input: Tensor, cos: Tensor, sin: Tensor, return_native_layout: bool
 ) -> Tensor:

@@ -11,7 +11,10 @@ from dlinfer.vendor.base import refuses
 
 
 class _Looked:
-    """What a look at a step's slots has found, kept for its other layers: one wait for the card a step, not a layer."""
+    """What a look at a step's slots has found, kept for its other layers: one wait for the card a step, not a layer.
+
+    Slots made in inference mode are known by their tensor alone: it may not be written anew, as frameworks do for graphs.
+    """
 
     def __init__(self) -> None:
         self._slots: weakref.ref[Tensor] | None = None
@@ -20,7 +23,7 @@ class _Looked:
 
     def padded(self, slots: Tensor, keys: Tensor) -> bool:
         """Whether some are negative. Raises OpArgumentError for one behind the end of the canonical cache."""
-        key = slots._version, keys.shape[0] * keys.shape[1]
+        key = layouts.version(slots), keys.shape[0] * keys.shape[1]
         if self._slots is None or self._slots() is not slots or self._key != key:
             check_slots(slots, keys)
             self._padded = bool((slots < 0).any())

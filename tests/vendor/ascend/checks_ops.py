@@ -71,5 +71,7 @@ def aliased(args: tuple, parameter: str, op) -> bool:
 def same(one: Tensor, other: Tensor) -> bool:
     if one.is_floating_point() and one.itemsize > 1:
         return torch.equal(one.nan_to_num(nan=12345.0), other.nan_to_num(nan=12345.0))
-    return torch.equal(cases.steps(one) if one.itemsize == 1 and one.dtype is not torch.bool else one,
-                       cases.steps(other) if other.itemsize == 1 and other.dtype is not torch.bool else other)
+    return torch.equal(
+        cases.steps(one) if one.itemsize == 1 and one.dtype is not torch.bool else one,
+        cases.steps(other) if other.itemsize == 1 and other.dtype is not torch.bool else other,
+    )

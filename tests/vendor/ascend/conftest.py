@@ -10,7 +10,7 @@ from dlinfer.vendor import discovery
 
 def pytest_collect_file(file_path, parent):
     """Only the process that test_simulated.py starts makes the device; it names the files."""
-    return None
+    return
 
 
 @pytest.fixture(autouse=True)

@@ -33,6 +33,6 @@ def vendor_device_init(device_type: str) -> None:
 
 def usable() -> list[str]:
     """The device types that can be chosen here."""
-    return list(
-        dict.fromkeys([*served(), "cuda", *(name for name in NEED_VENDOR if name in discovery.names())])
-    )
+    installed = [name for name in NEED_VENDOR if name in discovery.names()]
+    left_to_lmdeploy = [name for name in installed if discovery.get(name).load_device is None]
+    return list(dict.fromkeys([*served(), "cuda", *left_to_lmdeploy]))

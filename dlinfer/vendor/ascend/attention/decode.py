@@ -22,7 +22,9 @@ def _is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
     return k_cache.untyped_storage()._cdata == v_cache.untyped_storage()._cdata
 
 
-def _refuses_latent(q: Tensor, left: int, softcap: float, alibi: Tensor | None, sinks: Tensor | None) -> str | None:
+def _refuses_latent(
+    q: Tensor, left: int, softcap: float, alibi: Tensor | None, sinks: Tensor | None
+) -> str | None:
     if left >= 0 or softcap > 0 or alibi is not None or sinks is not None:
         return "_npu_paged_attention_mla has no window, logit_softcapping, alibi_slopes and sinks"
     return refusing.first(
@@ -51,8 +53,9 @@ def _refuses(
 
 
 @refuses(
-    lambda q, k_cache, v_cache, table, block_size, kv_seqlens, max_kv, heads, kv_heads, out, scale, left, softcap,
-    alibi, sinks: _refuses(q, (k_cache, v_cache), block_size, (heads, kv_heads), left, softcap, alibi, sinks)
+    lambda q, k_cache, v_cache, table, block_size, kv_seqlens, max_kv, heads, kv_heads, out, scale, left, softcap, alibi, sinks: (
+        _refuses(q, (k_cache, v_cache), block_size, (heads, kv_heads), left, softcap, alibi, sinks)
+    )
 )
 def paged_decode_attention(
     q: Tensor,

@@ -21,7 +21,13 @@ WIDEST = 65535  # heads times head size stay below
 
 
 def refuses(
-    q: Tensor, num_q_heads: int, num_kv_heads: int, size: int, softcap: float, alibi: Tensor | None, sinks: Tensor | None
+    q: Tensor,
+    num_q_heads: int,
+    num_kv_heads: int,
+    size: int,
+    softcap: float,
+    alibi: Tensor | None,
+    sinks: Tensor | None,
 ) -> str | None:
     """Why a call is none for the fused attention; ``size`` is the larger of the head sizes."""
     extras = {"logit_softcapping": softcap > 0, "alibi_slopes": alibi is not None, "sinks": sinks is not None}

@@ -13,7 +13,13 @@ _PAGE, _LARGEST_PAGE = 128, 512  # of several queries: blocks are a multiple of 
 
 
 def _refuses_prefill(
-    q: Tensor, k: Tensor, v: Tensor, heads: tuple[int, int], softcap: float, alibi: Tensor | None, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: tuple[int, int],
+    softcap: float,
+    alibi: Tensor | None,
+    sinks: Tensor | None,
 ) -> str | None:
     return fused.refuses(q, *heads, max(k.shape[-1], v.shape[-1]), softcap, alibi, sinks)
 
@@ -41,36 +47,36 @@ def prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    ends, lengths = q_ends.tolist(), kv_seqlens.tolist()
-    _check_rows(ends, lengths, causal, window_left, window_right)
     size, size_v = fused.aligned(max(k.shape[-1], v.shape[-1])), v.shape[-1]
     rows, start, first = [], 0, 0
-    for end, length in zip(ends, lengths, strict=True):
-        if end > start and length:
-            last = first + length
+    for end, length in zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True):
+        last, blind = first + length, _blind(end - start, length, causal, window_left, window_right)
+        rows.append(q.new_zeros(blind, num_q_heads, size_v))
+        start += blind
+        if end - start == 1:  # no mask is looked at: it gets only what it sees
             seen: dict[str, Any] = {"sparse_mode": 0}
-            if end - start == 1:  # no mask is looked at: it gets only what it sees
-                first = last - min(length, window_left + 1 if window_left >= 0 else length)
-            else:
-                seen = fused.sight(q.device, causal, window_left, window_right)
-            given = (fused.widened(x, size).unsqueeze(0) for x in (q[start:end], k[first:last], v[first:last]))
-            rows.append(fused.attend(*given, num_kv_heads, softmax_scale, **seen)[0, ..., :size_v])
-            first = last
+            first = last - min(length, window_left + 1 if window_left >= 0 else length)
         else:
-            rows.append(q.new_zeros(end - start, num_q_heads, size_v))
-            first += length
-        start = end
+            seen = fused.sight(q.device, causal, window_left, window_right)
+        if end > start:
+            given = (
+                fused.widened(x, size).unsqueeze(0) for x in (q[start:end], k[first:last], v[first:last])
+            )
+            rows.append(fused.attend(*given, num_kv_heads, softmax_scale, **seen)[0, ..., :size_v])
+        start, first = end, last
     if rows:  # written when all of q has been read
         attn_output[:start] = torch.cat(rows)
 
 
-def _check_rows(ends: list[int], lengths: list[int], causal: bool, left: int, right: int) -> None:
-    """A query that sees no key gives zeros here, and what the vendor likes; there is none with keys of its own."""
-    start = 0
-    for end, length in zip(ends, lengths, strict=True):
-        if (causal or left >= 0 or right >= 0) and 0 < length < end - start:
-            raise KernelDeclined(reason=f"{end - start} queries over {length} keys: some see none")
-        start = end
+def _blind(q_len: int, length: int, causal: bool, left: int, right: int) -> int:
+    """How many of a sequence's first queries see no key: with more queries than keys, those before the first key.
+
+    Raises KernelDeclined where some of these see keys behind them.
+    """
+    blind = max(0, q_len - length) if causal or left >= 0 or right >= 0 else 0
+    if blind and length and not causal:
+        raise KernelDeclined(reason=f"{q_len} queries over {length} keys, not causal but with a window")
+    return blind if length else q_len
 
 
 def _refuses_paged(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_size: int, max_q: int) -> str | None:
@@ -81,8 +87,7 @@ def _refuses_paged(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_size: int,
 
 
 @refuses(
-    lambda q, k_cache, v_cache, table, block_size, q_ends, kv_seqlens, max_q, max_kv, heads, kv_heads, out, scale,
-    causal, left, right, softcap, alibi, sinks: (
+    lambda q, k_cache, v_cache, table, block_size, q_ends, kv_seqlens, max_q, max_kv, heads, kv_heads, out, scale, causal, left, right, softcap, alibi, sinks: (
         fused.refuses(q, heads, kv_heads, q.shape[-1], softcap, alibi, sinks)
         or _refuses_paged(q, k_cache, v_cache, block_size, max_q)
     )
@@ -108,20 +113,13 @@ def paged_prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    ends, lengths = q_ends.tolist(), kv_seqlens.tolist()
-    _check_rows(ends, lengths, causal, window_left, window_right)
     keys, values, tables = fused.pages(k_cache), fused.pages(v_cache), fused.table(block_offsets)
     rows, start = [], 0
-    for index, (end, length) in enumerate(zip(ends, lengths, strict=True)):
-        if end > start and length:
-            if end - start > 1:
-                seen = fused.sight(q.device, causal, window_left, window_right)
-            elif 0 <= window_left < length - 1:
-                known = torch.tensor([length], device=q.device)
-                slots = tables.shape[1] * block_size
-                seen = {"atten_mask": fused.outside(known, window_left, slots), "sparse_mode": 0}
-            else:
-                seen = {"sparse_mode": 0}
+    for index, (end, length) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):
+        blind = _blind(end - start, length, causal, window_left, window_right)
+        rows.append(q.new_zeros(blind, num_q_heads, v_cache.shape[-1]))
+        start += blind
+        if end > start:
             out = fused.attend(
                 q[start:end].contiguous().unsqueeze(0),
                 keys,
@@ -132,11 +130,22 @@ def paged_prefill_attention(
                 block_size=block_size,
                 actual_seq_lengths=[end - start],
                 actual_seq_lengths_kv=[length],
-                **seen,
+                **_seen(
+                    q, end - start, length, tables.shape[1] * block_size, (causal, window_left, window_right)
+                ),
             )
             rows.append(out[0])
-        else:
-            rows.append(q.new_zeros(end - start, num_q_heads, v_cache.shape[-1]))
         start = end
     if rows:
         attn_output[:start] = torch.cat(rows)
+
+
+def _seen(q: Tensor, q_len: int, length: int, slots: int, sight: tuple[bool, int, int]) -> dict[str, Any]:
+    """Keywords for what the queries of one sequence see in its pages of ``slots`` slots."""
+    left = sight[1]
+    if q_len > 1:
+        return fused.sight(q.device, *sight)
+    if 0 <= left < length - 1:
+        known = torch.tensor([length], device=q.device)
+        return {"sparse_mode": 0, "atten_mask": fused.outside(known, left, slots)}
+    return {"sparse_mode": 0}

@@ -33,7 +33,9 @@ def _lengths(lengths: Tensor, query: Tensor) -> Tensor:
 
 
 @refuses(
-    lambda query, key, weights, q_ends, kv_seqlens, block_table, sparse_count: _refuses_indexer(query, key, sparse_count)
+    lambda query, key, weights, q_ends, kv_seqlens, block_table, sparse_count: _refuses_indexer(
+        query, key, sparse_count
+    )
 )
 def lightning_indexer(
     query: Tensor,
@@ -68,10 +70,10 @@ def _rising(positions: Tensor, valid: Tensor) -> Tensor:
 
 
 @refuses(
-    lambda query, key, value, sparse_indices, scale, block_table, q_ends, kv_seqlens, query_rope, key_rope: _refuses(
-        query, key, value, key_rope
+    lambda query, key, value, sparse_indices, scale, block_table, q_ends, kv_seqlens, query_rope, key_rope: (
+        _refuses(query, key, value, key_rope)
+        or (None if key.shape == value.shape else "keys and values must have one size")
     )
-    or (None if key.shape == value.shape else "keys and values must have one size")
 )
 def sparse_flash_attention(
     query: Tensor,
@@ -109,4 +111,6 @@ def sparse_flash_attention(
         sparse_mode=3,
         attention_mode=2,
     )
-    return out.masked_fill(~valid.any(-1, keepdim=True), 0)  # what sees nothing is zeros, and not documented there
+    return out.masked_fill(
+        ~valid.any(-1, keepdim=True), 0
+    )  # what sees nothing is zeros, and not documented there

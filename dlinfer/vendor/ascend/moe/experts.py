@@ -100,7 +100,9 @@ def _grouped(rows: Tensor, weights: Tensor, groups: Tensor, **quantised: Any) ->
         group_list=groups,
         split_item=2,  # one tensor
         group_type=0,  # rows are grouped
-        group_list_type=int(groups.shape[0] > 1),  # counts; of one group they are its end as well, as it has to be
+        group_list_type=int(
+            groups.shape[0] > 1
+        ),  # counts; of one group they are its end as well, as it has to be
         **quantised,
     )
     return out
@@ -148,7 +150,12 @@ def fused_moe_w8a8(
         wanted = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
         of_columns = scales.squeeze(-1).to(wanted).contiguous()
         return _grouped(
-            rows, weights, groups, scale=[of_columns], per_token_scale=[row_scales.contiguous()], output_dtype=dtype
+            rows,
+            weights,
+            groups,
+            scale=[of_columns],
+            per_token_scale=[row_scales.contiguous()],
+            output_dtype=dtype,
         )
 
     numbers, scale = torch.ops.npu.npu_dynamic_quant(hidden_states.contiguous(), dst_type=torch.int8)

@@ -37,8 +37,13 @@ def npu_fused_infer_attention_score(
     batch, tokens, heads, size = query.shape
     require(heads == num_heads, f"num_heads: {heads}, not {num_heads}")
     kv_heads = num_key_value_heads or heads
-    require(heads % kv_heads == 0 and heads // kv_heads <= 64, f"{heads} heads over {kv_heads} are not served")
-    require(heads <= 256 and size <= 512 and size % 16 == 0, f"up to 256 heads of a multiple of 16 up to 512: {query.shape}")
+    require(
+        heads % kv_heads == 0 and heads // kv_heads <= 64, f"{heads} heads over {kv_heads} are not served"
+    )
+    require(
+        heads <= 256 and size <= 512 and size % 16 == 0,
+        f"up to 256 heads of a multiple of 16 up to 512: {query.shape}",
+    )
     require(heads * size < 65535, f"heads times head size below 65535, not {heads * size}")
     if block_table is None:
         rules.unused(actual_seq_lengths=actual_seq_lengths, actual_seq_lengths_kv=actual_seq_lengths_kv)
@@ -50,22 +55,30 @@ def npu_fused_infer_attention_score(
         queries = [tokens] * batch
         slots = key.shape[1]
     else:
-        sequences = _from_pages(
-            query, key, value, block_table, block_size, actual_seq_lengths_kv, kv_heads
-        )
+        sequences = _from_pages(query, key, value, block_table, block_size, actual_seq_lengths_kv, kv_heads)
         queries = [tokens] * batch if actual_seq_lengths is None else list(actual_seq_lengths)
-        require(len(queries) == batch and max(queries) <= tokens, f"actual_seq_lengths: {batch} up to {tokens}")
+        require(
+            len(queries) == batch and max(queries) <= tokens, f"actual_seq_lengths: {batch} up to {tokens}"
+        )
         slots = block_table.shape[1] * block_size
     visible = _visible(tokens, atten_mask, sparse_mode, pre_tokens, next_tokens, (batch, slots))
     out = torch.full_like(query, torch.nan)
     for row, (keys, values) in enumerate(sequences):
         count = queries[row]
-        out[row, :count] = _attend(query[row, :count], keys, values, scale, visible(row, count, keys.shape[0]))
+        out[row, :count] = _attend(
+            query[row, :count], keys, values, scale, visible(row, count, keys.shape[0])
+        )
     return out, torch.zeros(1)
 
 
 def _from_pages(
-    query: Tensor, key: Tensor, value: Tensor, table: Tensor, block_size: int, lengths: list[int] | None, kv_heads: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    block_size: int,
+    lengths: list[int] | None,
+    kv_heads: int,
 ) -> list[tuple[Tensor, Tensor]]:
     batch, tokens, _, size = query.shape
     for name, x in (("key", key), ("value", value)):
@@ -102,7 +115,10 @@ def _visible(tokens: int, mask: Tensor | None, mode: int, before: int, after: in
     assert mask is not None
     rules.tensor("atten_mask", mask, _MASKS, (2, 4))
     require(mask.shape[-2:] == (2048, 2048), "atten_mask: 2048 x 2048")
-    require(torch.equal(mask.bool().view(2048, 2048), torch.ones(2048, 2048).triu(1).bool()), "atten_mask: a triangle")
+    require(
+        torch.equal(mask.bool().view(2048, 2048), torch.ones(2048, 2048).triu(1).bool()),
+        "atten_mask: a triangle",
+    )
     if mode == 3:
         before, after = _WIDE, 0
     require(before >= 0, "pre_tokens: not negative")
@@ -144,7 +160,9 @@ def _npu_paged_attention_mla(
     rules.tensor("out", out, HALVES, 3)
     rules.same_dtype(query=query, key_cache=key_cache, out=out)
     batch, heads, size = query.shape
-    require((heads, 1) == (num_heads, num_kv_heads), f"heads: {heads} and 1, not {num_heads} and {num_kv_heads}")
+    require(
+        (heads, 1) == (num_heads, num_kv_heads), f"heads: {heads} and 1, not {num_heads} and {num_kv_heads}"
+    )
     rules.shape("key_cache", key_cache, (*key_cache.shape[:2], 1, size))
     rules.shape("out", out, (batch, heads, mla_vheadsize))
     rules.shape("context_lens", context_lens, (batch,))

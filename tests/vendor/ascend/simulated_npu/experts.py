@@ -81,7 +81,9 @@ def npu_grouped_matmul(
     rules.one_of("group_list_type", group_list_type, [0, 1])
     rules.tensor("x", rows, (*FLOATS, torch.int8), 2)
     rules.tensor("weight", weights, (*FLOATS, torch.int8), 3, gaps=True)
-    require(weights.is_contiguous() or weights.transpose(1, 2).is_contiguous(), "weight: contiguous or transposed")
+    require(
+        weights.is_contiguous() or weights.transpose(1, 2).is_contiguous(), "weight: contiguous or transposed"
+    )
     rules.same_dtype(x=rows, weight=weights)
     groups, inner, columns = weights.shape
     require(rows.shape[1] == inner, f"weight: {rows.shape[1]} rows, not {inner}")

@@ -4,6 +4,7 @@
 """
 
 import importlib
+import importlib.machinery
 import sys
 import types
 from collections import Counter
@@ -48,7 +49,9 @@ def _fake_device() -> tuple[Any, Any]:
     """The modules of tests/fake_device, without its place staying on sys.path, where its own entry points count."""
     sys.path.insert(0, str(FAKE_DEVICE))
     try:
-        return importlib.import_module("fake_accel.torch_device"), importlib.import_module("fake_accel.memory")
+        return importlib.import_module("fake_accel.torch_device"), importlib.import_module(
+            "fake_accel.memory"
+        )
     finally:
         sys.path.remove(str(FAKE_DEVICE))
 
@@ -84,10 +87,16 @@ def _module(device: Any, memory: Any) -> type:
 
 
 def _package() -> types.ModuleType:
-    """``import torch_npu``: it is loaded."""
+    """``import torch_npu``: it is loaded. Others import ops from it by name (transformers), which call torch.ops.npu."""
     package = types.ModuleType("torch_npu")
-    package.__version__ = "2.13.0"  # pyright: ignore[reportAttributeAccessIssue]
     package.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
+
+    def op(name: str) -> Any:
+        if not name.startswith("npu_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: getattr(torch.ops.npu, name)(*args, **kwargs)
+
+    package.__dict__.update(__version__="2.13.0", __getattr__=op)
     return package
 
 
@@ -95,7 +104,9 @@ def _register(device: Any, memory: Any) -> None:
     implementations: dict[str, Callable[..., Any]] = {}
     for name in MODULES:
         module = importlib.import_module(f"{ROOM}.{name}")
-        implementations |= {key: one for key, one in vars(module).items() if key.startswith(("npu_", "_npu_"))}
+        implementations |= {
+            key: one for key, one in vars(module).items() if key.startswith(("npu_", "_npu_"))
+        }
     for space in ("npu", "atb"):
         library = torch.library.Library(space, "DEF")
         for line in GOLDEN.read_text().splitlines():
@@ -104,18 +115,25 @@ def _register(device: Any, memory: Any) -> None:
                 library.define(line.removeprefix(f"{space}::"))
                 if not schema.overload_name:
                     name = schema.name.removeprefix(f"{space}::")
-                    library.impl(name, _kernel(name, schema, implementations[name], device, memory), "PrivateUse1")
+                    library.impl(
+                        name, _kernel(name, schema, implementations[name], device, memory), "PrivateUse1"
+                    )
         _libraries.append(library)
 
 
-def _kernel(name: str, schema: Any, implementation: Callable[..., Any], device: Any, memory: Any) -> Callable[..., Any]:
+def _kernel(
+    name: str, schema: Any, implementation: Callable[..., Any], device: Any, memory: Any
+) -> Callable[..., Any]:
     positional = [one.name for one in schema.arguments if not one.kwarg_only]
     defaults = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
 
     def run(*args: Any, **kwargs: Any) -> Any:
         calls[name] += 1
         given = defaults | dict(zip(positional, args, strict=False)) | kwargs
-        host = {key: pytree.tree_map_only(Tensor, _shown(name, key, memory), value) for key, value in given.items()}
+        host = {
+            key: pytree.tree_map_only(Tensor, _shown(name, key, memory), value)
+            for key, value in given.items()
+        }
         leading = [host.pop(one) for one in positional]
         try:
             out = implementation(*leading, **host)
@@ -138,7 +156,9 @@ def _shown(op: str, argument: str, memory: Any) -> Callable[[Tensor], Tensor]:
 
 def _back(out: Any, given: dict[str, Any], device: Any, memory: Any) -> Any:
     """Results on the device; one that is an argument's memory is that argument."""
-    tensors = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and one.device.type == NAME]
+    tensors = [
+        one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and one.device.type == NAME
+    ]
     places = {memory.on_host(one).data_ptr(): one for one in tensors if one.numel()}
 
     def back(x: Tensor) -> Tensor:

@@ -84,7 +84,10 @@ def npu_weight_quant_batchmatmul(
     weight_dtype: int | None,
 ) -> Tensor:
     rules.unused(
-        quant_scale=quant_scale, quant_offset=quant_offset, inner_precise=inner_precise, weight_dtype=weight_dtype
+        quant_scale=quant_scale,
+        quant_offset=quant_offset,
+        inner_precise=inner_precise,
+        weight_dtype=weight_dtype,
     )
     rules.tensor("x", x, HALVES, 2)
     rules.tensor("weight, of 4 bits as far as simulated", weight, (torch.int32,), 2)
@@ -94,7 +97,10 @@ def npu_weight_quant_batchmatmul(
     require(max(inner, columns) <= _LONGEST, f"sizes up to {_LONGEST}")
     size = antiquant_group_size
     if size:
-        require(32 <= size <= inner - 1 and size % 32 == 0, f"antiquant_group_size: 32..{inner - 1} in steps of 32, not {size}")
+        require(
+            32 <= size <= inner - 1 and size % 32 == 0,
+            f"antiquant_group_size: 32..{inner - 1} in steps of 32, not {size}",
+        )
     groups = -(-inner // size) if size else 1
     for name, part in (("antiquant_scale", antiquant_scale), ("antiquant_offset", antiquant_offset)):
         if part is not None:

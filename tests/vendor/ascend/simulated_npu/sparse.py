@@ -10,7 +10,9 @@ _FAR = (1 << 63) - 1
 _COUNTS = (*range(1, 2049), 3072, 4096, 5120, 6144, 7168, 8192)
 
 
-def _sequences(query: Tensor, cache: Tensor, ends: Tensor | None, lengths: Tensor | None, table: Tensor | None):
+def _sequences(
+    query: Tensor, cache: Tensor, ends: Tensor | None, lengths: Tensor | None, table: Tensor | None
+):
     """(first query, the one behind the last, length, blocks) of each sequence."""
     require(ends is not None and lengths is not None and table is not None, "lengths and a block table")
     assert ends is not None and lengths is not None and table is not None
@@ -18,11 +20,16 @@ def _sequences(query: Tensor, cache: Tensor, ends: Tensor | None, lengths: Tenso
         rules.tensor(name, x, (torch.int32,), 1)
         rules.shape(name, x, (table.shape[0],))
     rules.tensor("block_table", table, (torch.int32,), 2)
-    require(ends.tolist() == sorted(ends.tolist()) and int(ends[-1]) == query.shape[0], "rising ends, the last of all tokens")
+    require(
+        ends.tolist() == sorted(ends.tolist()) and int(ends[-1]) == query.shape[0],
+        "rising ends, the last of all tokens",
+    )
     start = 0
     for row, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
         blocks = table[row, : -(-length // cache.shape[1])].long()
-        require(-(-length // cache.shape[1]) <= table.shape[1], "block_table: a block for each part of a sequence")
+        require(
+            -(-length // cache.shape[1]) <= table.shape[1], "block_table: a block for each part of a sequence"
+        )
         rules.within("block_table", blocks, 0, cache.shape[0] - 1)
         yield start, end, length, blocks
         start = end
@@ -102,7 +109,10 @@ def npu_sparse_flash_attention(
     rules.one_of("sparse_mode", sparse_mode, [3])
     rules.one_of("sparse_block_size", sparse_block_size, [1])
     rules.one_of("attention_mode", attention_mode, [0, 2])
-    require(value is not None and query_rope is not None and key_rope is not None, "value, query_rope and key_rope")
+    require(
+        value is not None and query_rope is not None and key_rope is not None,
+        "value, query_rope and key_rope",
+    )
     assert value is not None and query_rope is not None and key_rope is not None
     for name, x, dims in (
         ("query", query, 3),

@@ -64,7 +64,9 @@ def read_schemas(place: Path | None = None) -> list[str]:
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=300, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("npu::", "atb::"))]
     if not lines:
-        raise RuntimeError(f"torch_npu could not be read (exit status {done.returncode}): {done.stderr[-3000:]}")
+        raise RuntimeError(
+            f"torch_npu could not be read (exit status {done.returncode}): {done.stderr[-3000:]}"
+        )
     return lines
 
 

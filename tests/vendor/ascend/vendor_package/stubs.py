@@ -9,10 +9,25 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-SYSTEM = ("libstdc++.so.6", "libm.so.6", "libc.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2")
+SYSTEM = (
+    "libstdc++.so.6",
+    "libm.so.6",
+    "libc.so.6",
+    "libgcc_s.so.1",
+    "libpthread.so.0",
+    "libdl.so.2",
+    "librt.so.1",
+    "ld-linux-x86-64.so.2",
+)
 _DATA = ("_ZTI", "_ZTV", "_ZTS")  # run-time types, their tables and names, which are no functions
 _WORDS = 64  # of a table of virtual functions, more than any here has
-_OTHERS = ("Py", "_Py", "_ITM_", "__gmon_start__", "_ZTH")  # the interpreter's, the linker's, and thread-local wrappers
+_OTHERS = (
+    "Py",
+    "_Py",
+    "_ITM_",
+    "__gmon_start__",
+    "_ZTH",
+)  # the interpreter's, the linker's, and thread-local wrappers
 
 ANSWERS = {
     "aclrtGetSocName": ("const char *", '"Ascend910B2"'),
@@ -82,9 +97,13 @@ def definitions(missing: Iterable[str]) -> Iterator[str]:
 
 def _compile(source: Path, library: Path, *options: str) -> Path:
     naming = f"-Wl,-soname,{library.name}"
-    _lines("gcc", "-shared", "-fPIC", "-w", "-O1", "-o", library, source, naming, "-Wl,--no-as-needed", *options)
+    _lines(
+        "gcc", "-shared", "-fPIC", "-w", "-O1", "-o", library, source, naming, "-Wl,--no-as-needed", *options
+    )
     return library
 
 
 def _lines(*command: str | Path) -> list[str]:
-    return subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout.splitlines()
+    return subprocess.run(
+        list(map(str, command)), check=True, capture_output=True, text=True
+    ).stdout.splitlines()
