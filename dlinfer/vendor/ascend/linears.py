@@ -1,6 +1,7 @@
 """Products with weights: of the model's dtype, of 8 bits, of 4 bits."""
 
 import weakref
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,24 +17,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return functional.linear(x, layouts.weight(weight), bias)
 
 
-def _refuses_w8a8(a: Tensor, b: Tensor, out_dtype: torch.dtype, quant_dtype: torch.dtype) -> str | None:
+def _refuses_w8a8(call: Any, weight: Tensor) -> str | None:
     chip = chips.current()
-    if out_dtype not in refusing.HALVES or out_dtype not in chip.floats:
-        return f"npu_quant_matmul gives float16 or bfloat16, not {out_dtype}"
+    if call.out_dtype not in refusing.HALVES or call.out_dtype not in chip.floats:
+        return f"npu_quant_matmul gives float16 or bfloat16, not {call.out_dtype}"
     return refusing.first(
         (
             refusing.lacking(chip.token_scales, "scales of tokens in npu_quant_matmul"),
-            refusing.eight_bits(quant_dtype),
-            refusing.sizes(*b.shape),
+            refusing.eight_bits(call.quant_dtype),
+            refusing.sizes(*weight.shape),
         )
     )
 
 
-@refuses(
-    lambda a, b, rms_scale, linear_scale, out_dtype, quant_dtype, bias: _refuses_w8a8(
-        a, b, out_dtype, quant_dtype
-    )
-)
+@refusing.where(lambda call: _refuses_w8a8(call, call.b))
 def linear_w8a8(
     a: Tensor,
     b: Tensor,
@@ -57,11 +54,7 @@ def linear_w8a8(
     return out.view(shape)
 
 
-@refuses(
-    lambda x, weight, input_scale, input_offset, deq_scale, out_dtype, quant_dtype, quant_bias: (
-        refusing.first((refusing.floating(x), _refuses_w8a8(x, weight, out_dtype, quant_dtype)))
-    )
-)
+@refusing.where(lambda call: refusing.floating(call.x) or _refuses_w8a8(call, call.weight))
 def linear_w8a8_static(
     x: Tensor,
     weight: Tensor,

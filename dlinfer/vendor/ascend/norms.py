@@ -57,7 +57,7 @@ def add_rms_norm_w8a8(
     return *shown, total.view(x.shape)
 
 
-@refuses(lambda x, quant_dtype: _refuses_eight_bits(x, quant_dtype))
+@refuses(_refuses_eight_bits)
 def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     if x.numel() == 0:
         return _no_rows(x)

@@ -32,7 +32,7 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
         given = [_apart(one, x) for one, x in zip(turned, (q, k), strict=True)]
         out = torch.ops.npu.npu_apply_rotary_pos_emb(*given, *tables, "TND", "half")
     else:
-        out = [_turned(x, *tables, "half") for x in turned]
+        out = [_turned(x, tables, "half") for x in turned]
     return out[0].view(q.shape), out[1].view(k.shape)
 
 
@@ -40,9 +40,9 @@ def _apart(one: Tensor, x: Tensor) -> Tensor:
     return one.clone() if one.data_ptr() == x.data_ptr() else one
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+def _turned(x: Tensor, tables: list[Tensor], mode: str) -> Tensor:
     """x [rows, heads, size] turned by cos and sin [rows, 1, size], as one batch: BSND with tables 1S1D."""
-    given = (tensor.unsqueeze(0) for tensor in (x, cos, sin))
+    given = (tensor.unsqueeze(0) for tensor in (x, *tables))
     return torch.ops.npu.npu_rotary_mul(*given, mode).squeeze(0)
 
 
@@ -59,7 +59,7 @@ def apply_rotary_pos_emb_interleaved(
         return x.new_empty(x.shape)
     heads = _of_token(x, cos)
     tables = [_pairs(table, x, heads) for table in (cos, sin)]
-    out = _turned(x.reshape(-1, heads, size).contiguous(), *tables, "interleave").view(x.shape)
+    out = _turned(x.reshape(-1, heads, size).contiguous(), tables, "interleave").view(x.shape)
     if return_native_layout:
         return torch.cat((out[..., 0::2], out[..., 1::2]), dim=-1)
     return out

@@ -1,15 +1,33 @@
 """Reasons why a kernel does not take a call, each said once; a rule strings some of them together."""
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dlinfer.vendor.ascend import chips
+from dlinfer.vendor.base import Kernel, refuses
 
 HALVES = (torch.float16, torch.bfloat16)
 LONGEST = 65535
 """Of a product's inner and outer size (npu_quant_matmul, npu_weight_quant_batchmatmul, npu_grouped_matmul)."""
+
+
+def where(rule: Callable[[Any], str | None]) -> Callable[[Kernel], Kernel]:
+    """``refuses`` for a rule that finds the kernel's arguments by name: ``where(lambda call: ... call.q ...)``."""
+
+    def with_rule(kernel: Kernel) -> Kernel:
+        names = tuple(inspect.signature(kernel).parameters)
+
+        def asked(*args: Any, **kwargs: Any) -> str | None:
+            return rule(SimpleNamespace(**dict(zip(names, args, strict=False)), **kwargs))
+
+        return refuses(asked)(kernel)
+
+    return with_rule
 
 
 def first(reasons: Iterable[str | None]) -> str | None:

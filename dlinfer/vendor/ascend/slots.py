@@ -13,7 +13,7 @@ from dlinfer.vendor.base import refuses
 class _Looked:
     """What a look at a step's slots has found, kept for its other layers: one wait for the card a step, not a layer.
 
-    Slots made in inference mode are known by their tensor alone: it may not be written anew, as frameworks do for graphs.
+    Slots made in inference mode are known by their tensor alone, which may not be written anew, as it is for graphs.
     """
 
     def __init__(self) -> None:

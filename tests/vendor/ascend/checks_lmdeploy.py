@@ -5,6 +5,7 @@ import importlib
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import lmdeploy
 import pytest
@@ -65,15 +66,15 @@ def test_lmdeploy_builds_its_runner():
 
     model = torch.nn.Linear(2, 2)
     model.ctx_mgr = None  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType] - LMDeploy's models have one
-    config = SimpleNamespace(k_head_dim=64, v_head_dim=64)
-    cache = SimpleNamespace(max_batches=8)
+    config: Any = SimpleNamespace(k_head_dim=64, v_head_dim=64)
+    cache: Any = SimpleNamespace(max_batches=8)
     device = torch.device(NPU)
-    runner = AscendOpsBackend.build_graph_runner(
-        model, config, cache, SimpleNamespace(eager_mode=True), device
-    )
+    eager: Any = SimpleNamespace(eager_mode=True)
+    runner = AscendOpsBackend.build_graph_runner(model, config, cache, eager, device)
     assert runner.is_mla is False and runner.model is model
+    eager.eager_mode = False
     with pytest.raises(UnsupportedFeatureError, match="eager_mode=True"):
-        AscendOpsBackend.build_graph_runner(model, config, cache, SimpleNamespace(eager_mode=False), device)
+        AscendOpsBackend.build_graph_runner(model, config, cache, eager, device)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +122,27 @@ def test_the_mask_that_lmdeploy_gives_at_every_prefill():
 
     def call(mask: torch.Tensor) -> torch.Tensor:
         given = [x.to(NPU) for x in (q, k, v)]
+        table = torch.tensor([[0], [1]], dtype=torch.int32, device=NPU)
         return paged_attention_fwd(
-            *given, given[0], *caches, torch.tensor([[0], [1]], dtype=torch.int32, device=NPU), lengths, lengths, 4, 4,
-            False, 128, 4, 2, 64, ends, ends, lengths, attn_mask=[mask], softmax_scale=0.125, is_prefill_no_cache=True,
-        )  # fmt: skip
+            *(
+                given[0],
+                given[1],
+                given[2],
+                given[0],
+                caches[0],
+                caches[1],
+                table,
+                lengths,
+                lengths,
+                4,
+                4,
+                False,
+            ),
+            *(128, 4, 2, 64, ends, ends, lengths),
+            attn_mask=[mask],
+            softmax_scale=0.125,
+            is_prefill_no_cache=True,
+        )
 
     want = torch.empty_like(q)
     plain = q, k, v, ends[1:], lengths, 4, 4, 2, want, 0.125, True, -1, -1, 0.0, None, None

@@ -34,7 +34,7 @@ NOT_SERVED = ("softcap", "alibi", "sinks")
 
 
 def served(table: tuple[Case, ...], block_size: int, sizes: tuple[int, int]) -> list:
-    """Cases of the interface without what the vendor has not, in real sizes, over more than one page where keys allow."""
+    """Cases of the interface without what the vendor has not, in real sizes, over as many pages as before."""
     made = []
     for case in table:
         if any(getattr(case, one) for one in NOT_SERVED):
@@ -92,7 +92,7 @@ def test_decoding(case, dtype):
 
 @halves
 def test_latent_decoding(dtype):
-    """DeepSeek's cache: values are the first part of the keys. Of the vendor's op nothing but the schema is documented."""
+    """DeepSeek's cache: values are the first part of the keys. Of the vendor's op only the schema is known."""
     make, heads = maker(dtype), 16
     case = Case("latent", (1, 1, 1), (130, 1, 256), heads=(heads, 1), sizes=(576, 576), block_size=128)
     q, out = queries(make, replace(case, sizes=(576, 512)))

@@ -1,6 +1,6 @@
 """Faults put into the calls that kernels make, each of which has to be caught.
 
-By torch where the schema tells (``schema``), by the simulation where the documents do (``documents``), by the comparison
+By torch where the schema tells (``schema``), by the simulation where the documents do (``documents``), by comparison
 with the reference where only numbers do (``numbers``). A simulation that lets a wrong name, order or dtype pass would
 prove nothing.
 """
@@ -214,7 +214,7 @@ FAULTS = [
     Fault(
         FILL, RESHAPE, "caches first", lambda args, kw: ([*args[2:4], *args[:2], args[4]], kw), "documents"
     ),
-    Fault(FILL, RESHAPE, "a slot twice", at(4, lambda x: torch.zeros_like(x)), "numbers"),
+    Fault(FILL, RESHAPE, "a slot twice", at(4, torch.zeros_like), "numbers"),
     Fault(FILL, RESHAPE, "keys with gaps", gaps(0), "documents"),
     Fault(
         PART,

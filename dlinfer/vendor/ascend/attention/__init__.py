@@ -1,1 +1,1 @@
-"""Attention on npu_fused_infer_attention_score: prompts, prompts behind cached beginnings, decoding, sparse attention."""
+"""Attention: prompts, prompts behind cached beginnings, decoding, and to chosen positions."""

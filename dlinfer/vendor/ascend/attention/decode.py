@@ -7,7 +7,6 @@ from torch import Tensor
 
 from dlinfer.vendor.ascend import chips, refusing
 from dlinfer.vendor.ascend.attention import fused
-from dlinfer.vendor.base import refuses
 
 _PAGE, _LARGEST_PAGE = 16, 1 << 16
 _LATENT, _ROPE = 512, 64
@@ -22,41 +21,20 @@ def _is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
     return k_cache.untyped_storage()._cdata == v_cache.untyped_storage()._cdata
 
 
-def _refuses_latent(
-    q: Tensor, left: int, softcap: float, alibi: Tensor | None, sinks: Tensor | None
-) -> str | None:
-    if left >= 0 or softcap > 0 or alibi is not None or sinks is not None:
+def _refuses(call: Any) -> str | None:
+    if not _is_latent(call.k_cache, call.v_cache):
+        return fused.refuses(call, call.q.shape[-1]) or fused.refuses_pages(call, _PAGE, _LARGEST_PAGE)
+    if call.window_left >= 0 or call.logit_softcapping > 0 or (call.alibi_slopes, call.sinks) != (None, None):
         return "_npu_paged_attention_mla has no window, logit_softcapping, alibi_slopes and sinks"
     return refusing.first(
         (
             refusing.lacking(chips.current().fused_attention, "_npu_paged_attention_mla"),
-            refusing.floating(q, refusing.HALVES),
+            refusing.floating(call.q, refusing.HALVES),
         )
     )
 
 
-def _refuses(
-    q: Tensor,
-    caches: tuple[Tensor, Tensor],
-    block_size: int,
-    heads: tuple[int, int],
-    left: int,
-    softcap: float,
-    alibi: Tensor | None,
-    sinks: Tensor | None,
-) -> str | None:
-    if _is_latent(*caches):
-        return _refuses_latent(q, left, softcap, alibi, sinks)
-    return fused.refuses(q, *heads, q.shape[-1], softcap, alibi, sinks) or fused.refuses_pages(
-        *caches, block_size, _PAGE, _LARGEST_PAGE
-    )
-
-
-@refuses(
-    lambda q, k_cache, v_cache, table, block_size, kv_seqlens, max_kv, heads, kv_heads, out, scale, left, softcap, alibi, sinks: (
-        _refuses(q, (k_cache, v_cache), block_size, (heads, kv_heads), left, softcap, alibi, sinks)
-    )
-)
+@refusing.where(_refuses)
 def paged_decode_attention(
     q: Tensor,
     k_cache: Tensor,

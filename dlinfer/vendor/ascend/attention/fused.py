@@ -20,36 +20,34 @@ LARGEST_HEAD, MOST_HEADS, MOST_SHARING = 512, 256, 64
 WIDEST = 65535  # heads times head size stay below
 
 
-def refuses(
-    q: Tensor,
-    num_q_heads: int,
-    num_kv_heads: int,
-    size: int,
-    softcap: float,
-    alibi: Tensor | None,
-    sinks: Tensor | None,
-) -> str | None:
-    """Why a call is none for the fused attention; ``size`` is the larger of the head sizes."""
-    extras = {"logit_softcapping": softcap > 0, "alibi_slopes": alibi is not None, "sinks": sinks is not None}
+def refuses(call: Any, size: int) -> str | None:
+    """Why a call is none for the fused attention; ``size`` is the larger of its head sizes."""
+    extras = {
+        "logit_softcapping": call.logit_softcapping > 0,
+        "alibi_slopes": call.alibi_slopes is not None,
+        "sinks": call.sinks is not None,
+    }
     unknown = [name for name, given in extras.items() if given]
+    heads, kv_heads = call.num_q_heads, call.num_kv_heads
     if unknown:
         return f"npu_fused_infer_attention_score has no {' and no '.join(unknown)}"
     if size > LARGEST_HEAD:
         return f"head sizes up to {LARGEST_HEAD} are served, not {size}"
-    if num_q_heads > MOST_HEADS or num_q_heads > MOST_SHARING * num_kv_heads:
-        return f"up to {MOST_HEADS} heads are served, of which {MOST_SHARING} share a key, not {num_q_heads} of {num_kv_heads}"
-    if num_q_heads * aligned(size) >= WIDEST:
-        return f"heads times head size stay below {WIDEST}, and are {num_q_heads} x {aligned(size)}"
+    if heads > MOST_HEADS or heads > MOST_SHARING * kv_heads:
+        return f"{MOST_HEADS} heads are served, {MOST_SHARING} to a key, not {heads} and {heads // kv_heads}"
+    if heads * aligned(size) >= WIDEST:
+        return f"heads times head size stay below {WIDEST}, and are {heads} x {aligned(size)}"
     return refusing.first(
         (
             refusing.lacking(chips.current().fused_attention, "npu_fused_infer_attention_score"),
-            refusing.floating(q, refusing.HALVES),
+            refusing.floating(call.q, refusing.HALVES),
         )
     )
 
 
-def refuses_pages(k_cache: Tensor, v_cache: Tensor, block_size: int, multiple: int, most: int) -> str | None:
+def refuses_pages(call: Any, multiple: int, most: int) -> str | None:
     """Why caches are none for it: keys and values of one shape, without gaps, in blocks of some sizes."""
+    k_cache, v_cache, block_size = call.k_cache, call.v_cache, call.block_size
     if block_size % multiple or block_size > most:
         return f"blocks of a multiple of {multiple} up to {most} are read, not of {block_size}"
     if k_cache.shape != v_cache.shape:

@@ -6,29 +6,13 @@ import torch
 from torch import Tensor
 
 from dlinfer.errors import KernelDeclined
+from dlinfer.vendor.ascend import refusing
 from dlinfer.vendor.ascend.attention import fused
-from dlinfer.vendor.base import refuses
 
 _PAGE, _LARGEST_PAGE = 128, 512  # of several queries: blocks are a multiple of the first up to the second
 
 
-def _refuses_prefill(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: tuple[int, int],
-    softcap: float,
-    alibi: Tensor | None,
-    sinks: Tensor | None,
-) -> str | None:
-    return fused.refuses(q, *heads, max(k.shape[-1], v.shape[-1]), softcap, alibi, sinks)
-
-
-@refuses(
-    lambda q, k, v, q_ends, kv_seqlens, max_q, heads, kv_heads, out, scale, causal, left, right, softcap, alibi, sinks: (
-        _refuses_prefill(q, k, v, (heads, kv_heads), softcap, alibi, sinks)
-    )
-)
+@refusing.where(lambda call: fused.refuses(call, max(call.k.shape[-1], call.v.shape[-1])))
 def prefill_attention(
     q: Tensor,
     k: Tensor,
@@ -59,10 +43,10 @@ def prefill_attention(
         else:
             seen = fused.sight(q.device, causal, window_left, window_right)
         if end > start:
-            given = (
-                fused.widened(x, size).unsqueeze(0) for x in (q[start:end], k[first:last], v[first:last])
-            )
-            rows.append(fused.attend(*given, num_kv_heads, softmax_scale, **seen)[0, ..., :size_v])
+            parts = q[start:end], k[first:last], v[first:last]
+            new, keys, values = (fused.widened(part, size).unsqueeze(0) for part in parts)
+            out = fused.attend(new, keys, values, num_kv_heads, softmax_scale, **seen)
+            rows.append(out[0, ..., :size_v])
         start, first = end, last
     if rows:  # written when all of q has been read
         attn_output[:start] = torch.cat(rows)
@@ -79,19 +63,12 @@ def _blind(q_len: int, length: int, causal: bool, left: int, right: int) -> int:
     return blind if length else q_len
 
 
-def _refuses_paged(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_size: int, max_q: int) -> str | None:
-    several = max_q > 1
-    return fused.refuses_pages(
-        k_cache, v_cache, block_size, _PAGE if several else 16, _LARGEST_PAGE if several else 1 << 16
-    )
+def _refuses_paged(call: Any) -> str | None:
+    page = (_PAGE, _LARGEST_PAGE) if call.max_q_seq_len > 1 else (16, 1 << 16)
+    return fused.refuses(call, call.q.shape[-1]) or fused.refuses_pages(call, *page)
 
 
-@refuses(
-    lambda q, k_cache, v_cache, table, block_size, q_ends, kv_seqlens, max_q, max_kv, heads, kv_heads, out, scale, causal, left, right, softcap, alibi, sinks: (
-        fused.refuses(q, heads, kv_heads, q.shape[-1], softcap, alibi, sinks)
-        or _refuses_paged(q, k_cache, v_cache, block_size, max_q)
-    )
-)
+@refusing.where(_refuses_paged)
 def paged_prefill_attention(
     q: Tensor,
     k_cache: Tensor,

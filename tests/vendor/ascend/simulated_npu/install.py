@@ -1,6 +1,6 @@
 """Make the device "npu" of this process: tests/fake_device under the vendor's name, with the vendor's schemas.
 
-``install`` stands where the entry point of torch_npu does. torch gives PrivateUse1 to one device a process, and for good.
+``install`` stands where torch_npu's entry point does. torch gives PrivateUse1 to one device a process, and for good.
 """
 
 import importlib
@@ -87,14 +87,20 @@ def _module(device: Any, memory: Any) -> type:
 
 
 def _package() -> types.ModuleType:
-    """``import torch_npu``: it is loaded. Others import ops from it by name (transformers), which call torch.ops.npu."""
+    """``import torch_npu``: it is loaded. Others, such as transformers, import ops from it by name."""
     package = types.ModuleType("torch_npu")
     package.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
 
     def op(name: str) -> Any:
         if not name.startswith("npu_"):
             raise AttributeError(name)
-        return lambda *args, **kwargs: getattr(torch.ops.npu, name)(*args, **kwargs)
+
+        def call(
+            *args: Any, **kwargs: Any
+        ) -> Any:  # the op itself may not be simulated, and is imported nevertheless
+            return getattr(torch.ops.npu, name)(*args, **kwargs)
+
+        return call
 
     package.__dict__.update(__version__="2.13.0", __getattr__=op)
     return package

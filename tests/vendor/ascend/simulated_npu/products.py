@@ -91,8 +91,7 @@ def npu_weight_quant_batchmatmul(
     )
     rules.tensor("x", x, HALVES, 2)
     rules.tensor("weight, of 4 bits as far as simulated", weight, (torch.int32,), 2)
-    tokens, inner = x.shape
-    columns = weight.shape[1] * 8
+    inner, columns = x.shape[1], weight.shape[1] * 8
     rules.shape("weight", weight, (inner, columns // 8))
     require(max(inner, columns) <= _LONGEST, f"sizes up to {_LONGEST}")
     size = antiquant_group_size
