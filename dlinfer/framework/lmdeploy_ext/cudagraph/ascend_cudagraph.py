@@ -1,13 +1,10 @@
-"""What LMDeploy 0.18's own backend for Ascend imports: the runner of a model, and the batch sizes that graphs have.
+"""What LMDeploy 0.18's own backend for Ascend imports: what runs a model, and the batch sizes that graphs have.
 
 LMDeploy takes this adaptor's backend for ``device_type="ascend"``; its own (``backends/dlinfer/ascend``) stays usable
-through these names, eagerly.
+through these names, eagerly. Importing them imports nothing of LMDeploy.
 """
 
 from typing import Any
-
-import torch
-from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 
@@ -22,23 +19,16 @@ def get_ascend_compatible_size(size: int) -> int:
     return -(-size // step) * step
 
 
-class AscendGraphRunner(GraphRunner):
-    """Runs the model as it is: graphs of the vendor's are proven on no card.
+def AscendGraphRunner(  # noqa: N802 - LMDeploy's name for it, which it calls
+    model: Any, model_config: Any, cache_config: Any, backend_config: Any, device: Any, is_mla: bool = False
+) -> Any:
+    """LMDeploy's runner without graphs: those of the vendor's are proven on no card.
 
-    Raises UnsupportedFeatureError unless ``backend_config.eager_mode``. is_mla: whether keys and values have other
-    sizes, which eager execution need not know.
+    is_mla: whether keys and values have other sizes, which eager execution need not know. Raises
+    UnsupportedFeatureError unless ``backend_config.eager_mode``.
     """
+    if not backend_config.eager_mode:
+        raise refuse("graph mode of LMDeploy's own Ascend backend", "set eager_mode=True", "ascend")
+    from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        model_config: Any,
-        cache_config: Any,
-        backend_config: Any,
-        device: torch.device,
-        is_mla: bool = False,
-    ) -> None:
-        if not backend_config.eager_mode:
-            raise refuse("graph mode of LMDeploy's own Ascend backend", "set eager_mode=True")
-        super().__init__(model, model_config, cache_config, backend_config, device)
-        self.is_mla = is_mla
+    return GraphRunner(model, model_config, cache_config, backend_config, device)
