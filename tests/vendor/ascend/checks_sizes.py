@@ -3,47 +3,22 @@
 The interface's own samples are small; pages of 8 tokens and heads of 24 numbers are refused by name (checks_ops.py).
 """
 
-from dataclasses import replace
+import json
 
 import pytest
 import torch
 
 from dlinfer import ops
-from dlinfer.ops import attention_samples
-from dlinfer.ops.attention_samples import (
-    DECODE,
-    PAGED_PREFILL,
-    PREFILL,
-    Case,
-    lengths,
-    new_tokens,
-    pages,
-    per_head,
-    queries,
-)
 from dlinfer.ops.packing import AWQ
 from dlinfer.ops.samples import SampleMaker
 from dlinfer.vendor.ascend import VENDOR
 from tests.ops import cases
+from tests.vendor.ascend import accept, real_sizes
 from tests.vendor.ascend.checks_ops import compare
 from tests.vendor.ascend.simulated_npu import install
 
 HALVES = (torch.float16, torch.bfloat16)
 halves = pytest.mark.parametrize("dtype", HALVES, ids=cases.short)
-NOT_SERVED = ("softcap", "alibi", "sinks")
-
-
-def served(table: tuple[Case, ...], block_size: int, sizes: tuple[int, int]) -> list:
-    """Cases of the interface without what the vendor has not, in real sizes, over as many pages as before."""
-    made = []
-    for case in table:
-        if any(getattr(case, one) for one in NOT_SERVED):
-            continue
-        longer = case.kv_lens and tuple(
-            count and count * block_size // case.block_size for count in case.kv_lens
-        )
-        made.append(replace(case, kv_lens=longer, block_size=block_size, sizes=sizes))
-    return [pytest.param(one, id=f"{one.name}-{block_size}-{sizes[0]}") for one in made]
 
 
 def maker(dtype: torch.dtype) -> SampleMaker:
@@ -55,67 +30,10 @@ def native(op, args: tuple, dtype: torch.dtype) -> None:
 
 
 @halves
-@pytest.mark.parametrize("case", served(PREFILL, 8, (128, 128)) + served(PREFILL, 8, (64, 64)))
-def test_prompts(case, dtype):
-    make = maker(dtype)
-    q, out = queries(make, case)
-    k, v = new_tokens(make, case)
-    extras = case.softmax_scale, case.causal, *case.window, case.softcap, *per_head(make, case)
-    native(
-        ops.prefill_attention, (q, k, v, *lengths(case), max(case.q_lens), *case.heads, out, *extras), dtype
-    )
-
-
-@halves
-@pytest.mark.parametrize(
-    "case", served(PAGED_PREFILL, 128, (128, 128)) + served(PAGED_PREFILL, 256, (64, 64))
-)
-def test_prompts_over_pages(case, dtype):
-    make = maker(dtype)
-    q, out = queries(make, case)
-    cached = *pages(make, case), case.block_size
-    extras = case.softmax_scale, case.causal, *case.window, case.softcap, *per_head(make, case)
-    spans = *lengths(case), max(case.q_lens), max(case.keys)
-    native(ops.paged_prefill_attention, (q, *cached, *spans, *case.heads, out, *extras), dtype)
-
-
-@halves
-@pytest.mark.parametrize("case", served(DECODE, 128, (128, 128)) + served(DECODE, 16, (64, 64)))
-def test_decoding(case, dtype):
-    make = maker(dtype)
-    q, out = queries(make, case)
-    cached = *pages(make, case), case.block_size
-    extras = case.softmax_scale, case.window[0], case.softcap, *per_head(make, case)
-    args = (q, *cached, lengths(case)[1], max(case.keys), *case.heads, out, *extras)
-    native(ops.paged_decode_attention, args, dtype)
-
-
-@halves
-def test_latent_decoding(dtype):
-    """DeepSeek's cache: values are the first part of the keys. Of the vendor's op only the schema is known."""
-    make, heads = maker(dtype), 16
-    case = Case("latent", (1, 1, 1), (130, 1, 256), heads=(heads, 1), sizes=(576, 576), block_size=128)
-    q, out = queries(make, replace(case, sizes=(576, 512)))
-    keys, _, table = pages(make, case)
-    args = (
-        q,
-        keys,
-        keys[..., :512],
-        table,
-        128,
-        lengths(case)[1],
-        256,
-        heads,
-        1,
-        out,
-        0.05,
-        -1,
-        0.0,
-        None,
-        None,
-    )
-    native(ops.paged_decode_attention, args, dtype)
-    assert install.calls["_npu_paged_attention_mla"] == 1
+@pytest.mark.parametrize("call", list(real_sizes.calls()), ids=lambda call: f"{call.op}-{call.name}")
+def test_attention(call, dtype):
+    native(ops.registry()[call.op], call.arguments(maker(dtype)), dtype)
+    assert (install.calls["_npu_paged_attention_mla"] == 1) is (call.name == "latent")
 
 
 @halves
@@ -175,5 +93,21 @@ def test_slots_are_looked_at_once_a_step(dtype, monkeypatch):
     assert len(looks) == 2
 
 
-def test_the_table_of_cases_is_the_interface_s():
-    assert {one.name for one in attention_samples.DECODE} >= {"a padding row", "window", "block boundaries"}
+def test_the_command_that_accepts_a_card(tmp_path, capsys, monkeypatch):
+    """On the simulation, with a few calls: what it says of good ones, of wrong numbers and of a kernel that fails."""
+    few = {name: accept.KERNELS[name] for name in ("silu_and_mul", "dynamic_quant")}
+    monkeypatch.setattr(accept, "KERNELS", few)
+    monkeypatch.setattr(real_sizes, "calls", lambda: iter(()))
+    file = tmp_path / "found.json"
+    assert accept.main(str(file)) == 0
+    found = json.loads(file.read_text())
+    assert found["card"]["name"] == "Ascend910B2" and "Atlas A2" in found["card"]["taken_for"]
+    assert {row["outcome"] for row in found["calls"]} == {"native", "refused"}
+    assert all(row["detail"] for row in found["calls"] if row["outcome"] == "refused")
+    assert "PASS" in capsys.readouterr().out
+    real = torch.ops.npu.npu_swiglu
+    monkeypatch.setitem(torch.ops.npu.__dict__, "npu_swiglu", lambda x, dim: real(x, dim) * 2)
+    monkeypatch.setitem(torch.ops.npu.__dict__, "npu_dynamic_quant", lambda *args, **kwargs: 1 / 0)
+    assert accept.main(str(file)) == 1
+    assert {row["outcome"] for row in json.loads(file.read_text())["calls"]} >= {"wrong", "failed"}
+    assert "ZeroDivisionError" in capsys.readouterr().out

@@ -15,12 +15,10 @@ from torch import Tensor
 
 from dlinfer import ops, settings
 from dlinfer.errors import DlinferError
-from dlinfer.ops.attention_samples import DECODE, PAGED_PREFILL, lengths, pages, queries
 from dlinfer.ops.packing import AWQ
-from dlinfer.ops.samples import SampleMaker
 from dlinfer.vendor.ascend import linears
 from tests.ops import cases
-from tests.vendor.ascend import checks_ops, checks_sizes, schemas
+from tests.vendor.ascend import checks_ops, checks_sizes, real_sizes, schemas
 from tests.vendor.ascend.simulated_npu import install
 
 Call = tuple[list[Any], dict[str, Any]]
@@ -91,36 +89,11 @@ def sample(op: str, name: str) -> Callable[[], tuple]:
     return lambda: checks_ops.arguments(ops.registry()[op], name, DTYPE, install.NAME)
 
 
-def _attention(table: Any, named: str) -> tuple[SampleMaker, Any]:
-    case = next(
-        one.values[0] for one in checks_sizes.served(table, 128, (128, 128)) if one.values[0].name == named
+def attention(op: str, name: str) -> Callable[[], tuple]:
+    call = next(
+        one for one in real_sizes.calls() if (one.op, one.name) == (op, f"{name}, heads of 128, pages of 128")
     )
-    return checks_sizes.maker(DTYPE), case
-
-
-def paged(named: str) -> Callable[[], tuple]:
-    def args() -> tuple:
-        make, case = _attention(PAGED_PREFILL, named)
-        q, out = queries(make, case)
-        cached = *pages(make, case), case.block_size
-        spans = *lengths(case), max(case.q_lens), max(case.keys)
-        extras = case.softmax_scale, case.causal, *case.window, 0.0, None, None
-        return q, *cached, *spans, *case.heads, out, *extras
-
-    return args
-
-
-def decode(named: str) -> Callable[[], tuple]:
-    def args() -> tuple:
-        make, case = _attention(DECODE, named)
-        q, out = queries(make, case)
-        cached = *pages(make, case), case.block_size
-        return (
-            *(q, *cached, lengths(case)[1], max(case.keys), *case.heads, out),
-            *(case.softmax_scale, case.window[0], 0.0, None, None),
-        )
-
-    return args
+    return lambda: call.arguments(checks_sizes.maker(DTYPE))
 
 
 def rotation() -> tuple:
@@ -149,10 +122,13 @@ PAIRS = (
 SILU = "silu_and_mul", sample("silu_and_mul", "many tokens")
 FILL = "fill_kv_cache", sample("fill_kv_cache", "scattered")
 PART = "fill_kv_cache", sample("fill_kv_cache", "values are a part of the keys")
-PAGED = "paged_prefill_attention", paged("grouped heads, mixed lengths and histories")
-WINDOW = "paged_prefill_attention", paged("window")
-DECODING = "paged_decode_attention", decode("grouped heads, mixed lengths")
-NARROW = "paged_decode_attention", decode("window")
+PAGED = (
+    "paged_prefill_attention",
+    attention("paged_prefill_attention", "grouped heads, mixed lengths and histories"),
+)
+WINDOW = "paged_prefill_attention", attention("paged_prefill_attention", "window")
+DECODING = "paged_decode_attention", attention("paged_decode_attention", "grouped heads, mixed lengths")
+NARROW = "paged_decode_attention", attention("paged_decode_attention", "window")
 GATING = "moe_gating_topk_softmax", sample("moe_gating_topk_softmax", "many tokens")
 EXPERTS = "fused_moe", sample("fused_moe", "many tokens, not renormalised")
 EXPERTS8 = "fused_moe_w8a8", sample("fused_moe_w8a8", "odd sizes, int8")

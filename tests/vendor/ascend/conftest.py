@@ -8,11 +8,6 @@ from dlinfer.ops import fallback
 from dlinfer.vendor import discovery
 
 
-def pytest_collect_file(file_path, parent):
-    """Only the process that test_simulated.py starts makes the device; it names the files."""
-    return
-
-
 @pytest.fixture(autouse=True)
 def _on_the_vendor(request: pytest.FixtureRequest):
     simulation = sys.modules.get("tests.vendor.ascend.simulated_npu.install")
