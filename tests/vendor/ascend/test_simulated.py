@@ -54,7 +54,14 @@ def test_checks(installed, checks):
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen2"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        pytest.param("qwen3_moe", marks=pytest.mark.full),
+        pytest.param("qwen2", marks=pytest.mark.full),
+    ],
+)
 def test_lmdeploy_gives_the_tokens_of_the_cpu(installed, tmp_path, family):
     """Unmodified, eagerly, with no op on a reference."""
     model = tmp_path / family
