@@ -1,4 +1,4 @@
-"""The mask that LMDeploy's backend for Ascend gives at every prefill says no more than ``causal``; others are refused."""
+"""The mask that LMDeploy's backend for Ascend gives at every prefill says no more than ``causal``; no other is taken."""
 
 import pytest
 import torch
