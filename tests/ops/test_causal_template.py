@@ -1,4 +1,4 @@
-"""The mask that LMDeploy's backend for Ascend gives at every prefill says no more than ``causal``; no other is taken."""
+"""The mask that LMDeploy's backend for Ascend gives at every prefill says no more than ``causal``; no other is."""
 
 import pytest
 import torch
