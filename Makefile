@@ -39,6 +39,10 @@ setup: $(STAMP) ## create .venv and install the locked packages and dlinfer
 toolchains: $(STAMP) ## CPython 3.10 environments with Sophgo's and MegEngine's packages; 4 GB in the user's cache folder
 	@$(PY) -m dlinfer toolchain install sophgo megengine
 
+.PHONY: torch-npu
+torch-npu: $(STAMP) ## Ascend's torch_npu on stubs of its driver, to read its schemas; 130 MB in the user's cache folder
+	@$(PY) -m tests.vendor.ascend.vendor_package.environment
+
 .PHONY: demo
 demo: $(STAMP) ## LMDeploy generates on this CPU; its tokens are compared with HF transformers
 	@$(PY) examples/demo.py

@@ -185,7 +185,7 @@ def test_a_default_that_fails_is_a_problem(capsys, environment, plugins):
     assert "'wrecked' is the default for device cpu and fails" in report(capsys, status=1)["problems"][0]
     environment("DLINFER_VENDOR", "cpu")
     dlinfer.settings._current = None
-    assert report(capsys)["defaults"] == {"cpu": "cpu"}
+    assert report(capsys)["defaults"]["cpu"] == "cpu"
 
 
 def test_a_name_clash_names_both(capsys, environment, plugins):

@@ -15,6 +15,7 @@ bound is none. A query that sees no key gives zeros. Order and signs are those o
 (``pytorch/kernels/cuda/flashattention.py`` and ``pagedattention.py``), sinks those of GPT-OSS.
 """
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -53,14 +54,34 @@ def window(sliding_window: int | Sequence[int] | None) -> tuple[int, int]:
     return left, right
 
 
-def refuse_mask(op: str, attn_mask: Sequence[Tensor | None] | None) -> None:
-    """Raise UnsupportedFeatureError when a mask tensor is given."""
-    if attn_mask is not None and any(mask is not None for mask in attn_mask):
+def refuse_mask(op: str, attn_mask: Sequence[Tensor | None] | None, causal: bool = True) -> None:
+    """Raise UnsupportedFeatureError when a mask tensor is given, but for one that says no more than ``causal``.
+
+    LMDeploy's backend for Ascend gives the same one at every prefill, whatever the lengths: the template of causal
+    attention that the vendor's kernel reads.
+    """
+    given = [] if attn_mask is None else [mask for mask in attn_mask if mask is not None]
+    if given and not (causal and all(map(_is_template, given))):
         raise UnsupportedFeatureError(
             feature="an explicit attn_mask",
             where=f"dlinfer.ops.{op}",
             advice="pass attn_mask=[] and say what is visible by causal and sliding_window",
         )
+
+
+_TEMPLATE = 2048  # the side of the template, whatever the lengths
+_templates: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
+
+
+def _is_template(mask: Tensor) -> bool:
+    """Whether a mask hides what is above the diagonal, 2048 x 2048. Its values are read once."""
+    if tuple(mask.shape) != (_TEMPLATE, _TEMPLATE) or mask.dtype not in (torch.int8, torch.uint8, torch.bool):
+        return False
+    if _templates.get(id(mask)) is not mask:
+        if not torch.equal(mask, torch.ones_like(mask).triu(1)):
+            return False
+        _templates[id(mask)] = mask
+    return True
 
 
 def scale_of(q: Tensor, softmax_scale: float | None) -> float:

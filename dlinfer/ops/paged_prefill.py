@@ -127,7 +127,7 @@ def _call_paged_prefill_attention(
     kv_seqlens: [sequences], likewise: keys of each sequence, the new tokens included.
     max_q_seq_len, max_kv_seq_len: upper bounds.
     num_q_heads, num_kv_heads: heads of q and of the cache; the first is a multiple of the second.
-    attn_mask: empty.
+    attn_mask: empty, or the template of causal attention that LMDeploy's backend for Ascend gives.
     head_size_v: the size of a new attn_output; None takes v's.
     softmax_scale: None is 1 / sqrt(head_size).
     attn_output: [tokens, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
@@ -143,7 +143,7 @@ def _call_paged_prefill_attention(
     Returns attn_output, or a new tensor where none was given. Raises OpArgumentError, and UnsupportedFeatureError
     for a mask or a cache quantised in another way.
     """
-    refuse_mask("paged_prefill_attention", attn_mask)
+    refuse_mask("paged_prefill_attention", attn_mask, causal)
     guard_layout(k_cache)
     scales = scales_of(
         "paged_prefill_attention", quant_bits, k_scales_zeros, v_scales_zeros, kv_scales, kv_zeros

@@ -103,7 +103,7 @@ def _call_prefill_attention(
     q_seqlens, kv_seqlens: [sequences], int32 or int64; they differ only for cross attention.
     max_q_seq_len: an upper bound, or None.
     num_q_heads, num_kv_heads: heads of q and of k; the first is a multiple of the second.
-    attn_mask: empty.
+    attn_mask: empty, or the template of causal attention that LMDeploy's backend for Ascend gives.
     head_size_v: the size of a new attn_output; None takes v's.
     softmax_scale: None is 1 / sqrt(head_size).
     attn_output: [tokens, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
@@ -116,7 +116,7 @@ def _call_prefill_attention(
     Returns attn_output, or a new tensor where none was given. Raises OpArgumentError, and UnsupportedFeatureError
     for a mask.
     """
-    refuse_mask("prefill_attention", attn_mask)
+    refuse_mask("prefill_attention", attn_mask, causal)
     left, right = window(sliding_window)
     if attn_output is None:
         attn_output = q.new_empty((*q.shape[:-1], head_size_v or v.shape[-1]))

@@ -270,9 +270,9 @@ def device(device_type: str) -> Device:
     Raises DeviceUnknownError where none does, VendorUnavailableError where the probe of the one that does says no, and
     VendorLoadError.
     """
-    vendor = activate_default(device_type)
+    vendor = active(device_type) or default(device_type)
     if vendor is not None and vendor.load_device is not None:
-        return device_of(vendor)
+        return device_of(use(vendor.name, device_type))
     saying = [v for v in loadable() if v.load_device is not None and v.serves(device_type)]
     if not saying:
         raise DeviceUnknownError(device=device_type, vendors=", ".join(names()))
@@ -280,6 +280,7 @@ def device(device_type: str) -> Device:
     answer = probe(vendor)
     if not answer.available:
         raise VendorUnavailableError(vendor=vendor.name, reason=answer.reason, advice=answer.next_step)
+    activate_default(device_type)
     return device_of(vendor)
 
 

@@ -320,15 +320,15 @@ def test_a_vendor_that_says_nothing_leaves_it_to_another_of_the_same_device(plug
 
 
 def test_a_device_of_which_nobody_says_anything_is_an_error(plugins):
-    plugins("acme", device_plugin("acme", device="npu", load=None))
-    with pytest.raises(DeviceUnknownError, match=r"'npu'.*acme"):
-        discovery.device("npu")
+    plugins("acme", device_plugin("acme", device="xla", load=None))
+    with pytest.raises(DeviceUnknownError, match=r"'xla'.*acme"):
+        discovery.device("xla")
 
 
 def test_a_device_whose_vendor_is_not_available_says_why(plugins):
-    plugins("acme", device_plugin("acme", device="npu", available=False))
+    plugins("acme", device_plugin("acme", device="xla", available=False))
     with pytest.raises(VendorUnavailableError, match=r"'acme'.*made for a test"):
-        discovery.device("npu")
+        discovery.device("xla")
 
 
 def test_a_device_that_cannot_be_loaded_names_its_vendor(plugins):

@@ -26,6 +26,7 @@ def _post_init(original: Callable[..., None]) -> Callable[..., None]:
             vendor_devices.check_vendor(device_type)
             original(self)
             return
+        vendor_devices.check_available(device_type)
         refusals.check_engine_config(self)
         cache_blocks.choose(self)
         _choose_prefill(self)

@@ -48,7 +48,7 @@ def test_a_device_type_is_ours_where_a_vendor_puts_frameworks_on_it(plugins):
     plugins("gone", vendor("gone", available=False))
     assert devices.served() == ["acme", "card", "cpu"]
     assert devices.torch_device("card") == "npu" and devices.torch_device("cpu") == "cpu"
-    for name in ("beta", "openvino", "reference", "cuda", "ascend"):
+    for name in ("beta", "openvino", "reference", "cuda", "maca"):
         assert not devices.serves(name)
     assert vendor_devices.usable() == ["acme", "card", "cpu", "cuda"]
     with pytest.raises(UnknownVendorError, match=r"'beta'.*acme, card, cpu, cuda"):
@@ -84,26 +84,26 @@ def test_the_command_line_offers_them(plugins):
 
 
 def test_one_of_lmdeploys_own_devices_is_ours_where_its_vendor_puts_frameworks_on_it(plugins):
-    plugins("ascend", vendor("ascend"))
-    assert devices.serves("ascend") and devices.torch_device("ascend") == "npu"
-    assert vendor_devices.usable() == ["ascend", "cpu", "cuda"]
+    plugins("maca", vendor("maca", device="xla"))
+    assert devices.serves("maca") and devices.torch_device("maca") == "xla"
+    assert vendor_devices.usable() == ["cpu", "maca", "cuda"]
 
 
 LEFT_TO_LMDEPLOY = """
 from dlinfer.vendor import Probe, Vendor
 
-VENDOR = Vendor("ascend", "npu", "made for a test", lambda: Probe(True, "made for a test"), lambda: {})
+VENDOR = Vendor("maca", "xla", "made for a test", lambda: Probe(True, "made for a test"), lambda: {})
 """
 
 
 def test_a_vendor_that_leaves_its_device_to_lmdeploy_is_active_before_lmdeploys_backend_starts(plugins):
-    """LMDeploy's ascend backend asks ``dlinfer.vendor.vendor_name`` how weights of experts are to lie."""
+    """LMDeploy's backends ask ``dlinfer.vendor.vendor_name`` how weights of experts are to lie."""
     import dlinfer.vendor
 
-    plugins("ascend", LEFT_TO_LMDEPLOY)
-    assert get_backend("ascend").get_name() == "ascend"
-    assert discovery.active("npu") is discovery.get("ascend")
-    assert dlinfer.vendor.vendor_name == "ascend"
+    plugins("maca", LEFT_TO_LMDEPLOY)
+    assert get_backend("maca").get_name() == "maca"
+    assert discovery.active("xla") is discovery.get("maca")
+    assert dlinfer.vendor.vendor_name == "maca"
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_graphs_run_in_the_vendor_s_runner_where_it_has_one(runner, monkeypatch)
 
 
 def test_a_vendor_of_kernels_alone_runs_eagerly(runner, plugins):
-    plugins("acme", LEFT_TO_LMDEPLOY.replace("ascend", "acme").replace("npu", "cpu"))
+    plugins("acme", LEFT_TO_LMDEPLOY.replace("maca", "acme").replace("xla", "cpu"))
     discovery.use("acme")
     with settings.override(engine=""):
         assert runner() == "GraphRunner"

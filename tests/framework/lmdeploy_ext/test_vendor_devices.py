@@ -1,4 +1,4 @@
-"""device_type ascend, maca and camb: LMDeploy's own, and of no use without a vendor's package."""
+"""device_type maca and camb: LMDeploy's own, of no use without a vendor's package; ascend, without torch_npu."""
 
 import subprocess
 import sys
@@ -11,10 +11,11 @@ from lmdeploy.pytorch.backends.selector import init_backend
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 from lmdeploy.utils import try_import_deeplink
 
-from dlinfer.errors import DeviceWithoutVendorError, UnknownVendorError
+from dlinfer.errors import DeviceWithoutVendorError, UnknownVendorError, VendorUnavailableError
 from dlinfer.framework.lmdeploy_ext.device import vendor_devices
+from dlinfer.vendor import ascend, discovery
 
-DEVICES = ("ascend", "maca", "camb")
+DEVICES = ("maca", "camb")
 PLUGIN = """
 from dlinfer.vendor import Probe, Vendor
 
@@ -22,12 +23,7 @@ VENDOR = Vendor("{name}", "npu", "a plugin of tests", lambda: Probe(True, "it is
 """
 
 
-def test_these_are_lmdeploys_devices_but_cuda():
-    assert vendor_devices.NEED_VENDOR == DEVICES
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
+asked = pytest.mark.parametrize(
     "ask",
     [
         lambda device: PytorchEngineConfig(device_type=device),
@@ -38,6 +34,25 @@ def test_these_are_lmdeploys_devices_but_cuda():
     ],
     ids=["config", "deeplink", "worker", "backend"],
 )
+
+
+@asked
+def test_ascend_without_its_torch_package_says_so(ask, monkeypatch):
+    monkeypatch.setitem(discovery._loaded, "ascend", ascend.VENDOR)
+    monkeypatch.setattr(discovery, "names", lambda: ["ascend", "cpu", "reference"])
+    with pytest.raises(
+        VendorUnavailableError, match=r"'ascend'.*torch_npu is not installed.*docs/ascend\.md"
+    ):
+        ask("ascend")
+    assert "ascend" not in vendor_devices.usable()
+
+
+def test_these_are_lmdeploys_devices_but_cuda():
+    assert set(vendor_devices.NEED_VENDOR) == {"ascend", *DEVICES}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@asked
 def test_without_a_vendor_it_is_refused_with_what_is_there_and_what_is_not(device, ask):
     with pytest.raises(DeviceWithoutVendorError) as caught:
         ask(device)
@@ -77,7 +92,7 @@ def test_cuda_is_left_to_lmdeploy():
 def test_the_command_line_says_so_in_one_line(command, tmp_path):
     """Before it looks for the model, which is not there."""
     done = subprocess.run(
-        [sys.executable, "-m", "lmdeploy", *command, str(tmp_path / "no-model"), "--device", "ascend"],
+        [sys.executable, "-m", "lmdeploy", *command, str(tmp_path / "no-model"), "--device", "maca"],
         capture_output=True,
         text=True,
         timeout=500,
@@ -85,5 +100,5 @@ def test_the_command_line_says_so_in_one_line(command, tmp_path):
     )
     assert done.returncode != 0
     (line,) = [line for line in done.stderr.splitlines() if "error" in line]
-    assert "'ascend'" in line and "no installed package provides" in line
+    assert "'maca'" in line and "no installed package provides" in line
     assert "Traceback" not in done.stderr

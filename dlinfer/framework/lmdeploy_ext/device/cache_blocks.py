@@ -13,6 +13,9 @@ from dlinfer.vendor import KVCacheLayout, activate_default
 NOT_CHOSEN = -1
 """LMDeploy's default of ``kernel_block_size``, which then becomes that of ``block_size``."""
 
+LMDEPLOY_DEFAULT = 64
+"""LMDeploy's default of ``block_size``, which counts as not chosen where the vendor's blocks are larger."""
+
 
 def layout(device: str) -> KVCacheLayout:
     """The KV cache layout of the vendor that serves a device, by torch's name of it."""
@@ -30,6 +33,8 @@ def choose(config: Any) -> None:
         return
     if given not in (NOT_CHOSEN, needed):
         raise _refuse(config, f"kernel_block_size={given}", f"leave it out, or use {needed}")
+    if config.block_size == LMDEPLOY_DEFAULT and needed > LMDEPLOY_DEFAULT:
+        config.block_size = needed
     if config.block_size % needed:
         raise _refuse(config, f"block_size={config.block_size}", f"use a multiple of {needed}")
     config.kernel_block_size = needed

@@ -7,8 +7,8 @@ Where the vendor says what a framework needs of its device, LMDeploy is put on i
 where it does not, by LMDeploy's own backend for the device.
 """
 
-from dlinfer.errors import DeviceWithoutVendorError
-from dlinfer.framework.lmdeploy_ext.device.devices import OWN, served
+from dlinfer.errors import DeviceWithoutVendorError, VendorUnavailableError
+from dlinfer.framework.lmdeploy_ext.device.devices import OWN, served, vendor_of
 from dlinfer.vendor import discovery
 
 NEED_VENDOR = tuple(name for name in OWN if name != "cuda")
@@ -18,6 +18,14 @@ def check_vendor(device_type: str) -> None:
     """Raise DeviceWithoutVendorError for a device type whose vendor's package is not installed."""
     if device_type in NEED_VENDOR and device_type not in discovery.names():
         raise DeviceWithoutVendorError(device=device_type, group=discovery.GROUP)
+
+
+def check_available(device_type: str) -> None:
+    """Raise VendorUnavailableError for a device type of ours whose vendor says that it cannot be used here."""
+    vendor = vendor_of(device_type)
+    answer = None if vendor is None else discovery.probe(vendor)
+    if vendor is not None and answer is not None and not answer.available:
+        raise VendorUnavailableError(vendor=vendor.name, reason=answer.reason, advice=answer.next_step)
 
 
 def vendor_device_init(device_type: str) -> None:
@@ -33,6 +41,6 @@ def vendor_device_init(device_type: str) -> None:
 
 def usable() -> list[str]:
     """The device types that can be chosen here."""
-    return list(
-        dict.fromkeys([*served(), "cuda", *(name for name in NEED_VENDOR if name in discovery.names())])
-    )
+    installed = [name for name in NEED_VENDOR if name in discovery.names()]
+    left_to_lmdeploy = [name for name in installed if discovery.get(name).load_device is None]
+    return list(dict.fromkeys([*served(), "cuda", *left_to_lmdeploy]))

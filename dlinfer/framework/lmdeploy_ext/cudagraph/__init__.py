@@ -1,0 +1,1 @@
+"""Graph runners that LMDeploy's own backends for other devices than CUDA import from here by name."""

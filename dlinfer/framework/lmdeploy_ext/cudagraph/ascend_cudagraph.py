@@ -1,0 +1,34 @@
+"""What LMDeploy 0.18's own backend for Ascend imports: what runs a model, and the batch sizes that graphs have.
+
+LMDeploy takes this adaptor's backend for ``device_type="ascend"``; its own (``backends/dlinfer/ascend``) stays usable
+through these names, eagerly. Importing them imports nothing of LMDeploy.
+"""
+
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+
+_DOUBLING, _FINE = 16, 256  # sizes double up to the first, and are its multiples up to the second
+
+
+def get_ascend_compatible_size(size: int) -> int:
+    """The least batch size, not below ``size``, that a graph would be captured for."""
+    if size <= _DOUBLING:
+        return 1 << max(size - 1, 0).bit_length()
+    step = _DOUBLING if size <= _FINE else _FINE
+    return -(-size // step) * step
+
+
+def AscendGraphRunner(  # noqa: N802 - LMDeploy's name for it, which it calls
+    model: Any, model_config: Any, cache_config: Any, backend_config: Any, device: Any, is_mla: bool = False
+) -> Any:
+    """LMDeploy's runner without graphs: those of the vendor's are proven on no card.
+
+    is_mla: whether keys and values have other sizes, which eager execution need not know. Raises
+    UnsupportedFeatureError unless ``backend_config.eager_mode``.
+    """
+    if not backend_config.eager_mode:
+        raise refuse("graph mode of LMDeploy's own Ascend backend", "set eager_mode=True", "ascend")
+    from lmdeploy.pytorch.backends.graph_runner import GraphRunner
+
+    return GraphRunner(model, model_config, cache_config, backend_config, device)

@@ -1,0 +1,46 @@
+"""Ascend NPUs: LMDeploy's ops on the ops of the vendor's torch_npu, eagerly.
+
+Proven against the vendor's true schemas and documents, on no card: docs/ascend.md says of each op how far. torch_npu is
+loaded with the first kernel; torch itself knows the device as "npu", LMDeploy as "ascend".
+"""
+
+from collections.abc import Mapping
+
+from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
+from dlinfer.vendor.device import Device
+
+BLOCK_SIZE = 128
+"""Slots in a block of the KV cache: the least that npu_fused_infer_attention_score reads for prompts."""
+
+
+def _probe() -> Probe:
+    from dlinfer.vendor.ascend import sdk
+
+    return sdk.probe()
+
+
+def _kernels() -> Mapping[str, Kernel]:
+    from dlinfer.vendor.ascend import sdk
+
+    sdk.load()
+    from dlinfer.vendor.ascend.kernels import KERNELS
+
+    return KERNELS
+
+
+def _device() -> Device:
+    from dlinfer.vendor.ascend.device import AscendDevice
+
+    return AscendDevice()
+
+
+VENDOR = Vendor(
+    name="ascend",
+    device_type="npu",
+    framework_device="ascend",
+    summary="Ascend NPUs through torch_npu; proven on the vendor's schemas and documents, on no card",
+    probe=_probe,
+    load_kernels=_kernels,
+    load_device=_device,
+    kv_cache_layout=KVCacheLayout("BSHD", block_size=BLOCK_SIZE),
+)

@@ -1,0 +1,1 @@
+"""Attention: prompts, prompts behind cached beginnings, decoding, and to chosen positions."""

@@ -1,0 +1,99 @@
+"""Attention of one new token of each sequence over pages: one call for all sequences."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.vendor.ascend import chips, refusing
+from dlinfer.vendor.ascend.attention import fused
+
+_PAGE, _LARGEST_PAGE = 16, 1 << 16
+_LATENT, _ROPE = 512, 64
+"""Of DeepSeek's latent cache: what values are, and what keys have besides."""
+
+
+def _is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether values are the first part of the one head of keys, in the same memory."""
+    sizes = k_cache.shape[2], k_cache.shape[3], v_cache.shape[3]
+    if sizes != (1, _LATENT + _ROPE, _LATENT) or k_cache.stride() != v_cache.stride():
+        return False
+    return k_cache.untyped_storage()._cdata == v_cache.untyped_storage()._cdata
+
+
+def _refuses(call: Any) -> str | None:
+    if not _is_latent(call.k_cache, call.v_cache):
+        return fused.refuses(call, call.q.shape[-1]) or fused.refuses_pages(call, _PAGE, _LARGEST_PAGE)
+    if call.window_left >= 0 or call.logit_softcapping > 0 or (call.alibi_slopes, call.sinks) != (None, None):
+        return "_npu_paged_attention_mla has no window, logit_softcapping, alibi_slopes and sinks"
+    return refusing.first(
+        (
+            refusing.lacking(chips.current().fused_attention, "_npu_paged_attention_mla"),
+            refusing.floating(call.q, refusing.HALVES),
+        )
+    )
+
+
+@refusing.where(_refuses)
+def paged_decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    kv_seqlens: Tensor,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    window_left: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    lengths = kv_seqlens.tolist()
+    kept = [row for row, length in enumerate(lengths) if length]
+    if len(kept) < len(lengths):  # padding rows have no key, and no block that may be read
+        attn_output.zero_()
+        if not kept:
+            return
+        rows = torch.tensor(kept, device=q.device)
+        q, block_offsets = q[rows], block_offsets[rows.to(block_offsets.device)]
+        lengths = [lengths[row] for row in kept]
+    if not lengths:
+        return
+    tables = fused.table(block_offsets)
+    if _is_latent(k_cache, v_cache):
+        out = q.new_empty(*q.shape[:2], v_cache.shape[3])
+        torch.ops.atb._npu_paged_attention_mla(
+            q.contiguous(),
+            k_cache,
+            num_kv_heads,
+            num_q_heads,
+            softmax_scale,
+            tables,
+            torch.tensor(lengths, dtype=torch.int32, device="cpu"),
+            _LATENT,
+            out,
+        )
+    else:
+        seen: dict[str, Any] = {"sparse_mode": 0}
+        if 0 <= window_left < max(lengths) - 1:
+            known, slots = torch.tensor(lengths, device=q.device), tables.shape[1] * block_size
+            seen["atten_mask"] = fused.outside(known, window_left, slots)
+        out = fused.attend(
+            q.contiguous().unsqueeze(1),
+            fused.pages(k_cache),
+            fused.pages(v_cache),
+            num_kv_heads,
+            softmax_scale,
+            block_table=tables,
+            block_size=block_size,
+            actual_seq_lengths_kv=lengths,
+            **seen,
+        ).squeeze(1)
+    if len(kept) == attn_output.shape[0]:
+        attn_output.copy_(out)
+    else:
+        attn_output[torch.tensor(kept, device=q.device)] = out

@@ -1,0 +1,127 @@
+"""The vendor's fused attention, as its documents admit it: what a query sees, and one sequence or one token each.
+
+Its layout TND, which takes several sequences at once, is documented for head size 192 and bfloat16 without pages only
+(128 in the second version), so a prompt is one call of layout BSND for each sequence. Decoding is one call for all.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.vendor.ascend import chips, refusing
+
+_EVERYTHING = 2147483647  # the default of pre_tokens and next_tokens
+_TEMPLATE = 2048  # the side of the mask that sparse modes 3 and 4 read
+_ALIGNED = 16  # a head size is a multiple of as much
+LARGEST_HEAD, MOST_HEADS, MOST_SHARING = 512, 256, 64
+WIDEST = 65535  # heads times head size stay below
+
+
+def refuses(call: Any, size: int) -> str | None:
+    """Why a call is none for the fused attention; ``size`` is the larger of its head sizes."""
+    extras = {
+        "logit_softcapping": call.logit_softcapping > 0,
+        "alibi_slopes": call.alibi_slopes is not None,
+        "sinks": call.sinks is not None,
+    }
+    unknown = [name for name, given in extras.items() if given]
+    heads, kv_heads = call.num_q_heads, call.num_kv_heads
+    if unknown:
+        return f"npu_fused_infer_attention_score has no {' and no '.join(unknown)}"
+    if size > LARGEST_HEAD:
+        return f"head sizes up to {LARGEST_HEAD} are served, not {size}"
+    if heads > MOST_HEADS or heads > MOST_SHARING * kv_heads:
+        return f"{MOST_HEADS} heads are served, {MOST_SHARING} to a key, not {heads} and {heads // kv_heads}"
+    if heads * aligned(size) >= WIDEST:
+        return f"heads times head size stay below {WIDEST}, and are {heads} x {aligned(size)}"
+    return refusing.first(
+        (
+            refusing.lacking(chips.current().fused_attention, "npu_fused_infer_attention_score"),
+            refusing.floating(call.q, refusing.HALVES),
+        )
+    )
+
+
+def refuses_pages(call: Any, multiple: int, most: int) -> str | None:
+    """Why caches are none for it: keys and values of one shape, without gaps, in blocks of some sizes."""
+    k_cache, v_cache, block_size = call.k_cache, call.v_cache, call.block_size
+    if block_size % multiple or block_size > most:
+        return f"blocks of a multiple of {multiple} up to {most} are read, not of {block_size}"
+    if k_cache.shape != v_cache.shape:
+        return "keys and values in pages must have one head size"
+    if k_cache.shape[3] % _ALIGNED:
+        return f"head sizes in pages are a multiple of {_ALIGNED}, not {k_cache.shape[3]}"
+    if k_cache.shape[2] * k_cache.shape[3] > WIDEST:
+        return f"heads times head size of a cache are at most {WIDEST}"
+    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        return "the caches have gaps"
+    return None
+
+
+def aligned(size: int) -> int:
+    """A head size as the vendor wants it."""
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def widened(x: Tensor, size: int) -> Tensor:
+    """x [..., smaller] with zeros up to ``size``, contiguous: they add nothing to scores, and are cut off values."""
+    return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x.contiguous()
+
+
+@cache
+def template(device: torch.device) -> Tensor:
+    """What sparse modes 3 and 4 read: True above the diagonal, whatever the lengths."""
+    return torch.ones(_TEMPLATE, _TEMPLATE, dtype=torch.bool, device=device).triu_(1)
+
+
+def sight(device: torch.device, causal: bool, left: int, right: int) -> dict[str, Any]:
+    """Keywords for what several queries of a sequence see, the last of which is the last key."""
+    if causal and left < 0:
+        return {"sparse_mode": 3, "atten_mask": template(device)}
+    ahead = 0 if causal else right
+    if left < 0 and ahead < 0:
+        return {"sparse_mode": 0}
+    return {
+        "sparse_mode": 4,
+        "atten_mask": template(device),
+        "pre_tokens": left if left >= 0 else _EVERYTHING,
+        "next_tokens": ahead if ahead >= 0 else _EVERYTHING,
+    }
+
+
+def outside(kv_seqlens: Tensor, left: int, slots: int) -> Tensor:
+    """The mask of one query a sequence with a window: [sequences, 1, 1, slots], True where it does not look.
+
+    kv_seqlens: [sequences], on the device.
+    """
+    position = torch.arange(slots, device=kv_seqlens.device)
+    last = kv_seqlens.view(-1, 1) - 1
+    return ((position < last - left) | (position > last)).view(-1, 1, 1, slots)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, num_kv_heads: int, scale: float, **seen: Any) -> Tensor:
+    """One call of layout BSND: q [sequences, tokens, heads, size], keys and values likewise or in pages."""
+    out, _ = torch.ops.npu.npu_fused_infer_attention_score(
+        q,
+        k,
+        v,
+        num_heads=q.shape[2],
+        num_key_value_heads=num_kv_heads,
+        scale=scale,
+        input_layout="BSND",
+        **seen,
+    )
+    return out
+
+
+def pages(cache_: Tensor) -> Tensor:
+    """A cache [blocks, block_size, heads, size] as layout BSND wants it: [blocks, block_size, heads * size]."""
+    return cache_.view(*cache_.shape[:2], -1)
+
+
+def table(block_offsets: Tensor) -> Tensor:
+    """A block table: int32, without gaps."""
+    return block_offsets.to(torch.int32).contiguous()

@@ -1,0 +1,20 @@
+"""What serving frameworks need of the card: its memory, torch.npu's streams, HCCL."""
+
+from dlinfer.vendor.ascend import sdk
+from dlinfer.vendor.device import Device, DeviceMemory
+
+
+class AscendDevice(Device):
+    """One NPU."""
+
+    communicator = "hccl"
+    max_batch_size = 256  # as LMDeploy has it for its own Ascend backend
+
+    def __init__(self) -> None:
+        self._npu = sdk.cards()
+        self.streams = self._npu
+
+    def memory(self) -> DeviceMemory:
+        """What the driver says of the current card."""
+        free, total = self._npu.mem_get_info()
+        return DeviceMemory(free, total, "torch.npu.mem_get_info", shared=False)

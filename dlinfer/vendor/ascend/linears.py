@@ -1,0 +1,165 @@
+"""Products with weights: of the model's dtype, of 8 bits, of 4 bits."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.ops.packing import AWQ
+from dlinfer.vendor.ascend import chips, layouts, refusing
+from dlinfer.vendor.base import refuses
+
+
+@refuses(lambda x, weight, bias: refusing.floating(x))
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return functional.linear(x, layouts.weight(weight), bias)
+
+
+def _refuses_w8a8(call: Any, weight: Tensor) -> str | None:
+    chip = chips.current()
+    if call.out_dtype not in refusing.HALVES or call.out_dtype not in chip.floats:
+        return f"npu_quant_matmul gives float16 or bfloat16, not {call.out_dtype}"
+    return refusing.first(
+        (
+            refusing.lacking(chip.token_scales, "scales of tokens in npu_quant_matmul"),
+            refusing.eight_bits(call.quant_dtype),
+            refusing.sizes(*weight.shape),
+        )
+    )
+
+
+@refusing.where(lambda call: _refuses_w8a8(call, call.b))
+def linear_w8a8(
+    a: Tensor,
+    b: Tensor,
+    rms_scale: Tensor,
+    linear_scale: Tensor,
+    out_dtype: torch.dtype,
+    quant_dtype: torch.dtype,
+    bias: Tensor | None,
+) -> Tensor:
+    shape = (*a.shape[:-1], b.shape[0])
+    if 0 in shape or a.numel() == 0:
+        return a.new_zeros(shape, dtype=out_dtype)
+    out = torch.ops.npu.npu_quant_matmul(
+        layouts.rows(a),
+        layouts.weight(b.contiguous()).t(),
+        linear_scale.reshape(-1).float().contiguous(),
+        pertoken_scale=rms_scale.reshape(-1).float().contiguous(),
+        bias=None if bias is None else bias.contiguous(),
+        output_dtype=out_dtype,
+    )
+    return out.view(shape)
+
+
+@refusing.where(lambda call: refusing.floating(call.x) or _refuses_w8a8(call, call.weight))
+def linear_w8a8_static(
+    x: Tensor,
+    weight: Tensor,
+    input_scale: Tensor,
+    input_offset: Tensor,
+    deq_scale: Tensor,
+    out_dtype: torch.dtype,
+    quant_dtype: torch.dtype,
+    quant_bias: Tensor | None,
+) -> Tensor:
+    shape = (*x.shape[:-1], weight.shape[0])
+    if 0 in shape or x.numel() == 0:
+        return x.new_zeros(shape, dtype=out_dtype)
+    numbers = torch.ops.npu.npu_quantize(
+        layouts.rows(x), input_scale.float(), input_offset, torch.qint8, axis=-1, div_mode=True
+    )
+    out = torch.ops.npu.npu_quant_matmul(
+        numbers,
+        layouts.weight(weight.contiguous()).t(),
+        deq_scale.reshape(-1).float().contiguous(),
+        bias=None if quant_bias is None else quant_bias.contiguous(),
+        output_dtype=out_dtype,
+    )
+    return out.view(shape)
+
+
+# --- 4 bits
+
+
+def _refuses_four_bits(x: Tensor, qweight: Tensor, scales: Tensor, group_size: int) -> str | None:
+    in_features, out_features = qweight.shape[0], scales.shape[1]
+    grouped = 0 < group_size < in_features
+    if grouped and (group_size % 32 or group_size < 32):
+        return f"npu_weight_quant_batchmatmul takes groups of a multiple of 32, not {group_size}"
+    return refusing.first(
+        (
+            refusing.lacking(chips.current().packed_weights, "weights of 4 bits"),
+            refusing.floating(x, refusing.HALVES),
+            refusing.sizes(in_features, out_features),
+        )
+    )
+
+
+@refuses(
+    lambda x, qweight, scales, offset, bias, group_size: _refuses_four_bits(x, qweight, scales, group_size)
+)
+def weight_quant_matmul(
+    x: Tensor, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None, group_size: int
+) -> Tensor:
+    shape = (*x.shape[:-1], scales.shape[1])
+    if 0 in shape or x.numel() == 0:
+        empty = x.new_zeros(shape)
+        return empty if bias is None else empty + bias.to(x.dtype)
+    words, steps, zeros = _PREPARED.of(x.dtype, qweight, scales, offset)
+    out = torch.ops.npu.npu_weight_quant_batchmatmul(
+        layouts.rows(x),
+        words,
+        steps,
+        antiquant_offset=zeros,
+        bias=None if bias is None else bias.to(_BIAS[x.dtype]).contiguous(),
+        antiquant_group_size=group_size if steps.shape[0] > 1 else 0,
+    )
+    return out.view(shape)
+
+
+_BIAS = {torch.float16: torch.float16, torch.bfloat16: torch.float32}
+"""dtype of x -> of the bias."""
+
+Prepared = tuple[Tensor, Tensor, Tensor]
+
+
+class _PreparedWeights:
+    """AWQ's weights as the vendor takes them, made at the first call and kept while the checkpoint's tensor lives.
+
+    q - 8 stands in the vendor's own order of 4-bit numbers, and 8 - zero is its offset, so that it computes
+    (q - 8 + 8 - zero) * scale.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, torch.dtype], tuple[list[weakref.ref[Tensor]], list[int], Prepared]] = {}
+
+    def of(self, dtype: torch.dtype, qweight: Tensor, scales: Tensor, offset: Tensor | None) -> Prepared:
+        """(words [in, out / 8], scales and offsets [groups, out])."""
+        parts = [part for part in (qweight, scales, offset) if part is not None]
+        key, versions = (id(qweight), dtype), [layouts.version(part) for part in parts]
+        found = self._kept.get(key)
+        if found is not None and found[1] == versions and _same(found[0], parts):
+            return found[2]
+        made = self._make(dtype, qweight, scales, offset)
+        first = weakref.ref(qweight, lambda _: self._kept.pop(key, None))
+        self._kept[key] = [first, *map(weakref.ref, parts[1:])], versions, made
+        return made
+
+    def _make(self, dtype: torch.dtype, qweight: Tensor, scales: Tensor, offset: Tensor | None) -> Prepared:
+        numbers = (AWQ.unpack(qweight) - AWQ.middle).contiguous()
+        words = torch.ops.npu.npu_convert_weight_to_int4pack(numbers)
+        steps = scales.to(dtype).contiguous()
+        if offset is None:
+            return words, steps, torch.zeros_like(steps)
+        zeros = (AWQ.middle - AWQ.unpack_zeros(offset)).to(dtype).contiguous()
+        return words, steps, zeros
+
+
+def _same(kept: list[weakref.ref[Tensor]], parts: list[Tensor]) -> bool:
+    return len(kept) == len(parts) and all(one() is part for one, part in zip(kept, parts, strict=True))
+
+
+_PREPARED = _PreparedWeights()

@@ -1,0 +1,56 @@
+"""How experts' weights are stored, as LMDeploy asks before it makes them.
+
+A storage in chunks would have room for more experts than there are, of which each chunk is one grouped product: a
+grouped product takes 1024 groups and a routing 10240 experts, so no model that LMDeploy serves needs more than one.
+LMDeploy stores experts one after the other where the layout is None, which is what these functions say; the layout
+itself is here so that its calls mean something, and ``dlinfer.ops.fused_moe`` refuses one by name.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+MOST_GROUPS = 1024
+"""Of one npu_grouped_matmul."""
+
+
+@dataclass(frozen=True)
+class ChunkedLayout:
+    """experts: how many there are. chunk: how many of them a chunk has. stride: its room, the rest is padding."""
+
+    experts: int
+    chunk: int
+    stride: int
+
+    @property
+    def packed(self) -> bool:
+        """Whether chunks lie in one tensor with padding between them."""
+        return self.stride != self.chunk
+
+
+def build_chunked_moe_storage_layout(num_experts: int) -> tuple[int, ChunkedLayout | None]:
+    """How many experts' room to make for ``num_experts``, and the layout where they do not lie one after the other.
+
+    Raises ValueError for more experts than one grouped product takes.
+    """
+    if num_experts > MOST_GROUPS:
+        raise ValueError(f"{num_experts} experts on a rank: npu_grouped_matmul takes {MOST_GROUPS} groups")
+    return num_experts, None
+
+
+def chunked_moe_storage_expert_id(expert_id: int, layout: ChunkedLayout | None) -> int:
+    """Where an expert lies in the storage."""
+    if layout is None:
+        return expert_id
+    return expert_id // layout.chunk * layout.stride + expert_id % layout.chunk
+
+
+def zero_chunked_moe_weight_padding(gate_up: Tensor, down: Tensor, layout: ChunkedLayout | None) -> None:
+    """Zero what no expert's weights fill: gate_up and down [room, out, in] are written."""
+    if layout is None or not layout.packed:
+        return
+    used = {chunked_moe_storage_expert_id(expert, layout) for expert in range(layout.experts)}
+    for place in range(gate_up.shape[0]):
+        if place not in used:
+            gate_up[place].zero_()
+            down[place].zero_()

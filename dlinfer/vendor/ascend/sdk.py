@@ -1,0 +1,56 @@
+"""The vendor's torch_npu: whether it is here, whether a card is, and its ops once it is loaded.
+
+A process without it pays for a look on sys.path. The ops are asked by their schemas' names, ``torch.ops.npu``: what
+stands behind them, the vendor's binaries or a simulation, is no concern of the kernels.
+"""
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+
+from dlinfer.vendor.base import Probe
+
+NEEDED = "npu_rms_norm"
+"""An op that every torch_npu has: whether it is registered tells whether torch_npu is loaded."""
+
+
+def loaded() -> bool:
+    """Whether the vendor's ops are registered in this process."""
+    return hasattr(torch.ops.npu, NEEDED)
+
+
+def load() -> None:
+    """Register the vendor's ops. Raises ImportError with torch_npu's own words where its driver is missing."""
+    if not loaded():
+        importlib.import_module("torch_npu")
+
+
+def cards() -> Any:
+    """``torch.npu``: the vendor's module of streams, memory and properties. Loads torch_npu."""
+    load()
+    return sys.modules["torch"].npu  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def probe() -> Probe:
+    """Whether a card can be used here; loads torch_npu only where it is installed. Never raises."""
+    if not loaded() and importlib.util.find_spec("torch_npu") is None:
+        return Probe(
+            False,
+            "torch_npu is not installed",
+            "install CANN and the torch_npu that fits this torch (docs/ascend.md)",
+        )
+    try:
+        count = cards().device_count()
+    except Exception as cause:  # noqa: BLE001 - a driver's failure may be any; it is the answer
+        first = str(cause).strip().partition("\n")[0]
+        return Probe(
+            False,
+            f"torch_npu does not load: {type(cause).__name__}: {first}",
+            "source CANN's set_env.sh, and check that torch_npu and torch have the same version",
+        )
+    if not count:
+        return Probe(False, "torch_npu sees no NPU", "check the driver with npu-smi info")
+    return Probe(True, f"{count} NPU(s)")

@@ -1,0 +1,60 @@
+"""Writing new tokens into the paged KV cache."""
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.kv_cache import check_slots
+from dlinfer.vendor.ascend import chips, layouts, refusing
+from dlinfer.vendor.base import refuses
+
+
+class _Looked:
+    """What a look at a step's slots has found, kept for its other layers: one wait for the card a step, not a layer.
+
+    Slots made in inference mode are known by their tensor alone, which may not be written anew, as it is for graphs.
+    """
+
+    def __init__(self) -> None:
+        self._slots: weakref.ref[Tensor] | None = None
+        self._key: tuple[int, int] | None = None
+        self._padded = False
+
+    def padded(self, slots: Tensor, keys: Tensor) -> bool:
+        """Whether some are negative. Raises OpArgumentError for one behind the end of the canonical cache."""
+        key = layouts.version(slots), keys.shape[0] * keys.shape[1]
+        if self._slots is None or self._slots() is not slots or self._key != key:
+            check_slots(slots, keys)
+            self._padded = bool((slots < 0).any())
+            self._slots, self._key = weakref.ref(slots), key
+        return self._padded
+
+
+_looked = _Looked()
+
+
+@refuses(lambda k, v, k_cache, v_cache, kv_start_indices: refusing.floating(k))
+def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
+    if kv_start_indices.numel() == 0:
+        return
+    slots = kv_start_indices
+    if _looked.padded(slots, k_cache):
+        kept = (slots >= 0).nonzero().squeeze(-1)
+        if kept.numel() == 0:
+            return
+        k, v, slots = k[kept], v[kept], slots[kept]
+    if chips.current().fused_attention and k_cache.is_contiguous() and v_cache.is_contiguous():
+        torch.ops.npu.npu_scatter_pa_kv_cache(
+            k.contiguous(),
+            v.contiguous(),
+            k_cache,
+            v_cache,
+            slots.contiguous(),
+            cache_mode=layouts.CACHE_MODE,
+        )
+        return
+    # values that are a part of the keys are written with them, or else once more, with the same numbers
+    places = torch.stack((slots // k_cache.shape[1], slots % k_cache.shape[1]), dim=-1)
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        torch.ops.npu.npu_scatter_nd_update_(cache, places, new.contiguous())

@@ -1,0 +1,173 @@
+"""Make the device "npu" of this process: tests/fake_device under the vendor's name, with the vendor's schemas.
+
+``install`` stands where torch_npu's entry point does. torch gives PrivateUse1 to one device a process, and for good.
+"""
+
+import importlib
+import importlib.machinery
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+FAKE_DEVICE = Path(__file__).parents[3] / "fake_device"
+GOLDEN = Path(__file__).parents[1] / "torch_npu-2.13.0.schemas"
+ROOM = __name__.rpartition(".")[0]
+MODULES = ("pointwise", "caches", "attention", "sparse", "products", "experts")
+
+NAME = "npu"
+HOST_TENSORS = {"context_lens"}
+"""Arguments that lie on the host."""
+
+calls: Counter[str] = Counter()
+"""How often each of the vendor's ops was called."""
+chip = {"name": "Ascend910B2", "version": 223}
+"""What the card says that it is; tests change it."""
+
+_libraries: list[torch.library.Library] = []  # a Library that dies takes its kernels along
+
+
+def install() -> None:
+    """Make the device and register the vendor's ops. For the entry point group ``torch.backends``, or at any time."""
+    if _libraries:
+        return
+    device, memory = _fake_device()
+    device.NAME = NAME
+    device.Module = _module(device, memory)
+    device.install()
+    _register(device, memory)
+    sys.modules["torch_npu"] = _package()
+
+
+def _fake_device() -> tuple[Any, Any]:
+    """The modules of tests/fake_device, without its place staying on sys.path, where its own entry points count."""
+    sys.path.insert(0, str(FAKE_DEVICE))
+    try:
+        return importlib.import_module("fake_accel.torch_device"), importlib.import_module(
+            "fake_accel.memory"
+        )
+    finally:
+        sys.path.remove(str(FAKE_DEVICE))
+
+
+def _module(device: Any, memory: Any) -> type:
+    """``torch.npu`` as the vendor's package and LMDeploy ask it."""
+
+    class Npu(device.Module):
+        def __init__(self) -> None:
+            from dlinfer.vendor.streams import HostEvent, HostStream, HostStreams
+
+            streams = HostStreams()
+            self.Stream, self.Event = HostStream, HostEvent
+            self.current_stream = lambda device=None: streams.current_stream()
+            self.stream, self.empty_cache = streams.stream, streams.empty_cache
+
+        def synchronize(self, device: Any = None) -> None:
+            """All is done."""
+
+        def set_device(self, device: Any) -> None:
+            """There is one."""
+
+        def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+            return memory.free(), memory.TOTAL
+
+        def get_device_name(self, device: Any = None) -> str:
+            return str(chip["name"])
+
+        def get_soc_version(self) -> int:
+            return int(chip["version"])
+
+    return Npu
+
+
+def _package() -> types.ModuleType:
+    """``import torch_npu``: it is loaded. Others, such as transformers, import ops from it by name."""
+    package = types.ModuleType("torch_npu")
+    package.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
+
+    def op(name: str) -> Any:
+        if not name.startswith("npu_"):
+            raise AttributeError(name)
+
+        def call(
+            *args: Any, **kwargs: Any
+        ) -> Any:  # the op itself may not be simulated, and is imported nevertheless
+            return getattr(torch.ops.npu, name)(*args, **kwargs)
+
+        return call
+
+    package.__dict__.update(__version__="2.13.0", __getattr__=op)
+    return package
+
+
+def _register(device: Any, memory: Any) -> None:
+    implementations: dict[str, Callable[..., Any]] = {}
+    for name in MODULES:
+        module = importlib.import_module(f"{ROOM}.{name}")
+        implementations |= {
+            key: one for key, one in vars(module).items() if key.startswith(("npu_", "_npu_"))
+        }
+    for space in ("npu", "atb"):
+        library = torch.library.Library(space, "DEF")
+        for line in GOLDEN.read_text().splitlines():
+            if line.startswith(f"{space}::"):
+                schema = torch._C.parse_schema(line)
+                library.define(line.removeprefix(f"{space}::"))
+                if not schema.overload_name:
+                    name = schema.name.removeprefix(f"{space}::")
+                    library.impl(
+                        name, _kernel(name, schema, implementations[name], device, memory), "PrivateUse1"
+                    )
+        _libraries.append(library)
+
+
+def _kernel(
+    name: str, schema: Any, implementation: Callable[..., Any], device: Any, memory: Any
+) -> Callable[..., Any]:
+    positional = [one.name for one in schema.arguments if not one.kwarg_only]
+    defaults = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
+        given = defaults | dict(zip(positional, args, strict=False)) | kwargs
+        host = {
+            key: pytree.tree_map_only(Tensor, _shown(name, key, memory), value)
+            for key, value in given.items()
+        }
+        leading = [host.pop(one) for one in positional]
+        try:
+            out = implementation(*leading, **host)
+        except Exception as cause:
+            raise type(cause)(f"{name}: {cause}") from cause
+        return None if out is None else _back(out, given, device, memory)
+
+    return run
+
+
+def _shown(op: str, argument: str, memory: Any) -> Callable[[Tensor], Tensor]:
+    def show(x: Tensor) -> Tensor:
+        on_host = x.device.type == "cpu"
+        if on_host is not (argument in HOST_TENSORS):
+            raise RuntimeError(f"{op}: {argument} lies on {x.device}")
+        return x if on_host else memory.on_host(x)
+
+    return show
+
+
+def _back(out: Any, given: dict[str, Any], device: Any, memory: Any) -> Any:
+    """Results on the device; one that is an argument's memory is that argument."""
+    tensors = [
+        one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and one.device.type == NAME
+    ]
+    places = {memory.on_host(one).data_ptr(): one for one in tensors if one.numel()}
+
+    def back(x: Tensor) -> Tensor:
+        return places[x.data_ptr()] if x.data_ptr() in places and x.numel() else device.to_device(x)
+
+    return pytree.tree_map_only(Tensor, back, out if not isinstance(out, list) else list(out))

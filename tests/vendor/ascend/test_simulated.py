@@ -1,0 +1,81 @@
+"""The vendor ascend on a simulated NPU: torch gives PrivateUse1 to one device a process, so all happens in others.
+
+``checks_*.py`` are ordinary tests that run in them.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.tiny_models.build import build
+from tests.e2e.processes import run_process
+
+FOLDER = Path(__file__).parent
+CHECKS = sorted(FOLDER.glob("checks_*.py"))
+ENTRY_POINTS = """
+[torch.backends]
+simulated_npu = tests.vendor.ascend.simulated_npu.install:install
+
+[dlinfer.vendors]
+ascend = dlinfer.vendor.ascend:VENDOR
+"""
+ROOT = FOLDER.parents[2]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder for PYTHONPATH with the simulated device, as pip would leave torch_npu."""
+    info = tmp_path / "installed" / "simulated_npu-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: simulated-npu\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return info.parent
+
+
+def run(installed: Path, *command: str, **env: str) -> str:
+    path = os.pathsep.join(filter(None, (str(installed), str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = run_process([sys.executable, *command], timeout=900, PYTHONPATH=path, **env)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("checks", CHECKS, ids=lambda path: path.stem.removeprefix("checks_"))
+def test_checks(installed, checks):
+    options = ("-q", "-x", "-n0", "-m", "", "-p", "no:cacheprovider", "--show-capture=no")
+    assert " passed" in run(installed, "-m", "pytest", *options, str(checks))
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        pytest.param("qwen3_moe", marks=pytest.mark.full),
+        pytest.param("qwen2", marks=pytest.mark.full),
+    ],
+)
+def test_lmdeploy_gives_the_tokens_of_the_cpu(installed, tmp_path, family):
+    """Unmodified, eagerly, with no op on a reference."""
+    model = tmp_path / family
+    build(family, model, seed=0, dtype="float32")
+    job = str(FOLDER / "lmdeploy_job.py")
+
+    def answers(device: str) -> dict[str, Any]:
+        return json.loads(
+            run(installed, job, str(model), device, "float16", DLINFER_FALLBACK="allow").splitlines()[-1]
+        )
+
+    host, card = answers("cpu"), answers("ascend")
+    assert host["devices"] == ["cpu"] and card["devices"] == ["npu"]
+    assert card["block_size"] == 128
+    assert card["short"] == host["short"] and card["long"] == host["long"]
+    assert card["fallbacks"] == []
+    assert {"npu_rms_norm", "npu_add_rms_norm", "npu_fused_infer_attention_score"} <= set(card["calls"])
