@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.errors import DlinferError, GraphRunError
+from dlinfer.errors import DlinferError, GraphRunError, OpArgumentError
 from dlinfer.graph.ir.dialect import model_line
 from dlinfer.graph.ir.effects import layout_to_keep
 from dlinfer.graph.ir.layout import LAYOUT
@@ -164,7 +164,11 @@ class Program:
             error = self._explained(cause)
             if error is None:
                 raise
-            raise error from cause
+            refusal = OpArgumentError.said_in(str(cause))
+            if refusal is None:
+                raise error from cause
+            error.__cause__ = cause
+            raise refusal from error  # the class that the op raises wherever it runs, and where in the model it was
 
     def counts(self) -> Counter[str]:
         """How many steps of each kind."""

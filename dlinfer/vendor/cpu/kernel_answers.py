@@ -35,6 +35,7 @@ def answers() -> Iterator[KnownAnswer]:
         if dtype != torch.float32:
             yield _norm(dtype)
         yield _decode(dtype)
+        yield _router(dtype)
         yield _experts(dtype)
         yield _gated(dtype)
         yield _rotary(dtype)
@@ -150,6 +151,29 @@ def _decode(dtype: torch.dtype) -> KnownAnswer:
     name = "C++ decode attention"
     kinds = frozenset({"native paged_decode_attention"})
     return KnownAnswer(name, kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _router(dtype: torch.dtype) -> KnownAnswer:
+    """Of logits that halve the probability each time, in an order of their own in each row, and of equal ones."""
+    order = (torch.arange(37) * torch.tensor([[5], [7], [36]]) + 3) % 37
+    logits = torch.cat([(-order * math.log(2)).to(dtype), torch.zeros(1, 37, dtype=dtype)])
+
+    def run() -> Sequence[Tensor]:
+        gating = _native("moe_gating_topk_softmax")
+        return [*gating(logits, 5, -1), *gating(logits[:, :36], 4, 2)]
+
+    def expected() -> Sequence[Tensor]:
+        return [*chosen(logits, 5, 1), *chosen(logits[:, :36], 2, 2)]
+
+    def chosen(given: Tensor, count: int, groups: int) -> tuple[Tensor, Tensor]:
+        parts = given.double().softmax(-1).chunk(groups, -1)
+        places = [part.sort(dim=-1, descending=True, stable=True).indices[:, :count] for part in parts]
+        size = given.shape[1] // groups
+        weights = torch.cat([part.gather(1, ids) for part, ids in zip(parts, places, strict=True)], -1)
+        return weights.float(), torch.cat([ids + size * g for g, ids in enumerate(places)], -1)
+
+    kinds = frozenset({"native moe_gating_topk_softmax"})
+    return KnownAnswer("C++ router", kinds, name_of(dtype), run, expected, ROUNDED[torch.float32])
 
 
 def _experts(dtype: torch.dtype) -> KnownAnswer:
