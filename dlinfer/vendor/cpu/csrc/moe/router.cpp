@@ -6,7 +6,7 @@
 //
 // Sums are taken in the same order for every row, so a token's experts do not depend on its batch. Of equal
 // probabilities the first expert's is taken. A row with NaN, or whose largest logit is infinite, has NaN for
-// probabilities, as in torch, of its first experts.
+// probabilities, as in torch, and names experts all the same.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
