@@ -38,6 +38,7 @@ def answers() -> Iterator[KnownAnswer]:
         yield _router(dtype)
         yield _experts(dtype)
         yield _gated(dtype)
+        yield _gated_sum(dtype)
         yield _rotary(dtype)
         yield _fill(dtype)
         yield _prefill(dtype)
@@ -229,6 +230,20 @@ def _gated(dtype: torch.dtype) -> KnownAnswer:
 
     kinds = frozenset(f"native {name}" for name in ("silu_and_mul", "silu_mul", "gelu_mul"))
     return KnownAnswer("C++ gated activations", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _gated_sum(dtype: torch.dtype) -> KnownAnswer:
+    x, y = (small_whole(3, 203, shift).mul(3).add(0.5).to(dtype) for shift in (1, 2))
+    gate = torch.tensor([[-2.0], [0.0], [1.5]]).to(dtype)
+
+    def run() -> Sequence[Tensor]:
+        return [_native("gated_sum")(x, gate, y)]
+
+    def expected() -> Sequence[Tensor]:
+        return [(x.double() + gate.double().sigmoid() * y.double()).to(dtype)]
+
+    kinds = frozenset({"native gated_sum"})
+    return KnownAnswer("C++ sum with a gate", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
 
 
 def _rotary(dtype: torch.dtype) -> KnownAnswer:

@@ -353,6 +353,10 @@ def _register_fakes() -> None:
     def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
         return torch.empty_like(gate, memory_format=torch.contiguous_format)
 
+    @torch.library.register_fake("dlinfer_cpu::gated_sum")
+    def gated_sum(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
     @torch.library.register_fake("dlinfer_cpu::apply_rotary_pos_emb")
     def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         contiguous = torch.contiguous_format

@@ -167,6 +167,66 @@ chain
     )
 
 
+def shared(x: Tensor, routed: Tensor, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+    """As a Qwen2-MoE's expert that all tokens share, added in place to what the others gave."""
+    total = ops.linear(routed, weight)
+    own = ops.linear(ops.silu_and_mul(ops.linear(x, up)), weight)
+    own = torch.sigmoid(ops.linear(x, gate)) * own
+    total += own
+    return ops.rms_norm(total, gate[0], 1e-6)
+
+
+def of_shared(tokens: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(tokens)
+    shapes = [(tokens, HIDDEN), (tokens, HIDDEN), (1, HIDDEN), (2 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN)]
+    return [torch.randn(shape, generator=draw).mul(0.3).to(dtype) for shape in shapes]
+
+
+def test_a_shared_expert_is_one_chain(engine: Recording) -> None:
+    run(shared, *of_shared(3))
+    assert_expected_inline(
+        engine.told(),
+        """\
+chain
+  native linear
+  native linears
+  layout
+  native silu_and_mul
+  native linear
+  layout
+  select.int
+  native gated_sum
+  native rms_norm""",
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_shared_experts_have_the_bits_of_torch(dtype, engine, monkeypatch) -> None:
+    calls = [of_shared(tokens, dtype) for tokens in (3, 2, 40)]
+    for got, given in zip(same_with_and_without_chains(monkeypatch, shared, *calls), calls, strict=True):
+        assert torch.equal(got, shared(*given))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, gate, y: x + torch.sigmoid(gate) * y * 2,
+        lambda x, gate, y: torch.add(x, torch.sigmoid(gate) * y, alpha=2),
+        lambda x, gate, y: x - torch.sigmoid(gate) * y,
+        lambda x, gate, y: x + torch.sigmoid(y) * y,
+        lambda x, gate, y: (torch.sigmoid(gate) * y, x + torch.sigmoid(gate) * y),
+        lambda x, gate, y: x + torch.sigmoid(gate.float()) * y,
+        lambda x, gate, y: x[:1] + torch.sigmoid(gate) * y,
+        lambda x, gate, y: x + torch.sigmoid(gate[:1]) * y,
+    ],
+    ids=["twice", "alpha", "minus", "its own gate", "read elsewhere", "wider", "one row", "one gate"],
+)
+def test_other_sums_are_clusters(function, engine: Recording) -> None:
+    x, y, gate = torch.randn(3, 8).bfloat16(), torch.randn(3, 8).bfloat16(), torch.randn(3, 1).bfloat16()
+    run(function, x, gate, y)
+    assert "native gated_sum" not in engine.told() and "cluster" in engine.told()
+
+
 def test_a_clamped_mixture_is_one_chain(engine: Recording) -> None:
     biases = [torch.randn(EXPERTS, size).bfloat16() for size in (2 * INTERMEDIATE, HIDDEN)]
     run(clamped, *of_experts(3), *biases)
