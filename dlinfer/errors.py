@@ -6,7 +6,6 @@ The fields stay readable as ``error.fields``, the two parts of the text as ``err
 ``error.step``, and the error survives pickling, since engines raise in workers.
 """
 
-import re
 from typing import Any
 
 
@@ -54,17 +53,6 @@ class OpArgumentError(DlinferError, ValueError):
     """A fused op was called with an argument it does not take (dtype, shape, device, layout)."""
 
     message = "dlinfer.ops.{op}: argument {argument}: expected {expected}, given {given}."
-
-    @classmethod
-    def said_in(cls, text: str) -> "OpArgumentError | None":
-        """The error whose message a line of a text is, as kernels in C++ say it, which have no classes to raise."""
-        found = re.search(
-            r"dlinfer\.ops\.(?P<op>\w+): argument (?P<argument>\w+): expected (?P<expected>.+),"
-            r" given (?P<given>.+)\.$",
-            text,
-            re.MULTILINE,
-        )
-        return None if found is None else cls(**found.groupdict())
 
 
 class OpCallError(DlinferError, TypeError):

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.errors import DlinferError, GraphRunError, OpArgumentError
+from dlinfer.errors import DlinferError, GraphRunError
 from dlinfer.graph.ir.dialect import model_line
 from dlinfer.graph.ir.effects import layout_to_keep
 from dlinfer.graph.ir.layout import LAYOUT
+from dlinfer.ops.checks import refusal_in
 
 _serial = itertools.count()
 
@@ -164,7 +165,7 @@ class Program:
             error = self._explained(cause)
             if error is None:
                 raise
-            refusal = OpArgumentError.said_in(str(cause))
+            refusal = refusal_in(str(cause))
             if refusal is None:
                 raise error from cause
             error.__cause__ = cause

@@ -36,10 +36,10 @@ def assert_right(logits: Tensor, topk: int, n_groups: int = -1) -> None:
     assert weights.shape == ids.shape == (*logits.shape[:-1], topk)
     want, _ = ops.moe_gating_topk_softmax.reference(logits.double(), topk, n_groups)
     tolerance = ops.moe_gating_topk_softmax.tolerances[logits.dtype]
-    close = {"rtol": tolerance.rtol, "atol": tolerance.atol}
-    torch.testing.assert_close(weights.double(), want, **close)
+    rtol, atol = tolerance.rtol, tolerance.atol
+    torch.testing.assert_close(weights.double(), want, rtol=rtol, atol=atol)
     chosen = logits.double().softmax(-1).gather(-1, ids)
-    torch.testing.assert_close(weights.double(), chosen, **close)
+    torch.testing.assert_close(weights.double(), chosen, rtol=rtol, atol=atol)
     groups = max(n_groups, 1)
     shares = weights.unflatten(-1, (groups, topk // groups))
     assert (shares.diff(dim=-1) <= 0).all()

@@ -58,7 +58,7 @@ def _is_native(node: fx.Node) -> bool:
         return is_rounded_norm(node)
     if op in CALLS:
         return is_call(node)
-    if op in _IF_PLAIN:
+    if op is not None and op in _IF_PLAIN:
         return _is_ours(op._schema.name.removeprefix("dlinfer::")) and _IF_PLAIN[op](node)
     return op is not torch.ops.aten.linear.default or _is_plain_linear(node)
 

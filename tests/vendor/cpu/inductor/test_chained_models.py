@@ -409,7 +409,7 @@ def test_prefills_that_have_tiles_are_left_to_torch(softcap: float, engine, monk
 
 def test_another_vendors_kernels_are_called(engine: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     authors = dict.fromkeys(("fused_moe", "moe_gating_topk_softmax"), "another")
-    monkeypatch.setattr(kernels, "kernel_authors", lambda vendor: kernel_authors(vendor) | authors)
+    monkeypatch.setattr(kernels, "kernel_authors", lambda vendor: {**kernel_authors(vendor), **authors})
     run(mixture, *of_experts(3))
     found = {step.callee for step in engine.programs[0].steps}
     assert {"vendor fused_moe", "vendor moe_gating_topk_softmax"} <= found
