@@ -4,7 +4,6 @@ They run on real tensors in front of every kernel and on fake tensors under comp
 symbolic; then the rule becomes a guard of the compiled graph.
 """
 
-import re
 from collections.abc import Callable
 
 import torch
@@ -76,13 +75,3 @@ class Rules:
             self.require(
                 same, argument, f"size {size} in dimension {dim} ({why})", lambda: tuple(tensor.shape)
             )
-
-
-def refusal_in(text: str) -> OpArgumentError | None:
-    """The error whose message a line of a text ends with: kernels in C++ have no other class than text's to raise."""
-    found = re.search(
-        r"dlinfer\.ops\.(?P<op>\w+): argument (?P<argument>\w+): expected (?P<expected>.+), given (?P<given>.+)\.$",
-        text,
-        re.MULTILINE,
-    )
-    return None if found is None else OpArgumentError(**found.groupdict())

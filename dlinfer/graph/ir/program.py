@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.errors import DlinferError, GraphRunError
+from dlinfer.errors import DlinferError, GraphRunError, OpArgumentError
 from dlinfer.graph.ir.dialect import model_line
 from dlinfer.graph.ir.effects import layout_to_keep
 from dlinfer.graph.ir.layout import LAYOUT
-from dlinfer.ops.checks import refusal_in
 
 _serial = itertools.count()
 
@@ -95,6 +94,16 @@ class Joined(Step):
         if found is None or int(found.group(1)) >= len(self.parts):
             return self, message
         return self.parts[int(found.group(1))], message[found.end() :]
+
+
+def refusal_in(text: str) -> OpArgumentError | None:
+    """The error whose message a line of a text ends with: kernels in C++ have text alone to raise."""
+    found = re.search(
+        r"dlinfer\.ops\.(?P<op>\w+): argument (?P<argument>\w+): expected (?P<expected>.+), given (?P<given>.+)\.$",
+        text,
+        re.MULTILINE,
+    )
+    return None if found is None else OpArgumentError(**found.groupdict())
 
 
 Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Callable[..., Any]]]]
