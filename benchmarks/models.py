@@ -1,4 +1,4 @@
-"""The model that serving is measured with: the shape of Qwen2.5-0.5B, with random weights."""
+"""The models that serving is measured with, of random weights: the shape of Qwen2.5-0.5B, and a small Qwen3-MoE."""
 
 import argparse
 import json
@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 SHAPE = {
     "vocab_size": 151936,
@@ -20,8 +21,27 @@ SHAPE = {
     "eos_token_id": 2,
 }
 
+MOE_SHAPE = {
+    "vocab_size": 32768,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "moe_intermediate_size": 384,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 10,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Qwen3-30B-A3B's proportions: 0.44 billion weights, of which a token's layers read 0.07."""
 
 FOLDER = Path.home() / ".cache" / "dlinfer-bench" / "qwen2-0.5b"
+MOE_FOLDER = FOLDER.with_name("qwen3-moe-0.4b")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -52,11 +72,21 @@ def chosen_model(args: argparse.Namespace) -> Path:
 
 
 def qwen2_half_billion(folder: Path, dtype: str = "bfloat16") -> Path:
-    """A checkpoint of that shape in ``folder``, made at the first call: 1 GB in bfloat16, some 30 seconds."""
-    if (folder / "shape.json").is_file() and json.loads((folder / "shape.json").read_text()) == SHAPE:
+    """A checkpoint of ``SHAPE`` in ``folder``, made at the first call: 1 GB in bfloat16, some 30 seconds."""
+    return _made("Qwen2ForCausalLM", SHAPE, folder, dtype)
+
+
+def qwen3_moe(folder: Path, dtype: str = "bfloat16") -> Path:
+    """A checkpoint of ``MOE_SHAPE``, likewise: 0.9 GB."""
+    return _made("Qwen3MoeForCausalLM", MOE_SHAPE, folder, dtype)
+
+
+def _made(name: str, shape: dict[str, Any], folder: Path, dtype: str) -> Path:
+    """A checkpoint of transformers' class of that name, unless it is there."""
+    if (folder / "shape.json").is_file() and json.loads((folder / "shape.json").read_text()) == shape:
         return folder
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    import transformers
 
     from examples.tiny_models.build import build
 
@@ -66,7 +96,8 @@ def qwen2_half_billion(folder: Path, dtype: str = "bfloat16") -> Path:
     torch.manual_seed(0)
     torch.set_default_dtype(getattr(torch, dtype))
     try:
-        model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, dtype=dtype))
+        model_class = getattr(transformers, name)
+        model = model_class(model_class.config_class(**shape, dtype=dtype))
     finally:
         torch.set_default_dtype(torch.float32)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temp:
@@ -75,7 +106,7 @@ def qwen2_half_billion(folder: Path, dtype: str = "bfloat16") -> Path:
         for pattern in ("tokenizer*", "chat_template*"):
             for path in tiny.glob(pattern):
                 shutil.copy(path, new)
-        (new / "shape.json").write_text(json.dumps(SHAPE))
+        (new / "shape.json").write_text(json.dumps(shape))
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(new, folder)
     return folder

@@ -1,6 +1,7 @@
 """Who takes part for one precision: LMDeploy on our cpu engine first, then the peers, each on the same weights."""
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.arena import Entry
@@ -16,8 +17,13 @@ _GGUF = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_k_m"}
 _EXPORTED = {"bf16": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
-def entries(model: Path, precision: str, peers: tuple[str, ...]) -> list[Entry]:
-    """model: the checkpoint in bfloat16, from which each peer makes its own once."""
+def entries(
+    model: Path, precision: str, peers: tuple[str, ...], transformers: Mapping[str, str]
+) -> list[Entry]:
+    """model: the checkpoint in bfloat16, from which each peer makes its own once.
+
+    transformers: names of contenders that are transformers', and their kinds.
+    """
     found = [Entry(OURS, "lmdeploy-graph", model, {"dtype": "bfloat16"}, environment=_ours(precision))]
     if "genai" in peers:
         python = python_of("genai")
@@ -41,7 +47,7 @@ def entries(model: Path, precision: str, peers: tuple[str, ...]) -> list[Entry]:
         module = "benchmarks.peers.llama_cpp"
         found.append(Entry(f"llama.cpp {kind}", kind, file, options, module=module, python=python))
     if "transformers" in peers and precision == "bf16":
-        found += [Entry("transformers", "hf-eager", model), Entry("inductor", "hf-inductor-freezing", model)]
+        found += [Entry(name, kind, model) for name, kind in transformers.items()]
     return found
 
 

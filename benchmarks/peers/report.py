@@ -1,4 +1,4 @@
-"""docs/benchmarks_peers.md: one section a kind of CPU, from the JSON that each machine's run left beside it."""
+"""docs/benchmarks_peers.md: one section a kind of CPU and of model, from the JSON that each run left beside it."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.environments import python_of
+from benchmarks.peers.kinds import KINDS
 from benchmarks.timing import Ratio
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -15,9 +16,9 @@ FOLDER = DOCS / "benchmarks"
 
 _INTRODUCTION = """# LMDeploy on a CPU against its peers
 
-Made by `python -m benchmarks.peers --write-docs`, one section a kind of CPU; do not edit. Shape of Qwen2.5-0.5B with
-random weights, the same for all. *times faster* is the median ratio of neighbouring runs with its 95 % interval: above
-1 ours is faster. Decoding is behind 512 tokens of each sequence.
+Made by `python -m benchmarks.peers --write-docs`, one section a kind of CPU and of model; do not edit. Weights are
+random, the same for all. *times faster* is the median ratio of neighbouring runs with its 95 % interval: above 1 ours
+is faster. Decoding is behind 512 tokens of each sequence.
 """
 
 _HEAD = "| work | peer | ours tok/s | peer tok/s | times faster | peak GiB: ours, peer |"
@@ -29,31 +30,40 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(found: dict[str, Any]) -> None:
-    """Keep one machine's figures, draw them, and write the document of all machines."""
+    """Keep one machine's figures of one model, draw them, and write the document of all."""
     FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"{_kind(found['machine'])}.json"
+    path = FOLDER / f"{_stem(found)}.json"
     if path.is_file():  # precisions that were not run again stay
         found["rows"] = json.loads(path.read_text())["rows"] | found["rows"]
     path.write_text(json.dumps(found, indent=1) + "\n")
     command = [python_of("plots"), str(Path(__file__).with_name("plot.py")), str(path)]
     subprocess.run(command, check=True)
-    sections = [_section(one) for one in sorted(FOLDER.glob("*.json"))]
+    sections = [_section(one) for one in sorted(FOLDER.glob("*.json"), key=lambda one: one.stem)]
     DOCUMENT.write_text("\n".join([_INTRODUCTION, *sections]))
 
 
-def _kind(machine: dict[str, Any]) -> str:
+def _stem(found: dict[str, Any]) -> str:
+    machine, model = found["machine"], _model(found)
     name = f"{machine['cpu']} {machine['capability']} {machine['threads']} threads"
+    if model != "dense":
+        name += f" {model}"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _model(found: dict[str, Any]) -> str:
+    return found.get("model", "dense")  # which the first figures do not say
 
 
 def _section(path: Path) -> str:
     found = json.loads(path.read_text())
     machine = found["machine"]
+    model = _model(found)
+    title, of_model = KINDS[model].title, "" if model == "dense" else f": {model}"
     lines = [
-        f"## {machine['cpu']}, {machine['capability']}, {machine['threads']} threads",
+        f"## {machine['cpu']}, {machine['capability']}, {machine['threads']} threads{of_model}",
         "",
-        f"torch {machine['torch']}; read bandwidth {found['read bandwidth'] / 1e9:.1f} GB/s; torch's bfloat16 product "
-        f"{found['bfloat16 peak'] / 1e9:.0f} GFLOPS. A decoding step of batch 1 in bfloat16 reads "
+        f"{title}. torch {machine['torch']}; read bandwidth {found['read bandwidth'] / 1e9:.1f} GB/s; torch's bfloat16 "
+        f"product {found['bfloat16 peak'] / 1e9:.0f} GFLOPS. A decoding step of batch 1 in bfloat16 reads "
         f"{found['weights'] / 1e9:.2f} GB: at most {found['read bandwidth'] / found['weights']:.1f} steps a second.",
         "",
         f"![tokens per second](benchmarks/{path.stem}.svg)",

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.errors import DlinferError, GraphRunError
+from dlinfer.errors import DlinferError, GraphRunError, OpArgumentError
 from dlinfer.graph.ir.dialect import model_line
 from dlinfer.graph.ir.effects import layout_to_keep
 from dlinfer.graph.ir.layout import LAYOUT
@@ -96,6 +96,16 @@ class Joined(Step):
         return self.parts[int(found.group(1))], message[found.end() :]
 
 
+def refusal_in(text: str) -> OpArgumentError | None:
+    """The error whose message a line of a text ends with: kernels in C++ have text alone to raise."""
+    found = re.search(
+        r"dlinfer\.ops\.(?P<op>\w+): argument (?P<argument>\w+): expected (?P<expected>.+), given (?P<given>.+)\.$",
+        text,
+        re.MULTILINE,
+    )
+    return None if found is None else OpArgumentError(**found.groupdict())
+
+
 Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Callable[..., Any]]]]
 """Gives (the same steps with some joined, what the joined ones call); the names are of values read after the last."""
 
@@ -164,7 +174,11 @@ class Program:
             error = self._explained(cause)
             if error is None:
                 raise
-            raise error from cause
+            refusal = refusal_in(str(cause))
+            if refusal is None:
+                raise error from cause
+            error.__cause__ = cause
+            raise refusal from error  # the class that the op raises wherever it runs, and where in the model it was
 
     def counts(self) -> Counter[str]:
         """How many steps of each kind."""

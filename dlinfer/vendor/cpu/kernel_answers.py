@@ -37,8 +37,10 @@ def answers() -> Iterator[KnownAnswer]:
         if dtype != torch.float32:
             yield _norm(dtype)
         yield _decode(dtype)
+        yield _router(dtype)
         yield _experts(dtype)
         yield _gated(dtype)
+        yield _gated_sum(dtype)
         yield _rotary(dtype)
         yield _fill(dtype)
         yield _prefill(dtype)
@@ -202,6 +204,29 @@ def _decode(dtype: torch.dtype) -> KnownAnswer:
     return KnownAnswer(name, kinds, name_of(dtype), run, expected, ROUNDED[dtype])
 
 
+def _router(dtype: torch.dtype) -> KnownAnswer:
+    """Of logits that halve the probability each time, in an order of their own in each row, and of equal ones."""
+    order = (torch.arange(37) * torch.tensor([[5], [7], [36]]) + 3) % 37
+    logits = torch.cat([(-order * math.log(2)).to(dtype), torch.zeros(1, 37, dtype=dtype)])
+
+    def run() -> Sequence[Tensor]:
+        gating = _native("moe_gating_topk_softmax")
+        return [*gating(logits, 5, -1), *gating(logits[:, :36], 4, 2)]
+
+    def expected() -> Sequence[Tensor]:
+        return [*chosen(logits, 5, 1), *chosen(logits[:, :36], 2, 2)]
+
+    def chosen(given: Tensor, count: int, groups: int) -> tuple[Tensor, Tensor]:
+        parts = given.double().softmax(-1).chunk(groups, -1)
+        places = [part.sort(dim=-1, descending=True, stable=True).indices[:, :count] for part in parts]
+        size = given.shape[1] // groups
+        weights = torch.cat([part.gather(1, ids) for part, ids in zip(parts, places, strict=True)], -1)
+        return weights.float(), torch.cat([ids + size * g for g, ids in enumerate(places)], -1)
+
+    kinds = frozenset({"native moe_gating_topk_softmax"})
+    return KnownAnswer("C++ router", kinds, name_of(dtype), run, expected, ROUNDED[torch.float32])
+
+
 def _experts(dtype: torch.dtype) -> KnownAnswer:
     """Five experts, one of which nobody chooses; of the others one gets a row, one some and two many."""
     hidden, experts, rows = 72, 5, 300
@@ -255,6 +280,20 @@ def _gated(dtype: torch.dtype) -> KnownAnswer:
 
     kinds = frozenset(f"native {name}" for name in ("silu_and_mul", "silu_mul", "gelu_mul"))
     return KnownAnswer("C++ gated activations", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _gated_sum(dtype: torch.dtype) -> KnownAnswer:
+    x, y = (small_whole(3, 203, shift).mul(3).add(0.5).to(dtype) for shift in (1, 2))
+    gate = torch.tensor([[-2.0], [0.0], [1.5]]).to(dtype)
+
+    def run() -> Sequence[Tensor]:
+        return [_native("gated_sum")(x, gate, y)]
+
+    def expected() -> Sequence[Tensor]:
+        return [(x.double() + gate.double().sigmoid() * y.double()).to(dtype)]
+
+    kinds = frozenset({"native gated_sum"})
+    return KnownAnswer("C++ sum with a gate", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
 
 
 def _rotary(dtype: torch.dtype) -> KnownAnswer:

@@ -19,7 +19,10 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
-    return gating.reference(router_logits, topk, n_groups)
+    kernel = None
+    if router_logits.dtype in _FLOATS:
+        kernel = compiled("moe_gating_topk_softmax", router_logits)
+    return (kernel or gating.reference)(router_logits, topk, n_groups)
 
 
 def fused_moe(

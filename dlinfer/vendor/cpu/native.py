@@ -333,6 +333,14 @@ def _register_fakes() -> None:
     def fused_moe_clamped(hidden_states: Tensor, *rest: object) -> Tensor:
         return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
 
+    @torch.library.register_fake("dlinfer_cpu::moe_gating_topk_softmax")
+    def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> tuple[Tensor, Tensor]:
+        shape = (*router_logits.shape[:-1], topk)
+        return (
+            router_logits.new_empty(shape, dtype=torch.float32),
+            router_logits.new_empty(shape, dtype=torch.int64),
+        )
+
     @torch.library.register_fake("dlinfer_cpu::silu_and_mul")
     def silu_and_mul(x: Tensor) -> Tensor:
         return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
@@ -344,6 +352,10 @@ def _register_fakes() -> None:
     @torch.library.register_fake("dlinfer_cpu::gelu_mul")
     def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
         return torch.empty_like(gate, memory_format=torch.contiguous_format)
+
+    @torch.library.register_fake("dlinfer_cpu::gated_sum")
+    def gated_sum(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     @torch.library.register_fake("dlinfer_cpu::apply_rotary_pos_emb")
     def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import entries, environments
+from benchmarks import models
+from benchmarks.peers import entries, environments, kinds
 
 
 @pytest.fixture
@@ -30,7 +31,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 )
 def test_who_takes_part(precision, names, made, tmp_path):
     (tmp_path / "model-bf16.gguf").touch()
-    found = entries.entries(tmp_path / "model", precision, entries.PEERS)
+    dense = kinds.KINDS["dense"]
+    assert (dense.peers, dense.precisions, dense.weights_read) == (entries.PEERS, entries.PRECISIONS, 1.0)
+    found = entries.entries(tmp_path / "model", precision, dense.peers, dense.transformers)
     assert [one.name for one in found] == names
     assert found[0].environment == (
         {} if precision == "bf16" else {"DLINFER_CPU_WEIGHTS": precision, "DLINFER_CPU_HEAD": "int8"}
@@ -42,7 +45,24 @@ def test_who_takes_part(precision, names, made, tmp_path):
 
 
 def test_ours_alone(made, tmp_path):
-    assert [one.name for one in entries.entries(tmp_path, "bf16", ())] == ["dlinfer"]
+    assert [one.name for one in entries.entries(tmp_path, "bf16", (), {})] == ["dlinfer"]
+
+
+def test_who_takes_part_with_a_mixture_of_experts(made, tmp_path):
+    moe = kinds.KINDS["moe"]
+    (precision,) = moe.precisions
+    found = entries.entries(tmp_path / "model", precision, moe.peers, moe.transformers)
+    assert [one.name for one in found] == ["dlinfer", "genai SDPA", "genai PA", "transformers"]
+    assert found[-1].kind == "hf-eager"
+    assert moe.make is models.qwen3_moe and moe.folder == models.MOE_FOLDER != models.FOLDER
+    assert made == []  # llama.cpp's file among them, which is of dense models
+
+
+def test_what_a_mixtures_step_reads_is_the_head_and_4_of_32_experts_a_layer():
+    expert, attention, router, head = 3 * 1024 * 384, 2 * 20 * 64 * 1024, 32 * 1024, 32768 * 1024
+    read, all_ = (10 * (count * expert + attention + router) + head for count in (4, 32))
+    assert kinds.KINDS["moe"].weights_read == pytest.approx(read / all_)
+    assert 2 * all_ == pytest.approx(875e6, rel=1e-2)  # bytes of the file
 
 
 def test_a_file_is_made_once_and_never_half(monkeypatch, tmp_path):

@@ -81,6 +81,17 @@ def test_what_was_not_run_again_stays(documents, tmp_path):
     assert text.index("## A (R) CPU") < text.index("## Another")
 
 
+def test_another_kind_of_model_has_a_section_of_its_own(documents, tmp_path):
+    report.write(found() | {"model": "moe"})
+    report.write(found() | {"model": "dense"})
+    folder = tmp_path / "benchmarks"
+    names = ["a-r-cpu-2-0-avx512-2-threads-moe.json", "a-r-cpu-2-0-avx512-2-threads.json"]
+    assert sorted(one.name for one in folder.glob("*.json")) == names
+    text = (tmp_path / "peers.md").read_text()
+    dense, moe = (text.index(f"## A (R) CPU @ 2.0, AVX512, 2 threads{end}") for end in ("\n", ": moe\n"))
+    assert dense < text.index("Shape of Qwen2.5-0.5B.") < moe < text.index("A mixture of experts,")
+
+
 def test_the_drawing(tmp_path, monkeypatch):
     """By a matplotlib that remembers: an axis a precision, bars in the order of the works, and memory's limit."""
     library, pyplot = MagicMock(), MagicMock()

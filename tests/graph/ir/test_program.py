@@ -6,8 +6,8 @@ import weakref
 import pytest
 import torch
 
-from dlinfer.errors import CaptureError, GraphRunError
-from dlinfer.graph.ir.program import Constant, Program, Step, Value, refer, values_in
+from dlinfer.errors import CaptureError, GraphRunError, OpArgumentError, OpCallError
+from dlinfer.graph.ir.program import Constant, Program, Step, Value, refer, refusal_in, values_in
 
 
 def program(steps, output, inputs=("x",), constants=None, functions=None, name="region_3") -> Program:
@@ -190,3 +190,12 @@ def test_references_of_a_nodes_arguments():
         slice(Value("x"), None, 2),
     )
     assert list(values_in([Value("a"), {"k": (Value("b"),)}, slice(None, Value("c")), 3])) == ["a", "b", "c"]
+
+
+def test_an_error_that_a_kernel_in_cpp_says_is_the_same_error() -> None:
+    error = OpArgumentError(op="fused_moe", argument="topk_ids", expected="ids of 0..7", given="ids of -1..9")
+    for text in (str(error), f"step 3: check_ids, routing.h:70, {error}\nException raised from run\nframe 0"):
+        found = refusal_in(text)
+        assert found is not None and found.fields == error.fields and str(found) == str(error)
+    for text in ("", "fused_moe: one dtype", str(OpCallError(op="a", schema="b", detail="c"))):
+        assert refusal_in(text) is None

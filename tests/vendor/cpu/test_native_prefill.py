@@ -117,6 +117,21 @@ def test_the_result_may_go_where_the_query_lies(dtype: torch.dtype, size_v: int)
     assert case.q[270:].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shift", [0, 1, 2])
+def test_the_result_may_lie_where_other_heads_do(dtype: torch.dtype, shift: int) -> None:
+    """A head is written as soon as its own query has been read, so of others' memory there is a copy."""
+    case = Case(5, [(70, 70), (200, 250)], 2, 2, (32, 32), dtype=dtype)
+    want = case.paged(Rules())[:270]
+    memory = torch.full((len(case.q), 8, 32), torch.nan, dtype=dtype)
+    memory[:, 2:6] = case.q
+    for call in (case.packed, case.paged):
+        shared = memory.clone()
+        case.q = shared[:, 2:6]
+        call(Rules(), shared[:, 2 - shift : 6 - shift])
+        assert torch.equal(shared[:270, 2 - shift : 6 - shift], want)
+
+
 def test_rows_behind_the_last_end_are_left_alone() -> None:
     case = Case(6, [(20, 20), (0, 9)], 1, 2, (16, 16))
     for out in (case.packed(Rules()), case.paged(Rules())):

@@ -131,7 +131,7 @@ def _run(
     rules: Rules,
 ) -> None:
     out = attn_output
-    if not is_dense(out) or _meets_other_heads(q, out):
+    if not is_dense(out):
         out = torch.empty_like(out, memory_format=torch.contiguous_format)
     end = attn_output.shape[0] if out is attn_output or not len(q_ends) else int(q_ends[-1])
     kernel(
@@ -146,10 +146,3 @@ def _run(
     )
     if out is not attn_output:
         attn_output[:end] = out[:end]
-
-
-def _meets_other_heads(q: Tensor, out: Tensor) -> bool:
-    """Whether a result may lie where another head of q does: the kernel writes a head when that one has been read."""
-    if q.untyped_storage().data_ptr() != out.untyped_storage().data_ptr():
-        return False
-    return (q.data_ptr(), q.stride()) != (out.data_ptr(), out.stride())

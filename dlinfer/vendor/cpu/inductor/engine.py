@@ -29,6 +29,7 @@ from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
 from dlinfer.vendor.cpu.inductor.chains import join
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler, code_generator
+from dlinfer.vendor.cpu.inductor.gated_sum import CALLEE, gated_sum_of
 from dlinfer.vendor.cpu.inductor.known_answers import CLUSTERS, EVERY_DTYPE, known_answers
 from dlinfer.vendor.cpu.inductor.masks import SHARED_MASKS
 from dlinfer.vendor.cpu.inductor.schedule import Cluster, schedule
@@ -78,7 +79,12 @@ class InductorEngine:
         first: list[Step] = []
         steps: list[Step] = []
         for item in schedule(owner.graph, smallest=smallest):
-            if isinstance(item, Cluster):
+            if isinstance(item, Cluster) and (known := self._known_cluster(item, folder)) is not None:
+                steps.append(known)
+                result.placement |= dict.fromkeys(
+                    (node.name for node in item.members), f"kernel {known.callee}"
+                )
+            elif isinstance(item, Cluster):
                 subgraph = extract_with_outputs(owner, item.body, item.outputs, "cluster")
                 first += [Step.of(node, "size", kernels.callee_of(node)) for node in subgraph.made]
                 steps.append(self._cluster_step(item, subgraph, cache, result, options))
@@ -119,6 +125,14 @@ class InductorEngine:
             return f"the C++ kernels cannot be built: {missing}"
         tensors = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
         return self.known_answers.fault(reference, precision_of(tensors))
+
+    def _known_cluster(self, cluster: Cluster, folder: Path) -> Step | None:
+        """The kernel in C++ that computes a cluster; None where there is none, or it is not to be used here."""
+        given = gated_sum_of(cluster)
+        (total,) = cluster.outputs if given is not None else (None,)
+        if given is None or total is None or self._fault_of_native(total, CALLEE, folder) is not None:
+            return None
+        return Step(total.name, "kernel", CALLEE, refer(given), {}, model_line(total))
 
     def identity(self, cache_dir: Path) -> Mapping[str, Any]:
         """Whether stored programs may call the C++ kernels, and what compiles their clusters."""

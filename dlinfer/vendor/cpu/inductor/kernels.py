@@ -15,7 +15,7 @@ from dlinfer.graph.ir.layout import same_size
 from dlinfer.ops.kernels import direct_kernel, kernel_authors
 from dlinfer.ops.spec import registry
 from dlinfer.vendor import discovery
-from dlinfer.vendor.cpu import native
+from dlinfer.vendor.cpu import isa, native
 from dlinfer.vendor.cpu.inductor.fusible import (
     CALLS,
     NATIVE_FLOATS,
@@ -42,6 +42,11 @@ _NATIVE = {
     "dlinfer::silu_and_mul": "silu_and_mul",
     "dlinfer::fill_kv_cache": "fill_kv_cache",
     "dlinfer::paged_decode_attention": "paged_decode_attention",
+    "dlinfer::prefill_attention": "prefill_attention",
+    "dlinfer::paged_prefill_attention": "paged_prefill_attention",
+    "dlinfer::moe_gating_topk_softmax": "moe_gating_topk_softmax",
+    "dlinfer::fused_moe": "fused_moe",
+    "dlinfer::fused_moe_clamped": "fused_moe_clamped",
 }
 
 
@@ -69,20 +74,37 @@ def _is_native(node: fx.Node) -> bool:
         return given["quant_dtype"] is torch.int8 and given["out_dtype"] in NATIVE_FLOATS
     if op in QUANTISING:
         return fake(arguments(node)["x"]).dtype in NATIVE_FLOATS
-    if op is ops.fill_kv_cache.overload:
-        return _is_ours("fill_kv_cache") and fake(arguments(node)["k"]).dtype in NATIVE_FLOATS
-    if op is ops.paged_decode_attention.overload:
-        return _is_ours("paged_decode_attention") and _is_plain_decoding(node)
+    if op is not None and op in _IF_PLAIN:
+        return _is_ours(op._schema.name.removeprefix("dlinfer::")) and _IF_PLAIN[op](node)
     return op is not torch.ops.aten.linear.default or _is_plain_linear(node)
 
 
 def _is_ours(name: str) -> bool:
-    """Whether this vendor's kernel answers an op on caches, which another vendor may lay out otherwise."""
+    """Whether this vendor's kernel answers an op: another one may lay caches out otherwise."""
     vendor = discovery.activate_default("cpu")
     return vendor is not None and kernel_authors(vendor).get(name) == "cpu"
 
 
-def _is_plain_decoding(node: fx.Node) -> bool:
+def _is_plain_fill(node: fx.Node) -> bool:
+    return fake(arguments(node)["k"]).dtype in NATIVE_FLOATS
+
+
+def _is_plain_mixture(node: fx.Node) -> bool:
+    """Whether logits or hidden states are of a dtype that there are kernels for; they take the rest as the ops do."""
+    return not node.kwargs and fake(node.args[0]).dtype in NATIVE_FLOATS  # pyright: ignore[reportArgumentType]
+
+
+def _is_plain_paged(node: fx.Node) -> bool:
+    return _is_plain_attention(node, "k_cache", "v_cache")
+
+
+def _is_for_tiles(node: fx.Node) -> bool:
+    """Whether the vendor's function leaves a prefill to torch, which has the matrix instructions for it."""
+    given = arguments(node)
+    return fake(given["q"]).dtype is torch.bfloat16 and isa.has_tiles() and not given["logit_softcapping"]
+
+
+def _is_plain_attention(node: fx.Node, keys: str, values: str) -> bool:
     """Whether the kernel in C++ reads a call's tensors as they are. The vendor's function for the op copies others.
 
     Its arguments are taken from those of the op by their places, so none may be given by name.
@@ -90,7 +112,7 @@ def _is_plain_decoding(node: fx.Node) -> bool:
     if node.kwargs:
         return False
     given = map_arg(arguments(node), fake)
-    read = [given[name] for name in ("q", "k_cache", "v_cache", "attn_output")]
+    read = [given[name] for name in ("q", keys, values, "attn_output")]
     tables = [given[name] for name in ("alibi_slopes", "sinks") if given.get(name) is not None]
     return (
         len({tensor.dtype for tensor in read}) == 1
@@ -98,6 +120,20 @@ def _is_plain_decoding(node: fx.Node) -> bool:
         and all(same_size(tensor.stride(-1), 1) for tensor in read)
         and all(table.dtype is torch.float32 for table in tables)
     )
+
+
+# Ops that only this vendor's function leads to the kernel in C++, and whether it does so for a call.
+_IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
+    ops.fill_kv_cache.overload: _is_plain_fill,
+    ops.paged_decode_attention.overload: _is_plain_paged,
+    ops.paged_prefill_attention.overload: lambda node: _is_plain_paged(node) and not _is_for_tiles(node),
+    ops.prefill_attention.overload: lambda node: (
+        _is_plain_attention(node, "k", "v") and not _is_for_tiles(node)
+    ),
+    ops.moe_gating_topk_softmax.overload: _is_plain_mixture,
+    ops.fused_moe.overload: _is_plain_mixture,
+    ops.fused_moe_clamped.overload: _is_plain_mixture,
+}
 
 
 def _is_plain_linear(node: fx.Node) -> bool:

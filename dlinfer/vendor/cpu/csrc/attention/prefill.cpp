@@ -24,6 +24,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "attention/arguments.h"
@@ -39,6 +40,7 @@ namespace {
 using attention::MaybeTensor;
 using attention::ScalarType;
 using attention::Tensor;
+using attention::apart;
 using attention::numbers;
 using attention::whole_numbers;
 
@@ -298,7 +300,9 @@ void run_as(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   Runner<T>(call, data(q), data(k), data(v), static_cast<T*>(out.mutable_data_ptr())).run();
 }
 
-void run(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
+void run(Call call, const Tensor& given, const Tensor& k, const Tensor& v, const Tensor& out) {
+  const Tensor q = apart(given, out);
+  call.q_row = q.stride(0), call.q_head = q.stride(1);
   switch (q.scalar_type()) {
     case ScalarType::Float:
       return run_as<float>(call, q, k, v, out);
@@ -329,7 +333,7 @@ Call call_of(const Tensor& q, const Tensor& k, const Tensor& v, const std::vecto
                       out.size(2) == call.size_v,
                   "prefill attention: sizes of q, keys, values and attn_output differ");
   call.group = call.heads / call.kv_heads;
-  call.q_row = q.stride(0), call.q_head = q.stride(1), call.out_row = out.stride(0), call.out_head = out.stride(1);
+  call.out_row = out.stride(0), call.out_head = out.stride(1);
   call.k_slot = k.stride(last - 2), call.k_head = k.stride(last - 1);
   call.v_slot = v.stride(last - 2), call.v_head = v.stride(last - 1);
   int64_t highest = window_right < 0 ? kFar : std::min(window_right, kFar);
@@ -366,7 +370,7 @@ void prefill_attention(Tensor q, Tensor k, Tensor v, Tensor q_ends, Tensor kv_se
     slot += sequence.keys;
   }
   STD_TORCH_CHECK(slot <= k.size(0), "prefill_attention: sequences have ", slot, " keys, and k has ", k.size(0));
-  run(call, q, k, v, attn_output);
+  run(std::move(call), q, k, v, attn_output);
 }
 
 void paged_prefill_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_offsets, Tensor q_ends,
@@ -394,7 +398,7 @@ void paged_prefill_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor bl
                       sequence.blocks[c], " of sequence ", s, " is outside of the cache of ", blocks, " blocks");
     }
   }
-  run(call, q, k_cache, v_cache, attn_output);
+  run(std::move(call), q, k_cache, v_cache, attn_output);
 }
 
 }  // namespace

@@ -60,6 +60,7 @@ constexpr int64_t kBytesGathered = 512 << 10;  // by a thread, at least: copying
 constexpr int64_t kElementsActivated = 32 << 10;
 
 struct Call {
+  const char* op;
   Tensor hidden, gate_up, down, weights, ids;
   MaybeTensor gate_up_bias, down_bias;
   bool renormalize;
@@ -89,6 +90,7 @@ void check(const Call& call) {
   };
   check_bias(call.gate_up_bias, call.gate_up);
   check_bias(call.down_bias, call.down);
+  check_ids(call.ids, experts, call.op);
 }
 
 template <class T>
@@ -209,16 +211,16 @@ Tensor run(const Call& call) {
 
 Tensor fused_moe(Tensor hidden_states, Tensor gate_up_weights, Tensor down_weights, Tensor topk_weights,
                  Tensor topk_ids, bool renormalize) {
-  return run({std::move(hidden_states), std::move(gate_up_weights), std::move(down_weights), std::move(topk_weights),
-              std::move(topk_ids), std::nullopt, std::nullopt, renormalize, {}});
+  return run({"fused_moe", std::move(hidden_states), std::move(gate_up_weights), std::move(down_weights),
+              std::move(topk_weights), std::move(topk_ids), std::nullopt, std::nullopt, renormalize, {}});
 }
 
 Tensor fused_moe_clamped(Tensor hidden_states, Tensor gate_up_weights, Tensor gate_up_bias, Tensor down_weights,
                          Tensor down_bias, Tensor topk_weights, Tensor topk_ids, double alpha, double limit) {
   STD_TORCH_CHECK(limit > 0, "fused_moe_clamped: limit is positive, got ", limit);
   const auto dense = [](Tensor bias) { return dense_rows(bias) ? bias : torch::stable::contiguous(bias); };
-  return run({std::move(hidden_states), std::move(gate_up_weights), std::move(down_weights), std::move(topk_weights),
-              std::move(topk_ids), dense(std::move(gate_up_bias)), dense(std::move(down_bias)), false,
+  return run({"fused_moe_clamped", std::move(hidden_states), std::move(gate_up_weights), std::move(down_weights),
+              std::move(topk_weights), std::move(topk_ids), dense(std::move(gate_up_bias)), dense(std::move(down_bias)), false,
               {float(alpha), float(limit)}});
 }
 

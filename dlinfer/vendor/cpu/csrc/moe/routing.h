@@ -3,7 +3,9 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "common/lanes.h"
@@ -58,14 +60,26 @@ struct Routing {
   std::vector<Share> shares;   // of the experts that anybody chose, in their order
 };
 
-// Raises where an id names no expert. ids and weights: [tokens, topk]. renormalize: a token's weights by their sum.
+// Raises where an id names no expert, in the words of dlinfer's OpArgumentError, which those who call make of them.
+inline void check_ids(const Tensor& ids, int64_t experts, const char* op) {
+  int64_t lowest = std::numeric_limits<int64_t>::max(), highest = std::numeric_limits<int64_t>::min();
+  for_numbers(ids, 0, ids.size(0), [&](int64_t, int64_t, auto id) {
+    lowest = std::min(lowest, int64_t(id));
+    highest = std::max(highest, int64_t(id));
+  });
+  STD_TORCH_CHECK(ids.numel() == 0 || (lowest >= 0 && highest < experts), "dlinfer.ops.", op,
+                  ": argument topk_ids: expected ids of 0..", experts - 1, ", given ids of ", lowest, "..", highest,
+                  ".");
+}
+
+// The choices' experts are those of check_ids. ids and weights: [tokens, topk]. renormalize: a token's weights by their
+// sum.
 inline Routing route(const Tensor& ids, const Tensor& weights, int64_t begin, int64_t end, int64_t experts,
                      bool renormalize) {
   const int64_t topk = ids.size(1), choices = (end - begin) * topk;
   std::vector<int64_t> expert(choices), place(experts + 1, 0);
   for_numbers(ids, begin, end, [&](int64_t row, int64_t column, auto id) {
     const int64_t chosen = int64_t(id);
-    STD_TORCH_CHECK(chosen >= 0 && chosen < experts, "fused_moe: id ", chosen, " names none of ", experts, " experts");
     expert[(row - begin) * topk + column] = chosen;
     ++place[chosen + 1];
   });

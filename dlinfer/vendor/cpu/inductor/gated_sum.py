@@ -1,0 +1,57 @@
+"""Clusters that a kernel in C++ computes: x + sigmoid(gate) * y, as a shared expert's result is added.
+
+There is nothing to fuse it with, since it stands between products, and a loop that inductor compiles is reached
+through Python, which takes longer than a decode step's work and ends a chain.
+"""
+
+import torch
+from torch import Tensor, fx
+
+from dlinfer.graph.ir.dialect import fake, overload
+from dlinfer.graph.ir.layout import is_contiguous, same_size, same_sizes
+from dlinfer.vendor.cpu import native
+from dlinfer.vendor.cpu.inductor.fusible import NATIVE_FLOATS
+from dlinfer.vendor.cpu.inductor.schedule import Cluster
+
+CALLEE = "native gated_sum"
+
+_ADD, _MUL = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
+_SIGMOID = torch.ops.aten.sigmoid.default
+
+
+def gated_sum_of(cluster: Cluster) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    """(x, gate, y), where a cluster is that sum of them and nothing else, and a kernel can be had."""
+    if len(cluster.body) != 3 or len(cluster.outputs) != 1 or native.why_not() is not None:
+        return None
+    (total,) = cluster.outputs
+    of_total = _factors(total, _ADD, _MUL)
+    of_product = None if of_total is None else _factors(of_total[1], _MUL, _SIGMOID)
+    if of_total is None or of_product is None or {total, of_total[1], of_product[1]} != {*cluster.body}:
+        return None
+    x, y, gate = of_total[0], of_product[0], of_product[1].args[0]
+    assert isinstance(gate, fx.Node)
+    return (x, gate, y) if _fits(*map(fake, (total, x, gate, y))) else None
+
+
+def _factors(node: fx.Node, op: object, of: object) -> tuple[fx.Node, fx.Node] | None:
+    """The arguments of a node of one op, the one that is another op's result behind the other one."""
+    if overload(node) is not op or node.kwargs or len(node.args) != 2:
+        return None
+    for one, other in (node.args, node.args[::-1]):
+        if isinstance(one, fx.Node) and isinstance(other, fx.Node) and overload(other) is of:
+            return one, other
+    return None
+
+
+def _fits(total: Tensor, x: Tensor, gate: Tensor, y: Tensor) -> bool:
+    row = x.shape[:-1]
+    return (
+        x.dtype in NATIVE_FLOATS
+        and x.dtype is gate.dtype is y.dtype is total.dtype
+        and x.dim() >= 1
+        and same_sizes(y.shape, x.shape)
+        and same_sizes(gate.shape[:-1], row)
+        and gate.dim() == x.dim()
+        and same_size(gate.shape[-1], 1)
+        and is_contiguous(total)
+    )
