@@ -11,7 +11,9 @@ namespace dlinfer::int4 {
 
 constexpr int64_t kBytesPerThread = 64 << 10;  // of the weight: below it a thread is done before another has begun
 constexpr int64_t kSliceBytes = 256 << 10;     // of sums: a part of the second-level cache
-constexpr int64_t kRowsAhead = 256;            // of a block: what is prefetched before it is read
+constexpr int64_t kRowsAhead = 768;            // of a block: what is prefetched before it is read
+constexpr int64_t kWidePiece = 16;        // blocks
+constexpr int64_t kPiecesPerThread = 4;
 constexpr int64_t kFewRows = 2 * kMostRows;    // of x, for which the weight is widened anew by each tile
 constexpr int64_t kChunkRows = 256;            // of x, for which it is widened once
 
@@ -64,20 +66,24 @@ class Product {
     int64_t begin, end;
   };
 
-  // Deals them out: long pieces first, then shorter ones, so that all threads end together.
+  // Deals out pieces that are about equal: wide ones, as rows of the weight then are read in long stretches, and so many
+  // that a thread which comes late or is kept does less.
   class Pieces {
    public:
-    Pieces(int64_t blocks, int64_t threads, int64_t longest) : blocks_(blocks), threads_(threads), longest_(longest) {}
+    Pieces(int64_t blocks, int64_t threads, int64_t longest) : blocks_(blocks) {
+      const int64_t wide = std::clamp<int64_t>(blocks / (kWidePiece * threads), 1, kPiecesPerThread) * threads;
+      count_ = std::max((blocks + longest - 1) / longest, std::min(wide, blocks));
+    }
+    int64_t longest() const { return (blocks_ + count_ - 1) / count_; }
+    // An empty one where none is left.
     Piece take() {
-      int64_t first = next_.load(std::memory_order_relaxed), last;
-      do {
-        last = std::min(blocks_, first + std::clamp<int64_t>((blocks_ - first) / (2 * threads_), 1, longest_));
-      } while (first < blocks_ && !next_.compare_exchange_weak(first, last, std::memory_order_relaxed));
-      return {first, last};
+      const int64_t i = std::min(next_.fetch_add(1, std::memory_order_relaxed), count_);
+      return {blocks_ * i / count_, blocks_ * std::min(i + 1, count_) / count_};
     }
 
    private:
-    const int64_t blocks_, threads_, longest_;
+    const int64_t blocks_;
+    int64_t count_;
     std::atomic<int64_t> next_{0};
   };
 
@@ -86,59 +92,68 @@ class Product {
     const int64_t threads = std::clamp<int64_t>(std::min(bytes / kBytesPerThread, blocks_), 1, thread_count());
     const int64_t block_bytes = x_.count * kColumns * int64_t(sizeof(float));
     const int64_t longest = std::max<int64_t>(kSliceBytes / block_bytes, 1);
-    Pieces pieces(blocks_, threads, longest);
+    Pieces pieces(blocks_, threads, std::max<int64_t>(kSliceBytes / block_bytes, 1));
     parallel_for(0, threads, 1, [&](int64_t, int64_t) {
       Piece piece = pieces.take();
-      if (piece.begin >= blocks_) return;
-      Piece following = pieces.take();
-      fetch(piece, following);
-      const Scratch sums(std::min(longest, blocks_) * block_bytes);
-      while (piece.begin < blocks_) {
-        slice(piece, following, sums.as<Floats>());
-        piece = std::exchange(following, pieces.take());
+      if (piece.begin >= piece.end) return;
+      const Scratch sums(pieces.longest() * block_bytes);
+      Ahead ahead(layer_, x_.strips, piece);
+      fetch_first(ahead);
+      while (piece.begin < piece.end) {
+        slice(piece, pieces, ahead, sums.as<Floats>());
+        if (ahead.is_in(piece)) ahead.enter(pieces.take());
+        piece = ahead.piece();
       }
     });
   }
 
-  // A strip of a block that is read later.
-  struct Later {
-    Next lines{};
-    int64_t block = 0, group = 0, depth = 0;
+  // Where reading ahead has come to: a strip of a block, or the end of a piece.
+  class Ahead {
+   public:
+    Ahead(const Layer& layer, int64_t strips, Piece piece) : layer_(layer), strips_(strips) { enter(piece); }
+    void enter(Piece piece) {
+      piece_ = piece;
+      block_ = piece.begin;
+      strip_ = piece.begin < piece.end ? 0 : strips_;
+      if (!at_end()) span_ = span_of(layer_, 0);
+    }
+    void advance() {
+      if (++block_ < piece_.end) return;
+      block_ = piece_.begin;
+      if (++strip_ < strips_) span_ = span_of(layer_, strip_);
+    }
+    bool at_end() const { return strip_ == strips_; }
+    bool is_in(Piece piece) const { return piece.begin == piece_.begin; }
+    Piece piece() const { return piece_; }
+    int64_t block() const { return block_; }
+    const Span& span() const { return span_; }
+
+   private:
+    const Layer& layer_;
+    const int64_t strips_;
+    Piece piece_;
+    int64_t strip_, block_;
+    Span span_;
   };
 
-  // What comes `by` strips after that of a piece's block; nothing where that has fewer rows.
-  Later later(Piece piece, Piece following, int64_t strip, int64_t block, int64_t by, int64_t depth) const {
-    int64_t width = piece.end - piece.begin, place = strip * width + block - piece.begin + by;
-    if (place >= x_.strips * width) {
-      place -= x_.strips * width;
-      piece = following;
-      width = piece.end - piece.begin;
-    }
-    const Later nothing{{layer_.words, 0}};
-    if (place >= x_.strips * width) return nothing;
-    const Span span = span_of(layer_, place / width);
-    if (span.depth < depth) return nothing;
-    const Strip there = strip_of(span, piece.begin + place % width);
-    return {{there.words, there.stride}, piece.begin + place % width, span.group, span.depth};
-  }
-
-  void fetch_group(const Later& of) const {
-    if (of.depth == 0) return;
+  void fetch_group(const Span& span, int64_t block) const {
     const auto* const scales = static_cast<const char*>(layer_.scales) +
-                               (of.group * layer_.scales_stride + of.block * kColumns) * layer_.scales_kind.bytes;
-    const int64_t bytes = layer_.words_of(of.block) * kNibbles * layer_.scales_kind.bytes;
+                               (span.group * layer_.scales_stride + block * kColumns) * layer_.scales_kind.bytes;
+    const int64_t bytes = layer_.words_of(block) * kNibbles * layer_.scales_kind.bytes;
     for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(scales + byte);
-    if (layer_.zeros) __builtin_prefetch(layer_.zeros + of.group * layer_.zeros_stride + of.block * kLanes);
+    if (layer_.zeros) __builtin_prefetch(layer_.zeros + span.group * layer_.zeros_stride + block * kLanes);
   }
 
-  // Where nothing was read ahead: what a piece begins with.
-  void fetch(Piece piece, Piece following) const {
-    if (x_.strips == 0) return;
-    const int64_t depth = span_of(layer_, 0).depth;
-    for (int64_t by = 0; by * depth < kRowsAhead; ++by) {
-      const Later there = later(piece, following, 0, piece.begin, by, 1);
-      fetch_group(there);
-      for (int64_t k = 0; k < there.depth; ++k) __builtin_prefetch(there.lines.line + k * there.lines.stride, 0, 2);
+  // What a thread begins with, for which there was no reading ahead: some rows of blocks.
+  void fetch_first(Ahead& ahead) const {
+    if (ahead.at_end()) return;
+    const int64_t width = ahead.piece().end - ahead.piece().begin + 1;
+    const int64_t enough = layer_.has_wide_rows() ? kRowsAhead : std::max(kRowsAhead, width * ahead.span().depth);
+    for (int64_t rows = 0; rows < enough && !ahead.at_end(); ahead.advance()) {
+      const Strip there = strip_of(ahead.span(), ahead.block());
+      fetch_group(ahead.span(), ahead.block());
+      for (int64_t k = 0; k < there.depth; ++k) __builtin_prefetch(there.words + k * there.stride, 0, 2);
+      rows += there.depth;
     }
   }
 
@@ -157,19 +172,22 @@ class Product {
   }
 
   // All rows of x and a piece of blocks, while the beginning of the one that follows is fetched.
-  void slice(Piece piece, Piece following, Floats* sums) const {
+  void slice(Piece piece, Pieces& pieces, Ahead& ahead, Floats* sums) const {
     const int64_t blocks = piece.end - piece.begin, row_of_sums = blocks * kNibbles;
     std::fill_n(sums, x_.count * row_of_sums, Floats{});
     for (int64_t strip = 0; strip < x_.strips; ++strip) {
       const Span span = span_of(layer_, strip);
-      const int64_t by = (kRowsAhead + span.depth - 1) / span.depth;
       for (int64_t block = piece.begin; block < piece.end; ++block) {
         const Strip weight = strip_of(span, block);
-        const Later there = later(piece, following, strip, block, by, span.depth);
         Floats scales[kNibbles], less[kNibbles];
         load_group(span.group, block, scales, less);
-        fetch_group(there);
-        Next next = there.lines;
+        Next next{layer_.words, 0};
+        if (ahead.at_end() && ahead.is_in(piece)) ahead.enter(pieces.take());
+        if (!ahead.at_end()) {
+          if (ahead.span().depth >= span.depth) next = {strip_of(ahead.span(), ahead.block()).words, layer_.stride};
+          fetch_group(ahead.span(), ahead.block());
+          ahead.advance();
+        }
         for (int64_t row = 0; row < x_.count; row += x_.rows) {
           Floats* const kept = sums + row * row_of_sums + (block - piece.begin) * kNibbles;
           const Finish to{scales, less, x_.sums(row, strip), x_.strips, kept, row_of_sums};
@@ -211,9 +229,15 @@ class Product {
       const int64_t steps = (span.depth + Tiles::kRowsOfX - 1) / Tiles::kRowsOfX;
       Floats scales[kNibbles], less[kNibbles];
       load_group(span.group, block, scales, less);
+      const Span next = strip + 1 < x_.strips ? span_of(layer_, strip + 1) : Span{span.group, span.begin, 0};
+      const Strip later = strip_of(next, block);
       for (int nibble = 0; nibble < kNibbles; nibble += 2) {
         Tiles::template widen<kNumbers>(weight, nibble, panel);
+        for (int64_t k = nibble / 2; k < later.depth; k += 4) __builtin_prefetch(later.words + k * later.stride, 0, 2);
         for (int64_t row = 0; row < rows; row += x_.rows) {
+          const auto* const x = reinterpret_cast<const char*>(x_.at(first + row, next.begin));
+          const auto* const end = reinterpret_cast<const char*>(x_.at(first + row, next.begin + next.depth));
+          for (const char* line = x + nibble * 32; line < end; line += 256) __builtin_prefetch(line, 0, 2);
           const Finish to{scales, less, x_.sums(first + row, strip), x_.strips, sums + row * kNibbles, kNibbles};
           kTiles[x_.rows_at(first + row) - 1].run_panel(panel, x_.at(first + row, span.begin), steps, nibble, to);
         }
