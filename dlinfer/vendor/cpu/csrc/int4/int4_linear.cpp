@@ -47,7 +47,8 @@ struct Rows {
 };
 
 template <class Tiles, Numbers kNumbers, class T>
-void multiply(const Layer& layer, const Rows& x, void* out) {
+void multiply(Layer layer, const Rows& x, void* out) {
+  if (layer.has_wide_rows()) layer.strip_rows = Tiles::kWideStripRows;
   Inputs<Tiles> inputs(layer, x.count);
   inputs.pack(static_cast<const T*>(x.tensor.const_data_ptr()), x.stride, layer);
   Product<Tiles, kNumbers>(layer, inputs, out, kKind<T>).run();

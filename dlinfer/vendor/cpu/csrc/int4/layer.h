@@ -46,7 +46,7 @@ void narrow_all(const float* from, int64_t count, void* data, int64_t to) {
 template <class T>
 constexpr Kind kKind{sizeof(T), widen_all<T>, narrow_all<T>};
 
-constexpr int64_t kWideRow = 2048;  // bytes of a row of the weight
+constexpr int64_t kWideRow = 2048;  // bytes of a row of the weight, from which on few of them are in a page
 
 struct Layer {
   const uint32_t* words;
@@ -58,15 +58,14 @@ struct Layer {
   int64_t zeros_stride;
   const float* bias;  // or null
   int64_t in, out, group;
+  int64_t strip_rows = kStripRows;
 
   int64_t words_of_a_row() const { return out / kNibbles; }
   int64_t blocks() const { return (words_of_a_row() + kLanes - 1) / kLanes; }
-  // Rows of a strip: of wide rows fewer, as each of them lies in another page.
   bool has_wide_rows() const { return words_of_a_row() * int64_t(sizeof(uint32_t)) >= kWideRow; }
-  int64_t strip_rows() const { return has_wide_rows() ? kStripRows / 2 : kStripRows; }
-  int64_t strips_of_a_group() const { return (group + strip_rows() - 1) / strip_rows(); }
+  int64_t strips_of_a_group() const { return (group + strip_rows - 1) / strip_rows; }
   int64_t strips() const {
-    return in ? ((in - 1) / group) * strips_of_a_group() + ((in - 1) % group) / strip_rows() + 1 : 0;
+    return in ? ((in - 1) / group) * strips_of_a_group() + ((in - 1) % group) / strip_rows + 1 : 0;
   }
   int64_t words_of(int64_t block) const { return std::min<int64_t>(kLanes, words_of_a_row() - block * kLanes); }
 };
@@ -78,8 +77,8 @@ struct Span {
 
 inline Span span_of(const Layer& layer, int64_t strip) {
   const int64_t group = strip / layer.strips_of_a_group();
-  const int64_t begin = group * layer.group + strip % layer.strips_of_a_group() * layer.strip_rows();
-  const int64_t end = std::min({begin + layer.strip_rows(), (group + 1) * layer.group, layer.in});
+  const int64_t begin = group * layer.group + strip % layer.strips_of_a_group() * layer.strip_rows;
+  const int64_t end = std::min({begin + layer.strip_rows, (group + 1) * layer.group, layer.in});
   return {group, begin, end - begin};
 }
 

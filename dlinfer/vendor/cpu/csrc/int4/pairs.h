@@ -36,6 +36,8 @@ inline __m512bh centred_pairs(__m512i words) {
 struct PairTiles {
   using X = uint32_t;
   static constexpr int kRowsOfX = 2;
+  // Rows of a strip where they are wide, each in another page: so few that the processor knows where those pages are.
+  static constexpr int64_t kWideStripRows = kStripRows / 2;
 
   template <int kFirst>
   static __m512i interleaved(__m512i even_row, __m512i odd_row) {

@@ -12,6 +12,7 @@ namespace dlinfer::int4 {
 constexpr int64_t kBytesPerThread = 64 << 10;  // of the weight: below it a thread is done before another has begun
 constexpr int64_t kSliceBytes = 256 << 10;     // of sums: a part of the second-level cache
 constexpr int64_t kRowsAhead = 768;            // of a block: what is prefetched before it is read
+constexpr int64_t kFetchedFirst = 2;      // strips of a block, before a thread begins
 constexpr int64_t kWidePiece = 16;        // blocks
 constexpr int64_t kPiecesPerThread = 4;
 constexpr int64_t kFewRows = 2 * kMostRows;    // of x, for which the weight is widened anew by each tile
@@ -71,7 +72,8 @@ class Product {
   class Pieces {
    public:
     Pieces(int64_t blocks, int64_t threads, int64_t longest) : blocks_(blocks) {
-      const int64_t wide = std::clamp<int64_t>(blocks / (kWidePiece * threads), 1, kPiecesPerThread) * threads;
+      const int64_t each = threads > 1 ? blocks / (kWidePiece * threads) : 1;
+      const int64_t wide = std::clamp<int64_t>(each, 1, kPiecesPerThread) * threads;
       count_ = std::max((blocks + longest - 1) / longest, std::min(wide, blocks));
     }
     int64_t longest() const { return (blocks_ + count_ - 1) / count_; }
@@ -98,9 +100,10 @@ class Product {
       if (piece.begin >= piece.end) return;
       const Scratch sums(pieces.longest() * block_bytes);
       Ahead ahead(layer_, x_.strips, piece);
-      fetch_first(ahead);
+      int64_t missing = distance(piece);
+      for (int64_t i = 0; i < kFetchedFirst && !ahead.at_end(); ++i, --missing) fetch(ahead);
       while (piece.begin < piece.end) {
-        slice(piece, pieces, ahead, sums.as<Floats>());
+        slice(piece, pieces, ahead, missing, sums.as<Floats>());
         if (ahead.is_in(piece)) ahead.enter(pieces.take());
         piece = ahead.piece();
       }
@@ -144,17 +147,18 @@ class Product {
     if (layer_.zeros) __builtin_prefetch(layer_.zeros + span.group * layer_.zeros_stride + block * kLanes);
   }
 
-  // What a thread begins with, for which there was no reading ahead: some rows of blocks.
-  void fetch_first(Ahead& ahead) const {
-    if (ahead.at_end()) return;
-    const int64_t width = ahead.piece().end - ahead.piece().begin + 1;
-    const int64_t enough = layer_.has_wide_rows() ? kRowsAhead : std::max(kRowsAhead, width * ahead.span().depth);
-    for (int64_t rows = 0; rows < enough && !ahead.at_end(); ahead.advance()) {
-      const Strip there = strip_of(ahead.span(), ahead.block());
-      fetch_group(ahead.span(), ahead.block());
-      for (int64_t k = 0; k < there.depth; ++k) __builtin_prefetch(there.words + k * there.stride, 0, 2);
-      rows += there.depth;
-    }
+  void fetch(Ahead& ahead) const {
+    const Strip there = strip_of(ahead.span(), ahead.block());
+    fetch_group(ahead.span(), ahead.block());
+    for (int64_t k = 0; k < there.depth; ++k) __builtin_prefetch(there.words + k * there.stride, 0, 2);
+    ahead.advance();
+  }
+
+  // How many strips of blocks are between what is fetched and what is read. Of narrow rows as many as are side by side,
+  // and one, which the processor's own reading ahead goes well with: measured.
+  int64_t distance(Piece piece) const {
+    const int64_t depth = std::max<int64_t>(span_of(layer_, 0).depth, 1), enough = (kRowsAhead + depth - 1) / depth;
+    return layer_.has_wide_rows() ? enough : std::max(enough, piece.end - piece.begin + 1);
   }
 
   // Scales and 8 less zero points of a block's columns for one group, by nibble.
@@ -172,7 +176,7 @@ class Product {
   }
 
   // All rows of x and a piece of blocks, while the beginning of the one that follows is fetched.
-  void slice(Piece piece, Pieces& pieces, Ahead& ahead, Floats* sums) const {
+  void slice(Piece piece, Pieces& pieces, Ahead& ahead, int64_t& missing, Floats* sums) const {
     const int64_t blocks = piece.end - piece.begin, row_of_sums = blocks * kNibbles;
     std::fill_n(sums, x_.count * row_of_sums, Floats{});
     for (int64_t strip = 0; strip < x_.strips; ++strip) {
@@ -187,6 +191,10 @@ class Product {
           if (ahead.span().depth >= span.depth) next = {strip_of(ahead.span(), ahead.block()).words, layer_.stride};
           fetch_group(ahead.span(), ahead.block());
           ahead.advance();
+        }
+        if (missing > 0 && !ahead.at_end()) {
+          fetch(ahead);
+          --missing;
         }
         for (int64_t row = 0; row < x_.count; row += x_.rows) {
           Floats* const kept = sums + row * row_of_sums + (block - piece.begin) * kNibbles;
