@@ -64,7 +64,7 @@ def reading(words: Tensor, pool: ThreadPoolExecutor) -> Callable[[], None]:
 def measure(
     shape: str, rows: int, chosen: argparse.Namespace, first: dict[str, float], pool: ThreadPoolExecutor
 ) -> dict[str, object]:
-    """The row of the table for a weight of this shape and an x of so many rows. first: seconds by shape, for one row."""
+    """The row of the table for this shape and so many rows of x. first: seconds by shape, for one row."""
     dtype, group = getattr(torch, chosen.dtype), chosen.group
     out_features, in_features = map(int, shape.split("x"))
     one = out_features * in_features // 2

@@ -11,12 +11,16 @@ namespace dlinfer::int4 {
 
 constexpr int64_t kBytesPerThread = 64 << 10;  // of the weight: below it a thread is done before another has begun
 constexpr int64_t kSliceBytes = 256 << 10;     // of sums: a part of the second-level cache
-constexpr int64_t kRowsAhead = 768;            // of a block: what is prefetched before it is read
-constexpr int64_t kFetchedFirst = 2;      // strips of a block, before a thread begins
-constexpr int64_t kWidePiece = 16;        // blocks
+
+// Measured on a Zen 4 (benchmarks/four_bit.py): how far ahead what is read is fetched, of which strips of a block before a
+// thread computes anything, and from which width on pieces are read as fast as memory allows.
+constexpr int64_t kRowsAhead = 768;
+constexpr int64_t kFetchedFirst = 2;
+constexpr int64_t kWidePiece = 16;  // blocks
 constexpr int64_t kPiecesPerThread = 4;
-constexpr int64_t kFewRows = 2 * kMostRows;    // of x, for which the weight is widened anew by each tile
-constexpr int64_t kChunkRows = 256;            // of x, for which it is widened once
+
+constexpr int64_t kFewRows = 2 * kMostRows;  // of x, for which the weight is widened anew by each tile
+constexpr int64_t kChunkRows = 256;          // of x, for which it is widened once
 
 template <class Tiles, Numbers kNumbers, int kRows, int kTileNibbles = tile_nibbles(kRows)>
 void tile(const Strip& strip, const typename Tiles::X* x, Next next, const Finish& to) {
@@ -93,7 +97,6 @@ class Product {
     const int64_t bytes = layer_.in * layer_.words_of_a_row() * int64_t(sizeof(uint32_t));
     const int64_t threads = std::clamp<int64_t>(std::min(bytes / kBytesPerThread, blocks_), 1, thread_count());
     const int64_t block_bytes = x_.count * kColumns * int64_t(sizeof(float));
-    const int64_t longest = std::max<int64_t>(kSliceBytes / block_bytes, 1);
     Pieces pieces(blocks_, threads, std::max<int64_t>(kSliceBytes / block_bytes, 1));
     parallel_for(0, threads, 1, [&](int64_t, int64_t) {
       Piece piece = pieces.take();
