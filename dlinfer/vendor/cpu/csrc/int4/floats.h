@@ -37,6 +37,7 @@ inline Floats centred(Words words, int i) {
 struct FloatTiles {
   using X = float;
   static constexpr int kRowsOfX = 1;  // rows of the weight for which there is one X
+  static constexpr int64_t kFewRows = 2 * kMostRows;  // of x, for which the weight is widened anew by each tile
   static constexpr int64_t kWideStripRows = kStripRows;
 
   // Adds, for m < kRows, the sum over the strip of x[m] * (q - 8) to where it belongs, for the nibbles from `first` on.

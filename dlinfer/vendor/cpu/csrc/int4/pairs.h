@@ -36,6 +36,7 @@ inline __m512bh centred_pairs(__m512i words) {
 struct PairTiles {
   using X = uint32_t;
   static constexpr int kRowsOfX = 2;
+  static constexpr int64_t kFewRows = 6 * kMostRows;  // of x, for which the weight is widened anew by each tile
   // Rows of a strip where they are wide, each in another page: so few that the processor knows where those pages are.
   static constexpr int64_t kWideStripRows = kStripRows / 2;
 

@@ -19,8 +19,7 @@ constexpr int64_t kFetchedFirst = 2;
 constexpr int64_t kWidePiece = 16;  // blocks
 constexpr int64_t kPiecesPerThread = 4;
 
-constexpr int64_t kFewRows = 2 * kMostRows;  // of x, for which the weight is widened anew by each tile
-constexpr int64_t kChunkRows = 256;          // of x, for which it is widened once
+constexpr int64_t kChunkRows = 256;  // of x, for which the weight is widened once
 
 template <class Tiles, Numbers kNumbers, int kRows, int kTileNibbles = tile_nibbles(kRows)>
 void tile(const Strip& strip, const typename Tiles::X* x, Next next, const Finish& to) {
@@ -63,7 +62,7 @@ class Product {
   Product(const Layer& layer, const Inputs<Tiles>& x, void* out, const Kind& kind)
       : layer_(layer), x_(x), out_(out), kind_(kind), blocks_(layer.blocks()) {}
 
-  void run() const { x_.count <= kFewRows ? few() : many(); }
+  void run() const { x_.count <= Tiles::kFewRows ? few() : many(); }
 
  private:
   // Blocks that a thread does in a piece.
