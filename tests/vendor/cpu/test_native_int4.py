@@ -146,28 +146,46 @@ def test_a_part_of_a_larger_weight(rows):
     assert torch.equal(product(x, turned, None, 32), product(x, (qweight, scales, offset), None, 32))
 
 
+@pytest.mark.parametrize("words", [20, 520])  # 520: rows so wide that strips have fewer of them
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_gives_the_same_bits_in_any_company(dtype):
-    # Greedy tokens must not depend on who else is in the batch.
-    x, parts = tensor(0, (200, 400), dtype), weight_of(1, 400, 20, 64)
-    together = product(x, parts, None, 64)
-    for first, rows in ((0, 1), (5, 2), (0, 3), (7, 7), (0, 12), (190, 10), (3, 96), (1, 110)):
+def test_a_row_gives_the_same_bits_in_any_company(dtype, words):
+    # Greedy tokens must not depend on who else is in the batch. Few rows have numbers widened by each tile, more
+    # have them widened once for at most 256 rows.
+    x, parts = tensor(0, (300, 400), dtype), weight_of(1, 400, words, 128)
+    together = product(x, parts, None, 128)
+    for first, rows in ((0, 1), (5, 2), (7, 7), (0, 12), (9, 24), (190, 25), (8, 72), (4, 73), (1, 257)):
         some = slice(first, first + rows)
-        assert torch.equal(product(x[some], parts, None, 64), together[some])
+        assert torch.equal(product(x[some], parts, None, 128), together[some])
 
 
-@pytest.mark.parametrize("rows", [1, 300])
-def test_threads_do_not_change_a_bit(rows):
-    x, parts = tensor(0, (rows, 512), torch.float32), weight_of(1, 512, 300, 64)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("words", "in_features", "group_size"), [(511, 300, 0), (512, 193, 128), (530, 129, 64), (1100, 65, 32)]
+)
+def test_wide_rows(dtype, words, in_features, group_size):
+    for rows in (1, 3, 25):
+        x = tensor(rows, (rows, in_features), dtype)
+        parts = weight_of(1, in_features, words, group_size)
+        assert_close(product(x, parts, None, group_size), x, parts, None, group_size)
+
+
+@pytest.mark.parametrize("rows", [1, 24, 60, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_do_not_change_a_bit(rows, dtype):
+    x, parts = (
+        tensor(0, (rows, 512), dtype),
+        weight_of(1, 512, 700, 64),
+    )  # several pieces for each of two threads
     before = torch.get_num_threads()
     try:
         outs = []
-        for threads in (1, 2, 3, 16):
+        for threads in (1, 2, 3, 5, 16):
             torch.set_num_threads(threads)
             outs.append(product(x, parts, None, 64))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(out, outs[0]) for out in outs)
+    assert_close(outs[0], x, parts, None, 64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
