@@ -32,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
     _add_explain(commands)
     _add_compile(commands)
+    _add_conformance(commands)
     _add_contract(commands)
     _add_preflight(commands)
     _add_quantise(commands)
@@ -67,6 +68,22 @@ def _add_compile(commands: Any) -> None:
     command = commands.add_parser("compile", help=text, description=f"{text.capitalize()}.")
     compile.add_arguments(command)
     command.set_defaults(run=compile.run)
+
+
+def _add_conformance(commands: Any) -> None:
+    from dlinfer.cli import conformance
+
+    text = (
+        "ask a vendor's kernels and engine everything that it claims, and name every claim that does not hold"
+    )
+    command = commands.add_parser(
+        "conformance",
+        help=text,
+        description=f"{text.capitalize()} (docs/conformance.md).",
+        epilog=conformance.EXIT,
+    )
+    conformance.add_arguments(command)
+    command.set_defaults(run=conformance.run)
 
 
 def _add_contract(commands: Any) -> None:
