@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_compile(commands)
     _add_conformance(commands)
     _add_contract(commands)
+    _add_new_vendor(commands)
     _add_preflight(commands)
     _add_quantise(commands)
     _add_toolchain(commands)
@@ -95,6 +96,20 @@ def _add_contract(commands: Any) -> None:
     )
     contract.add_arguments(command)
     command.set_defaults(run=contract.run)
+
+
+def _add_new_vendor(commands: Any) -> None:
+    from dlinfer.cli import new_vendor
+
+    text = "write a package with a vendor to begin with: kernels, a device, an engine, and its conformance"
+    command = commands.add_parser(
+        "new-vendor",
+        help=text,
+        description=f"{text.capitalize()} (docs/device_vendor.md).",
+        epilog=new_vendor.EXIT,
+    )
+    new_vendor.add_arguments(command)
+    command.set_defaults(run=new_vendor.run)
 
 
 def _add_preflight(commands: Any) -> None:

@@ -87,9 +87,14 @@ def _failures(report: Report, console: Console) -> None:
 
 
 def _declined(report: Report, console: Console) -> None:
-    counts = Counter((one.op, one.check, one.detail) for one in report.results if one.state == DECLINED)
-    for (op, check, detail), count in counts.items():
-        console.print(Text("declined ", style="yellow"), Text(f"{count} of {op} {check}: {detail}"), sep="")
+    declined = [one for one in report.results if one.state == DECLINED]
+    by_reason: dict[tuple[str, str], Counter[str]] = {}
+    for one in declined:
+        reason = one.detail.replace(f"dlinfer.{one.op}", "the op")
+        by_reason.setdefault((one.check, reason), Counter())[one.op] += 1
+    for (check, detail), ops in by_reason.items():
+        words = ", ".join(f"{op} {count}" for op, count in ops.items())
+        console.print(Text("declined ", style="yellow"), Text(f"{check}: {detail} ({words})"), sep="")
 
 
 def _verdict(report: Report, console: Console) -> None:
