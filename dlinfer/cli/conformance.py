@@ -74,11 +74,9 @@ def write(report: Report, as_json: Path | None, junit: Path | None, html: Path |
 
 def _check_names(arguments: argparse.Namespace) -> None:
     """Raises ConformanceError for an op or a check that there is not."""
-    from dlinfer.conformance.plan import CHECKS
-    from dlinfer.ops import registry
+    from dlinfer.conformance import plan
 
-    known = {"op": list(registry()), "check": [check.name for check in CHECKS]}
-    for what, names in known.items():
+    for what, names in plan.names().items():
         for given in getattr(arguments, what):
             if given not in names:
                 detail = f"there is no {what} {given!r}. Known: {', '.join(names)}."

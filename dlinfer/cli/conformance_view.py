@@ -53,6 +53,7 @@ def show(report: Report, console: Console | None = None) -> None:
     console.print(_table(report))
     _failures(report, console)
     _declined(report, console)
+    _notes(report, console)
     _verdict(report, console)
 
 
@@ -95,6 +96,12 @@ def _declined(report: Report, console: Console) -> None:
     for (check, detail), ops in by_reason.items():
         words = ", ".join(f"{op} {count}" for op, count in ops.items())
         console.print(Text("declined ", style="yellow"), Text(f"{check}: {detail} ({words})"), sep="")
+
+
+def _notes(report: Report, console: Console) -> None:
+    for one in report.results:
+        if one.state == PASSED and one.detail:
+            console.print(Text("passed, but ", style="yellow"), Text(str(one)), sep="")
 
 
 def _verdict(report: Report, console: Console) -> None:

@@ -34,7 +34,10 @@ def tasks(
     subject: plan.Subject, *, ops: Collection[str] = (), checks: Collection[str] = (), thorough: bool = False
 ) -> list[Task]:
     """Everything that is to be asked, in order; the same in every process."""
-    return list(plan.plan(subject, ops=ops, checks=checks, thorough=thorough))
+    return [
+        *plan.plan(subject, ops=ops, checks=checks, thorough=thorough),
+        *plan.whole_blocks(subject, ops=ops, checks=checks, thorough=thorough),
+    ]
 
 
 def named(task: Task) -> Result:
@@ -63,7 +66,7 @@ def _asked(task: Task) -> tuple[str, str]:
     run = task.run or task.check.run
     try:
         with torch.no_grad(), settings.override(fallback="error"):
-            run(task.case)
+            note = run(task.case)
     except Failed as fault:
         return FAILED, str(fault)
     except Skipped as reason:
@@ -75,7 +78,7 @@ def _asked(task: Task) -> tuple[str, str]:
     except Exception as error:  # noqa: BLE001 - a vendor's code; whatever it raises is what was found
         first = (str(error) or "no message").strip().splitlines()[0]
         return FAILED, f"raises {type(error).__name__}: {first}"
-    return PASSED, ""
+    return PASSED, note or ""
 
 
 def served_none(found_by: Header, results: Iterable[Result]) -> list[Result]:

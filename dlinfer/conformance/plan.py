@@ -5,12 +5,13 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from typing import Any
 
 import torch
 
-from dlinfer.conformance import borders
+from dlinfer.conformance import blocks, borders
 from dlinfer.conformance.case import Case, Subject
-from dlinfer.conformance.checks import graphs, indices, memory, shapes, values
+from dlinfer.conformance.checks import graphs, indices, memory, shapes, values, whole
 from dlinfer.errors import UnknownOpError
 from dlinfer.ops.spec import OpSpec, registry
 from dlinfer.vendor import discovery
@@ -35,7 +36,7 @@ class Check:
     """name: as reports say. quick, thorough: of which samples. eager: of claimed calls of kernels; else of graphs."""
 
     name: str
-    run: Callable[[Case], None]
+    run: Callable[[Any], str | None]
     quick: Of
     thorough: Of
     eager: bool = True
@@ -61,14 +62,22 @@ CHECKS = (
 )
 
 
+WHOLE = (
+    Check("eager", whole.eager, Of.EVERY, Of.EVERY),
+    Check("graph", whole.graph, Of.ONE, Of.EVERY, eager=False),
+    Check("dynamic", whole.dynamic, Of.ONE, Of.EVERY, eager=False),
+)
+"""Of whole blocks, each of which has one sample."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One check of one case; or where ``check`` is None, an op and dtype that the vendor does not claim."""
 
-    case: Case
+    case: Case | whole.Whole
     check: Check | None
     claim: Claim | None = None
-    run: Callable[[Case], None] | None = None
+    run: Callable[[Any], str | None] | None = None
 
 
 def claims_of(subject: Subject) -> Claims:
@@ -106,6 +115,29 @@ def plan(
                 if (check.eager and not claimed) or (not check.eager and not subject.vendor.engines):
                     continue
                 yield from _of_check(subject, op, dtype, check, claim if claimed else None, thorough)
+
+
+def whole_blocks(
+    subject: Subject, *, ops: Collection[str], checks: Collection[str], thorough: bool
+) -> Iterator[Task]:
+    """The blocks: eagerly where the vendor has kernels, compiled where it has an engine."""
+    for block in blocks.BLOCKS:
+        if ops and block.name not in ops:
+            continue
+        for dtype in block.dtypes:
+            for check in WHOLE:
+                if checks and check.name not in checks:
+                    continue
+                if not (subject.vendor.load_kernels if check.eager else subject.vendor.engines):
+                    continue
+                if (check.thorough if thorough else check.quick) is Of.EVERY or dtype is DTYPES[0]:
+                    yield Task(whole.Whole(subject, block, dtype), check)
+
+
+def names() -> dict[str, list[str]]:
+    """What a run can be limited to: "op", ops and blocks; "check"."""
+    checks = dict.fromkeys(check.name for check in (*CHECKS, *WHOLE))
+    return {"op": [*registry(), *(block.name for block in blocks.BLOCKS)], "check": list(checks)}
 
 
 def _of_check(

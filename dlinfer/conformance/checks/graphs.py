@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from dlinfer import settings
-from dlinfer.conformance.case import Case, Skipped
+from dlinfer.conformance.case import Case, Skipped, Subject
 
 
 def graph(case: Case) -> None:
@@ -20,7 +20,7 @@ def dynamic(case: Case, others: list[Case]) -> None:
 
 
 def _calls(case: Case, calls: list[Case], dynamic: bool) -> None:
-    engine = engine_of(case)
+    engine = engine_of(case.subject)
     torch.compiler.reset()
     try:
         run = _compiled(case, engine, dynamic)
@@ -31,9 +31,9 @@ def _calls(case: Case, calls: list[Case], dynamic: bool) -> None:
         torch.compiler.reset()
 
 
-def engine_of(case: Case) -> str:
+def engine_of(subject: Subject) -> str:
     """The vendor's engine, or the one that the settings name. Raises Skipped where it has none."""
-    vendor = case.subject.vendor
+    vendor = subject.vendor
     wanted = settings.current().engine
     if wanted in vendor.engines:
         return wanted
