@@ -44,7 +44,7 @@ ARROWS: dict[str, str] = {
     "graph.lowering graph.direct runtime.artifact",
     "dlinfer.runtime.session": "errors utils graph.seam graph.ir graph.lowering runtime.options "
     "runtime.artifact",
-    "dlinfer.conformance": "dlinfer errors settings utils vendor ops",  # of graphs it knows torch.compile's backend by name
+    "dlinfer.conformance": "dlinfer errors settings utils vendor ops",  # and torch.compile's backend, by name
     "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder
     "dlinfer.framework": "errors",
     "dlinfer.framework.lmdeploy_ext.versions": "",
