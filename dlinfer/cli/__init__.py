@@ -32,7 +32,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
     _add_explain(commands)
     _add_compile(commands)
+    _add_conformance(commands)
     _add_contract(commands)
+    _add_new_vendor(commands)
     _add_preflight(commands)
     _add_quantise(commands)
     _add_toolchain(commands)
@@ -69,6 +71,22 @@ def _add_compile(commands: Any) -> None:
     command.set_defaults(run=compile.run)
 
 
+def _add_conformance(commands: Any) -> None:
+    from dlinfer.cli import conformance
+
+    text = (
+        "ask a vendor's kernels and engine everything that it claims, and name every claim that does not hold"
+    )
+    command = commands.add_parser(
+        "conformance",
+        help=text,
+        description=f"{text.capitalize()} (docs/conformance.md).",
+        epilog=conformance.EXIT,
+    )
+    conformance.add_arguments(command)
+    command.set_defaults(run=conformance.run)
+
+
 def _add_contract(commands: Any) -> None:
     from dlinfer.cli import contract
 
@@ -78,6 +96,20 @@ def _add_contract(commands: Any) -> None:
     )
     contract.add_arguments(command)
     command.set_defaults(run=contract.run)
+
+
+def _add_new_vendor(commands: Any) -> None:
+    from dlinfer.cli import new_vendor
+
+    text = "write a package with a vendor to begin with: kernels, a device, an engine, and its conformance"
+    command = commands.add_parser(
+        "new-vendor",
+        help=text,
+        description=f"{text.capitalize()} (docs/device_vendor.md).",
+        epilog=new_vendor.EXIT,
+    )
+    new_vendor.add_arguments(command)
+    command.set_defaults(run=new_vendor.run)
 
 
 def _add_preflight(commands: Any) -> None:

@@ -6,10 +6,12 @@
 from typing import Any
 
 from dlinfer.vendor.base import KVCacheLayout, Probe, Vendor
+from dlinfer.vendor.claims import Claim
 from dlinfer.vendor.device import Device, DeviceMemory
 from dlinfer.vendor.discovery import activate_default, active, get, names, use
 
 __all__ = [
+    "Claim",
     "Device",
     "DeviceMemory",
     "KVCacheLayout",

@@ -11,10 +11,14 @@ from typing import Any
 from torch import Tensor
 
 from dlinfer.toolchain.recipe import Toolchain
+from dlinfer.vendor.claims import Claims
 from dlinfer.vendor.device import Device
 
 HOST = "cpu"
 """torch's name of the device that is this process's own machine."""
+
+INTERFACE = 1
+"""Version of what is asked of a vendor: one more where a vendor that was written for the last no longer fits."""
 
 Kernel = Callable[..., object]
 Rule = Callable[..., str | None]
@@ -96,6 +100,9 @@ class Vendor:
     default_engine: the engine of graphs on its device where none is named.
     toolchain: gives the recipe of the environment that it needs beside this one, where it needs one.
     is_reference: its kernels are the ops' own bodies, so that a "fallback" to them is none.
+    claims: gives what it says that its kernels serve, for ``dlinfer conformance``. None claims every op that it has a
+        kernel for, in part.
+    interface: the ``INTERFACE`` that it was written for, as a number: another than dlinfer's is refused. 0 is none.
     """
 
     name: str
@@ -112,6 +119,8 @@ class Vendor:
     toolchain: Callable[[], Toolchain] | None = None
     load_device: Callable[[], Device] | None = None
     framework_device: str = ""
+    claims: Callable[[], Claims] | None = None
+    interface: int = 0
 
     def serves(self, device_type: str) -> bool:
         """Whether tensors on ``device_type`` can be this vendor's."""

@@ -28,7 +28,7 @@ from dlinfer.errors import (
     VendorLoadError,
     VendorUnavailableError,
 )
-from dlinfer.vendor.base import HOST, Kernel, Probe, Vendor
+from dlinfer.vendor.base import HOST, INTERFACE, Kernel, Probe, Vendor
 from dlinfer.vendor.device import Device
 
 GROUP = "dlinfer.vendors"
@@ -113,6 +113,12 @@ def _load(entry: EntryPoint) -> Vendor:
         raise _load_error(entry.name, _source(entry), cause) from cause
     if not isinstance(vendor, Vendor) or vendor.name != entry.name:
         detail = f"it gives {vendor!r}, not a Vendor named {entry.name!r}"
+        raise VendorLoadError(vendor=entry.name, source=_source(entry), detail=detail)
+    if vendor.interface not in (0, INTERFACE):
+        detail = (
+            f"it was written for version {vendor.interface} of the interface of vendors, and this dlinfer "
+            f"has version {INTERFACE}: install the release of that package that is for this dlinfer"
+        )
         raise VendorLoadError(vendor=entry.name, source=_source(entry), detail=detail)
     return vendor
 

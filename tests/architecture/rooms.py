@@ -44,6 +44,7 @@ ARROWS: dict[str, str] = {
     "graph.lowering graph.direct runtime.artifact",
     "dlinfer.runtime.session": "errors utils graph.seam graph.ir graph.lowering runtime.options "
     "runtime.artifact",
+    "dlinfer.conformance": "dlinfer errors settings utils vendor ops",  # and torch.compile's backend, by name
     "dlinfer.vendor.*": "errors settings utils toolchain vendor ops graph runtime",  # each vendor's folder
     "dlinfer.framework": "errors",
     "dlinfer.framework.lmdeploy_ext.versions": "",
@@ -84,14 +85,15 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.mindie_ext": "framework.mindie_ext.errors framework.mindie_ext.config "
     "framework.mindie_ext.sampling "
     "framework.mindie_ext.batch framework.mindie_ext.parallel framework.mindie_ext.model framework.mindie_ext.cache",
-    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime vendor.* framework.lmdeploy_ext "
-    "framework.lmdeploy_ext.contract framework.lmdeploy_ext.preflight framework.lmdeploy_ext.quantise",
+    "dlinfer.cli": "dlinfer errors settings toolchain vendor ops graph runtime conformance vendor.* "
+    "framework.lmdeploy_ext framework.lmdeploy_ext.contract framework.lmdeploy_ext.preflight "
+    "framework.lmdeploy_ext.quantise",
     "dlinfer.__main__": "cli",
 }
 ROOMS = tuple(ARROWS)
 # Packages that hold rooms and are none themselves: they say what is in them, and import nothing.
 HALLS = ("dlinfer.graph", "dlinfer.runtime")
-NOUN = ("dlinfer.vendor.base", "dlinfer.vendor.device", "dlinfer.vendor.discovery", "dlinfer.vendor.streams")
+NOUN = tuple(f"dlinfer.vendor.{name}" for name in ("base", "claims", "device", "discovery", "streams"))
 
 # The autoload hook runs in everybody's `import torch`; it reaches the adaptor inside a function only.
 AUTOLOAD = "dlinfer._autoload"
@@ -108,6 +110,7 @@ THIRD_PARTY = {
     "dlinfer.framework.mindie_ext": TORCH | {"numpy", "pydantic", "safetensors", "transformers"},
     "dlinfer.framework.transformers_ext": TORCH | {"transformers"},
     "dlinfer.framework": TORCH | {"packaging"},
+    "dlinfer.conformance": TORCH,
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},
     "dlinfer.vendor.megengine": TORCH | {"numpy"},

@@ -4,8 +4,9 @@ import gc
 
 import pytest
 import torch
-from fake_accel import memory
 from fake_accel.torch_device import NAME
+
+from dlinfer.conformance.stand_in import memory
 
 
 def made(value: torch.Tensor) -> torch.Tensor:
@@ -83,5 +84,5 @@ def test_memory_is_counted_and_ends():
     assert before - memory.free() == 4 << 20
     del view
     assert memory.free() == before
-    with pytest.raises(torch.OutOfMemoryError, match="fake device"):
+    with pytest.raises(torch.OutOfMemoryError, match="stand-in has"):
         torch.empty(memory.TOTAL, device=NAME)

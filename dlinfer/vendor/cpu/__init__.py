@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dlinfer.vendor.base import Kernel, Probe, Vendor
+from dlinfer.vendor.base import INTERFACE, Kernel, Probe, Vendor
+from dlinfer.vendor.claims import Claim, Claims
 from dlinfer.vendor.device import Device
 
 
@@ -18,6 +19,12 @@ def _kernels() -> Mapping[str, Kernel]:
     from dlinfer.vendor.cpu.kernels import KERNELS
 
     return KERNELS
+
+
+def _claims() -> Claims:
+    from dlinfer.ops import registry
+
+    return dict.fromkeys(registry(), Claim())
 
 
 def _engine(name: str) -> Any:
@@ -42,5 +49,7 @@ VENDOR = Vendor(
     default_engine="inductor",
     load_engine=_engine,
     load_device=_device,
+    claims=_claims,
+    interface=INTERFACE,
     priority=10,  # a plugin for the same device is used when it is asked for, or claims more
 )

@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dlinfer.conformance.stand_in import on_host, to_device
 from dlinfer.ops.kv_cache import check_slots
 from dlinfer.vendor.base import Kernel, refuses
-from fake_accel.memory import on_host
-from fake_accel.torch_device import to_device
 from fake_accel.vendor import LAYOUT
 
 calls: Counter[str] = Counter()
@@ -25,7 +24,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def silu_and_mul(x: Tensor) -> Tensor:
     calls["silu_and_mul"] += 1
     gate, up = on_host(x).chunk(2, -1)
-    return to_device(F.silu(gate) * up)
+    return to_device((F.silu(gate) * up).contiguous())
 
 
 @refuses(lambda x, weight, bias: "float64 is not served" if x.dtype is torch.float64 else None)

@@ -1,4 +1,4 @@
-"""The memory of the fake device: blocks of host memory that torch takes for memory of the device.
+"""The memory of the stand-in: blocks of host memory that torch takes for memory of the device.
 
 A tensor of the device is made from one of the host by DLPack, which lets the owner of memory say on which device it
 lies; torch reads its kind "extension device" as PrivateUse1. The other way round gives the host's view of a tensor, for
@@ -59,7 +59,7 @@ def _block(count: int, dtype: torch.dtype) -> Tensor:
     size = max(_FLOOR, count * dtype.itemsize)
     with _lock:
         if size > TOTAL - _allocated:
-            raise torch.OutOfMemoryError(f"the fake device has {free()} bytes left, not {size}")
+            raise torch.OutOfMemoryError(f"the stand-in has {free()} bytes left, not {size}")
         _allocated += size
     block = _Block(size)
     weakref.finalize(block, _give_back, size)

@@ -1,0 +1,83 @@
+"""``dlinfer conformance``: does a vendor do what it claims? Every op, sample and dtype, through every check."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from dlinfer.conformance.errors import ConformanceError
+from dlinfer.conformance.result import Report
+
+BROKEN, NOT_ASKED = 1, 2
+"""Exit status where a claim does not hold, and where the vendor could not be asked."""
+
+EXIT = (
+    "Exit status: 0 when every claim of the vendor holds, 1 when one does not or nothing passed, 2 when it could not "
+    "be asked (it is not installed, cannot run here, or an op or check of that name there is not)."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the subcommand takes."""
+    parser.add_argument("vendor", metavar="VENDOR", help="a vendor's name, as `dlinfer doctor` lists it")
+    parser.add_argument("--thorough", action="store_true", help="every check of every sample, large ones too")
+    parser.add_argument(
+        "--op", action="append", default=[], metavar="OP", help="only this op; may be repeated"
+    )
+    parser.add_argument(
+        "--check", action="append", default=[], metavar="CHECK", help="only this check; likewise"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS", help="for one check (default 600)"
+    )
+    for form, what in (("json", "as JSON"), ("junit", "as JUnit XML"), ("html", "as a page")):
+        parser.add_argument(f"--{form}", type=Path, metavar="FILE", help=f"write the results to FILE {what}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, show, write. Gives the exit status."""
+    from dlinfer.cli import conformance_view
+    from dlinfer.conformance import apart
+
+    try:
+        _check_names(arguments)
+        with conformance_view.progress() as progress:
+            report = apart.run(
+                arguments.vendor,
+                ops=arguments.op,
+                checks=arguments.check,
+                thorough=arguments.thorough,
+                timeout=arguments.timeout,
+                progress=progress,
+            )
+    except ConformanceError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return NOT_ASKED
+    write(report, arguments.json, arguments.junit, arguments.html)
+    conformance_view.show(report)
+    return 0 if report.holds else BROKEN
+
+
+def write(report: Report, as_json: Path | None, junit: Path | None, html: Path | None) -> None:
+    """Write the report to the files that are wanted."""
+    if as_json is not None:
+        as_json.write_text(json.dumps(report.as_dict(), indent=1) + "\n")
+    if junit is not None:
+        from dlinfer.conformance.report import junit as as_junit
+
+        junit.write_text(as_junit.text(report))
+    if html is not None:
+        from dlinfer.conformance.report import html as as_html
+
+        html.write_text(as_html.page(report))
+
+
+def _check_names(arguments: argparse.Namespace) -> None:
+    """Raises ConformanceError for an op or a check that there is not."""
+    from dlinfer.conformance import plan
+
+    for what, names in plan.names().items():
+        for given in getattr(arguments, what):
+            if given not in names:
+                detail = f"there is no {what} {given!r}. Known: {', '.join(names)}."
+                raise ConformanceError(vendor=arguments.vendor, detail=detail)

@@ -1,0 +1,88 @@
+"""``dlinfer new-vendor``: a package of a vendor to begin with, which passes ``dlinfer conformance`` as it is."""
+
+import argparse
+import keyword
+import re
+import sys
+from pathlib import Path
+
+from dlinfer.errors import DlinferError
+from dlinfer.vendor import discovery
+
+TEMPLATE = Path(__file__).parent / "template"
+SUFFIX = ".in"
+PACKAGE = "package"
+"""The template's folder that becomes ``dlinfer_<name>``."""
+
+EXIT = "Exit status: 0 when the package was written, 1 when nothing was."
+
+
+class NewVendorError(DlinferError, ValueError):
+    """A package of a vendor cannot be written."""
+
+    message = "the vendor {name!r} cannot be written: {detail}."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the subcommand takes."""
+    parser.add_argument(
+        "name", metavar="NAME", help="of the vendor and of its device: lower-case letters and digits"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="where dlinfer-NAME is made (default: here)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the package and say what to do next. Gives the exit status."""
+    try:
+        made = write(arguments.name, arguments.folder)
+    except (NewVendorError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(f"wrote {made}\n")
+    sys.stdout.write(f"next: pip install -e {made} && dlinfer conformance {arguments.name}\n")
+    return 0
+
+
+def write(name: str, folder: Path) -> Path:
+    """Write ``folder/dlinfer-<name>``; gives its path. Raises NewVendorError, writing nothing."""
+    check_name(name)
+    made = folder / f"dlinfer-{name}"
+    if made.exists():
+        raise NewVendorError(name=name, detail=f"{made} is there already")
+    for place, text in rendered(name).items():
+        file = made / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return made
+
+
+def rendered(name: str) -> dict[str, str]:
+    """The package's files: path in it -> text."""
+    found = {}
+    for file in sorted(TEMPLATE.rglob(f"*{SUFFIX}")):
+        place = file.relative_to(TEMPLATE).as_posix().removesuffix(SUFFIX)
+        first, slash, rest = place.partition("/")
+        if first == PACKAGE:
+            place = f"dlinfer_{name}{slash}{rest}"
+        found[place] = file.read_text().replace("@NAME@", name)
+    return found
+
+
+def check_name(name: str) -> None:
+    """Raises NewVendorError for a name that torch, Python or an installed vendor would clash with."""
+    if not re.fullmatch(r"[a-z][a-z0-9]{1,30}", name) or keyword.iskeyword(name):
+        raise NewVendorError(
+            name=name, detail="a name is of 2 to 31 lower-case letters and digits, no word of Python"
+        )
+    if name in discovery.names():
+        raise NewVendorError(name=name, detail="an installed package provides a vendor of that name")
+    import torch
+
+    if hasattr(torch, name):
+        raise NewVendorError(name=name, detail=f"its device would hide torch.{name}")

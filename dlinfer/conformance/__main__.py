@@ -1,0 +1,36 @@
+"""The child process of ``apart``: ``python -m dlinfer.conformance DESCRIPTOR REQUEST`` writes JSON lines there."""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from dlinfer.conformance import here, plan
+from dlinfer.errors import DlinferError
+
+
+def main(descriptor: int, request: dict[str, Any]) -> int:
+    """Make the checks from number ``skip`` on; say of each that it begins, and what it found."""
+    with os.fdopen(descriptor, "w", buffering=1) as out:
+
+        def say(**line: Any) -> None:
+            out.write(json.dumps(line) + "\n")
+
+        try:
+            subject = plan.subject_of(request["vendor"])
+            wanted = {name: request[name] for name in ("ops", "checks", "thorough")}
+            tasks = here.tasks(subject, **wanted)
+        except DlinferError as error:
+            say(refused=str(error))
+            return 1
+        say(total=len(tasks), header=asdict(here.header(subject, thorough=request["thorough"])))
+        for task in tasks[request["skip"] :]:
+            say(begins=asdict(here.named(task)))
+            say(result=asdict(here.result(task)))
+        say(done=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), json.loads(sys.argv[2])))

@@ -1,0 +1,136 @@
+"""Whole blocks of decoders: what engines meet, several ops together, prefill and then two steps of decoding.
+
+Each is a function of its inputs, weights and caches. Ops are called as frameworks call them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer import ops
+from dlinfer.ops.samples import SampleMaker
+from dlinfer.utils.type_annotation import MoeMetadata
+from dlinfer.vendor.claims import DTYPES
+
+HIDDEN, HEADS, KV_HEADS, SIZE, WIDE, EXPERTS, TOP, VOCABULARY = 32, 4, 2, 16, 48, 4, 2, 64
+LENGTHS = (5, 9, 1)
+"""Tokens of each prompt."""
+
+Weights = dict[str, Tensor]
+Step = dict[str, Any]
+Block = Callable[[Tensor, Weights, Step], Tensor]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A block. dtypes: in which it is run; where an expert is chosen, rounding chooses another, so float32 alone."""
+
+    name: str
+    run: Block
+    dtypes: tuple[torch.dtype, ...] = DTYPES
+    takes_tokens: bool = False
+
+
+def mlp(x: Tensor, w: Weights, step: Step) -> Tensor:
+    """A gated MLP behind its norm."""
+    gated = ops.silu_and_mul(ops.linear(ops.rms_norm(x, w["norm"], 1e-6), w["gate_up"], None, False))
+    return x + ops.linear(gated, w["down"], None, False)
+
+
+def attention(x: Tensor, w: Weights, step: Step) -> Tensor:
+    """Attention over the paged cache, which it writes."""
+    h, lengths, ends = ops.rms_norm(x, w["norm"], 1e-6), step["lengths"], step["ends"]
+    qkv = ops.linear(h, w["qkv"], w["bias"], False).view(-1, HEADS + 2 * KV_HEADS, SIZE)
+    q, k, v = qkv.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+    q, k = ops.apply_rotary_pos_emb(q, k, step["cos"], step["sin"], None, None)
+    caches = ops.fill_kv_cache(k, v, step["k_cache"], step["v_cache"], step["slots"], [], [], quant_bits=0)
+    heads = HEADS, KV_HEADS
+    if step["decoding"]:
+        pages = step["table"], step["block"]
+        out = ops.paged_decode_attention(q, *caches, *pages, ends, lengths, step["longest"], *heads)
+    else:
+        out = ops.prefill_attention(
+            q, k, v, *caches, lengths, lengths, step["longest"], *heads, actual_seq_lengths_cpu=ends
+        )
+    return x + ops.linear(out.flatten(1), w["out"], None, False)
+
+
+def moe(x: Tensor, w: Weights, step: Step) -> Tensor:
+    """Experts behind their norm and router."""
+    h = ops.rms_norm(x, w["norm"], 1e-6)
+    weights, ids = ops.moe_gating_topk_softmax(ops.linear(h, w["router"], None, False), TOP, MoeMetadata())
+    return x + ops.fused_moe(h, w["experts_up"], w["experts_down"], weights, ids, TOP, True, MoeMetadata())
+
+
+def model(tokens: Tensor, w: Weights, step: Step) -> Tensor:
+    """A decoder of two layers: tokens -> logits."""
+    x = w["embedding"][tokens]
+    x = mlp(attention(x, w, step), w, step)
+    return ops.linear(ops.rms_norm(moe(x, w, step), w["norm"], 1e-6), w["embedding"], None, False)
+
+
+BLOCKS = (
+    Blocks("block_mlp", mlp),
+    Blocks("block_attention", attention),
+    Blocks("block_moe", moe, DTYPES[:1]),
+    Blocks("block_model", model, DTYPES[:1], takes_tokens=True),
+)
+
+
+def weights(make: SampleMaker) -> Weights:
+    """Weights of all blocks, scaled so that what passes through stays about as large."""
+    shapes = {
+        "qkv": ((HEADS + 2 * KV_HEADS) * SIZE, HIDDEN),
+        "out": (HIDDEN, HEADS * SIZE),
+        "gate_up": (2 * WIDE, HIDDEN),
+        "down": (HIDDEN, WIDE),
+        "router": (EXPERTS, HIDDEN),
+        "experts_up": (EXPERTS, 2 * WIDE, HIDDEN),
+        "experts_down": (EXPERTS, HIDDEN, WIDE),
+        "embedding": (VOCABULARY, HIDDEN),
+    }
+    made = {name: make.tensor(*shape, scale=shape[-1] ** -0.5) for name, shape in shapes.items()}
+    ones = torch.ones(HIDDEN, dtype=make.dtype, device=make.device)
+    return made | {"norm": ones, "bias": make.tensor((HEADS + 2 * KV_HEADS) * SIZE, scale=0.1)}
+
+
+def steps(make: SampleMaker, takes_tokens: bool) -> Iterator[tuple[Tensor, Step]]:
+    """(input, step) of prefill and of two steps of decoding; the caches are the same tensors in each."""
+    block = make.layout.block_size or 8
+    most = -(-(max(LENGTHS) + 2) // block)
+    blocks = most * len(LENGTHS) + 1
+    caches = [
+        torch.zeros(make.layout.shape(blocks, block, KV_HEADS, SIZE), dtype=make.dtype, device=make.device)
+        for _ in range(2)
+    ]
+    order = torch.randperm(blocks, generator=make.generator)[: most * len(LENGTHS)]
+    table = order.view(len(LENGTHS), most)
+    for new, history in ((LENGTHS, (0,) * len(LENGTHS)), *(((1,) * len(LENGTHS), _more(n)) for n in (0, 1))):
+        positions = torch.cat([torch.arange(h, h + n) for n, h in zip(new, history, strict=True)])
+        rows = torch.cat([torch.full((n,), row) for row, n in enumerate(new)])
+        slots = table[rows, positions // block] * block + positions % block
+        angles = positions[:, None] * 0.5 ** torch.arange(SIZE // 2)
+        angles = torch.cat([angles, angles], dim=-1)
+        lengths = torch.tensor([n + h for n, h in zip(new, history, strict=True)])
+        made = {
+            "decoding": history[0] > 0,
+            "lengths": lengths,
+            "ends": torch.tensor(new).cumsum(0),
+            "longest": int(lengths.max()),
+            "block": block,
+            "table": table.to(make.device),
+            "slots": slots.to(make.device),
+            "cos": angles.cos().to(make.dtype).to(make.device),
+            "sin": angles.sin().to(make.dtype).to(make.device),
+            "k_cache": caches[0],
+            "v_cache": caches[1],
+        }
+        given = make.integers(0, VOCABULARY, len(rows)) if takes_tokens else make.tensor(len(rows), HIDDEN)
+        yield given, made
+
+
+def _more(steps_before: int) -> tuple[int, ...]:
+    return tuple(length + steps_before for length in LENGTHS)

@@ -1,0 +1,106 @@
+"""Samples beyond the ops' own: at sizes where float32 counters and short buffers end.
+
+They are large, so only the check ``values`` takes them, and those over 2**24 only in a thorough run.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.samples import SampleMaker
+
+LONG = 1 << 17
+"""Tokens of a long context."""
+
+COUNT = 1 << 24
+"""Above it float32 has no odd numbers."""
+
+LARGE = "over 2**24"
+"""How the names of samples begin that a quick run leaves out."""
+
+_BLOCK = 16
+
+
+def names(op: str) -> list[str]:
+    """The border samples of an op; most have none."""
+    return list(_MAKERS.get(op, {}))
+
+
+def arguments(op: str, name: str, make: SampleMaker) -> tuple[Any, ...]:
+    """The torch op's arguments of one of them."""
+    return _MAKERS[op][name](make)
+
+
+def _long_pages(make: SampleMaker) -> tuple[Tensor, Tensor, Tensor]:
+    """(k_cache, v_cache, block_offsets) of one sequence of ``LONG`` tokens, its blocks in random order."""
+    blocks = LONG // _BLOCK
+    caches = (make.cache(blocks, _BLOCK, 1, 16), make.cache(blocks, _BLOCK, 1, 16))
+    return *caches, make.permutation(blocks)[None]
+
+
+def _zeros(make: SampleMaker, blocks: int, size: int) -> Tensor:
+    return torch.zeros(make.layout.shape(blocks, _BLOCK, 1, size), dtype=make.dtype, device=make.device)
+
+
+def _long_decode(make: SampleMaker) -> tuple[Any, ...]:
+    lengths, out = torch.tensor([LONG - 1]), make.tensor(1, 2, 16)
+    rest = (_BLOCK, lengths, LONG - 1, 2, 1, out, 0.25, -1, 0.0, None, None)
+    return make.tensor(1, 2, 16), *_long_pages(make), *rest
+
+
+def _far_decode(make: SampleMaker) -> tuple[Any, ...]:
+    """The sequence's two blocks lie behind 2**24 slots of others."""
+    blocks, size = COUNT // _BLOCK + 3, 2
+    caches = [_zeros(make, blocks, size) for _ in range(2)]
+    for cache in caches:
+        make.layout.canonical(cache)[-2:] = make.tensor(2, _BLOCK, 1, size)
+    table = torch.tensor([[blocks - 1, blocks - 2]], device=make.device)
+    rest = (_BLOCK, torch.tensor([29]), 29, 2, 1, make.tensor(1, 2, size), 0.7, -1, 0.0, None, None)
+    return make.tensor(1, 2, size), *caches, table, *rest
+
+
+def _long_prefill(make: SampleMaker) -> tuple[Any, ...]:
+    ends, lengths, out = torch.tensor([2]), torch.tensor([LONG]), make.tensor(2, 2, 16)
+    rest = (_BLOCK, ends, lengths, 2, LONG, 2, 1, out, 0.25, True, -1, -1, 0.0, None, None)
+    return make.tensor(2, 2, 16), *_long_pages(make), *rest
+
+
+def _long_fill(make: SampleMaker) -> tuple[Any, ...]:
+    blocks = LONG // _BLOCK
+    slots = torch.tensor([LONG - 1, 0, LONG - 17], device=make.device)
+    return make.tensor(3, 1, 8), make.tensor(3, 1, 8), _zeros(make, blocks, 8), _zeros(make, blocks, 8), slots
+
+
+def _far_fill(make: SampleMaker) -> tuple[Any, ...]:
+    caches = [_zeros(make, COUNT // _BLOCK + 2, 1) for _ in range(2)]
+    slots = torch.tensor([COUNT + 1, COUNT + 3, 7, COUNT - 1], device=make.device)
+    return make.tensor(4, 1, 1), make.tensor(4, 1, 1), *caches, slots
+
+
+def _rows(make: SampleMaker, size: int, count: int = 1) -> list[Tensor]:
+    """Rows with more than 2**24 elements, few of which differ: what is counted is where they lie."""
+    rows = COUNT // size + 3
+    pattern = make.tensor(count, 1021, size)
+    return [one.repeat(-(-rows // 1021), 1)[:rows] for one in pattern]
+
+
+_MAKERS: dict[str, dict[str, Callable[[SampleMaker], tuple[Any, ...]]]] = {
+    "paged_decode_attention": {
+        "128k positions": _long_decode,
+        f"{LARGE} slots in the cache": _far_decode,
+    },
+    "paged_prefill_attention": {"128k positions": _long_prefill},
+    "fill_kv_cache": {"128k positions": _long_fill, f"{LARGE} slots in the cache": _far_fill},
+    "rms_norm": {
+        "128k tokens": lambda make: (make.tensor(LONG, 8), make.tensor(8), 1e-6),
+        f"{LARGE} elements": lambda make: (*_rows(make, 8), make.tensor(8), 1e-6),
+    },
+    "silu_and_mul": {
+        "128k tokens": lambda make: (make.tensor(LONG, 16),),
+        f"{LARGE} elements": lambda make: tuple(_rows(make, 8)),
+    },
+    "silu_mul": {f"{LARGE} elements": lambda make: tuple(_rows(make, 8, 2))},
+    "add_rms_norm": {f"{LARGE} elements": lambda make: (*_rows(make, 8, 2), make.tensor(8), 1e-6)},
+}

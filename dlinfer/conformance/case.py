@@ -1,0 +1,148 @@
+"""One call that checks make: an op's sample, in a dtype, on the device of the vendor that is being asked."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dlinfer.conformance import borders, oracle
+from dlinfer.errors import FallbackError, GraphFallbackError
+from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.spec import OpSpec
+from dlinfer.vendor.base import HOST, KVCacheLayout, Vendor
+
+CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
+"""Arguments that ops write, and that lie as the vendor lays caches out."""
+
+DECLINES = (FallbackError, GraphFallbackError)
+"""What is raised, under the policy ``error``, where a kernel or an engine does not take a call."""
+
+
+class Failed(Exception):
+    """A check found a fault; the text says which."""
+
+
+class Skipped(Exception):
+    """A check does not apply to a case; the text says why."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Who is asked: an active vendor, and the type of the device on which its samples lie."""
+
+    vendor: Vendor
+    device: str
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the vendor's tensors lie in the host's memory."""
+        return self.device == HOST
+
+    def maker(self, dtype: torch.dtype, *, on_host: bool = False, seed: int = 0) -> SampleMaker:
+        """Makes samples as the vendor, or as the oracle, takes them: the same numbers on any device, in any layout."""
+        layout = KVCacheLayout() if on_host and not self.on_host else self.vendor.kv_cache_layout
+        return SampleMaker(dtype, HOST if on_host else self.device, layout, seed)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sample of an op in one dtype. aliased: its arguments share memory; border: it is one of ``borders``; seed:
+    of its numbers."""
+
+    subject: Subject
+    op: OpSpec
+    dtype: torch.dtype
+    sample: str
+    aliased: bool = False
+    border: bool = False
+    seed: int = 0
+
+    def fresh(self) -> list[Any]:
+        """The call's arguments, made anew."""
+        return self._made(self.subject.maker(self.dtype, seed=self.seed))
+
+    def _made(self, make: SampleMaker) -> list[Any]:
+        if self.border:
+            return list(borders.arguments(self.op.name, self.sample, make))
+        return list(next(one.args for one in self.op.sample_inputs(make) if one.name == self.sample))
+
+    def expected(self, args: list[Any] | None = None) -> list[Tensor]:
+        """What the call is to give, on the host; of other arguments, which lie on the host, where they are given."""
+        if args is None:
+            args = self.for_oracle()
+        return oracle.expected(self.op, args)
+
+    def for_oracle(self) -> list[Any]:
+        """The call's arguments as the reference takes them on the host."""
+        return self._made(self.subject.maker(self.dtype, on_host=True, seed=self.seed))
+
+    def call(self, args: list[Any]) -> Any:
+        """Call the op as the framework does, through torch's dispatcher."""
+        return self.op.overload(*args)
+
+    def results(self, args: list[Any], returned: Any) -> list[Tensor]:
+        """What a call has produced, on the host, caches in the order of the oracle's."""
+        found = [one.cpu() for one in oracle.results(self.op, args, returned)]
+        if self.subject.on_host:
+            return found
+        layout = self.subject.vendor.kv_cache_layout
+        fresh = len(found) - len(self.op.mutates)
+        for place, name in enumerate(self.op.mutates, fresh):
+            if name in CACHES and found[place].dim() == 4:
+                found[place] = layout.canonical(found[place])
+        return found
+
+    def compare(self, args: list[Any], returned: Any, want: list[Tensor]) -> None:
+        """Raise Failed where a call has not given what it is to give."""
+        try:
+            oracle.assert_close(self.results(args, returned), want, self.op.tolerances[self.dtype])
+        except AssertionError as error:
+            raise Failed(" ".join(str(error).split())) from error
+
+    def named(self, args: list[Any]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors among arguments, with the parameters that they stand for."""
+        for name, arg in zip(self.op.parameters, args, strict=False):
+            for leaf in pytree.tree_leaves(arg):
+                if isinstance(leaf, Tensor):
+                    yield name, leaf
+
+
+def mapped(function: Any, value: Any) -> Any:
+    """A value with ``function`` of its tensors in place of them; lists are walked into."""
+    if isinstance(value, list | tuple):
+        return [mapped(function, one) for one in value]
+    return function(value) if isinstance(value, Tensor) else value
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """A tensor's bits as integers on the host, in memory of their own: NaN equals NaN."""
+    host = tensor.detach().cpu().contiguous().clone()
+    return host if host.dtype is torch.bool else host.view(_BITS[host.itemsize])
+
+
+def poison(dtype: torch.dtype) -> float | int | bool:
+    """What no kernel may read: NaN, or an integer that is far outside of everything."""
+    if dtype is torch.bool:
+        return True
+    if dtype.is_floating_point:
+        return float("nan")
+    return 2**30 if dtype.itemsize >= 4 else torch.iinfo(dtype).max
+
+
+def dirty_memory(like: list[Tensor]) -> None:
+    """Leave NaN in memory that the allocator gives next, so that a result that is not written is not zero by luck."""
+    held = [
+        torch.full(one.shape, poison(one.dtype), dtype=one.dtype, device=one.device)
+        for one in like
+        for _ in range(4)
+        if one.dtype.itemsize > 1
+    ]
+    del held
+    gc.collect(0)

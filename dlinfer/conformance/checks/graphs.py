@@ -1,0 +1,50 @@
+"""Graph mode: the op under ``torch.compile(backend="dlinfer")``, by the vendor's default engine."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dlinfer import settings
+from dlinfer.conformance.case import Case, Skipped, Subject
+
+
+def graph(case: Case) -> None:
+    """Compiled with sizes as they are, and called twice, on new arguments each time."""
+    _calls(case, [case, case], dynamic=False)
+
+
+def dynamic(case: Case, others: list[Case]) -> None:
+    """Compiled with sizes as symbols: one function, called with samples of several sizes."""
+    _calls(case, [case, *others, case], dynamic=True)
+
+
+def _calls(case: Case, calls: list[Case], dynamic: bool) -> None:
+    engine = engine_of(case.subject)
+    torch.compiler.reset()
+    try:
+        run = _compiled(case, engine, dynamic)
+        for one in calls:
+            args = one.fresh()
+            one.compare(args, run(*args), one.expected())
+    finally:
+        torch.compiler.reset()
+
+
+def engine_of(subject: Subject) -> str:
+    """The vendor's engine, or the one that the settings name. Raises Skipped where it has none."""
+    vendor = subject.vendor
+    wanted = settings.current().engine
+    if wanted in vendor.engines:
+        return wanted
+    if not vendor.engines:
+        raise Skipped("the vendor brings no graph engine")
+    return vendor.default_engine or vendor.engines[0]
+
+
+def _compiled(case: Case, engine: str, dynamic: bool) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return case.op.overload(*args)
+
+    options: Any = {"engine": engine, "small_regions": "engine"}
+    return torch.compile(call, backend="dlinfer", fullgraph=True, dynamic=dynamic, options=options)

@@ -1,0 +1,65 @@
+"""Indices out of range: refused by name, before anything is written."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.conformance.case import Case, Failed, Skipped, bits
+from dlinfer.errors import OpArgumentError
+
+
+def _slots_of_cache(case: Case, args: dict[str, Any]) -> int:
+    layout = case.subject.vendor.kv_cache_layout
+    return layout.canonical(args["k_cache"])[:, :, 0, 0].numel()
+
+
+def _states(case: Case, args: dict[str, Any]) -> int:
+    name = "conv_state" if "conv_state" in args else "recurrent_state"
+    return args[name].shape[0]
+
+
+# Parameter -> the first number that is out of range. Only ops whose docstring promises a refusal are asked.
+_FIRST_OUTSIDE: dict[str, dict[str, Callable[[Case, dict[str, Any]], int]]] = {
+    "fill_kv_cache": {"kv_start_indices": _slots_of_cache},
+    "fill_quantised_kv_cache": {"kv_start_indices": _slots_of_cache},
+    "causal_conv1d": {"state_ids": _states, "q_ends": lambda case, args: args["out"].shape[0] + 1},
+    "gated_delta_rule": {"state_ids": _states, "q_ends": lambda case, args: args["out"].shape[0] + 1},
+    "lora_linear": {"adapter_ids": lambda case, args: _length(args)},
+}
+
+
+def _length(args: dict[str, Any]) -> int:
+    return next(one for name, one in args.items() if "start" in name).shape[0]
+
+
+def _bad(case: Case) -> Iterator[tuple[str, list[Any], int]]:
+    for name, first in _FIRST_OUTSIDE.get(case.op.name, {}).items():
+        for beyond in (0, 1, 2**20):
+            args = case.fresh()
+            given = dict(zip(case.op.parameters, args, strict=True))
+            indices: Tensor = given[name]
+            if indices.numel():
+                indices[-1] = first(case, given) + beyond
+                yield name, args, int(indices[-1])
+
+
+def indices(case: Case) -> None:
+    """An index behind the end is refused with OpArgumentError, and what the call would have written stays."""
+    asked = False
+    for name, args, number in _bad(case):
+        asked = True
+        written = [(one, args[case.op.parameters.index(one)]) for one in case.op.mutates]
+        before = [bits(tensor) for _, tensor in written]
+        try:
+            case.call(args)
+        except OpArgumentError:
+            pass
+        else:
+            raise Failed(f"takes {number} in {name}, which is out of range")
+        for (parameter, tensor), was in zip(written, before, strict=True):
+            if not torch.equal(bits(tensor), was):
+                raise Failed(f"refuses {number} in {name} after it has written {parameter}")
+    if not asked:
+        raise Skipped("the op promises no refusal of an index, or the sample has none")

@@ -1,0 +1,143 @@
+"""What a call reads and writes: its arguments and nothing beside them; and what it keeps."""
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.conformance import oracle
+from dlinfer.conformance.case import Case, Failed, Skipped, bits, mapped, poison
+
+GAP = 3
+"""Elements between the rows of a view, and around it."""
+
+ROUNDS, CALLS = 4, 60
+LEAKED_BYTES = 48 << 10
+"""What a round of calls may add to the process's memory: an allocator takes pages at a time, and keeps them."""
+
+
+def aliasing(case: Case) -> None:
+    """Results are new tensors: none shares memory with an argument, nor with another result."""
+    args = case.fresh()
+    returned = case.call(args)
+    produced = oracle.results(case.op, args, returned)
+    fresh = [one for one in produced[: len(produced) - len(case.op.mutates)] if one.numel()]
+    taken = {one.untyped_storage().data_ptr(): name for name, one in case.named(args) if one.numel()}
+    for number, one in enumerate(fresh):
+        place = one.untyped_storage().data_ptr()
+        if place in taken:
+            raise Failed(f"result {number} shares memory with {taken[place]}")
+        taken[place] = f"result {number}"
+
+
+def mutation(case: Case) -> None:
+    """Only the arguments that the schema names are written."""
+    if case.aliased:
+        raise Skipped("an input shares memory with an output")
+    args = case.fresh()
+    before = [(name, tensor, bits(tensor)) for name, tensor in case.named(args)]
+    case.call(args)
+    for name, tensor, was in before:
+        if name not in case.op.mutates and not torch.equal(bits(tensor), was):
+            raise Failed(f"writes {name}, which the schema does not say")
+
+
+def views(case: Case) -> None:
+    """Arguments that are views with NaN, or huge integers, around them: nothing there is read, nor written."""
+    if case.aliased:
+        raise Skipped("its arguments share memory")
+    around: list[tuple[Tensor, Tensor]] = []
+
+    def placed(tensor: Tensor) -> Tensor:
+        if tensor.dim() == 0 or tensor.numel() == 0:
+            return tensor
+        whole, view = _inside(tensor)
+        around.append((whole, view))
+        return view
+
+    args = mapped(placed, case.fresh())
+    outside = [(whole, _outside(whole, view), bits(whole)) for whole, view in around]
+    returned = case.call(args)
+    case.compare(args, returned, case.expected())
+    for whole, mask, was in outside:
+        if not torch.equal(bits(whole)[mask], was[mask]):
+            raise Failed("writes beside a view that it was given")
+
+
+def _inside(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """(memory full of poison, a view of it with the tensor's elements). Elements of a row stay neighbours."""
+    *rows, size = tensor.shape
+    if rows:
+        rows[0] += 2
+    shape = (*rows, size + 2 * GAP)
+    whole = torch.full(shape, poison(tensor.dtype), dtype=tensor.dtype, device=tensor.device)
+    view = whole[..., GAP : GAP + size]
+    if rows:
+        view = view[1:-1]
+    view.copy_(tensor)
+    return whole, view
+
+
+def _outside(whole: Tensor, view: Tensor) -> Tensor:
+    """Which elements of the memory are not the view's; on the host."""
+    mask = torch.ones(whole.shape, dtype=torch.bool)
+    mask.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(False)
+    return mask
+
+
+def leaks(case: Case) -> None:
+    """Repeated calls keep nothing: neither Python's blocks nor the process's or the device's memory grow each time."""
+    args = case.fresh()
+    for _ in range(CALLS):  # what is made once is made now
+        case.call(args)
+    names = ("blocks of Python's", "bytes of the process", "bytes of the device")
+    allowed = (CALLS // 2, LEAKED_BYTES, CALLS - 1)
+    gc.collect()
+    gc.freeze()  # what torch holds need not be looked through at each count
+    try:
+        grown = _least_growth(lambda: _held(case), lambda: _repeat(case, args))
+    finally:
+        gc.unfreeze()
+    for name, most, growth in zip(names, allowed, grown, strict=True):
+        if growth > most:
+            raise Failed(f"each {CALLS} calls keep {growth} {name} more")
+
+
+def _repeat(case: Case, args: list[Any]) -> None:
+    for _ in range(CALLS):
+        case.call(args)
+
+
+def _held(case: Case) -> tuple[int, int, int]:
+    gc.collect()
+    device = 0
+    if case.subject.vendor.load_device is not None and not case.subject.on_host:
+        from dlinfer.vendor import discovery
+
+        device = -discovery.device_of(case.subject.vendor).memory().available
+    return sys.getallocatedblocks(), _resident(), device
+
+
+def _resident() -> int:
+    """Bytes of anonymous memory, swapped out or not; 0 where the system does not say."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    lines = (line.split() for line in status.read_text().splitlines())
+    return sum(int(words[1]) for words in lines if words[0] in ("RssAnon:", "RssShmem:", "VmSwap:")) * 1024
+
+
+def _least_growth(held: Callable[[], tuple[int, ...]], work: Callable[[], None]) -> list[int]:
+    """How much each number grows over ``work``, in the round in which it grows least: what leaks does so in each."""
+    grown = []
+    before = held()
+    for _ in range(ROUNDS):
+        work()
+        after = held()
+        grown.append([now - then for now, then in zip(after, before, strict=True)])
+        before = after
+    return [min(each) for each in zip(*grown, strict=True)]

@@ -1,0 +1,106 @@
+"""How results lie: as the schema says and as the fake function says, however the arguments lie."""
+
+from typing import Any
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from dlinfer.conformance.case import Case, Failed, mapped
+
+
+def schema(case: Case) -> None:
+    """What is returned is what the schema says: so many results, each a tensor of the device."""
+    args = case.fresh()
+    returned = case.call(args)
+    returns = case.op.overload._schema.returns
+    found = _listed(returned)
+    is_list = [str(one.type) for one in returns] == ["List[Tensor]"]
+    if len(found) != len(returns) and not is_list:
+        raise Failed(f"returns {len(found)} results where the schema has {len(returns)}")
+    for number, one in enumerate(found):
+        if not isinstance(one, Tensor):
+            raise Failed(f"result {number} is {type(one).__name__}, not a tensor")
+        if one.device.type != case.subject.device:
+            raise Failed(f"result {number} lies on {one.device}, not on {case.subject.device}")
+
+
+def fake(case: Case) -> None:
+    """Real results have the shapes, dtypes and strides that the fake function tells compilers."""
+    expected = _by_fakes(case, case.fresh())
+    found = _described(case.call(case.fresh()))
+    if found != expected:
+        raise Failed(f"gives {_text(found)} where the fake function says {_text(expected)}")
+
+
+def turned(case: Case) -> None:
+    """Inputs whose dimensions lie in reverse order give the same results, which lie as the fake says."""
+    args = _turned(case, case.fresh())
+    returned = case.call(args)
+    expected = _by_fakes(case, _turned(case, case.fresh()))
+    found = _described(returned)
+    if found != expected:
+        raise Failed(f"gives {_text(found)} where the fake function says {_text(expected)}")
+    case.compare(args, returned, case.expected())
+
+
+def _turned(case: Case, args: list[Any]) -> list[Any]:
+    if case.aliased:
+        return args
+    return [
+        arg if name in case.op.mutates else mapped(_reversed, arg)
+        for name, arg in zip(case.op.parameters, args, strict=True)
+    ]
+
+
+def _reversed(tensor: Tensor) -> Tensor:
+    backwards = tuple(reversed(range(tensor.dim())))
+    return tensor.permute(backwards).contiguous().permute(backwards)
+
+
+def _by_fakes(case: Case, args: list[Any]) -> list[tuple]:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = pytree.tree_map_only(Tensor, mode.from_tensor, args)
+        return _described(case.op.overload(*fakes))
+
+
+def _listed(returned: Any) -> list[Any]:
+    if returned is None:
+        return []
+    return list(returned) if isinstance(returned, list | tuple) else [returned]
+
+
+def _described(returned: Any) -> list[tuple]:
+    """(shape, dtype, strides where there is more than one element, type of device) of each result."""
+    return [
+        (
+            tuple(one.shape),
+            one.dtype,
+            tuple(step for size, step in zip(one.shape, one.stride(), strict=True) if size > 1)
+            if one.numel()
+            else (),
+            one.device.type,
+        )
+        for one in _listed(returned)
+    ]
+
+
+def _text(described: list[tuple]) -> str:
+    parts = [
+        f"{str(dtype).removeprefix('torch.')}{list(shape)} strides {strides} on {device}"
+        for shape, dtype, strides, device in described
+    ]
+    return "; ".join(parts) or "nothing"
+
+
+def symbolic(case: Case) -> None:
+    """The fake function takes sizes that are symbols, and says of them what is so."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
+        fakes = pytree.tree_map_only(Tensor, mode.from_tensor, case.fresh())
+        symbols = _listed(case.op.overload(*fakes))
+        shapes = [tuple(int(size) for size in one.shape) for one in symbols]
+    real = [tuple(one.shape) for one in _listed(case.call(case.fresh()))]
+    if shapes != real:
+        raise Failed(f"symbolic sizes {shapes}, real ones {real}")

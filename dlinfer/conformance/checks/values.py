@@ -1,0 +1,107 @@
+"""What a call gives: the right numbers, each time, whoever else calls."""
+
+import threading
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dlinfer import settings
+from dlinfer.conformance import oracle
+from dlinfer.conformance.case import Case, Failed, Skipped, bits, dirty_memory, poison
+
+OUTPUTS = ("out", "attn_output")
+"""Arguments that a call writes and does not read."""
+
+REPEATS = 3
+THREADS = (1, 2, 5)
+AT_ONCE = 8
+"""Calls that each of two threads makes while the other makes its own."""
+
+
+def values(case: Case) -> None:
+    """Against the reference in float64, within the tolerance that the op states."""
+    want = case.expected()
+    args = case.fresh()
+    dirty_memory(want)
+    case.compare(args, case.call(args), want)
+
+
+def determinism(case: Case) -> None:
+    """The same call gives the same bits."""
+    first: list[Tensor] = []
+    for _ in range(REPEATS):
+        args = case.fresh()
+        dirty_memory(first)
+        found = [bits(one) for one in oracle.results(case.op, args, case.call(args))]
+        if first and not all(map(torch.equal, first, found)):
+            raise Failed("the same call gives other bits the second time")
+        first = found
+
+
+def again(case: Case) -> None:
+    """Other numbers of the same sizes, after a first call: what a kernel remembers of a call is not another's."""
+    args = case.fresh()
+    case.call(args)
+    other = replace(case, seed=case.seed + 1)
+    args = other.fresh()
+    other.compare(args, other.call(args), other.expected())
+
+
+def outputs(case: Case) -> None:
+    """What stands in an output before the call is not read: NaN there stays only where nothing is to be written."""
+    if not set(OUTPUTS) & set(case.op.mutates):
+        raise Skipped("the op has no output argument")
+    if case.aliased:
+        raise Skipped("its output is its input")
+    want = case.expected(_emptied(case, case.for_oracle()))
+    args = _emptied(case, case.fresh())
+    case.compare(args, case.call(args), want)
+
+
+def _emptied(case: Case, args: list) -> list:
+    for name, tensor in case.named(args):
+        if name in OUTPUTS:
+            tensor.fill_(poison(tensor.dtype))
+    return args
+
+
+def threads(case: Case) -> None:
+    """With any number of torch's threads, and called from two threads at once."""
+    want = case.expected()
+    if case.subject.on_host:
+        before = torch.get_num_threads()
+        try:
+            for count in THREADS:
+                torch.set_num_threads(count)
+                args = case.fresh()
+                case.compare(args, case.call(args), want)
+        finally:
+            torch.set_num_threads(before)
+    _at_once((case, replace(case, seed=case.seed + 1)))
+
+
+def _at_once(cases: tuple[Case, ...]) -> None:
+    """Call each from a thread of its own; their numbers differ, so that one may not stand in the other's result."""
+    faults: list[BaseException] = []
+    begin = threading.Barrier(len(cases))
+
+    def call(case: Case) -> None:
+        try:
+            want, made = case.expected(), [case.fresh() for _ in range(AT_ONCE)]
+            begin.wait(60)
+            with settings.override(fallback="error"), torch.no_grad():
+                for args in made:
+                    case.compare(args, case.call(args), want)
+        except BaseException as fault:  # noqa: BLE001 - told by the thread that waits
+            faults.append(fault)
+            begin.abort()
+
+    callers = [threading.Thread(target=call, args=(case,)) for case in cases]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    real = [fault for fault in faults if not isinstance(fault, threading.BrokenBarrierError)]
+    if real:
+        raise real[0]

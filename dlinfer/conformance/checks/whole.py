@@ -1,0 +1,129 @@
+"""Whole blocks: eagerly by the vendor's kernels, and compiled by its engine, against the reference in float64.
+
+What a vendor does not serve of a block runs as the fallback policy ``allow`` has it; the result must be right all the
+same, and what was not served is told.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlinfer import settings
+from dlinfer.conformance.blocks import Blocks, steps, weights
+from dlinfer.conformance.case import Failed, Subject
+from dlinfer.conformance.checks import graphs
+from dlinfer.ops import fallback
+from dlinfer.vendor import discovery
+from dlinfer.vendor.base import HOST, KVCacheLayout
+
+_TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
+"""Absolute and relative: numbers of magnitude one, rounded behind each of some ten ops."""
+
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A block in one dtype, asked of a vendor."""
+
+    subject: Subject
+    op: Blocks
+    dtype: torch.dtype
+    sample: str = "prefill, decode"
+
+
+class _Model(nn.Module):
+    """A block with its weights, which are a model's own: compilers take their sizes as they are."""
+
+    def __init__(self, block: Blocks, held: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.block = block.run
+        self.weights = nn.ParameterDict(
+            {name: nn.Parameter(one, requires_grad=False) for name, one in held.items()}
+        )
+
+    def forward(self, given: Tensor, step: dict[str, Any]) -> Tensor:
+        return self.block(given, dict(self.weights.items()), step)
+
+
+def eager(case: Whole) -> str:
+    """By the vendor's kernels. Gives what they did not serve."""
+    return _compared(case, lambda model: model)
+
+
+def graph(case: Whole) -> str:
+    """Compiled for each step's sizes by the vendor's engine."""
+    return _compiled(case, dynamic=False)
+
+
+def dynamic(case: Whole) -> str:
+    """Compiled with sizes as symbols."""
+    return _compiled(case, dynamic=True)
+
+
+def _compiled(case: Whole, dynamic: bool) -> str:
+    torch.compiler.reset()
+    options: Any = {"engine": graphs.engine_of(case.subject), "fallback": "allow"}
+    try:
+        return _compared(
+            case,
+            lambda model: torch.compile(
+                model, backend="dlinfer", fullgraph=True, dynamic=dynamic, options=options
+            ),
+        )
+    finally:
+        torch.compiler.reset()
+
+
+def _compared(case: Whole, prepared: Callable[[nn.Module], Callable[..., Tensor]]) -> str:
+    want = _oracle(case)
+    before = fallback.counts()
+    make = case.subject.maker(case.dtype)
+    run = prepared(_Model(case.op, weights(make)))
+    with settings.override(fallback="allow"):
+        for number, (given, step) in enumerate(steps(make, case.op.takes_tokens)):
+            found = run(given, step).cpu().double()
+            bound = _TOLERANCES[case.dtype]
+            if not torch.allclose(found, want[number], rtol=bound, atol=bound):
+                away = float((found - want[number]).abs().max())
+                what = f"step {number} of decoding" if number else "prefill"
+                raise Failed(f"{what}: up to {away:.3g} away from the reference in float64")
+    new = {kind for kind, count in fallback.counts().items() if count > before.get(kind, 0)}
+    return "; ".join(sorted({f"not served: {kind.op}, {kind.reason}" for kind in new}))
+
+
+def _oracle(case: Whole) -> list[Tensor]:
+    make = case.subject.maker(case.dtype, on_host=True)
+    make.layout = KVCacheLayout(block_size=make.layout.block_size)
+    model = _Model(case.op, _wide(weights(make)))
+    results = []
+    with _reference():
+        caches: dict[str, Tensor] = {}
+        for given, step in steps(make, case.op.takes_tokens):
+            caches = caches or _wide({name: step[name] for name in ("k_cache", "v_cache")})
+            wide = given.double() if given.is_floating_point() else given
+            results.append(model(wide, {**_wide(step), **caches}))
+    return results
+
+
+def _wide(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: one.double() if isinstance(one, Tensor) and one.is_floating_point() else one
+        for name, one in values.items()
+    }
+
+
+@contextmanager
+def _reference() -> Iterator[None]:
+    """The reference answers for the host meanwhile."""
+    active = discovery.activate_default(HOST)
+    discovery.use(REFERENCE, HOST)
+    try:
+        yield
+    finally:
+        if active is not None:
+            discovery.use(active.name, HOST)

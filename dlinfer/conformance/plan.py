@@ -1,0 +1,177 @@
+"""What is asked of a vendor: which checks, of which samples; quickly or thoroughly."""
+
+import itertools
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import torch
+
+from dlinfer.conformance import blocks, borders
+from dlinfer.conformance.case import Case, Subject
+from dlinfer.conformance.checks import graphs, indices, memory, shapes, values, whole
+from dlinfer.errors import UnknownOpError
+from dlinfer.ops.spec import OpSpec, registry
+from dlinfer.vendor import discovery
+from dlinfer.vendor.base import HOST
+from dlinfer.vendor.claims import DTYPES, Claim, Claims
+
+VALUES = "values"
+DYNAMIC_CASES = 1, 5
+"""Samples that a compiled function with symbolic sizes is called with besides the first: quickly, thoroughly."""
+
+
+class Of(Enum):
+    """How many samples a check takes. ONE: of an op, the first of the first dtype; FIRST: the first of each dtype."""
+
+    ONE = 1
+    FIRST = 2
+    EVERY = 3
+
+
+@dataclass(frozen=True)
+class Check:
+    """name: as reports say. quick, thorough: of which samples. eager: of claimed calls of kernels; else of graphs."""
+
+    name: str
+    run: Callable[[Any], str | None]
+    quick: Of
+    thorough: Of
+    eager: bool = True
+
+
+CHECKS = (
+    Check(VALUES, values.values, Of.EVERY, Of.EVERY),
+    Check("schema", shapes.schema, Of.EVERY, Of.EVERY),
+    Check("fake", shapes.fake, Of.EVERY, Of.EVERY),
+    Check("symbolic", shapes.symbolic, Of.ONE, Of.EVERY),
+    Check("turned", shapes.turned, Of.EVERY, Of.EVERY),
+    Check("aliasing", memory.aliasing, Of.EVERY, Of.EVERY),
+    Check("mutation", memory.mutation, Of.EVERY, Of.EVERY),
+    Check("views", memory.views, Of.EVERY, Of.EVERY),
+    Check("outputs", values.outputs, Of.EVERY, Of.EVERY),
+    Check("determinism", values.determinism, Of.EVERY, Of.EVERY),
+    Check("again", values.again, Of.FIRST, Of.EVERY),
+    Check("threads", values.threads, Of.ONE, Of.EVERY),
+    Check("indices", indices.indices, Of.FIRST, Of.EVERY),
+    Check("leaks", memory.leaks, Of.ONE, Of.FIRST),
+    Check("graph", graphs.graph, Of.ONE, Of.EVERY, eager=False),
+    Check("dynamic", graphs.graph, Of.ONE, Of.FIRST, eager=False),
+)
+
+
+WHOLE = (
+    Check("eager", whole.eager, Of.EVERY, Of.EVERY),
+    Check("graph", whole.graph, Of.ONE, Of.EVERY, eager=False),
+    Check("dynamic", whole.dynamic, Of.ONE, Of.EVERY, eager=False),
+)
+"""Of whole blocks, each of which has one sample."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One check of one case; or where ``check`` is None, an op and dtype that the vendor does not claim."""
+
+    case: Case | whole.Whole
+    check: Check | None
+    claim: Claim | None = None
+    run: Callable[[Any], str | None] | None = None
+
+
+def claims_of(subject: Subject) -> Claims:
+    """What the vendor claims; every op that it has a kernel for, in part, where it does not say.
+
+    Raises UnknownOpError for a claim of an op that there is not.
+    """
+    vendor = subject.vendor
+    if vendor.claims is None:
+        kernels = vendor.load_kernels() if vendor.load_kernels is not None else {}
+        return {op: Claim(in_part=True) for op in kernels}
+    claims = vendor.claims()
+    for op in claims:
+        if op not in registry():
+            raise UnknownOpError(vendor=vendor.name, op=op, known=", ".join(registry()))
+    return claims
+
+
+def plan(
+    subject: Subject, *, ops: Collection[str], checks: Collection[str], thorough: bool
+) -> Iterator[Task]:
+    """Everything that is asked, op by op. ops, checks: names; empty for all."""
+    claims = claims_of(subject)
+    for op in registry().values():
+        if ops and op.name not in ops:
+            continue
+        for dtype in DTYPES:
+            claim = claims.get(op.name)
+            claimed = claim is not None and dtype in claim.dtypes
+            if not claimed:
+                yield Task(Case(subject, op, dtype, ""), None)
+            for check in CHECKS:
+                if checks and check.name not in checks:
+                    continue
+                if (check.eager and not claimed) or (not check.eager and not subject.vendor.engines):
+                    continue
+                yield from _of_check(subject, op, dtype, check, claim if claimed else None, thorough)
+
+
+def whole_blocks(
+    subject: Subject, *, ops: Collection[str], checks: Collection[str], thorough: bool
+) -> Iterator[Task]:
+    """The blocks: eagerly where the vendor has kernels, compiled where it has an engine."""
+    for block in blocks.BLOCKS:
+        if ops and block.name not in ops:
+            continue
+        for dtype in block.dtypes:
+            for check in WHOLE:
+                if checks and check.name not in checks:
+                    continue
+                if not (subject.vendor.load_kernels if check.eager else subject.vendor.engines):
+                    continue
+                if (check.thorough if thorough else check.quick) is Of.EVERY or dtype is DTYPES[0]:
+                    yield Task(whole.Whole(subject, block, dtype), check)
+
+
+def names() -> dict[str, list[str]]:
+    """What a run can be limited to: "op", ops and blocks; "check"."""
+    checks = dict.fromkeys(check.name for check in (*CHECKS, *WHOLE))
+    return {"op": [*registry(), *(block.name for block in blocks.BLOCKS)], "check": list(checks)}
+
+
+def _of_check(
+    subject: Subject, op: OpSpec, dtype: torch.dtype, check: Check, claim: Claim | None, thorough: bool
+) -> Iterator[Task]:
+    wanted = check.thorough if thorough else check.quick
+    cases = list(cases_of(subject, op, dtype))
+    if wanted is Of.ONE and dtype is not _first_dtype(claim):
+        return
+    chosen = cases if wanted is Of.EVERY else cases[:1]
+    for case in chosen:
+        if check.name == "dynamic":
+            others = [one for one in cases[1 : 1 + DYNAMIC_CASES[thorough]] if not one.aliased]
+            yield Task(case, check, claim, partial(graphs.dynamic, others=others))
+        else:
+            yield Task(case, check, claim)
+    if check.name == VALUES:
+        for name in borders.names(op.name):
+            if thorough or (not name.startswith(borders.LARGE) and dtype is _first_dtype(claim)):
+                yield Task(Case(subject, op, dtype, name, border=True), check, claim)
+
+
+def _first_dtype(claim: Claim | None) -> torch.dtype:
+    return DTYPES[0] if claim is None else next(dtype for dtype in DTYPES if dtype in claim.dtypes)
+
+
+def cases_of(subject: Subject, op: OpSpec, dtype: torch.dtype) -> Iterator[Case]:
+    """An op's own samples as cases, those without shared memory first."""
+    made = list(op.sample_inputs(subject.maker(dtype)))
+    for one in itertools.chain((s for s in made if not s.aliased), (s for s in made if s.aliased)):
+        yield Case(subject, op, dtype, one.name, one.aliased)
+
+
+def subject_of(name: str) -> Subject:
+    """The vendor of a name, made active. Raises what ``discovery.use`` raises."""
+    vendor = discovery.use(name)
+    return Subject(vendor, HOST if vendor.device_type == "any" else vendor.device_type)

@@ -1,0 +1,1 @@
+"""A report as files: JSON for programs, JUnit for CI, HTML for people."""

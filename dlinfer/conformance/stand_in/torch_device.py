@@ -1,0 +1,227 @@
+"""The stand-in in torch: tensors of a device of any name, with every ATen op.
+
+``install`` gives torch's key PrivateUse1 a name, and kernels: a few of its own for memory and views, and one for all
+other ops, which computes on the host's views of the tensors. As a real device does, it refuses ops whose tensors lie on
+two devices.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from dlinfer.conformance.stand_in import memory
+
+aten = torch.ops.aten
+
+_TAKES_HOST_TENSORS = {
+    aten.copy_.default,
+    aten.index.Tensor,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
+"""Ops that a device takes with tensors of the host: copies, and positions as indices."""
+
+_libraries: list[torch.library.Library] = []  # a Library that dies takes its kernels along
+_names: list[str] = []
+
+
+class Module:
+    """What torch asks of a device's module, as ``torch.cuda`` is one."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Random numbers are the host's."""
+
+
+def install(name: str) -> None:
+    """Make the device. For the entry point group ``torch.backends``, which torch loads when it is imported.
+
+    Where the process has such a device under another name already, nothing is done: ``why_not`` then says so, and
+    ``import torch``, which calls this, goes on.
+    """
+    if _names or torch._C._get_privateuse1_backend_name() != "privateuseone":
+        return
+    _names.append(name)
+    _setup_privateuseone_for_python_backend(name, backend_module=Module())
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(_by_the_host, "PrivateUse1")
+    own = torch.library.Library("aten", "IMPL")
+    for name, kernel in _OWN.items():
+        own.impl(name, kernel, "PrivateUse1")
+    _libraries.extend((everything, own))
+
+
+def why_not(name: str) -> str | None:
+    """Why there is no stand-in of that name in this process; None where there is one."""
+    if name in _names:
+        return None
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken == "privateuseone":
+        return f"nobody has made device {name!r}: its package is not installed, or torch's autoload is off"
+    return f"torch has one device of other kinds a process, which is {taken!r} here"
+
+
+# --- memory and views
+
+
+def _empty(size: Sequence[int], *, dtype: Any = None, memory_format: Any = None, **unused: Any) -> Tensor:
+    shape = torch.empty(
+        size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format
+    )
+    return memory.empty(shape.shape, shape.stride(), shape.dtype)
+
+
+def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, **unused: Any) -> Tensor:
+    return memory.empty(size, stride, dtype or torch.get_default_dtype())
+
+
+def _as_strided(tensor: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
+    return memory.strided(
+        tensor, size, stride, tensor.storage_offset() if storage_offset is None else storage_offset
+    )
+
+
+def _viewed(op: Any) -> Any:
+    """A kernel of a view: what the op does to sizes and strides, asked of the host."""
+
+    def view(tensor: Tensor, *args: Any) -> Tensor:
+        return _view_like(tensor, op(memory.on_host(tensor), *args))
+
+    return view
+
+
+def _view_like(tensor: Tensor, host: Tensor) -> Tensor:
+    return memory.strided(tensor, host.shape, host.stride(), host.storage_offset())
+
+
+def _resize_(tensor: Tensor, size: Sequence[int], *, memory_format: Any = None) -> Tensor:
+    fresh = _empty(size, dtype=tensor.dtype, memory_format=memory_format)
+    kept = min(tensor.numel(), fresh.numel())
+    if kept:
+        ends = memory.on_host(fresh).view(-1)[:kept], memory.on_host(tensor).reshape(-1)[:kept]
+        ends[0].copy_(ends[1])
+    return _set_(tensor, fresh.untyped_storage(), 0, fresh.shape, fresh.stride())
+
+
+def _set_(
+    tensor: Tensor, source: Any, offset: int | torch.SymInt, size: Sequence[int], stride: Sequence[int] = ()
+) -> Tensor:
+    op = aten.set_.source_Storage_storage_offset
+    return op._op_dk(torch._C.DispatchKey.CPU, tensor, source, offset, size, stride)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _set_to(tensor: Tensor, source: Tensor) -> Tensor:
+    return _set_(tensor, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
+
+
+def _copy_(tensor: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """To the device, from it, or on it."""
+    _host_of(tensor).copy_(_host_of(source))
+    return tensor
+
+
+_OWN = {
+    "empty.memory_format": _empty,
+    "empty_strided": _empty_strided,
+    "as_strided": _as_strided,
+    "view": _viewed(aten.view.default),
+    "_reshape_alias": _viewed(aten._reshape_alias.default),
+    "unfold": _viewed(aten.unfold.default),
+    "resize_": _resize_,
+    "set_.source_Storage_storage_offset": _set_,
+    "set_.source_Tensor": _set_to,
+    "copy_": _copy_,
+}
+
+# --- all other ops
+
+
+def _by_the_host(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compute an op on host views: writes reach the device's memory, views stay views, fresh results are moved."""
+    schema = op._schema
+    given = dict(zip((one.name for one in schema.arguments), args, strict=False)) | kwargs
+    if op not in _TAKES_HOST_TENSORS:
+        _refuse_two_devices(op, given)
+    host = {one.name: _argument(one, given[one.name], given) for one in schema.arguments if one.name in given}
+    by_name = {one.name: host[one.name] for one in schema.arguments if one.kwarg_only and one.name in host}
+    results = op(*(value for name, value in host.items() if name not in by_name), **by_name)
+    several = len(schema.returns) != 1
+    moved = [
+        _result(op, returned, value, given)
+        for returned, value in zip(schema.returns, results if several else (results,), strict=True)
+    ]
+    return tuple(moved) if several else moved[0]
+
+
+def _argument(argument: Any, value: Any, given: dict[str, Any]) -> Any:
+    """An argument as the host's op takes it."""
+    if argument.is_out:
+        return torch.empty(
+            0, dtype=value.dtype, device="cpu"
+        )  # the device's own memory cannot grow under the op
+    if argument.name == "device" and value is not None:
+        return torch.device("cpu")
+    if isinstance(argument.type, torch.TensorType) and isinstance(value, (int, float, bool)):
+        # torch writes a number as a number here, though it was a tensor that takes the other operand's dtype.
+        other = next((one for one in given.values() if isinstance(one, Tensor)), None)
+        return torch.scalar_tensor(value, dtype=None if other is None else torch.result_type(other, value))
+    return pytree.tree_map_only(Tensor, _host_of, value)
+
+
+def _result(op: Any, returned: Any, value: Any, given: dict[str, Any]) -> Any:
+    """A result on the device. A written argument is itself, a view one of its argument's memory."""
+    alias = returned.alias_info
+    if alias is None:
+        return pytree.tree_map_only(Tensor, to_device, value)
+    name = next(
+        one.name
+        for one in op._schema.arguments
+        if one.alias_info is not None and one.alias_info.before_set & (alias.before_set | alias.after_set)
+    )
+    target = given[name]
+    if not alias.is_write:
+        return pytree.tree_map_only(Tensor, lambda view: _view_like(target, view), value)
+    if next(one for one in op._schema.arguments if one.name == name).is_out:
+        if target.shape != value.shape:
+            _resize_(target, value.shape)
+        _host_of(target).copy_(value)
+    return target
+
+
+def _host_of(tensor: Tensor) -> Tensor:
+    return memory.on_host(tensor) if tensor.device.type in _names else tensor
+
+
+def to_device(host: Tensor) -> Tensor:
+    """A copy of a tensor of the host, on the device, that lies as it does."""
+    made = memory.empty(host.shape, host.stride(), host.dtype)
+    memory.on_host(made).copy_(host)
+    return made
+
+
+def _refuse_two_devices(op: Any, given: dict[str, Any]) -> None:
+    tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+    devices = {one.device.type for one in tensors if one.dim() > 0} | {
+        one.device.type for one in tensors if one.device.type in _names
+    }
+    if len(devices) > 1:
+        both = " and ".join(sorted(devices))
+        raise RuntimeError(f"{op}: expected all tensors on the same device, but found two: {both}")

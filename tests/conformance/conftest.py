@@ -1,0 +1,17 @@
+"""Conformance makes vendors active; each test leaves the cpu as it was."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from dlinfer.ops import fallback
+from dlinfer.vendor import discovery
+
+
+@pytest.fixture(autouse=True)
+def clean_state() -> Iterator[None]:
+    discovery.use("cpu")
+    fallback.reset()
+    yield
+    discovery.use("cpu")
+    fallback.reset()
