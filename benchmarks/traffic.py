@@ -27,7 +27,7 @@ OTHERS = 0.2
 
 def contenders(model: Path, precision: str) -> list[Entry]:
     """LMDeploy, and GenAI's continuous batching, each with room for MOST requests of some 800 tokens."""
-    ours, genai, *_ = entries(model, precision, ("genai",))
+    ours, genai, *_ = entries(model, precision, ("genai",), {})
     room = dict(ours.options) | {"most": MOST, "blocks": MOST * 16}
     return [
         Entry(OURS, ours.kind, ours.model, room, environment=ours.environment),

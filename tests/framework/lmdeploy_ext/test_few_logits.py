@@ -1,5 +1,7 @@
 """Penalties and stop words change the logits that they name, as LMDeploy's own functions do, and no others."""
 
+from typing import Any
+
 import pytest
 import torch
 from lmdeploy import PytorchEngineConfig
@@ -13,7 +15,7 @@ def functions():
     PytorchEngineConfig(device_type="cpu")
     from lmdeploy.pytorch.engine import logits_process
 
-    ours = logits_process._process_bad_words_, logits_process._process_repetition_penalty_
+    ours: Any = logits_process._process_bad_words_, logits_process._process_repetition_penalty_
     return ours, [one.__wrapped__ for one in ours]
 
 

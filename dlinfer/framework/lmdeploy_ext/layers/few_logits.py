@@ -17,7 +17,7 @@ from dlinfer.framework.patching import Patch
 
 
 def _is_scattered_in_full(scores: Tensor) -> bool:
-    return scores.device.type == "cpu" and scores.element_size() < 4
+    return scores.is_cpu and scores.element_size() < 4
 
 
 def _bad_words(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
