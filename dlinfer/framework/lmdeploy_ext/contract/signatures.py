@@ -13,7 +13,7 @@ _NO_MEANING = {"annotation", "returns", "type_comment", "kind", "ctx", "type_par
 
 def text_of(function: Function) -> str:
     """Parameters and defaults without annotations, as ``dlinfer.framework.patching.bare_signature`` writes them."""
-    return f"({ast.unparse(_bare(function.args))})"
+    return f"({ast.unparse(_FloatsWorkedOut().visit(_bare(function.args)))})"
 
 
 def signature_of(function: Function, bound: bool = False) -> inspect.Signature:
@@ -174,6 +174,16 @@ def _bare(arguments: ast.arguments) -> ast.arguments:
         if isinstance(one, ast.arg):
             one.annotation = None
     return bare
+
+
+class _FloatsWorkedOut(ast.NodeTransformer):
+    """Writes ``float("inf")`` as a function that has been imported shows it: inf."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802 - ast's name
+        match node:
+            case ast.Call(func=ast.Name("float"), args=[ast.Constant(str(text))], keywords=[]):
+                return ast.Name(repr(float(text)))
+        return node
 
 
 def _root(node: ast.AST) -> str:

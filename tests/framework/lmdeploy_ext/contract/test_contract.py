@@ -1,10 +1,13 @@
 """The comparison with LMDeploy's source: none of the installed release drifted, and planted drifts are met."""
 
+import ast
 import dataclasses
+import inspect
 import json
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +16,11 @@ from lmdeploy.version import __version__
 
 from dlinfer.cli import main
 from dlinfer.errors import FrameworkSourceError
-from dlinfer.framework.lmdeploy_ext.contract import check, drift, records
+from dlinfer.framework.lmdeploy_ext.contract import check, drift, records, signatures
 from dlinfer.framework.lmdeploy_ext.contract.drift import Drift, Report
 from dlinfer.framework.lmdeploy_ext.contract.source import Tree
 from dlinfer.framework.lmdeploy_ext.versions import TESTED, describe
+from dlinfer.framework.patching import bare_signature
 
 KERNELS = "pytorch/kernels/dlinfer"
 DOCS = Path(__file__).parents[4] / "docs/contract.md"
@@ -191,6 +195,14 @@ def test_a_changed_signature_under_a_patch(plant):
         "essential",
         "(device_type, n=1)",
     )
+
+
+def test_floats_are_written_as_a_function_that_was_imported_shows_them():
+    def imported(scores, low=-float("inf"), none=float("nan"), plain=0.5): ...
+
+    (read,) = ast.parse(textwrap.dedent(inspect.getsource(imported))).body
+    assert isinstance(read, ast.FunctionDef)
+    assert signatures.text_of(read) == bare_signature(imported) == "(scores, low=-inf, none=nan, plain=0.5)"
 
 
 def test_a_changed_body_under_a_patch(plant):
