@@ -179,7 +179,7 @@ def _bare(arguments: ast.arguments) -> ast.arguments:
 class _FloatsWorkedOut(ast.NodeTransformer):
     """Writes ``float("inf")`` as a function that has been imported shows it: inf."""
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802 - ast's name
+    def visit_Call(self, node: ast.Call) -> ast.AST:
         match node:
             case ast.Call(func=ast.Name("float"), args=[ast.Constant(str(text))], keywords=[]):
                 return ast.Name(repr(float(text)))
