@@ -5,6 +5,6 @@ makes it, once a process: torch gives its key PrivateUse1 to one device.
 """
 
 from dlinfer.conformance.stand_in.memory import TOTAL, free, on_host
-from dlinfer.conformance.stand_in.torch_device import install, to_device, why_not
+from dlinfer.conformance.stand_in.torch_device import Module, install, to_device, why_not
 
-__all__ = ["TOTAL", "free", "install", "on_host", "to_device", "why_not"]
+__all__ = ["TOTAL", "Module", "free", "install", "on_host", "to_device", "why_not"]

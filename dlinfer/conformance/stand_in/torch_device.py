@@ -51,16 +51,17 @@ class Module:
         """Random numbers are the host's."""
 
 
-def install(name: str) -> None:
+def install(name: str, module: Module | None = None) -> None:
     """Make the device. For the entry point group ``torch.backends``, which torch loads when it is imported.
 
+    module: what becomes ``torch.<name>``, where torch and frameworks are to find more there than a stand-in has.
     Where the process has such a device under another name already, nothing is done: ``why_not`` then says so, and
     ``import torch``, which calls this, goes on.
     """
     if _names or torch._C._get_privateuse1_backend_name() != "privateuseone":
         return
     _names.append(name)
-    _setup_privateuseone_for_python_backend(name, backend_module=Module())
+    _setup_privateuseone_for_python_backend(name, backend_module=module or Module())
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(_by_the_host, "PrivateUse1")
     own = torch.library.Library("aten", "IMPL")

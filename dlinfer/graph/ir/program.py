@@ -103,7 +103,11 @@ def refusal_in(text: str) -> OpArgumentError | None:
         text,
         re.MULTILINE,
     )
-    return None if found is None else OpArgumentError(**found.groupdict())
+    if found is None:
+        return None
+    return OpArgumentError(
+        op=found["op"], argument=found["argument"], expected=found["expected"], given=found["given"]
+    )
 
 
 Join = Callable[[Sequence[Step], Iterable[str]], tuple[Sequence[Step], Mapping[str, Callable[..., Any]]]]

@@ -12,7 +12,7 @@ from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 from lmdeploy.utils import try_import_deeplink
 
 from dlinfer.errors import DeviceWithoutVendorError, UnknownVendorError, VendorUnavailableError
-from dlinfer.framework.lmdeploy_ext.device import vendor_devices
+from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.vendor import ascend, discovery
 
 DEVICES = ("maca", "camb")
@@ -40,6 +40,7 @@ asked = pytest.mark.parametrize(
 def test_ascend_without_its_torch_package_says_so(ask, monkeypatch):
     monkeypatch.setitem(discovery._loaded, "ascend", ascend.VENDOR)
     monkeypatch.setattr(discovery, "names", lambda: ["ascend", "cpu", "reference"])
+    monkeypatch.setattr(activation, "_active", None)  # whatever ran before in this process
     with pytest.raises(
         VendorUnavailableError, match=r"'ascend'.*torch_npu is not installed.*docs/ascend\.md"
     ):

