@@ -99,7 +99,7 @@ def leaks(case: Case) -> None:
     gc.collect()
     gc.freeze()  # what torch holds need not be looked through at each count
     try:
-        grown = _least_growth(lambda: _held(case), lambda: _repeat(case, args))
+        grown = least_growth(lambda: _held(case), lambda: _repeat(case, args))
     finally:
         gc.unfreeze()
     for name, most, growth in zip(names, allowed, grown, strict=True):
@@ -131,7 +131,7 @@ def _resident() -> int:
     return sum(int(words[1]) for words in lines if words[0] in ("RssAnon:", "RssShmem:", "VmSwap:")) * 1024
 
 
-def _least_growth(held: Callable[[], tuple[int, ...]], work: Callable[[], None]) -> list[int]:
+def least_growth(held: Callable[[], tuple[int, ...]], work: Callable[[], None]) -> list[int]:
     """How much each number grows over ``work``, in the round in which it grows least: what leaks does so in each."""
     grown = []
     before = held()

@@ -1,4 +1,4 @@
-// Linear layers of 8-bit weights for few rows, and rows of activations as 8-bit numbers.
+// Linear layers of float8 weights for few rows, and rows of activations as 8-bit numbers.
 //
 // Weights are read as they lie, once for every four rows of x. What is rounded here is rounded as the ops' reference in
 // Python rounds it, to the bit.
