@@ -63,12 +63,15 @@ class Device(ABC):
     max_batch_size: how many sequences are decoded together where the user says nothing.
     max_prefill_tokens: how many tokens of prompts are computed together, likewise; None leaves it to the framework.
         What decodes beside them waits as long as they take.
+    prefill_tokens_beside_decoding: how many tokens a step has, of prompts and of sequences that decode, where it has
+        both; None leaves that to the framework too.
     """
 
     streams: Streams
     communicator: str
     max_batch_size: int
     max_prefill_tokens: int | None = None
+    prefill_tokens_beside_decoding: int | None = None
 
     @abstractmethod
     def memory(self) -> DeviceMemory:

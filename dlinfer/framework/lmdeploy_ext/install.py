@@ -32,7 +32,15 @@ def _records() -> list[Patch]:
         weight_checks,
     )
     from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
-    from dlinfer.framework.lmdeploy_ext.serving import chunk_turns, generation, harmony, scoring, step_thread
+    from dlinfer.framework.lmdeploy_ext.serving import (
+        chunk_turns,
+        generation,
+        harmony,
+        joined_forward,
+        prompt_turns,
+        scoring,
+        step_thread,
+    )
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
     from dlinfer.framework.lmdeploy_ext.vision import cogvlm, corrections, glm_4v, one_position, processors
 
@@ -49,6 +57,8 @@ def _records() -> list[Patch]:
         selection,
         kv_memory,
         chunk_turns,
+        prompt_turns,
+        joined_forward,
         generation,
         adapter_checks,
         harmony,

@@ -17,10 +17,13 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation, computing
+from dlinfer.framework.lmdeploy_ext.serving import joined_forward, prompt_turns
 from dlinfer.framework.patching import Patch
 
 _LATEST = 0.005
 """Seconds for which what a step gave waits for the next one to compute."""
+_FOLLOWS = 0.05
+"""Seconds for which decoding waits for the prompts that it is said to be followed by: ten times what they take."""
 
 
 class StepThread:
@@ -50,7 +53,7 @@ class StepThread:
         finally:
             self._running = False
             self._host.call_soon(self._take_unless_running)
-            self._host.call_later(_LATEST, self._take_outputs)  # where the next step does not tell
+            self._host.call_later(_LATEST, self.take_outputs)  # where the next step does not tell
 
     def _run(self, step: Callable[[], Awaitable[None]]) -> None:
         computing.listen(self._computes)
@@ -59,14 +62,14 @@ class StepThread:
 
     def _computes(self) -> None:
         if self._host is not None and self._outputs:
-            self._host.call_soon_threadsafe(self._take_outputs)
+            self._host.call_soon_threadsafe(self.take_outputs)
 
     def _take_unless_running(self) -> None:
         """In the loop, which by now has begun the next step if there is one."""
         if not self._running:
-            self._take_outputs()
+            self.take_outputs()
 
-    def _take_outputs(self) -> None:
+    def take_outputs(self) -> None:
         """Make the calls that were handed over; in the loop."""
         while self._outputs:
             self._outputs.popleft()()
@@ -74,7 +77,7 @@ class StepThread:
     def hand_over(self, call: Callable[[], None]) -> None:
         """Make a call in the loop that waits for the step: asyncio's queues are for threads of their own loop alone."""
         if self._host is None or asyncio.get_running_loop() is self._host:
-            self._take_outputs()  # which came before
+            self.take_outputs()  # which came before
             call()
         else:
             self._outputs.append(call)
@@ -106,11 +109,26 @@ def _steps_of(agent: Any) -> StepThread | None:
 def _async_step(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     @functools.wraps(original)
     async def _async_step(self: Any, *args: Any, **kwargs: Any) -> None:
+        followed = kwargs.pop(prompt_turns.FOLLOWED, False)
         steps = _steps_of(self)
+        step = functools.partial(original, self, *args, **kwargs)
         if steps is None:
-            await original(self, *args, **kwargs)
+            await step()
+            return
+        second = None
+        if followed:
+            steps.take_outputs()  # the engine sends the prompts once it has seen the step before
+            second = await joined_forward.following(self, _FOLLOWS)
+        if second is None:
+            await steps.run(step)
+        elif joined_forward.can_join(self, kwargs, second):
+            second.pop(prompt_turns.FOLLOWED, None)
+            joined_forward.expect(self, second["inputs"])
+            prompts = functools.partial(original, self, **second)
+            await steps.run(functools.partial(joined_forward.joined, self, step, prompts))
         else:
-            await steps.run(functools.partial(original, self, *args, **kwargs))
+            await steps.run(step)
+            await _async_step(self, **second)
 
     return _async_step
 

@@ -108,6 +108,11 @@ def _lengths(owner: Any) -> RopeLengths | None:
     return getattr(owner, _ATTRIBUTE, None)
 
 
+def governs(maker: Any) -> bool:
+    """Whether the lengths of an inputs maker's sequences govern how many of their tokens are computed at once."""
+    return _lengths(maker) is not None
+
+
 def _inputs_maker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def build_inputs_maker(engine: Any) -> Any:

@@ -1,0 +1,110 @@
+"""While some requests decode, waiting prompts are read in small portions, one after each decoding step.
+
+LMDeploy reads all waiting prompts before it goes on decoding, thousands of tokens a step: milliseconds of a GPU,
+seconds of a host, in which every stream stands still. Here decoding and a portion of prompts take turns, and on devices
+of one process both are one forward (joined_forward.py): decoding then costs the step next to nothing, since a product
+reads the weights once for all rows.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths
+from dlinfer.framework.patching import Patch
+
+FOLLOWED = "dlinfer_followed"
+"""Key of a decoding step's forward inputs, true where a portion of prompts will be sent right after it."""
+
+
+def _portion(maker: Any) -> int | None:
+    """Tokens of prompts that are read beside the sequences that decode now; None where that is not to be changed."""
+    if activation.active() is None or not maker.running_seqs or rope_lengths.governs(maker):
+        return None
+    beside = activation.device().prefill_tokens_beside_decoding
+    if beside is None:
+        return None
+    return max(beside - len(maker.running_seqs), maker.config.block_size)
+
+
+def _takes_turns(maker: Any) -> bool:
+    return _portion(maker) is not None
+
+
+def _set_limits(maker: Any) -> None:
+    """Between two forwards: the scheduler's admission and the chunks of a long prompt go by the same limit."""
+    portion = _portion(maker)
+    most = maker.config.max_prefill_token_num
+    limit = most if portion is None else min(most, portion)
+    chunker = maker.long_context_chunker
+    if limit == chunker.max_prefill_token_num:
+        return
+    from lmdeploy.pytorch.long_context import get_long_context_chunk_limit
+
+    maker.scheduler.cache_config.max_prefill_token_num = chunker.max_prefill_token_num = limit
+    if chunker.enabled():
+        chunker.max_prefill_num = get_long_context_chunk_limit(chunker.seq, limit)
+
+
+def _has_prompts(maker: Any) -> bool:
+    """Whether a prompt could be read now: one that is read already, or a waiting one and room for it in the batch."""
+    if maker.long_context_chunker.enabled():
+        return True
+    return maker.scheduler.has_waiting() and len(maker.running_seqs) < maker.config.max_batches
+
+
+def _do_prefill(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    @functools.wraps(original)
+    def do_prefill_default(self: Any) -> bool:
+        if not _takes_turns(self):
+            return original(self)
+        return self._last_forward_kind == "decode" and _has_prompts(self)
+
+    return do_prefill_default
+
+
+def _make_forward_inputs(
+    original: Callable[..., dict[str, Any] | None],
+) -> Callable[..., dict[str, Any] | None]:
+    @functools.wraps(original)
+    def _make_forward_inputs(self: Any, prefill: bool, enable_empty: bool = False) -> dict[str, Any] | None:
+        if activation.active() is None:
+            return original(self, prefill, enable_empty)
+        _set_limits(self)
+        made = original(self, prefill, enable_empty)
+        if made is None or not activation.is_synchronous() or not _is_one_process(self.executor):
+            return made
+        # A step that decodes because no prompt could be admitted is followed by another one.
+        decodes = made["inputs"] is None and made["delta"] is not None
+        made[FOLLOWED] = decodes and not prefill and _takes_turns(self) and _has_prompts(self)
+        return made
+
+    return _make_forward_inputs
+
+
+def _is_one_process(executor: Any) -> bool:
+    """Ranks of several processes would have to agree on what they compute together."""
+    from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
+
+    return isinstance(executor, UniExecutor)
+
+
+_MAKER = "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync"
+
+PATCHES = (
+    Patch(
+        target=f"{_MAKER}.do_prefill_default",
+        why="reads all waiting prompts before it goes on decoding: on a host every stream stands still for seconds",
+        signature="(self)",
+        build=_do_prefill,
+        essential=False,
+    ),
+    Patch(
+        target=f"{_MAKER}._make_forward_inputs",
+        why="knows one limit of a prefill's tokens, whether others wait for their next token or not",
+        signature="(self, prefill, enable_empty=False)",
+        build=_make_forward_inputs,
+        essential=False,
+    ),
+)
