@@ -6,7 +6,8 @@ Shapes are OUTxIN, by default those of Qwen2.5-0.5B, whose query, key and value 
 Each candidate walks over so many different weights that none is still in a cache when its turn comes again, as when a
 model runs. GB/s counts the bytes of words; a plain sum of the same words takes its turn in every round, with as many
 threads. linear is dlinfer's for a weight in x's dtype, F.linear torch's: a ratio above 1 says how many times faster
-4 bits are, with the 95 % interval of the median. "row 1" is the time against one row of x.
+4 bits are, with the 95 % interval of the median; rounded, how many times faster x is multiplied that is rounded to 8
+bits (DLINFER_CPU_ACTIVATIONS=int8). "row 1" is the time against one row of x.
 
 With --threads 1 seconds are those that the thread had a CPU for, so other load on the machine matters less.
 """
@@ -76,15 +77,18 @@ def measure(
     layers = list(zip(words, scales, zeros, strict=True))
     wide = [torch.randn(out_features, in_features).to(dtype) for _ in range(max(1, count // 2))]
     x = torch.randn(rows, in_features).to(dtype)
-    packed = torch.ops.dlinfer_cpu.weight_quant_matmul.default
 
-    def four_bits() -> None:
-        for weight, scale, zero in layers:
-            packed(x, weight, scale, zero, None, group)
+    def four_bits(kernel: Callable[..., Tensor]) -> Callable[[], None]:
+        def walk() -> None:
+            for weight, scale, zero in layers:
+                kernel(x, weight, scale, zero, None, group)
+
+        return walk
 
     samples = interleave(
         {
-            "4 bits": four_bits,
+            "4 bits": four_bits(torch.ops.dlinfer_cpu.weight_quant_matmul.default),
+            "rounded": four_bits(torch.ops.dlinfer_cpu.weight_quant_matmul_int8.default),
             "read": reading(words, pool),
             "linear": over(wide, torch.ops.dlinfer_cpu.linear.default, x),
             "F.linear": over(wide, functional.linear, x),
@@ -103,6 +107,7 @@ def measure(
         "of a read": ratio(samples["read"], samples["4 bits"]),
         "vs linear": ratio(samples["linear"], samples["4 bits"]),
         "vs F.linear": ratio(samples["F.linear"], samples["4 bits"]),
+        "rounded": ratio(samples["4 bits"], samples["rounded"]),
         f"row {chosen.rows[0]}": f"{seconds / first[shape]:.2f}",
     }
 

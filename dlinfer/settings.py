@@ -120,6 +120,13 @@ class Settings:
         "int8 packs the output projection of LMDeploy's device cpu while it loads, with a tied embedding; kept leaves "
         "it as it is stored; empty is int8 where DLINFER_CPU_WEIGHTS packs the other weights, else kept",
     )
+    cpu_activations: str = _setting(
+        "",
+        "DLINFER_CPU_ACTIVATIONS",
+        _choice("int8"),
+        "int8: 33 rows and more that meet a weight of 4 bits are rounded to 8 bits, by row and group of at most 128, on "
+        "CPUs with AVX-512 VNNI: prompts are read faster, and what is rounded is as coarse as OpenVINO's; empty keeps them",
+    )
     engine: str = _setting(
         "",
         "DLINFER_ENGINE",

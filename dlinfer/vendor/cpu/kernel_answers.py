@@ -30,7 +30,8 @@ def answers() -> Iterator[KnownAnswer]:
     for dtype in FLOATS:
         for bias in (False, True):
             yield _linear(dtype, bias)
-        yield _packed_linear(dtype)
+        yield _packed_linear(dtype, rounds=False)
+        yield _packed_linear(dtype, rounds=True)
         yield _mxfp4_linear(dtype)
         yield _int8_linear(dtype)
         yield _eight_bit_rows(dtype)
@@ -75,23 +76,31 @@ def _linear(dtype: torch.dtype, biased: bool) -> KnownAnswer:
     return KnownAnswer(name, frozenset({"native linear", "native linears"}), name_of(dtype), run, expected)
 
 
-def _packed_linear(dtype: torch.dtype) -> KnownAnswer:
-    """Sums of at most 200 products of -1, 0 and 1 with numbers of -15 to 15: exact in float32, in any order."""
+def _packed_linear(dtype: torch.dtype, rounds: bool) -> KnownAnswer:
+    """Sums of at most 200 products of -1, 0 and 1 with numbers of -15 to 15: exact in float32, in any order.
+
+    rounds: with a 127 in each group, by which each input is rounded to itself.
+    """
     packing = AWQ.of_groups(48)
     numbers, zeros = small_whole(200, 136, 1) * 7 + 8, small_whole(5, 136, 2) * 7 + 8
     qweight, qzeros = packing.pack(numbers.long()), packing.pack_zeros(zeros.long())
     scales, inputs = 2.0 ** small_whole(5, 136, 3), [small_whole(rows, 200, rows) for rows in ROWS]
+    kernel = "weight_quant_matmul"
+    if rounds:
+        kernel = "weight_quant_matmul_int8"
+        for x in inputs:
+            x[:, ::48] = 127
 
     def run() -> Sequence[Tensor]:
-        product = _native("weight_quant_matmul")
+        product = _native(kernel)
         return [product(x.to(dtype), qweight, scales.half(), qzeros, None, 48) for x in inputs]
 
     def expected() -> Sequence[Tensor]:
         weight = packing.dequantise(qweight, scales, qzeros)
         return [(x @ weight).to(dtype) for x in inputs]
 
-    name = f"C++ linear with a weight of 4 bits, of {', '.join(map(str, ROWS))} rows"
-    return KnownAnswer(name, frozenset({"native weight_quant_matmul"}), name_of(dtype), run, expected)
+    name = f"C++ linear with a weight of 4 bits, of {', '.join(str(len(x)) for x in inputs)} rows"
+    return KnownAnswer(name, frozenset({f"native {kernel}"}), name_of(dtype), run, expected)
 
 
 def _mxfp4_linear(dtype: torch.dtype) -> KnownAnswer:

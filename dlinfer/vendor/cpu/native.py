@@ -310,6 +310,7 @@ def _register_fakes() -> None:
         contiguous = torch.contiguous_format
         return torch.empty_like(x, memory_format=contiguous), torch.empty_like(x, memory_format=contiguous)
 
+    @torch.library.register_fake("dlinfer_cpu::weight_quant_matmul_int8")
     @torch.library.register_fake("dlinfer_cpu::weight_quant_matmul")
     def weight_quant_matmul(
         x: Tensor,

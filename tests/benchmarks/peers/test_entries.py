@@ -35,9 +35,10 @@ def test_who_takes_part(precision, names, made, tmp_path):
     assert (dense.peers, dense.precisions, dense.weights_read) == (entries.PEERS, entries.PRECISIONS, 1.0)
     found = entries.entries(tmp_path / "model", precision, dense.peers, dense.transformers)
     assert [one.name for one in found] == names
-    assert found[0].environment == (
-        {} if precision == "bf16" else {"DLINFER_CPU_WEIGHTS": precision, "DLINFER_CPU_HEAD": "int8"}
-    )
+    packed = {"DLINFER_CPU_WEIGHTS": precision, "DLINFER_CPU_HEAD": "int8"}
+    rounded = {"DLINFER_CPU_ACTIVATIONS": "int8"}
+    environments = {"bf16": {}, "int8": packed, "int4": packed | rounded}
+    assert found[0].environment == environments[precision]
     assert {one.model.name for one in found[1:3]} == {entries._EXPORTED[precision]}
     assert found[3].model == tmp_path / "model-bf16.gguf"
     assert (found[1].python, found[3].python) == ("python of genai", "python of llama.cpp")

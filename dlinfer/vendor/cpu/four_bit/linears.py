@@ -3,17 +3,24 @@
 import torch
 from torch import Tensor
 
+from dlinfer import settings
 from dlinfer.ops.packing import AWQ, MXFP4, Packing
 from dlinfer.vendor.cpu.compiled import compiled
 
 _WIDENED_WORDS = 64  # of a row of a packed weight: so many columns of 8 are in float at a time
 
 
+def native_matmul() -> str:
+    """Which of the kernels in C++ multiplies, by what the user allows."""
+    rounds = settings.current().cpu_activations == "int8"
+    return "weight_quant_matmul_int8" if rounds else "weight_quant_matmul"
+
+
 def weight_quant_matmul(
     x: Tensor, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None, group_size: int
 ) -> Tensor:
     fits = x.dtype is not torch.float64 and scales.dtype is not torch.float64
-    kernel = compiled("weight_quant_matmul", x, qweight) if fits else None
+    kernel = compiled(native_matmul(), x, qweight) if fits else None
     if kernel is not None:
         return kernel(x, qweight, scales, offset, bias, group_size)
     return _widened(x, AWQ.of_groups(group_size), qweight, scales, offset, bias)

@@ -16,6 +16,7 @@ from dlinfer.ops.kernels import direct_kernel, kernel_authors
 from dlinfer.ops.spec import registry
 from dlinfer.vendor import discovery
 from dlinfer.vendor.cpu import isa, native
+from dlinfer.vendor.cpu.four_bit.linears import native_matmul
 from dlinfer.vendor.cpu.inductor.fusible import (
     CALLS,
     NATIVE_FLOATS,
@@ -57,7 +58,8 @@ def callee_of(node: fx.Node, *, native: bool = True) -> str:
         return callee.reference(node.target)
     name = op._schema.name
     if native and name in _NATIVE and _is_native(node):
-        return f"native {_NATIVE[name]}"
+        kernel = native_matmul() if op is ops.weight_quant_matmul.overload else _NATIVE[name]
+        return f"native {kernel}"
     if op.namespace == "dlinfer":
         return "vendor " + name.removeprefix("dlinfer::")
     return callee.reference(op)

@@ -35,7 +35,10 @@ inline Floats centred(Words words, int i) {
 }
 
 struct FloatTiles {
+  using Sum = Floats;
   using X = float;
+  static constexpr bool kRounds = false;
+  static constexpr float kWithoutZeros = 0;  // what a weight without zero points has in `less`
   static constexpr int kRowsOfX = 1;  // rows of the weight for which there is one X
   static constexpr int64_t kFewRows = 2 * kMostRows;  // of x, for which the weight is widened anew by each tile
   static constexpr int64_t kWideStripRows = kStripRows;

@@ -67,13 +67,15 @@ struct Next {
   int64_t stride;
 };
 
-// Where a tile's sums go: row m's to kept[m * kept_stride + nibble], with sums_of_x[m * sums_stride] beside it.
+// Where a tile's sums go: row m's to kept[m * kept_stride + nibble], with sums_of_x[m * sums_stride] beside it, and with
+// scales_of_x of the same stride where x was rounded.
 struct Finish {
   const Floats *scales, *less;  // by nibble: the scales, and 8 - zero
   const float* sums_of_x;
   int64_t sums_stride;
   Floats* kept;
   int64_t kept_stride;
+  const float* scales_of_x = nullptr;
 
   // fresh[i * kRows + m]: of nibble first + i.
   template <int kRows, int kTileNibbles>

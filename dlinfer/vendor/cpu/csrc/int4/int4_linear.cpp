@@ -1,5 +1,6 @@
-// dlinfer_cpu::weight_quant_matmul: a linear layer whose weight is of 4 bits, as AWQ packs it; and mxfp4_matmul, of which
-// four bits are a float.
+// dlinfer_cpu::weight_quant_matmul: a linear layer whose weight is of 4 bits, as AWQ packs it; weight_quant_matmul_int8,
+// which rounds many rows of x to 8 bits where the processor multiplies those faster; and mxfp4_matmul, of which four bits
+// are a float.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -57,10 +58,31 @@ void multiply(Layer layer, const Rows& x, void* out) {
 // Whether strips have an even number of rows, or are the only ones: x then is taken in pairs where it can.
 [[maybe_unused]] bool has_pairs(const Layer& layer) { return layer.group % 2 == 0 || layer.group >= layer.in; }
 
+#if defined(DLINFER_HAS_INT4_ROUNDED)
+constexpr int64_t kRoundedRows = 33;  // of x, fewer of which are bound by reading the weight
+
+bool can_round(const Layer& layer, int64_t rows) {
+  return rows >= kRoundedRows && (layer.group % RoundedTiles::kRowsOfX == 0 || layer.group >= layer.in);
+}
+
+template <class T>
+void multiply_rounded(const Layer& layer, const Rows& x, void* out) {
+  RoundedInputs inputs(layer, x.count);
+  inputs.pack(static_cast<const T*>(x.tensor.const_data_ptr()), x.stride, layer);
+  Product<RoundedTiles, Numbers::kWhole, RoundedInputs>(layer, inputs, out, kKind<T>).run();
+}
+#endif
+
+// rounds: x may be rounded to 8 bits, where that is faster.
 template <Numbers kNumbers>
-void multiply(const Layer& layer, const Rows& x, void* out) {
+void multiply(const Layer& layer, const Rows& x, void* out, [[maybe_unused]] bool rounds) {
   with_type(x.tensor.scalar_type(), "weight_quant_matmul", [&](auto example) {
     using T = decltype(example);
+#if defined(DLINFER_HAS_INT4_ROUNDED)
+    if constexpr (kNumbers == Numbers::kWhole) {
+      if (rounds && can_round(layer, x.count)) return multiply_rounded<T>(layer, x, out);
+    }
+#endif
 #if defined(DLINFER_HAS_INT4_PAIRS)
     if constexpr (std::is_same_v<T, BFloat16>) {
       if (has_pairs(layer)) return multiply<PairTiles, kNumbers, T>(layer, x, out);
@@ -90,7 +112,8 @@ void check(const Tensor& x, const Tensor& qweight, const Tensor& scales, const M
 }
 
 template <Numbers kNumbers>
-Tensor product(Tensor x, Tensor qweight, Tensor scales, MaybeTensor offset, MaybeTensor bias, int64_t group_size) {
+Tensor product(Tensor x, Tensor qweight, Tensor scales, MaybeTensor offset, MaybeTensor bias, int64_t group_size,
+               bool rounds) {
   const int64_t group = group_size > 0 ? group_size : std::max<int64_t>(qweight.size(0), 1);
   check(x, qweight, scales, offset, bias, group);
   const Kind kind = kind_of(x, "x"), scales_kind = kind_of(scales, "scales");
@@ -132,17 +155,22 @@ Tensor product(Tensor x, Tensor qweight, Tensor scales, MaybeTensor offset, Mayb
                     in,
                     out_features,
                     group};
-  multiply<kNumbers>(layer, Rows{x, rank == 2 ? x.stride(0) : in, rows}, out.mutable_data_ptr());
+  multiply<kNumbers>(layer, Rows{x, rank == 2 ? x.stride(0) : in, rows}, out.mutable_data_ptr(), rounds);
   return out;
 }
 
 Tensor weight_quant_matmul(Tensor x, Tensor qweight, Tensor scales, MaybeTensor offset, MaybeTensor bias,
                            int64_t group_size) {
-  return product<Numbers::kWhole>(x, qweight, scales, offset, bias, group_size);
+  return product<Numbers::kWhole>(x, qweight, scales, offset, bias, group_size, false);
+}
+
+Tensor weight_quant_matmul_int8(Tensor x, Tensor qweight, Tensor scales, MaybeTensor offset, MaybeTensor bias,
+                                int64_t group_size) {
+  return product<Numbers::kWhole>(x, qweight, scales, offset, bias, group_size, true);
 }
 
 Tensor mxfp4_matmul(Tensor x, Tensor qweight, Tensor scales, int64_t group_size) {
-  return product<Numbers::kE2M1>(x, qweight, scales, std::nullopt, std::nullopt, group_size);
+  return product<Numbers::kE2M1>(x, qweight, scales, std::nullopt, std::nullopt, group_size, false);
 }
 
 }  // namespace
@@ -152,10 +180,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
   library.def(
       "weight_quant_matmul(Tensor x, Tensor qweight, Tensor scales, Tensor? offset, Tensor? bias, int group_size) -> "
       "Tensor");
+  library.def(
+      "weight_quant_matmul_int8(Tensor x, Tensor qweight, Tensor scales, Tensor? offset, Tensor? bias, int group_size) "
+      "-> Tensor");
   library.def("mxfp4_matmul(Tensor x, Tensor qweight, Tensor scales, int group_size) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
   dlinfer::chain::put(library, "weight_quant_matmul", TORCH_BOX(&dlinfer::int4::weight_quant_matmul));
+  dlinfer::chain::put(library, "weight_quant_matmul_int8", TORCH_BOX(&dlinfer::int4::weight_quant_matmul_int8));
   dlinfer::chain::put(library, "mxfp4_matmul", TORCH_BOX(&dlinfer::int4::mxfp4_matmul));
 }

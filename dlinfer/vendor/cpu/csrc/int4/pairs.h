@@ -34,7 +34,10 @@ inline __m512bh centred_pairs(__m512i words) {
 // nibbles are of columns 0, 2, 4, 6 or 1, 3, 5, 7 of the word. "Nibble" i below is nibble i % 4 of register i / 4, so
 // that a register of sums has pairs of neighbouring columns, two words of each four.
 struct PairTiles {
+  using Sum = Floats;
   using X = uint32_t;
+  static constexpr bool kRounds = false;
+  static constexpr float kWithoutZeros = 0;  // what a weight without zero points has in `less`
   static constexpr int kRowsOfX = 2;
   static constexpr int64_t kFewRows = 6 * kMostRows;  // of x, for which the weight is widened anew by each tile
   // Rows of a strip where they are wide, each in another page: so few that the processor knows where those pages are.

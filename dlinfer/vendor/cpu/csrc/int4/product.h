@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "int4/layer.h"
+#include "int4/rounded.h"
 
 namespace dlinfer::int4 {
 
@@ -31,7 +32,7 @@ void tile(const Strip& strip, const typename Tiles::X* x, Next next, const Finis
 // Two nibbles of a strip that were widened.
 template <class Tiles, int kRows>
 void panel_tile(const Floats* panel, const typename Tiles::X* x, int64_t steps, int first, const Finish& to) {
-  Floats kept[2 * kRows]{};
+  typename Tiles::Sum kept[2 * kRows]{};
   for (int64_t k = 0; k < steps; ++k, panel += 2, x += kRows) {
     const Floats a = panel[0], b = panel[1];
 #pragma GCC unroll 16
@@ -40,7 +41,11 @@ void panel_tile(const Floats* panel, const typename Tiles::X* x, int64_t steps, 
       kept[kRows + m] = Tiles::dot(kept[kRows + m], b, x[m]);
     }
   }
-  to.add<kRows, 2>(kept, first);
+  if constexpr (Tiles::kRounds) {
+    Tiles::template finish<kRows>(to, kept, first);
+  } else {
+    to.add<kRows, 2>(kept, first);
+  }
 }
 
 template <class Tiles>
@@ -49,20 +54,34 @@ struct TileOf {
   void (*run_panel)(const Floats*, const typename Tiles::X*, int64_t, int, const Finish&);
 };
 
-template <class Tiles, Numbers kNumbers, int... I>
-constexpr std::array<TileOf<Tiles>, sizeof...(I)> tiles_by_rows(std::integer_sequence<int, I...>) {
-  return {{{tile<Tiles, kNumbers, I + 1>, panel_tile<Tiles, I + 1>}...}};
+template <class Tiles, Numbers kNumbers, int kRows>
+constexpr TileOf<Tiles> tile_of() {
+  if constexpr (Tiles::kFewRows > 0) {
+    return {tile<Tiles, kNumbers, kRows>, panel_tile<Tiles, kRows>};
+  } else {
+    return {nullptr, panel_tile<Tiles, kRows>};
+  }
 }
 
-template <class Tiles, Numbers kNumbers>
+template <class Tiles, Numbers kNumbers, int... I>
+constexpr std::array<TileOf<Tiles>, sizeof...(I)> tiles_by_rows(std::integer_sequence<int, I...>) {
+  return {{tile_of<Tiles, kNumbers, I + 1>()...}};
+}
+
+template <class Tiles, Numbers kNumbers, class In = Inputs<Tiles>>
 class Product {
   static constexpr auto kTiles = tiles_by_rows<Tiles, kNumbers>(std::make_integer_sequence<int, kMostRows>());
 
  public:
-  Product(const Layer& layer, const Inputs<Tiles>& x, void* out, const Kind& kind)
+  Product(const Layer& layer, const In& x, void* out, const Kind& kind)
       : layer_(layer), x_(x), out_(out), kind_(kind), blocks_(layer.blocks()) {}
 
-  void run() const { x_.count <= Tiles::kFewRows ? few() : many(); }
+  void run() const {
+    if constexpr (Tiles::kFewRows > 0) {
+      if (x_.count <= Tiles::kFewRows) return few();
+    }
+    many();
+  }
 
  private:
   // Blocks that a thread does in a piece.
@@ -163,7 +182,7 @@ class Product {
     return layer_.has_wide_rows() ? enough : std::max(enough, piece.end - piece.begin + 1);
   }
 
-  // Scales and 8 less zero points of a block's columns for one group, by nibble.
+  // Scales and what is less than q of a block's columns for one group, by nibble.
   void load_group(int64_t group, int64_t block, Floats* scales, Floats* less) const {
     const int64_t word = block * kLanes, words = layer_.words_of(block);
     float columns[kColumns];
@@ -173,7 +192,7 @@ class Product {
     if (layer_.zeros) {
       Tiles::less(load_words(layer_.zeros + group * layer_.zeros_stride + word, words), less);
     } else {
-      std::fill_n(less, kNibbles, Floats{});
+      std::fill_n(less, kNibbles, broadcast(Tiles::kWithoutZeros));
     }
   }
 
@@ -248,7 +267,8 @@ class Product {
           const auto* const x = reinterpret_cast<const char*>(x_.at(first + row, next.begin));
           const auto* const end = reinterpret_cast<const char*>(x_.at(first + row, next.begin + next.depth));
           for (const char* line = x + nibble * 32; line < end; line += 256) __builtin_prefetch(line, 0, 2);
-          const Finish to{scales, less, x_.sums(first + row, strip), x_.strips, sums + row * kNibbles, kNibbles};
+          const Finish to{scales, less, x_.sums(first + row, strip), x_.strips, sums + row * kNibbles, kNibbles,
+                          x_.scales(first + row, strip)};
           kTiles[x_.rows_at(first + row) - 1].run_panel(panel, x_.at(first + row, span.begin), steps, nibble, to);
         }
       }
@@ -265,7 +285,7 @@ class Product {
   }
 
   const Layer& layer_;
-  const Inputs<Tiles>& x_;
+  const In& x_;
   void* const out_;
   const Kind kind_;
   const int64_t blocks_;
