@@ -124,8 +124,8 @@ class Settings:
         "",
         "DLINFER_CPU_ACTIVATIONS",
         _choice("int8"),
-        "int8: 33 rows and more that meet a weight of 4 bits are rounded to 8 bits, by row and group of at most 128, on "
-        "CPUs with AVX-512 VNNI: prompts are read faster, and what is rounded is as coarse as OpenVINO's; empty keeps them",
+        "int8: 33 rows or more that meet a weight of 4 bits are rounded to 8 bits, by row and group of at most 128, on "
+        "CPUs with AVX-512 VNNI: prompts are read faster, rounded as OpenVINO rounds them; empty keeps them",
     )
     engine: str = _setting(
         "",
