@@ -59,7 +59,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.refusals": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.conversion",
     "dlinfer.framework.lmdeploy_ext.serving": "errors framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals",
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.refusals",
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.refusals "
     "framework.lmdeploy_ext.serving framework.lmdeploy_ext.vision framework.lmdeploy_ext.conversion",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from dlinfer import ops
 from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.dialect import fake, op_name
@@ -18,7 +19,7 @@ Shapes = Callable[[fx.Node], Iterable[Sequence[Any]]]
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.linear, _aten.mm, _aten.bmm, _aten.matmul, _aten.mv, _aten.dot, _aten.vdot, _aten.addmm)
-_PRODUCTS += (_aten.addmv, _aten.baddbmm, torch.ops.dlinfer.linear)
+_PRODUCTS += (_aten.addmv, _aten.baddbmm, ops.linear.overload.overloadpacket)
 _FACTORS = ("mat1", "mat", "batch1", "input", "x", "self")
 
 

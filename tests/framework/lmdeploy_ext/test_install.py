@@ -37,6 +37,9 @@ def test_threads_that_ask_first_at_once_get_the_same_patches(monkeypatch):
 # Without any of these LMDeploy's answers on our devices are the same, if in other words or with less comfort.
 DONE_WITHOUT = {
     "lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._should_defer_active_chunk",
+    "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.do_prefill_default",
+    "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync._make_forward_inputs",
+    "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_forward",
     "lmdeploy.cli.entrypoint:run",
     "lmdeploy.cli.utils:ArgumentHelper.device",
     "lmdeploy.cli.utils:FlexibleArgumentParser.parse_args",

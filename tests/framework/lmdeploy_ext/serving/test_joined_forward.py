@@ -146,6 +146,7 @@ def test_adapters_positions_and_flags():
         decoding(local_adapter_ids=torch.tensor([1, 2]), mrope_pos_ids=torch.zeros(3, 2)),
         prompts(local_adapter_ids=torch.tensor([3, 0]), mrope_pos_ids=torch.ones(3, 4), is_chunk=True),
     )
+    assert of_both is not None
     assert of_both.local_adapter_ids.tolist() == [1, 2, 3, 0]
     assert of_both.mrope_pos_ids.shape == (3, 6)
     assert not of_both.is_chunk  # what becomes of the chunk's rows is its own step's

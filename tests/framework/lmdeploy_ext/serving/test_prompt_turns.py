@@ -109,7 +109,7 @@ class TestLimits:
 
     def test_lengths_that_must_be_computed_at_once_stay(self):
         maker = Maker(running=1, last="decode")
-        maker.dlinfer_rope_lengths = object()
+        setattr(maker, "dlinfer_rope_lengths", object())  # noqa: B010
         maker.make(prefill=True)
         assert maker.scheduler.cache_config.max_prefill_token_num == MOST
 

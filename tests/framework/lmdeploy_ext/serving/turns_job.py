@@ -46,7 +46,7 @@ def run(model: str, eager: bool, caching: bool) -> dict[str, Any]:
         enable_prefix_caching=caching,
     )
     Counted.sizes = []
-    with pipeline(model, backend_config=config) as pipe:
+    with pipeline(model, backend_config=config) as pipe:  # pyright: ignore[reportCallIssue]
         together = [one.token_ids for one in pipe(prompts, gen_config=greedy, do_preprocess=False)]
         sizes = Counted.sizes
         alone = [

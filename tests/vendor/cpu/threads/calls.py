@@ -20,7 +20,7 @@ def counted(team: ctypes.CDLL, begin: int, end: int, grain: int = 1, microsecond
     """Whether each index of a range was done once, and no other."""
     counts = (ctypes.c_int64 * (max(end, 0) + 3))()
     team.count(begin, end, grain, microseconds, counts)
-    return set(counts[begin:end]) <= {1} and sum(counts) == max(end - begin, 0)
+    return set(counts[begin : max(begin, end)]) <= {1} and sum(counts) == max(end - begin, 0)
 
 
 def gets(team: ctypes.CDLL, threads: int) -> bool:
