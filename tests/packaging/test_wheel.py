@@ -111,6 +111,9 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
     assert "dlinfer/_autoload.py" in names
     assert sum(name.startswith("dlinfer/vendor/cpu/prebuilt_kernels/") for name in names) == len(LEVELS)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    sources = [path for path in (ROOT / "dlinfer").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    missing = {str(path.relative_to(ROOT)) for path in sources} - set(names)
+    assert not missing  # templates and kernels' sources among them
 
 
 @pytest.mark.full
