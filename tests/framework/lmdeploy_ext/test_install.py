@@ -40,6 +40,7 @@ DONE_WITHOUT = {
     "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.do_prefill_default",
     "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync._make_forward_inputs",
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_forward",
+    "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.get_logits",
     "lmdeploy.cli.entrypoint:run",
     "lmdeploy.cli.utils:ArgumentHelper.device",
     "lmdeploy.cli.utils:FlexibleArgumentParser.parse_args",

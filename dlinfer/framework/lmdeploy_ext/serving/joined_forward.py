@@ -1,7 +1,7 @@
 """A decoding step and the portion of prompts behind it, as one forward of the model.
 
 LMDeploy's step is a forward, logits, sampling and bookkeeping. Two steps stay two steps here, in their order; their
-forwards alone are joined: the first computes the rows of both, and the second finds its own computed.
+forwards and logits alone are joined: the first step computes the rows of both, and the second finds its own computed.
 """
 
 import asyncio
@@ -54,18 +54,26 @@ async def joined(
         setattr(agent, _NAME, None)
 
 
-def expect(agent: Any, prompts: Any) -> None:
-    """The agent's next forward decodes, and the one after it is of these prompts."""
-    setattr(agent, _NAME, _Joined(prompts, agent.cache_config))
+def expect(agent: Any, second: dict[str, Any]) -> None:
+    """The agent's next forward decodes, and the one after it is of the prompts of a step with these arguments."""
+    prompts = second["inputs"]
+    has_all_logits = second.get("return_logits") or second.get("return_ce_loss")
+    one_row_each = not has_all_logits and prompts.logits_indices is None
+    setattr(agent, _NAME, _Joined(prompts, agent.cache_config, one_row_each))
 
 
 class _Joined:
-    """What two forwards share. prompts: the second one's ModelInputs, which its own step may yet give model_metas."""
+    """What two forwards share. prompts: the second one's ModelInputs, which its own step may yet give model_metas.
 
-    def __init__(self, prompts: Any, cache_config: Any) -> None:
+    one_row_each: the second step asks for logits of each prompt's last row alone.
+    """
+
+    def __init__(self, prompts: Any, cache_config: Any, one_row_each: bool) -> None:
         self._prompts = prompts
         self._cache_config = cache_config
+        self._one_row_each = one_row_each
         self._second: dict[str, Any] | None = None
+        self._second_logits: Tensor | None = None
         self._is_first = True
 
     async def forward(self, original: Forward, inputs: Any) -> dict[str, Any]:
@@ -85,6 +93,17 @@ class _Joined:
             return await original(inputs)
         first, self._second = parts
         return first
+
+    def logits(self, original: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """original: takes hidden states [1, rows, H], gives [1, rows, V]. Called twice, as ``forward`` is."""
+        if self._second_logits is not None:
+            return self._second_logits
+        if self._second is None or not self._one_row_each:
+            return original(hidden)
+        last = self._second["hidden_states"][:, self._prompts.seq_length.cumsum(0) - 1]
+        both = original(torch.cat([hidden, last], 1))
+        self._second_logits = both[:, hidden.shape[1] :]
+        return both[:, : hidden.shape[1]]
 
     def _kept_rows(self, decoding: Any) -> Tensor | None:
         """Indices of the rows that still have their blocks; None where all have.
@@ -215,12 +234,33 @@ def _async_forward(
     return async_forward
 
 
+def _get_logits(original: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    @functools.wraps(original)
+    def get_logits(self: Any, hidden_states: Tensor) -> Tensor:
+        shared: _Joined | None = getattr(self, _NAME, None)
+        if shared is None:
+            return original(self, hidden_states)
+        return shared.logits(functools.partial(original, self), hidden_states)
+
+    return get_logits
+
+
+_AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"
+_TWICE = "computes decoding and prompts apart, and so reads the weights twice"
+
 PATCHES = (
     Patch(
-        target="lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_forward",
-        why="computes decoding and prompts apart, and so reads the weights twice",
+        target=f"{_AGENT}.async_forward",
+        why=_TWICE,
         signature="(self, inputs, cache_inputs=None)",
         build=_async_forward,
+        essential=False,
+    ),
+    Patch(
+        target=f"{_AGENT}.get_logits",
+        why=_TWICE,
+        signature="(self, hidden_states)",
+        build=_get_logits,
         essential=False,
     ),
 )

@@ -123,7 +123,7 @@ def _async_step(original: Callable[..., Awaitable[None]]) -> Callable[..., Await
             await steps.run(step)
         elif joined_forward.can_join(self, kwargs, second):
             second.pop(prompt_turns.FOLLOWED, None)
-            joined_forward.expect(self, second["inputs"])
+            joined_forward.expect(self, second)
             prompts = functools.partial(original, self, **second)
             await steps.run(functools.partial(joined_forward.joined, self, step, prompts))
         else:

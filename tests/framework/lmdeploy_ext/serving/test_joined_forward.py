@@ -72,7 +72,7 @@ def two_steps(first: Any, second: Any, **extra: Any) -> tuple[list[Any], list[An
     forward = Forward(**extra)
 
     async def main() -> list[Any]:
-        shared = _Joined(second, CACHE)
+        shared = _Joined(second, CACHE, one_row_each=True)
         return [await shared.forward(forward, step) for step in (first, second)]
 
     return forward.calls, asyncio.run(main())
@@ -153,7 +153,7 @@ def test_adapters_positions_and_flags():
 
 
 def test_the_window_of_a_cache_moves_slots():
-    shared = _Joined(prompts(), SimpleNamespace(window_size=8, kernel_block_size=BLOCK))
+    shared = _Joined(prompts(), SimpleNamespace(window_size=8, kernel_block_size=BLOCK), one_row_each=True)
     moved = inputs([7], [1], [9], [[4]], num_ignored_history=torch.tensor([8]))
     assert shared._kept_rows(moved) is not None  # slot 1 of block 4
     beyond = inputs([7], [1], [9], [[4, 9, 9]], num_ignored_history=torch.tensor([0]))
@@ -167,6 +167,50 @@ def test_hidden_states_of_the_second_are_views():
     parts = split(output, decoding(), prompts(), None)
     assert parts is not None
     assert parts[1]["hidden_states"].untyped_storage().data_ptr() == output["hidden_states"].data_ptr()
+
+
+class Head:
+    """A head whose logits are its hidden states, and how many rows it was called with."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.rows.append(hidden.shape[1])
+        return hidden.clone()
+
+
+def logits_of_two_steps(second: dict[str, Any], **extra: Any) -> tuple[list[int], list[list[int]]]:
+    """As LMDeploy's agent asks: each step its forward, then logits of each sequence's last row or of all."""
+    agent = SimpleNamespace(cache_config=CACHE)
+    joined_forward.expect(agent, second)
+    shared, head, found = getattr(agent, joined_forward._NAME), Head(), []
+
+    async def main() -> None:
+        for step in (decoding(), second["inputs"]):
+            output = await shared.forward(Forward(**extra), step)
+            rows = step.seq_length.cumsum(0) - 1
+            hidden = (
+                output["hidden_states"] if second.get("return_logits") else output["hidden_states"][:, rows]
+            )
+            found.append(shared.logits(head, hidden)[0, :, 0].long().tolist())
+
+    asyncio.run(main())
+    return head.rows, found
+
+
+def test_logits_of_both_at_once():
+    assert logits_of_two_steps({"inputs": prompts()}) == ([4], [[7, 8], [12, 20]])
+
+
+def test_all_logits_of_prompts_are_computed_apart():
+    rows, found = logits_of_two_steps({"inputs": prompts(), "return_logits": True})
+    assert (rows, found) == ([2, 4], [[7, 8], [10, 11, 12, 20]])
+
+
+def test_logits_of_forwards_that_were_computed_apart():
+    rows, found = logits_of_two_steps({"inputs": prompts()}, all_routed_experts=torch.zeros(6, 2))
+    assert (rows, found) == ([2, 2], [[7, 8], [12, 20]])
 
 
 class TestQueue:
@@ -224,7 +268,7 @@ class TestCanJoin:
 
 def test_an_error_of_the_first_leaves_nothing_behind():
     agent = SimpleNamespace(cache_config=CACHE)
-    joined_forward.expect(agent, prompts())
+    joined_forward.expect(agent, {"inputs": prompts()})
 
     async def fails() -> None:
         raise RuntimeError("no")
