@@ -1,0 +1,44 @@
+"""MetaX cards: LMDeploy's ops on MetaX's mcoplib, flash_attn and Triton, eagerly.
+
+Proven against schemas and sources that MetaX publishes, on no card: docs/maca.md says of each op how far. torch knows
+the device as "cuda", since MACA's torch is CUDA's to its callers; LMDeploy knows it as "maca". MetaX's packages are
+loaded with the first kernel.
+"""
+
+from collections.abc import Mapping
+
+from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
+from dlinfer.vendor.device import Device
+
+
+def _probe() -> Probe:
+    from dlinfer.vendor.maca import sdk
+
+    return sdk.probe()
+
+
+def _kernels() -> Mapping[str, Kernel]:
+    from dlinfer.vendor.maca import sdk
+
+    sdk.load()
+    from dlinfer.vendor.maca.kernels import KERNELS
+
+    return KERNELS
+
+
+def _device() -> Device:
+    from dlinfer.vendor.maca.device import MacaDevice
+
+    return MacaDevice()
+
+
+VENDOR = Vendor(
+    name="maca",
+    device_type="cuda",
+    framework_device="maca",
+    summary="MetaX cards through mcoplib and flash_attn; proven on the vendor's sources, on no card",
+    probe=_probe,
+    load_kernels=_kernels,
+    load_device=_device,
+    kv_cache_layout=KVCacheLayout("BSHD"),
+)
