@@ -69,7 +69,7 @@ def aliased(args: tuple, parameter: str, op) -> bool:
 
 
 def bits(x: Tensor) -> Tensor:
-    return x.contiguous().view(torch.uint8) if x.dim() else x.reshape(1).view(torch.uint8)
+    return x.contiguous().view(-1).view(torch.uint8) if x.numel() else x.new_empty(0, dtype=torch.uint8)
 
 
 MOSTLY = {"float16": 0.75, "bfloat16": 0.75, "float32": 0.5}
