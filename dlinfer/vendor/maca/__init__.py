@@ -1,14 +1,19 @@
 """MetaX cards: LMDeploy's ops on MetaX's mcoplib, flash_attn and Triton, eagerly.
 
-Proven against schemas and sources that MetaX publishes, on no card: docs/maca.md says of each op how far. torch knows
-the device as "cuda", since MACA's torch is CUDA's to its callers; LMDeploy knows it as "maca". MetaX's packages are
-loaded with the first kernel.
+Proven against schemas and sources that MetaX publishes, on no card: docs/maca.md says of each op how far. LMDeploy knows
+the device as "maca", torch as "cuda", since MetaX's build is CUDA's to its callers. MetaX's packages are loaded with the
+first kernel.
 """
 
 from collections.abc import Mapping
 
+import torch
+
 from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
 from dlinfer.vendor.device import Device
+
+DEVICE_TYPE = "maca" if hasattr(torch, "maca") else "cuda"
+"""torch's name of the device: its own where a backend of that name is registered, as the tests' simulated card is."""
 
 
 def _probe() -> Probe:
@@ -34,7 +39,7 @@ def _device() -> Device:
 
 VENDOR = Vendor(
     name="maca",
-    device_type="cuda",
+    device_type=DEVICE_TYPE,
     framework_device="maca",
     summary="MetaX cards through mcoplib and flash_attn; proven on the vendor's sources, on no card",
     probe=_probe,

@@ -119,7 +119,12 @@ def prefill_attention(
 
 def _widened(x: Tensor, size: int) -> Tensor:
     """x [..., smaller] with zeros up to ``size``: they add nothing to scores, and are cut off values."""
-    return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
+    return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else _whole(x)
+
+
+def _whole(x: Tensor) -> Tensor:
+    """x with the numbers of a head side by side; heads and tokens may lie anywhere."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @refuses(
@@ -151,7 +156,7 @@ def paged_prefill_attention(
     if sum(new) == 0:
         return
     out = sdk.flash_attn().flash_attn_varlen_func(
-        q=q,
+        q=_whole(q),
         k=k_cache,
         v=v_cache,
         cu_seqlens_q=_ends(new, q.device),
@@ -191,7 +196,7 @@ def paged_decode_attention(
     if q.shape[0] == 0:
         return
     out = sdk.flash_attn().flash_attn_with_kvcache(
-        q=q.unsqueeze(1),
+        q=_whole(q).unsqueeze(1),
         k_cache=k_cache,
         v_cache=v_cache,
         cache_seqlens=_on_card(tuple(kv_seqlens.tolist()), q.device),

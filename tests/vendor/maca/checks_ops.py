@@ -72,16 +72,25 @@ def bits(x: Tensor) -> Tensor:
     return x.contiguous().view(-1).view(torch.uint8) if x.numel() else x.new_empty(0, dtype=torch.uint8)
 
 
-MOSTLY = {"float16": 0.75, "bfloat16": 0.75, "float32": 0.5}
-"""The least share of a claimed dtype's samples that kernels answer, attention apart: its samples have small pages."""
+LEAST = {
+    "rms_norm": 1.0,
+    "add_rms_norm": 1.0,
+    "silu_and_mul": 1.0,
+    "linear": 1.0,
+    "moe_gating_topk_softmax": 1.0,
+    "fused_moe": 1.0,
+    "rms_norm_w8a8": 0.5,  # the others are float8
+    "add_rms_norm_w8a8": 0.5,
+    "dynamic_quant": 0.5,
+    "fill_kv_cache": 0.6,  # values of another size than keys
+    "prefill_attention": 0.9,  # alibi with sinks
+}
+"""The least share of an op's samples in float16 that its kernel answers. Those of the other ops have small pages, tables
+of unlike halves, or columns and groups that no model has: checks_sizes.py."""
 
 
 def test_kernels_answer():
     """Runs last in this file: what the samples above found, so that a rule which refuses all is no pass."""
-    of_kernels = Counter({kind: count for kind, count in answered.items() if kind[0] in KERNELS})
-    assert of_kernels
-    for dtype, least in MOSTLY.items():
-        rows = [(op, count, native) for (op, kind, native), count in of_kernels.items() if kind == dtype]
-        rows = [row for row in rows if not row[0].startswith("paged_")]
-        native = sum(count for _, count, is_native in rows if is_native)
-        assert native >= least * sum(count for _, count, _ in rows), (dtype, rows)
+    for op, least in LEAST.items():
+        native, left = answered[op, "float16", True], answered[op, "float16", False]
+        assert native + left > 0 and native >= least * (native + left), (op, native, left)

@@ -3,6 +3,7 @@
 It is not installed into the project's environment: torch and LMDeploy behave otherwise where Triton is.
 """
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,9 @@ def folder() -> Path:
 
 def missing() -> str:
     """Why it cannot be used here; empty where it can."""
-    return "" if (folder() / _STAMP).exists() else f"triton {VERSION} is not at {folder()}: make triton"
+    if importlib.util.find_spec("triton") is not None or (folder() / _STAMP).exists():
+        return ""
+    return f"triton {VERSION} is not at {folder()}: make triton"
 
 
 def make() -> Path:

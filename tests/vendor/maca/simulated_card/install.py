@@ -1,39 +1,37 @@
-"""Make the device "maca" of this process: dlinfer's stand-in under that name, which the vendor then takes for its own.
+"""Make the device "maca" of this process: dlinfer's stand-in under that name, which the vendor takes for its own.
 
 ``install`` stands where a vendor's entry point of ``torch.backends`` would. torch gives PrivateUse1 to one device a
-process, and for good.
+process, and for good. It runs inside ``import torch``, which may be dlinfer's own: nothing of dlinfer.vendor is imported
+before somebody asks.
 """
 
-from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from dlinfer.conformance import stand_in
 
 NAME = "maca"
-_installed: list[bool] = []
 
 
 def install() -> None:
-    """Make the device. For the entry point group ``torch.backends``, or at any time."""
-    if _installed:
-        return
-    _installed.append(True)
+    """Make the device, once. For the entry point group ``torch.backends``, or at any time."""
     stand_in.install(NAME, _Card())
-    from dlinfer.vendor import maca
-
-    maca.VENDOR = replace(maca.VENDOR, device_type=NAME)
 
 
 class _Card(stand_in.Module):
     """``torch.maca``, as the adaptor asks ``torch.cuda``."""
 
-    def __init__(self) -> None:
-        from dlinfer.vendor.streams import HostEvent, HostStream, HostStreams
+    @cached_property
+    def _streams(self) -> Any:
+        from dlinfer.vendor.streams import HostStreams
 
-        streams = HostStreams()
-        self.Stream, self.Event = HostStream, HostEvent
-        self.current_stream = lambda device=None: streams.current_stream()
-        self.stream, self.empty_cache = streams.stream, streams.empty_cache
+        return HostStreams()
+
+    def __getattr__(self, name: str) -> Any:
+        """Of ``Streams``: they are the host's, where a call returns when its work is done."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._streams, name)
 
     def synchronize(self, device: Any = None) -> None:
         """All is done."""
