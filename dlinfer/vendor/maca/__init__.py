@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
+from dlinfer.vendor.claims import Claim, Claims
 from dlinfer.vendor.device import Device
 
 DEVICE_TYPE = "maca" if hasattr(torch, "maca") else "cuda"
@@ -37,6 +38,13 @@ def _device() -> Device:
     return MacaDevice()
 
 
+def _claims() -> Claims:
+    """All kernels but weight_quant_matmul, whose op admits no weight that was rounded to 16 bits, as awq_gemm's are."""
+    from dlinfer.vendor.maca.kernels import KERNELS
+
+    return {op: Claim(in_part=True) for op in KERNELS if op != "weight_quant_matmul"}
+
+
 VENDOR = Vendor(
     name="maca",
     device_type=DEVICE_TYPE,
@@ -45,5 +53,6 @@ VENDOR = Vendor(
     probe=_probe,
     load_kernels=_kernels,
     load_device=_device,
+    claims=_claims,
     kv_cache_layout=KVCacheLayout("BSHD"),
 )

@@ -17,6 +17,7 @@ from dlinfer.ops.samples import SampleMaker
 from dlinfer.vendor import maca
 from dlinfer.vendor.maca.kernels import KERNELS
 from tests.ops import cases
+from tests.vendor.maca import tolerances
 from tests.vendor.maca.simulated_card.install import NAME
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -44,7 +45,7 @@ def compare(op, args: tuple, dtype: torch.dtype) -> dict:
         returned = op.overload(*args)
     found = cases.results(op, args, returned)
     assert {tensor.device.type for tensor in found} <= {NAME}
-    cases.assert_close(pytree.tree_map_only(Tensor, Tensor.cpu, found), want, op.tolerances[dtype])
+    cases.assert_close(pytree.tree_map_only(Tensor, Tensor.cpu, found), want, tolerances.of(op, dtype))
     return fallback.counts()
 
 
