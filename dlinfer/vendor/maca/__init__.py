@@ -1,20 +1,16 @@
 """MetaX cards: LMDeploy's ops on MetaX's mcoplib, flash_attn and Triton, eagerly.
 
-Proven against schemas and sources that MetaX publishes, on no card: docs/maca.md says of each op how far. LMDeploy knows
-the device as "maca", torch as "cuda", since MetaX's build is CUDA's to its callers. MetaX's packages are loaded with the
-first kernel.
+Proven against schemas and sources that MetaX publishes, on no card: docs/maca.md says of each op how far. LMDeploy
+knows the device as "maca", torch as "cuda", since MetaX's build is CUDA's to its callers. MetaX's packages are loaded
+with the first kernel.
 """
 
 from collections.abc import Mapping
 
-import torch
-
 from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
 from dlinfer.vendor.claims import Claim, Claims
 from dlinfer.vendor.device import Device
-
-DEVICE_TYPE = "maca" if hasattr(torch, "maca") else "cuda"
-"""torch's name of the device: its own where a backend of that name is registered, as the tests' simulated card is."""
+from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
 
 
 def _probe() -> Probe:

@@ -59,7 +59,10 @@ def _ends(lengths: list[int], device: torch.device) -> Tensor:
 
 
 def _sight(causal: bool, left: int, right: int) -> dict[str, Any]:
-    return {"causal": causal, "window_size": (left, 0 if causal and left >= 0 else right if not causal else -1)}
+    return {
+        "causal": causal,
+        "window_size": (left, 0 if causal and left >= 0 else right if not causal else -1),
+    }
 
 
 def _extras(q: Tensor, cap: float, alibi_slopes: Tensor | None, sinks: Tensor | None) -> dict[str, Any]:
@@ -76,8 +79,8 @@ def _lengths(ends: Tensor) -> list[int]:
 
 
 @refuses(
-    lambda q, k, v, ends, lens, most, heads, kv_heads, out, scale, causal, left, right, cap, alibi, sinks: _refuses(
-        q, max(k.shape[-1], v.shape[-1]), alibi, sinks
+    lambda q, k, v, ends, lens, most, heads, kv_heads, out, scale, causal, left, right, cap, alibi, sinks: (
+        _refuses(q, max(k.shape[-1], v.shape[-1]), alibi, sinks)
     )
 )
 def prefill_attention(
@@ -128,8 +131,9 @@ def _whole(x: Tensor) -> Tensor:
 
 
 @refuses(
-    lambda q, k, v, table, block_size, ends, lens, most, most_kv, heads, kv_heads, out, scale, causal, left, right, cap,
-    alibi, sinks: _refuses_pages(q, k, v, block_size, alibi, sinks)
+    lambda q, k, v, table, block_size, ends, lens, most, most_kv, heads, kv_heads, *rest: _refuses_pages(
+        q, k, v, block_size, *rest[-2:]
+    )
 )
 def paged_prefill_attention(
     q: Tensor,
@@ -172,8 +176,8 @@ def paged_prefill_attention(
 
 
 @refuses(
-    lambda q, k, v, table, block_size, lens, most, heads, kv_heads, out, scale, left, cap, alibi, sinks: _refuses_pages(
-        q, k, v, block_size, alibi, sinks
+    lambda q, k, v, table, block_size, lens, most, heads, kv_heads, out, scale, left, cap, alibi, sinks: (
+        _refuses_pages(q, k, v, block_size, alibi, sinks)
     )
 )
 def paged_decode_attention(

@@ -38,7 +38,11 @@ class LastAnswer:
         """The answer."""
         made = self._made  # another thread may replace it meanwhile
         if made is None or not _is_of(made, list(tensors)):
-            made = [weakref.ref(one) for one in tensors], [version(one) for one in tensors], self._look(*tensors)
+            made = (
+                [weakref.ref(one) for one in tensors],
+                [version(one) for one in tensors],
+                self._look(*tensors),
+            )
             self._made = made
         return made[2]
 

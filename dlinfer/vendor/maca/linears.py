@@ -24,7 +24,9 @@ def _refuses_w8a8(b: Tensor, out_dtype: torch.dtype, quant_dtype: torch.dtype) -
 
 
 @refuses(
-    lambda a, b, rms_scale, linear_scale, out_dtype, quant_dtype, bias: _refuses_w8a8(b, out_dtype, quant_dtype)
+    lambda a, b, rms_scale, linear_scale, out_dtype, quant_dtype, bias: _refuses_w8a8(
+        b, out_dtype, quant_dtype
+    )
 )
 def linear_w8a8(
     a: Tensor,
@@ -68,7 +70,9 @@ def _refuses_four_bits(x: Tensor, qweight: Tensor, scales: Tensor, group_size: i
     )
 
 
-@refuses(lambda x, qweight, scales, offset, bias, group_size: _refuses_four_bits(x, qweight, scales, group_size))
+@refuses(
+    lambda x, qweight, scales, offset, bias, group_size: _refuses_four_bits(x, qweight, scales, group_size)
+)
 def weight_quant_matmul(
     x: Tensor, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None, group_size: int
 ) -> Tensor:
@@ -86,7 +90,9 @@ def weight_quant_matmul(
     return out.view(shape)
 
 
-def _prepare(dtype: Any, qweight: Tensor, scales: Tensor, offset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _prepare(
+    dtype: Any, qweight: Tensor, scales: Tensor, offset: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """AWQ's weights as awq_gemm takes them: neighbours of a word along the inner size; scales and zeros as they are."""
     words = torch.ops._C.awq_to_gptq_4bit(qweight.contiguous())
     if offset is None:

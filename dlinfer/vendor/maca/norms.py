@@ -9,6 +9,10 @@ from dlinfer.vendor.maca import refusing
 
 @refuses(lambda x, weight, eps: refusing.floating(x))
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _normalised(x, weight, eps)
+
+
+def _normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = x.new_empty(x.shape)
     if x.numel():
         torch.ops._C.rms_norm(out.view(-1, x.shape[-1]), refusing.rows(x), weight.contiguous(), eps)
@@ -17,17 +21,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @refuses(lambda x, residual, weight, eps: refusing.floating(x))
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    if x.numel() == 0:
-        return x.new_empty(x.shape), x.new_empty(x.shape)
-    normalised, total = _added(x, residual, weight, eps)
-    return normalised.view(x.shape), total.view(x.shape)
+    return _added(x, residual, weight, eps)
 
 
 def _added(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Rows of the norm and of the sum: the vendor's op writes both into its arguments."""
+    """The norm of the sum, and the sum: the vendor's op writes both into its arguments."""
+    if x.numel() == 0:
+        return x.new_empty(x.shape), x.new_empty(x.shape)
     normalised, total = refusing.copied_rows(x), refusing.copied_rows(residual)
     torch.ops._C.fused_add_rms_norm(normalised, total, weight.contiguous(), eps)
-    return normalised, total
+    return normalised.view(x.shape), total.view(x.shape)
 
 
 # --- 8 bits
@@ -39,15 +42,14 @@ def _refuses_eight_bits(x: Tensor, quant_dtype: torch.dtype) -> str | None:
 
 @refuses(lambda x, weight, eps, quant_dtype: _refuses_eight_bits(x, quant_dtype))
 def rms_norm_w8a8(x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    numbers, scale = quantised(rms_norm(x, weight, eps))
-    return numbers, scale
+    return quantised(_normalised(x, weight, eps))
 
 
 @refuses(lambda x, residual, weight, eps, quant_dtype: _refuses_eight_bits(x, quant_dtype))
 def add_rms_norm_w8a8(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    normalised, total = add_rms_norm(x, residual, weight, eps)
+    normalised, total = _added(x, residual, weight, eps)
     return *quantised(normalised), total
 
 

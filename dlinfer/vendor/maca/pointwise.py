@@ -24,7 +24,9 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
     if q.numel() == 0:
         return q.new_empty(q.shape), k.new_empty(k.shape)
     if not _agreement.of(cos, sin):
-        raise KernelDeclined(reason="lmdeploy_rotary_embedding reads half of cos and sin, whose halves differ here")
+        raise KernelDeclined(
+            reason="lmdeploy_rotary_embedding reads half of cos and sin, whose halves differ here"
+        )
     # It writes into q and k, whose heads lie side by side in a token.
     turned = [refusing.copied_rows(x.reshape(-1, x.shape[-2] * size)) for x in (q, k)]
     positions = torch.arange(turned[0].shape[0], device=q.device)
@@ -33,7 +35,7 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
     return turned[0].view(q.shape), turned[1].view(k.shape)
 
 
-@refuses(lambda x: refusing.floating(x))
+@refuses(refusing.floating)
 def silu_and_mul(x: Tensor) -> Tensor:
     out = x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
     if out.numel():

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from dlinfer.vendor import maca
 from dlinfer.vendor.base import Probe
+from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
 
 LIBRARIES = {"mcoplib._C": ("_C", "rms_norm"), "mcoplib._moe_C": ("_moe_C", "topk_softmax")}
 """Module -> namespace of torch.ops and an op in it: whether that is registered tells whether the module is loaded."""
@@ -50,7 +50,7 @@ def has_triton() -> bool:
 
 def cards() -> Any:
     """torch's module of the cards' streams, memory and properties: ``torch.cuda``."""
-    return torch.get_device_module(maca.VENDOR.device_type)
+    return torch.get_device_module(DEVICE_TYPE)
 
 
 def probe() -> Probe:
@@ -67,7 +67,9 @@ def probe() -> Probe:
     except Exception as cause:  # noqa: BLE001 - a driver's failure may be any; it is the answer
         first = str(cause).strip().partition("\n")[0]
         return Probe(
-            False, f"torch cannot look for cards: {type(cause).__name__}: {first}", "check mx-smi and MACA_PATH"
+            False,
+            f"torch cannot look for cards: {type(cause).__name__}: {first}",
+            "check mx-smi and MACA_PATH",
         )
     if not count:
         return Probe(False, "torch sees no card", "check mx-smi, and that torch is MetaX's build")

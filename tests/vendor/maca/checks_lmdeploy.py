@@ -58,7 +58,10 @@ def test_lmdeploy_s_kernels():
     """Norms, rotation, the gated activation, cache and attention in its own wrappers, which it calls with maca too."""
     make = maker(torch.float16)
     x, weight = make.tensor(1, 7, 64), make.tensor(64)
-    close(called.rms_norm(x, weight, 1e-6), ops.rms_norm.reference(x.cpu().double(), weight.cpu().double(), 1e-6))
+    close(
+        called.rms_norm(x, weight, 1e-6),
+        ops.rms_norm.reference(x.cpu().double(), weight.cpu().double(), 1e-6),
+    )
     normalised, total = called.rms_norm(x, weight, 1e-6, residual=x)
     close(total, 2 * x.cpu().double())
     assert normalised.shape == x.shape
@@ -92,7 +95,19 @@ def test_lmdeploy_s_attention():
         )
         close(out, want)
     out = called.paged_attention_fwd(
-        *(q[[2, 6]], k[[2, 6]], v[[2, 6]], torch.empty_like(q[:2]), *caches, table, lengths, lengths, 1, 4, True),
+        *(
+            q[[2, 6]],
+            k[[2, 6]],
+            v[[2, 6]],
+            torch.empty_like(q[:2]),
+            *caches,
+            table,
+            lengths,
+            lengths,
+            1,
+            4,
+            True,
+        ),
         *(16, 4, 2, 64, ends, ends, lengths),
         softmax_scale=0.125,
     )
@@ -109,7 +124,10 @@ def test_lmdeploy_s_experts():
     logits, metadata = make.tensor(70, 6), MoeMetadata()
     weights, ids = called.moe_gating_topk_softmax(logits, 2, metadata)
     out = called.fused_moe(hidden, gate_up, down, weights, ids, 2, True, metadata)
-    host = (one.cpu().double() if one.is_floating_point() else one.cpu() for one in (hidden, gate_up, down, weights, ids))
+    host = (
+        one.cpu().double() if one.is_floating_point() else one.cpu()
+        for one in (hidden, gate_up, down, weights, ids)
+    )
     close(out, ops.fused_moe.reference(*host, 2, True))
 
 
@@ -124,7 +142,9 @@ def test_a_probe_says_why_not(monkeypatch):
     monkeypatch.setattr(type(sdk.cards()), "device_count", fails)
     assert sdk.probe().reason == "torch cannot look for cards: RuntimeError: no driver"
     real = sdk.importlib.util.find_spec
-    monkeypatch.setattr(sdk.importlib.util, "find_spec", lambda name: None if name == "flash_attn" else real(name))
+    monkeypatch.setattr(
+        sdk.importlib.util, "find_spec", lambda name: None if name == "flash_attn" else real(name)
+    )
     assert sdk.probe().reason == "flash_attn is not installed"
 
 

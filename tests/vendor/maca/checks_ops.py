@@ -86,8 +86,8 @@ LEAST = {
     "fill_kv_cache": 0.6,  # values of another size than keys
     "prefill_attention": 0.9,  # alibi with sinks
 }
-"""The least share of an op's samples in float16 that its kernel answers. Those of the other ops have small pages, tables
-of unlike halves, or columns and groups that no model has: checks_sizes.py."""
+"""The least share of an op's samples in float16 that its kernel answers. Those of other ops have small pages, tables of
+unlike halves, or columns and groups that no model has: checks_sizes.py."""
 
 
 def test_kernels_answer():

@@ -1,6 +1,7 @@
 """Ops in sizes that real models have: every call is answered by a kernel, in both dtypes that models come in.
 
-The interface's own samples are small; pages of 8 tokens and tables of unlike halves are refused by name (checks_ops.py).
+The interface's own samples are small; pages of 8 tokens and tables of unlike halves are refused by name
+(checks_ops.py).
 """
 
 import pytest
@@ -81,11 +82,13 @@ def test_looks_are_one_a_step(monkeypatch):
     for module, name in ((caches, "_highest"), (pointwise, "_agreement")):
         kept = getattr(module, name)
         real = kept._look
-        monkeypatch.setattr(kept, "_look", lambda *given, real=real, name=name: looks.append(name) or real(*given))
+        monkeypatch.setattr(
+            kept, "_look", lambda *given, real=real, name=name: looks.append(name) or real(*given)
+        )
     rotation = real_sizes.rotation(make, 64)
     k, slots = make.tensor(4, 2, 64), make.permutation(64)[:4]
+    pages = make.cache(2, 32, 2, 64), make.cache(2, 32, 2, 64)
     for _ in range(3):  # layers
-        pages = make.cache(2, 32, 2, 64), make.cache(2, 32, 2, 64)
         native(ops.fill_kv_cache, (k, k, *pages, slots), torch.float16)
         native(ops.apply_rotary_pos_emb, rotation, torch.float16)
     assert sorted(looks) == ["_agreement", "_highest"]
@@ -106,7 +109,9 @@ def test_padding_is_not_written():
     make = maker(torch.float16)
     slots = torch.tensor([5, -1, 3], device=NAME)
     k = make.tensor(3, 2, 64)
-    native(ops.fill_kv_cache, (k, k, make.cache(2, 16, 2, 64), make.cache(2, 16, 2, 64), slots), torch.float16)
+    native(
+        ops.fill_kv_cache, (k, k, make.cache(2, 16, 2, 64), make.cache(2, 16, 2, 64), slots), torch.float16
+    )
 
 
 def test_tables_of_unlike_halves_are_refused_by_name():

@@ -19,7 +19,18 @@ from dlinfer.errors import DlinferError
 from dlinfer.vendor.maca import linears
 from dlinfer.vendor.maca.kept import Kept
 from tests.ops import cases
-from tests.vendor.ascend.checks_wrong_calls import Change, at, by_name, cast, exchange, gaps, put, rename, swap, without
+from tests.vendor.ascend.checks_wrong_calls import (
+    Change,
+    at,
+    by_name,
+    cast,
+    exchange,
+    gaps,
+    put,
+    rename,
+    swap,
+    without,
+)
 from tests.vendor.maca import checks_ops, checks_sizes, real_sizes, schemas, tolerances, triton_package
 
 DTYPE = torch.float16
@@ -82,7 +93,12 @@ EXPERTS = real("fused_moe", "2 of 6")
 FOUR = real("weight_quant_matmul", "256 by 128, zeros True")
 EIGHT = eight_bits()
 
-RMS, FUSED, ACT, INT8 = "_C::rms_norm", "_C::fused_add_rms_norm", "_C::silu_and_mul", "_C::dynamic_scaled_int8_quant"
+RMS, FUSED, ACT, INT8 = (
+    "_C::rms_norm",
+    "_C::fused_add_rms_norm",
+    "_C::silu_and_mul",
+    "_C::dynamic_scaled_int8_quant",
+)
 TURN, CACHE = "mcoplib.lmdeploy::lmdeploy_rotary_embedding", "_C_cache_ops::reshape_and_cache_flash"
 VARLEN, KVCACHE = "flash_attn::flash_attn_varlen_func", "flash_attn::flash_attn_with_kvcache"
 TOPK, ALIGN, SUM = "_moe_C::topk_softmax", "_moe_C::moe_align_block_size", "_moe_C::moe_sum"
@@ -121,7 +137,13 @@ FAULTS = [
     Fault(QUANT, INT8, "numbers in uint8", cast(0, torch.uint8), "sources"),
     Fault(QUANT, INT8, "the input first", swap(0, 1), "sources"),
     Fault(QUANT, INT8, "one scale less", at(2, lambda x: x[:-1]), "sources"),
-    Fault(QUANT, INT8, "between vectors", at(1, lambda x: torch.cat((x.view(-1)[:1], x.view(-1)))[1:].view(x.shape)), "sources"),
+    Fault(
+        QUANT,
+        INT8,
+        "between vectors",
+        at(1, lambda x: torch.cat((x.view(-1)[:1], x.view(-1)))[1:].view(x.shape)),
+        "sources",
+    ),
     Fault(SILU, ACT, "the input first", swap(0, 1), "sources"),
     Fault(SILU, ACT, "a result as wide", at(0, lambda x: torch.cat((x, x), -1)), "sources"),
     Fault(SILU, ACT, "input with gaps", gaps(1), "sources"),
@@ -143,7 +165,13 @@ FAULTS = [
     Fault(FILL, CACHE, "caches of fp8", at(5, lambda x: "fp8"), "sources"),
     Fault(FILL, CACHE, "scales as numbers", at(6, lambda x: 1.0), "schema"),
     Fault(FILL, CACHE, "values in bfloat16", cast(1, torch.bfloat16), "sources"),
-    Fault(FILL, CACHE, "values by heads", at(1, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)), "sources"),
+    Fault(
+        FILL,
+        CACHE,
+        "values by heads",
+        at(1, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)),
+        "sources",
+    ),
     Fault(FILL, CACHE, "a slot behind the end", at(4, lambda x: x + 48), "sources"),
     Fault(PROMPT, VARLEN, "max_seq_len_q", rename("max_seqlen_q", "max_seq_len_q"), "schema"),
     Fault(PROMPT, VARLEN, "sm_scale", rename("softmax_scale", "sm_scale"), "schema"),

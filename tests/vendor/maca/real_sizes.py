@@ -67,7 +67,9 @@ def calls() -> Iterator[Call]:
     for inner, group in ((256, 128), (256, 0), (64, 64), (128, 32), (64, 0)):
         for zeros in (True, False):
             name = f"{inner} by {group}, zeros {zeros}"
-            yield Call("weight_quant_matmul", name, lambda make, given=(inner, group, zeros): four_bits(make, *given))
+            yield Call(
+                "weight_quant_matmul", name, lambda make, given=(inner, group, zeros): four_bits(make, *given)
+            )
     for bias in (True, False):
         yield Call("linear_w8a8", f"bias {bias}", lambda make, bias=bias: eight_bits(make, bias))
     for chosen in (1, 2, 3, 6):

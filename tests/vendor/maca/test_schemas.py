@@ -17,7 +17,8 @@ def test_every_line_of_torch_s_ops_is_a_schema():
             text = line.partition("::")[2]
             parsed = torch._C.parse_schema(text)
             assert [one.name for one in parsed.arguments] == [
-                part.split("=")[0].split()[-1] for part in text.partition("(")[2].partition(")")[0].split(", ")
+                part.split("=")[0].split()[-1]
+                for part in text.partition("(")[2].partition(")")[0].split(", ")
             ]
 
 

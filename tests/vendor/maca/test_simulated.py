@@ -40,9 +40,7 @@ def installed(tmp_path: Path) -> Path:
 def run(installed: Path, *command: str, status: int = 0, **env: str) -> str:
     folders = (installed, FOLDER / "packages", triton_package.folder(), ROOT, os.environ.get("PYTHONPATH"))
     path = os.pathsep.join(str(one) for one in folders if one)
-    done = run_process(
-        [sys.executable, *command], timeout=1500, PYTHONPATH=path, TRITON_INTERPRET="1", **env
-    )
+    done = run_process([sys.executable, *command], timeout=1500, PYTHONPATH=path, TRITON_INTERPRET="1", **env)
     assert done.returncode == status, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
@@ -85,5 +83,7 @@ def test_lmdeploy_gives_the_tokens_of_the_cpu(installed, tmp_path, family):
     assert card["short"] == host["short"] and card["long"] == host["long"]
     assert card["fallbacks"] == []
     assert {"rms_norm", "fused_add_rms_norm", "lmdeploy_rotary_embedding"} <= set(card["calls"])
-    assert {"flash_attn_varlen_func", "flash_attn_with_kvcache", "reshape_and_cache_flash"} <= set(card["calls"])
+    assert {"flash_attn_varlen_func", "flash_attn_with_kvcache", "reshape_and_cache_flash"} <= set(
+        card["calls"]
+    )
     assert ("moe_align_block_size" in card["calls"]) is (family == "qwen3_moe")

@@ -8,7 +8,7 @@ from dlinfer.ops import OpSpec
 from dlinfer.ops.spec import Tolerance
 
 ROUNDED = {"weight_quant_matmul": 3.0}
-"""Op -> how many times its tolerance: awq_gemm rounds weights to 16 bits, and the op's tolerance admits no rounded one."""
+"""Op -> how many times its tolerance: awq_gemm rounds weights to 16 bits, the op's tolerance admits none that is."""
 
 
 def of(op: OpSpec, dtype: torch.dtype) -> Tolerance:

@@ -1,8 +1,8 @@
 """The grouped product of experts in Triton: blocks of choices, each of one expert, times that expert's weight."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
@@ -12,7 +12,8 @@ BLOCK = 16
 _COLUMNS, _INNER = 64, 64
 
 
-class Choices(NamedTuple):
+@dataclass(frozen=True)
+class Choices:
     """Choices (token, expert) in the experts' order, as moe_align_block_size gives them.
 
     order: int32, the number of each choice; ``count`` or more is padding. owners: int32, the expert of each block.
@@ -36,7 +37,8 @@ def grouped_product(
     columns, inner = weights.shape[1:]
     out = rows.new_empty(choices.count, columns)
     grid = len(choices.owners), triton.cdiv(columns, _COLUMNS)
-    _grouped_product[grid](
+    launch: Any = _grouped_product
+    launch[grid](
         *(rows, weights, out, choices.padded if row_weights is None else row_weights),
         *(choices.order, choices.owners, choices.padded, choices.count),
         *(columns, inner, rows.stride(0), *weights.stride()),
@@ -50,7 +52,7 @@ def grouped_product(
 
 
 @triton.jit
-def _grouped_product(  # noqa: PLR0913 - a kernel's arguments are its memory
+def _grouped_product(
     rows,
     weights,
     out,

@@ -1,5 +1,7 @@
 """flash_attn: what csrc/flash_attn/flash_api.cpp of flash-attention checks, with MetaX's sizes (vLLM-metax)."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -37,17 +39,19 @@ def flash_attn_varlen_func(
     rules.shape("cu_seqlens_k", cu_seqlens_k, (batch + 1,))
     require(batch > 0, "batch size must be positive")
     ends, key_ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-    require(ends == sorted(ends) and ends[0] == 0 and ends[-1] <= q.shape[0], "cu_seqlens_q: from 0, rising, of q")
+    require(
+        ends == sorted(ends) and ends[0] == 0 and ends[-1] <= q.shape[0], "cu_seqlens_q: from 0, rising, of q"
+    )
     require(key_ends == sorted(key_ends) and key_ends[0] == 0, "cu_seqlens_k: from 0, rising")
-    lengths = [end - start for start, end in zip(key_ends, key_ends[1:], strict=False)]
-    _most("max_seqlen_q", max_seqlen_q, [end - start for start, end in zip(ends, ends[1:], strict=False)])
+    lengths = [end - start for start, end in pairwise(key_ends)]
+    _most("max_seqlen_q", max_seqlen_q, [end - start for start, end in pairwise(ends)])
     _most("max_seqlen_k", max_seqlen_k, lengths)
     if block_table is None:
         for name, x in (("k", k), ("v", v)):
             rules.tensor(name, x, HALVES, 3, gaps=True, empty=True)
             rules.shape(name, x, (k.shape[0], k.shape[1], q.shape[2]))
         require(key_ends[-1] <= k.shape[0], "cu_seqlens_k: of k")
-        sequences = [(k[start:end], v[start:end]) for start, end in zip(key_ends, key_ends[1:], strict=False)]
+        sequences = [(k[start:end], v[start:end]) for start, end in pairwise(key_ends)]
     else:
         sequences = _from_pages(q, k, v, block_table, lengths)
     _check_heads(q, k, v)
@@ -83,7 +87,10 @@ def flash_attn_with_kvcache(
     rules.unused(k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx)
     rules.unused(cache_leftpad=cache_leftpad, num_splits=num_splits, return_softmax_lse=return_softmax_lse)
     require(rotary_interleaved is True, "rotary_interleaved is not simulated")
-    require(block_table is not None and isinstance(cache_seqlens, Tensor), "pages and their lengths, as simulated")
+    require(
+        block_table is not None and isinstance(cache_seqlens, Tensor), "pages and their lengths, as simulated"
+    )
+    assert block_table is not None and isinstance(cache_seqlens, Tensor)
     rules.tensor("q", q, HALVES, 4, gaps=True)
     rules.tensor("cache_seqlens", cache_seqlens, (torch.int32,), 1)
     rules.shape("cache_seqlens", cache_seqlens, (q.shape[0],))
@@ -94,7 +101,9 @@ def flash_attn_with_kvcache(
 
 
 def _most(name: str, most: object, lengths: list[int]) -> None:
-    require(type(most) is int and most >= max(lengths), f"{name}: an int, at least {max(lengths)}, not {most!r}")
+    require(
+        type(most) is int and most >= max(lengths), f"{name}: an int, at least {max(lengths)}, not {most!r}"
+    )
 
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -106,7 +115,9 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     require(heads % k.shape[-2] == 0, f"{heads} heads over {k.shape[-2]}")
 
 
-def _from_pages(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: list[int]) -> list[tuple[Tensor, Tensor]]:
+def _from_pages(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: list[int]
+) -> list[tuple[Tensor, Tensor]]:
     """Keys and values of each sequence."""
     for name, x in (("k", k), ("v", v)):
         rules.tensor(name, x, HALVES, 4, gaps=True)
@@ -158,7 +169,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, given: dict) -> Tensor:
     left, right = given["left"], given["right"]
     hidden = (away < -left if left >= 0 else away < -(2**30)) | (away > right if right >= 0 else away > 2**30)
     scores = scores.masked_fill(hidden, -torch.inf)
-    sinks = torch.full((q.shape[1], 1, 1), -torch.inf) if given["sinks"] is None else given["sinks"].float().view(-1, 1, 1)
+    sinks = (
+        torch.full((q.shape[1], 1, 1), -torch.inf)
+        if given["sinks"] is None
+        else given["sinks"].float().view(-1, 1, 1)
+    )
     top = torch.cat((scores, sinks.expand(-1, len(q), 1)), -1).amax(-1, keepdim=True)
     top = top.masked_fill(top == -torch.inf, 0.0)
     weights = torch.exp(scores - top)

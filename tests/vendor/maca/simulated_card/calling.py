@@ -5,7 +5,7 @@ Both count calls, see host views of the device's tensors, and give results on th
 
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ calls: Counter[str] = Counter()
 _libraries: list[torch.library.Library] = []  # a Library that dies takes its kernels along
 
 
-def register(space: str, implementations: dict[str, Callable[..., Any]]) -> None:
+def register(space: str, implementations: Mapping[str, Callable[..., Any]]) -> None:
     """Define the golden schemas of a namespace of torch.ops, with what stands behind them."""
     library = torch.library.Library(space, "DEF")
     for line in schemas.golden(space):

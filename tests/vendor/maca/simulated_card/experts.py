@@ -6,7 +6,16 @@ from torch import Tensor
 from tests.vendor.ascend.simulated_npu import rules
 from tests.vendor.ascend.simulated_npu.rules import FLOATS, require
 
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+_INTEGERS = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
 _NONSENSE = 12345
 
 

@@ -1,8 +1,8 @@
 """Make the device "maca" of this process: dlinfer's stand-in under that name, which the vendor takes for its own.
 
 ``install`` stands where a vendor's entry point of ``torch.backends`` would. torch gives PrivateUse1 to one device a
-process, and for good. It runs inside ``import torch``, which may be dlinfer's own: nothing of dlinfer.vendor is imported
-before somebody asks.
+process, and for good. It runs inside ``import torch``, which may be dlinfer's own: nothing of dlinfer.vendor is
+imported before somebody asks.
 """
 
 from functools import cached_property

@@ -16,7 +16,8 @@ def mend() -> None:
 
     def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
         wide = [
-            self.cast_impl(one, language.float32) if one.dtype.scalar == language.bfloat16 else one for one in (a, b)
+            self.cast_impl(one, language.float32) if one.dtype.scalar == language.bfloat16 else one
+            for one in (a, b)
         ]
         return plain(self, *wide, *others)
 

@@ -43,7 +43,7 @@ def _unpacked(words: Tensor) -> Tensor:
 
 
 def awq_to_gptq_4bit(qweight: Tensor) -> Tensor:
-    """awq/gemm_kernels.cu: words of neighbours along the inner size. Memory is [k / 8, n], the shape says [n, k / 8]."""
+    """awq/gemm_kernels.cu: words of neighbours along the inner size. Memory is [k / 8, n], its shape [n, k / 8]."""
     rules.tensor("qweight", qweight, (torch.int32,), 2)
     k, n = qweight.shape[0], qweight.shape[1] * 8
     require(k % 8 == 0, f"qweight: a multiple of 8 rows, not {k}")
@@ -80,7 +80,7 @@ def awq_gemm(
     rules.tensor("_temp_space", _temp_space, (torch.float32,), (1, 2), empty=True)
     if dtype_bf16:
         require(_temp_space.numel() >= m * n and not _temp_space.any(), f"_temp_space: {m * n} zeros")
-    if n % 16 or k % 32 or (min(group, 128) not in (32, 64, 128)) or group > 128 and group % 128:
+    if n % 16 or k % 32 or (min(group, 128) not in (32, 64, 128)) or (group > 128 and group % 128):
         return x.new_zeros(m, n)
     along = _unpacked(words.reshape(k // 8, n)).transpose(1, 2).reshape(k, n)
     zero = _unpacked(zeros).reshape(groups, n)

@@ -30,7 +30,9 @@ def fused_add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor, epsilon:
     rules.tensor("residual", residual, FLOATS, (2, 8))
     rules.shape("residual", residual, input.shape)
     rules.same_dtype(input=input, residual=residual)
-    require(input.data_ptr() != residual.data_ptr(), "input and residual: apart, as both pointers are restrict")
+    require(
+        input.data_ptr() != residual.data_ptr(), "input and residual: apart, as both pointers are restrict"
+    )
     residual.add_(input)
     input.copy_(_normalised(residual, weight, epsilon))
 
@@ -80,7 +82,9 @@ def lmdeploy_rotary_embedding(*args: object) -> None:
     require(positions.numel() == tokens, f"positions: {tokens}")
     for name, x in (("query", query), ("key", key)):
         rules.tensor(name, x, FLOATS, (2, 3), gaps=True)
-        require(x.stride(-1) == 1 and x.shape[-1] % head_size == 0, f"{name}: heads of {head_size} side by side")
+        require(
+            x.stride(-1) == 1 and x.shape[-1] % head_size == 0, f"{name}: heads of {head_size} side by side"
+        )
         rules.shape(f"{name}, but heads", x[..., 0], query.shape[:-1])
     for name, table in (("cos", cos), ("sin", sin)):
         rules.tensor(name, table, FLOATS, 2)
@@ -118,7 +122,10 @@ def reshape_and_cache_flash(
     for name, x in (("key_cache", key_cache), ("value_cache", value_cache)):
         rules.tensor(name, x, FLOATS, 4, gaps=True)
         rules.shape(name, x, (*key_cache.shape[:2], heads, size))
-        require(x.stride() == key_cache.stride() and x.stride(3) == 1, f"{name}: strides of key_cache, heads whole")
+        require(
+            x.stride() == key_cache.stride() and x.stride(3) == 1,
+            f"{name}: strides of key_cache, heads whole",
+        )
     rules.same_dtype(key=key, value=value, key_cache=key_cache, value_cache=value_cache)
     rules.tensor("slot_mapping", slot_mapping, (torch.int64,), 1)
     require(slot_mapping.shape[0] <= min(tokens, value.shape[0]), "slot_mapping: no more than tokens")
@@ -132,5 +139,3 @@ def reshape_and_cache_flash(
         for token in kept.tolist():
             block, offset = divmod(int(slot_mapping[token]), cache.shape[1])
             cache[block, offset] = new[token]
-
-

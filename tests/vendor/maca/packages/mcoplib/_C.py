@@ -2,5 +2,5 @@
 
 from tests.vendor.maca.simulated_card import calling, products, rows
 
-calling.register("_C", vars(rows) | vars(products))
+calling.register("_C", {**vars(rows), **vars(products)})
 calling.register("_C_cache_ops", vars(rows))
