@@ -44,7 +44,7 @@ torch-npu: $(STAMP) ## Ascend's torch_npu on stubs of its driver, to read its sc
 	@$(PY) -m tests.vendor.ascend.vendor_package.environment
 
 .PHONY: triton
-triton: $(STAMP) ## Triton beside the environment, whose interpreter runs the kernels for MetaX cards; 740 MB in the user's cache folder
+triton: $(STAMP) ## Triton beside the environment, whose interpreter runs the kernels for MetaX cards; 1 GB in the user's cache folder
 	@$(PY) -m tests.vendor.maca.triton_package
 
 .PHONY: demo

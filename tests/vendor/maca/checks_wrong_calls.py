@@ -249,7 +249,7 @@ def where(vendors: str) -> tuple[dict[str, Any], str]:
 
 
 def test_there_are_enough():
-    assert len(FAULTS) > 90
+    assert len(FAULTS) >= 100
     assert len({(fault.vendors, fault.what, fault.called[0]) for fault in FAULTS}) == len(FAULTS)
     assert {fault.vendors for fault in FAULTS} == schemas.called()
 

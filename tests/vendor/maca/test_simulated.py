@@ -56,6 +56,14 @@ def test_checks(installed, checks):
 
 
 @pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.timeout(1600)
+def test_every_claim_holds(installed):
+    said = run(installed, "-m", "dlinfer", "conformance", "maca")
+    assert "every claim holds" in said
+
+
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(1600)
 @pytest.mark.parametrize(
@@ -71,7 +79,8 @@ def test_lmdeploy_gives_the_tokens_of_the_cpu(installed, tmp_path, family):
     if family == "qwen3_moe" and (reason := triton_package.missing()):
         pytest.skip(reason)
     model = tmp_path / family
-    build(family, model, seed=0, dtype="float32")
+    # with 0 the fifth token of Qwen3-MoE's long prompt is a tie in float16 (4.445 and 4.442 in float32)
+    build(family, model, seed=int(family == "qwen3_moe"), dtype="float32")
     job = str(FOLDER / "lmdeploy_job.py")
 
     def answers(device: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def missing() -> str:
 
 
 def make() -> Path:
-    """Download the package (290 MB of PyPI); does nothing where it is there."""
+    """Download the package (290 MB of PyPI, 1 GB on disk); does nothing where it is there."""
     place = folder()
     if (place / _STAMP).exists():
         return place
