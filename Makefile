@@ -45,7 +45,7 @@ torch-npu: $(STAMP) ## Ascend's torch_npu on stubs of its driver, to read its sc
 
 .PHONY: triton
 triton: $(STAMP) ## Triton beside the environment, whose interpreter runs the kernels for MetaX cards; 1 GB in the user's cache folder
-	@$(PY) -m tests.vendor.maca.triton_package
+	@$(PY) -m tests.vendor.maca.simulated_card.triton_package
 
 .PHONY: demo
 demo: $(STAMP) ## LMDeploy generates on this CPU; its tokens are compared with HF transformers

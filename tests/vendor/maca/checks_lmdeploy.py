@@ -17,8 +17,9 @@ from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.vendor import discovery, maca
 from dlinfer.vendor.maca import sdk
-from tests.vendor.maca import accept, real_sizes, triton_package
+from tests.vendor.maca import accept, real_sizes
 from tests.vendor.maca.checks_sizes import maker
+from tests.vendor.maca.simulated_card import triton_package
 from tests.vendor.maca.simulated_card.calling import calls
 from tests.vendor.maca.simulated_card.install import NAME
 

@@ -13,8 +13,9 @@ from dlinfer.ops.samples import SampleMaker
 from dlinfer.vendor import maca
 from dlinfer.vendor.maca import caches, pointwise
 from tests.ops import cases
-from tests.vendor.maca import real_sizes, triton_package
+from tests.vendor.maca import real_sizes
 from tests.vendor.maca.checks_ops import compare
+from tests.vendor.maca.simulated_card import triton_package
 from tests.vendor.maca.simulated_card.calling import calls
 from tests.vendor.maca.simulated_card.install import NAME
 

@@ -31,7 +31,8 @@ from tests.vendor.ascend.checks_wrong_calls import (
     swap,
     without,
 )
-from tests.vendor.maca import checks_ops, checks_sizes, real_sizes, schemas, tolerances, triton_package
+from tests.vendor.maca import checks_ops, checks_sizes, real_sizes, schemas, tolerances
+from tests.vendor.maca.simulated_card import triton_package
 
 DTYPE = torch.float16
 Called = tuple[str, Callable[[], tuple]]

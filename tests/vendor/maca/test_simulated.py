@@ -13,7 +13,7 @@ import pytest
 
 from examples.tiny_models.build import build
 from tests.e2e.processes import run_process
-from tests.vendor.maca import triton_package
+from tests.vendor.maca.simulated_card import triton_package
 
 FOLDER = Path(__file__).parent
 CHECKS = sorted(FOLDER.glob("checks_*.py"))
