@@ -36,9 +36,11 @@ def _device() -> Device:
 
 def _claims() -> Claims:
     """All kernels but weight_quant_matmul, whose op admits no weight that was rounded to 16 bits, as awq_gemm's are."""
-    from dlinfer.vendor.maca.kernels import KERNELS
+    from dlinfer.vendor.maca.kernels import IN_HALVES, KERNELS
+    from dlinfer.vendor.maca.refusing import FLOATS, HALVES
 
-    return {op: Claim(in_part=True) for op in KERNELS if op != "weight_quant_matmul"}
+    served = {op: HALVES if op in IN_HALVES else FLOATS for op in KERNELS if op != "weight_quant_matmul"}
+    return {op: Claim(dtypes, in_part=True) for op, dtypes in served.items()}
 
 
 VENDOR = Vendor(

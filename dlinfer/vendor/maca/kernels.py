@@ -29,3 +29,13 @@ KERNELS: dict[str, Kernel] = {
         fused_moe,
     )
 }
+
+IN_HALVES = (
+    "prefill_attention",
+    "paged_prefill_attention",
+    "paged_decode_attention",
+    "fused_moe",
+    "linear_w8a8",
+    "weight_quant_matmul",
+)
+"""Those that take or give float16 and bfloat16 only; the others know float32 too."""
