@@ -1,12 +1,20 @@
-"""Triton's interpreter as the card: of Triton 3.9.0, mended where it multiplies bfloat16 numbers by their bits."""
+"""Triton's interpreter as the card: of Triton 3.9.0, mended where it is no card.
+
+It multiplies bfloat16 numbers by their bits, and changes Triton's modules while a kernel runs, which two threads undo
+for each other.
+"""
 
 import importlib
 import importlib.util
+import threading
 from typing import Any
 
 
 def mend() -> None:
-    """Let ``tl.dot`` see bfloat16 as float32, which holds every product of two; nothing to do without Triton."""
+    """Let ``tl.dot`` see bfloat16 as float32, which holds every product of two, and one kernel run at a time.
+
+    Nothing to do without Triton.
+    """
     if importlib.util.find_spec("triton") is None:
         return
     language = importlib.import_module("triton.language")
@@ -22,3 +30,11 @@ def mend() -> None:
         return plain(self, *wide, *others)
 
     builder.create_dot = create_dot
+    executor = interpreter.GridExecutor
+    launch, running = executor.__call__, threading.Lock()
+
+    def alone(self: Any, *args: Any, **kwargs: Any) -> None:
+        with running:
+            launch(self, *args, **kwargs)
+
+    executor.__call__ = alone
