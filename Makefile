@@ -43,6 +43,10 @@ toolchains: $(STAMP) ## CPython 3.10 environments with Sophgo's and MegEngine's 
 torch-npu: $(STAMP) ## Ascend's torch_npu on stubs of its driver, to read its schemas; 130 MB in the user's cache folder
 	@$(PY) -m tests.vendor.ascend.vendor_package.environment
 
+.PHONY: triton
+triton: $(STAMP) ## Triton beside the environment, whose interpreter runs the kernels for MetaX cards; 1 GB in the user's cache folder
+	@$(PY) -m tests.vendor.maca.simulated_card.triton_package
+
 .PHONY: demo
 demo: $(STAMP) ## LMDeploy generates on this CPU; its tokens are compared with HF transformers
 	@$(PY) examples/demo.py

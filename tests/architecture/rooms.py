@@ -113,6 +113,7 @@ THIRD_PARTY = {
     "dlinfer.conformance": TORCH,
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},
+    "dlinfer.vendor.maca.moe": TORCH | {"triton"},  # which MetaX ships with its torch
     "dlinfer.vendor.megengine": TORCH | {"numpy"},
     "dlinfer.vendor.onnxruntime": TORCH | {"numpy", "onnx", "onnxruntime", "onnxscript"},
     "dlinfer.vendor.openvino": TORCH | {"numpy", "openvino"},

@@ -86,3 +86,13 @@ def test_memory_is_counted_and_ends():
     assert memory.free() == before
     with pytest.raises(torch.OutOfMemoryError, match="stand-in has"):
         torch.empty(memory.TOTAL, device=NAME)
+
+
+def test_a_storage_is_copied_to_the_host_and_back():
+    """As Triton's interpreter does with its arguments."""
+    x = made(torch.arange(6.0))
+    host = x.untyped_storage().cpu()
+    assert torch.equal(torch.empty(0).set_(host), torch.arange(6.0))
+    host.copy_(torch.ones(6).untyped_storage())
+    x.untyped_storage().copy_(host)
+    assert torch.equal(x.cpu(), torch.ones(6))

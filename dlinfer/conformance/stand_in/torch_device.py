@@ -133,6 +133,11 @@ def _set_to(tensor: Tensor, source: Tensor) -> Tensor:
     return _set_(tensor, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
 
 
+def _set_to_all_of(tensor: Tensor, source: Any) -> Tensor:
+    """``UntypedStorage.cpu`` and ``copy_`` see a storage so."""
+    return _set_(tensor, source, 0, (source.nbytes() // tensor.dtype.itemsize,), (1,))
+
+
 def _copy_(tensor: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """To the device, from it, or on it."""
     _host_of(tensor).copy_(_host_of(source))
@@ -147,6 +152,7 @@ _OWN = {
     "_reshape_alias": _viewed(aten._reshape_alias.default),
     "unfold": _viewed(aten.unfold.default),
     "resize_": _resize_,
+    "set_.source_Storage": _set_to_all_of,
     "set_.source_Storage_storage_offset": _set_,
     "set_.source_Tensor": _set_to,
     "copy_": _copy_,

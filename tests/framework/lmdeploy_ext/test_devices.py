@@ -18,6 +18,7 @@ from dlinfer.framework.lmdeploy_ext.layers.backend import OpsBackend
 from dlinfer.framework.lmdeploy_ext.layers.positions import windows
 from dlinfer.vendor import DeviceMemory, discovery
 
+pytestmark = pytest.mark.usefixtures("no_makers")
 VENDOR = """
 from dlinfer.vendor import Device, DeviceMemory, Probe, Vendor
 from dlinfer.vendor.streams import HostStreams

@@ -1,0 +1,56 @@
+"""MetaX cards: LMDeploy's ops on MetaX's mcoplib, flash_attn and Triton, eagerly.
+
+Proven against schemas and sources that MetaX publishes, on no card: docs/maca.md says of each op how far. LMDeploy
+knows the device as "maca", torch as "cuda", since MetaX's build is CUDA's to its callers. MetaX's packages are loaded
+with the first kernel.
+"""
+
+from collections.abc import Mapping
+
+from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
+from dlinfer.vendor.claims import Claim, Claims
+from dlinfer.vendor.device import Device
+from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
+
+
+def _probe() -> Probe:
+    from dlinfer.vendor.maca import sdk
+
+    return sdk.probe()
+
+
+def _kernels() -> Mapping[str, Kernel]:
+    from dlinfer.vendor.maca import sdk
+
+    sdk.load()
+    from dlinfer.vendor.maca.kernels import KERNELS
+
+    return KERNELS
+
+
+def _device() -> Device:
+    from dlinfer.vendor.maca.device import MacaDevice
+
+    return MacaDevice()
+
+
+def _claims() -> Claims:
+    """All kernels but weight_quant_matmul, whose op admits no weight that was rounded to 16 bits, as awq_gemm's are."""
+    from dlinfer.vendor.maca.kernels import IN_HALVES, KERNELS
+    from dlinfer.vendor.maca.refusing import FLOATS, HALVES
+
+    served = {op: HALVES if op in IN_HALVES else FLOATS for op in KERNELS if op != "weight_quant_matmul"}
+    return {op: Claim(dtypes, in_part=True) for op, dtypes in served.items()}
+
+
+VENDOR = Vendor(
+    name="maca",
+    device_type=DEVICE_TYPE,
+    framework_device="maca",
+    summary="MetaX cards through mcoplib and flash_attn; proven on the vendor's sources, on no card",
+    probe=_probe,
+    load_kernels=_kernels,
+    load_device=_device,
+    claims=_claims,
+    kv_cache_layout=KVCacheLayout("BSHD"),
+)

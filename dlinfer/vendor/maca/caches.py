@@ -1,0 +1,45 @@
+"""Writing new tokens into the paged KV cache."""
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.kv_cache import check_slots
+from dlinfer.vendor.base import refuses
+from dlinfer.vendor.maca import refusing
+from dlinfer.vendor.maca.kept import LastAnswer
+
+_highest = LastAnswer(lambda slots: int(slots.max()))
+"""The last slot of a step: what lies behind the cache's end the vendor would write too."""
+
+
+def _refuses(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> str | None:
+    if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
+        return "reshape_and_cache_flash takes keys and values of one size, in caches that lie alike"
+    if k_cache.stride(-1) != 1:
+        return "heads of a cache have gaps"
+    return refusing.floating(k)
+
+
+@refuses(_refuses)
+def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
+    if kv_start_indices.numel() == 0:
+        return
+    if _highest.of(kv_start_indices) >= k_cache.shape[0] * k_cache.shape[1]:
+        check_slots(kv_start_indices, k_cache)  # says so, as every kernel of the op does
+    one = torch.ones(1, device=k.device)  # scales, which caches of the model's own dtype do without
+    torch.ops._C_cache_ops.reshape_and_cache_flash(
+        _heads_together(k),
+        _heads_together(v),
+        k_cache,
+        v_cache,
+        kv_start_indices.to(torch.int64).contiguous(),
+        "auto",
+        one,
+        one,
+    )
+
+
+def _heads_together(x: Tensor) -> Tensor:
+    """x [tokens, heads, size] with the heads of a token side by side; tokens may lie apart, as in a packed qkv."""
+    together = x.stride(2) == 1 and (x.stride(1) == x.shape[2] or x.shape[1] == 1)
+    return x if together else x.contiguous()

@@ -1,0 +1,20 @@
+"""What serving frameworks need of the card: its memory, torch.cuda's streams, NCCL's name."""
+
+from dlinfer.vendor.device import Device, DeviceMemory
+from dlinfer.vendor.maca import sdk
+
+
+class MacaDevice(Device):
+    """One MetaX card."""
+
+    communicator = "nccl"  # MetaX's MCCL answers to it, as vLLM-metax has it
+    max_batch_size = 256  # as LMDeploy has it for its own backend of these cards
+
+    def __init__(self) -> None:
+        self._cards = sdk.cards()
+        self.streams = self._cards
+
+    def memory(self) -> DeviceMemory:
+        """What the driver says of the current card."""
+        free, total = self._cards.mem_get_info()
+        return DeviceMemory(free, total, "torch.cuda.mem_get_info", shared=False)

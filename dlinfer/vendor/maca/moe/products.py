@@ -1,0 +1,96 @@
+"""The grouped product of experts in Triton: blocks of choices, each of one expert, times that expert's weight."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+
+BLOCK = 16
+"""Choices of one block: the least that a matrix unit multiplies, so that few tokens cost little padding."""
+_COLUMNS, _INNER = 64, 64
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Choices (token, expert) in the experts' order, as moe_align_block_size gives them.
+
+    order: int32, the number of each choice; ``count`` or more is padding. owners: int32, the expert of each block.
+    padded: int32 [1], how many of ``order`` are in use.
+    """
+
+    order: Tensor
+    owners: Tensor
+    padded: Tensor
+    count: int
+
+
+def grouped_product(
+    rows: Tensor, weights: Tensor, choices: Choices, per_row: int = 1, row_weights: Tensor | None = None
+) -> Tensor:
+    """For each choice its row times its expert's weight, and times its number in ``row_weights``: [choices, out].
+
+    rows: [choices / per_row, in], without gaps; choice c is of row c // per_row. weights: [experts, out, in], any
+    strides. row_weights: float32 [choices], or None. Summed in float32, rounded once.
+    """
+    columns, inner = weights.shape[1:]
+    out = rows.new_empty(choices.count, columns)
+    grid = len(choices.owners), triton.cdiv(columns, _COLUMNS)
+    launch: Any = _grouped_product
+    launch[grid](
+        *(rows, weights, out, choices.padded if row_weights is None else row_weights),
+        *(choices.order, choices.owners, choices.padded, choices.count),
+        *(columns, inner, rows.stride(0), *weights.stride()),
+        PER_ROW=per_row,
+        WEIGHTED=row_weights is not None,
+        BLOCK=BLOCK,
+        COLUMNS=_COLUMNS,
+        INNER=_INNER,
+    )
+    return out
+
+
+@triton.jit
+def _grouped_product(
+    rows,
+    weights,
+    out,
+    row_weights,
+    order,
+    owners,
+    padded,
+    count,
+    columns,
+    inner,
+    row_stride,
+    expert_stride,
+    column_stride,
+    inner_stride,
+    PER_ROW: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    block = tl.program_id(0)
+    if block * BLOCK >= tl.load(padded):
+        return
+    choice = tl.load(order + block * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    real = choice < count
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    known = column < columns
+    step = tl.arange(0, INNER)
+    weight = weights + tl.load(owners + block).to(tl.int64) * expert_stride
+    x_at = rows + (choice // PER_ROW)[:, None] * row_stride + step[None, :]
+    w_at = weight + column[None, :].to(tl.int64) * column_stride + step[:, None] * inner_stride
+    total = tl.zeros((BLOCK, COLUMNS), dtype=tl.float32)
+    for start in range(0, inner, INNER):
+        within = start + step < inner
+        x = tl.load(x_at + start, mask=real[:, None] & within[None, :], other=0.0)
+        w = tl.load(w_at + start * inner_stride, mask=within[:, None] & known[None, :], other=0.0)
+        total += tl.dot(x, w)
+    if WEIGHTED:
+        total *= tl.load(row_weights + choice, mask=real, other=0.0)[:, None]
+    place = out + choice[:, None] * columns + column[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=real[:, None] & known[None, :])

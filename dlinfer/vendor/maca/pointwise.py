@@ -1,0 +1,43 @@
+"""Rotary embeddings and the gated activation."""
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import KernelDeclined
+from dlinfer.vendor.base import refuses
+from dlinfer.vendor.maca import refusing, sdk
+from dlinfer.vendor.maca.kept import LastAnswer
+
+
+def _halves_agree(cos: Tensor, sin: Tensor) -> bool:
+    half = cos.shape[-1] // 2
+    return all(torch.equal(table[..., :half], table[..., half:]) for table in (cos, sin))
+
+
+_agreement = LastAnswer(_halves_agree)
+"""Whether both halves of a step's tables are the same numbers, as the vendor takes for granted: it reads the first."""
+
+
+@refuses(lambda q, k, cos, sin: refusing.floating(q))
+def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    size = q.shape[-1]
+    if q.numel() == 0:
+        return q.new_empty(q.shape), k.new_empty(k.shape)
+    if not _agreement.of(cos, sin):
+        raise KernelDeclined(
+            reason="lmdeploy_rotary_embedding reads half of cos and sin, whose halves differ here"
+        )
+    # It writes into q and k, whose heads lie side by side in a token.
+    turned = [refusing.copied_rows(x.reshape(-1, x.shape[-2] * size)) for x in (q, k)]
+    positions = torch.arange(turned[0].shape[0], device=q.device)
+    tables = (refusing.rows(table) for table in (cos, sin))
+    sdk.lmdeploy_ops().lmdeploy_rotary_embedding(positions, *turned, size, *tables, True)
+    return turned[0].view(q.shape), turned[1].view(k.shape)
+
+
+@refuses(refusing.floating)
+def silu_and_mul(x: Tensor) -> Tensor:
+    out = x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+    if out.numel():
+        torch.ops._C.silu_and_mul(out.view(-1, out.shape[-1]), refusing.rows(x))
+    return out

@@ -1,0 +1,76 @@
+"""MetaX's packages: whether they are here, whether a card is, and their functions once they are loaded.
+
+A process without them pays for a look on sys.path. ``torch.ops._C``, ``_C_cache_ops`` and ``_moe_C`` are torch's names
+of mcoplib's ops, as vLLM knows them too; rotation and attention are plain functions. What stands behind a name, the
+vendor's binaries or a stand-in, is no concern of the kernels.
+"""
+
+import importlib
+import importlib.util
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dlinfer.vendor.base import Probe
+from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
+
+LIBRARIES = {"mcoplib._C": ("_C", "rms_norm"), "mcoplib._moe_C": ("_moe_C", "topk_softmax")}
+"""Module -> namespace of torch.ops and an op in it: whether that is registered tells whether the module is loaded."""
+PACKAGES = ("mcoplib", "flash_attn")
+
+
+def load() -> None:
+    """Register mcoplib's ops where nobody has. Raises ImportError with the packages' own words."""
+    for module, (space, op) in LIBRARIES.items():
+        if not hasattr(getattr(torch.ops, space), op):
+            importlib.import_module(module)
+    lmdeploy_ops()
+    flash_attn()
+
+
+@cache
+def lmdeploy_ops() -> ModuleType:
+    """mcoplib's functions for LMDeploy. They are pybind11's without names: arguments go by place."""
+    return importlib.import_module("mcoplib.lmdeploy")
+
+
+@cache
+def flash_attn() -> ModuleType:
+    """MetaX's build of flash-attention 2."""
+    return importlib.import_module("flash_attn")
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is here, which MetaX ships with its torch."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def cards() -> Any:
+    """torch's module of the cards' streams, memory and properties: ``torch.cuda``."""
+    return torch.get_device_module(DEVICE_TYPE)
+
+
+def probe() -> Probe:
+    """Whether a card can be used here. Looks for the packages only, and loads none. Never raises."""
+    for package in PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            return Probe(
+                False,
+                f"{package} is not installed",
+                "use MetaX's container with torch, mcoplib and flash_attn for MACA (docs/maca.md)",
+            )
+    try:
+        count = cards().device_count() if cards().is_available() else 0
+    except Exception as cause:  # noqa: BLE001 - a driver's failure may be any; it is the answer
+        first = str(cause).strip().partition("\n")[0]
+        return Probe(
+            False,
+            f"torch cannot look for cards: {type(cause).__name__}: {first}",
+            "check mx-smi and MACA_PATH",
+        )
+    if not count:
+        return Probe(False, "torch sees no card", "check mx-smi, and that torch is MetaX's build")
+    return Probe(True, f"{count} card(s)")
