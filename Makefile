@@ -101,6 +101,10 @@ graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on whe
 models: $(STAMP) $(OTHER) ## every model family and class of LMDeploy's on the CPU, LMDEPLOY=0.17.0; goes on where it stopped
 	$(WITH_OTHER) $(PY) -m tests.e2e.run_models $(or $(MODEL_ARGS),--write-docs)
 
+.PHONY: device-models
+device-models: $(STAMP) ## the families on vendors' simulated devices; goes on where it stopped, writes docs/models_on_devices.md
+	$(PY) -m tests.e2e.devices.run $(or $(MODEL_ARGS),--write-docs)
+
 .PHONY: transformers-models
 transformers-models: $(STAMP) ## the same architectures optimized, eagerly; writes docs/transformers_models.md
 	$(PY) -m tests.framework.transformers_ext.run_models --write-docs

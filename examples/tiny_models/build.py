@@ -19,7 +19,7 @@ STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
 TEXT = FAMILIES | BRIEF | QUANTISED | REWARD | ELSEWHERE
 BUILT = TEXT | VISION | VISION_ELSEWHERE
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def fingerprint(family: str, seed: int, dtype: str) -> str:
