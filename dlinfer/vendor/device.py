@@ -63,16 +63,21 @@ class Device(ABC):
     max_batch_size: how many sequences are decoded together where the user says nothing.
     max_prefill_tokens: how many tokens of prompts are computed together, likewise; None leaves it to the framework.
         What decodes beside them waits as long as they take.
+    tensor_parallel: whether a model may lie on several of them, a process each, joined by ``communicator``.
     """
 
     streams: Streams
     communicator: str
     max_batch_size: int
     max_prefill_tokens: int | None = None
+    tensor_parallel: bool = False
 
     @abstractmethod
     def memory(self) -> DeviceMemory:
         """What may be allocated now. Asked while an engine starts."""
+
+    def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one
+        """Have this process work on one of several; called before it allocates. Nothing where there is one."""
 
     def graph_runner(self) -> Callable[..., Any] | None:
         """What runs a model's forward as graphs, where the vendor brings its own: called as LMDeploy's GraphRunner.

@@ -210,6 +210,11 @@ def placed(pipe, step: dict, logits: dict) -> dict[str, Any]:
     }
 
 
+def ranks(pipe, step: dict, logits: dict) -> int:
+    """On how many processes of LMDeploy's the model lies and runs."""
+    return sum(one._proc.is_alive() for one in pipe.async_engine.engine.executor.procs)
+
+
 KINDS = {
     f.__name__: f
     for f in (
@@ -224,6 +229,7 @@ KINDS = {
         teacher_forced,
         pixels,
         placed,
+        ranks,
     )
 }
 

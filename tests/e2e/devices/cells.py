@@ -14,6 +14,12 @@ from tests.e2e.matrix import MODES, POSITION_SEED, POSITION_SEEDS
 
 PROMPT_LENGTHS = (1, 2, 9, 80, 140)
 """The last fills a block of 128 slots and begins another."""
+SEEDS = {
+    **{"llama": 6, "qwen2": 9, "qwen3": 15, "internlm2": 12},
+    **{"mixtral": 11, "qwen2_moe": 3, "qwen3_moe": 7},
+}
+"""Whose greedy tokens in float16 are those in float32, by transformers' own arithmetic: of most random models some pair
+of scores, or of experts, is so close that 16 bits decide."""
 STEPS = ("batch", "staggered", "one by one")
 CONFIGS: dict[str, dict[str, Any]] = {"base": {}, "chunked": {"max_prefill_token_num": 32}}
 """Of PytorchEngineConfig. With prompts in pieces the later ones attend to pages."""
@@ -28,7 +34,8 @@ class DeviceCell:
 
     @property
     def seed(self) -> int:
-        return POSITION_SEEDS.get(self.family, POSITION_SEED) if self.family in BRIEF else 0
+        other = POSITION_SEEDS.get(self.family, POSITION_SEED) if self.family in BRIEF else 0
+        return SEEDS.get(self.family, other)
 
     @property
     def name(self) -> str:
@@ -47,8 +54,11 @@ def cells(families: Iterable[str] = FAMILIES) -> list[DeviceCell]:
     ]
 
 
-def ask(lab: Lab, cell: DeviceCell, **options: Any) -> tuple[EngineRun, dict[str, np.ndarray]]:
-    """(LMDeploy's run on the device, transformers' answer on the CPU in the same dtype)."""
+def ask(lab: Lab, cell: DeviceCell, tp: int = 1) -> tuple[EngineRun, dict[str, np.ndarray]]:
+    """(LMDeploy's run on so many of the device, transformers' answer with the same weights on the CPU, in float32).
+
+    What falls back is told; on several devices, whose processes tell nothing, it is refused.
+    """
     model = lab.model(cell.family, cell.seed, cell.device.dtype)
     prompts = lab.prompts(model, PROMPT_LENGTHS)
     many = {"prompts": prompts, "gen": {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}}
@@ -56,26 +66,33 @@ def ask(lab: Lab, cell: DeviceCell, **options: Any) -> tuple[EngineRun, dict[str
         {"name": "batch", "kind": "call", **many},
         {"name": "staggered", "kind": "staggered", "after": 5, **many},
         {"name": "one by one", "kind": "one_by_one", **many},
-        {"name": "placed", "kind": "placed"},
+        {"name": "placed", "kind": "placed"} if tp == 1 else {"name": "ranks", "kind": "ranks"},
     ]
-    hf = lab.reference(model, prompts=prompts, max_new_tokens=NEW_TOKENS)
+    hf = lab.reference(model, prompts=prompts, max_new_tokens=NEW_TOKENS, dtype="float32")
     there = cell.device.environment(lab.cache / "devices" / cell.device.device_type)
     run = lab.engine(
         model,
         steps,
-        environment=there | {"DLINFER_FALLBACK": "allow"},  # what falls back is told, not refused
+        environment=there | {"DLINFER_FALLBACK": "allow" if tp == 1 else "error"},
+        tp=tp,
         device_type=cell.device.device_type,
         dtype=cell.device.dtype,
         eager_mode=cell.mode == "eager",
         **CONFIGS[cell.config],
-        **options,
     )
     return run, hf
 
 
+def check_tokens(run: EngineRun, hf: dict[str, np.ndarray]) -> list[str]:
+    """Where tokens are not those of transformers."""
+    return [
+        text for step in STEPS for text in compare_tokens(step, run, hf, "float32")
+    ]  # no ties are let pass
+
+
 def check(cell: DeviceCell, run: EngineRun, hf: dict[str, np.ndarray]) -> list[str]:
     """The failures as text, empty when all is well."""
-    failures = [text for step in STEPS for text in compare_tokens(step, run, hf, cell.device.dtype)]
+    failures = check_tokens(run, hf)
     placed = run["placed"]
     if placed["devices"] != [cell.device.torch_device]:
         failures.append(f"caches and weights lie on {placed['devices']}")

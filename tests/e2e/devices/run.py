@@ -73,17 +73,17 @@ def document(entries: Mapping[str, Mapping[str, Any]]) -> str:
     table = "\n".join(rows(entries))
     return f"""# Models on simulated devices
 
-Made by `make device-models`; do not edit. {versions}, unmodified, on devices of which this machine has no card: {kinds}.
+Made by `make device-models`; do not edit. {versions}, unmodified, on devices that are simulated: {kinds}.
 
 A simulation is a device in torch on the host's memory, and behind the vendor's op names what its documents say of them,
 in plain torch; a call that they do not admit is refused. It shows that LMDeploy, the adaptor and the vendor's kernels
 fit together and call the vendor's ops as documented, and nothing of a card's rounding, speed or driver.
 
 Each family is a tiny model with random weights. Prompts of 1 to 140 tokens come in one batch, staggered and one by one,
-and once more in pieces of 32 tokens; the greedy tokens have to be those of Hugging Face transformers in the same dtype
-on the CPU, up to ties of the two best logits: *equal*. Caches and weights have to lie on the device, and no op may be
-answered by its reference. The default mode compiles where the vendor has an engine, and runs eagerly where not. Empty
-fields were not tried.
+and once more in pieces of 32 tokens; the greedy tokens have to be those of Hugging Face transformers on the CPU, with
+the same weights in float32: *equal*. (The weights are such that transformers gives them in float16 too.) Caches and
+weights have to lie on the device, and no op may be answered by its reference. The default mode compiles where the
+vendor has an engine, and runs eagerly where not. Empty fields were not tried.
 
 | family | {" | ".join(heads)} |
 | --- |{" --- |" * len(heads)}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
-from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
+from dlinfer.framework.lmdeploy_ext.device import activation, ranks, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
 from dlinfer.framework.lmdeploy_ext.refusals import speculation
@@ -34,6 +34,8 @@ def check_engine_config(config: Any) -> None:
     device = config.device_type
     for name, (neutral, advice) in _NEUTRAL.items():
         value = getattr(config, name)
+        if name == "tp" and ranks.are_served(device):
+            continue
         if value != neutral and value and value not in _SERVED_TOO.get(name, ()):
             raise refuse(f"{name}={value!r}", advice, device)
     kv_quantisation.check_engine_config(config)
@@ -42,10 +44,10 @@ def check_engine_config(config: Any) -> None:
         raise refuse("MemDecode (hf_overrides['memory_model_path'])", "leave it out", device)
     if config.role.name != "Hybrid":
         raise refuse(f"role={config.role.name}", "use EngineRole.Hybrid", device)
-    if config.distributed_executor_backend not in (None, "uni"):
+    if config.distributed_executor_backend not in ((None, "mp") if config.tp > 1 else (None, "uni")):
         raise refuse(
             f"distributed_executor_backend={config.distributed_executor_backend!r}",
-            "leave it out; one process runs the model",
+            "leave it out; one process runs the model, and with tp=N so many that LMDeploy's 'mp' starts",
             device,
         )
 
