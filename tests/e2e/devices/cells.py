@@ -15,8 +15,13 @@ from tests.e2e.matrix import MODES, POSITION_SEED, POSITION_SEEDS
 PROMPT_LENGTHS = (1, 2, 9, 80, 140)
 """The last fills a block of 128 slots and begins another."""
 SEEDS = {
-    **{"llama": 6, "qwen2": 9, "qwen3": 15, "internlm2": 12},
-    **{"mixtral": 11, "qwen2_moe": 3, "qwen3_moe": 7},
+    "llama": 6,
+    "qwen2": 9,
+    "qwen3": 15,
+    "internlm2": 12,
+    "mixtral": 11,
+    "qwen2_moe": 3,
+    "qwen3_moe": 7,
 }
 """Whose greedy tokens in float16 are those in float32, by transformers' own arithmetic: of most random models some pair
 of scores, or of experts, is so close that 16 bits decide."""

@@ -5,16 +5,15 @@ from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
-from dlinfer.framework.lmdeploy_ext.device import activation, ranks, vendor_devices
+from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
-from dlinfer.framework.lmdeploy_ext.refusals import speculation
+from dlinfer.framework.lmdeploy_ext.refusals import speculation, tensor_parallel
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_files
 from dlinfer.framework.patching import Patch
 
 # field of PytorchEngineConfig -> (the value that means "not asked for", what to do instead)
 _NEUTRAL: dict[str, tuple[Any, str]] = {
-    "tp": (1, "use tp=1"),
     "dp": (1, "use dp=1"),
     "ep": (1, "use ep=1"),
     "enable_microbatch": (False, "leave enable_microbatch off"),
@@ -34,10 +33,9 @@ def check_engine_config(config: Any) -> None:
     device = config.device_type
     for name, (neutral, advice) in _NEUTRAL.items():
         value = getattr(config, name)
-        if name == "tp" and ranks.are_served(device):
-            continue
         if value != neutral and value and value not in _SERVED_TOO.get(name, ()):
             raise refuse(f"{name}={value!r}", advice, device)
+    tensor_parallel.check_engine_config(config)
     kv_quantisation.check_engine_config(config)
     adapter_files.check_folders(config.adapters)
     if "memory_model_path" in (config.hf_overrides or {}):
