@@ -1,8 +1,8 @@
 """The matrix of models on vendors' simulated devices: does LMDeploy generate there what transformers do?
 
 ``python -m tests.e2e.devices.run [--device NAME ...] [--only FAMILY ...] [--all] [--write-docs]``: the seven families
-of the matrix, with --all every family of text. Cells that passed with exactly this code are not run again, so an
-interrupted run goes on. Exit code 0 only if all pass.
+of the matrix, and latent attention in real sizes, with --all every family of text. Cells that passed with exactly this
+code are not run again, so an interrupted run goes on. Exit code 0 only if all pass.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from examples.tiny_models.families import BRIEF, FAMILIES
+from examples.tiny_models.families import BRIEF, FAMILIES, SIZED
 from tests.e2e.devices.cells import CONFIGS, DeviceCell, ask, cells, check
 from tests.e2e.devices.table import DEVICES
 from tests.e2e.harness import Lab
@@ -26,7 +26,8 @@ from tests.graph.matrix.progress import progress
 STATE = ROOT / "build" / "models"
 DOCUMENT = ROOT / "docs" / "models_on_devices.md"
 MODE_NAMES = {"graph": "default", "eager": "`eager_mode=True`"}
-EVERY = (*FAMILIES, *BRIEF)
+ASKED = (*FAMILIES, *SIZED)
+EVERY = (*ASKED, *BRIEF)
 
 
 def failures_of(lab: Lab, cell: DeviceCell) -> list[str]:
@@ -99,11 +100,11 @@ def main() -> int:
     )
     parser.add_argument("--device", nargs="*", choices=list(DEVICES), metavar="NAME")
     parser.add_argument("--only", nargs="*", choices=EVERY, metavar="FAMILY")
-    parser.add_argument("--all", action="store_true", help="every family of text, not only the seven")
+    parser.add_argument("--all", action="store_true", help="every family of text, not only these")
     parser.add_argument("--write-docs", action="store_true", help=f"write docs/{DOCUMENT.name}")
     options = parser.parse_args()
     ledger, lab, console = Ledger(STATE / "devices.jsonl"), Lab(STATE), Console(stderr=True)
-    asked = cells(options.only or (EVERY if options.all else FAMILIES))
+    asked = cells(options.only or (EVERY if options.all else ASKED))
     chosen = [cell for cell in asked if not options.device or cell.device.device_type in options.device]
     missing = [cell for cell in chosen if not ledger.passed(cell.name)]
     try:

@@ -13,7 +13,10 @@ _PAGE, _LARGEST_PAGE = 16, 1 << 16
 
 def _is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
     """Whether values are the first part of the one head of keys, in the same memory."""
-    if not latent.fits(k_cache.shape[2], k_cache.shape[3], v_cache.shape[3]) or k_cache.stride() != v_cache.stride():
+    if (
+        not latent.fits(k_cache.shape[2], k_cache.shape[3], v_cache.shape[3])
+        or k_cache.stride() != v_cache.stride()
+    ):
         return False
     return k_cache.untyped_storage()._cdata == v_cache.untyped_storage()._cdata
 

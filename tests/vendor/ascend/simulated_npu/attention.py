@@ -80,7 +80,7 @@ def _from_pages(
     lengths: list[int] | None,
     kv_heads: int,
 ) -> list[tuple[Tensor, Tensor]]:
-    batch, tokens, _, size = query.shape
+    _, tokens, _, size = query.shape
     for name, x in (("key", key), ("value", value)):
         rules.tensor(name, x, HALVES, 3)
         rules.shape(f"{name} in pages of BSND", x, (key.shape[0], block_size, kv_heads * size))
