@@ -82,8 +82,10 @@ def adjusted(needed, monkeypatch) -> tuple[int, int]:
 
     PytorchEngineConfig(device_type="cpu")
     monkeypatch.setattr(cache_blocks, "layout", lambda device: KVCacheLayout(block_size=needed))
-    cache = SimpleNamespace(block_size=128, kernel_block_size=128)
-    model = SimpleNamespace(k_head_dim=576, use_flash_mla=False, block_size=128, use_mla_fp8_cache=False)
+    cache = SimpleNamespace(block_size=128, kernel_block_size=128, device_type="cpu")
+    model = SimpleNamespace(
+        k_head_dim=576, use_flash_mla=False, block_size=128, update_cache_config_func=None
+    )
     executor = SimpleNamespace(cache_config=cache, model_config=model, device_type="cpu")
     ExecutorBase._adjust_block_size(executor)  # pyright: ignore[reportArgumentType]
     assert model.block_size in (128, cache.block_size)

@@ -66,8 +66,8 @@ def _adjust_block_size(original: Callable[[Any], None]) -> Callable[[Any], None]
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._adjust_block_size",
-        why="takes blocks of 32 for keys of 512 numbers and more, as its CUDA kernels want; a vendor that states a size "
-        "takes no other",
+        why="takes blocks of 32 for keys of 512 numbers and more, as its CUDA kernels want; a vendor that states a "
+        "size takes no other",
         signature="(self)",
         build=_adjust_block_size,
         essential=False,  # the vendor's kernels refuse other blocks by name
