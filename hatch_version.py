@@ -31,6 +31,6 @@ def sentence() -> str:
     if not device():
         return ""
     return (
-        f"DEVICE={device()}: the version gets the label +{device()}, and that is all: dlinfer finds its vendors when they "
-        f"are used. pip install '.[{device()}]' adds the packages that PyPI has for this one (docs/installing.md)"
+        f"DEVICE={device()}: the version gets the label +{device()}, and that is all: dlinfer finds its vendors when "
+        f"they are used. pip install '.[{device()}]' adds what PyPI has for this one (docs/installing.md)"
     )
