@@ -114,8 +114,9 @@ graph-ops: $(STAMP) ## torch's op database in graph mode; goes on where it stopp
 	$(PY) -m tests.graph.matrix.run_op_db --write-docs $(GRAPH_ARGS)
 
 .PHONY: figures
-figures: $(STAMP) ## draw docs/rooms.svg, the figure of the rooms, from the code's imports
+figures: $(STAMP) ## docs/rooms.svg from the code's imports, docs/ops_by_vendor.md from what vendors state
 	$(PY) -m docs.figures.rooms
+	$(PY) -m docs.figures.ops_by_vendor
 
 .PHONY: bench
 bench: $(STAMP) ## our cpu engine against OpenVINO GenAI, llama.cpp and transformers; writes docs/benchmarks_peers.md
