@@ -19,7 +19,7 @@ SEEDS = {
     "qwen2": 7,
     "qwen3": 15,
     "internlm2": 12,
-    "mixtral": 11,
+    "mixtral": 6,
     "qwen2_moe": 3,
     "qwen3_moe": 7,
     "deepseek_v2_latent": 11,
