@@ -23,6 +23,7 @@ def test_every_level_is_explained():
 def test_every_kernel_has_a_level(vendor):
     """Kernels of dlinfer's own vendors stand in a module that loads without an SDK."""
     kernels = importlib.import_module(f"dlinfer.vendor.{vendor.name}.kernels").KERNELS
+    assert vendor.proofs is not None
     proofs = vendor.proofs()
     assert set(proofs) == set(kernels)
     assert set(proofs) <= set(registry())
@@ -31,5 +32,6 @@ def test_every_kernel_has_a_level(vendor):
 
 def test_only_a_runtime_that_ran_here_is_real():
     for vendor in ops_by_vendor.vendors():
+        assert vendor.proofs is not None
         real = Proof.RUNTIME in vendor.proofs().values()
         assert not real or vendor.probe().available, vendor.name

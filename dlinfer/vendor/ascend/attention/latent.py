@@ -63,7 +63,7 @@ def attend_to_tokens(
             paged[page : page + count].view(-1, paged.shape[-1])[:length] = new[start : start + length, 0]
         table[row, :count] = torch.arange(page, page + count)
         page, start = page + count, start + length
-    _attend(q, *pages, table, spans, scale, out)
+    _attend(q, pages[0], pages[1], table, spans, scale, out)
 
 
 def attend_to_pages(

@@ -20,13 +20,13 @@ class _Group(dist.ProcessGroup):
     """A group of processes with such a device each."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
-        super().__init__(rank, size)
-        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        super().__init__(rank, size)  # pyright: ignore[reportCallIssue] - torch's stub lacks this one
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "hccl"
 
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(self, opts: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._gloo.barrier(opts or dist.BarrierOptions())
 
 
