@@ -105,6 +105,10 @@ graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on whe
 models: $(STAMP) $(OTHER) ## every model family and class of LMDeploy's on the CPU, LMDEPLOY=0.17.0; goes on where it stopped
 	$(WITH_OTHER) $(PY) -m tests.e2e.run_models $(or $(MODEL_ARGS),--write-docs)
 
+.PHONY: device-models
+device-models: $(STAMP) ## the families on vendors' simulated devices; goes on where it stopped, writes docs/models_on_devices.md
+	$(PY) -m tests.e2e.devices.run $(or $(MODEL_ARGS),--write-docs)
+
 .PHONY: transformers-models
 transformers-models: $(STAMP) ## the same architectures optimized, eagerly; writes docs/transformers_models.md
 	$(PY) -m tests.framework.transformers_ext.run_models --write-docs
@@ -114,8 +118,9 @@ graph-ops: $(STAMP) ## torch's op database in graph mode; goes on where it stopp
 	$(PY) -m tests.graph.matrix.run_op_db --write-docs $(GRAPH_ARGS)
 
 .PHONY: figures
-figures: $(STAMP) ## draw docs/rooms.svg, the figure of the rooms, from the code's imports
+figures: $(STAMP) ## docs/rooms.svg from the code's imports, docs/ops_by_vendor.md from what vendors state
 	$(PY) -m docs.figures.rooms
+	$(PY) -m docs.figures.ops_by_vendor
 
 .PHONY: bench
 bench: $(STAMP) ## our cpu engine against OpenVINO GenAI, llama.cpp and transformers; writes docs/benchmarks_peers.md

@@ -20,12 +20,16 @@ class KernelsHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Hatchling calls it before it collects the wheel's files."""
         self._made: Path | None = None
+        sys.path.insert(0, self.root)
+        import hatch_version
+
+        if said := hatch_version.sentence():
+            self.app.display_info(said)
         if self.target_name != "wheel" or version == "editable":
             return
         if importlib.util.find_spec("torch") is None:
             self.app.display_warning("no torch in the build environment: kernels compile at first use")
             return
-        sys.path.insert(0, self.root)
         from dlinfer.vendor.cpu import native, prebuilt
 
         self._made = Path(tempfile.mkdtemp(prefix="dlinfer-kernels-"))

@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer import __version__
+from dlinfer.cli import autoload
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; ``argv`` is ``sys.argv[1:]`` when left out."""
-    arguments = _parser().parse_args(argv)
+    try:
+        parser = _parser()
+    except RuntimeError as error:
+        given = list(sys.argv[1:] if argv is None else argv)
+        failed = autoload.reason(error)
+        if failed is None or given[:1] != ["doctor"]:
+            raise
+        return autoload.run_without(given, failed)
+    arguments = parser.parse_args(argv)
     return arguments.run(arguments)
 
 

@@ -17,6 +17,7 @@ import torch
 
 import dlinfer
 from dlinfer import settings
+from dlinfer.cli import autoload
 from dlinfer.errors import DlinferError
 from dlinfer.framework.lmdeploy_ext import selfcheck
 from dlinfer.graph.engine import find_engine
@@ -29,6 +30,9 @@ from dlinfer.vendor.base import Vendor
 from dlinfer.vendor.cpu import memory
 
 SCHEMA = 2
+
+RIVALS = ("dlinfer-ascend", "dlinfer-maca", "dlinfer-camb")
+"""What another project of this name is called on PyPI, a distribution for each vendor."""
 
 Coverage = str
 """``native``, ``reference``, ``none``, or the name of another vendor, whose kernel answers."""
@@ -141,10 +145,11 @@ def collect(ask: bool = False) -> Report:
     origins = settings.origins(os.environ)
     problems = [origin.problem for origin in origins if origin.problem]
     policy = "" if problems else settings.current().fallback
+    problems += filter(None, (autoload.problem(), *rivals()))
     examined = [_examine(name) for name in discovery.names()]
     states = [state for state, _ in examined]
     defaults: dict[str, str | None] = {}
-    if not problems:
+    if policy:
         defaults = _defaults(states, problems)
     return Report(
         schema=SCHEMA,
@@ -167,7 +172,7 @@ def collect(ask: bool = False) -> Report:
         settings=origins,
         unknown_variables=settings.unknown(os.environ),
         problems=problems,
-        known_answers=[] if problems else _known_answers(states, ask),
+        known_answers=_known_answers(states, ask) if policy and not problems else [],
     )
 
 
@@ -198,6 +203,16 @@ def _counted(engine: str, vendor: str, verdicts: list[Verdict]) -> EngineAnswers
     ]
     states = [one.state for one in verdicts]
     return EngineAnswers(engine, vendor, states.count("right"), states.count("not asked"), wrong, "")
+
+
+def rivals() -> list[str]:
+    """Distributions beside dlinfer that install a folder ``dlinfer`` too: files of one lie where the other's should."""
+    return [
+        f"{name} {version} is installed beside dlinfer, and installs the same folder: files of the two are mixed. "
+        f"Next step: pip uninstall {name} dlinfer, then install dlinfer again."
+        for name in RIVALS
+        if (version := _installed(name)) is not None
+    ]
 
 
 def _installed(package: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from dlinfer.toolchain.recipe import Toolchain
-from dlinfer.vendor.claims import Claims
+from dlinfer.vendor.claims import Claims, Proofs
 from dlinfer.vendor.device import Device
 
 HOST = "cpu"
@@ -102,6 +102,7 @@ class Vendor:
     is_reference: its kernels are the ops' own bodies, so that a "fallback" to them is none.
     claims: gives what it says that its kernels serve, for ``dlinfer conformance``. None claims every op that it has a
         kernel for, in part.
+    proofs: gives how far each of its kernels was proven, without loading an SDK. None leaves it out of the table.
     interface: the ``INTERFACE`` that it was written for, as a number: another than dlinfer's is refused. 0 is none.
     """
 
@@ -120,6 +121,7 @@ class Vendor:
     load_device: Callable[[], Device] | None = None
     framework_device: str = ""
     claims: Callable[[], Claims] | None = None
+    proofs: Callable[[], Proofs] | None = None
     interface: int = 0
 
     def serves(self, device_type: str) -> bool:

@@ -65,6 +65,7 @@ class Device(ABC):
         What decodes beside them waits as long as they take.
     prefill_tokens_beside_decoding: how many tokens a step has, of prompts and of sequences that decode, where it has
         both; None leaves that to the framework too.
+    tensor_parallel: whether a model may lie on several of them, a process each, joined by ``communicator``.
     """
 
     streams: Streams
@@ -72,10 +73,14 @@ class Device(ABC):
     max_batch_size: int
     max_prefill_tokens: int | None = None
     prefill_tokens_beside_decoding: int | None = None
+    tensor_parallel: bool = False
 
     @abstractmethod
     def memory(self) -> DeviceMemory:
         """What may be allocated now. Asked while an engine starts."""
+
+    def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one
+        """Have this process work on one of several; called before it allocates. Nothing where there is one."""
 
     def graph_runner(self) -> Callable[..., Any] | None:
         """What runs a model's forward as graphs, where the vendor brings its own: called as LMDeploy's GraphRunner.

@@ -12,14 +12,14 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
-from .families import BRIEF, ELSEWHERE, FAMILIES, QUANTISED, RELEASED, REWARD
+from .families import BRIEF, ELSEWHERE, FAMILIES, QUANTISED, RELEASED, REWARD, SIZED
 from .vision_families import VISION, VISION_ELSEWHERE
 
 STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
-TEXT = FAMILIES | BRIEF | QUANTISED | REWARD | ELSEWHERE
+TEXT = FAMILIES | BRIEF | QUANTISED | REWARD | ELSEWHERE | SIZED
 BUILT = TEXT | VISION | VISION_ELSEWHERE
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def fingerprint(family: str, seed: int, dtype: str) -> str:

@@ -4,7 +4,7 @@
 models neither repeat one token for ever nor leave the two best tokens within rounding distance of each other.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 VOCAB_SIZE = 1000
@@ -413,4 +413,13 @@ QUANTISED: dict[str, Family] = {
 # Models that LMDeploy has no class for.
 ELSEWHERE: dict[str, Family] = {
     "olmo2": Family("Olmo2", "norms behind attention and MLP, and over all of q and of k"),
+}
+
+# In sizes that a device's own kernels ask for (tests/e2e/devices).
+SIZED: dict[str, Family] = {
+    "deepseek_v2_latent": replace(
+        POSITIONAL["deepseek_v2"],
+        exercises="latent attention in DeepSeek's own sizes, 512 and 64",
+        overrides=POSITIONAL["deepseek_v2"].overrides | {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    ),
 }

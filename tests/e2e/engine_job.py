@@ -1,7 +1,8 @@
-"""LMDeploy engines on the CPU, one after another, driven by JSON jobs: the process that ``Lab.engines`` asks.
+"""LMDeploy engines, one after another, driven by JSON jobs: the process that ``Lab.engines`` asks.
 
 A line is ``{"jobs": [...], "out": FOLDER}``. It is what a user would write: ``PytorchEngineConfig(device_type="cpu")``
-and no word of dlinfer. A job names the model, the engine's options and a list of steps; a step's ``kind`` is a function
+and no word of dlinfer. A job names the model, the engine's options (``device_type`` too, where it is not the CPU) and a
+list of steps; a step's ``kind`` is a function
 below. ``results.json`` has one object a job, which maps a step's name to what its function returned, or to
 ``{"raised": traceback}``; logits go to ``logits.npz`` as "job/name/index". An engine that cannot start is
 ``{"raised": traceback}`` itself.
@@ -195,6 +196,25 @@ def pixels(pipe, step: dict, logits: dict) -> list[list[int]]:
     return shapes
 
 
+def placed(pipe, step: dict, logits: dict) -> dict[str, Any]:
+    """Where caches and weights lie, and which ops an engine's steps so far had answered by their references."""
+    from dlinfer.ops import fallback
+
+    agent = pipe.async_engine.engine.executor.model_agent
+    caches = [tensor for pair in agent.cache_engine.gpu_cache for tensor in pair]
+    weights = agent.patched_model.get_model().parameters()
+    return {
+        "devices": sorted({one.device.type for one in (*caches, *weights)}),
+        "block_size": agent.cache_config.block_size,
+        "references": {kind.op: kind.reason for kind in fallback.counts()},
+    }
+
+
+def ranks(pipe, step: dict, logits: dict) -> int:
+    """On how many processes of LMDeploy's the model lies and runs."""
+    return sum(one._proc.is_alive() for one in pipe.async_engine.engine.executor.procs)
+
+
 KINDS = {
     f.__name__: f
     for f in (
@@ -208,6 +228,8 @@ KINDS = {
         reward,
         teacher_forced,
         pixels,
+        placed,
+        ranks,
     )
 }
 
@@ -263,10 +285,12 @@ def counted_drafts() -> Iterator[list[list[int]]]:
 def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
     """Start one engine and let it do its steps."""
     from dlinfer.framework.lmdeploy_ext.layers import graph_runner
+    from dlinfer.ops import fallback
 
     speculative = job["engine"].pop("speculative", None)
     speculative = SpeculativeConfig(**speculative) if speculative else None
-    config = PytorchEngineConfig(device_type="cpu", **job["engine"])
+    config = PytorchEngineConfig(**({"device_type": "cpu"} | job["engine"]))
+    fallback.reset()
     results: dict[str, object] = {}
     earlier = len(graph_runner.counts())
     trust = job["trust_remote_code"]

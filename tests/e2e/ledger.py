@@ -10,7 +10,10 @@ from pathlib import Path
 
 from tests.workers import ROOT
 
-CODE = ("dlinfer/**/*.py", "dlinfer/**/*.cpp", "dlinfer/**/*.h", "tests/e2e/*.py", "examples/**/*.py")
+CODE = (
+    *("dlinfer/**/*.py", "dlinfer/**/*.cpp", "dlinfer/**/*.h", "tests/e2e/**/*.py", "examples/**/*.py"),
+    "tests/vendor/*/simulated_*/*",
+)
 
 
 def code_fingerprint() -> str:
@@ -18,8 +21,9 @@ def code_fingerprint() -> str:
     digest = hashlib.sha256()
     for pattern in CODE:
         for path in sorted(ROOT.glob(pattern)):
-            digest.update(str(path.relative_to(ROOT)).encode())
-            digest.update(path.read_bytes())
+            if path.is_file():
+                digest.update(str(path.relative_to(ROOT)).encode())
+                digest.update(path.read_bytes())
     for library in ("lmdeploy", "torch", "transformers", "openvino"):
         with suppress(
             metadata.PackageNotFoundError

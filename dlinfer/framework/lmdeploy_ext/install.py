@@ -13,7 +13,7 @@ from dlinfer.framework.patching import Patch
 def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext import engine_config
     from dlinfer.framework.lmdeploy_ext.conversion import loading
-    from dlinfer.framework.lmdeploy_ext.device import cli, kv_memory
+    from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, ranks
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
     from dlinfer.framework.lmdeploy_ext.layers import few_logits, model_classes, selection, token_draws
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
@@ -49,6 +49,7 @@ def _records() -> list[Patch]:
         refusals,
         cli,
         device_patches,
+        ranks,
         experts_model,
         packed_experts_model,
         gated_delta_model,
@@ -56,6 +57,7 @@ def _records() -> list[Patch]:
         model_classes,
         selection,
         kv_memory,
+        cache_blocks,
         chunk_turns,
         prompt_turns,
         joined_forward,

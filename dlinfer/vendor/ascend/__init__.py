@@ -7,6 +7,7 @@ loaded with the first kernel; torch itself knows the device as "npu", LMDeploy a
 from collections.abc import Mapping
 
 from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
+from dlinfer.vendor.claims import Proofs
 from dlinfer.vendor.device import Device
 
 BLOCK_SIZE = 128
@@ -34,6 +35,12 @@ def _device() -> Device:
     return AscendDevice()
 
 
+def _proofs() -> Proofs:
+    from dlinfer.vendor.ascend.proofs import PROOFS
+
+    return PROOFS
+
+
 VENDOR = Vendor(
     name="ascend",
     device_type="npu",
@@ -42,5 +49,6 @@ VENDOR = Vendor(
     probe=_probe,
     load_kernels=_kernels,
     load_device=_device,
+    proofs=_proofs,
     kv_cache_layout=KVCacheLayout("BSHD", block_size=BLOCK_SIZE),
 )

@@ -8,11 +8,16 @@ class AscendDevice(Device):
     """One NPU."""
 
     communicator = "hccl"
+    tensor_parallel = True
     max_batch_size = 256  # as LMDeploy has it for its own Ascend backend
 
     def __init__(self) -> None:
         self._npu = sdk.cards()
         self.streams = self._npu
+
+    def take(self, index: int) -> None:
+        """Make a card the current one of this process, which "npu" then means."""
+        self._npu.set_device(index)
 
     def memory(self) -> DeviceMemory:
         """What the driver says of the current card."""

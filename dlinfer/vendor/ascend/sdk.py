@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dlinfer.vendor.ascend import diagnosis
 from dlinfer.vendor.base import Probe
 
 NEEDED = "npu_rms_norm"
@@ -35,22 +36,14 @@ def cards() -> Any:
 
 
 def probe() -> Probe:
-    """Whether a card can be used here; loads torch_npu only where it is installed. Never raises."""
+    """Whether a card can be used here; loads torch_npu only where it is installed and fits torch. Never raises."""
     if not loaded() and importlib.util.find_spec("torch_npu") is None:
-        return Probe(
-            False,
-            "torch_npu is not installed",
-            "install CANN and the torch_npu that fits this torch (docs/ascend.md)",
-        )
+        return diagnosis.not_installed()
+    misfit = diagnosis.other_version()
+    if misfit is not None:
+        return misfit
     try:
         count = cards().device_count()
     except Exception as cause:  # noqa: BLE001 - a driver's failure may be any; it is the answer
-        first = str(cause).strip().partition("\n")[0]
-        return Probe(
-            False,
-            f"torch_npu does not load: {type(cause).__name__}: {first}",
-            "source CANN's set_env.sh, and check that torch_npu and torch have the same version",
-        )
-    if not count:
-        return Probe(False, "torch_npu sees no NPU", "check the driver with npu-smi info")
-    return Probe(True, f"{count} NPU(s)")
+        return diagnosis.not_loaded(cause)
+    return Probe(True, f"{count} NPU(s)") if count else diagnosis.no_cards()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlinfer.vendor.base import INTERFACE, Kernel, Probe, Vendor
-from dlinfer.vendor.claims import Claim, Claims
+from dlinfer.vendor.claims import Claim, Claims, Proof, Proofs
 from dlinfer.vendor.device import Device
 
 
@@ -25,6 +25,12 @@ def _claims() -> Claims:
     from dlinfer.ops import registry
 
     return dict.fromkeys(registry(), Claim())
+
+
+def _proofs() -> Proofs:
+    from dlinfer.ops import registry
+
+    return dict.fromkeys(registry(), Proof.RUNTIME)
 
 
 def _engine(name: str) -> Any:
@@ -50,6 +56,7 @@ VENDOR = Vendor(
     load_engine=_engine,
     load_device=_device,
     claims=_claims,
+    proofs=_proofs,
     interface=INTERFACE,
     priority=10,  # a plugin for the same device is used when it is asked for, or claims more
 )

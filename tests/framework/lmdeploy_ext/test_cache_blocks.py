@@ -1,12 +1,15 @@
 """The sizes of the KV cache's blocks follow the active vendor: what LMDeploy schedules in, what kernels see."""
 
+from types import SimpleNamespace
+
 import pytest
 from lmdeploy import PytorchEngineConfig
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 
 from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.device import cache_blocks
 from dlinfer.framework.lmdeploy_ext.layers.backend import OpsBackend
-from dlinfer.vendor import discovery
+from dlinfer.vendor import KVCacheLayout, discovery
 
 FIXED = """
 from dlinfer.vendor import KVCacheLayout, Probe, Vendor
@@ -71,3 +74,25 @@ def test_a_vendor_that_takes_any_size_changes_nothing(plugins, given):
         block_size,
         given.get("kernel_block_size", block_size),
     )
+
+
+def adjusted(needed, monkeypatch) -> tuple[int, int]:
+    """(block_size, kernel_block_size) of an executor whose keys have 576 numbers."""
+    from lmdeploy.pytorch.engine.executor.base import ExecutorBase
+
+    PytorchEngineConfig(device_type="cpu")
+    monkeypatch.setattr(cache_blocks, "layout", lambda device: KVCacheLayout(block_size=needed))
+    cache = SimpleNamespace(block_size=128, kernel_block_size=128, device_type="cpu")
+    model = SimpleNamespace(
+        k_head_dim=576, use_flash_mla=False, block_size=128, update_cache_config_func=None
+    )
+    executor = SimpleNamespace(cache_config=cache, model_config=model, device_type="cpu")
+    ExecutorBase._adjust_block_size(executor)  # pyright: ignore[reportArgumentType]
+    assert model.block_size in (128, cache.block_size)
+    return cache.block_size, cache.kernel_block_size
+
+
+def test_blocks_of_wide_keys_are_the_vendor_s(monkeypatch):
+    assert adjusted(None, monkeypatch) == (32, 32)
+    assert adjusted(128, monkeypatch) == (128, 128)
+    assert adjusted(16, monkeypatch) == (32, 16)

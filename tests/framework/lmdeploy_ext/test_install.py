@@ -46,6 +46,7 @@ DONE_WITHOUT = {
     "lmdeploy.cli.utils:FlexibleArgumentParser.parse_args",
     "lmdeploy.pipeline:Pipeline._request_generator",
     "lmdeploy.pytorch.config:_patch_quantization_config",
+    "lmdeploy.pytorch.engine.executor.base:ExecutorBase._adjust_block_size",
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._get_dsa_score_workspace_size",
     "lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.sampling",
     "lmdeploy.pytorch.engine.logits_process:_process_bad_words_",

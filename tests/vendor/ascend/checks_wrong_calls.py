@@ -90,9 +90,11 @@ def sample(op: str, name: str) -> Callable[[], tuple]:
 
 
 def attention(op: str, name: str) -> Callable[[], tuple]:
-    call = next(
-        one for one in real_sizes.calls() if (one.op, one.name) == (op, f"{name}, heads of 128, pages of 128")
-    )
+    return sized(op, f"{name}, heads of 128, pages of 128")
+
+
+def sized(op: str, name: str) -> Callable[[], tuple]:
+    call = next(one for one in real_sizes.calls() if (one.op, one.name) == (op, name))
     return lambda: call.arguments(checks_sizes.maker(DTYPE))
 
 
@@ -129,6 +131,7 @@ PAGED = (
 WINDOW = "paged_prefill_attention", attention("paged_prefill_attention", "window")
 DECODING = "paged_decode_attention", attention("paged_decode_attention", "grouped heads, mixed lengths")
 NARROW = "paged_decode_attention", attention("paged_decode_attention", "window")
+LATENT = "paged_prefill_attention", sized("paged_prefill_attention", "latent, of a chunk")
 GATING = "moe_gating_topk_softmax", sample("moe_gating_topk_softmax", "many tokens")
 EXPERTS = "fused_moe", sample("fused_moe", "many tokens, not renormalised")
 EXPERTS8 = "fused_moe_w8a8", sample("fused_moe_w8a8", "odd sizes, int8")
@@ -139,6 +142,7 @@ FOUR = "weight_quant_matmul", four_bits
 INDEXER = "lightning_indexer", sample("lightning_indexer", "continued")
 SPARSE = "sparse_flash_attention", sample("sparse_flash_attention", "continued")
 FIA = "npu_fused_infer_attention_score"
+FIA2 = "npu_fused_infer_attention_score_v2"
 RESHAPE = "npu_scatter_pa_kv_cache"
 ROUTING, GROUPED, BACK = "npu_moe_init_routing_v2", "npu_grouped_matmul", "npu_moe_token_unpermute"
 MATMUL8, MATMUL4 = "npu_quant_matmul", "npu_weight_quant_batchmatmul"
@@ -304,6 +308,14 @@ FAULTS = [
         at(0, lambda x: x + AWQ.middle),
         "documents",
     ),
+    Fault(LATENT, FIA2, "names of the first version", rename("softmax_scale", "scale"), "schema"),
+    Fault(LATENT, FIA2, "keys before queries", swap(0, 1), "documents"),
+    Fault(LATENT, FIA2, "without what is rotated", without("query_rope"), "documents"),
+    Fault(LATENT, FIA2, "the ropes exchanged", exchange("query_rope", "key_rope"), "documents"),
+    Fault(LATENT, FIA2, "rotated keys with gaps", gaps("key_rope"), "documents"),
+    Fault(LATENT, FIA2, "rows without a mask", without("atten_mask"), "documents"),
+    Fault(LATENT, FIA2, "pages of 64", put("block_size", 64), "documents"),
+    Fault(LATENT, FIA2, "scale left out", without("softmax_scale"), "numbers"),
     Fault(INDEXER, "npu_lightning_indexer", "keys not in pages", put("layout_key", "BSND"), "documents"),
     Fault(
         INDEXER,

@@ -54,6 +54,23 @@ def latent(make: SampleMaker, case: Case) -> tuple:
     )
 
 
+def latent_prompt(make: SampleMaker, case: Case) -> tuple:
+    """Absorbed prompts of DeepSeek's, before they are in the cache."""
+    q, out = queries(make, replace(case, sizes=(576, 512)))
+    keys, _ = new_tokens(make, case)
+    extras = 0.05, True, -1, -1, 0.0, None, None
+    return q, keys, keys[..., :512], *lengths(case), max(case.q_lens), *case.heads, out, *extras
+
+
+def latent_paged_prompt(make: SampleMaker, case: Case) -> tuple:
+    """The same over the cache."""
+    q, out = queries(make, replace(case, sizes=(576, 512)))
+    keys, _, table = pages(make, case)
+    spans = *lengths(case), max(case.q_lens), max(case.keys)
+    extras = 0.05, True, -1, -1, 0.0, None, None
+    return q, keys, keys[..., :512], table, case.block_size, *spans, *case.heads, out, *extras
+
+
 def served(table: tuple[Case, ...], block_size: int, size: int) -> Iterator[Case]:
     """Cases of the interface without what the vendor has not, in real sizes, over as many pages as before."""
     for case in table:
@@ -62,6 +79,15 @@ def served(table: tuple[Case, ...], block_size: int, size: int) -> Iterator[Case
             yield replace(case, kv_lens=lens, block_size=block_size, sizes=(size, size))
 
 
+LATENT_PROMPTS = (
+    Case("of 16 and 1", (16, 1, 33), (16, 1, 33), heads=(4, 1), sizes=(576, 576), block_size=128),
+    Case("one empty", (15, 0, 40), (15, 0, 40), heads=(16, 1), sizes=(576, 576), block_size=128),
+    Case("over a block", (130,), (130,), heads=(2, 1), sizes=(576, 576), block_size=128),
+)
+LATENT_PAGED_PROMPTS = (
+    Case("of a chunk", (17, 1, 20), (130, 129, 20), heads=(4, 1), sizes=(576, 576), block_size=128),
+    Case("pages of 16", (16, 5), (48, 21), heads=(128, 1), sizes=(576, 576), block_size=16),
+)
 LATENT = Case("latent", (1, 1, 1), (130, 1, 256), heads=(16, 1), sizes=(576, 576), block_size=128)
 
 
@@ -86,3 +112,10 @@ def calls() -> Iterator[Call]:
                 name = f"{case.name}, heads of {size}, pages of {block_size}"
                 yield Call(op, name, lambda make, made=made, case=case: made(make, case))
     yield Call("paged_decode_attention", "latent", lambda make: latent(make, LATENT))
+    for case in LATENT_PROMPTS:
+        yield Call(
+            "prefill_attention", f"latent, {case.name}", lambda make, case=case: latent_prompt(make, case)
+        )
+    for case in LATENT_PAGED_PROMPTS:
+        name = f"latent, {case.name}"
+        yield Call("paged_prefill_attention", name, lambda make, case=case: latent_paged_prompt(make, case))

@@ -51,7 +51,9 @@ class Accelerator:
         return self._device
 
     def set_device(self, device: Any) -> None:
-        """There is one device."""
+        """The process of a rank takes the card of its number."""
+        if isinstance(device, int):
+            self._described.take(device)
 
     def is_available(self) -> bool:
         """No CUDA is meant to be used here."""

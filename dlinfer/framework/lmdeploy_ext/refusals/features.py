@@ -8,13 +8,12 @@ from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
-from dlinfer.framework.lmdeploy_ext.refusals import speculation
+from dlinfer.framework.lmdeploy_ext.refusals import speculation, tensor_parallel
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_files
 from dlinfer.framework.patching import Patch
 
 # field of PytorchEngineConfig -> (the value that means "not asked for", what to do instead)
 _NEUTRAL: dict[str, tuple[Any, str]] = {
-    "tp": (1, "use tp=1"),
     "dp": (1, "use dp=1"),
     "ep": (1, "use ep=1"),
     "enable_microbatch": (False, "leave enable_microbatch off"),
@@ -36,16 +35,17 @@ def check_engine_config(config: Any) -> None:
         value = getattr(config, name)
         if value != neutral and value and value not in _SERVED_TOO.get(name, ()):
             raise refuse(f"{name}={value!r}", advice, device)
+    tensor_parallel.check_engine_config(config)
     kv_quantisation.check_engine_config(config)
     adapter_files.check_folders(config.adapters)
     if "memory_model_path" in (config.hf_overrides or {}):
         raise refuse("MemDecode (hf_overrides['memory_model_path'])", "leave it out", device)
     if config.role.name != "Hybrid":
         raise refuse(f"role={config.role.name}", "use EngineRole.Hybrid", device)
-    if config.distributed_executor_backend not in (None, "uni"):
+    if config.distributed_executor_backend not in ((None, "mp") if config.tp > 1 else (None, "uni")):
         raise refuse(
             f"distributed_executor_backend={config.distributed_executor_backend!r}",
-            "leave it out; one process runs the model",
+            "leave it out; one process runs the model, and with tp=N so many that LMDeploy's 'mp' starts",
             device,
         )
 

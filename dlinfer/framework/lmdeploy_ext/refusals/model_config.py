@@ -14,7 +14,7 @@ from dlinfer.framework.lmdeploy_ext.layers import model_classes
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters, windows
-from dlinfer.framework.lmdeploy_ext.refusals import model_support, speculation
+from dlinfer.framework.lmdeploy_ext.refusals import model_support, speculation, tensor_parallel
 from dlinfer.framework.patching import Patch
 
 
@@ -35,12 +35,18 @@ def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:
         method, is_draft = kwargs.get("spec_method"), kwargs.get("is_draft_model", False)
         if activation.active() is not None and method is not None:
             (speculation.check_draft if is_draft else speculation.check_target)(hf_config, method)
+        if activation.active() is not None:
+            tensor_parallel.check_model(hf_config.to_dict(), _tp(*args, **kwargs), method)
         model_config = original(cls, hf_config, *args, **kwargs)
         if activation.active() is not None:
             check(model_config, is_draft)
         return model_config
 
     return from_hf_config
+
+
+def _tp(model_path: Any = None, dtype: Any = "auto", dist_config: Any = None, *_: Any, **others: Any) -> int:
+    return 1 if dist_config is None else dist_config.tp
 
 
 def _patch_quantisation(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 from dlinfer.vendor.ascend import chips, refusing
-from dlinfer.vendor.ascend.attention import fused
+from dlinfer.vendor.ascend.attention import fused, latent
 
 _PAGE, _LARGEST_PAGE = 16, 1 << 16
-_LATENT, _ROPE = 512, 64
-"""Of DeepSeek's latent cache: what values are, and what keys have besides."""
 
 
 def _is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
     """Whether values are the first part of the one head of keys, in the same memory."""
-    sizes = k_cache.shape[2], k_cache.shape[3], v_cache.shape[3]
-    if sizes != (1, _LATENT + _ROPE, _LATENT) or k_cache.stride() != v_cache.stride():
+    if (
+        not latent.fits(k_cache.shape[2], k_cache.shape[3], v_cache.shape[3])
+        or k_cache.stride() != v_cache.stride()
+    ):
         return False
     return k_cache.untyped_storage()._cdata == v_cache.untyped_storage()._cdata
 
@@ -74,7 +74,7 @@ def paged_decode_attention(
             softmax_scale,
             tables,
             torch.tensor(lengths, dtype=torch.int32, device="cpu"),
-            _LATENT,
+            latent.SIZE,
             out,
         )
     else:

@@ -7,12 +7,18 @@ from torch import Tensor
 
 from dlinfer.errors import KernelDeclined
 from dlinfer.vendor.ascend import refusing
-from dlinfer.vendor.ascend.attention import fused
+from dlinfer.vendor.ascend.attention import fused, latent
 
 _PAGE, _LARGEST_PAGE = 128, 512  # of several queries: blocks are a multiple of the first up to the second
 
 
-@refusing.where(lambda call: fused.refuses(call, max(call.k.shape[-1], call.v.shape[-1])))
+def _refuses(call: Any) -> str | None:
+    if latent.fits(call.num_kv_heads, call.k.shape[-1], call.v.shape[-1]):
+        return latent.refuses(call)
+    return fused.refuses(call, max(call.k.shape[-1], call.v.shape[-1]))
+
+
+@refusing.where(_refuses)
 def prefill_attention(
     q: Tensor,
     k: Tensor,
@@ -31,9 +37,13 @@ def prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
+    spans = list(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True))
+    if latent.fits(num_kv_heads, k.shape[-1], v.shape[-1]):
+        latent.attend_to_tokens(q, k, v, spans, softmax_scale, attn_output)
+        return
     size, size_v = fused.aligned(max(k.shape[-1], v.shape[-1])), v.shape[-1]
     rows, start, first = [], 0, 0
-    for end, length in zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True):
+    for end, length in spans:
         last, blind = first + length, _blind(end - start, length, causal, window_left, window_right)
         rows.append(q.new_zeros(blind, num_q_heads, size_v))
         start += blind
@@ -64,6 +74,8 @@ def _blind(q_len: int, length: int, causal: bool, left: int, right: int) -> int:
 
 
 def _refuses_paged(call: Any) -> str | None:
+    if latent.fits(call.num_kv_heads, call.k_cache.shape[-1], call.v_cache.shape[-1]):
+        return latent.refuses(call, call.block_size)
     page = (_PAGE, _LARGEST_PAGE) if call.max_q_seq_len > 1 else (16, 1 << 16)
     return fused.refuses(call, call.q.shape[-1]) or fused.refuses_pages(call, *page)
 
@@ -90,9 +102,13 @@ def paged_prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
+    spans = list(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True))
+    if latent.fits(num_kv_heads, k_cache.shape[-1], v_cache.shape[-1]):
+        latent.attend_to_pages(q, k_cache, v_cache, block_offsets, spans, softmax_scale, attn_output)
+        return
     keys, values, tables = fused.pages(k_cache), fused.pages(v_cache), fused.table(block_offsets)
     rows, start = [], 0
-    for index, (end, length) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):
+    for index, (end, length) in enumerate(spans):
         blind = _blind(end - start, length, causal, window_left, window_right)
         rows.append(q.new_zeros(blind, num_q_heads, v_cache.shape[-1]))
         start += blind

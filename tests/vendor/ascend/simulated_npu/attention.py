@@ -80,13 +80,27 @@ def _from_pages(
     lengths: list[int] | None,
     kv_heads: int,
 ) -> list[tuple[Tensor, Tensor]]:
-    batch, tokens, _, size = query.shape
+    _, tokens, _, size = query.shape
     for name, x in (("key", key), ("value", value)):
         rules.tensor(name, x, HALVES, 3)
         rules.shape(f"{name} in pages of BSND", x, (key.shape[0], block_size, kv_heads * size))
     require(kv_heads * size <= 65535, "heads times head size of pages up to 65535")
     require(block_size % (128 if tokens > 1 else 16) == 0 and block_size > 0, f"block_size: not {block_size}")
     require(tokens == 1 or block_size <= 512, f"block_size: up to 512, not {block_size}")
+    return _pages_of(query, key, value, table, block_size, lengths, kv_heads)
+
+
+def _pages_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    block_size: int,
+    lengths: list[int] | None,
+    kv_heads: int,
+) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values [length, kv_heads, size] of each row of a block table."""
+    batch, size = query.shape[0], query.shape[3]
     rules.tensor("block_table", table, (torch.int32,), 2)
     require(table.shape[0] == batch, f"block_table: {batch} rows")
     require(lengths is not None and len(lengths) == batch, f"actual_seq_lengths_kv: {batch} of them")
@@ -139,6 +153,62 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | Non
     if visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1).to(q.dtype).float(), values).to(q.dtype)
+
+
+def npu_fused_infer_attention_score_v2(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    query_rope: Tensor | None,
+    key_rope: Tensor | None,
+    atten_mask: Tensor | None,
+    actual_seq_kvlen: list[int] | None,
+    block_table: Tensor | None,
+    num_query_heads: int,
+    num_key_value_heads: int,
+    softmax_scale: float,
+    pre_tokens: int,
+    next_tokens: int,
+    input_layout: str,
+    sparse_mode: int,
+    block_size: int,
+    **others: object,
+) -> tuple[Tensor, Tensor]:
+    """As far as its document speaks of query_rope and a query of 512 numbers."""
+    rules.unused(**others)
+    rules.one_of("input_layout, as far as simulated", input_layout, ["BSND"])
+    rules.tensor("query", query, HALVES, 4)
+    batch, tokens, heads, size = query.shape
+    require(query_rope is not None and key_rope is not None, "query_rope and key_rope, as far as simulated")
+    assert query_rope is not None and key_rope is not None and block_table is not None
+    rules.tensor("query_rope", query_rope, HALVES, 4)
+    rules.same_dtype(query=query, key=key, value=value, query_rope=query_rope, key_rope=key_rope)
+    require(size == 512 and 1 <= tokens <= 16, f"queries: 1 to 16 of 512 numbers, not {tokens} of {size}")
+    rules.one_of("heads", heads, [1, 2, 4, 8, 16, 32, 64, 128])
+    require((num_query_heads, num_key_value_heads) == (heads, 1), f"num_query_heads: {heads}, of keys: 1")
+    rules.shape("query_rope", query_rope, (batch, tokens, heads, 64))
+    rules.one_of("block_size", block_size, [16, 128])
+    rules.tensor("key_rope", key_rope, HALVES, 3)
+    rules.shape("key_rope in pages of BSND", key_rope, (*key.shape[:2], 64))
+    if tokens == 1:
+        require(sparse_mode == 0 and atten_mask is None, "one query: sparse_mode 0 without a mask")
+    else:
+        require(sparse_mode == 3 and atten_mask is not None, "several queries: sparse_mode 3 with a mask")
+    require((pre_tokens, next_tokens) == (_WIDE, _WIDE), "pre_tokens and next_tokens: their defaults")
+    pages = torch.cat((key, key_rope), -1), torch.cat((value, torch.zeros_like(key_rope)), -1)
+    queries = torch.cat((query, query_rope), -1)
+    for name, x in (("key", key), ("value", value)):
+        rules.tensor(name, x, HALVES, 3)
+        rules.shape(f"{name} in pages of BSND", x, (key.shape[0], block_size, 512))
+    slots = block_table.shape[1] * block_size
+    sequences = _pages_of(queries, *pages, block_table, block_size, actual_seq_kvlen, 1)
+    visible = _visible(tokens, atten_mask, sparse_mode, pre_tokens, next_tokens, (batch, slots))
+    out = [
+        _attend(queries[row], keys, values, softmax_scale, visible(row, tokens, keys.shape[0]))[..., :512]
+        for row, (keys, values) in enumerate(sequences)
+    ]
+    return torch.stack(out), torch.zeros(1)
 
 
 def _npu_paged_attention_mla(

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dlinfer.conformance import stand_in
+from tests.vendor.ascend.simulated_npu import hccl
 
 GOLDEN = Path(__file__).parents[1] / "torch_npu-2.13.0.schemas"
 ROOM = __name__.rpartition(".")[0]
@@ -40,6 +41,7 @@ def install() -> None:
         return
     stand_in.install(NAME, _Npu())
     _register()
+    hccl.register(NAME)
     sys.modules["torch_npu"] = _package()
 
 

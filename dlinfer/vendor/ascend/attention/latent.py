@@ -1,0 +1,142 @@
+"""Prompts over DeepSeek's latent cache: heads of 512 numbers and 64 that are rotated, all over one head of keys.
+
+npu_fused_infer_attention_score_v2 takes these apart (query_rope, key_rope), over pages, and up to 16 queries a row: a
+prompt is rows of 16, each of which sees what lies before its last token, and a row of the rest. Its arguments may have
+no gaps, so the pages that a step looks at are gathered, and their keys laid apart from what is rotated.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import KernelDeclined
+from dlinfer.vendor.ascend import chips, refusing
+from dlinfer.vendor.ascend.attention import fused
+
+SIZE, ROPE = 512, 64
+"""Of values, and what keys have besides."""
+QUERIES, PAGES, HEADS = 16, (16, 128), (1, 2, 4, 8, 16, 32, 64, 128)
+"""Most queries of a row; slots in a page; numbers of heads."""
+_PAGE = 128  # of tokens that lie in none yet
+
+
+def fits(kv_heads: int, size: int, size_v: int) -> bool:
+    """Whether keys and values have the sizes of a latent cache."""
+    return (kv_heads, size, size_v) == (1, SIZE + ROPE, SIZE)
+
+
+def refuses(call: Any, block_size: int = _PAGE) -> str | None:
+    """Why a call over such keys and values is not served."""
+    if not call.causal or call.window_left >= 0 or call.logit_softcapping > 0:
+        return "latent prompts are served causal, without window and logit_softcapping"
+    if (call.alibi_slopes, call.sinks) != (None, None):
+        return "latent prompts have no alibi_slopes and no sinks"
+    if call.num_q_heads not in HEADS:
+        return f"latent prompts have {', '.join(map(str, HEADS))} heads, not {call.num_q_heads}"
+    if block_size not in PAGES:
+        return f"latent pages have {PAGES[0]} or {PAGES[1]} slots, not {block_size}"
+    return refusing.first(
+        (
+            refusing.lacking(chips.current().fused_attention, "npu_fused_infer_attention_score_v2"),
+            refusing.floating(call.q, refusing.HALVES),
+        )
+    )
+
+
+def attend_to_tokens(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spans: Sequence[tuple[int, int]],
+    scale: float,
+    out: Tensor,
+) -> None:
+    """Prompts over their own tokens. spans: (end of its queries, its keys) of each sequence; out is written."""
+    counts = [-(-length // _PAGE) for _, length in spans]
+    pages = [x.new_zeros(sum(counts), _PAGE, x.shape[-1]) for x in (k, v)]
+    table = torch.zeros(len(spans), max([*counts, 1]), dtype=torch.int32)
+    page, start = 0, 0
+    for row, (count, (_, length)) in enumerate(zip(counts, spans, strict=True)):
+        for paged, new in zip(pages, (k, v), strict=True):
+            paged[page : page + count].view(-1, paged.shape[-1])[:length] = new[start : start + length, 0]
+        table[row, :count] = torch.arange(page, page + count)
+        page, start = page + count, start + length
+    _attend(q, pages[0], pages[1], table, spans, scale, out)
+
+
+def attend_to_pages(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    spans: Sequence[tuple[int, int]],
+    scale: float,
+    out: Tensor,
+) -> None:
+    """The same over caches [blocks, block_size, 1, size]."""
+    block_size = k_cache.shape[1]
+    counts = [-(-length // block_size) for _, length in spans]
+    chosen = torch.cat([block_offsets[row, :count] for row, count in enumerate(counts)]).long()
+    table, page = torch.zeros(len(spans), max([*counts, 1]), dtype=torch.int32), 0
+    for row, count in enumerate(counts):
+        table[row, :count] = torch.arange(page, page + count)
+        page += count
+    _attend(q, k_cache[chosen, :, 0], v_cache[chosen, :, 0], table, spans, scale, out)
+
+
+def _attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    spans: Sequence[tuple[int, int]],
+    scale: float,
+    out: Tensor,
+) -> None:
+    """keys, values: [pages, slots, size], without gaps. Rows of one number of queries are one call."""
+    latent, rotated = keys[..., :SIZE].contiguous(), keys[..., SIZE:].contiguous()
+    rows: dict[int, list[tuple[int, int, int]]] = {}
+    for row in _rows(spans):
+        rows.setdefault(row[1] - row[0], []).append((row[0], row[2], row[3]))
+    results = []
+    for count, found in rows.items():
+        places = torch.tensor([start for start, _, _ in found]).view(-1, 1) + torch.arange(count)
+        query = q[places.to(q.device)]
+        seen: dict[str, Any] = {"sparse_mode": 0}
+        if count > 1:
+            seen = {"sparse_mode": 3, "atten_mask": fused.template(q.device)}
+        result, _ = torch.ops.npu.npu_fused_infer_attention_score_v2(
+            query[..., :SIZE].contiguous(),
+            latent,
+            values,
+            query_rope=query[..., SIZE:].contiguous(),
+            key_rope=rotated,
+            actual_seq_kvlen=[length for _, length, _ in found],
+            block_table=table[[sequence for _, _, sequence in found]].to(q.device),
+            num_query_heads=q.shape[1],
+            num_key_value_heads=1,
+            softmax_scale=scale,
+            input_layout="BSND",
+            block_size=keys.shape[1],
+            **seen,
+        )
+        results.append((places.flatten().to(q.device), result.flatten(0, 1)))
+    for places, result in results:  # written when all of q has been read
+        out[places] = result
+
+
+def _rows(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """(first query, end, keys that its last query sees, sequence) of each row.
+
+    Raises KernelDeclined for more queries than keys.
+    """
+    start = 0
+    for sequence, (end, length) in enumerate(spans):
+        if end - start > length:
+            raise KernelDeclined(reason=f"{end - start} queries over {length} keys of a latent cache")
+        for first in range(start, end, QUERIES):
+            last = min(first + QUERIES, end)
+            yield first, last, length - (end - last), sequence
+        start = end

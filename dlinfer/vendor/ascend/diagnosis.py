@@ -1,0 +1,102 @@
+"""Why torch_npu cannot be used here, and what to do next: from what its loading says and from what lies where.
+
+Places and variables are those that CANN's own ``set_env.sh`` and the driver's installer leave.
+"""
+
+import importlib.metadata
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from dlinfer.vendor.base import Probe
+
+TESTED = "2.13.0"
+"""The torch_npu whose schemas and documents the kernels are written for."""
+
+INSTALLED = Path("/usr/local/Ascend")
+HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+MANAGER = Path("/dev/davinci_manager")
+"""The driver's device file, beside one ``davinciN`` for each card."""
+
+_DRIVER = ("libascend_hal", "libdrvdsmi_host", "libdcmi")
+_TRANSFORMERS = ("libatb",)  # of the package NNAL, which has a set_env.sh of its own
+_MISSING = re.compile(r"(lib[\w.+-]+?)\.so[\w.]*: cannot open shared object file")
+
+
+def torch_npu_version() -> str:
+    """Of the installed package; empty where there is none."""
+    try:
+        return importlib.metadata.version("torch_npu")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def not_installed() -> Probe:
+    """torch_npu is not here."""
+    return Probe(
+        False,
+        "torch_npu is not installed",
+        f"install CANN, torch {TESTED} and torch_npu {TESTED}: docs/installing.md",
+    )
+
+
+def other_version() -> Probe | None:
+    """torch_npu was built for another torch: its binaries follow torch's own, to the release."""
+    there, here = torch_npu_version(), torch.__version__.split("+")[0]
+    if not there or there.split("+")[0].split(".post")[0] == here:
+        return None
+    step = f"pip install torch=={TESTED} torch_npu=={TESTED}"
+    return Probe(False, f"torch_npu is {there} and torch {here}", f"install releases of one version: {step}")
+
+
+def not_loaded(cause: Exception, environment: Mapping[str, str] = os.environ) -> Probe:
+    """Loading torch_npu failed."""
+    first = str(cause).strip().partition("\n")[0]
+    said = f"{type(cause).__name__}: {first}"
+    library = _MISSING.search(str(cause))
+    if library is None:
+        step = f"check that torch_npu {TESTED}, torch {TESTED} and CANN fit together; npu-smi info tells of the driver"
+        return Probe(False, f"torch_npu does not load: {said}", step)
+    name = library[1]
+    if name.startswith(_DRIVER):
+        return Probe(False, f"the NPU's driver is missing: {said}", _driver_step())
+    if name.startswith(_TRANSFORMERS):
+        return Probe(False, f"CANN's package NNAL is missing: {said}", _source("nnal/atb", "NNAL"))
+    home = next((environment[key] for key in HOME_VARIABLES if environment.get(key)), "")
+    if home:
+        step = f"install the CANN that torch_npu {torch_npu_version() or TESTED} is for, and source its set_env.sh"
+        return Probe(False, f"CANN in {home} lacks {name}.so: {said}", step)
+    return Probe(
+        False,
+        f"CANN's environment is not set ({HOME_VARIABLES[0]} is empty): {said}",
+        _source("ascend-toolkit", "CANN"),
+    )
+
+
+def no_cards() -> Probe:
+    """torch_npu loads and counts none."""
+    if MANAGER.exists():
+        return Probe(
+            False,
+            "torch_npu sees no NPU",
+            "npu-smi info lists cards; ASCEND_RT_VISIBLE_DEVICES may hide them",
+        )
+    return Probe(False, f"torch_npu sees no NPU, and there is no {MANAGER}", _driver_step())
+
+
+def _source(folder: str, package: str) -> str:
+    """The step that sets the environment of a package of CANN's."""
+    script = INSTALLED / folder / "set_env.sh"
+    if script.is_file():
+        return f"source {script}"
+    return f"install {package}, and source its set_env.sh (usually {script})"
+
+
+def _driver_step() -> str:
+    return (
+        "install the driver and firmware of the card (npu-smi info then lists it); in a container, pass "
+        f"{MANAGER}, /dev/davinciN and {INSTALLED}/driver through"
+    )

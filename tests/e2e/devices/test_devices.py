@@ -1,0 +1,62 @@
+"""LMDeploy on vendors' simulated devices; ``run.py`` is the whole matrix, of which the gate has a cell a device."""
+
+import pytest
+
+from tests.e2e.devices import cells, run
+from tests.e2e.devices.table import DEVICES
+from tests.e2e.harness import Lab
+
+
+def in_the_gate(cell: cells.DeviceCell) -> bool:
+    return (cell.family, cell.mode, cell.config) == ("qwen3_moe", "eager", "chunked")
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("cell", list(filter(in_the_gate, cells.cells())), ids=lambda cell: cell.name)
+def test_a_device_gives_the_tokens_of_transformers(cell: cells.DeviceCell, lab: Lab) -> None:
+    assert cells.check(cell, *cells.ask(lab, cell)) == []
+
+
+class Run(dict):
+    """An engine's answers, as ``check`` reads them."""
+
+
+def answers(**placed: object) -> Run:
+    there = {"devices": ["npu"], "block_size": 128, "references": {}} | placed
+    return Run({step: [] for step in cells.STEPS} | {"placed": there})
+
+
+@pytest.mark.parametrize(
+    ("placed", "said"),
+    [
+        ({"devices": ["cpu", "npu"]}, "caches and weights lie on"),
+        ({"references": {"linear": "no kernel"}}, "linear was answered by its reference"),
+    ],
+)
+def test_what_is_not_on_the_device_is_a_failure(placed: dict, said: str) -> None:
+    cell = cells.DeviceCell(DEVICES["ascend"], "llama", "eager", "base")
+    assert cells.check(cell, answers(), {}) == []  # pyright: ignore[reportArgumentType]
+    (failure,) = cells.check(cell, answers(**placed), {})  # pyright: ignore[reportArgumentType]
+    assert said in failure
+
+
+def test_the_table_says_what_was_found() -> None:
+    asked = cells.cells(["llama", "qwen2"])
+    entries: dict[str, dict] = {cell.name: {"failures": []} for cell in asked}
+    broken = next(cell for cell in asked if (cell.family, cell.mode) == ("qwen2", "eager"))
+    entries[broken.name]["failures"] = ["a token | differs\nmore"]
+    text = run.document(entries)
+    assert "| llama | equal | equal |" in text
+    assert "| qwen2 | equal | a token / differs |" in text
+    assert "mixtral" not in text
+
+
+def test_the_document_has_every_family_and_device() -> None:
+    """It is written by ``make device-models``; a device or a family that was added since is missing there."""
+    text = run.DOCUMENT.read_text()
+    for device in DEVICES:
+        assert f"{device}, default" in text
+    for family in run.ASKED:
+        assert f"\n| {family} | " in text
