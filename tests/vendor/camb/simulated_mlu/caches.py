@@ -29,8 +29,10 @@ def reshape_paged_cache(
         require(bool((slot_mapping < blocks * block_size).all()), "slot_mapping: slots of the cache")
         kept = slot_mapping >= 0
         slots = slot_mapping[kept].long()
-        require(slots.unique().numel() == slots.numel(), "slot_mapping: which of two writers wins is not said")
         cache[slots // block_size, :, slots % block_size] = new[kept]
+        numbers, counts = slots.unique(return_counts=True)
+        twice = numbers[counts > 1]  # which of two writers wins is not said
+        cache[twice // block_size, :, twice % block_size] = torch.nan if cache.is_floating_point() else 77
     return k_cache if v_cache is None else (k_cache, v_cache)
 
 

@@ -18,7 +18,7 @@ def per_token(x: Tensor) -> tuple[Tensor, Tensor]:
 def fused_rms_norm(
     x: Tensor,
     residual: Tensor | None,
-    gamma: Tensor,
+    gamma: Tensor | None,
     eps: float,
     store_output_before_norm: bool,
     quant_scale: Tensor | None,
@@ -29,6 +29,8 @@ def fused_rms_norm(
 ) -> Tensor | tuple[Tensor, ...]:
     rules.unused(**others)
     require(eps > 0, f"eps: positive, not {eps}")
+    require(gamma is not None, "gamma, as far as simulated")
+    assert gamma is not None
     rules.tensor("x", x, FLOATS, 2)
     rules.tensor("gamma", gamma, FLOATS, 1)
     rules.shape("gamma", gamma, x.shape[-1:])
