@@ -7,11 +7,9 @@ torch_mlu_ops is loaded with the first kernel; torch itself knows the device as 
 from collections.abc import Mapping
 
 from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
+from dlinfer.vendor.camb.layouts import BLOCK_SIZE
 from dlinfer.vendor.claims import Claims
 from dlinfer.vendor.device import Device
-
-BLOCK_SIZE = 16
-"""Slots in a block of the KV cache: the one size that flash_attention reads pages of."""
 
 
 def _probe() -> Probe:

@@ -46,9 +46,7 @@ IN_PART = (
 IN_PART_HALVES = (linear_w8a8, fused_moe_w8a8)
 """Others are declined with a reason; of the second, all of float32."""
 
-KERNELS: dict[str, Kernel] = {
-    kernel.__name__: kernel for kernel in (*IN_FULL, *IN_PART, *IN_PART_HALVES)
-}
+KERNELS: dict[str, Kernel] = {kernel.__name__: kernel for kernel in (*IN_FULL, *IN_PART, *IN_PART_HALVES)}
 
 CLAIMS: Claims = {
     **{kernel.__name__: Claim() for kernel in IN_FULL},

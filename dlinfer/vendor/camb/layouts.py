@@ -9,6 +9,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+BLOCK_SIZE = 16
+"""Slots in a block of the KV cache: the one size that flash_attention reads pages of."""
+
 
 def rows(x: Tensor) -> Tensor:
     """x [..., size] as contiguous rows [n, size]; a view where it lies so already."""

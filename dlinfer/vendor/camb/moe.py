@@ -28,7 +28,9 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
 
 
 @refuses(
-    lambda hidden_states, gate_up, down, topk_weights, topk_ids, topk, renormalize: refusing.floating(hidden_states)
+    lambda hidden_states, gate_up, down, topk_weights, topk_ids, topk, renormalize: refusing.floating(
+        hidden_states
+    )
 )
 def fused_moe(
     hidden_states: Tensor,
@@ -103,9 +105,9 @@ def fused_moe_w8a8(
     device, (hidden, inner) = hidden_states.device, down_weights.shape[1:]
     sources, places, counts = _routed(topk_ids, gate_up_weights.shape[0])
     # a row of zeros has the scale 0, so that its product is zeros, whatever its numbers are
-    quantised = tmo().moe_quantize(
+    rows, row_scales = tmo().moe_quantize(
         hidden_states.contiguous(), layouts.ones(hidden, device), gather_index=sources
     )
-    gated = product(*quantised, gate_up_weights, gate_up_scales)
-    quantised = tmo().moe_quantize(gated, layouts.ones(inner, device), act_mode="silu", is_gated=True)
-    return _together(product(*quantised, down_weights, down_scales), places, topk_weights, renormalize)
+    gated = product(rows, row_scales, gate_up_weights, gate_up_scales)
+    rows, row_scales = tmo().moe_quantize(gated, layouts.ones(inner, device), act_mode="silu", is_gated=True)
+    return _together(product(rows, row_scales, down_weights, down_scales), places, topk_weights, renormalize)

@@ -22,8 +22,8 @@ def _refuses_rotation(x: Tensor) -> str | None:
 def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     if q.numel() == 0:
         return q.new_empty(q.shape), k.new_empty(k.shape)
-    tables = sin, cos
-    turned = [_turned(x.reshape(-1, *x.shape[-2:]), *map(layouts.rows, tables), False) for x in (q, k)]
+    sines, cosines = layouts.rows(sin), layouts.rows(cos)
+    turned = [_turned(x.reshape(-1, *x.shape[-2:]), sines, cosines, False) for x in (q, k)]
     return turned[0].view(q.shape), turned[1].view(k.shape)
 
 
@@ -57,8 +57,8 @@ def apply_rotary_pos_emb_interleaved(
     if x.numel() == 0:
         return x.new_empty(x.shape)
     heads = _of_token(x, cos)
-    tables = (_of_pairs(table, x, heads) for table in (sin, cos))
-    out = _turned(x.reshape(-1, heads, size), *tables, True).view(x.shape)
+    sines, cosines = _of_pairs(sin, x, heads), _of_pairs(cos, x, heads)
+    out = _turned(x.reshape(-1, heads, size), sines, cosines, True).view(x.shape)
     if return_native_layout:
         return torch.cat((out[..., 0::2], out[..., 1::2]), dim=-1)
     return out

@@ -82,7 +82,9 @@ def main(file: str = "camb-acceptance.json") -> int:
             rows.append({"op": op, "dtype": cases.short(dtype), "call": name, **outcome(op, args, dtype)})
     Path(file).write_text(json.dumps({"card": card, "drift": drift, "calls": rows}, indent=1))
     print(card)
-    print("\n".join(f"OTHER SIGNATURE {one}" for one in drift) or f"signatures as in {signatures.GOLDEN.name}")
+    print(
+        "\n".join(f"OTHER SIGNATURE {one}" for one in drift) or f"signatures as in {signatures.GOLDEN.name}"
+    )
     table: dict[tuple[str, str], Counter[str]] = {}
     for row in rows:
         table.setdefault((row["op"], row["dtype"]), Counter())[row["outcome"]] += 1

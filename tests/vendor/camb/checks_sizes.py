@@ -62,7 +62,9 @@ def test_slots_are_looked_at_once_a_step(monkeypatch):
         caches = make.cache(4, 16, 2, 64), make.cache(4, 16, 2, 64)
         compare(ops.fill_kv_cache, (k, v, *caches, slots), torch.float16)
     slots.copy_(slots.flip(0))
-    compare(ops.fill_kv_cache, (k, v, make.cache(4, 16, 2, 64), make.cache(4, 16, 2, 64), slots), torch.float16)
+    compare(
+        ops.fill_kv_cache, (k, v, make.cache(4, 16, 2, 64), make.cache(4, 16, 2, 64), slots), torch.float16
+    )
     assert len(looks) == 2
 
 
@@ -81,16 +83,28 @@ def test_a_slot_behind_the_end_is_refused_before_anything_is_written():
 @pytest.mark.parametrize(
     ("op", "spoil", "reason"),
     [
-        ("apply_rotary_pos_emb", lambda args: (*(x.repeat(1, 1, 3) for x in args[:2]), *args[2:]), "2 to 256, not 384"),
+        (
+            "apply_rotary_pos_emb",
+            lambda args: (*(x.repeat(1, 1, 3) for x in args[:2]), *args[2:]),
+            "2 to 256, not 384",
+        ),
         ("paged_decode_attention", lambda args: (*args[:4], 12, *args[5:]), "1, 2, 4, 8, 16, 32, 64 slots"),
-        ("paged_decode_attention", lambda args: (*args[:7], 258, 2, *args[9:]), "up to 128 heads share a key, not 129"),
+        (
+            "paged_decode_attention",
+            lambda args: (*args[:7], 258, 2, *args[9:]),
+            "up to 128 heads share a key, not 129",
+        ),
         ("paged_prefill_attention", lambda args: (*args[:4], 32, *args[5:]), "blocks of 16 slots"),
         ("silu_and_mul", lambda args: (args[0].double(),), "float32 are served, not float64"),
     ],
 )
 def test_refusals_by_name(op, spoil, reason):
     made = {call.op: call for call in real_sizes.calls()}
-    args = (maker(torch.float16).tensor(2, 8),) if op == "silu_and_mul" else made[op].arguments(maker(torch.float16))
+    args = (
+        (maker(torch.float16).tensor(2, 8),)
+        if op == "silu_and_mul"
+        else made[op].arguments(maker(torch.float16))
+    )
     assert kernels.refusal(op, install.NAME, args) is None
     assert reason in (kernels.refusal(op, install.NAME, spoil(args)) or "")
 

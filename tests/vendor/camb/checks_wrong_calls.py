@@ -118,7 +118,13 @@ FAULTS = [
     Fault(ROPE, "apply_rotary", "no output", without("output"), "numbers"),
     Fault(ROPE, "apply_rotary", "out for output", rename("output", "out"), "signature"),
     Fault(ROPE, "apply_rotary", "an output with gaps", gaps("output"), "documents"),
-    Fault(ROPE, "apply_rotary", "tables of half the head", lambda a, k: half_cut(1)(*half_cut(2)(a, k)), "numbers"),
+    Fault(
+        ROPE,
+        "apply_rotary",
+        "tables of half the head",
+        lambda a, k: half_cut(1)(*half_cut(2)(a, k)),
+        "numbers",
+    ),
     Fault(PAIRS, "apply_rotary", "halves for pairs", at(5, lambda x: False), "numbers"),
     Fault(SILU, "active", "swiglu", at(1, lambda x: "swiglu"), "documents"),
     Fault(SILU, "active", "a number for the flag", at(2, lambda x: 1), "signature"),
@@ -130,14 +136,18 @@ FAULTS = [
     Fault(LINEAR, "matmul", "trans_w for trans_b", rename("trans_b", "trans_w"), "signature"),
     Fault(LINEAR, "matmul", "the weight as it is not stored", put("trans_b", False), "documents"),
     Fault(STORED, "matmul", "the default of trans_b", without("trans_b"), "documents"),
-    Fault(EIGHT, "scaled_matmul", "the older order", lambda a, k: ([a[0], a[2], a[1], *a[3:]], k), "documents"),
+    Fault(
+        EIGHT, "scaled_matmul", "the older order", lambda a, k: ([a[0], a[2], a[1], *a[3:]], k), "documents"
+    ),
     Fault(EIGHT, "scaled_matmul", "scales as columns", at(3, lambda x: x[:, None]), "documents"),
     Fault(EIGHT, "scaled_matmul", "scales in float16", cast(2, DTYPE), "documents"),
     Fault(EIGHT, "scaled_matmul", "scales exchanged", swap(2, 3), "documents"),
     Fault(EIGHT, "scaled_matmul", "the bits of float activations", without("a_quant_bit_size"), "documents"),
     Fault(EIGHT, "scaled_matmul", "a result in float32", at(4, lambda x: torch.float32), "documents"),
     Fault(FILL, "reshape_paged_cache", "slots in int64", cast(4, torch.int64), "documents"),
-    Fault(FILL, "reshape_paged_cache", "caches first", lambda a, k: ([*a[2:4], *a[:2], a[4]], k), "documents"),
+    Fault(
+        FILL, "reshape_paged_cache", "caches first", lambda a, k: ([*a[2:4], *a[:2], a[4]], k), "documents"
+    ),
     Fault(FILL, "reshape_paged_cache", "values before keys", swap(0, 1), "numbers"),
     Fault(FILL, "reshape_paged_cache", "keys with gaps", gaps(0), "documents"),
     Fault(
@@ -159,7 +169,13 @@ FAULTS = [
     Fault(PAGED, FLASH, "blocks in int64", cast("block_tables", torch.int64), "documents"),
     Fault(PAGED, FLASH, "slots before heads", at(1, lambda x: x.transpose(1, 2).contiguous()), "documents"),
     Fault(PAGED, FLASH, "no tables", without("block_tables"), "documents"),
-    Fault(PAGED, FLASH, "queries' sums for keys'", lambda a, k: ([*a[:5], a[4], *a[6:9], a[8], *a[10:]], k), "numbers"),
+    Fault(
+        PAGED,
+        FLASH,
+        "queries' sums for keys'",
+        lambda a, k: ([*a[:5], a[4], *a[6:9], a[8], *a[10:]], k),
+        "numbers",
+    ),
     Fault(DECODE, SINGLE, "queries of three dimensions", at(0, lambda x: x[:, 0]), "documents"),
     Fault(DECODE, SINGLE, "lengths before tables", swap(4, 5), "documents"),
     Fault(DECODE, SINGLE, "lengths in int64", cast(5, torch.int64), "documents"),
@@ -181,7 +197,13 @@ FAULTS = [
     Fault(EXPERTS, "group_gemm", "sums for counts", at(2, lambda x: x.cumsum(0).int()), "documents"),
     Fault(EXPERTS, "group_gemm", "counts in int64", cast(2, torch.int64), "documents"),
     Fault(EXPERTS, "group_gemm", "the most is 1", at(7, lambda x: 1), "documents"),
-    Fault(EXPERTS, "group_gemm", "weights [in, out]", at(1, lambda x: x.transpose(1, 2).contiguous()), "documents"),
+    Fault(
+        EXPERTS,
+        "group_gemm",
+        "weights [in, out]",
+        at(1, lambda x: x.transpose(1, 2).contiguous()),
+        "documents",
+    ),
     Fault(EXPERTS, "group_gemm", "max_m, its older name", by_name(7, "max_m"), "signature"),
     Fault(EXPERTS, "moe_active", "gelu", at(1, lambda x: "gelu"), "documents"),
     Fault(EXPERTS, "moe_active", "not gated", at(2, lambda x: False), "documents"),
@@ -228,7 +250,9 @@ def test_a_fault_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch):
     try:
         found = result(fault.called)
     except (DlinferError, RuntimeError) as error:
-        caught = f"{'documents' if 'NotAdmitted' in f'{type(error).__name__} {error}' else 'signature'}: {error}"
+        caught = (
+            f"{'documents' if 'NotAdmitted' in f'{type(error).__name__} {error}' else 'signature'}: {error}"
+        )
     except (TypeError, ValueError) as error:
         caught = f"signature: {error}"
     else:

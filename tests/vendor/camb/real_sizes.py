@@ -10,7 +10,14 @@ from tests.vendor.ascend.real_sizes import Call, decode, paged_prefill, prefill,
 def experts(make: SampleMaker) -> tuple:
     """fused_moe of 60 experts for 17 tokens, of which some choose one expert twice."""
     weights = make.tensor(60, 2 * 96, 128, scale=128**-0.5), make.tensor(60, 128, 96, scale=96**-0.5)
-    return make.tensor(17, 128), *weights, make.tensor(17, 4).softmax(-1), make.integers(0, 60, 17, 4), 4, True
+    return (
+        make.tensor(17, 128),
+        *weights,
+        make.tensor(17, 4).softmax(-1),
+        make.integers(0, 60, 17, 4),
+        4,
+        True,
+    )
 
 
 def linear(make: SampleMaker) -> tuple:

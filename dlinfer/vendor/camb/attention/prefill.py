@@ -1,14 +1,14 @@
 """Attention of prompts, over their own new tokens and over pages: one call of flash_attention for all sequences."""
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dlinfer.errors import KernelDeclined
-from dlinfer.vendor.camb import BLOCK_SIZE, layouts, refusing
+from dlinfer.vendor.camb import layouts, refusing
 from dlinfer.vendor.camb.attention import fused
 from dlinfer.vendor.camb.sdk import tmo
 
@@ -30,7 +30,7 @@ class _Batch:
         not say so, but everybody who serves prompts behind cached ones with this op uses it so.
         """
         ends = q_ends.tolist()
-        lens = list(zip((b - a for a, b in zip([0, *ends], ends, strict=False)), kv_seqlens.tolist(), strict=True))
+        lens = list(zip((b - a for a, b in pairwise([0, *ends])), kv_seqlens.tolist(), strict=True))
         kept = [row for row, (queries, keys) in enumerate(lens) if queries or keys]
         for queries, keys in (lens[row] for row in kept):
             if not queries or not keys:
@@ -111,7 +111,7 @@ def prefill_attention(
         _attend(q, layouts.heads(k[:keys]), layouts.heads(v[:keys]), batch, call, None)
 
 
-@refusing.where(lambda call: fused.refuses(call) or fused.refuses_pages(call, (BLOCK_SIZE,)))
+@refusing.where(lambda call: fused.refuses(call) or fused.refuses_pages(call, (layouts.BLOCK_SIZE,)))
 def paged_prefill_attention(
     q: Tensor,
     k_cache: Tensor,

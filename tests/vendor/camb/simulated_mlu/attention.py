@@ -1,5 +1,7 @@
 """Attention of prompts and of single queries. A query that sees no key gives NaN: nothing is said of it."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -7,9 +9,7 @@ from tests.vendor.camb.simulated_mlu import caches, rules
 from tests.vendor.camb.simulated_mlu.rules import FLOATS, require
 
 
-def _sequence(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, left: int, right: int
-) -> Tensor:
+def _sequence(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, left: int, right: int) -> Tensor:
     """q [queries, heads, size] over k, v [keys, kv_heads, ...]; the last query stands at the last key."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.double().repeat_interleave(group, 1) for x in (k, v))
@@ -33,8 +33,11 @@ def _ends(name: str, ends: Tensor | None, longest: int) -> list[int]:
     assert ends is not None
     rules.tensor(name, ends, (torch.int32,), 1)
     places = ends.tolist()
-    lengths = [after - before for before, after in zip(places, places[1:], strict=False)]
-    require(places[0] == 0 and min(lengths) >= 1, f"{name}: from 0 on, and no sequence without tokens, not {places}")
+    lengths = [after - before for before, after in pairwise(places)]
+    require(
+        places[0] == 0 and min(lengths) >= 1,
+        f"{name}: from 0 on, and no sequence without tokens, not {places}",
+    )
     require(max(lengths) == longest, f"the maximum of {name}: {max(lengths)}, not {longest}")
     return places
 
@@ -68,7 +71,7 @@ def flash_attention(
     starts_kv = _ends("cu_seq_lens_kv", cu_seq_lens_kv, max_seq_len_kv)
     require(len(starts_q) == len(starts_kv), "cu_seq_lens_q and cu_seq_lens_kv: of one batch")
     require(starts_q[-1] == q.shape[0], f"q: {starts_q[-1]} tokens, not {q.shape[0]}")
-    lengths = [after - before for before, after in zip(starts_kv, starts_kv[1:], strict=False)]
+    lengths = [after - before for before, after in pairwise(starts_kv)]
     if block_tables is not None:
         caches.check_pages(q, k, v, block_tables, lengths, (16,))
         parts = [
@@ -82,9 +85,11 @@ def flash_attention(
             require(x.shape[0] == starts_kv[-1], f"{name}: {starts_kv[-1]} tokens, not {x.shape[0]}")
         rules.same_dtype(q=q, k=k, v=v)
         require(k.shape[1] == v.shape[1], "k and v: of as many heads")
-        parts = [(k[a:b], v[a:b]) for a, b in zip(starts_kv, starts_kv[1:], strict=False)]
+        parts = [(k[a:b], v[a:b]) for a, b in pairwise(starts_kv)]
     heads = k.shape[1]
-    require(q.shape[2] == k.shape[-1] and q.shape[1] % heads == 0, "q: k's head size, a multiple of its heads")
+    require(
+        q.shape[2] == k.shape[-1] and q.shape[1] % heads == 0, "q: k's head size, a multiple of its heads"
+    )
     require(out is not None, "out, as far as simulated")
     assert out is not None
     rules.tensor("out", out, (v.dtype,), 3, gaps=True)
@@ -93,7 +98,9 @@ def flash_attention(
     require(out.untyped_storage().data_ptr() != q.untyped_storage().data_ptr(), "out: not over q")
     for row, (keys, values) in enumerate(parts):
         first, end = starts_q[row : row + 2]
-        require(end - first <= keys.shape[0] or not is_causal, "as many keys as queries, or which are hidden?")
+        require(
+            end - first <= keys.shape[0] or not is_causal, "as many keys as queries, or which are hidden?"
+        )
         out[first:end] = _sequence(
             q[first:end], keys, values, softmax_scale, is_causal, window_size_left, window_size_right
         )
@@ -119,7 +126,9 @@ def single_query_cached_kv_attn(
     **others: object,
 ) -> Tensor:
     rules.unused(**others)
-    require((kv_cache_quant_bit_size, head_size_v, max_seq_q) == (-1, -1, -1), "the defaults, as far as simulated")
+    require(
+        (kv_cache_quant_bit_size, head_size_v, max_seq_q) == (-1, -1, -1), "the defaults, as far as simulated"
+    )
     rules.one_of("compute_dtype", compute_dtype, [torch.float32])
     require(windows_size_right == -1, f"windows_size_right: reserved, -1, not {windows_size_right}")
     rules.tensor("q", q, FLOATS, 4, gaps=True)
@@ -130,7 +139,9 @@ def single_query_cached_kv_attn(
     rules.shape("context_lens", context_lens, (batch,))
     lengths = context_lens.tolist()
     require(min(lengths) >= 1, "context_lens: of 0 nothing is said")
-    require(max_context_len <= 0 or max_context_len >= max(lengths), f"max_context_len: {max(lengths)} at least")
+    require(
+        max_context_len <= 0 or max_context_len >= max(lengths), f"max_context_len: {max(lengths)} at least"
+    )
     require(v_cache is not None and out is not None, "v_cache and out, as far as simulated")
     assert v_cache is not None and out is not None
     caches.check_pages(q, k_cache, v_cache, block_tables, lengths, (1, 2, 4, 8, 16, 32, 64))

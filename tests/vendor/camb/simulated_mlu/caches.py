@@ -10,7 +10,12 @@ KINDS = (*FLOATS, torch.int8)
 
 
 def reshape_paged_cache(
-    k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, slot_mapping: Tensor, direction: bool
+    k: Tensor,
+    v: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    slot_mapping: Tensor,
+    direction: bool,
 ) -> tuple[Tensor, Tensor] | Tensor:
     require(not direction, "direction=True is not simulated")
     require((v is None) is (v_cache is None), "v and v_cache: both or neither")
@@ -37,7 +42,12 @@ def reshape_paged_cache(
 
 
 def check_pages(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, lengths: list[int], sizes: tuple[int, ...]
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    lengths: list[int],
+    sizes: tuple[int, ...],
 ) -> None:
     """Caches and tables that an attention op reads."""
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
@@ -48,7 +58,9 @@ def check_pages(
     rules.one_of("block_size", block_size, sizes)
     rules.tensor("block_tables", block_tables, (torch.int32,), 2)
     require(block_tables.shape[0] == len(lengths), f"block_tables: {len(lengths)} rows")
-    require(max(lengths) <= block_tables.shape[1] * block_size, "block_tables: as many columns as lengths need")
+    require(
+        max(lengths) <= block_tables.shape[1] * block_size, "block_tables: as many columns as lengths need"
+    )
 
 
 def pages(cache: Tensor, table: Tensor, length: int) -> Tensor:

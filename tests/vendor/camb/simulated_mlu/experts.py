@@ -17,7 +17,9 @@ def moe_softmax_topk(
     **others: object,
 ) -> tuple[Tensor, Tensor]:
     rules.unused(**others)
-    require(num_expert_group <= 1 and route_scale == 1.0 and not normalize, "the defaults, as far as simulated")
+    require(
+        num_expert_group <= 1 and route_scale == 1.0 and not normalize, "the defaults, as far as simulated"
+    )
     rules.one_of("normed_by", normed_by, ["topk_logit", "softmax_logit"])
     rules.tensor("input", input, FLOATS, (2, 8))
     require(1 <= topk <= input.shape[-1], f"topk: 1 to {input.shape[-1]}, not {topk}")

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dlinfer.conformance import stand_in
-from tests.vendor.camb.simulated_mlu.rules import NotAdmittedError
 from tests.vendor.camb import signatures
+from tests.vendor.camb.simulated_mlu.rules import NotAdmittedError
 
 ROOM = __name__.rpartition(".")[0]
 MODULES = ("pointwise", "caches", "attention", "products", "experts")

@@ -41,10 +41,14 @@ def fused_rms_norm(
     total = x if residual is None else x + residual
     wide = total.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * gamma.float()
-    require((quant_scale is not None) is dynamic_quant, "quant_scale and dynamic_quant: both, as far as simulated")
+    require(
+        (quant_scale is not None) is dynamic_quant, "quant_scale and dynamic_quant: both, as far as simulated"
+    )
     if quant_scale is None:
         return (normed.to(x.dtype), total) if store_output_before_norm else normed.to(x.dtype)
-    require(quant_type is torch.int8 and scale_type is torch.float32, "quant_type: torch.int8, scale_type: float")
+    require(
+        quant_type is torch.int8 and scale_type is torch.float32, "quant_type: torch.int8, scale_type: float"
+    )
     rules.tensor("quant_scale", quant_scale, (torch.float32,), 1)
     rules.shape("quant_scale", quant_scale, x.shape[-1:])
     numbers, scale = per_token(normed * quant_scale)
@@ -89,7 +93,9 @@ def apply_rotary(
         position_ids=position_ids, cu_seqlens=cu_seqlens, dynamic_ntk=dynamic_ntk, is_inverse=is_inverse
     )
     require(not discrete, "discrete: with position_ids")
-    rules.tensor("input", input, FLOATS, 4, gaps=True)  # without cu_seqlens: (batch, seq, head_num, head_size)
+    rules.tensor(
+        "input", input, FLOATS, 4, gaps=True
+    )  # without cu_seqlens: (batch, seq, head_num, head_size)
     rules.dense_heads("input", input)
     batch, seq, _, size = input.shape
     require(2 <= size <= 256, f"head_size: 2 to 256, not {size}")
@@ -133,7 +139,9 @@ def active(
     return _gated(input, act_mode, is_gated).to(input.dtype)
 
 
-def moe_active(input: Tensor, act_mode: str, is_gated: bool, gelu_approximate: str, **others: object) -> Tensor:
+def moe_active(
+    input: Tensor, act_mode: str, is_gated: bool, gelu_approximate: str, **others: object
+) -> Tensor:
     rules.unused(**others)
     rules.one_of("gelu_approximate", gelu_approximate, ["none"])
     rules.tensor("input", input, FLOATS, 2)

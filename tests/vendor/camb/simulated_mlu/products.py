@@ -27,7 +27,9 @@ def matmul(
     **others: object,
 ) -> Tensor:
     rules.unused(**others)
-    require(fast_act and approximate and (act_mode, alpha) == ("none", 1.0), "the defaults, as far as simulated")
+    require(
+        fast_act and approximate and (act_mode, alpha) == ("none", 1.0), "the defaults, as far as simulated"
+    )
     rules.tensor("a", a, FLOATS, 2)
     rules.tensor("b", b, FLOATS, 2)
     rules.same_dtype(a=a, b=b)
@@ -71,10 +73,15 @@ def _groups(a: Tensor, b: Tensor, counts: Tensor, most: int) -> list[tuple[int, 
     rules.tensor("the list of groups", counts, (torch.int32,), 1)
     rules.shape("the list of groups", counts, b.shape[:1])
     rows = counts.tolist()
-    require(sum(rows) == a.shape[0] and min(rows) >= 0, f"the list of groups: counts of {a.shape[0]} rows, not {rows}")
+    require(
+        sum(rows) == a.shape[0] and min(rows) >= 0,
+        f"the list of groups: counts of {a.shape[0]} rows, not {rows}",
+    )
     require(max(rows) <= most, f"the maximum of the list: {max(rows)} at least, not {most}")
     ends = counts.cumsum(0).tolist()
-    return [(group, slice(end - count, end)) for group, (end, count) in enumerate(zip(ends, rows, strict=True))]
+    return [
+        (group, slice(end - count, end)) for group, (end, count) in enumerate(zip(ends, rows, strict=True))
+    ]
 
 
 def group_gemm(
