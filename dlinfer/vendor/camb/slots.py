@@ -17,15 +17,15 @@ class _Checked:
     """
 
     def __init__(self) -> None:
-        self._slots: weakref.ref[Tensor] | None = None
-        self._key: tuple[int, int] | None = None
+        # one tuple, which is replaced whole: two threads may serve two caches
+        self._last: tuple[weakref.ref[Tensor], tuple[int, int]] | None = None
 
     def check(self, slots: Tensor, keys: Tensor) -> None:
         """Raises OpArgumentError for one behind the end of the canonical cache ``keys``."""
-        key = layouts.version(slots), keys.shape[0] * keys.shape[1]
-        if self._slots is None or self._slots() is not slots or self._key != key:
+        last, key = self._last, (layouts.version(slots), keys.shape[0] * keys.shape[1])
+        if last is None or last[0]() is not slots or last[1] != key:
             check_slots(slots, keys)
-            self._slots, self._key = weakref.ref(slots), key
+            self._last = weakref.ref(slots), key
 
 
 _checked = _Checked()

@@ -24,7 +24,7 @@ from dlinfer.vendor import discovery
 from dlinfer.vendor.camb import VENDOR, sdk
 from dlinfer.vendor.camb.kernels import KERNELS
 from tests.ops import cases
-from tests.vendor.camb import checks_ops, real_sizes, signatures
+from tests.vendor.camb import comparing, real_sizes, signatures
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -45,12 +45,12 @@ def all_calls(dtype: torch.dtype) -> Iterator[tuple[str, str, tuple]]:
 def outcome(name: str, args: tuple, dtype: torch.dtype) -> dict[str, Any]:
     """How one call ended: "native", "refused" with a reason, "wrong" or "failed" with what was said."""
     op = ops.registry()[name]
-    want = cases.expected(op, checks_ops.host(op, args))
+    want = cases.expected(op, comparing.host(op, args))
     fallback.reset()
     try:
         with settings.override(fallback="allow"):
             returned = op.overload(*args)
-        found = [one.cpu() for one in checks_ops.found(op, args, returned)]
+        found = [one.cpu() for one in comparing.found(op, args, returned)]
     except Exception as error:  # noqa: BLE001 - whatever a driver says is the outcome
         return {"outcome": "failed", "detail": f"{type(error).__name__}: {error}"[:600]}
     worst = max((_error(*pair) for pair in zip(found, want, strict=True)), default=0.0)

@@ -18,6 +18,7 @@ from dlinfer.ops.samples import SampleMaker
 from dlinfer.vendor.camb import VENDOR
 from dlinfer.vendor.camb.kernels import KERNELS
 from tests.ops import cases
+from tests.vendor.camb import comparing
 from tests.vendor.camb.simulated_mlu import install
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -50,36 +51,13 @@ def arguments(op, name: str, dtype: torch.dtype, device: str) -> tuple:
     return next(sample.args for sample in made if sample.name == name)
 
 
-def host(op, args: tuple) -> tuple:
-    """Arguments for the oracle, whose caches lie as the host's vendor has them."""
-    moved = pytree.tree_map_only(Tensor, lambda one: one.cpu().clone(), args)
-    return tuple(
-        LAYOUT.canonical(one) if name in CACHES and isinstance(one, Tensor) and one.dim() == 4 else one
-        for name, one in zip(op.parameters, moved, strict=True)
-    )
-
-
-CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros", "key", "value", "key_rope", "cache")
-"""Arguments that lie as the vendor lays caches out, where they have four dimensions."""
-
-
-def found(op, args: tuple, returned: object) -> list[Tensor]:
-    """A call's results on the host, caches as the oracle's lie."""
-    shown = cases.results(op, args, returned)
-    fresh = len(shown) - len(op.mutates)
-    for place, name in enumerate(op.mutates, fresh):
-        if name in CACHES and shown[place].dim() == 4:
-            shown[place] = LAYOUT.canonical(shown[place])
-    return shown
-
-
 def compare(op, args: tuple, dtype: torch.dtype) -> dict:
     """Run an op on the device and its reference in float64 on the host; gives the fallbacks taken."""
-    want = cases.expected(op, host(op, args))
+    want = cases.expected(op, comparing.host(op, args))
     fallback.reset()
     with settings.override(fallback="allow"):
         returned = op.overload(*args)
-    got = found(op, args, returned)
+    got = comparing.found(op, args, returned)
     assert {tensor.device.type for tensor in got} <= {install.NAME}
     cases.assert_close([one.cpu() for one in got], want, op.tolerances[dtype])
     return fallback.counts()

@@ -28,7 +28,7 @@ from tests.vendor.ascend.checks_wrong_calls import (
     swap,
     without,
 )
-from tests.vendor.camb import checks_ops, checks_sizes, real_sizes, signatures
+from tests.vendor.camb import checks_ops, checks_sizes, comparing, real_sizes, signatures
 from tests.vendor.camb.simulated_mlu import install
 
 DTYPE = torch.float16
@@ -222,10 +222,10 @@ FAULTS = [
 
 def result(called: tuple[str, Callable[[], tuple]]) -> tuple[list[Tensor], list[Tensor], Any]:
     op, args = ops.registry()[called[0]], called[1]()
-    want = cases.expected(op, checks_ops.host(op, args))
+    want = cases.expected(op, comparing.host(op, args))
     with settings.override(fallback="error"):
         returned = op.overload(*args)
-    return [one.cpu() for one in checks_ops.found(op, args, returned)], want, op.tolerances[DTYPE]
+    return [one.cpu() for one in comparing.found(op, args, returned)], want, op.tolerances[DTYPE]
 
 
 def test_there_are_enough():

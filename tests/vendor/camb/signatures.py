@@ -16,6 +16,7 @@ from tests.architecture.imports import PACKAGE
 
 VERSION = "1.12.1"
 GOLDEN = Path(__file__).with_name(f"torch_mlu_ops-{VERSION}.signatures")
+WITNESS = GOLDEN.with_name("vllm_mlu-b9925203.calls")
 _CALL = re.compile(r"\btmo\(\)\.([a-z]\w+)\(")
 _NAMES = {"torch": torch} | {
     name: getattr(typing, name) for name in ("Optional", "Union", "Tuple", "List", "Dict")
@@ -39,6 +40,17 @@ def signature(line: str) -> inspect.Signature:
     space: dict[str, typing.Any] = dict(_NAMES)
     exec(f"def {line}: ...", space)
     return inspect.signature(space[line.partition("(")[0]])
+
+
+def witnessed() -> dict[str, tuple[list[str], list[str]]]:
+    """Function -> (names by place, names by keyword) of the vendor's own calls of it."""
+    found = {}
+    for line in WITNESS.read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, _, given = line.rstrip(")").partition("(")
+            by_place, _, by_keyword = given.partition("; ")
+            found[name] = by_place.split(", "), [one for one in by_keyword.split(", ") if one]
+    return found
 
 
 def drift(module: typing.Any) -> list[str]:

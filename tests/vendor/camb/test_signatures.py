@@ -18,6 +18,29 @@ def test_every_line_is_a_signature_that_says_where_it_is_from():
         assert len(signatures.signature(line).parameters) >= 3
 
 
+OTHER_NAMES = {
+    ("group_gemm", "m_list"): "group_list",
+    ("group_gemm", "max_m"): "max_in_group_list",
+    ("scaled_matmul", "dtype"): "output_dtype",
+    ("scaled_matmul", "b_quant_bit_size"): "quant_bit_size",
+    ("scaled_quantize", "smooth"): "scale",
+    ("single_query_cached_kv_attn", "max_contxt_len"): "max_context_len",
+    ("single_query_cached_kv_attn", "learnable_sink"): "sink",
+}
+"""(function, name that the vendor's vLLM has for an argument) -> its name in the golden file."""
+
+
+def test_the_vendor_s_own_vllm_gives_the_same_arguments_in_the_same_order():
+    """The second witness: official, where the golden file is from a copy of the package that somebody has published."""
+    calls = signatures.witnessed()
+    assert set(calls) == signatures.called()
+    for name, (by_place, by_keyword) in calls.items():
+        ours = list(signatures.signature(signatures.lines()[name]).parameters)
+        theirs = [OTHER_NAMES.get((name, one), one) for one in by_place]
+        assert theirs == ours[: len(theirs)], name
+        assert {OTHER_NAMES.get((name, one), one) for one in by_keyword} <= set(ours), name
+
+
 def like_the_golden() -> types.SimpleNamespace:
     functions = {}
     for name, line in signatures.lines().items():
