@@ -65,6 +65,14 @@ def test_its_claims_hold(installed, asked):
     assert "camb: every claim holds" in run(installed, "-m", "dlinfer", "conformance", "camb", *options)
 
 
+def answers(installed: Path, model: Path, device: str, dtype: str) -> dict[str, Any]:
+    """What lmdeploy_job.py prints."""
+    job = str(FOLDER / "lmdeploy_job.py")
+    return json.loads(
+        run(installed, job, str(model), device, dtype, DLINFER_FALLBACK="allow").splitlines()[-1]
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(1800)
@@ -81,14 +89,7 @@ def test_lmdeploy_gives_the_tokens_of_the_cpu(installed, tmp_path, family, dtype
     """Unmodified, eagerly, with no op on a reference."""
     model = tmp_path / family
     build(family, model, seed=0, dtype="float32")
-    job = str(FOLDER / "lmdeploy_job.py")
-
-    def answers(device: str) -> dict[str, Any]:
-        return json.loads(
-            run(installed, job, str(model), device, dtype, DLINFER_FALLBACK="allow").splitlines()[-1]
-        )
-
-    host, card = answers("cpu"), answers("camb")
+    host, card = (answers(installed, model, device, dtype) for device in ("cpu", "camb"))
     assert host["devices"] == ["cpu"] and card["devices"] == ["mlu"]
     assert card["blocks"] == [64, 16] and all(shape[2] == 16 for shape in card["cache"])
     assert card["short"] == host["short"] and card["long"] == host["long"]
@@ -97,3 +98,19 @@ def test_lmdeploy_gives_the_tokens_of_the_cpu(installed, tmp_path, family, dtype
     shared = {"fused_rms_norm", "matmul", "apply_rotary", "reshape_paged_cache", "flash_attention"}
     wanted = shared | {"single_query_cached_kv_attn"} | (experts if family == "qwen3_moe" else {"active"})
     assert wanted <= set(card["calls"])
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_lmdeploy_serves_8_bit_weights(installed, tmp_path):
+    """W8A8, with no op on a reference. Of one prompt alone the tokens are compared: the two best logits of the others are
+    0.02 apart, which is less than what 8 bits change."""
+    floats, packed = tmp_path / "llama", tmp_path / "w8a8"
+    build("llama", floats, seed=0, dtype="float32")
+    run(installed, "-m", "dlinfer", "quantise", str(floats), "--format", "w8a8", "-o", str(packed))
+    host, card = (answers(installed, packed, device, "float16") for device in ("cpu", "camb"))
+    assert card["short"][0] == host["short"][0]
+    assert card["devices"] == ["mlu"] and card["fallbacks"] == []
+    assert {"scaled_matmul", "scaled_quantize", "fused_rms_norm"} <= set(card["calls"])
