@@ -105,8 +105,11 @@ def test_lmdeploy_gives_the_tokens_of_the_cpu(installed, tmp_path, family, dtype
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_lmdeploy_serves_8_bit_weights(installed, tmp_path):
-    """W8A8, with no op on a reference. Of one prompt alone the tokens are compared: the two best logits of the others are
-    0.02 apart, which is less than what 8 bits change."""
+    """W8A8, with no op on a reference.
+
+    Of one prompt alone the tokens are compared: the two best logits of the others are 0.02 apart, which is less than
+    what 8 bits change.
+    """
     floats, packed = tmp_path / "llama", tmp_path / "w8a8"
     build("llama", floats, seed=0, dtype="float32")
     run(installed, "-m", "dlinfer", "quantise", str(floats), "--format", "w8a8", "-o", str(packed))
