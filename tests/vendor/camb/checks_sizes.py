@@ -50,6 +50,16 @@ def test_rotation_leaves_its_arguments_alone(size, dtype):
     assert torch.equal(q.cpu(), before[0]) and torch.equal(k.cpu(), before[1])
 
 
+def test_attention_may_be_written_over_what_it_reads():
+    """A projection's q, k and v in one tensor, and the result in the place of the values."""
+    make = maker(torch.float16)
+    packed = make.tensor(9, 6, 64)
+    q, k, v = packed[:, :2], packed[:, 2:4], packed[:, 4:]
+    ends = torch.tensor([4, 9])
+    args = q, k, v, ends, torch.tensor([4, 5]), 5, 2, 2, v, 0.125, True, -1, -1, 0.0, None, None
+    assert not compare(ops.prefill_attention, args, torch.float16)
+
+
 def test_slots_are_looked_at_once_a_step(monkeypatch):
     from dlinfer.vendor.camb import slots as module
 

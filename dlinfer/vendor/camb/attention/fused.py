@@ -28,9 +28,9 @@ def refuses_pages(call: Any, sizes: tuple[int, ...]) -> str | None:
     return None
 
 
-def destination(attn_output: Tensor, q: Tensor) -> Tensor:
-    """attn_output, or a new tensor of its shape where the op may not write there: over q, or between gaps."""
-    over_q = attn_output.untyped_storage()._cdata == q.untyped_storage()._cdata
-    if over_q or not layouts.has_dense_heads(attn_output):
+def destination(attn_output: Tensor, *read: Tensor) -> Tensor:
+    """attn_output, or a new tensor of its shape where the op may not write there: over what it reads, or with gaps."""
+    place = attn_output.untyped_storage()._cdata
+    if any(one.untyped_storage()._cdata == place for one in read) or not layouts.has_dense_heads(attn_output):
         return torch.empty(attn_output.shape, dtype=attn_output.dtype, device=attn_output.device)
     return attn_output

@@ -45,7 +45,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, batch: _Batch, call: Any, tables: T
     """Write the attention of a batch that is not empty into call.attn_output."""
     tokens = sum(batch.q_lens)
     q, target = q[:tokens], call.attn_output[:tokens]
-    out = fused.destination(target, q)
+    out = fused.destination(target, q, k, v)
     ends = [
         torch.tensor([0, *accumulate(lens)], dtype=torch.int32, device=q.device)
         for lens in (batch.q_lens, batch.kv_lens)
