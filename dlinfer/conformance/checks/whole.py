@@ -98,7 +98,7 @@ def _compared(case: Whole, prepared: Callable[[nn.Module], Callable[..., Tensor]
 
 def _oracle(case: Whole) -> list[Tensor]:
     make = case.subject.maker(case.dtype, on_host=True)
-    make.layout = KVCacheLayout(block_size=make.layout.block_size)
+    make.layout = KVCacheLayout(block_size=case.subject.vendor.kv_cache_layout.block_size)
     model = _Model(case.op, _wide(weights(make)))
     results = []
     with _reference():

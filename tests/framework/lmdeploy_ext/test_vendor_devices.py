@@ -1,4 +1,4 @@
-"""device_type maca and camb: LMDeploy's own, of no use without a vendor's package; ascend, without torch_npu."""
+"""device_type maca and camb: LMDeploy's own, of no use without a vendor; ascend and camb, without torch's package."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from lmdeploy.utils import try_import_deeplink
 
 from dlinfer.errors import DeviceWithoutVendorError, UnknownVendorError, VendorUnavailableError
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
-from dlinfer.vendor import ascend, discovery
+from dlinfer.vendor import ascend, camb, discovery
 
 pytestmark = pytest.mark.usefixtures("no_makers")
 DEVICES = ("maca", "camb")
@@ -38,16 +38,31 @@ asked = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture
+def without_ours(monkeypatch):
+    """As if dlinfer itself brought no vendor for these devices."""
+    real = discovery.entry_points
+
+    def others(**asked):
+        return [
+            one for one in real(**asked) if one.name not in DEVICES or not one.value.startswith("dlinfer.")
+        ]
+
+    monkeypatch.setattr(discovery, "entry_points", others)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "package"), [(ascend.VENDOR, "torch_npu"), (camb.VENDOR, "torch_mlu")], ids=["ascend", "camb"]
+)
 @asked
-def test_ascend_without_its_torch_package_says_so(ask, monkeypatch):
-    monkeypatch.setitem(discovery._loaded, "ascend", ascend.VENDOR)
-    monkeypatch.setattr(discovery, "names", lambda: ["ascend", "cpu", "reference"])
+def test_without_its_torch_package_a_vendor_says_so(ask, vendor, package, monkeypatch):
+    monkeypatch.setitem(discovery._loaded, vendor.name, vendor)
+    monkeypatch.setattr(discovery, "names", lambda: [vendor.name, "cpu", "reference"])
     monkeypatch.setattr(activation, "_active", None)  # whatever ran before in this process
-    with pytest.raises(
-        VendorUnavailableError, match=r"'ascend'.*torch_npu is not installed.*docs/ascend\.md"
-    ):
-        ask("ascend")
-    assert "ascend" not in vendor_devices.usable()
+    said = rf"'{vendor.name}'.*{package} is not installed.*docs/{vendor.name}\.md"
+    with pytest.raises(VendorUnavailableError, match=said):
+        ask(vendor.name)
+    assert vendor.name not in vendor_devices.usable()
 
 
 def test_these_are_lmdeploys_devices_but_cuda():
@@ -56,7 +71,7 @@ def test_these_are_lmdeploys_devices_but_cuda():
 
 @pytest.mark.parametrize("device", DEVICES)
 @asked
-def test_without_a_vendor_it_is_refused_with_what_is_there_and_what_is_not(device, ask):
+def test_without_a_vendor_it_is_refused_with_what_is_there_and_what_is_not(device, ask, without_ours):
     with pytest.raises(DeviceWithoutVendorError) as caught:
         ask(device)
     text = str(caught.value)
@@ -65,7 +80,7 @@ def test_without_a_vendor_it_is_refused_with_what_is_there_and_what_is_not(devic
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_device_set_later_is_refused_when_the_engine_starts(device):
+def test_a_device_set_later_is_refused_when_the_engine_starts(device, without_ours):
     config = PytorchEngineConfig(device_type="cuda", max_batch_size=1)
     config.device_type = device
     with pytest.raises(DeviceWithoutVendorError, match=device):
@@ -73,7 +88,7 @@ def test_a_device_set_later_is_refused_when_the_engine_starts(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_with_a_vendor_lmdeploy_goes_its_own_way(device, plugins):
+def test_with_a_vendor_lmdeploy_goes_its_own_way(device, plugins, without_ours):
     plugins(device, PLUGIN.format(name=device))
     assert PytorchEngineConfig(device_type=device).device_type == device
     assert device in vendor_devices.usable()

@@ -1,0 +1,53 @@
+"""Cambricon MLUs: LMDeploy's ops on the ops of the vendor's torch_mlu_ops, eagerly.
+
+Proven against signatures and documents that are published, on no card: docs/camb.md says of each op how far.
+torch_mlu_ops is loaded with the first kernel; torch itself knows the device as "mlu", LMDeploy as "camb".
+"""
+
+from collections.abc import Mapping
+
+from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
+from dlinfer.vendor.camb.layouts import BLOCK_SIZE
+from dlinfer.vendor.claims import Claims
+from dlinfer.vendor.device import Device
+
+
+def _probe() -> Probe:
+    from dlinfer.vendor.camb import sdk
+
+    return sdk.probe()
+
+
+def _kernels() -> Mapping[str, Kernel]:
+    from dlinfer.vendor.camb import sdk
+
+    sdk.load()
+    from dlinfer.vendor.camb.kernels import KERNELS
+
+    return KERNELS
+
+
+def _claims() -> Claims:
+    from dlinfer.vendor.camb.kernels import CLAIMS
+
+    return CLAIMS
+
+
+def _device() -> Device:
+    from dlinfer.vendor.camb.device import CambDevice
+
+    return CambDevice()
+
+
+VENDOR = Vendor(
+    name="camb",
+    device_type="mlu",
+    framework_device="camb",
+    summary="Cambricon MLUs through torch_mlu_ops; proven on published signatures and documents, on no card",
+    probe=_probe,
+    load_kernels=_kernels,
+    load_device=_device,
+    kv_cache_layout=KVCacheLayout("BHSD", block_size=BLOCK_SIZE),
+    claims=_claims,
+    interface=1,
+)

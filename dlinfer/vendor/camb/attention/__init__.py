@@ -1,0 +1,1 @@
+"""Attention: prompts, prompts behind cached beginnings, and decoding."""

@@ -1,0 +1,85 @@
+"""Attention of one new token of each sequence over pages: one call of single_query_cached_kv_attn for all."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.vendor.camb import layouts, refusing
+from dlinfer.vendor.camb.attention import fused
+from dlinfer.vendor.camb.sdk import tmo
+
+_PAGES = (1, 2, 4, 8, 16, 32, 64)
+_MOST_SHARING = 128
+"""Queries to a key: the vendor's own vLLM splits calls with more (with more than 256 in bfloat16)."""
+
+
+def _refuses(call: Any) -> str | None:
+    sharing = call.num_q_heads // call.num_kv_heads
+    if sharing > _MOST_SHARING:
+        return f"up to {_MOST_SHARING} heads share a key, not {sharing}"
+    return fused.refuses(call) or fused.refuses_pages(call, _PAGES)
+
+
+@refusing.where(_refuses)
+def paged_decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    kv_seqlens: Tensor,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    window_left: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    lengths = kv_seqlens.tolist()
+    kept = [row for row, length in enumerate(lengths) if length]
+    if len(kept) == len(lengths):
+        if lengths:
+            _attend(q, k_cache, v_cache, block_offsets, lengths, attn_output, softmax_scale, window_left)
+        return
+    # padding rows have no key, and no block that may be read
+    rows = torch.tensor(kept, dtype=torch.int64, device=q.device)
+    q, tables = q[rows], block_offsets[rows.to(block_offsets.device)]
+    out = torch.empty((len(kept), *attn_output.shape[1:]), dtype=q.dtype, device=q.device)
+    if kept:
+        _attend(q, k_cache, v_cache, tables, [lengths[row] for row in kept], out, softmax_scale, window_left)
+    attn_output.zero_()
+    attn_output[rows] = out
+
+
+def _attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    lengths: list[int],
+    attn_output: Tensor,
+    softmax_scale: float,
+    window_left: int,
+) -> None:
+    out = fused.destination(attn_output, q)
+    tmo().single_query_cached_kv_attn(
+        layouts.heads(q).unsqueeze(1),
+        k_cache,
+        v_cache,
+        out.unsqueeze(1),
+        layouts.index(block_offsets, q.device),
+        torch.tensor(lengths, dtype=torch.int32, device=q.device),
+        None,
+        None,
+        None,
+        max(lengths),
+        window_left,
+        -1,
+        softmax_scale,
+    )
+    if out is not attn_output:
+        attn_output.copy_(out)

@@ -1,0 +1,36 @@
+"""What the vendor's two attention ops share: what they have not, and where they write."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.vendor.camb import layouts, refusing
+
+
+def refuses(call: Any) -> str | None:
+    """Why a call is for neither of them."""
+    if call.logit_softcapping > 0:
+        return "torch_mlu_ops has no logit_softcapping"
+    if call.alibi_slopes is not None:
+        return "torch_mlu_ops publishes no formula of its alibi_slope"
+    if call.sinks is not None:
+        return "torch_mlu_ops publishes no formula of its sink, and its name changes between versions"
+    return refusing.floating(call.q)
+
+
+def refuses_pages(call: Any, sizes: tuple[int, ...]) -> str | None:
+    """Why caches are none for an op that reads blocks of some sizes."""
+    if call.block_size not in sizes:
+        return f"blocks of {', '.join(map(str, sizes))} slots are read, not of {call.block_size}"
+    if not (call.k_cache.is_contiguous() and call.v_cache.is_contiguous()):
+        return "the caches have gaps"
+    return None
+
+
+def destination(attn_output: Tensor, *read: Tensor) -> Tensor:
+    """attn_output, or a new tensor of its shape where the op may not write there: over what it reads, or with gaps."""
+    place = attn_output.untyped_storage()._cdata
+    if any(one.untyped_storage()._cdata == place for one in read) or not layouts.has_dense_heads(attn_output):
+        return torch.empty(attn_output.shape, dtype=attn_output.dtype, device=attn_output.device)
+    return attn_output

@@ -1,0 +1,20 @@
+"""What serving frameworks need of the card: its memory, torch.mlu's streams, CNCL."""
+
+from dlinfer.vendor.camb import sdk
+from dlinfer.vendor.device import Device, DeviceMemory
+
+
+class CambDevice(Device):
+    """One MLU."""
+
+    communicator = "cncl"
+    max_batch_size = 256  # as LMDeploy has it for its own camb backend
+
+    def __init__(self) -> None:
+        self._mlu = sdk.cards()
+        self.streams = self._mlu
+
+    def memory(self) -> DeviceMemory:
+        """What the driver says of the current card."""
+        free, total = self._mlu.mem_get_info()
+        return DeviceMemory(free, total, "torch.mlu.mem_get_info", shared=False)

@@ -1,0 +1,60 @@
+"""The vendor's torch_mlu and torch_mlu_ops: whether they are here, whether a card is, and the ops once loaded.
+
+A process without them pays for a look on sys.path. What stands behind ``torch_mlu_ops``, the vendor's package or a
+simulation, is no concern of the kernels.
+"""
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+from dlinfer.vendor.base import Probe
+
+PACKAGES = ("torch_mlu", "torch_mlu_ops")
+"""In the order in which they are loaded: the first makes the device, the second its ops."""
+
+_ops: Any = None
+
+
+def load() -> None:
+    """Import the vendor's packages. Raises ImportError with their own words where a driver is missing."""
+    global _ops
+    for name in PACKAGES:
+        _ops = importlib.import_module(name)
+
+
+def tmo() -> Any:
+    """The module torch_mlu_ops. Loads it."""
+    if _ops is None:
+        load()
+    return _ops
+
+
+def cards() -> Any:
+    """``torch.mlu``: the vendor's module of streams, memory and properties. Loads the packages."""
+    tmo()
+    return sys.modules["torch"].mlu  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def probe() -> Probe:
+    """Whether a card can be used here; loads the packages only where they are installed. Never raises."""
+    for name in PACKAGES:
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            return Probe(
+                False,
+                f"{name} is not installed",
+                "install Cambricon's PyTorch, which has torch_mlu and torch_mlu_ops (docs/camb.md)",
+            )
+    try:
+        count = cards().device_count()
+    except Exception as cause:  # noqa: BLE001 - a driver's failure may be any; it is the answer
+        first = str(cause).strip().partition("\n")[0]
+        return Probe(
+            False,
+            f"torch_mlu_ops does not load: {type(cause).__name__}: {first}",
+            "set NEUWARE_HOME and its library path, and check that torch_mlu_ops, torch_mlu and torch fit each other",
+        )
+    if not count:
+        return Probe(False, "torch_mlu sees no MLU", "check the driver with cnmon")
+    return Probe(True, f"{count} MLU(s)")

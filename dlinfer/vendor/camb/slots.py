@@ -1,0 +1,50 @@
+"""Writing new tokens into the paged KV cache."""
+
+import weakref
+
+from torch import Tensor
+
+from dlinfer.ops.kv_cache import canonical, check_slots
+from dlinfer.vendor.base import refuses
+from dlinfer.vendor.camb import layouts, refusing
+from dlinfer.vendor.camb.sdk import tmo
+
+
+class _Checked:
+    """The last slots that a look has found to lie in the cache: one wait for the card a step, not a layer.
+
+    Slots made in inference mode are known by their tensor alone, which may not be written anew, as it is for graphs.
+    """
+
+    def __init__(self) -> None:
+        # one tuple, which is replaced whole: two threads may serve two caches
+        self._last: tuple[weakref.ref[Tensor], tuple[int, int]] | None = None
+
+    def check(self, slots: Tensor, keys: Tensor) -> None:
+        """Raises OpArgumentError for one behind the end of the canonical cache ``keys``."""
+        last, key = self._last, (layouts.version(slots), keys.shape[0] * keys.shape[1])
+        if last is None or last[0]() is not slots or last[1] != key:
+            check_slots(slots, keys)
+            self._last = weakref.ref(slots), key
+
+
+_checked = _Checked()
+
+
+def _refuses_caches(k: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
+    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        return "the caches have gaps, of which reshape_paged_cache's documents say nothing"
+    return refusing.floating(k)
+
+
+@refuses(lambda k, v, k_cache, v_cache, kv_start_indices: _refuses_caches(k, k_cache, v_cache))
+def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
+    if kv_start_indices.numel() == 0:
+        return
+    _checked.check(kv_start_indices, canonical(k_cache))
+    slots = layouts.index(kv_start_indices, k.device)  # negative ones are left out by the vendor
+    if k.shape == v.shape:
+        tmo().reshape_paged_cache(k.contiguous(), v.contiguous(), k_cache, v_cache, slots)
+        return
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        tmo().reshape_paged_cache(new.contiguous(), None, cache, None, slots)

@@ -1,0 +1,47 @@
+"""Calls of the attention ops and of experts in sizes that models have, of the interface's own tables of cases."""
+
+from collections.abc import Iterator
+
+from dlinfer.ops import attention_samples
+from dlinfer.ops.samples import SampleMaker
+from tests.vendor.ascend.real_sizes import Call, decode, paged_prefill, prefill, served
+
+
+def experts(make: SampleMaker) -> tuple:
+    """fused_moe of 60 experts for 17 tokens, of which some choose one expert twice."""
+    weights = make.tensor(60, 2 * 96, 128, scale=128**-0.5), make.tensor(60, 128, 96, scale=96**-0.5)
+    return (
+        make.tensor(17, 128),
+        *weights,
+        make.tensor(17, 4).softmax(-1),
+        make.integers(0, 60, 17, 4),
+        4,
+        True,
+    )
+
+
+def linear(make: SampleMaker) -> tuple:
+    """A projection with a bias."""
+    return make.tensor(130, 896), make.tensor(1152, 896, scale=896**-0.5), make.tensor(1152)
+
+
+def rotation(make: SampleMaker) -> tuple:
+    """q and k side by side, as a projection leaves them."""
+    packed, angles = make.tensor(130, 14 + 2 + 2, 128), make.tensor(130, 128, scale=3.0)
+    return packed[:, :14], packed[:, 14:16], angles.cos(), angles.sin()
+
+
+def calls() -> Iterator[Call]:
+    """All of them."""
+    for op, made, table, sizes in (
+        ("prefill_attention", prefill, attention_samples.PREFILL, (128, 64)),
+        ("paged_prefill_attention", paged_prefill, attention_samples.PAGED_PREFILL, (128, 64)),
+        ("paged_decode_attention", decode, attention_samples.DECODE, (128, 64)),
+    ):
+        for size in sizes:
+            for case in served(table, 16, size):
+                name = f"{case.name}, heads of {size}"
+                yield Call(op, name, lambda make, made=made, case=case: made(make, case))
+    yield Call("fused_moe", "60 experts", experts)
+    yield Call("linear", "a projection with a bias", linear)
+    yield Call("apply_rotary_pos_emb", "a packed projection", rotation)
