@@ -5,6 +5,7 @@ loaded with the first kernel; torch itself knows the device as "npu", LMDeploy a
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
 from dlinfer.vendor.device import Device
@@ -28,6 +29,12 @@ def _kernels() -> Mapping[str, Kernel]:
     return KERNELS
 
 
+def _engine(name: str) -> Any:
+    from dlinfer.vendor.ascend.graph.engine import AscendEngine
+
+    return AscendEngine()
+
+
 def _device() -> Device:
     from dlinfer.vendor.ascend.device import AscendDevice
 
@@ -42,5 +49,7 @@ VENDOR = Vendor(
     probe=_probe,
     load_kernels=_kernels,
     load_device=_device,
+    engines=("ascend",),
+    load_engine=_engine,
     kv_cache_layout=KVCacheLayout("BSHD", block_size=BLOCK_SIZE),
 )
