@@ -7,7 +7,6 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from dlinfer.graph.engine_kit.options import EngineOptions
-from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
 from dlinfer.graph.functional.function import Function
@@ -66,13 +65,11 @@ class AscendEngine(ValueEngine[AscendOptions]):
             given = dict(zip(parents, values, strict=True))
             own_args, own_kwargs = map_arg((args, kwargs), given.__getitem__)
             result = op(*own_args, **own_kwargs)  # pyright: ignore[reportCallIssue]
-            return list(result) if isinstance(result, (list, tuple)) else [result]
+            results = result if isinstance(result, (list, tuple)) else [result]
+            return [one.clone() if isinstance(one, Tensor) else one for one in results]  # a view alone is no graph
 
         try:
             front_end.convert(alone, [fake(parent) for parent in parents])
         except Exception as error:  # noqa: BLE001 - a converter may raise anything
             return f"torchair does not convert {op}: {first_line(error)}"
         return None
-
-
-__all__ = ["AscendEngine", "AscendOptions", "RefusedError", "Tensor"]

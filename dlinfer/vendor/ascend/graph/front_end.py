@@ -27,7 +27,9 @@ class Converted:
 def load() -> Any:
     """``torchair``. Raises ImportError with the vendor's own words."""
     sdk.load()
-    return importlib.import_module("torchair")
+    torchair = importlib.import_module("torchair")
+    importlib.import_module("torchair.ops._npu_fused_infer_attention_score")  # defines it, with lengths as tensors
+    return torchair
 
 
 def convert(function: Callable[..., Any], inputs: Sequence[Any]) -> Converted:

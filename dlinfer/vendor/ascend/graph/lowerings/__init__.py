@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from dlinfer.graph.functional.variants import twin_op
 from dlinfer.ops.spec import NAMESPACE
-from dlinfer.vendor.ascend.graph.lowerings import caches, linears, norms, pointwise
+from dlinfer.vendor.ascend.graph.lowerings import caches, decode, linears, norms, pointwise
 from dlinfer.vendor.ascend.kernels import KERNELS
 from dlinfer.vendor.base import rule_of
 
@@ -26,6 +26,7 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
         pointwise.apply_rotary_pos_emb,
         linears.linear,
         caches.fill_kv_cache,
+        decode.paged_decode_attention,
     )
 }
 

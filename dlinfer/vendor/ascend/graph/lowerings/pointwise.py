@@ -18,12 +18,14 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
     """
     size = q.shape[-1]
     tables = [table.reshape(-1, 1, size) for table in (cos, sin)]
-    turned = [x.reshape(-1, x.shape[-2], size) for x in (q, k)]
+    turned = [x if x.dim() == 3 else x.reshape(-1, x.shape[-2], size) for x in (q, k)]
     if size in chips.current().rope_sizes:
         out = torch.ops.npu.npu_apply_rotary_pos_emb(*turned, *tables, "TND", "half")
     else:
         out = [_turned(x, tables) for x in turned]
-    return out[0].reshape(q.shape), out[1].reshape(k.shape)
+    return tuple(
+        one if x.dim() == 3 else one.reshape(x.shape) for one, x in zip(out, (q, k), strict=True)
+    )  # pyright: ignore[reportReturnType]
 
 
 def _turned(x: Tensor, tables: list[Tensor]) -> Tensor:

@@ -1,0 +1,71 @@
+"""Elementwise ops and products, as torchair's converters of ATen write them."""
+
+import torch
+from torch import Tensor
+
+from tests.vendor.ascend.graph.interpreter.registry import GraphError, op
+from tests.vendor.ascend.graph.interpreter.values import ge_dtype
+
+
+def _alike(*tensors: Tensor) -> None:
+    dtypes = {one.dtype for one in tensors}
+    if len(dtypes) > 1:
+        raise GraphError(f"one dtype, not {sorted(map(str, dtypes))}")
+
+
+@op()
+def Add(x1: Tensor, x2: Tensor) -> Tensor:
+    _alike(x1, x2)
+    return x1 + x2
+
+
+@op()
+def Cast(x: Tensor, *, dst_type: int, truncate: bool = False) -> Tensor:
+    return x.to(ge_dtype(dst_type))
+
+
+@op()
+def MatMul(
+    x1: Tensor,
+    x2: Tensor,
+    bias: Tensor | None = None,
+    *,
+    transpose_x1: bool = False,
+    transpose_x2: bool = False,
+) -> Tensor:
+    _alike(x1, x2)
+    if x1.dim() != 2 or x2.dim() != 2:
+        raise GraphError(f"matrices, not {tuple(x1.shape)} and {tuple(x2.shape)}")
+    out = (x1.t() if transpose_x1 else x1).float() @ (x2.t() if transpose_x2 else x2).float()
+    return (out if bias is None else out + bias.float()).to(x1.dtype)
+
+
+@op()
+def TensorMove(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@op()
+def FloorDiv(x1: Tensor, x2: Tensor) -> Tensor:
+    _alike(x1, x2)
+    return x1 // x2
+
+
+@op()
+def Less(x1: Tensor, x2: Tensor) -> Tensor:
+    _alike(x1, x2)
+    return x1 < x2
+
+
+@op()
+def MaskedFill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    _alike(x, value)
+    if mask.dtype is not torch.bool or value.numel() != 1:
+        raise GraphError("a mask of bool and one value")
+    return x.masked_fill(mask, value.reshape(()).item())
+
+
+@op()
+def ClipByValueV2(x: Tensor, clip_value_min: Tensor, clip_value_max: Tensor) -> Tensor:
+    _alike(x, clip_value_min, clip_value_max)
+    return x.clamp(clip_value_min, clip_value_max)
