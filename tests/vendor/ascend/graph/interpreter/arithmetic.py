@@ -33,11 +33,26 @@ def MatMul(
     transpose_x1: bool = False,
     transpose_x2: bool = False,
 ) -> Tensor:
-    _alike(x1, x2)
+    _alike(x1, x2, *(() if bias is None else (bias,)))
     if x1.dim() != 2 or x2.dim() != 2:
         raise GraphError(f"matrices, not {tuple(x1.shape)} and {tuple(x2.shape)}")
     out = (x1.t() if transpose_x1 else x1).float() @ (x2.t() if transpose_x2 else x2).float()
     return (out if bias is None else out + bias.float()).to(x1.dtype)
+
+
+@op()
+def MatMulV2(
+    x1: Tensor,
+    x2: Tensor,
+    bias: Tensor | None = None,
+    *,
+    transpose_x1: bool = False,
+    transpose_x2: bool = False,
+    offset_x: int = 0,
+) -> Tensor:
+    if offset_x:
+        raise GraphError("offset_x is not simulated")
+    return MatMul(x1, x2, bias, transpose_x1=transpose_x1, transpose_x2=transpose_x2)
 
 
 @op()
@@ -69,3 +84,36 @@ def MaskedFill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
 def ClipByValueV2(x: Tensor, clip_value_min: Tensor, clip_value_max: Tensor) -> Tensor:
     _alike(x, clip_value_min, clip_value_max)
     return x.clamp(clip_value_min, clip_value_max)
+
+
+@op()
+def ZerosLike(x: Tensor) -> Tensor:
+    return torch.zeros_like(x)
+
+
+@op()
+def Sub(x1: Tensor, x2: Tensor) -> Tensor:
+    _alike(x1, x2)
+    return x1 - x2
+
+
+@op()
+def Greater(x1: Tensor, x2: Tensor) -> Tensor:
+    _alike(x1, x2)
+    return x1 > x2
+
+
+@op()
+def LogicalOr(x1: Tensor, x2: Tensor) -> Tensor:
+    if x1.dtype is not torch.bool:
+        raise GraphError(f"bool, not {x1.dtype}")
+    _alike(x1, x2)
+    return x1 | x2
+
+
+@op()
+def Range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    """torchair gives it dtypes that differ, which REG_OP does not forbid."""
+    if any(one.dtype not in (torch.int32, torch.int64) for one in (start, limit, delta)):
+        raise GraphError("whole numbers")
+    return torch.arange(int(start), int(limit), int(delta))
