@@ -9,7 +9,7 @@ from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.ir.dialect import fake
-from dlinfer.vendor.ascend.graph import front_end, slots
+from dlinfer.vendor.ascend.graph import calls, front_end
 from dlinfer.vendor.ascend.graph.text import text_of
 
 
@@ -18,7 +18,7 @@ class AscendLowered(Lowered):
 
     def __init__(self, function: Function) -> None:
         super().__init__(function)
-        self._slots = slots.of(function.graph_module)
+        self._checks = calls.checks_of(function.graph_module)
         try:
             self._converted = front_end.convert(_writing(function), [fake(node) for node in function.inputs])
         except Exception as error:
@@ -27,9 +27,9 @@ class AscendLowered(Lowered):
         self.placement = f"GE graph of {len(self._converted.model.op)} ops"
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Refuse a call with padding among its slots. Raises OpArgumentError for slots outside the cache."""
-        for slot, cache in self._slots:
-            slots.check(inputs[slot], inputs[cache])
+        """Raise RefusedError or OpArgumentError for a call that the graph is not right for."""
+        for check in self._checks:
+            check(inputs)
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
         """What runs the graph on the card. Nothing is built in: weights are inputs, read where they lie."""

@@ -47,3 +47,45 @@ def test_weights_are_read_where_they_lie():
         found = run(*copy.deepcopy(inputs))
     compiling.close(found, compiling.reference(model, inputs)[0], torch.float16)
     assert len(compiling.texts()) == 1
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_experts(dtype):
+    model = models.Decoder(1, experts=True).to(dtype)
+    run = compiling.compiled(model, PER_SEQUENCE, models.inputs(1, [5, 129, 1], dtype))
+    for lengths in ([5, 129, 1], [128, 0, 127, 256]):
+        inputs = models.inputs(1, lengths, dtype)
+        compiling.compiled(model, PER_SEQUENCE, inputs)
+        wanted, _ = compiling.reference(model, inputs)
+        with torch.no_grad():
+            compiling.close(run(*inputs), wanted, dtype)
+    assert len(compiling.texts()) == 1
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    ("paged", "before", "causal"), [(False, 0, True), (False, 0, False), (True, 0, True), (True, 100, True)]
+)
+def test_prompts_of_any_length(dtype, paged, before, causal):
+    model = models.Prompt(paged, causal).to(dtype)
+    for tokens in (5, 128, 130):
+        inputs = models.prompt(tokens, before, dtype)
+        run = compiling.compiled(model, range(4), inputs)
+        wanted, _ = compiling.reference(model, inputs)
+        with torch.no_grad():
+            compiling.close(run(*inputs), wanted, dtype)
+    assert len(compiling.texts()) == 1
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_eight_bits(dtype):
+    """A token of zeros too: its numbers are not documented."""
+    model = models.EightBit().to(dtype)
+    model.scale = model.scale.float()
+    x = torch.randn(5, models.HIDDEN, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[3] = 0
+    run = compiling.compiled(model, [0], [x])
+    with torch.no_grad():
+        wanted = model(x)  # the same op eagerly: a rounding to 8 bits may differ by one from float64's
+        compiling.close(run(x), wanted, dtype)
+    assert len(compiling.texts()) == 1

@@ -145,3 +145,71 @@ def inputs(layers: int, lengths: list[int], dtype: torch.dtype = torch.float16) 
             cache[owned] = seen.view(-1, BLOCK, KV_HEADS, SIZE)
     floats = [one.to(dtype) for one in (x, angles.cos(), angles.sin())]
     return [*floats, slots, table, torch.tensor(lengths), *(cache.to(dtype) for cache in caches)]
+
+
+class Prompt(Attention):
+    """A prompt of one sequence over its own keys, or over pages."""
+
+    def __init__(self, paged: bool, causal: bool = True) -> None:
+        super().__init__(torch.Generator().manual_seed(3))
+        self.paged, self.causal = paged, causal
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        table: Tensor,
+        ends: Tensor,
+        lengths: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        packed = torch.ops.dlinfer.linear(x, self.qkv, self.bias).view(-1, HEADS + 2 * KV_HEADS, SIZE)
+        q, k, v = packed.split([HEADS, KV_HEADS, KV_HEADS], 1)
+        q, k = torch.ops.dlinfer.apply_rotary_pos_emb(q, k, cos, sin)
+        torch.ops.dlinfer.fill_kv_cache(k, v, keys, values, slots)
+        out = torch.zeros_like(q)
+        heads, rest = (HEADS, KV_HEADS, out, SIZE**-0.5, self.causal), (-1, -1, 0.0, None, None)
+        if self.paged:
+            torch.ops.dlinfer.paged_prefill_attention(
+                q, keys, values, table, BLOCK, ends, lengths, 200, 256, *heads, *rest
+            )
+        else:
+            torch.ops.dlinfer.prefill_attention(q, k, v, ends, lengths, 200, *heads, *rest)
+        return torch.ops.dlinfer.linear(out.view(-1, Q), self.out, None)
+
+
+def prompt(tokens: int, before: int, dtype: torch.dtype) -> list[Tensor]:
+    """Inputs of a ``Prompt``: ``tokens`` new ones behind ``before`` in the cache."""
+    whole = inputs(1, [before + tokens], dtype)
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, HIDDEN, generator=generator)
+    angles = torch.rand(tokens, SIZE // 2, generator=generator).repeat(1, 2) * 6
+    table = whole[4]
+    places = torch.arange(before, before + tokens)
+    slots = table[0, places // BLOCK].long() * BLOCK + places % BLOCK
+    ends, lengths = torch.tensor([tokens]), torch.tensor([before + tokens])
+    floats = [one.to(dtype) for one in (x, angles.cos(), angles.sin())]
+    return [*floats, slots, table, ends, lengths, *whole[6:]]
+
+
+class EightBit(nn.Module):
+    """A norm whose result is quantised, and a product of 8 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(4)
+        self.norm = parameter(generator, HIDDEN)
+        self.register_buffer("weight", torch.randint(-128, 128, (96, HIDDEN), generator=generator).to(torch.int8))
+        self.register_buffer("scale", torch.rand(96, 1, generator=generator) * 1e-2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers, scale = torch.ops.dlinfer.rms_norm_w8a8(x, self.norm, 1e-5, torch.int8)
+        first = self.product(numbers, scale, x.dtype)
+        numbers, scale = torch.ops.dlinfer.dynamic_quant(x, torch.int8)
+        return first + self.product(numbers, scale, x.dtype)
+
+    def product(self, numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.ops.dlinfer.linear_w8a8(numbers, self.weight, scale, self.scale, dtype, torch.int8, None)

@@ -13,7 +13,16 @@ from torch._ops import OpOverload
 
 from dlinfer.graph.functional.variants import twin_op
 from dlinfer.ops.spec import NAMESPACE
-from dlinfer.vendor.ascend.graph.lowerings import caches, decode, linears, norms, pointwise
+from dlinfer.vendor.ascend.graph.lowerings import (
+    caches,
+    decode,
+    eight_bit,
+    experts,
+    linears,
+    norms,
+    pointwise,
+    prefill,
+)
 from dlinfer.vendor.ascend.kernels import KERNELS
 from dlinfer.vendor.base import rule_of
 
@@ -27,6 +36,13 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
         linears.linear,
         caches.fill_kv_cache,
         decode.paged_decode_attention,
+        prefill.prefill_attention,
+        prefill.paged_prefill_attention,
+        experts.moe_gating_topk_softmax,
+        experts.fused_moe,
+        eight_bit.dynamic_quant,
+        eight_bit.rms_norm_w8a8,
+        eight_bit.linear_w8a8,
     )
 }
 

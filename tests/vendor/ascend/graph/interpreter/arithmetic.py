@@ -117,3 +117,37 @@ def Range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     if any(one.dtype not in (torch.int32, torch.int64) for one in (start, limit, delta)):
         raise GraphError("whole numbers")
     return torch.arange(int(start), int(limit), int(delta))
+
+
+@op()
+def Mul(x1: Tensor, x2: Tensor) -> Tensor:
+    _alike(x1, x2)
+    return x1 * x2
+
+
+@op()
+def RealDiv(x1: Tensor, x2: Tensor) -> Tensor:
+    _alike(x1, x2)
+    return x1 / x2
+
+
+@op()
+def ReduceSum(x: Tensor, axes: Tensor, *, keep_dims: bool = False, noop_with_empty_axes: bool = True) -> Tensor:
+    return x.sum(axes.tolist(), keepdim=keep_dims)
+
+
+@op()
+def Equal(x1: Tensor, x2: Tensor, *, is_tensor_output: bool = False) -> Tensor:
+    _alike(x1, x2)
+    return x1 == x2
+
+
+@op()
+def SelectV2(condition: Tensor, then: Tensor, else_: Tensor) -> Tensor:
+    _alike(then, else_)
+    return torch.where(condition, then, else_)
+
+
+@op()
+def Identity(x: Tensor) -> Tensor:
+    return x

@@ -1,6 +1,7 @@
 """The ops that the interpreter knows, each with its inputs and attributes by name."""
 
 import inspect
+import keyword
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ class GraphError(RuntimeError):
 
 @dataclass(frozen=True)
 class Op:
-    """An op type: its inputs are the positional parameters of ``function``, its attributes the keyword-only ones.
+    """An op type: its inputs are the positional parameters of ``function`` (``else_`` is ``else``), its attributes
+    the keyword-only ones.
 
     lists: inputs that are lists of tensors (DYNAMIC_INPUT).
     """
@@ -22,6 +24,7 @@ class Op:
 
     def call(self, inputs: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
         """Raises GraphError for an input or attribute that it does not have, and for a missing one."""
+        inputs = {f"{name}_" if keyword.iskeyword(name) else name: value for name, value in inputs.items()}
         parameters = inspect.signature(self.function).parameters.values()
         keyword_only = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
         positional = {one.name for one in parameters} - keyword_only

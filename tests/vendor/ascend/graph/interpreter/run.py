@@ -11,10 +11,9 @@ from torch import Tensor
 from tests.vendor.ascend.graph.interpreter.registry import OPS, GraphError
 from tests.vendor.ascend.graph.interpreter.values import attribute_of, dtype_of
 
-for _module in ("arithmetic", "sizes", "vendor_ops"):  # they fill OPS
+for _module in ("arithmetic", "expert_ops", "sizes", "vendor_ops"):  # they fill OPS
     importlib.import_module(f"{__package__}.{_module}")
 
-_INDEXED = re.compile(r"(key|value|x|weight|input|bias|scale|offset|per_token_scale)(\d+)")
 
 
 class Graph:
@@ -48,11 +47,11 @@ def _call(op: Any, values: dict[str, Any]) -> list[Any]:
     for name, desc in zip(_data_inputs(op), op.input_desc, strict=True):
         if not name:
             continue
-        value, indexed = values[name], _INDEXED.fullmatch(desc.name)
-        if indexed is not None and indexed.group(1) in kind.lists:
-            given.setdefault(indexed.group(1), []).append(value)
+        whole = desc.name.rstrip("0123456789")
+        if whole in kind.lists:
+            given.setdefault(whole, []).append(values[name])
         else:
-            given[desc.name] = value
+            given[desc.name] = values[name]
     attributes = {
         key: attribute_of(value)
         for key, value in op.attr.items()

@@ -55,7 +55,7 @@ def Gather(
     flat = indices.reshape(-1).long()
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < x.shape[0]:
         raise GraphError(f"indices outside 0..{x.shape[0] - 1}")
-    return x[flat].reshape(*indices.shape, *x.shape[1:])
+    return x[flat].reshape((*indices.shape, *x.shape[1:]))
 
 
 @op(lists="x")
@@ -85,3 +85,40 @@ def SplitV(x: Tensor, size_splits: Tensor, split_dim: Tensor, *, num_split: int)
     if len(parts) != num_split:
         raise GraphError(f"num_split is {num_split}, and there are {len(parts)}")
     return [part.contiguous() for part in parts]
+
+
+@op()
+def Fill(dims: Tensor, value: Tensor) -> Tensor:
+    return value.reshape(()).expand(dims.tolist()).contiguous()
+
+
+@op()
+def GatherV2(
+    x: Tensor,
+    indices: Tensor,
+    axis: Tensor,
+    *,
+    batch_dims: int = 0,
+    is_preprocessed: bool = False,
+    negative_index_support: bool = False,
+) -> Tensor:
+    if int(axis):
+        raise GraphError("another axis than 0 is not simulated")
+    return Gather(
+        x,
+        indices,
+        batch_dims=batch_dims,
+        is_preprocessed=is_preprocessed,
+        negative_index_support=negative_index_support,
+    )
+
+
+@op()
+def Empty(shape: Tensor, *, dtype: int, init: bool = False) -> Tensor:
+    """Filled with what nobody may read."""
+    return torch.full(shape.tolist(), torch.nan, dtype=ge_dtype(dtype))
+
+
+@op()
+def Concat(concat_dim: Tensor, x: list[Tensor], *, N: int) -> Tensor:
+    return torch.cat(x, int(concat_dim))

@@ -14,10 +14,11 @@ DTYPES = {
     "DT_UINT8": torch.uint8,
     "DT_INT32": torch.int32,
     "DT_INT64": torch.int64,
+    "DT_UINT64": torch.uint64,
     "DT_BOOL": torch.bool,
 }
 GE_DTYPES = {0: "DT_FLOAT", 1: "DT_FLOAT16", 2: "DT_INT8", 3: "DT_INT32", 4: "DT_UINT8", 9: "DT_INT64"}
-GE_DTYPES |= {11: "DT_DOUBLE", 12: "DT_BOOL", 27: "DT_BF16"}
+GE_DTYPES |= {10: "DT_UINT64", 11: "DT_DOUBLE", 12: "DT_BOOL", 27: "DT_BF16"}
 """GE's own numbers of dtypes (graph/types.h), which attributes have; those of the message's descriptions differ."""
 
 
