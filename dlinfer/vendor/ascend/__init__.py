@@ -1,4 +1,4 @@
-"""Ascend NPUs: LMDeploy's ops on the ops of the vendor's torch_npu, eagerly.
+"""Ascend NPUs: LMDeploy's ops on the ops of the vendor's torch_npu, eagerly, and graphs of these by its torchair.
 
 Proven against the vendor's true schemas and documents, on no card: docs/ascend.md says of each op how far. torch_npu is
 loaded with the first kernel; torch itself knows the device as "npu", LMDeploy as "ascend".

@@ -66,7 +66,9 @@ class AscendEngine(ValueEngine[AscendOptions]):
             own_args, own_kwargs = map_arg((args, kwargs), given.__getitem__)
             result = op(*own_args, **own_kwargs)  # pyright: ignore[reportCallIssue]
             results = result if isinstance(result, (list, tuple)) else [result]
-            return [one.clone() if isinstance(one, Tensor) else one for one in results]  # a view alone is no graph
+            return [
+                one.clone() if isinstance(one, Tensor) else one for one in results
+            ]  # a view alone is no graph
 
         try:
             front_end.convert(alone, [fake(parent) for parent in parents])

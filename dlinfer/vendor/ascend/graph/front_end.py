@@ -28,7 +28,9 @@ def load() -> Any:
     """``torchair``. Raises ImportError with the vendor's own words."""
     sdk.load()
     torchair = importlib.import_module("torchair")
-    importlib.import_module("torchair.ops._npu_fused_infer_attention_score")  # defines it, with lengths as tensors
+    importlib.import_module(
+        "torchair.ops._npu_fused_infer_attention_score"
+    )  # defines it, with lengths as tensors
     return torchair
 
 

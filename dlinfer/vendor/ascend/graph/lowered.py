@@ -50,9 +50,7 @@ def _writing(function: Function) -> Callable[..., Any]:
         for index, value in zip(function.writes, values, strict=True):
             if index is not None:
                 inputs[index].copy_(value)
-        return tuple(
-            value for index, value in zip(function.writes, values, strict=True) if index is None
-        )
+        return tuple(value for index, value in zip(function.writes, values, strict=True) if index is None)
 
     return run
 

@@ -1,8 +1,9 @@
 """A graph of GE as text that is the same for the same graph: for reports and golden files.
 
-An op is ``%4 = RmsNorm(x=%0, gamma=%1, epsilon=1e-05) -> y: FLOAT16[n0, 64], rstd: FLOAT[n0, 1]``. ``%4:1`` is its second
-result, ``n0`` the first size that changes between calls. Short constants stand where they are read. What torchair notes
-for itself, the attributes that begin with an underscore, is left out; a result of which it notes nothing has no dtype.
+An op is ``%4 = RmsNorm(x=%0, gamma=%1, epsilon=1e-05) -> y: FLOAT16[n0, 64], rstd: FLOAT[n0, 1]``. ``%4:1`` is its
+second result, ``n0`` the first size that changes between calls. Short constants stand where they are read. Attributes
+that begin with an underscore, which torchair notes for itself, are left out; a result of which it notes nothing has no
+dtype, and the note on one that is only viewed is of the view.
 """
 
 import re
@@ -77,7 +78,7 @@ class _Writer:
 
 def _value(attribute: Any) -> str:
     kind = attribute.WhichOneof("value")
-    value = getattr(attribute, kind) if kind else None
+    value: Any = getattr(attribute, kind) if kind else None
     if kind == "s":
         return repr(value.decode())
     if kind == "f":

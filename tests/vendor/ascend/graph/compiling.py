@@ -19,7 +19,7 @@ def compiled(model: nn.Module, dynamic: Sequence[int], inputs: Sequence[Tensor])
     """The model by the engine. What the engine does not take is an error. dynamic: inputs whose first size changes."""
     for index in dynamic:
         torch._dynamo.mark_dynamic(inputs[index], 0)
-    options = {"engine": "ascend", "fallback": "error"}
+    options: dict[str, Any] = {"engine": "ascend", "fallback": "error"}
     return torch.compile(model, backend="dlinfer", options=options, fullgraph=True)
 
 

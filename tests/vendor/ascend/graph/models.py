@@ -3,13 +3,17 @@
 import torch
 from torch import Tensor, nn
 
-
 HIDDEN, HEADS, KV_HEADS, SIZE, BLOCK = 256, 4, 2, 64, 128
 Q, KV = HEADS * SIZE, KV_HEADS * SIZE
 
 
 def parameter(generator: torch.Generator, *shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape, generator=generator) * shape[-1] ** -0.5)
+
+
+def gamma(generator: torch.Generator) -> nn.Parameter:
+    """Of a norm: around 1, so that what comes behind it is as large as the tolerances say."""
+    return nn.Parameter(1 + torch.randn(HIDDEN, generator=generator) * 0.1)
 
 
 class Attention(nn.Module):
@@ -79,12 +83,17 @@ class Layer(nn.Module):
 
     def __init__(self, generator: torch.Generator, experts: bool = False, window: int = -1) -> None:
         super().__init__()
-        self.before, self.between = (parameter(generator, HIDDEN) for _ in range(2))
+        self.before, self.between = (gamma(generator) for _ in range(2))
         self.attention = Attention(generator, window)
         self.mlp = Experts(generator) if experts else Mlp(generator)
 
     def forward(
-        self, x: Tensor, residual: Tensor, tables: tuple[Tensor, Tensor], caches: tuple[Tensor, Tensor], step: "Step"
+        self,
+        x: Tensor,
+        residual: Tensor,
+        tables: tuple[Tensor, Tensor],
+        caches: tuple[Tensor, Tensor],
+        step: "Step",
     ) -> tuple[Tensor, Tensor]:
         x, residual = torch.ops.dlinfer.add_rms_norm(x, residual, self.before, 1e-5)
         x = self.attention(x, tables, caches, step)
@@ -106,11 +115,18 @@ class Decoder(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(7)
         self.layers = nn.ModuleList(Layer(generator, experts, window) for _ in range(layers))
-        self.last = parameter(generator, HIDDEN)
+        self.last = gamma(generator)
         self.head = parameter(generator, 320, HIDDEN)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, table: Tensor, lengths: Tensor, *caches: Tensor
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        table: Tensor,
+        lengths: Tensor,
+        *caches: Tensor,
     ) -> Tensor:
         step, residual = Step(slots, table, lengths), torch.zeros_like(x)
         for layer, keys, values in zip(self.layers, caches[::2], caches[1::2], strict=True):
@@ -147,11 +163,14 @@ def inputs(layers: int, lengths: list[int], dtype: torch.dtype = torch.float16) 
     return [*floats, slots, table, torch.tensor(lengths), *(cache.to(dtype) for cache in caches)]
 
 
-class Prompt(Attention):
+class Prompt(nn.Module):
     """A prompt of one sequence over its own keys, or over pages."""
 
     def __init__(self, paged: bool, causal: bool = True) -> None:
-        super().__init__(torch.Generator().manual_seed(3))
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.qkv, self.bias = parameter(generator, Q + 2 * KV, HIDDEN), parameter(generator, Q + 2 * KV)
+        self.out = parameter(generator, HIDDEN, Q)
         self.paged, self.causal = paged, causal
 
     def forward(
@@ -201,9 +220,11 @@ class EightBit(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(4)
-        self.norm = parameter(generator, HIDDEN)
-        self.register_buffer("weight", torch.randint(-128, 128, (96, HIDDEN), generator=generator).to(torch.int8))
-        self.register_buffer("scale", torch.rand(96, 1, generator=generator) * 1e-2)
+        self.norm = gamma(generator)
+        self.register_buffer(
+            "weight", torch.randint(-128, 128, (96, HIDDEN), generator=generator).to(torch.int8)
+        )
+        self.register_buffer("scale", torch.rand(96, 1, generator=generator) * 2e-3)
 
     def forward(self, x: Tensor) -> Tensor:
         numbers, scale = torch.ops.dlinfer.rms_norm_w8a8(x, self.norm, 1e-5, torch.int8)

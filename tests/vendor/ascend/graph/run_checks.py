@@ -12,7 +12,7 @@ from tests.vendor.ascend.graph import vendor_process
 
 if __name__ == "__main__":
     vendor_process.prepare()
-    options = ("-q", "-x", "-n0", "-m", "", "-p", "no:cacheprovider", "--show-capture=no")
+    options = ("-q", "-n0", "-m", "", "-p", "no:cacheprovider", "--show-capture=no")
     status = pytest.main([*options, *sys.argv[1:]])
     sys.stdout.flush()
     os._exit(status)

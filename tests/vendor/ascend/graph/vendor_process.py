@@ -17,12 +17,11 @@ loaded: list[Any] = []
 
 
 def prepare() -> None:
-    """Once a process, before the engine is chosen. Tensors lie on the host, so the engine is told that it reads these."""
-    importlib.import_module("torch_npu").npu.get_device_name = lambda device=None: "Ascend910B2"
-    importlib.import_module("torchair")
-    importlib.import_module("torchair._ge_concrete_graph.fx2ge_converter").initialize_graph_engine = _nothing
-    importlib.import_module("torchair._ge_concrete_graph.compat_ir").is_cann_compat = lambda *a, **k: ""
-    backend = importlib.import_module("torchair.core._backend")
+    """Once a process, before the engine is chosen. The engine is told to read the host's tensors, which these are."""
+    _module("torch_npu").npu.get_device_name = lambda device=None: "Ascend910B2"
+    _module("torchair._ge_concrete_graph.fx2ge_converter").initialize_graph_engine = _nothing
+    _module("torchair._ge_concrete_graph.compat_ir").is_cann_compat = lambda *args, **kwargs: ""
+    backend = _module("torchair.core._backend")
     backend._cached_device_id = 0
     backend.TorchNpuGraph.load = _load
     backend.TorchNpuGraph.compile = _nothing
@@ -30,6 +29,10 @@ def prepare() -> None:
     sdk.probe = lambda: Probe(True, "the vendor's package on stubs, with an interpreter for its engine")
     chips.current = lambda: chips.A2  # pyright: ignore[reportAttributeAccessIssue]
     engine.AscendEngine.device_type = "cpu"
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -52,7 +52,8 @@ def npu_fused_infer_attention_score(
             rules.shape(name, x, (batch, key.shape[1], kv_heads, size))
         ends = [key.shape[1]] * batch if actual_seq_lengths_kv is None else list(actual_seq_lengths_kv)
         require(
-            len(ends) == batch and max(ends) <= key.shape[1], f"actual_seq_lengths_kv: {batch} up to {key.shape[1]}"
+            len(ends) == batch and max(ends) <= key.shape[1],
+            f"actual_seq_lengths_kv: {batch} up to {key.shape[1]}",
         )
         sequences = [(key[row, :end], value[row, :end]) for row, end in enumerate(ends)]
         slots = key.shape[1]

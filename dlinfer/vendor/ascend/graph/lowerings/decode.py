@@ -9,7 +9,9 @@ from dlinfer.vendor.ascend import refusing
 from dlinfer.vendor.ascend.attention import fused
 
 
-@refusing.where(lambda call: "values are a part of the keys" if call.k_cache.shape != call.v_cache.shape else None)
+@refusing.where(
+    lambda call: "values are a part of the keys" if call.k_cache.shape != call.v_cache.shape else None
+)
 def paged_decode_attention(
     q: Tensor,
     k_cache: Tensor,

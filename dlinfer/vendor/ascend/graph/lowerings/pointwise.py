@@ -23,9 +23,7 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
         out = torch.ops.npu.npu_apply_rotary_pos_emb(*turned, *tables, "TND", "half")
     else:
         out = [_turned(x, tables) for x in turned]
-    return tuple(
-        one if x.dim() == 3 else one.reshape(x.shape) for one, x in zip(out, (q, k), strict=True)
-    )  # pyright: ignore[reportReturnType]
+    return tuple(one if x.dim() == 3 else one.reshape(x.shape) for one, x in zip(out, (q, k), strict=True))  # pyright: ignore[reportReturnType]
 
 
 def _turned(x: Tensor, tables: list[Tensor]) -> Tensor:

@@ -47,7 +47,14 @@ def prefill_attention(
     size, size_v = fused.aligned(max(k.shape[-1], v.shape[-1])), v.shape[-1]
     keys, values = (fused.widened(part, size).unsqueeze(0) for part in (k, v))
     out = _attend(
-        fused.widened(q, size), keys, values, q_ends, kv_seqlens, causal, (num_q_heads, num_kv_heads), softmax_scale
+        fused.widened(q, size),
+        keys,
+        values,
+        q_ends,
+        kv_seqlens,
+        causal,
+        (num_q_heads, num_kv_heads),
+        softmax_scale,
     )
     return _written(out[..., :size_v], q_ends, attn_output)
 

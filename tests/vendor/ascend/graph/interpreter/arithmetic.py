@@ -13,19 +13,19 @@ def _alike(*tensors: Tensor) -> None:
         raise GraphError(f"one dtype, not {sorted(map(str, dtypes))}")
 
 
-@op()
-def Add(x1: Tensor, x2: Tensor) -> Tensor:
+@op("Add")
+def add(x1: Tensor, x2: Tensor) -> Tensor:
     _alike(x1, x2)
     return x1 + x2
 
 
-@op()
-def Cast(x: Tensor, *, dst_type: int, truncate: bool = False) -> Tensor:
+@op("Cast")
+def cast(x: Tensor, *, dst_type: int, truncate: bool = False) -> Tensor:
     return x.to(ge_dtype(dst_type))
 
 
-@op()
-def MatMul(
+@op("MatMul")
+def matmul(
     x1: Tensor,
     x2: Tensor,
     bias: Tensor | None = None,
@@ -40,8 +40,8 @@ def MatMul(
     return (out if bias is None else out + bias.float()).to(x1.dtype)
 
 
-@op()
-def MatMulV2(
+@op("MatMulV2")
+def matmul_v2(
     x1: Tensor,
     x2: Tensor,
     bias: Tensor | None = None,
@@ -52,102 +52,104 @@ def MatMulV2(
 ) -> Tensor:
     if offset_x:
         raise GraphError("offset_x is not simulated")
-    return MatMul(x1, x2, bias, transpose_x1=transpose_x1, transpose_x2=transpose_x2)
+    return matmul(x1, x2, bias, transpose_x1=transpose_x1, transpose_x2=transpose_x2)
 
 
-@op()
-def TensorMove(x: Tensor) -> Tensor:
+@op("TensorMove")
+def tensor_move(x: Tensor) -> Tensor:
     return x.clone()
 
 
-@op()
-def FloorDiv(x1: Tensor, x2: Tensor) -> Tensor:
+@op("FloorDiv")
+def floor_div(x1: Tensor, x2: Tensor) -> Tensor:
     _alike(x1, x2)
     return x1 // x2
 
 
-@op()
-def Less(x1: Tensor, x2: Tensor) -> Tensor:
+@op("Less")
+def less(x1: Tensor, x2: Tensor) -> Tensor:
     _alike(x1, x2)
     return x1 < x2
 
 
-@op()
-def MaskedFill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+@op("MaskedFill")
+def masked_fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     _alike(x, value)
     if mask.dtype is not torch.bool or value.numel() != 1:
         raise GraphError("a mask of bool and one value")
     return x.masked_fill(mask, value.reshape(()).item())
 
 
-@op()
-def ClipByValueV2(x: Tensor, clip_value_min: Tensor, clip_value_max: Tensor) -> Tensor:
+@op("ClipByValueV2")
+def clip_by_value_v2(x: Tensor, clip_value_min: Tensor, clip_value_max: Tensor) -> Tensor:
     _alike(x, clip_value_min, clip_value_max)
     return x.clamp(clip_value_min, clip_value_max)
 
 
-@op()
-def ZerosLike(x: Tensor) -> Tensor:
+@op("ZerosLike")
+def zeros_like(x: Tensor) -> Tensor:
     return torch.zeros_like(x)
 
 
-@op()
-def Sub(x1: Tensor, x2: Tensor) -> Tensor:
+@op("Sub")
+def sub(x1: Tensor, x2: Tensor) -> Tensor:
     _alike(x1, x2)
     return x1 - x2
 
 
-@op()
-def Greater(x1: Tensor, x2: Tensor) -> Tensor:
+@op("Greater")
+def greater(x1: Tensor, x2: Tensor) -> Tensor:
     _alike(x1, x2)
     return x1 > x2
 
 
-@op()
-def LogicalOr(x1: Tensor, x2: Tensor) -> Tensor:
+@op("LogicalOr")
+def logical_or(x1: Tensor, x2: Tensor) -> Tensor:
     if x1.dtype is not torch.bool:
         raise GraphError(f"bool, not {x1.dtype}")
     _alike(x1, x2)
     return x1 | x2
 
 
-@op()
-def Range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+@op("Range")
+def range_(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     """torchair gives it dtypes that differ, which REG_OP does not forbid."""
     if any(one.dtype not in (torch.int32, torch.int64) for one in (start, limit, delta)):
         raise GraphError("whole numbers")
     return torch.arange(int(start), int(limit), int(delta))
 
 
-@op()
-def Mul(x1: Tensor, x2: Tensor) -> Tensor:
+@op("Mul")
+def mul(x1: Tensor, x2: Tensor) -> Tensor:
     _alike(x1, x2)
     return x1 * x2
 
 
-@op()
-def RealDiv(x1: Tensor, x2: Tensor) -> Tensor:
+@op("RealDiv")
+def real_div(x1: Tensor, x2: Tensor) -> Tensor:
     _alike(x1, x2)
     return x1 / x2
 
 
-@op()
-def ReduceSum(x: Tensor, axes: Tensor, *, keep_dims: bool = False, noop_with_empty_axes: bool = True) -> Tensor:
+@op("ReduceSum")
+def reduce_sum(
+    x: Tensor, axes: Tensor, *, keep_dims: bool = False, noop_with_empty_axes: bool = True
+) -> Tensor:
     return x.sum(axes.tolist(), keepdim=keep_dims)
 
 
-@op()
-def Equal(x1: Tensor, x2: Tensor, *, is_tensor_output: bool = False) -> Tensor:
+@op("Equal")
+def equal(x1: Tensor, x2: Tensor, *, is_tensor_output: bool = False) -> Tensor:
     _alike(x1, x2)
     return x1 == x2
 
 
-@op()
-def SelectV2(condition: Tensor, then: Tensor, else_: Tensor) -> Tensor:
+@op("SelectV2")
+def select_v2(condition: Tensor, then: Tensor, else_: Tensor) -> Tensor:
     _alike(then, else_)
     return torch.where(condition, then, else_)
 
 
-@op()
-def Identity(x: Tensor) -> Tensor:
+@op("Identity")
+def identity(x: Tensor) -> Tensor:
     return x

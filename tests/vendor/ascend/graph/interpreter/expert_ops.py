@@ -8,13 +8,15 @@ from tests.vendor.ascend.graph.interpreter.values import ge_dtype
 from tests.vendor.ascend.simulated_npu import experts, pointwise, products, rules
 
 
-@op()
-def MoeGatingTopKSoftmax(x: Tensor, finished: Tensor | None = None, *, k: int) -> tuple[Tensor, Tensor, Tensor]:
+@op("MoeGatingTopKSoftmax")
+def moe_gating_top_ksoftmax(
+    x: Tensor, finished: Tensor | None = None, *, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
     return experts.npu_moe_gating_top_k_softmax(x, finished, k)
 
 
-@op()
-def MoeInitRoutingV3(
+@op("MoeInitRoutingV3")
+def moe_init_routing_v3(
     x: Tensor,
     expert_idx: Tensor,
     scale: Tensor | None = None,
@@ -48,8 +50,8 @@ def MoeInitRoutingV3(
     )
 
 
-@op(lists="x weight bias scale offset antiquant_scale antiquant_offset")
-def GroupedMatmul(
+@op("GroupedMatmul", lists="x weight bias scale offset antiquant_scale antiquant_offset")
+def grouped_matmul(
     x: list[Tensor],
     weight: list[Tensor],
     bias: list[Tensor],
@@ -73,7 +75,10 @@ def GroupedMatmul(
     for name, given in {"bias": bias, "scale": scale, "offset": offset}.items():
         if [one.numel() for one in given] != [0]:
             raise GraphError(f"{name} is not simulated")
-    if [one.numel() for one in (*antiquant_scale, *antiquant_offset)] != [0, 0] or per_token_scale is not None:
+    if [one.numel() for one in (*antiquant_scale, *antiquant_offset)] != [
+        0,
+        0,
+    ] or per_token_scale is not None:
         raise GraphError("scales are not simulated")
     rules.one_of("dtype", dtype, [-1])
     rules.one_of("tuning_config", tuning_config, [None, [0]])
@@ -91,16 +96,16 @@ def GroupedMatmul(
     )
 
 
-@op()
-def DynamicQuant(x: Tensor, *, dst_type: int = 2) -> tuple[Tensor, Tensor]:
+@op("DynamicQuant")
+def dynamic_quant(x: Tensor, *, dst_type: int = 2) -> tuple[Tensor, Tensor]:
     rules.one_of("dst_type", ge_dtype(dst_type), [torch.int8])
     return pointwise.npu_dynamic_quant(
         x, smooth_scales=None, group_index=None, dst_type=None, quant_mode="pertoken", dst_type_max=0.0
     )
 
 
-@op()
-def QuantBatchMatmulV3(
+@op("QuantBatchMatmulV3")
+def quant_batch_matmul_v3(
     x1: Tensor,
     x2: Tensor,
     scale: Tensor,

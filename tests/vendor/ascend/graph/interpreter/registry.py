@@ -40,11 +40,11 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def op(*, lists: str = "", name: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function under its name, which is the op's type."""
+def op(name: str, *, lists: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as what an op type computes. lists: its inputs that are lists of tensors."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        OPS[name or function.__name__] = Op(function, frozenset(lists.split()))
+        OPS[name] = Op(function, frozenset(lists.split()))
         return function
 
     return register

@@ -15,7 +15,6 @@ for _module in ("arithmetic", "expert_ops", "sizes", "vendor_ops"):  # they fill
     importlib.import_module(f"{__package__}.{_module}")
 
 
-
 class Graph:
     """One graph. ``run`` takes its inputs in the order of their indices and gives what NetOutput reads."""
 
@@ -92,4 +91,6 @@ def _is_of_a_view(sizes: Sequence[str], value: Tensor) -> bool:
     """Whether a note may be of a view that torchair made of a result, which it notes on the result itself."""
     numbers = [int(size) for size in sizes if size.isdigit()]
     known = math.prod(numbers)
-    return value.numel() == known if len(numbers) == len(sizes) else bool(known) and value.numel() % known == 0
+    return (
+        value.numel() == known if len(numbers) == len(sizes) else bool(known) and value.numel() % known == 0
+    )

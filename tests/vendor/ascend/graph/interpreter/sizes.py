@@ -9,39 +9,39 @@ from tests.vendor.ascend.graph.interpreter.registry import GraphError, op
 from tests.vendor.ascend.graph.interpreter.values import ge_dtype
 
 
-@op()
-def Const(*, value: Tensor) -> Tensor:
+@op("Const")
+def const(*, value: Tensor) -> Tensor:
     return value
 
 
-@op()
-def Transpose(x: Tensor, perm: Tensor) -> Tensor:
+@op("Transpose")
+def transpose(x: Tensor, perm: Tensor) -> Tensor:
     if sorted(perm.tolist()) != list(range(x.dim())):
         raise GraphError(f"perm {perm.tolist()} of {x.dim()} dimensions")
     return x.permute(perm.tolist()).contiguous()
 
 
-@op()
-def Reshape(x: Tensor, shape: Tensor, *, axis: int = 0, num_axes: int = -1) -> Tensor:
+@op("Reshape")
+def reshape(x: Tensor, shape: Tensor, *, axis: int = 0, num_axes: int = -1) -> Tensor:
     if (axis, num_axes) != (0, -1):
         raise GraphError("axis and num_axes are not simulated")
     return x.reshape(shape.tolist())
 
 
-@op()
-def Shape(x: Tensor, *, dtype: int) -> Tensor:
+@op("Shape")
+def shape(x: Tensor, *, dtype: int) -> Tensor:
     return torch.tensor(x.shape, dtype=ge_dtype(dtype))
 
 
-@op()
-def ReduceProdD(x: Tensor, *, axes: list[int], keep_dims: bool) -> Tensor:
+@op("ReduceProdD")
+def reduce_prod_d(x: Tensor, *, axes: list[int], keep_dims: bool) -> Tensor:
     if axes != [0] or keep_dims or x.dim() != 1:
         raise GraphError(f"axes {axes} of {x.dim()} dimensions")
     return torch.tensor(math.prod(x.tolist()), dtype=x.dtype)
 
 
-@op()
-def Gather(
+@op("Gather")
+def gather(
     x: Tensor,
     indices: Tensor,
     *,
@@ -58,42 +58,45 @@ def Gather(
     return x[flat].reshape((*indices.shape, *x.shape[1:]))
 
 
-@op(lists="x")
-def Pack(x: list[Tensor], *, N: int, axis: int = 0) -> Tensor:
+@op("Pack", lists="x")
+def pack(x: list[Tensor], *, N: int, axis: int = 0) -> Tensor:  # noqa: N803 - GE's name
     if len(x) != N:
         raise GraphError(f"N is {N}, and there are {len(x)}")
     return torch.stack(x, axis)
 
 
-@op()
-def Unsqueeze(x: Tensor, *, axes: list[int]) -> Tensor:
+@op("Unsqueeze")
+def unsqueeze(x: Tensor, *, axes: list[int]) -> Tensor:
     for axis in sorted(axes):
         x = x.unsqueeze(axis)
     return x
 
 
-@op()
-def Squeeze(x: Tensor, *, axis: list[int]) -> Tensor:
+@op("Squeeze")
+def squeeze(x: Tensor, *, axis: list[int]) -> Tensor:
     if any(x.shape[one] != 1 for one in axis):
         raise GraphError(f"axis {axis} of sizes {tuple(x.shape)}")
     return x.squeeze(axis)
 
 
-@op()
-def SplitV(x: Tensor, size_splits: Tensor, split_dim: Tensor, *, num_split: int) -> list[Tensor]:
-    parts = x.split(size_splits.tolist(), int(split_dim))
+@op("SplitV")
+def split_v(x: Tensor, size_splits: Tensor, split_dim: Tensor, *, num_split: int) -> list[Tensor]:
+    """One size may be -1: what is left."""
+    sizes, whole = size_splits.tolist(), x.shape[int(split_dim)]
+    sizes = [size if size >= 0 else whole - sum(sizes) - 1 for size in sizes]
+    parts = x.split(sizes, int(split_dim))
     if len(parts) != num_split:
         raise GraphError(f"num_split is {num_split}, and there are {len(parts)}")
     return [part.contiguous() for part in parts]
 
 
-@op()
-def Fill(dims: Tensor, value: Tensor) -> Tensor:
+@op("Fill")
+def fill(dims: Tensor, value: Tensor) -> Tensor:
     return value.reshape(()).expand(dims.tolist()).contiguous()
 
 
-@op()
-def GatherV2(
+@op("GatherV2")
+def gather_v2(
     x: Tensor,
     indices: Tensor,
     axis: Tensor,
@@ -104,7 +107,7 @@ def GatherV2(
 ) -> Tensor:
     if int(axis):
         raise GraphError("another axis than 0 is not simulated")
-    return Gather(
+    return gather(
         x,
         indices,
         batch_dims=batch_dims,
@@ -113,12 +116,14 @@ def GatherV2(
     )
 
 
-@op()
-def Empty(shape: Tensor, *, dtype: int, init: bool = False) -> Tensor:
+@op("Empty")
+def empty(shape: Tensor, *, dtype: int, init: bool = False) -> Tensor:
     """Filled with what nobody may read."""
     return torch.full(shape.tolist(), torch.nan, dtype=ge_dtype(dtype))
 
 
-@op()
-def Concat(concat_dim: Tensor, x: list[Tensor], *, N: int) -> Tensor:
+@op("ConcatV2", lists="x")
+def concat(x: list[Tensor], concat_dim: Tensor, *, N: int) -> Tensor:  # noqa: N803 - GE's name
+    if len(x) != N:
+        raise GraphError(f"N is {N}, and there are {len(x)}")
     return torch.cat(x, int(concat_dim))

@@ -13,26 +13,26 @@ from tests.vendor.ascend.simulated_npu import attention, caches, pointwise, rule
 _WIDE = 2147483647
 
 
-@op()
-def RmsNorm(x: Tensor, gamma: Tensor, *, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+@op("RmsNorm")
+def rms_norm(x: Tensor, gamma: Tensor, *, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
     return pointwise.npu_rms_norm(x, gamma, epsilon)
 
 
-@op()
-def AddRmsNorm(
+@op("AddRmsNorm")
+def add_rms_norm(
     x1: Tensor, x2: Tensor, gamma: Tensor, *, epsilon: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor]:
     normalised, rstd, total = (*pointwise.npu_add_rms_norm(x1, x2, gamma, epsilon),)
     return normalised, rstd, total
 
 
-@op()
-def SwiGlu(x: Tensor, *, dim: int = -1) -> Tensor:
+@op("SwiGlu")
+def swi_glu(x: Tensor, *, dim: int = -1) -> Tensor:
     return pointwise.npu_swiglu(x, dim)
 
 
-@op()
-def ApplyRotaryPosEmb(
+@op("ApplyRotaryPosEmb")
+def apply_rotary_pos_emb(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, layout: int = 1, rotary_mode: str = "half"
 ) -> tuple[Tensor, Tensor]:
     """It writes query and key."""
@@ -42,13 +42,13 @@ def ApplyRotaryPosEmb(
     return pointwise.npu_apply_rotary_pos_emb(query, key, cos, sin, layouts[layout], rotary_mode)
 
 
-@op()
-def RotaryMul(x: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
+@op("RotaryMul")
+def rotary_mul(x: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
     return pointwise.npu_rotary_mul(x, r1, r2, "half", None)
 
 
-@op()
-def ScatterPaKvCache(
+@op("ScatterPaKvCache")
+def scatter_pa_kv_cache(
     key: Tensor,
     key_cache: Tensor,
     slot_mapping: Tensor,
@@ -78,8 +78,8 @@ def ScatterPaKvCache(
     return key_cache, value_cache
 
 
-@op(lists="key value")
-def FusedInferAttentionScore(
+@op("FusedInferAttentionScore", lists="key value")
+def fused_infer_attention_score(
     query: Tensor,
     key: list[Tensor],
     value: list[Tensor],
