@@ -38,7 +38,6 @@ def by_torch(model, inputs) -> list[str]:
     return [kind.reason for kind in fallback.counts()]
 
 
-
 def two_prompts() -> list[torch.Tensor]:
     x, cos, sin, slots, table, *_, keys, values = models.prompt(6, 0, HALF)
     return [x, cos, sin, slots, table.expand(2, -1), torch.tensor([2, 6]), torch.tensor([2, 4]), keys, values]
