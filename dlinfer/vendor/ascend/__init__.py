@@ -1,10 +1,11 @@
-"""Ascend NPUs: LMDeploy's ops on the ops of the vendor's torch_npu, eagerly.
+"""Ascend NPUs: LMDeploy's ops on the ops of the vendor's torch_npu, eagerly, and graphs of these by its torchair.
 
 Proven against the vendor's true schemas and documents, on no card: docs/ascend.md says of each op how far. torch_npu is
 loaded with the first kernel; torch itself knows the device as "npu", LMDeploy as "ascend".
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
 from dlinfer.vendor.claims import Proofs
@@ -29,6 +30,12 @@ def _kernels() -> Mapping[str, Kernel]:
     return KERNELS
 
 
+def _engine(name: str) -> Any:
+    from dlinfer.vendor.ascend.graph.engine import AscendEngine
+
+    return AscendEngine()
+
+
 def _device() -> Device:
     from dlinfer.vendor.ascend.device import AscendDevice
 
@@ -50,5 +57,7 @@ VENDOR = Vendor(
     load_kernels=_kernels,
     load_device=_device,
     proofs=_proofs,
+    engines=("ascend",),
+    load_engine=_engine,
     kv_cache_layout=KVCacheLayout("BSHD", block_size=BLOCK_SIZE),
 )

@@ -15,8 +15,12 @@ _CALL = re.compile(r"torch\.ops\.(npu|atb)\.([a-z]\w+|_\w+)\(")
 
 
 def called() -> set[str]:
-    """Names of the vendor's ops that the kernels call, as their sources say."""
-    sources = sorted((PACKAGE / "vendor" / "ascend").rglob("*.py"))
+    """Names of the vendor's ops that the kernels call, as their sources say.
+
+    Those of graphs are asked of the vendor's package itself (``graph/``).
+    """
+    folder = PACKAGE / "vendor" / "ascend"
+    sources = sorted(set(folder.rglob("*.py")) - set((folder / "graph").rglob("*.py")))
     return {f"{space}::{op}" for path in sources for space, op in _CALL.findall(path.read_text())}
 
 

@@ -46,21 +46,22 @@ def npu_fused_infer_attention_score(
     )
     require(heads * size < 65535, f"heads times head size below 65535, not {heads * size}")
     if block_table is None:
-        rules.unused(actual_seq_lengths=actual_seq_lengths, actual_seq_lengths_kv=actual_seq_lengths_kv)
         require(block_size == 0, "block_size: of pages")
         for name, x in (("key", key), ("value", value)):
             rules.tensor(name, x, HALVES, 4)
             rules.shape(name, x, (batch, key.shape[1], kv_heads, size))
-        sequences = [(key[row], value[row]) for row in range(batch)]
-        queries = [tokens] * batch
+        ends = [key.shape[1]] * batch if actual_seq_lengths_kv is None else list(actual_seq_lengths_kv)
+        require(
+            len(ends) == batch and max(ends) <= key.shape[1],
+            f"actual_seq_lengths_kv: {batch} up to {key.shape[1]}",
+        )
+        sequences = [(key[row, :end], value[row, :end]) for row, end in enumerate(ends)]
         slots = key.shape[1]
     else:
         sequences = _from_pages(query, key, value, block_table, block_size, actual_seq_lengths_kv, kv_heads)
-        queries = [tokens] * batch if actual_seq_lengths is None else list(actual_seq_lengths)
-        require(
-            len(queries) == batch and max(queries) <= tokens, f"actual_seq_lengths: {batch} up to {tokens}"
-        )
         slots = block_table.shape[1] * block_size
+    queries = [tokens] * batch if actual_seq_lengths is None else list(actual_seq_lengths)
+    require(len(queries) == batch and max(queries) <= tokens, f"actual_seq_lengths: {batch} up to {tokens}")
     visible = _visible(tokens, atten_mask, sparse_mode, pre_tokens, next_tokens, (batch, slots))
     out = torch.full_like(query, torch.nan)
     for row, (keys, values) in enumerate(sequences):

@@ -1,0 +1,95 @@
+"""What is asked of the values of a call before its graph runs: a graph cannot ask, and the card would not say.
+
+Slots: the card's scatter takes none that is padding. Prompts: each query has to see a key.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dlinfer.graph.engine_kit.refused import RefusedError
+from dlinfer.graph.functional.variants import twin_op
+from dlinfer.ops.kv_cache import check_slots
+
+Check = Callable[[Sequence[Any]], None]
+"""Takes a function's inputs. Raises RefusedError, and OpArgumentError for a slot behind the cache's end."""
+
+_aten = torch.ops.aten
+_SAME_NUMBERS = {
+    _aten.view.default,
+    _aten.reshape.default,
+    _aten.flatten.using_ints,
+    _aten.squeeze.default,
+    _aten.squeeze.dim,
+    _aten.unsqueeze.default,
+    _aten.clone.default,
+    _aten.contiguous.default,
+    _aten._to_copy.default,
+    _aten.to.dtype,
+}
+"""Ops whose result has the numbers of their first argument."""
+
+
+def checks_of(graph_module: fx.GraphModule) -> list[Check]:
+    """What a function asks of its inputs; each question once, since the layers of a step share their tensors.
+
+    Raises RefusedError where what is to be asked is computed in the region.
+    """
+    graph = graph_module.graph
+    index = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
+    found: dict[tuple[Any, ...], Check] = {}
+    fill = _twin("fill_kv_cache")
+    for node in graph.find_nodes(op="call_function", target=fill):
+        slots, cache = _origin(node.args[4]), _first(node.args[2], fill)
+        if slots not in index or cache not in index:
+            raise RefusedError("slots or caches of fill_kv_cache are computed in the region")
+        found.setdefault(("slots", slots), _slot_check(index[slots], index[cache]))
+    for name, place in (("prefill_attention", 3), ("paged_prefill_attention", 5)):
+        for node in graph.find_nodes(op="call_function", target=_twin(name)):
+            ends, lengths = (_origin(one) for one in node.args[place : place + 2])
+            if ends not in index or lengths not in index:
+                raise RefusedError(f"lengths of {name} are computed in the region")
+            found.setdefault(("lengths", ends, lengths), _length_check(index[ends], index[lengths]))
+    return list(found.values())
+
+
+def _slot_check(slots: int, cache: int) -> Check:
+    def check(inputs: Sequence[Any]) -> None:
+        given: Tensor = inputs[slots].reshape(-1)
+        check_slots(given, inputs[cache])
+        if bool((given < 0).any()):
+            raise RefusedError("padding among the slots: npu_scatter_pa_kv_cache takes slots from 0 on")
+
+    return check
+
+
+def _length_check(ends: int, lengths: int) -> Check:
+    def check(inputs: Sequence[Any]) -> None:
+        queries, keys = int(inputs[ends]), int(inputs[lengths])
+        if not 0 < queries <= keys:
+            raise RefusedError(f"{queries} queries of a prompt over {keys} keys: each has to see one")
+
+    return check
+
+
+def _twin(name: str) -> Any:
+    return twin_op(getattr(torch.ops.dlinfer, name).default)
+
+
+def _origin(node: object) -> object:
+    while isinstance(node, fx.Node) and node.target in _SAME_NUMBERS:
+        node = node.args[0]
+    return node
+
+
+def _first(node: object, fill: object) -> object:
+    """The cache as it came in, before other writes to it."""
+    node = _origin(node)
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        call, position = node.args[0], node.args[1] if len(node.args) > 1 else None
+        if not isinstance(call, fx.Node) or call.target is not fill or not isinstance(position, int):
+            return node
+        node = _origin(call.args[2 + position])
+    return node

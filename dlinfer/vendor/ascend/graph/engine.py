@@ -1,0 +1,77 @@
+"""The graph engine ``ascend``: what it takes of a captured graph, and why it leaves the rest."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from dlinfer.graph.engine_kit.options import EngineOptions
+from dlinfer.graph.engine_kit.value_engine import ValueEngine
+from dlinfer.graph.engine_kit.value_region import Lowered
+from dlinfer.graph.functional.function import Function
+from dlinfer.graph.functional.variants import Twin, twin_of
+from dlinfer.graph.ir.dialect import arguments, describe, fake, is_size, nodes_in, overload, written_arguments
+from dlinfer.ops.spec import NAMESPACE
+from dlinfer.vendor.ascend.graph import front_end, lowerings
+from dlinfer.vendor.ascend.graph.lowered import AscendLowered, first_line
+
+
+@dataclass(frozen=True)
+class AscendOptions(EngineOptions):
+    """None yet: which of torchair's settings gain is a question for silicon."""
+
+
+class AscendEngine(ValueEngine[AscendOptions]):
+    """Regions as graphs of GE. torchair is imported when the engine is made. Raises ImportError without it."""
+
+    name = "ascend"
+    options_type = AscendOptions
+    device_type = "npu"
+
+    def __init__(self) -> None:
+        front_end.load()
+        self._asked: dict[str, str | None] = {}
+
+    def refuses_op(self, node: fx.Node) -> str | None:
+        """Calls that a lowering does not take, and ops that torchair does not convert."""
+        op = overload(node)
+        if op is not None and op.namespace == NAMESPACE:
+            return lowerings.refusal(op, map_arg(arguments(node), fake))
+        if is_size(node):
+            return None
+        kind = f"{node.target} {map_arg((node.args, node.kwargs), lambda one: describe(fake(one)))}"
+        if kind not in self._asked:
+            self._asked[kind] = self._fault(node)
+        return self._asked[kind]
+
+    def lower(self, function: Function, options: AscendOptions, policy: str) -> Lowered:
+        """The function as a graph of GE. Raises RefusedError with torchair's words."""
+        return AscendLowered(function)
+
+    def _fault(self, node: fx.Node) -> str | None:
+        """What torchair says to a graph of this node alone."""
+        op, args, kwargs = node.target, node.args, dict(node.kwargs)
+        if written_arguments(node):
+            twin = twin_of(node)
+            if not isinstance(twin, Twin):
+                return twin
+            if twin.op is None:
+                return None
+            op, args, kwargs = twin.op, twin.args, twin.kwargs
+        parents = list(dict.fromkeys(nodes_in((args, kwargs))))
+
+        def alone(*values: Any) -> list[Any]:
+            given = dict(zip(parents, values, strict=True))
+            own_args, own_kwargs = map_arg((args, kwargs), given.__getitem__)
+            result = op(*own_args, **own_kwargs)  # pyright: ignore[reportCallIssue]
+            results = result if isinstance(result, (list, tuple)) else [result]
+            return [
+                one.clone() if isinstance(one, Tensor) else one for one in results
+            ]  # a view alone is no graph
+
+        try:
+            front_end.convert(alone, [fake(parent) for parent in parents])
+        except Exception as error:  # noqa: BLE001 - a converter may raise anything
+            return f"torchair does not convert {op}: {first_line(error)}"
+        return None

@@ -1,0 +1,61 @@
+"""torchair, the vendor's front end: a graph of fake tensors in, a graph of GE out, and what runs it."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from dlinfer.graph.seam.fake_mode import FakeTensorMode, fresh_mode, mode_of, trace_decomposed
+from dlinfer.vendor.ascend import sdk
+from dlinfer.vendor.ascend.graph.lowerings import table
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What torchair made of a graph.
+
+    run: takes the graph's inputs and gives the tuple of its outputs; loads the graph into the card's engine at the
+        first call. model: the graph as torchair's protobuf message.
+    """
+
+    run: Callable[..., tuple[Any, ...]]
+    model: Any
+
+
+def load() -> Any:
+    """``torchair``. Raises ImportError with the vendor's own words."""
+    sdk.load()
+    torchair = importlib.import_module("torchair")
+    importlib.import_module(
+        "torchair.ops._npu_fused_infer_attention_score"
+    )  # defines it, with lengths as tensors
+    return torchair
+
+
+def convert(function: Callable[..., Any], inputs: Sequence[Any]) -> Converted:
+    """A function of fake tensors and symbolic numbers as a graph of GE.
+
+    Raises what torchair raises for an op that it does not convert: there is no common class.
+    """
+    compiler = load().get_compiler()
+    mode = _mode_of(inputs)
+    graph_module = trace_decomposed(function, inputs, mode, table())
+    _drop_unread(graph_module)
+    with mode:
+        compiled = compiler(graph_module, list(inputs))
+    return Converted(compiled, compiled.runner.graph)
+
+
+def _mode_of(inputs: Sequence[Any]) -> FakeTensorMode:
+    try:
+        return mode_of(inputs)
+    except StopIteration:  # sizes alone
+        return fresh_mode()
+
+
+def _drop_unread(graph_module: fx.GraphModule) -> None:
+    """Forget what nothing reads, such as memory that attention was to write into."""
+    graph_module.graph.eliminate_dead_code()
+    graph_module.recompile()

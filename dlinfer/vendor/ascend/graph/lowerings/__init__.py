@@ -1,0 +1,73 @@
+"""What each op of dlinfer becomes in a graph: the ops of torch_npu that its eager kernel calls, and of ATen.
+
+A lowering takes the op's arguments and gives its results; of an op that writes, the new contents of what it writes.
+It is traced, so it sees fake tensors: no values, and sizes that may be symbols.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from dlinfer.graph.functional.variants import twin_op
+from dlinfer.ops.spec import NAMESPACE
+from dlinfer.vendor.ascend.graph.lowerings import (
+    caches,
+    decode,
+    eight_bit,
+    experts,
+    linears,
+    norms,
+    pointwise,
+    prefill,
+)
+from dlinfer.vendor.ascend.kernels import KERNELS
+from dlinfer.vendor.base import rule_of
+
+LOWERINGS: dict[str, Callable[..., Any]] = {
+    lowering.__name__: lowering
+    for lowering in (
+        norms.rms_norm,
+        norms.add_rms_norm,
+        pointwise.silu_and_mul,
+        pointwise.apply_rotary_pos_emb,
+        linears.linear,
+        caches.fill_kv_cache,
+        decode.paged_decode_attention,
+        prefill.prefill_attention,
+        prefill.paged_prefill_attention,
+        experts.moe_gating_topk_softmax,
+        experts.fused_moe,
+        eight_bit.dynamic_quant,
+        eight_bit.rms_norm_w8a8,
+        eight_bit.linear_w8a8,
+    )
+}
+
+
+@cache
+def table() -> dict[Any, Callable[..., Any]]:
+    """Op, or the functional twin of one that writes -> its lowering."""
+    found: dict[Any, Callable[..., Any]] = {}
+    for name, lowering in LOWERINGS.items():
+        op = getattr(getattr(torch.ops, NAMESPACE), name).default
+        found[twin_op(op) if op._schema.is_mutable else op] = lowering
+    return found
+
+
+def refusal(op: OpOverload, given: Mapping[str, Any]) -> str | None:
+    """Why a call of an op of dlinfer is not lowered; None where it is.
+
+    given: its arguments by name, tensors as fakes.
+    """
+    name = op._schema.name.partition("::")[2]
+    if name not in LOWERINGS:
+        return "the engine has no lowering of it"
+    for one in (KERNELS[name], LOWERINGS[name]):
+        rule = rule_of(one)
+        reason = rule(*given.values()) if rule is not None else None
+        if reason is not None:
+            return reason
+    return None

@@ -1,0 +1,63 @@
+"""Attention of one new token of each sequence over pages."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.vendor.ascend import refusing
+from dlinfer.vendor.ascend.attention import fused
+
+
+@refusing.where(
+    lambda call: "values are a part of the keys" if call.k_cache.shape != call.v_cache.shape else None
+)
+def paged_decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    kv_seqlens: Tensor,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    window_left: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """``FusedInferAttentionScore`` of layout BSND, one call for all; lengths are a tensor of the graph.
+
+    A padding row has no key and no block that may be read: it reads one key of block 0, and its result is zeros.
+    """
+    lengths = kv_seqlens.to(torch.int64)
+    padding = lengths < 1
+    table = block_offsets.to(torch.int32).masked_fill(padding.unsqueeze(-1), 0)
+    seen: dict[str, Any] = {}
+    if window_left >= 0:
+        seen["atten_mask"] = fused.outside(lengths, window_left, table.shape[1] * block_size)
+    out, _ = torch.ops.air.npu_fused_infer_attention_score(
+        q.unsqueeze(1),
+        pages(k_cache),
+        pages(v_cache),
+        actual_seq_lengths_kv=lengths.clamp(min=1),
+        block_table=table,
+        num_heads=num_q_heads,
+        scale=softmax_scale,
+        input_layout="BSND",
+        num_key_value_heads=num_kv_heads,
+        block_size=block_size,
+        **seen,
+    )
+    return out.squeeze(1).masked_fill(padding.view(-1, 1, 1), 0)
+
+
+def pages(cache: Tensor) -> Tensor:
+    """A cache [blocks, block_size, heads, size] as layout BSND wants it.
+
+    The number of blocks is left to GE: where a graph reads it, torchair copies the cache before it writes into it.
+    """
+    return cache.reshape(-1, cache.shape[1], cache.shape[2] * cache.shape[3])

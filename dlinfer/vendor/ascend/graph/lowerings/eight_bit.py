@@ -1,0 +1,48 @@
+"""Quantising to 8 bits, and products of 8 bits."""
+
+import torch
+from torch import Tensor
+
+_LEAST = 1e-7 / 127
+"""The scale of a token of zeros (``dlinfer.ops.eight_bit``)."""
+
+
+def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``DynamicQuant``, a scale for each token."""
+    numbers, scale = _quantised(x)
+    return numbers, scale.clamp(min=_LEAST).unsqueeze(-1)
+
+
+def rms_norm_w8a8(x: Tensor, weight: Tensor, eps: float, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``RmsNorm``, ``DynamicQuant``."""
+    normalised, _ = torch.ops.npu.npu_rms_norm(x, weight, eps)
+    numbers, scale = _quantised(normalised)
+    return numbers, scale.unsqueeze(-1)
+
+
+def linear_w8a8(
+    a: Tensor,
+    b: Tensor,
+    rms_scale: Tensor,
+    linear_scale: Tensor,
+    out_dtype: torch.dtype,
+    quant_dtype: torch.dtype,
+    bias: Tensor | None,
+) -> Tensor:
+    """``QuantBatchMatmulV3``."""
+    rows = a if a.dim() == 2 else a.reshape(-1, a.shape[-1])
+    out = torch.ops.npu.npu_quant_matmul(
+        rows,
+        b.t(),
+        linear_scale.reshape(-1).float(),
+        pertoken_scale=rms_scale.reshape(-1).float(),
+        bias=bias,
+        output_dtype=out_dtype,
+    )
+    return out if a.dim() == 2 else out.reshape(*a.shape[:-1], b.shape[0])
+
+
+def _quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers and scales of tokens; the vendor divides by the scale 0 of zeros, which have to stay zeros."""
+    numbers, scale = torch.ops.npu.npu_dynamic_quant(x, dst_type=torch.int8)
+    return numbers.masked_fill((scale == 0).unsqueeze(-1), 0), scale

@@ -1,0 +1,9 @@
+"""Products with weights."""
+
+from torch import Tensor
+from torch.nn import functional
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's own, which torchair converts (``MatMul``)."""
+    return functional.linear(x, weight, bias)

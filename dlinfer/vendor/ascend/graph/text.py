@@ -1,0 +1,114 @@
+"""A graph of GE as text that is the same for the same graph: for reports and golden files.
+
+An op is ``%4 = RmsNorm(x=%0, gamma=%1, epsilon=1e-05) -> y: FLOAT16[n0, 64], rstd: FLOAT[n0, 1]``. ``%4:1`` is its
+second result, ``n0`` the first size that changes between calls. Short constants stand where they are read. Attributes
+that begin with an underscore, which torchair notes for itself, are left out; a result of which it notes nothing has no
+dtype, and the note on one that is only viewed is of the view.
+"""
+
+import re
+import struct
+import textwrap
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+_WIDTH = 116
+_SHOWN_NUMBERS = 8
+"""Constants of up to so many numbers are written out."""
+_SYMBOL = re.compile(r"\b[suz]\d+\b")
+_CODES = {"FLOAT": "f", "FLOAT16": "e", "DOUBLE": "d", "INT32": "i", "INT64": "q", "BOOL": "?", "INT8": "b"}
+
+
+def text_of(graph: Any) -> str:
+    """A graph as torchair has it (``GeGraph``), in the order of its ops."""
+    lines = _Writer().lines(graph)
+    return "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines)
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.symbols: dict[str, str] = {}
+
+    def lines(self, graph: Any) -> Iterator[str]:
+        shown = []
+        for op in graph.op:
+            short = short_constant(op)
+            self.names[op.name] = short or f"%{len(shown)}"
+            shown += [] if short else [op]
+        for op in shown:
+            given = [*self._inputs(op), *self._attributes(op)]
+            results = ", ".join(self._result(op, desc) for desc in op.output_desc)
+            yield f"{self.names[op.name]} = {op.type}({', '.join(given)})" + (
+                f" -> {results}" if results else ""
+            )
+
+    def _inputs(self, op: Any) -> Iterator[str]:
+        data = [one for one in op.input if not one.endswith(":-1")]
+        for value, desc in zip(data, op.input_desc, strict=op.type != "Data"):
+            if value:
+                yield f"{desc.name}={self._reference(value)}"
+        for value in op.input:
+            if value.endswith(":-1"):
+                yield f"after {self._reference(value.removesuffix(':-1') + ':0')}"
+
+    def _reference(self, value: str) -> str:
+        name, _, index = value.rpartition(":")
+        return self.names[name] + ("" if index == "0" else f":{index}")
+
+    def _attributes(self, op: Any) -> Iterator[str]:
+        for key in sorted(op.attr):
+            if not key.startswith("_"):
+                yield f"{key}={_value(op.attr[key])}"
+
+    def _result(self, op: Any, desc: Any) -> str:
+        name, note = desc.name or "y", meta_of(desc)
+        told = re.search(r"shape=torch\.Size\((\[.*\])\)", note)
+        if op.type in ("Const", "Data") and -1 not in desc.shape.dim:  # the note is of the last view of it
+            return f"{name}: {dtype_of(desc)}{list(desc.shape.dim)}"
+        if told is None:
+            return name
+        sizes = _SYMBOL.sub(lambda found: self._symbol(found.group()), told.group(1))
+        return f"{name}: {dtype_of(desc)}{sizes}"
+
+    def _symbol(self, name: str) -> str:
+        return self.symbols.setdefault(name, f"n{len(self.symbols)}")
+
+
+def _value(attribute: Any) -> str:
+    kind = attribute.WhichOneof("value")
+    value: Any = getattr(attribute, kind) if kind else None
+    if kind == "s":
+        return repr(value.decode())
+    if kind == "f":
+        return f"{value:.7g}"
+    if kind == "list":
+        return str([*(one.decode() for one in value.s), *value.i, *value.f, *value.b, *value.dt])
+    if kind == "t":
+        return f"crc32 {zlib.crc32(value.data):08x}"
+    return str(value).strip()
+
+
+def short_constant(op: Any) -> str | None:
+    """A constant of a few numbers as it stands where it is read: ``[1, 0]:INT64``."""
+    if op.type != "Const":
+        return None
+    tensor = op.attr["value"].t
+    name = dtype_of(tensor.desc)
+    size = struct.calcsize(_CODES.get(name, "0s"))
+    if not size or len(tensor.data) > _SHOWN_NUMBERS * size:
+        return None
+    numbers = struct.unpack(f"<{len(tensor.data) // size}{_CODES[name]}", tensor.data)
+    return f"{list(numbers) if tensor.desc.shape.dim else numbers[0]}:{name}"
+
+
+def meta_of(desc: Any) -> str:
+    """What torchair noted of the tensor that a description is of, as text; empty where nothing."""
+    return desc.attr["_meta"].s.decode() if "_meta" in desc.attr else ""
+
+
+def dtype_of(desc: Any) -> str:
+    """``FLOAT16`` of a description's ``DT_FLOAT16``."""
+    names = desc.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number
+    return names[desc.dtype].name.removeprefix("DT_")
