@@ -51,7 +51,8 @@ bring graph engines only are in [engines.md](engines.md). `dlinfer doctor` shows
 | --- | --- |
 {levels}
 
-Which calls of an op a kernel refuses by name, the page of its vendor says: [ascend.md](ascend.md).
+Which calls of an op a kernel refuses by name, the page of its vendor says: [ascend.md](ascend.md),
+[camb.md](camb.md), [maca.md](maca.md).
 """
 
 

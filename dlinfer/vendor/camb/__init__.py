@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
 from dlinfer.vendor.camb.layouts import BLOCK_SIZE
-from dlinfer.vendor.claims import Claims
+from dlinfer.vendor.claims import Claims, Proofs
 from dlinfer.vendor.device import Device
 
 
@@ -39,6 +39,12 @@ def _device() -> Device:
     return CambDevice()
 
 
+def _proofs() -> Proofs:
+    from dlinfer.vendor.camb.proofs import PROOFS
+
+    return PROOFS
+
+
 VENDOR = Vendor(
     name="camb",
     device_type="mlu",
@@ -49,5 +55,6 @@ VENDOR = Vendor(
     load_device=_device,
     kv_cache_layout=KVCacheLayout("BHSD", block_size=BLOCK_SIZE),
     claims=_claims,
+    proofs=_proofs,
     interface=1,
 )

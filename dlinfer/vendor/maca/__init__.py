@@ -8,7 +8,7 @@ with the first kernel.
 from collections.abc import Mapping
 
 from dlinfer.vendor.base import Kernel, KVCacheLayout, Probe, Vendor
-from dlinfer.vendor.claims import Claim, Claims
+from dlinfer.vendor.claims import Claim, Claims, Proofs
 from dlinfer.vendor.device import Device
 from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
 
@@ -43,6 +43,12 @@ def _claims() -> Claims:
     return {op: Claim(dtypes, in_part=True) for op, dtypes in served.items()}
 
 
+def _proofs() -> Proofs:
+    from dlinfer.vendor.maca.proofs import PROOFS
+
+    return PROOFS
+
+
 VENDOR = Vendor(
     name="maca",
     device_type=DEVICE_TYPE,
@@ -52,5 +58,6 @@ VENDOR = Vendor(
     load_kernels=_kernels,
     load_device=_device,
     claims=_claims,
+    proofs=_proofs,
     kv_cache_layout=KVCacheLayout("BSHD"),
 )
