@@ -36,8 +36,9 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_cpu")
 class TestOnOurDevice:
     @pytest.mark.parametrize("last_chunk", [False, True])
-    def test_a_chunk_after_a_chunk_waits_for_decoding(self, last_chunk):
-        assert task(last_forward="long_context_chunk", last_chunk=last_chunk)._should_defer_active_chunk()
+    @pytest.mark.parametrize("last", ["long_context_chunk", "prefill"])
+    def test_a_chunk_after_prompts_waits_for_decoding(self, last, last_chunk):
+        assert task(last_forward=last, last_chunk=last_chunk)._should_defer_active_chunk()
 
     @pytest.mark.parametrize("last_chunk", [False, True])
     def test_a_chunk_after_a_decoding_step_waits_no_more(self, last_chunk):

@@ -1,7 +1,8 @@
-"""Decoding has a turn between any two chunks of a long prompt, before the last one too.
+"""Decoding has a turn before each chunk of a long prompt, the last one too.
 
 LMDeploy puts a decoding step between the chunks of a prompt, but sends the last two in a row where the scheduler is
-free to prefill. On a host a chunk takes seconds, and other users' streams stand still for two of them.
+free to prefill, and a chunk right after short prompts. On a host a chunk takes long, and other users' streams stand
+still for two of them.
 """
 
 import functools
@@ -26,7 +27,7 @@ def _should_defer(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
             maker.config.role != EngineRole.Prefill
             and maker.long_context_chunker.enabled()
             and len(maker.running_seqs) > 0
-            and maker._last_forward_kind == "long_context_chunk"
+            and maker._last_forward_kind != "decode"
         )
 
     return _should_defer_active_chunk

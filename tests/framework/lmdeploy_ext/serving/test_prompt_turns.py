@@ -107,6 +107,13 @@ class TestLimits:
         assert maker.long_context_chunker.max_prefill_num == MOST
         assert maker.scheduler.cache_config.max_prefill_token_num == MOST
 
+    @pytest.mark.parametrize("rest, limit", [(300, 300), (318, 318), (319, BESIDE - 1), (100, 100)])
+    def test_the_last_chunk_may_be_a_quarter_longer(self, rest, limit):
+        maker = Maker(running=1, last="decode", chunk=sequence(rest))
+        maker.make(prefill=True)
+        assert maker.long_context_chunker.max_prefill_num == limit
+        assert maker.long_context_chunker.max_prefill_token_num == BESIDE - 1
+
     def test_lengths_that_must_be_computed_at_once_stay(self):
         maker = Maker(running=1, last="decode")
         setattr(maker, "dlinfer_rope_lengths", object())  # noqa: B010
