@@ -93,7 +93,9 @@ ARROWS: dict[str, str] = {
 ROOMS = tuple(ARROWS)
 # Packages that hold rooms and are none themselves: they say what is in them, and import nothing.
 HALLS = ("dlinfer.graph", "dlinfer.runtime")
-NOUN = tuple(f"dlinfer.vendor.{name}" for name in ("base", "claims", "device", "discovery", "streams"))
+NOUN = tuple(
+    f"dlinfer.vendor.{name}" for name in ("base", "claims", "device", "discovery", "reasons", "streams")
+)
 
 # The autoload hook runs in everybody's `import torch`; it reaches the adaptor inside a function only.
 AUTOLOAD = "dlinfer._autoload"

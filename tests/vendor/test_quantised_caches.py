@@ -93,7 +93,11 @@ def test_inductor_calls_the_kernels(policy):
 @pytest.mark.parametrize("name", sorted(others()))
 def test_other_engines_refuse_each_op_by_its_name(name, policy):
     region = region_of(step(policy), arguments(policy), lambda index, size: False)
-    reasons = refused_by(others()[name].load_engine(name), region)  # which needs no device and no toolchain
+    try:
+        engine = others()[name].load_engine(name)  # which needs no device, and of most no toolchain
+    except ImportError as missing:  # Ascend's asks torchair: tests/vendor/ascend/graph/checks_refusals.py
+        pytest.skip(f"the engine's own front end is not installed: {missing}")
+    reasons = refused_by(engine, region)
     assert set(reasons) >= OPS
     assert all(reasons[op] for op in OPS)
 

@@ -1,9 +1,11 @@
 """Reasons why a kernel does not take a call, each said once, and how tensors are laid out for one that does."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
+
+from dlinfer.vendor.reasons import dtype, eight_bits, first
+
+__all__ = ["FLOATS", "HALVES", "copied_rows", "eight_bits", "first", "floating", "multiples", "rows"]
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32)
@@ -11,29 +13,15 @@ _ALIGNED = 16
 """Bytes: mcoplib reads numbers of 16 bits by eight, some kernels without asking where a tensor begins."""
 
 
-def first(reasons: Iterable[str | None]) -> str | None:
-    """The first reason there is."""
-    return next((one for one in reasons if one), None)
-
-
 def floating(x: Tensor, of: tuple[torch.dtype, ...] = FLOATS) -> str | None:
     """A dtype that an op takes."""
-    return None if x.dtype in of else f"{', '.join(map(_name, of))} are served, not {_name(x.dtype)}"
-
-
-def eight_bits(dtype: torch.dtype) -> str | None:
-    """int8, of the two that the ops know."""
-    return None if dtype is torch.int8 else f"torch.int8 is served, not {dtype}"
+    return dtype(x.dtype, of)
 
 
 def multiples(of: int, **sizes: int) -> str | None:
     """Sizes that have to be multiples of a number."""
     bad = {name: size for name, size in sizes.items() if size % of}
     return f"multiples of {of} are served, not {bad}" if bad else None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def rows(x: Tensor) -> Tensor:

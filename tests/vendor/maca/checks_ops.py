@@ -18,6 +18,7 @@ from dlinfer.vendor import maca
 from dlinfer.vendor.maca.kernels import KERNELS
 from tests.ops import cases
 from tests.vendor.maca import tolerances
+from tests.vendor.maca.simulated_card import triton_package
 from tests.vendor.maca.simulated_card.install import NAME
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -90,8 +91,10 @@ LEAST = {
 unlike halves, or columns and groups that no model has: checks_sizes.py."""
 
 
-def test_kernels_answer():
+@pytest.mark.parametrize("op", LEAST)
+def test_kernels_answer(op):
     """Runs last in this file: what the samples above found, so that a rule which refuses all is no pass."""
-    for op, least in LEAST.items():
-        native, left = answered[op, "float16", True], answered[op, "float16", False]
-        assert native + left > 0 and native >= least * (native + left), (op, native, left)
+    if op == "fused_moe" and (reason := triton_package.missing()):
+        pytest.skip(reason)
+    native, left = answered[op, "float16", True], answered[op, "float16", False]
+    assert native + left > 0 and native >= LEAST[op] * (native + left), (op, native, left)

@@ -8,7 +8,9 @@ from dlinfer import settings
 from dlinfer.errors import GraphFallbackError, OpArgumentError
 from dlinfer.graph.engine import find_engine
 from dlinfer.ops import fallback
+from tests.vendor import test_quantised_caches as quantised
 from tests.vendor.ascend.graph import compiling, models
+from tests.vendor.regions import refused_by, region_of
 
 HALF = torch.float16
 
@@ -75,6 +77,12 @@ def test_a_dtype_that_the_kernel_refuses():
             return torch.ops.dlinfer.silu_and_mul(x)
 
     assert "are served, not float64" in refused(Gated(), [torch.randn(3, 4).double()])
+
+
+def test_quantised_caches():
+    region = region_of(quantised.step(8), quantised.arguments(8), lambda index, size: False)
+    reasons = refused_by(find_engine("ascend", "cpu"), region)
+    assert all(reasons[op] for op in quantised.OPS)
 
 
 def test_padding_among_the_slots_is_a_call_for_the_kernels():
