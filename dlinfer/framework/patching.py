@@ -105,6 +105,8 @@ class PatchSet:
         return list(self._refusals(essential=False))
 
     def _refusals(self, essential: bool) -> Iterator[PatchError]:
+        if not self.refused:
+            return  # a backend asks at each step
         for patch in self.patches:
             if patch.essential is essential and patch.target in self.refused:
                 yield self.refused[patch.target]

@@ -5,6 +5,7 @@ import functools
 from dlinfer.graph.passes.check_places import CHECK_PLACES
 from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
+from dlinfer.graph.passes.held_checks import HELD_CHECKS
 from dlinfer.graph.passes.normalise import NORMALISE
 from dlinfer.graph.passes.pipeline import Pass
 
@@ -15,7 +16,7 @@ def passes() -> tuple[Pass, ...]:
     from dlinfer.graph.passes.fusion.rules import RULES
 
     fusion = tuple(item if isinstance(item, Pass) else _as_pass(item) for item in RULES)
-    return (CHECK_PLACES, NORMALISE, CLEAN_UP, *fusion, CLEAN_UP)
+    return (CHECK_PLACES, NORMALISE, CLEAN_UP, HELD_CHECKS, *fusion, CLEAN_UP)
 
 
 def _as_pass(rule: FusionRule) -> Pass:

@@ -42,6 +42,7 @@ def answers() -> Iterator[KnownAnswer]:
         yield _experts(dtype)
         yield _gated(dtype)
         yield _gated_sum(dtype)
+        yield _rows_of_table(dtype)
         yield _rotary(dtype)
         yield _fill(dtype)
         yield _prefill(dtype)
@@ -303,6 +304,20 @@ def _gated_sum(dtype: torch.dtype) -> KnownAnswer:
 
     kinds = frozenset({"native gated_sum"})
     return KnownAnswer("C++ sum with a gate", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _rows_of_table(dtype: torch.dtype) -> KnownAnswer:
+    table = small_whole(9, 41, 1).to(dtype)
+    places = torch.tensor([[8, 0, 3], [3, 1, 8]])
+
+    def run() -> Sequence[Tensor]:
+        return [_native("embedding")(table, one) for one in (places, places.int())]
+
+    def expected() -> Sequence[Tensor]:
+        return [torch.stack([torch.stack([table[row] for row in rows]) for rows in places.tolist()])] * 2
+
+    kinds = frozenset({"native embedding"})
+    return KnownAnswer("C++ rows of a table", kinds, name_of(dtype), run, expected, 0.0)
 
 
 def _rotary(dtype: torch.dtype) -> KnownAnswer:

@@ -358,6 +358,10 @@ def _register_fakes() -> None:
     def gated_sum(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
+    @torch.library.register_fake("dlinfer_cpu::embedding")
+    def embedding(weight: Tensor, indices: Tensor, *rest: object) -> Tensor:
+        return weight.new_empty((*indices.shape, weight.shape[1]))
+
     @torch.library.register_fake("dlinfer_cpu::apply_rotary_pos_emb")
     def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         contiguous = torch.contiguous_format

@@ -13,6 +13,7 @@ from dlinfer.framework.lmdeploy_ext.layers.attention import (
     PagedAttention,
     VarlenAttention,
     cache_slots,
+    last_slots,
     step_metadata,
 )
 from tests.framework.lmdeploy_ext.attention_specs import HEADS, KV_HEADS, SIZE, paged_spec
@@ -38,6 +39,18 @@ def test_cache_slots_are_those_of_each_new_token(lengths, block_size):
         for position in range(old, old + new)
     ]
     assert slots.tolist() == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=7), st.sampled_from([16, 32, 64]))
+def test_last_slots_are_the_cache_slots_of_decoding(lengths, block_size):
+    kv, q = torch.tensor(lengths), torch.ones(len(lengths), dtype=torch.int64)
+    blocks = -(-int(kv.max()) // block_size)
+    table = torch.randperm(len(lengths) * blocks).view(len(lengths), blocks).int()
+    ends = torch.arange(len(lengths) + 1)
+    expected = cache_slots(q, kv, ends, table, block_size, len(lengths))
+    got = last_slots(kv, table, block_size)
+    assert got.dtype is expected.dtype and torch.equal(got, expected)
 
 
 def dense(q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True):

@@ -42,9 +42,13 @@ def step_metadata(context: Any) -> StepMetadata:
     is_decoding = context.is_decoding and context.max_q_seqlen == 1
     q_seqlens, kv_seqlens = context.q_seqlens, context.kv_seqlens
     block_size = context.cache_config.kernel_block_size
-    ends = q_seqlens.cumsum(0, dtype=torch.int32)
-    cu_seqlens = torch.nn.functional.pad(ends, (1, 0))
     tokens = context.input_ids.numel()
+    if is_decoding:
+        cu_seqlens = torch.arange(tokens + 1, dtype=torch.int32, device=q_seqlens.device)
+        slots = last_slots(kv_seqlens, context.block_offsets, block_size)
+    else:
+        cu_seqlens = torch.nn.functional.pad(q_seqlens.cumsum(0, dtype=torch.int32), (1, 0))
+        slots = cache_slots(q_seqlens, kv_seqlens, cu_seqlens, context.block_offsets, block_size, tokens)
     return StepMetadata(
         is_decoding=is_decoding,
         block_offsets=context.block_offsets,
@@ -54,9 +58,7 @@ def step_metadata(context: Any) -> StepMetadata:
         cu_seqlens_q=cu_seqlens,
         cu_seqlens_q_cpu=cu_seqlens.cpu(),
         kv_seqlens_cpu=kv_seqlens.cpu(),
-        kv_start_indices=cache_slots(
-            q_seqlens, kv_seqlens, cu_seqlens, context.block_offsets, block_size, tokens
-        ),
+        kv_start_indices=slots,
         block_size=block_size,
         is_prefill_no_cache=not context.is_decoding and torch.equal(q_seqlens, kv_seqlens),
         max_q_seqlen=context.max_q_seqlen,
@@ -93,6 +95,14 @@ def cache_slots(
     position = torch.arange(tokens, device=q_seqlens.device) + first[sequence]
     block = torch.div(position, block_size, rounding_mode="floor")
     return block_offsets.long()[sequence, block] * block_size + position - block * block_size
+
+
+def last_slots(kv_seqlens: Tensor, block_offsets: Tensor, block_size: int) -> Tensor:
+    """What ``cache_slots`` gives where each sequence has one new token, in a third of the calls: int64 [B]."""
+    position = kv_seqlens.long() - 1
+    block = position // block_size
+    first = block_offsets.gather(1, block.unsqueeze(1)).squeeze(1).long() * block_size
+    return first + position - block * block_size
 
 
 class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):

@@ -29,6 +29,7 @@ from dlinfer.vendor.cpu.inductor.fusible import (
 # The kernels in C++ take these over where ``_is_native`` says so. They read weights as they lie in memory, so nothing
 # is packed or copied.
 _NATIVE = {
+    "aten::embedding": "embedding",
     "aten::linear": "linear",
     "dlinfer::linear": "linear",
     "dlinfer::linears": "linears",
@@ -78,7 +79,22 @@ def _is_native(node: fx.Node) -> bool:
         return fake(arguments(node)["x"]).dtype in NATIVE_FLOATS
     if op is not None and op in _IF_PLAIN:
         return _is_ours(op._schema.name.removeprefix("dlinfer::")) and _IF_PLAIN[op](node)
+    if op is torch.ops.aten.embedding.default:
+        return _is_plain_table(node)
     return op is not torch.ops.aten.linear.default or _is_plain_linear(node)
+
+
+def _is_plain_table(node: fx.Node) -> bool:
+    """Whether rows are taken out of a table of floats in this machine's memory."""
+    given = map_arg(arguments(node), fake)
+    table, places = given["weight"], given["indices"]
+    return (
+        table.device.type == places.device.type == "cpu"
+        and table.layout is places.layout is torch.strided
+        and table.dtype in NATIVE_FLOATS
+        and table.dim() == 2
+        and places.dtype in (torch.int64, torch.int32)
+    )
 
 
 def _is_ours(name: str) -> bool:

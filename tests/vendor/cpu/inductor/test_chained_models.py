@@ -420,3 +420,24 @@ def test_experts_in_float64_are_the_vendors(engine: Recording) -> None:
     torch.testing.assert_close(run(mixture, *given), mixture(*given))
     found = {step.callee for step in engine.programs[0].steps}
     assert {"vendor fused_moe", "vendor moe_gating_topk_softmax"} <= found
+
+
+def rows_of_table(table: Tensor, places: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.linear(torch.nn.functional.embedding(places, table), weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_table_are_taken_in_a_chain_step(dtype: torch.dtype, engine: Recording) -> None:
+    given = torch.randn(50, 24).to(dtype), torch.tensor([[4, 49, 7], [0, 4, 4]]), torch.randn(8, 24).to(dtype)
+    once = compiled(rows_of_table, dynamic=True)
+    with torch.no_grad():
+        torch.testing.assert_close(once(*given), rows_of_table(*given))
+        assert {step.callee for step in engine.programs[0].steps} >= {"native embedding", "native linear"}
+        with pytest.raises(GraphRunError, match="index out of range in self: 53 of 50 rows"):
+            once(given[0], given[1] + 4, given[2])
+
+
+def test_a_table_of_float64_is_torchs(engine: Recording) -> None:
+    given = torch.randn(50, 24).double(), torch.tensor([[4, 49, 7], [0, 4, 4]]), torch.randn(8, 24).double()
+    torch.testing.assert_close(run(rows_of_table, *given), rows_of_table(*given))
+    assert "op aten.embedding.default" in {step.callee for step in engine.programs[0].steps}

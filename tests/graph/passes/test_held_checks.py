@@ -1,0 +1,83 @@
+"""Checks that cannot fail are dropped; those that can still raise, wherever a number comes from."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dlinfer.graph.passes.clean_up import CLEAN_UP
+from dlinfer.graph.passes.held_checks import HELD_CHECKS
+from dlinfer.graph.passes.pipeline import verify
+from dlinfer.graph.seam.dynamo import mark_unbacked
+from tests.graph.compiling import compiled
+from tests.graph.passes.fusion.capturing import CapturedGraph, captured
+
+pytestmark = pytest.mark.usefixtures("graph_mode")
+
+
+def checks(graph: CapturedGraph) -> list[str]:
+    """What the checks of a graph say."""
+    nodes = graph.graph_module.graph.nodes
+    return [node.args[1] for node in nodes if node.target is torch.ops.aten._assert_scalar.default]
+
+
+def cleaned(function: Callable[..., Any], *given: Any) -> CapturedGraph:
+    graph = captured(function, *given, dynamic=True)
+    CLEAN_UP.run(graph.graph_module)
+    before = graph.run()
+    edits = HELD_CHECKS.run(graph.graph_module)
+    verify(graph.graph_module, "held_checks", None)
+    assert {edit.what for edit in edits} <= {"drop check that holds"}
+    graph.edits += edits
+    torch.testing.assert_close(graph.run(), before)
+    return graph
+
+
+def of_any_size(counted: str, *shape: int) -> Tensor:
+    made = torch.randn(shape)
+    mark_unbacked(made, 0, counted)
+    return made
+
+
+def halves(x: Tensor, y: Tensor) -> Tensor:
+    return x * 2 + y.sum()
+
+
+def test_sizes_without_examples_are_not_checked_for_being_sizes() -> None:
+    graph = cleaned(halves, of_any_size("rows", 5, 3), of_any_size("others", 7, 3))
+    assert graph.edits and not [said for said in checks(graph) if ">= 0" in said]
+
+
+def item_of(x: Tensor, count: Tensor) -> Tensor:
+    number = count.item()
+    torch._check(number >= 0)
+    torch._check(number <= x.shape[0])
+    return x[:number] * 2
+
+
+def test_a_number_that_data_give_is_checked() -> None:
+    graph = cleaned(item_of, torch.randn(5, 3), torch.tensor(3))
+    assert [said for said in checks(graph) if ">= 0" in said]
+    run = compiled(item_of, dynamic=True)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(run(x, torch.tensor(3)), item_of(x, torch.tensor(3)))
+    for wrong in (-1, 6):
+        with pytest.raises(Exception, match="Runtime assertion|Expected cond"):
+            run(x, torch.tensor(wrong))
+
+
+def halves_of_equals(x: Tensor, y: Tensor) -> Tensor:
+    torch._check(x.shape[0] == y.shape[0])
+    return x + y
+
+
+def test_two_sizes_are_checked_for_being_equal_and_one_is_not() -> None:
+    one, other = of_any_size("rows", 4, 3), of_any_size("others", 4, 3)
+    assert [said for said in checks(cleaned(halves_of_equals, one, other)) if "Eq(" in said]
+    run = compiled(halves_of_equals, dynamic=True)
+    torch.testing.assert_close(run(one, other), one + other)
+    longer = of_any_size("others", 6, 3)
+    with pytest.raises(Exception, match=r"Eq\(|size"):
+        run(one, longer)
