@@ -65,6 +65,8 @@ class Device(ABC):
         What decodes beside them waits as long as they take.
     prefill_tokens_beside_decoding: how many tokens a step has, of prompts and of sequences that decode, where it has
         both; None leaves that to the framework too.
+    graph_class: the name in ``streams`` of what captures work and replays it, such as "CUDAGraph"; None where the
+        vendor's kernels cannot be captured, as they ask the host for numbers.
     tensor_parallel: whether a model may lie on several of them, a process each, joined by ``communicator``.
     """
 
@@ -73,6 +75,7 @@ class Device(ABC):
     max_batch_size: int
     max_prefill_tokens: int | None = None
     prefill_tokens_beside_decoding: int | None = None
+    graph_class: str | None = None
     tensor_parallel: bool = False
 
     @abstractmethod

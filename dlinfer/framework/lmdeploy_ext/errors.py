@@ -29,3 +29,17 @@ class LossError(DlinferError, RuntimeError):
 
     message = "the loss of {path!r} cannot be measured: {detail}."
     next_step = "{advice}"
+
+
+class NoDeviceGraphError(DlinferError, RuntimeError):
+    """Steps are to be captured into a device's graphs, and its torch package has none."""
+
+    message = "steps cannot be captured: {module} has no {name}."
+    next_step = "set eager_mode=True, or install a build of the device's torch package that has it."
+
+
+class CapturedStepError(DlinferError, RuntimeError):
+    """A decoding step could not be captured: an op that it runs cannot be a part of a graph."""
+
+    message = "a decoding step of {rows} rows cannot be captured: {detail}."
+    next_step = "set eager_mode=True; the op named there asks the host, or is not for graphs."

@@ -58,6 +58,13 @@ def _ends(lengths: list[int], device: torch.device) -> Tensor:
     return _on_card(tuple(ends), device)
 
 
+def _of_sequences(kv_seqlens: Tensor, device: torch.device) -> Tensor:
+    """Lengths as flash_attn reads them; those on the card stay there, which a graph needs."""
+    if kv_seqlens.device == device:
+        return kv_seqlens.to(torch.int32).contiguous()
+    return _on_card(tuple(kv_seqlens.tolist()), device)
+
+
 def _sight(causal: bool, left: int, right: int) -> dict[str, Any]:
     return {
         "causal": causal,
@@ -203,7 +210,7 @@ def paged_decode_attention(
         q=_whole(q).unsqueeze(1),
         k_cache=k_cache,
         v_cache=v_cache,
-        cache_seqlens=_on_card(tuple(kv_seqlens.tolist()), q.device),
+        cache_seqlens=_of_sequences(kv_seqlens, q.device),
         block_table=block_offsets.to(torch.int32).contiguous(),
         softmax_scale=softmax_scale,
         **_sight(True, window_left, -1),

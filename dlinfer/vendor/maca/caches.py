@@ -5,7 +5,7 @@ from torch import Tensor
 
 from dlinfer.ops.kv_cache import check_slots
 from dlinfer.vendor.base import refuses
-from dlinfer.vendor.maca import refusing
+from dlinfer.vendor.maca import refusing, sdk
 from dlinfer.vendor.maca.kept import LastAnswer
 
 _highest = LastAnswer(lambda slots: int(slots.max()))
@@ -24,7 +24,8 @@ def _refuses(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
     if kv_start_indices.numel() == 0:
         return
-    if _highest.of(kv_start_indices) >= k_cache.shape[0] * k_cache.shape[1]:
+    # a graph's slots are those of each replay, which nobody can look at while it is captured
+    if not sdk.capturing() and _highest.of(kv_start_indices) >= k_cache.shape[0] * k_cache.shape[1]:
         check_slots(kv_start_indices, k_cache)  # says so, as every kernel of the op does
     one = torch.ones(1, device=k.device)  # scales, which caches of the model's own dtype do without
     torch.ops._C_cache_ops.reshape_and_cache_flash(

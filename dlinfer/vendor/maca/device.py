@@ -8,6 +8,7 @@ class MacaDevice(Device):
     """One MetaX card."""
 
     communicator = "nccl"  # MetaX's MCCL answers to it, as vLLM-metax has it
+    graph_class = "CUDAGraph"
     max_batch_size = 256  # as LMDeploy has it for its own backend of these cards
 
     def __init__(self) -> None:

@@ -8,10 +8,19 @@ from dlinfer.vendor.base import refuses
 from dlinfer.vendor.maca import refusing, sdk
 from dlinfer.vendor.maca.kept import LastAnswer
 
+_seen: set[bool] = set()
+"""What looks have found so far in this process. A capture, which may not look, goes by them: the run before it did."""
+
+
+def _agree(cos: Tensor, sin: Tensor) -> bool:
+    return _seen == {True} if sdk.capturing() else _agreement.of(cos, sin)
+
 
 def _halves_agree(cos: Tensor, sin: Tensor) -> bool:
     half = cos.shape[-1] // 2
-    return all(torch.equal(table[..., :half], table[..., half:]) for table in (cos, sin))
+    agree = all(torch.equal(table[..., :half], table[..., half:]) for table in (cos, sin))
+    _seen.add(agree)
+    return agree
 
 
 _agreement = LastAnswer(_halves_agree)
@@ -23,7 +32,7 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
     size = q.shape[-1]
     if q.numel() == 0:
         return q.new_empty(q.shape), k.new_empty(k.shape)
-    if not _agreement.of(cos, sin):
+    if not _agree(cos, sin):
         raise KernelDeclined(
             reason="lmdeploy_rotary_embedding reads half of cos and sin, whose halves differ here"
         )

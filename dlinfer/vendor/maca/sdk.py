@@ -53,6 +53,11 @@ def cards() -> Any:
     return torch.get_device_module(DEVICE_TYPE)
 
 
+def capturing() -> bool:
+    """Whether calls are captured into a graph now: nothing may be asked of the card then."""
+    return bool(cards().is_current_stream_capturing())
+
+
 def probe() -> Probe:
     """Whether a card can be used here. Looks for the packages only, and loads none. Never raises."""
     for package in PACKAGES:

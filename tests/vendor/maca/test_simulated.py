@@ -96,3 +96,31 @@ def test_lmdeploy_gives_the_tokens_of_the_cpu(installed, tmp_path, family):
         card["calls"]
     )
     assert ("moe_align_block_size" in card["calls"]) is (family == "qwen3_moe")
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.full
+@pytest.mark.timeout(1600)
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_captured_steps_give_the_tokens_of_eager_ones(installed, tmp_path, family):
+    """Unmodified, with graphs that are strict about a capture: batches of 1, 2 and 3, the last with a padding row."""
+    if family == "qwen3_moe" and (reason := triton_package.missing()):
+        pytest.skip(reason)
+    model = tmp_path / family
+    build(family, model, seed=int(family == "qwen3_moe"), dtype="float32")
+    job = str(FOLDER / "lmdeploy_job.py")
+
+    def answers(*how: str) -> dict[str, Any]:
+        said = run(installed, job, str(model), "maca", "float16", *how, DLINFER_FALLBACK="error")
+        return json.loads(said.splitlines()[-1])
+
+    eager, captured = answers(), answers("captured")
+    for asked in ("short", "long", "again", "three"):
+        assert captured[asked] == eager[asked]
+    assert captured["fallbacks"] == []
+    (counts,) = captured["captured"]
+    # LMDeploy's warm-up meets every size before requests come, so that no step of a request is captured
+    assert {"1", "2", "4"} <= set(counts["captures"]) and set(counts["captures"].values()) == {1}
+    assert all(counts["replays"][rows] > 0 for rows in ("1", "2", "4"))
+    assert set(counts["eager"]) == {"prompts: their numbers of tokens are seldom the same twice"}

@@ -1,6 +1,8 @@
 """LMDeploy's layer backend on our devices: which implementation each of its build specs gets."""
 
+import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 from lmdeploy.pytorch.distributed import get_dist_manager
 
 from dlinfer import settings
+from dlinfer.framework.lmdeploy_ext.capture.runner import CaptureRunner
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers import attention, lora, op_types, sampling
@@ -34,6 +37,8 @@ def _step_states(spec: Any) -> Any:
 
     return step_states.StepStates()
 
+
+logger = logging.getLogger("dlinfer")
 
 _OURS = {
     "PagedAttention": attention.PagedAttention.from_spec,
@@ -135,7 +140,7 @@ class OpsBackend(DlinferOpsBackend):
         """What runs the model: compiled graphs, or with ``eager_mode=True`` the model itself."""
         kv_quantisation.check_model(model_config, cache_config)
         windows.apply(model, model_config.llm_config or model_config.hf_config)
-        runner = GraphRunner if backend_config.eager_mode else _graph_runner()
+        runner = GraphRunner if backend_config.eager_mode else _graph_runner(model)
         return runner(model, model_config, cache_config, backend_config, device)
 
     @staticmethod
@@ -150,12 +155,18 @@ def _device_type() -> str:
     return device_type
 
 
-def _graph_runner() -> Callable[..., Any]:
-    """What runs graphs: the vendor's own runner, else compiled calls; a vendor of kernels alone has nothing to compile
-    with."""
-    own = activation.device().graph_runner()
+def _graph_runner(model: torch.nn.Module) -> Callable[..., Any]:
+    """What runs graphs: the vendor's own runner, compiled calls where there is an engine, or graphs that the device
+    captures. A vendor of kernels alone that cannot be captured has nothing to run them with."""
+    device = activation.device()
+    own = device.graph_runner()
     if own is not None:
         return own
     vendor = activate_default(activation.torch_device())
     has_engine = settings.current().engine or (vendor is not None and vendor.default_engine)
-    return CompiledRunner if has_engine else GraphRunner
+    if has_engine:
+        return CompiledRunner
+    if device.graph_class is None:
+        logger.warning("device %s has no graphs here, so that each step runs eagerly", _device_type())
+        return GraphRunner
+    return partial(CaptureRunner, device, adapters=lora.has_adapters(model))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dlinfer.conformance import stand_in
+from tests.vendor import simulated_graph
 from tests.vendor.maca import schemas
 from tests.vendor.maca.simulated_card.install import NAME
 
@@ -35,6 +36,8 @@ def simulated(name: str, implementation: Callable[..., Any]) -> Callable[..., An
     """``implementation`` on host views of what it is given."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if simulated_graph.capturing():
+            return simulated_graph.record(name, run, args, kwargs)
         calls[name] += 1
 
         def show(x: Tensor) -> Tensor:

@@ -33,8 +33,22 @@ class _Card(stand_in.Module):
             raise AttributeError(name)
         return getattr(self._streams, name)
 
+    @property
+    def CUDAGraph(self) -> Any:  # noqa: N802 - torch's name
+        from tests.vendor import simulated_graph
+
+        return simulated_graph.Graph
+
+    def is_current_stream_capturing(self) -> bool:
+        from tests.vendor import simulated_graph
+
+        return simulated_graph.capturing()
+
     def synchronize(self, device: Any = None) -> None:
-        """All is done."""
+        """All is done. Raises CaptureFault while a graph is captured."""
+        from tests.vendor import simulated_graph
+
+        simulated_graph.refuse("synchronize")
 
     def set_device(self, device: Any) -> None:
         """There is one."""

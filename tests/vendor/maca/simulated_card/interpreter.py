@@ -9,6 +9,8 @@ import importlib.util
 import threading
 from typing import Any
 
+from tests.vendor import simulated_graph
+
 
 def mend() -> None:
     """Let ``tl.dot`` see bfloat16 as float32, which holds every product of two, and one kernel run at a time.
@@ -34,7 +36,13 @@ def mend() -> None:
     launch, running = executor.__call__, threading.Lock()
 
     def alone(self: Any, *args: Any, **kwargs: Any) -> None:
-        with running:
-            launch(self, *args, **kwargs)
+        def run(*given: Any, **named: Any) -> None:
+            with running:
+                launch(self, *given, **named)
+
+        if simulated_graph.capturing():
+            simulated_graph.record("Triton", run, args, kwargs)
+        else:
+            run(*args, **kwargs)
 
     executor.__call__ = alone

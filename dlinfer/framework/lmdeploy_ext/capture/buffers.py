@@ -1,0 +1,71 @@
+"""The tensors that a graph reads, which stay where they are: a step's inputs are copied into them before a replay."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NO_SLOT = -1
+"""Where a padding row's keys and values go: nowhere."""
+
+
+class StepBuffers:
+    """Inputs of a decoding step of ``rows`` sequences, of tables of up to ``blocks`` blocks.
+
+    A padding row has length 0, so that attention reads no cache for it, and the slot -1, so that it writes none.
+    """
+
+    def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
+        def zeros(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        self.rows, self.blocks = rows, blocks
+        self.input_ids, self.position_ids = zeros(1, rows), zeros(1, rows)
+        self.block_offsets = zeros(rows, blocks, dtype=torch.int32)
+        self.kv_seqlens = zeros(rows, dtype=torch.int32)
+        self.slots = zeros(rows).fill_(NO_SLOT)
+        self._ones = torch.ones(rows, dtype=torch.int32, device=device)
+        self._ends = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._ends_on_host = self._ends.cpu()
+
+    def fill(self, inputs: dict[str, Any]) -> None:
+        """Copy a step's inputs; what rows and blocks are left over is padding."""
+        meta = inputs["attn_metadata"]
+        real, (_, wide) = meta.kv_seqlens.shape[0], meta.block_offsets.shape
+        for buffer, given in (
+            (self.input_ids[0], inputs["input_ids"][0]),
+            (self.position_ids[0], inputs["position_ids"][0]),
+            (self.kv_seqlens, meta.kv_seqlens),
+        ):
+            buffer[:real].copy_(given)
+            buffer[real:].zero_()
+        self.block_offsets.zero_()
+        self.block_offsets[:real, :wide].copy_(meta.block_offsets)
+        self.slots[:real].copy_(meta.kv_start_indices.view(-1))
+        self.slots[real:].fill_(NO_SLOT)
+
+    def inputs(self, step: dict[str, Any]) -> dict[str, Any]:
+        """LMDeploy's keywords of a forward over the buffers. Lengths lie on the device only: a graph reads them there,
+        while a number of the host would be the capture's for ever.
+        """
+        meta = step["attn_metadata"]
+        return step | {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "attn_metadata": dataclasses.replace(
+                meta,
+                block_offsets=self.block_offsets,
+                q_start_loc=self._ends[:-1],
+                q_seqlens=self._ones,
+                kv_seqlens=self.kv_seqlens,
+                kv_seqlens_cpu=self.kv_seqlens,
+                cu_seqlens_q=self._ends,
+                cu_seqlens_q_cpu=self._ends_on_host,
+                kv_start_indices=self.slots,
+                max_kv_seq_len=self.blocks * meta.block_size,
+                kv_flatten_size=self.rows * self.blocks * meta.block_size,
+                adapter_ids=None,
+                fresh=None,
+            ),
+        }
