@@ -178,7 +178,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--vendor", nargs="*", choices=list(VENDORS), default=USUAL, metavar="NAME")
-    parser.add_argument("--write-docs", action="store_true", help=f"write the table into docs/{DOCUMENT.name}")
+    parser.add_argument(
+        "--write-docs", action="store_true", help=f"write the table into docs/{DOCUMENT.name}"
+    )
     options = parser.parse_args()
     return run(options.vendor, options.write_docs)
 
