@@ -8,6 +8,7 @@ Ascend, MetaX and Cambricon are asked in processes that have a simulated device.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -114,8 +115,20 @@ USUAL = ("cpu", "reference", "openvino", "onnxruntime", "ascend", "maca", "camb"
 
 def files(vendor: str) -> dict[str, Path]:
     """Where the forms of a vendor's report lie."""
-    ends = {"resume": "jsonl", "json": "json", "junit": "xml", "html": "html"}
-    return {option: STATE / f"{vendor}.{end}" for option, end in ends.items()}
+    ends = {"json": "json", "junit": "xml", "html": "html"}
+    found = {option: STATE / f"{vendor}.{end}" for option, end in ends.items()}
+    return {"resume": STATE / f"{vendor}-{_simulation(vendor)}.jsonl", **found}
+
+
+def _simulation(vendor: str) -> str:
+    """Of the simulated device's source, by which its results are kept; "real" where there is none."""
+    if not VENDORS[vendor].simulation:
+        return "real"
+    digest = hashlib.sha256()
+    folder = ROOT / "tests" / "vendor" / vendor
+    for file in sorted((*folder.glob("simulated_*/*.py"), *folder.glob("packages/**/*.py"))):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def ask(asked: Asked) -> int:
