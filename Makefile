@@ -109,6 +109,10 @@ models: $(STAMP) $(OTHER) ## every model family and class of LMDeploy's on the C
 device-models: $(STAMP) ## the families on vendors' simulated devices; goes on where it stopped, writes docs/models_on_devices.md
 	$(PY) -m tests.e2e.devices.run $(or $(MODEL_ARGS),--write-docs)
 
+.PHONY: conformance
+conformance: $(STAMP) ## every op and check of each vendor, on simulated devices too; goes on where it stopped, writes docs/conformance.md
+	$(PY) -m tests.conformance.run_all --write-docs $(CONFORMANCE_ARGS)
+
 .PHONY: transformers-models
 transformers-models: $(STAMP) ## the same architectures optimized, eagerly; writes docs/transformers_models.md
 	$(PY) -m tests.framework.transformers_ext.run_models --write-docs

@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="SECONDS", help="for one check (default 600)"
     )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="keep results in FILE as they are found, and go on from those that it has of the same versions and source",
+    )
     for form, what in (("json", "as JSON"), ("junit", "as JUnit XML"), ("html", "as a page")):
         parser.add_argument(f"--{form}", type=Path, metavar="FILE", help=f"write the results to FILE {what}")
 
@@ -49,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
                 thorough=arguments.thorough,
                 timeout=arguments.timeout,
                 progress=progress,
+                journal=arguments.resume,
             )
     except ConformanceError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -4,14 +4,15 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from dlinfer.conformance import here, plan
+from dlinfer.conformance import here, journal, plan
 from dlinfer.errors import DlinferError
 
 
 def main(descriptor: int, request: dict[str, Any]) -> int:
-    """Make the checks from number ``skip`` on; say of each that it begins, and what it found."""
+    """Make the checks of which the journal has no result of today's key; say of each that it begins, and its result."""
     with os.fdopen(descriptor, "w", buffering=1) as out:
 
         def say(**line: Any) -> None:
@@ -24,10 +25,15 @@ def main(descriptor: int, request: dict[str, Any]) -> int:
         except DlinferError as error:
             say(refused=str(error))
             return 1
-        say(total=len(tasks), header=asdict(here.header(subject, thorough=request["thorough"])))
-        for task in tasks[request["skip"] :]:
-            say(begins=asdict(here.named(task)))
-            say(result=asdict(here.result(task)))
+        header = here.header(subject, thorough=request["thorough"])
+        key = journal.key_of(request, header, subject.vendor)
+        kept, results = journal.read(Path(request["journal"]))
+        done = {one.asked for one in results} if kept == key else set()
+        say(total=len(tasks), header=asdict(header), key=key)
+        for task in tasks:
+            if here.named(task).asked not in done:
+                say(begins=asdict(here.named(task)))
+                say(result=asdict(here.result(task)))
         say(done=True)
     return 0
 

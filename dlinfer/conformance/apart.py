@@ -10,9 +10,11 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import IO, Any
 
 from dlinfer.conformance import here
+from dlinfer.conformance import journal as kept
 from dlinfer.conformance.errors import ConformanceError
 from dlinfer.conformance.result import FAILED, Header, Report, Result
 
@@ -34,42 +36,79 @@ def run(
     thorough: bool = False,
     timeout: float = TIMEOUT,
     progress: Progress | None = None,
+    journal: Path | None = None,
 ) -> Report:
     """Ask a vendor everything, or only some ops or checks.
 
+    journal: a file that holds the results so far. With the same question, versions and source a later run begins with
+    what it holds; ``seconds`` of the report count what those took.
+
     Raises ConformanceError where the vendor cannot be asked at all.
     """
-    start = time.perf_counter()
-    request = {"vendor": name, "ops": list(ops), "checks": list(checks), "thorough": thorough}
-    results: list[Result] = []
-    header, total, deaths = None, 0, 0
-    while header is None or len(results) < total:
-        child = _Child({**request, "skip": len(results)}, timeout)
-        for line in child.lines():
-            if "refused" in line:
-                raise ConformanceError(vendor=name, detail=line["refused"])
-            if "header" in line:
-                header, total = Header(**line["header"]), line["total"]
-            if "result" in line:
-                results.append(Result(**line["result"]))
-                if progress is not None:
-                    progress(len(results), total, results[-1])
-        if header is None:
-            raise ConformanceError(vendor=name, detail=f"its process ended {child.how}: {child.last_words()}")
-        if child.begun is None:
-            break
-        deaths += 1
-        results.append(replace(child.begun, state=FAILED, detail=f"the process ended {child.how}"))
-        if progress is not None:
-            progress(len(results), total, results[-1])
-        if deaths == MOST_DEATHS:
-            detail = (
-                f"not asked: the process ended {deaths} times before, {total - len(results)} checks are left"
-            )
-            results.append(Result("", "", "", "claim", FAILED, detail))
-            break
-    results += here.served_none(header, results)
-    return Report(header, results, time.perf_counter() - start)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder, "results") if journal is None else journal
+        request = {"vendor": name, "ops": list(ops), "checks": list(checks), "thorough": thorough}
+        return _Run(name, {**request, "journal": str(place.resolve())}, place, timeout, progress).report()
+
+
+class _Run:
+    """Children one after another, until everything is asked; what they find goes into the journal at once."""
+
+    def __init__(
+        self, name: str, request: dict[str, Any], journal: Path, timeout: float, progress: Progress | None
+    ) -> None:
+        self._name, self._request, self._timeout, self._progress = name, request, timeout, progress
+        self._journal = journal
+        self._key, self._results = kept.read(journal)
+        self._header: Header | None = None
+        self._total = self._deaths = 0
+
+    def report(self) -> Report:
+        """Raises ConformanceError where the vendor cannot be asked."""
+        start, earlier = time.perf_counter(), 0.0
+        while self._header is None or len(self._results) < self._total:
+            child = _Child(self._request, self._timeout)
+            for line in child.lines():
+                if "refused" in line:
+                    raise ConformanceError(vendor=self._name, detail=line["refused"])
+                if "header" in line:
+                    spent = self._begin(line["key"])
+                    earlier = spent if self._header is None else earlier
+                    self._header, self._total = Header(**line["header"]), line["total"]
+                if "result" in line:
+                    self._found(Result(**line["result"]))
+            if self._header is None:
+                detail = f"its process ended {child.how}: {child.last_words()}"
+                raise ConformanceError(vendor=self._name, detail=detail)
+            if child.begun is None:
+                break
+            self._deaths += 1
+            self._found(replace(child.begun, state=FAILED, detail=f"the process ended {child.how}"))
+            if self._deaths == MOST_DEATHS:
+                break
+        results = [*self._results, *self._left_out(), *here.served_none(self._header, self._results)]
+        return Report(self._header, results, earlier + time.perf_counter() - start)
+
+    def _begin(self, key: str) -> float:
+        """Keep the results of this key alone. Gives the seconds that they took."""
+        if key != self._key:
+            self._results = []
+        self._key = key
+        kept.begin(self._journal, key, self._results)
+        return sum(one.seconds for one in self._results)
+
+    def _found(self, result: Result) -> None:
+        self._results.append(result)
+        kept.add(self._journal, result)
+        if self._progress is not None:
+            self._progress(len(self._results), self._total, result)
+
+    def _left_out(self) -> list[Result]:
+        left = self._total - len(self._results)
+        if not left:
+            return []
+        why = f"the process ended {self._deaths} times before" if self._deaths else "its process ended early"
+        return [Result("", "", "", "claim", FAILED, f"not asked: {why}, {left} checks are left")]
 
 
 class _Child:

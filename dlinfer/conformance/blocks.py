@@ -1,4 +1,4 @@
-"""Whole blocks of decoders: what engines meet, several ops together, prefill and then two steps of decoding.
+"""Whole blocks of models: what engines meet, several ops together, prefill and then two steps of decoding.
 
 Each is a function of its inputs, weights and caches. Ops are called as frameworks call them.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dlinfer import ops
 from dlinfer.ops.samples import SampleMaker
@@ -16,8 +17,12 @@ from dlinfer.utils.type_annotation import MoeMetadata
 from dlinfer.vendor.claims import DTYPES
 
 HIDDEN, HEADS, KV_HEADS, SIZE, WIDE, EXPERTS, TOP, VOCABULARY = 32, 4, 2, 16, 48, 4, 2, 64
+RANK, TURNED = 32, 16
+"""Latent attention's: numbers of a token's latent, and of the part of its key that is turned by its position."""
 LENGTHS = (5, 9, 1)
-"""Tokens of each prompt."""
+"""Tokens of each prompt, patches of each image."""
+CACHES = ("k_cache", "v_cache", "latent_cache")
+"""What a step has of the caches."""
 
 Weights = dict[str, Tensor]
 Step = dict[str, Any]
@@ -58,6 +63,48 @@ def attention(x: Tensor, w: Weights, step: Step) -> Tensor:
     return x + ops.linear(out.flatten(1), w["out"], None, False)
 
 
+def mla(x: Tensor, w: Weights, step: Step) -> Tensor:
+    """Latent attention with the latent's products absorbed: one head of keys, of which the values are a part.
+
+    The cache of values is a view of that of keys, as frameworks give it.
+    """
+    h, lengths, ends = ops.rms_norm(x, w["norm"], 1e-6), step["lengths"], step["ends"]
+    q = ops.linear(h, w["latent_q"], None, False).view(-1, HEADS, SIZE + TURNED)
+    latent, k_turned = ops.linear(h, w["latent_kv"], None, False).split((RANK, TURNED), dim=-1)
+    latent = ops.rms_norm(latent.contiguous(), w["latent_norm"], 1e-6)
+    q_turned, k_turned = ops.apply_rotary_pos_emb(
+        q[..., SIZE:], k_turned[:, None], step["cos"], step["sin"], None, None
+    )
+    absorbed = torch.einsum("nhd,hdr->nhr", q[..., :SIZE], w["latent_k"])
+    query, key = torch.cat([absorbed, q_turned], dim=-1), torch.cat([latent[:, None], k_turned], dim=-1)
+    k_cache, value = step["latent_cache"], key[..., :RANK]
+    v_cache = k_cache[..., :RANK]
+    caches = ops.fill_kv_cache(key, value, k_cache, v_cache, step["slots"], [], [], quant_bits=0)
+    shared: dict[str, Any] = {"softmax_scale": (SIZE + TURNED) ** -0.5, "head_size_v": RANK}
+    if step["decoding"]:
+        pages = step["table"], step["block"]
+        out = ops.paged_decode_attention(
+            query, *caches, *pages, ends, lengths, step["longest"], HEADS, 1, **shared
+        )
+    else:
+        given = query, key, value, *caches, lengths, lengths, step["longest"], HEADS, 1
+        out = ops.prefill_attention(*given, actual_seq_lengths_cpu=ends, **shared)
+    values = torch.einsum("nhr,hrd->nhd", out, w["latent_v"])
+    return x + ops.linear(values.flatten(1), w["out"], None, False)
+
+
+def vit(x: Tensor, w: Weights, step: Step) -> Tensor:
+    """A layer of a vision tower: every patch sees its whole image, norms and activation are torch's, no cache."""
+    h = functional.layer_norm(x, (HIDDEN,), w["norm"], w["norm_bias"], 1e-6)
+    qkv = ops.linear(h, w["vision_qkv"], w["vision_bias"], False).view(-1, 3 * HEADS, SIZE)
+    q, k, v = qkv.split(HEADS, dim=1)
+    given = q, k, v, None, None, step["new"], step["new"], step["longest"], HEADS, HEADS
+    out = ops.prefill_attention(*given, causal=False, actual_seq_lengths_cpu=step["ends"])
+    x = x + ops.linear(out.flatten(1), w["out"], w["norm_bias"], False)
+    h = functional.layer_norm(x, (HIDDEN,), w["norm"], w["norm_bias"], 1e-6)
+    return x + ops.linear(functional.gelu(ops.linear(h, w["vision_up"], None, False)), w["down"], None, False)
+
+
 def moe(x: Tensor, w: Weights, step: Step) -> Tensor:
     """Experts behind their norm and router."""
     h = ops.rms_norm(x, w["norm"], 1e-6)
@@ -76,6 +123,8 @@ BLOCKS = (
     Blocks("block_mlp", mlp),
     Blocks("block_attention", attention),
     Blocks("block_moe", moe, DTYPES[:1]),
+    Blocks("block_mla", mla),
+    Blocks("block_vit", vit),
     Blocks("block_model", model, DTYPES[:1], takes_tokens=True),
 )
 
@@ -91,10 +140,19 @@ def weights(make: SampleMaker) -> Weights:
         "experts_up": (EXPERTS, 2 * WIDE, HIDDEN),
         "experts_down": (EXPERTS, HIDDEN, WIDE),
         "embedding": (VOCABULARY, HIDDEN),
+        "latent_q": (HEADS * (SIZE + TURNED), HIDDEN),
+        "latent_kv": (RANK + TURNED, HIDDEN),
+        "latent_k": (HEADS, SIZE, RANK),
+        "latent_v": (HEADS, RANK, SIZE),
+        "vision_qkv": (3 * HEADS * SIZE, HIDDEN),
+        "vision_up": (WIDE, HIDDEN),
     }
     made = {name: make.tensor(*shape, scale=shape[-1] ** -0.5) for name, shape in shapes.items()}
     ones = torch.ones(HIDDEN, dtype=make.dtype, device=make.device)
-    return made | {"norm": ones, "bias": make.tensor((HEADS + 2 * KV_HEADS) * SIZE, scale=0.1)}
+    sizes = {"bias": (HEADS + 2 * KV_HEADS) * SIZE, "vision_bias": 3 * HEADS * SIZE, "norm_bias": HIDDEN}
+    biases = {name: make.tensor(size, scale=0.1) for name, size in sizes.items()}
+    latent = torch.ones(RANK, dtype=make.dtype, device=make.device)
+    return made | biases | {"norm": ones, "latent_norm": latent}
 
 
 def steps(make: SampleMaker, takes_tokens: bool) -> Iterator[tuple[Tensor, Step]]:
@@ -102,9 +160,10 @@ def steps(make: SampleMaker, takes_tokens: bool) -> Iterator[tuple[Tensor, Step]
     block = make.layout.block_size or 8
     most = -(-(max(LENGTHS) + 2) // block)
     blocks = most * len(LENGTHS) + 1
+    kinds = (KV_HEADS, SIZE), (KV_HEADS, SIZE), (1, RANK + TURNED)
     caches = [
-        torch.zeros(make.layout.shape(blocks, block, KV_HEADS, SIZE), dtype=make.dtype, device=make.device)
-        for _ in range(2)
+        torch.zeros(make.layout.shape(blocks, block, *kind), dtype=make.dtype, device=make.device)
+        for kind in kinds
     ]
     order = torch.randperm(blocks, generator=make.generator)[: most * len(LENGTHS)]
     table = order.view(len(LENGTHS), most)
@@ -117,6 +176,7 @@ def steps(make: SampleMaker, takes_tokens: bool) -> Iterator[tuple[Tensor, Step]
         lengths = torch.tensor([n + h for n, h in zip(new, history, strict=True)])
         made = {
             "decoding": history[0] > 0,
+            "new": torch.tensor(new),
             "lengths": lengths,
             "ends": torch.tensor(new).cumsum(0),
             "longest": int(lengths.max()),
@@ -125,8 +185,7 @@ def steps(make: SampleMaker, takes_tokens: bool) -> Iterator[tuple[Tensor, Step]
             "slots": slots.to(make.device),
             "cos": angles.cos().to(make.dtype).to(make.device),
             "sin": angles.sin().to(make.dtype).to(make.device),
-            "k_cache": caches[0],
-            "v_cache": caches[1],
+            **dict(zip(CACHES, caches, strict=True)),
         }
         given = make.integers(0, VOCABULARY, len(rows)) if takes_tokens else make.tensor(len(rows), HIDDEN)
         yield given, made

@@ -1,14 +1,20 @@
-"""Samples beyond the ops' own: at sizes where float32 counters and short buffers end.
+"""Samples beyond the ops' own: at sizes where float32 counters and short buffers end, and in blocks as served.
 
 They are large, so only the check ``values`` takes them, and those over 2**24 only in a thorough run.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dlinfer.ops.attention_samples import DECODE, PAGED_PREFILL
+from dlinfer.ops.attention_samples import Case as Batch
+from dlinfer.ops.paged_decode import decode_arguments
+from dlinfer.ops.paged_prefill import paged_prefill_arguments
 from dlinfer.ops.samples import SampleMaker
 
 LONG = 1 << 17
@@ -21,6 +27,9 @@ LARGE = "over 2**24"
 """How the names of samples begin that a quick run leaves out."""
 
 _BLOCK = 16
+
+USUAL_BLOCK = 64
+"""LMDeploy's block size, which is that of a vendor that states none."""
 
 
 def names(op: str) -> list[str]:
@@ -86,12 +95,42 @@ def _rows(make: SampleMaker, size: int, count: int = 1) -> list[Tensor]:
     return [one.repeat(-(-rows // 1021), 1)[:rows] for one in pattern]
 
 
+def _in_blocks(batch: Batch, size: int) -> Batch:
+    """A batch whose sequences lie about the ends of larger blocks as they lay about those of its own."""
+
+    def moved(keys: int) -> int:
+        whole, rest = divmod(keys, batch.block_size)
+        near_end = rest >= batch.block_size // 2
+        return whole * size + (size - batch.block_size + rest if near_end else rest)
+
+    return replace(batch, block_size=size, kv_lens=tuple(map(moved, batch.keys)))
+
+
+def _served(
+    table: tuple[Batch, ...], arguments_of: Callable[[SampleMaker, Batch], tuple[Any, ...]]
+) -> dict[str, Callable[[SampleMaker], tuple[Any, ...]]]:
+    """A table's batches in blocks of the size that the vendor's caches have, by name."""
+
+    def made(make: SampleMaker, batch: Batch) -> tuple[Any, ...]:
+        return arguments_of(make, _in_blocks(batch, make.layout.block_size or USUAL_BLOCK))
+
+    return {
+        f"in the vendor's blocks: {batch.name}": partial(made, batch=batch)
+        for batch in table
+        if not batch.aliased
+    }
+
+
 _MAKERS: dict[str, dict[str, Callable[[SampleMaker], tuple[Any, ...]]]] = {
     "paged_decode_attention": {
         "128k positions": _long_decode,
         f"{LARGE} slots in the cache": _far_decode,
+        **_served(DECODE, decode_arguments),
     },
-    "paged_prefill_attention": {"128k positions": _long_prefill},
+    "paged_prefill_attention": {
+        "128k positions": _long_prefill,
+        **_served(PAGED_PREFILL, paged_prefill_arguments),
+    },
     "fill_kv_cache": {"128k positions": _long_fill, f"{LARGE} slots in the cache": _far_fill},
     "rms_norm": {
         "128k tokens": lambda make: (make.tensor(LONG, 8), make.tensor(8), 1e-6),

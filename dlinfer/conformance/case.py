@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +45,9 @@ class Subject:
 
     def maker(self, dtype: torch.dtype, *, on_host: bool = False, seed: int = 0) -> SampleMaker:
         """Makes samples as the vendor, or as the oracle, takes them: the same numbers on any device, in any layout."""
-        layout = KVCacheLayout() if on_host and not self.on_host else self.vendor.kv_cache_layout
+        layout = self.vendor.kv_cache_layout
+        if on_host and not self.on_host:
+            layout = KVCacheLayout(block_size=layout.block_size)
         return SampleMaker(dtype, HOST if on_host else self.device, layout, seed)
 
 
@@ -77,8 +80,22 @@ class Case:
         return oracle.expected(self.op, args)
 
     def for_oracle(self) -> list[Any]:
-        """The call's arguments as the reference takes them on the host."""
-        return self._made(self.subject.maker(self.dtype, on_host=True, seed=self.seed))
+        """The call's arguments as the reference takes them on the host.
+
+        Of another device they are copies of its own: arithmetic in which a sample is made may round otherwise there.
+        """
+        if self.subject.on_host:
+            return self._made(self.subject.maker(self.dtype, on_host=True, seed=self.seed))
+        layout = self.subject.vendor.kv_cache_layout
+
+        def shown(name: str, tensor: Tensor) -> Tensor:
+            host = tensor.cpu()
+            return layout.canonical(host) if name in CACHES and host.dim() == 4 else host
+
+        return [
+            mapped(partial(shown, name), arg)
+            for name, arg in zip(self.op.parameters, self.fresh(), strict=False)
+        ]
 
     def call(self, args: list[Any]) -> Any:
         """Call the op as the framework does, through torch's dispatcher."""

@@ -26,6 +26,11 @@ class Result:
     detail: str = ""
     seconds: float = 0.0
 
+    @property
+    def asked(self) -> tuple[str, str, str, str]:
+        """What was asked; a run asks it once."""
+        return self.op, self.dtype, self.sample, self.check
+
     def __str__(self) -> str:
         where = ", ".join(part for part in (self.dtype, self.sample) if part)
         return f"{self.op} [{where}] {self.check}: {self.detail or self.state}"

@@ -83,15 +83,17 @@ def _fake_moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: in
 
 @moe_gating_topk_softmax.samples
 def _moe_gating_topk_softmax_samples(make: SampleMaker) -> Iterator[Sample]:
-    yield Sample("one token", (make.tensor(1, 8), 2, -1))
-    # Each logit once in a row, in 16 bits too: of equal ones any may be chosen.
-    different = make.tensor(33, 60).argsort(dim=-1).div(8).to(make.dtype)
-    yield Sample("many tokens", (different, 4, 0))
-    yield Sample("no tokens", (make.tensor(0, 8), 2, -1))
-    yield Sample("3-d", (make.tensor(1, 5, 16), 1, -1))
-    yield Sample("all experts", (make.tensor(3, 4), 4, -1))
-    yield Sample("groups", (make.tensor(7, 16), 8, 4))
-    yield Sample("strided", (make.tensor(16, 9).t(), 3, -1))
+    def logits(*shape: int, dim: int = -1) -> Tensor:
+        """Each once along ``dim``, in 16 bits too: of equal ones any may be chosen."""
+        return make.tensor(*shape).argsort(dim=dim).sub(shape[dim] // 2).div(8).to(make.dtype)
+
+    yield Sample("one token", (logits(1, 8), 2, -1))
+    yield Sample("many tokens", (logits(33, 60), 4, 0))
+    yield Sample("no tokens", (logits(0, 8), 2, -1))
+    yield Sample("3-d", (logits(1, 5, 16), 1, -1))
+    yield Sample("all experts", (logits(3, 4), 4, -1))
+    yield Sample("groups", (logits(7, 16), 8, 4))
+    yield Sample("strided", (logits(16, 9, dim=0).t(), 3, -1))
 
 
 _ROUNDING = "an expert's activation and result may be rounded to the tensors' dtype before the sum"

@@ -1,6 +1,7 @@
 """Attention of one new token a sequence over keys and values in the paged cache."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from dlinfer.ops.attention import (
     scale_of,
     window,
 )
-from dlinfer.ops.attention_samples import DECODE, lengths, pages, per_head, queries
+from dlinfer.ops.attention_samples import DECODE, Case, lengths, pages, per_head, queries
 from dlinfer.ops.checks import Rules
 from dlinfer.ops.kv_cache import canonical, guard_layout, packed
 from dlinfer.ops.kv_quantisation import read_size, scales_of
@@ -189,22 +190,26 @@ def _check_paged_decode_attention(
     check_extras(_RULES, q, alibi_slopes, sinks)
 
 
+def decode_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:
+    """The torch op's arguments of a case."""
+    q, attn_output = queries(make, case)
+    _, kv_seqlens = lengths(case)
+    return (
+        q,
+        *pages(make, case),
+        case.block_size,
+        kv_seqlens,
+        max(case.keys),
+        *case.heads,
+        attn_output,
+        case.softmax_scale,
+        case.window[0],
+        case.softcap,
+        *per_head(make, case),
+    )
+
+
 @paged_decode_attention.samples
 def _paged_decode_attention_samples(make: SampleMaker) -> Iterator[Sample]:
     for case in DECODE:
-        q, attn_output = queries(make, case)
-        _, kv_seqlens = lengths(case)
-        args = (
-            q,
-            *pages(make, case),
-            case.block_size,
-            kv_seqlens,
-            max(case.keys),
-            *case.heads,
-            attn_output,
-            case.softmax_scale,
-            case.window[0],
-            case.softcap,
-            *per_head(make, case),
-        )
-        yield Sample(case.name, args, aliased=case.aliased)
+        yield Sample(case.name, decode_arguments(make, case), aliased=case.aliased)

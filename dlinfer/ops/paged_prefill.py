@@ -1,6 +1,7 @@
 """Attention of several new tokens a sequence over keys and values in the paged cache."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from dlinfer.ops.attention import (
     scale_of,
     window,
 )
-from dlinfer.ops.attention_samples import PAGED_PREFILL, lengths, pages, per_head, queries
+from dlinfer.ops.attention_samples import PAGED_PREFILL, Case, lengths, pages, per_head, queries
 from dlinfer.ops.checks import Rules
 from dlinfer.ops.kv_cache import canonical, guard_layout, packed
 from dlinfer.ops.kv_quantisation import read_size, scales_of
@@ -212,23 +213,27 @@ def _check_paged_prefill_attention(
     check_extras(_RULES, q, alibi_slopes, sinks)
 
 
+def paged_prefill_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:
+    """The torch op's arguments of a case."""
+    q, attn_output = queries(make, case)
+    return (
+        q,
+        *pages(make, case),
+        case.block_size,
+        *lengths(case),
+        max(case.q_lens),
+        max(case.keys),
+        *case.heads,
+        attn_output,
+        case.softmax_scale,
+        case.causal,
+        *case.window,
+        case.softcap,
+        *per_head(make, case),
+    )
+
+
 @paged_prefill_attention.samples
 def _paged_prefill_attention_samples(make: SampleMaker) -> Iterator[Sample]:
     for case in PAGED_PREFILL:
-        q, attn_output = queries(make, case)
-        args = (
-            q,
-            *pages(make, case),
-            case.block_size,
-            *lengths(case),
-            max(case.q_lens),
-            max(case.keys),
-            *case.heads,
-            attn_output,
-            case.softmax_scale,
-            case.causal,
-            *case.window,
-            case.softcap,
-            *per_head(make, case),
-        )
-        yield Sample(case.name, args, aliased=case.aliased)
+        yield Sample(case.name, paged_prefill_arguments(make, case), aliased=case.aliased)

@@ -10,6 +10,7 @@ from dlinfer.conformance.result import FAILED, PASSED
 from dlinfer.vendor import discovery
 
 NAMES = [block.name for block in blocks.BLOCKS]
+BEYOND = ["block_mla", "block_vit"]
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
@@ -50,13 +51,40 @@ def test_caches_are_read_in_the_second_step(monkeypatch):
     assert "of decoding" in report.failures[0].detail
 
 
+def test_a_cache_of_values_that_is_a_part_of_that_of_keys_is_written_once(monkeypatch):
+    """A fill that copies values behind the keys' place is right for caches apart, and wrong for latent attention."""
+    right = dict(discovery.kernels_of(discovery.get("cpu")))
+
+    def fill_kv_cache(k, v, k_cache, v_cache, kv_start_indices):
+        apart = v_cache.contiguous().clone()
+        right["fill_kv_cache"](k, v, k_cache, apart, kv_start_indices)
+        v_cache.copy_(apart if k.shape[-1] == v.shape[-1] else apart.roll(1, 0))
+
+    broken = replace(
+        discovery.get("cpu"), name="broken", load_kernels=lambda: {**right, "fill_kv_cache": fill_kv_cache}
+    )
+    monkeypatch.setitem(discovery._loaded, "broken", broken)
+    report = here.run("broken", ops=["block_attention", "block_mla"], checks=["eager"])
+    assert {(one.op, one.state) for one in report.results} == {
+        ("block_attention", PASSED),
+        ("block_mla", FAILED),
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu", "onnxruntime", "openvino"])
-def test_engines_give_what_the_reference_gives_in_float64(name):
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param([name for name in NAMES if name not in BEYOND], id="decoders"),
+        pytest.param(BEYOND, id="latent attention, vision", marks=pytest.mark.full),
+    ],
+)
+def test_engines_give_what_the_reference_gives_in_float64(name, asked):
     try:
         discovery.use(name)
     except Exception as missing:  # noqa: BLE001 - an SDK that is not there
         pytest.skip(str(missing))
-    report = here.run(name, ops=NAMES, checks=["graph", "dynamic"])
+    report = here.run(name, ops=asked, checks=["graph", "dynamic"])
     assert report.holds, report.failures
-    assert len(report.results) == 2 * len(NAMES)
+    assert len(report.results) == 2 * len(asked)

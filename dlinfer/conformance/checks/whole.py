@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dlinfer import settings
-from dlinfer.conformance.blocks import Blocks, steps, weights
+from dlinfer.conformance.blocks import CACHES, Blocks, steps, weights
 from dlinfer.conformance.case import Failed, Subject
 from dlinfer.conformance.checks import graphs
 from dlinfer.ops import fallback
@@ -104,7 +104,7 @@ def _oracle(case: Whole) -> list[Tensor]:
     with _reference():
         caches: dict[str, Tensor] = {}
         for given, step in steps(make, case.op.takes_tokens):
-            caches = caches or _wide({name: step[name] for name in ("k_cache", "v_cache")})
+            caches = caches or _wide({name: step[name] for name in CACHES})
             wide = given.double() if given.is_floating_point() else given
             results.append(model(wide, {**_wide(step), **caches}))
     return results

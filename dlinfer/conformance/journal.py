@@ -1,0 +1,81 @@
+"""A file of results so far, so that a run that was interrupted goes on where it stopped.
+
+Its first line has the key of what was asked, with which versions and which source; the others have a result each.
+What was found with another key does not count, and is written over.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import dlinfer
+from dlinfer import settings
+from dlinfer.conformance.result import Header, Result
+from dlinfer.vendor.base import Vendor
+
+_SOURCE = {".py", ".cpp", ".h", ".so", ".schemas", ".signatures"}
+
+
+def key_of(request: dict[str, Any], header: Header, vendor: Vendor) -> str:
+    """Hash of everything that results depend on: the question, versions, and dlinfer's and the vendor's files."""
+    asked = {name: request[name] for name in ("vendor", "ops", "checks", "thorough")}
+    current = settings.current()
+    digest = hashlib.sha256(json.dumps([asked, asdict(header), str(current.engine)]).encode())
+    own = Path(str(dlinfer.__file__)).parent
+    module = getattr(vendor.probe, "__module__", "")
+    for folder in (own, *_outside(module, own)):
+        for file in sorted(folder.rglob("*")):
+            place = file.relative_to(folder)
+            matters = folder is not own or _matters(place.as_posix(), module)
+            if file.suffix in _SOURCE and matters and file.is_file():
+                digest.update(str(place).encode())
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _matters(place: str, module: str) -> bool:
+    """Whether a file of dlinfer has a part in results: neither adaptors nor the command line nor other vendors."""
+    top, _, rest = place.partition("/")
+    if top in ("framework", "cli"):
+        return False
+    folder, inside, _ = rest.partition("/")
+    its_own = module.startswith(f"dlinfer.vendor.{folder}") or folder in ("cpu", "reference")
+    return top != "vendor" or not inside or its_own
+
+
+def _outside(module: str, own: Path) -> Iterator[Path]:
+    """The folder of the vendor's package, where it is not dlinfer."""
+    top = sys.modules.get(module.partition(".")[0])
+    file = Path(getattr(top, "__file__", None) or own / "__init__.py")
+    if file.name == "__init__.py" and file.parent != own:
+        yield file.parent
+
+
+def read(path: Path) -> tuple[str, list[Result]]:
+    """(key, results) of a file; a line that was being written when the run ended is left out."""
+    key, results = "", []
+    try:
+        first, *lines = path.read_text().splitlines()
+        key = json.loads(first)["key"]
+        for line in lines:
+            results.append(Result(**json.loads(line)))
+    except (OSError, ValueError, KeyError, TypeError):  # not there, cut off, or not a journal
+        pass
+    return key, results
+
+
+def begin(path: Path, key: str, results: list[Result]) -> None:
+    """Write these results under a key, in place of what stands in the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [{"key": key}, *map(asdict, results)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def add(path: Path, result: Result) -> None:
+    """Append a result; the file has it when this returns."""
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(result)) + "\n")
