@@ -7,8 +7,12 @@ from tests.e2e.devices.table import DEVICES
 from tests.e2e.harness import Lab
 
 
+GATE = {"ascend": "qwen3_moe", "maca": "qwen2", "camb": "qwen3_moe"}
+"""Triton's interpreter takes a minute for maca's experts."""
+
+
 def in_the_gate(cell: cells.DeviceCell) -> bool:
-    return (cell.family, cell.mode, cell.config) == ("qwen3_moe", "eager", "chunked")
+    return (cell.family, cell.mode, cell.config) == (GATE[cell.device.device_type], "eager", "chunked")
 
 
 @pytest.mark.slow
@@ -16,6 +20,8 @@ def in_the_gate(cell: cells.DeviceCell) -> bool:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cell", list(filter(in_the_gate, cells.cells())), ids=lambda cell: cell.name)
 def test_a_device_gives_the_tokens_of_transformers(cell: cells.DeviceCell, lab: Lab) -> None:
+    if reason := cell.device.missing():
+        pytest.skip(reason)
     assert cells.check(cell, *cells.ask(lab, cell)) == []
 
 
