@@ -12,7 +12,7 @@ from tests.workers import ROOT
 
 CODE = (
     *("dlinfer/**/*.py", "dlinfer/**/*.cpp", "dlinfer/**/*.h", "tests/e2e/**/*.py", "examples/**/*.py"),
-    "tests/vendor/*/simulated_*/*",
+    *("tests/vendor/*/simulated_*/*", "tests/vendor/maca/packages/**/*.py"),
 )
 
 

@@ -5,9 +5,11 @@ the device when torch is imported. LMDeploy is unmodified and told ``device_type
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.vendor.maca.simulated_card import triton_package
 from tests.workers import ROOT
 
 
@@ -20,6 +22,8 @@ class SimulatedDevice:
     dtype: what the models compute in; the vendor's kernels may take no float32.
     on_references: (family, op) -> why the reference answers it. Any other op on a reference fails the cell.
     refused: family -> why it is not served there; such a family is not asked.
+    packages: folders of the vendor's other packages, or of stand-ins for them. variables: others of its processes.
+    missing: why it cannot be simulated on this machine, with the next step; empty where it can.
     """
 
     device_type: str
@@ -29,12 +33,15 @@ class SimulatedDevice:
     dtype: str = "float16"
     on_references: dict[tuple[str, str], str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    packages: tuple[Path, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    missing: Callable[[], str] = str
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Variables of a process that has the device. folder: where its distribution is written."""
         distribution(folder, f"simulated-{self.device_type}", self.device_type, self.simulation, self.vendor)
-        path = os.pathsep.join(filter(None, (str(folder), str(ROOT), os.environ.get("PYTHONPATH"))))
-        return {"PYTHONPATH": path}
+        folders = (folder, *self.packages, ROOT, os.environ.get("PYTHONPATH"))
+        return self.variables | {"PYTHONPATH": os.pathsep.join(str(one) for one in folders if one)}
 
 
 def distribution(folder: Path, name: str, vendor_name: str, simulation: str, vendor: str) -> None:
@@ -46,6 +53,8 @@ def distribution(folder: Path, name: str, vendor_name: str, simulation: str, ven
     (info / "entry_points.txt").write_text(points)
 
 
+LATENT = "deepseek_v2_latent"
+
 DEVICES = {
     device.device_type: device
     for device in (
@@ -54,6 +63,32 @@ DEVICES = {
             torch_device="npu",
             simulation="tests.vendor.ascend.simulated_npu.install:install",
             vendor="dlinfer.vendor.ascend:VENDOR",
+        ),
+        SimulatedDevice(
+            device_type="maca",
+            torch_device="maca",
+            simulation="tests.vendor.maca.simulated_card.install:install",
+            vendor="dlinfer.vendor.maca:VENDOR",
+            packages=(ROOT / "tests" / "vendor" / "maca" / "packages", triton_package.folder()),
+            variables={"TRITON_INTERPRET": "1"},
+            missing=triton_package.missing,
+            on_references={
+                (LATENT, "fill_kv_cache"): "reshape_and_cache_flash takes keys and values of one size",
+                **{
+                    (LATENT, op): "flash_attn has heads of up to 512, and latent keys have 576"
+                    for op in ("prefill_attention", "paged_prefill_attention", "paged_decode_attention")
+                },
+            },
+        ),
+        SimulatedDevice(
+            device_type="camb",
+            torch_device="mlu",
+            simulation="tests.vendor.camb.simulated_mlu.install:install",
+            vendor="dlinfer.vendor.camb:VENDOR",
+            on_references={
+                (LATENT, op): "the kernel takes no cache whose values are a part of the keys"
+                for op in ("fill_kv_cache", "paged_prefill_attention", "paged_decode_attention")
+            },
         ),
     )
 }

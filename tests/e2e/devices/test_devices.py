@@ -6,9 +6,12 @@ from tests.e2e.devices import cells, run
 from tests.e2e.devices.table import DEVICES
 from tests.e2e.harness import Lab
 
+GATE = {"ascend": "qwen3_moe", "maca": "qwen2", "camb": "qwen3_moe"}
+"""Triton's interpreter takes a minute for maca's experts."""
+
 
 def in_the_gate(cell: cells.DeviceCell) -> bool:
-    return (cell.family, cell.mode, cell.config) == ("qwen3_moe", "eager", "chunked")
+    return (cell.family, cell.mode, cell.config) == (GATE[cell.device.device_type], "eager", "chunked")
 
 
 @pytest.mark.slow
@@ -16,6 +19,8 @@ def in_the_gate(cell: cells.DeviceCell) -> bool:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cell", list(filter(in_the_gate, cells.cells())), ids=lambda cell: cell.name)
 def test_a_device_gives_the_tokens_of_transformers(cell: cells.DeviceCell, lab: Lab) -> None:
+    if reason := cell.device.missing():
+        pytest.skip(reason)
     assert cells.check(cell, *cells.ask(lab, cell)) == []
 
 
@@ -56,7 +61,7 @@ def test_the_table_says_what_was_found() -> None:
 def test_the_document_has_every_family_and_device() -> None:
     """It is written by ``make device-models``; a device or a family that was added since is missing there."""
     text = run.DOCUMENT.read_text()
-    for device in DEVICES:
+    for device in run.DOCUMENTED:
         assert f"{device}, default" in text
     for family in run.ASKED:
         assert f"\n| {family} | " in text
