@@ -52,7 +52,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.device": "errors settings vendor framework framework.lmdeploy_ext.versions",
     "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.capture": "vendor framework.lmdeploy_ext.errors",
+    "dlinfer.framework.lmdeploy_ext.capture": "errors settings vendor graph.report framework.lmdeploy_ext.errors",
     "dlinfer.framework.lmdeploy_ext.layers": "errors settings utils vendor ops graph.seam graph.report graph.options "
     "graph.engine graph.direct framework framework.lmdeploy_ext.versions framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.vision framework.lmdeploy_ext.capture",

@@ -47,7 +47,9 @@ def _holds(condition: Any, sizes: set[Any]) -> bool:
     one, other = condition.args
     if condition.target is operator.eq:
         return isinstance(one, fx.Node) and one is other and isinstance(fake(one), (int, torch.SymInt))
-    return condition.target is operator.ge and other == 0 and isinstance(one, fx.Node) and _is_size(one, sizes)
+    if condition.target is not operator.ge or not isinstance(one, fx.Node):
+        return False
+    return isinstance(other, int) and other == 0 and _is_size(one, sizes)
 
 
 def _is_size(node: fx.Node, sizes: set[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from torch import fx
 
-from dlinfer.errors import CaptureError, GraphFallbackError
+from dlinfer.errors import DlinferError, GraphFallbackError
 from dlinfer.graph.ir.dialect import describe, fake, model_line, op_name
 from dlinfer.ops.fallback import Fallback, settle
 
@@ -32,7 +32,7 @@ def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
     settle(Fallback(op_name(node), engine, reason), policy, refusal, text)
 
 
-def leave_graph(what: str, error: CaptureError, policy: str) -> None:
+def leave_graph(what: str, error: DlinferError, policy: str) -> None:
     """Let a function that could not be captured run eagerly: counted, under ``warn`` said once for each reason.
 
     what: its name, for the count. Raises ``error`` under the policy ``error``.

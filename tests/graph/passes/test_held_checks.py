@@ -64,7 +64,7 @@ def test_a_number_that_data_give_is_checked() -> None:
     x = torch.randn(5, 3)
     torch.testing.assert_close(run(x, torch.tensor(3)), item_of(x, torch.tensor(3)))
     for wrong in (-1, 6):
-        with pytest.raises(Exception, match="Runtime assertion|Expected cond"):
+        with pytest.raises(Exception, match=r"Runtime assertion|Expected cond"):
             run(x, torch.tensor(wrong))
 
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlinfer import ops
+from dlinfer import ops, settings
 from dlinfer.framework.lmdeploy_ext.capture.buffers import StepBuffers
 from dlinfer.framework.lmdeploy_ext.capture.policy import CapturePolicy, compatible_size
 from dlinfer.framework.lmdeploy_ext.capture.runner import CaptureRunner
 from dlinfer.framework.lmdeploy_ext.errors import CapturedStepError, NoDeviceGraphError
 from dlinfer.framework.lmdeploy_ext.layers.attention import StepMetadata
+from dlinfer.ops import fallback
 from dlinfer.vendor.maca.device import MacaDevice
 from tests.vendor import simulated_graph
 from tests.vendor.maca.simulated_card.install import NAME
@@ -173,9 +174,27 @@ def test_caches_and_weights_that_move_drop_graphs(runner):
 
 def test_a_host_read_is_refused_by_name(runner):
     runner.model.asks_host = True
-    with pytest.raises(CapturedStepError, match="_local_scalar_dense"):
+    with settings.override(fallback="error"), pytest.raises(CapturedStepError, match="_local_scalar_dense"):
         runner(**step([5], caches()))
     assert not simulated_graph.capturing()
+
+
+def test_a_size_that_cannot_be_captured_runs_eagerly_and_is_counted(runner):
+    runner.model.asks_host = True
+    fallback.reset()
+    with (
+        settings.override(fallback="warn"),
+        pytest.warns(fallback.FallbackWarning, match="runs eagerly") as said,
+    ):
+        assert not differs(runner)
+    assert len(said) == 3 and sum(fallback.counts().values()) == 3  # one a size: 2, 1 and 4 rows
+    assert sum(runner.counts.eager.values()) == len(STEPS)
+    assert not runner.counts.captures and not runner.counts.replays and not simulated_graph.capturing()
+    runner.model.asks_host = False
+    runner.reset()
+    with settings.override(fallback="error"):
+        assert not differs(runner)
+    assert runner.counts.captures and runner.counts.replays
 
 
 def test_a_kernel_that_reads_lengths_is_seen(runner, monkeypatch):
@@ -185,7 +204,8 @@ def test_a_kernel_that_reads_lengths_is_seen(runner, monkeypatch):
         return torch.tensor(lengths.tolist(), dtype=torch.int32, device=device)
 
     monkeypatch.setattr("dlinfer.vendor.maca.attention._of_sequences", reads)
-    with pytest.raises(CapturedStepError, match=r"paged_decode_attention.*waits for the host"):
+    raises = pytest.raises(CapturedStepError, match=r"paged_decode_attention.*waits for the host")
+    with settings.override(fallback="error"), raises:
         runner(**step([5], caches()))
 
 

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 
+from dlinfer import settings
+from dlinfer.errors import DlinferError
 from dlinfer.framework.lmdeploy_ext.capture.buffers import StepBuffers
 from dlinfer.framework.lmdeploy_ext.capture.policy import PREFILL, CapturePolicy, places
 from dlinfer.framework.lmdeploy_ext.errors import CapturedStepError, NoDeviceGraphError
+from dlinfer.graph.report.policy import leave_graph
 from dlinfer.vendor.device import Device
 
 logger = logging.getLogger("dlinfer")
@@ -50,7 +53,9 @@ class CaptureRunner(GraphRunner):
     """Runs decoding steps as a device's graphs, and all else eagerly.
 
     graphs_of: the device, whose ``graph_class`` says what captures. policy: what is captured; None takes sizes
-    up to LMDeploy's ``max_batch_size``. Raises NoDeviceGraphError, and when called CapturedStepError.
+    up to LMDeploy's ``max_batch_size``. Raises NoDeviceGraphError, and when called CapturedStepError under the fallback
+    policy ``error``; under the others a size that cannot be captured runs eagerly, and is not tried again until graphs
+    are dropped.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class CaptureRunner(GraphRunner):
         self._device = graphs_of
         self.policy = policy or CapturePolicy(largest=self.cache_config.max_batches, adapters=adapters)
         self._captured: dict[int, _Captured] = {}
+        self._refused: dict[int, str] = {}
         self._caches: Any = None
         self._held: list[Any] = []
         self._weights: Any = None
@@ -81,6 +87,8 @@ class CaptureRunner(GraphRunner):
         self._drop_stale(kwargs["past_key_values"])
         real = kwargs["input_ids"].shape[1]
         rows = self.policy.size(real)
+        if rows in self._refused:
+            return self._run_eagerly(self._refused[rows], kwargs)
         captured = self._captured.get(rows)
         if captured is None:
             memory = self._device.memory()
@@ -122,7 +130,8 @@ class CaptureRunner(GraphRunner):
     def _drop(self, reason: str) -> None:
         if self._captured:
             self.counts.dropped[reason] += 1
-            self._captured.clear()
+        self._captured.clear()
+        self._refused.clear()
 
     def _capture(self, rows: int, kwargs: dict[str, Any]) -> Any:
         """Run a step once eagerly over its buffers, which is its result, and capture it for those that follow.
@@ -141,19 +150,34 @@ class CaptureRunner(GraphRunner):
             result = self.model(**inputs)
             streams.synchronize()
             graph = self._graph_class()
-            graph.capture_begin()
-            try:
-                held = self.model(**inputs)
-            except Exception as cause:
-                with contextlib.suppress(Exception):  # a capture that has failed ends in an error too
-                    graph.capture_end()
-                detail = str(cause).strip().partition("\n")[0]
-                raise CapturedStepError(rows=rows, detail=detail) from cause
-            graph.capture_end()
+            error, held = self._recorded(graph, rows, inputs)
         outside.wait_stream(inside)
-        self._captured[rows] = _Captured(graph, buffers, held)
-        self.counts.captures[rows] += 1
+        if error is None:
+            self._captured[rows] = _Captured(graph, buffers, held)
+            self.counts.captures[rows] += 1
+        else:
+            leave_graph("decoding step", error, settings.current().fallback)
+            self._refused[rows] = str(error)
+            self.counts.eager[str(error)] += 1
         return result
+
+    def _recorded(
+        self, graph: Any, rows: int, inputs: dict[str, Any]
+    ) -> tuple[CapturedStepError | None, Any]:
+        """(why a step is no part of a graph, or None; what it gives in each replay)."""
+        graph.capture_begin()
+        try:
+            held = self.model(**inputs)
+        except BaseException as cause:
+            with contextlib.suppress(Exception):  # a capture that has failed ends in an error too
+                graph.capture_end()
+            if not isinstance(cause, (RuntimeError, DlinferError)):
+                raise
+            error = CapturedStepError(rows=rows, detail=str(cause).strip().partition("\n")[0])
+            error.__cause__ = cause
+            return error, None
+        graph.capture_end()
+        return None, held
 
 
 def _graph_class(device: Device) -> Callable[[], Any]:
