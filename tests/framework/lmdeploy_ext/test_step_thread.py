@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from dlinfer.framework.lmdeploy_ext.device import activation, computing
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.serving import step_thread
 from dlinfer.framework.lmdeploy_ext.serving.step_thread import StepThread
+from dlinfer.utils import computing
 
 SECONDS = 20
 

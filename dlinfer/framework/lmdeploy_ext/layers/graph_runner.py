@@ -18,7 +18,7 @@ from lmdeploy.pytorch.backends.graph_runner import GraphRunner
 
 from dlinfer import settings
 from dlinfer.errors import CaptureError
-from dlinfer.framework.lmdeploy_ext.device import activation, computing
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.layers import lora
 from dlinfer.framework.lmdeploy_ext.layers.graph_identity import model_identity
 from dlinfer.framework.lmdeploy_ext.vision import parts
@@ -29,6 +29,7 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.policy import leave_graph
 from dlinfer.graph.report.report import GraphReport
 from dlinfer.graph.seam.dynamo import mark_fixed, mark_unbacked
+from dlinfer.utils import computing
 
 # Field of the attention metadata -> what each of its sizes counts.
 _METADATA_SIZES = {
@@ -96,6 +97,7 @@ class CompiledRunner(GraphRunner):
     def __init__(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(model, *args, **kwargs)
         self._calls: dict[Any, Callable[..., Any]] = {}
+        self._silent: set[Any] = set()
         self._forward = self._with_adapters(model, model.forward) if lora.has_adapters(model) else model
         self._phases_alike = find_engine(
             CompileOptions().wanted_engine, activation.torch_device()
@@ -167,8 +169,7 @@ class CompiledRunner(GraphRunner):
         key = _phase(kwargs)
         call = self._calls.get(key)
         if call is not None:
-            computing.begins()
-            return call(**kwargs)
+            return self._told(key, call, kwargs)
         _mark_sizes(kwargs)
         if self._parts is not None:
             _mark(parts.marks(self._parts.speech_sizes, kwargs))
@@ -178,6 +179,16 @@ class CompiledRunner(GraphRunner):
         if isinstance(hidden, torch.Tensor) and hidden.dim() == 3:
             # LMDeploy's warm-up asks for no logits, so the first request would compile them.
             self.get_logits(hidden[:, -1:])
+        return result
+
+    def _told(self, key: Any, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """Run a compiled call, and tell that it computes where nothing in it does, as the last time showed."""
+        if key in self._silent:
+            computing.begins()
+        before = computing.told()
+        result = call(**kwargs)
+        if computing.told() == before:
+            self._silent.add(key)
         return result
 
     def _see(self, found: parts.Parts, function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.device import activation, computing
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.serving import joined_forward, prompt_turns
 from dlinfer.framework.patching import Patch
+from dlinfer.utils import computing
 
 _LATEST = 0.005
 """Seconds for which what a step gave waits for the next one to compute."""

@@ -19,11 +19,14 @@ import torch
 
 from dlinfer.graph.ir.layout import LAYOUT
 from dlinfer.graph.ir.program import Constant, Joined, Step, Value, values_in
+from dlinfer.utils import computing
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor.kernels import places_of
 
 SHORTEST = 3
 """Steps; fewer are called one by one."""
+LONG = 64
+"""Steps from which on a chain takes long enough to tell others that it computes: those of some layers."""
 
 # Views, and reshape, which copies where it must: they cost the dispatcher more than what they do.
 _VIEWS = frozenset(
@@ -271,7 +274,7 @@ class _Writer:
             self.written[0].part.line,
             parts=tuple(one.part for one in self.written),
         )
-        return step, Chain(code)
+        return step, Chain(code, is_long=len(self.written) >= LONG)
 
     def _code(self, results: list[int]) -> list[int]:
         inputs = len(self._inputs)
@@ -355,12 +358,18 @@ def _bound(op: torch._ops.OpOverload, step: Step) -> Iterable[tuple[Any, Any]]:
 
 
 class Chain:
-    """A chain in the library's memory, for as long as something may call it."""
+    """A chain in the library's memory, for as long as something may call it.
 
-    def __init__(self, code: list[int]) -> None:
+    is_long: it tells those who wait for a step to compute (``utils.computing``).
+    """
+
+    def __init__(self, code: list[int], is_long: bool = False) -> None:
+        self._is_long = is_long
         self.handle = torch.ops.dlinfer_cpu.make_chain.default(code)
         self._run = torch.ops.dlinfer_cpu.run_chain.default
         weakref.finalize(self, torch.ops.dlinfer_cpu.free_chain.default, self.handle).atexit = False
 
     def __call__(self, tensors: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+        if self._is_long:
+            computing.begins()
         return self._run(self.handle, tensors, sizes)

@@ -10,6 +10,7 @@ import torch
 from dlinfer.errors import GraphRunError
 from dlinfer.graph.ir.layout import LAYOUT
 from dlinfer.graph.ir.program import Constant, Joined, Program, Step, Value
+from dlinfer.utils import computing
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import chains, kernels
 
@@ -307,6 +308,17 @@ def test_python_runs_meanwhile():
     finally:
         running = False
         thread.join()
+
+
+@pytest.mark.parametrize(("count", "told"), [(chains.LONG - 1, 0), (chains.LONG, 1)])
+def test_a_long_chain_tells_that_it_computes(count, told):
+    names = [f"a{i}" for i in range(count)]
+    steps = [linear(name, before, "w") for before, name in zip(["x", *names], names, strict=False)]
+    _, chained = programs(steps, (Value(names[-1]),), constants={"w": torch.randn(8, 8).bfloat16()})
+    assert joined(chained) == [count]
+    before = computing.told()
+    chained(x_of(1, 8))
+    assert computing.told() - before == told
 
 
 def test_only_what_is_read_later_leaves_a_chain():
