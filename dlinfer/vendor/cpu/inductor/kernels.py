@@ -85,7 +85,7 @@ def _is_native(node: fx.Node) -> bool:
 
 
 def _is_plain_table(node: fx.Node) -> bool:
-    """Whether rows are taken out of a table of floats in this machine's memory."""
+    """Whether rows are taken out of a table of floats in this machine's memory, whose rows lie in one piece."""
     given = map_arg(arguments(node), fake)
     table, places = given["weight"], given["indices"]
     return (
@@ -93,6 +93,7 @@ def _is_plain_table(node: fx.Node) -> bool:
         and table.layout is places.layout is torch.strided
         and table.dtype in NATIVE_FLOATS
         and table.dim() == 2
+        and same_size(table.stride(-1), 1)
         and places.dtype in (torch.int64, torch.int32)
     )
 

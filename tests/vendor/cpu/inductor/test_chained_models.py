@@ -437,7 +437,10 @@ def test_rows_of_a_table_are_taken_in_a_chain_step(dtype: torch.dtype, engine: R
             once(given[0], given[1] + 4, given[2])
 
 
-def test_a_table_of_float64_is_torchs(engine: Recording) -> None:
-    given = torch.randn(50, 24).double(), torch.tensor([[4, 49, 7], [0, 4, 4]]), torch.randn(8, 24).double()
+@pytest.mark.parametrize(
+    "table", [torch.randn(50, 24).double(), torch.randn(24, 50).t()], ids=["float64", "columns"]
+)
+def test_a_table_that_the_kernel_would_copy_or_not_take_is_torchs(table: Tensor, engine: Recording) -> None:
+    given = table, torch.tensor([[4, 49, 7], [0, 4, 4]]), torch.randn(8, 24).to(table.dtype)
     torch.testing.assert_close(run(rows_of_table, *given), rows_of_table(*given))
     assert "op aten.embedding.default" in {step.callee for step in engine.programs[0].steps}
