@@ -5,6 +5,7 @@ They are made by a compiler for the CPU at hand, so that another CPU runs other 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,8 @@ def answers() -> Iterator[KnownAnswer]:
         yield _rotary(dtype)
         yield _fill(dtype)
         yield _prefill(dtype)
+        yield _masked(dtype)
+        yield _copied(dtype)
         yield _tokens(dtype)
 
 
@@ -390,6 +393,52 @@ def _prefill(dtype: torch.dtype) -> KnownAnswer:
 
     kinds = frozenset({"native prefill_attention", "native paged_prefill_attention"})
     return KnownAnswer("C++ prefill attention", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _masked(dtype: torch.dtype) -> KnownAnswer:
+    """Two sequences of 300 keys, three heads to a key head: 70 queries on ranges of them, and one."""
+    q, k, v = (
+        small_whole(2 * heads * rows, 40, rows).view(2, heads, rows, 40)
+        for heads, rows in ((6, 70), (2, 300), (2, 301))
+    )
+    v, at = v[:, :, 1:], torch.arange(300)
+    begin = torch.arange(70)[:, None] * 3
+    seen = (at >= begin) & (at < begin + 60)
+
+    def run() -> Sequence[Tensor]:
+        op, given = _native("scaled_dot_product_attention"), [one.to(dtype) for one in (q, k, v)]
+        bias = torch.zeros(70, 300, dtype=dtype).masked_fill(~seen, -math.inf)
+        rules: dict[str, Any] = {"scale": 0.25, "enable_gqa": True}
+        return [
+            op(*given, seen, **rules),
+            op(*given, bias, **rules),
+            op(given[0][:, :, -1:], *given[1:], seen[-1:], **rules),
+        ]
+
+    def expected() -> Sequence[Tensor]:
+        scores = q @ k.repeat_interleave(3, 1).mT * 0.25
+        weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+        out = (weights @ v.repeat_interleave(3, 1)).to(dtype)
+        return [out, out, out[:, :, -1:]]
+
+    kinds = frozenset({"native scaled_dot_product_attention"})
+    return KnownAnswer("C++ attention under a mask", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
+
+
+def _copied(dtype: torch.dtype) -> KnownAnswer:
+    rows, places = small_whole(6, 20, 1).view(2, 3, 20).to(dtype), [4, 0, 3]
+
+    def run() -> Sequence[Tensor]:
+        return [_native("index_copy_")(torch.zeros(2, 5, 20, dtype=dtype), 1, torch.tensor(places), rows)]
+
+    def expected() -> Sequence[Tensor]:
+        filled = torch.zeros(2, 5, 20, dtype=dtype)
+        for row, place in enumerate(places):
+            filled[:, place] = rows[:, row]
+        return [filled]
+
+    kinds = frozenset({"native index_copy_"})
+    return KnownAnswer("C++ copies of rows", kinds, name_of(dtype), run, expected)
 
 
 def _pages(sequences: Sequence[Tensor]) -> Tensor:

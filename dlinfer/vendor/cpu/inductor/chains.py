@@ -38,7 +38,8 @@ _ITEM = "py operator.getitem"
 # Ops that give a list, and which of their arguments has as many items.
 _LISTS = {"native linears": 1, "op aten.split_with_sizes.default": 1}
 
-_NONE, _TENSOR, _MAYBE_TENSOR, _INT, _SIZE, _FLOAT, _BOOL, _DTYPE, _TENSORS, _MAYBE_TENSORS, _INTS = range(11)
+_NONE, _TENSOR, _MAYBE_TENSOR, _INT, _SIZE, _FLOAT, _MAYBE_FLOAT, _BOOL, _DTYPE = range(9)
+_TENSORS, _MAYBE_TENSORS, _INTS = range(9, 12)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 """Those that a step may be given, each as its place here."""
 _KERNEL, _DISPATCHED, _CONTIGUOUS = range(3)
@@ -176,11 +177,7 @@ class _Writer:
         if not isinstance(step.results, str):
             raise _NotChainableError
         if step.callee == LAYOUT:
-            source, order = step.args
-            if order is not None:
-                raise _NotChainableError
-            argument = self._argument("Tensor", source)
-            self._write(step, [_CONTIGUOUS, 0, 0], [1, *argument], False, 1)
+            self._take_layout(step)
             return
         op = _op(step.callee)
         call = _KERNEL if step.callee.startswith("native ") else _DISPATCHED
@@ -197,6 +194,27 @@ class _Writer:
         else:
             raise _NotChainableError
 
+    def _take_layout(self, step: Step) -> None:
+        """``graph.ir.layout.laid_out``: a dense copy, where it is needed, of the dimensions in the order of memory."""
+        source, order = step.args
+        argument = self._argument("Tensor", source)
+        if order is not None:
+            argument = [_TENSOR, self._permute(step, argument, order)]
+        self._write(step, [_CONTIGUOUS, 0, 0], [1, *argument], False, 1)
+        if order is not None:
+            inverse = sorted(range(len(order)), key=order.__getitem__)
+            name = str(step.results)
+            self._reads = {self._registers[name]}
+            self._registers[name] = self._permute(step, [_TENSOR, self._registers[name]], inverse)
+
+    def _permute(self, step: Step, argument: list[int], order: Sequence[int]) -> int:
+        """The register of a view."""
+        sizes = [number for dim in order for number in (_INT, dim)]
+        head = [_DISPATCHED, *_text("aten::permute"), *_text("")]
+        register = self._write_unnamed(step, head, [2, *argument, _INTS, len(order), *sizes], False, 1)[0]
+        self._reads = {register}
+        return register
+
     def _take_item(self, step: Step) -> None:
         source, index = step.args
         found = self._sequences.get(source.name)
@@ -204,10 +222,17 @@ class _Writer:
             raise _NotChainableError
         self._registers[str(step.results)] = found[index]
 
-    def _write(self, step: Step, head: list[int], arguments: list[int], gives_list: bool, count: int) -> None:
+    def _write_unnamed(
+        self, step: Step, head: list[int], arguments: list[int], gives_list: bool, count: int
+    ) -> list[int]:
+        """Write what is called for a step; gives the registers of its results."""
         results = list(range(self._next, self._next + count))
         self._next += count
         self.written.append(_Written(head, arguments, gives_list, results, self._reads, step))
+        return results
+
+    def _write(self, step: Step, head: list[int], arguments: list[int], gives_list: bool, count: int) -> None:
+        results = self._write_unnamed(step, head, arguments, gives_list, count)
         name = str(step.results)
         self._registers.pop(name, None)
         self._sequences.pop(name, None)
@@ -218,7 +243,7 @@ class _Writer:
 
     def _argument(self, kind: str, given: Any) -> list[int]:
         match kind, given:
-            case ("Optional[Tensor]", None):
+            case ("Optional[Tensor]" | "Optional[float]", None):
                 return [_NONE, 0]
             case ("Tensor" | "Optional[Tensor]", Value() | Constant()):
                 return [_TENSOR if kind == "Tensor" else _MAYBE_TENSOR, self._tensor(given)]
@@ -237,8 +262,9 @@ class _Writer:
                 return [_SIZE, self._size(given)]
             case ("int", int()) if abs(given) < 1 << 63:
                 return [_INT, int(given)]
-            case ("float", int() | float()):
-                return [_FLOAT, struct.unpack("<q", struct.pack("<d", given))[0]]
+            case ("float" | "Optional[float]", int() | float()):
+                bits = struct.unpack("<q", struct.pack("<d", given))[0]
+                return [_FLOAT if kind == "float" else _MAYBE_FLOAT, bits]
             case _:
                 raise _NotChainableError
 

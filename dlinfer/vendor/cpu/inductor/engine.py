@@ -179,8 +179,10 @@ class InductorEngine:
 
 
 def _call(node: fx.Node, kind: str, reference: str) -> list[Step]:
-    """The steps of a kernel. What our own give is contiguous; other results are laid out as the graph says."""
-    own = reference.startswith("native ") and all(map(is_contiguous, tensors_of(node)))
+    """The steps of a kernel. What our own give is contiguous, but attention, which has heads side by side;
+    other results are laid out as the graph says."""
+    packed = reference.startswith("native ") and reference != "native scaled_dot_product_attention"
+    own = packed and all(map(is_contiguous, tensors_of(node)))
     return [Step.of(node, kind, reference)] if own else Step.laid_out(node, kind, reference)
 
 

@@ -38,7 +38,7 @@ ROUNDED_NORMS = (ops.rms_norm.overload, ops.add_rms_norm.overload)
 
 # Rotation and gated activation stand alone between two products, or a product and a cache, so there is nothing to fuse
 # them with but views; and inductor's loops are reached through Python, which takes longer than a decode step's work.
-CALLS = (ops.apply_rotary_pos_emb.overload, ops.silu_and_mul.overload)
+CALLS = tuple(op.overload for op in (ops.apply_rotary_pos_emb, ops.silu_and_mul, ops.silu_mul, ops.gelu_mul))
 
 # They give 8-bit numbers: loops might take a norm's sum in another order, and a value halfway between two numbers
 # becomes another one then. The kernels do it in one pass, too.

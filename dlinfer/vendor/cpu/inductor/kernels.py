@@ -17,6 +17,7 @@ from dlinfer.ops.spec import registry
 from dlinfer.vendor import discovery
 from dlinfer.vendor.cpu import isa, native
 from dlinfer.vendor.cpu.four_bit.linears import native_matmul
+from dlinfer.vendor.cpu.inductor.aten_calls import IF_PLAIN
 from dlinfer.vendor.cpu.inductor.fusible import (
     CALLS,
     NATIVE_FLOATS,
@@ -29,8 +30,12 @@ from dlinfer.vendor.cpu.inductor.fusible import (
 # The kernels in C++ take these over where ``_is_native`` says so. They read weights as they lie in memory, so nothing
 # is packed or copied.
 _NATIVE = {
+    "aten::add": "add_whole",
+    "aten::add_": "add_whole_",
     "aten::embedding": "embedding",
+    "aten::index_copy_": "index_copy_",
     "aten::linear": "linear",
+    "aten::scaled_dot_product_attention": "scaled_dot_product_attention",
     "dlinfer::linear": "linear",
     "dlinfer::linears": "linears",
     "dlinfer::weight_quant_matmul": "weight_quant_matmul",
@@ -42,6 +47,8 @@ _NATIVE = {
     "dlinfer::add_rms_norm": "add_rms_norm",
     "dlinfer::apply_rotary_pos_emb": "apply_rotary_pos_emb",
     "dlinfer::silu_and_mul": "silu_and_mul",
+    "dlinfer::silu_mul": "silu_mul",
+    "dlinfer::gelu_mul": "gelu_mul",
     "dlinfer::fill_kv_cache": "fill_kv_cache",
     "dlinfer::paged_decode_attention": "paged_decode_attention",
     "dlinfer::prefill_attention": "prefill_attention",
@@ -79,23 +86,7 @@ def _is_native(node: fx.Node) -> bool:
         return fake(arguments(node)["x"]).dtype in NATIVE_FLOATS
     if op is not None and op in _IF_PLAIN:
         return _is_ours(op._schema.name.removeprefix("dlinfer::")) and _IF_PLAIN[op](node)
-    if op is torch.ops.aten.embedding.default:
-        return _is_plain_table(node)
-    return op is not torch.ops.aten.linear.default or _is_plain_linear(node)
-
-
-def _is_plain_table(node: fx.Node) -> bool:
-    """Whether rows are taken out of a table of floats in this machine's memory, whose rows lie in one piece."""
-    given = map_arg(arguments(node), fake)
-    table, places = given["weight"], given["indices"]
-    return (
-        table.device.type == places.device.type == "cpu"
-        and table.layout is places.layout is torch.strided
-        and table.dtype in NATIVE_FLOATS
-        and table.dim() == 2
-        and same_size(table.stride(-1), 1)
-        and places.dtype in (torch.int64, torch.int32)
-    )
+    return op is None or op.namespace != "aten" or (op in IF_PLAIN and IF_PLAIN[op](node))
 
 
 def _is_ours(name: str) -> bool:
@@ -153,20 +144,6 @@ _IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
     ops.fused_moe.overload: _is_plain_mixture,
     ops.fused_moe_clamped.overload: _is_plain_mixture,
 }
-
-
-def _is_plain_linear(node: fx.Node) -> bool:
-    """Whether an ``aten.linear`` is what the field means by it; torch takes a vector as weight, and any bias that
-    broadcasts, of any dtype where there is nothing to multiply."""
-    given = arguments(node)
-    weight, bias = fake(given["weight"]), given.get("bias")
-    tensors = [fake(given["input"]), weight, *([] if bias is None else [fake(bias)])]
-    return (
-        all(tensor.device.type == "cpu" and tensor.layout is torch.strided for tensor in tensors)
-        and len({tensor.dtype for tensor in tensors}) == 1
-        and weight.dim() == 2
-        and (bias is None or (fake(bias).dim() == 1 and str(fake(bias).shape[0]) == str(weight.shape[0])))
-    )
 
 
 def resolve(reference: str) -> Callable[..., Any]:

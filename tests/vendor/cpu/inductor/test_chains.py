@@ -67,6 +67,17 @@ def assert_same(steps, output, *given, inputs=("x",), lengths, **kwargs):
         assert one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
 
 
+@pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2), (2, 0, 1), (0, 1, 2)])
+def test_layouts(order):
+    """Dense in an order of dimensions: a copy where the result lies otherwise, and the result itself where not."""
+    steps = [
+        view("a", "transpose.int", Value("x"), 1, 2),
+        step("b", LAYOUT, Value("a"), order),
+        view("c", "unsqueeze.default", Value("b"), 0),
+    ]
+    assert_same(steps, (Value("b"), Value("c")), x_of(2, 5, H), lengths=[5])  # three for a layout
+
+
 def x_of(*shape):
     return torch.randn(*shape).bfloat16()
 

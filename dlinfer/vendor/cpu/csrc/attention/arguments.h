@@ -37,19 +37,23 @@ inline std::vector<float> numbers(const MaybeTensor& t) {
   return found;
 }
 
-// q, or a copy of it where some of `out` lies in its memory and is not the same head of the same row: a head is written
-// as soon as that one has been read. Both have 3 dimensions.
-inline Tensor apart(const Tensor& q, const Tensor& out) {
+// Whether some of one tensor's memory may be the other's: the ranges from first to last element meet.
+inline bool meet(const Tensor& one, const Tensor& other) {
   const auto end_of = [](const Tensor& t) {
     int64_t last = 0;
     for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
     return static_cast<const char*>(t.const_data_ptr()) + (last + 1) * t.element_size();
   };
+  return one.numel() > 0 && other.numel() > 0 && one.const_data_ptr() < end_of(other) &&
+         other.const_data_ptr() < end_of(one);
+}
+
+// q, or a copy of it where some of `out` lies in its memory and is not the same head of the same row: a head is written
+// as soon as that one has been read. Both have 3 dimensions.
+inline Tensor apart(const Tensor& q, const Tensor& out) {
   const bool same = q.const_data_ptr() == out.const_data_ptr() && q.stride(0) == out.stride(0) &&
                     q.stride(1) == out.stride(1);
-  if (same || q.numel() == 0 || out.numel() == 0) return q;
-  const bool meet = q.const_data_ptr() < end_of(out) && out.const_data_ptr() < end_of(q);
-  return meet ? torch::stable::clone(q) : q;
+  return !same && meet(q, out) ? torch::stable::clone(q) : q;
 }
 
 }  // namespace dlinfer::attention

@@ -57,7 +57,7 @@ inline Floats add_product(Floats sum, Floats a, Floats b) {
 struct Shape {
   float scale, softcap;
   bool slopes;  // whether rows have some
-  int32_t lowest, highest;  // visible are keys at lowest <= key - position <= highest
+  int32_t lowest, highest;  // visible are keys at lowest <= key - position <= highest, unless a sequence tells them
   // Whether the softmax takes raw scores, with the scale as a factor of its exponent.
   bool plain() const { return softcap <= 0 && !slopes && scale > 0; }
 };
@@ -67,11 +67,18 @@ struct RowState {
   float largest[kPanelRows];  // score so far, times log2(e)
   float sums[kPanelRows];     // of exponentials
   float rescale[kPanelRows];  // of what was summed before the last tile
+  int32_t begins[kPanelRows], ends[kPanelRows];  // of the keys that it sees
   int32_t positions[kPanelRows];
   float slopes[kPanelRows];
 };
 
-// Keys of a tile, counted from its first: a panel sees those of [begin, end), and all rows see [all_begin, all_end).
+// The keys [begin, end) that a query sees.
+struct Keys {
+  int32_t begin, end;
+};
+
+// Keys: some rows see some of [begin, end), and all rows see [all_begin, all_end). For a panel's arithmetic they are
+// counted from a tile's first.
 struct Seen {
   int64_t begin, end, all_begin, all_end;
   int64_t first() const { return begin / kColumns * kColumns; }
@@ -97,8 +104,8 @@ struct Panel {
   static void softmax(const Shape& shape, const Seen& seen, int64_t tile, RowState& rows, float* scores) {
     const int64_t first = seen.first(), end = (seen.end + kWord - 1) / kWord * kWord;
     if (!shape.plain()) reshape(shape, seen, tile, rows, scores);
-    hide(shape, first, std::min(seen.all_begin, seen.end), tile, rows, scores);
-    hide(shape, std::max(first, std::min(seen.all_end, seen.end)), seen.end, tile, rows, scores);
+    hide(first, std::min(seen.all_begin, seen.end), tile, rows, scores);
+    hide(std::max(first, std::min(seen.all_end, seen.end)), seen.end, tile, rows, scores);
     if (end > seen.end) std::fill_n(scores + seen.end * kWidth, kWidth, kNone);
 
     const Floats factor = all_lanes(shape.plain() ? shape.scale * kLog2e : kLog2e);
@@ -212,12 +219,13 @@ struct Panel {
   }
 
   // -inf for scores of keys [begin, end) that a row does not see.
-  static void hide(const Shape& shape, int64_t begin, int64_t end, int64_t tile, const RowState& rows, float* scores) {
+  static void hide(int64_t begin, int64_t end, int64_t tile, const RowState& rows, float* scores) {
     for (int64_t key = begin; key < end; ++key) {
+      const int32_t place = int32_t(tile + key);
       for (int r = 0; r < kRows; ++r) {
         float* at = scores + key * kWidth + r * kLanes;
-        const Signed apart = int32_t(tile + key) - load_as<Signed>(rows.positions + r * kLanes);
-        const Signed hidden = (apart < shape.lowest) | (apart > shape.highest);
+        const Signed begins = load_as<Signed>(rows.begins + r * kLanes);
+        const Signed hidden = (begins > place) | (load_as<Signed>(rows.ends + r * kLanes) <= place);
         store(at, hidden ? all_lanes(kNone) : load_as<Floats>(at));
       }
     }

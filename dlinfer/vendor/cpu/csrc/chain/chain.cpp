@@ -30,7 +30,7 @@ using MaybeTensor = std::optional<Tensor>;
 
 // What an argument is, as a kernel's signature has it. Numbers that chains.py writes.
 enum class Kind : int64_t {
-  kNone, kTensor, kMaybeTensor, kInt, kSize, kFloat, kBool, kDtype, kTensors, kMaybeTensors, kInts
+  kNone, kTensor, kMaybeTensor, kInt, kSize, kFloat, kMaybeFloat, kBool, kDtype, kTensors, kMaybeTensors, kInts
 };
 
 using torch::headeronly::ScalarType;
@@ -186,6 +186,8 @@ class Run {
         return from(sizes_[argument.value]);
       case Kind::kFloat:
         return from(std::bit_cast<double>(argument.value));
+      case Kind::kMaybeFloat:
+        return from(std::optional(std::bit_cast<double>(argument.value)));
       case Kind::kBool:
         return from(argument.value != 0);
       case Kind::kDtype:

@@ -1,0 +1,120 @@
+"""Which calls of torch's own ops the kernels in C++ take over: those that are what the field means by them.
+
+torch takes more: vectors as weights, other dtypes, tensors of other devices and layouts. Those stay with its kernels.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from dlinfer.graph.ir.dialect import arguments, fake
+from dlinfer.graph.ir.layout import is_contiguous, same_size, same_sizes
+from dlinfer.vendor.cpu.inductor.fusible import NATIVE_FLOATS
+
+_aten = torch.ops.aten
+_WHOLE = (torch.int64, torch.int32)
+
+
+def _is_plain_table(node: fx.Node) -> bool:
+    """Whether rows are taken out of a table of floats in this machine's memory, whose rows lie in one piece."""
+    given = map_arg(arguments(node), fake)
+    table, places = given["weight"], given["indices"]
+    return (
+        _is_here(table)
+        and _is_here(places)
+        and table.dtype in NATIVE_FLOATS
+        and table.dim() == 2
+        and same_size(table.stride(-1), 1)
+        and places.dtype in (torch.int64, torch.int32)
+    )
+
+
+def _is_plain_linear(node: fx.Node) -> bool:
+    """Whether an ``aten.linear`` is what the field means by it; torch takes a vector as weight, and any bias that
+    broadcasts, of any dtype where there is nothing to multiply."""
+    given = arguments(node)
+    weight, bias = fake(given["weight"]), given.get("bias")
+    tensors = [fake(given["input"]), weight, *([] if bias is None else [fake(bias)])]
+    return (
+        all(map(_is_here, tensors))
+        and len({tensor.dtype for tensor in tensors}) == 1
+        and weight.dim() == 2
+        and (bias is None or (fake(bias).dim() == 1 and str(fake(bias).shape[0]) == str(weight.shape[0])))
+    )
+
+
+def _is_plain_attention(node: fx.Node) -> bool:
+    """Whether queries, keys and values are a batch of heads; which masks the kernel reads it sees when it is called."""
+    given = map_arg(arguments(node), fake)
+    read = [given[name] for name in ("query", "key", "value")]
+    return (
+        all(_is_here(tensor) and tensor.dim() == 4 for tensor in read)
+        and len({tensor.dtype for tensor in read}) == 1
+        and read[0].dtype in NATIVE_FLOATS
+        and not given.get("dropout_p")
+    )
+
+
+def _is_plain_copy(node: fx.Node) -> bool:
+    """Whether rows of one tensor are copied to places of another of its dtype and rank."""
+    given = map_arg(arguments(node), fake)
+    to, places, rows = given["self"], given["index"], given["source"]
+    return (
+        all(map(_is_here, (to, places, rows)))
+        and to.dtype is rows.dtype
+        and to.dim() == rows.dim() >= 1
+        and places.dtype is torch.int64
+        and places.dim() == 1
+    )
+
+
+def _is_sum_of_whole(node: fx.Node) -> bool:
+    """Whether two whole numbers are added, or one to many of them."""
+    given = map_arg(arguments(node), fake)
+    x, y = given["self"], given["other"]
+    return (
+        _is_one(given.get("alpha", 1))
+        and isinstance(y, Tensor)
+        and _is_here(x)
+        and _is_here(y)
+        and x.dtype is y.dtype
+        and x.dtype in _WHOLE
+        and (same_sizes(x.shape, y.shape) or (y.dim() <= x.dim() and all(same_size(n, 1) for n in y.shape)))
+    )
+
+
+def _adds_whole(node: fx.Node) -> bool:
+    """Whether a whole number is added to a tensor of them, in place."""
+    given = map_arg(arguments(node), fake)
+    x, y = given["self"], given["other"]
+    return (
+        _is_one(given.get("alpha", 1))
+        and isinstance(y, (int, torch.SymInt))
+        and not isinstance(y, bool)
+        and _is_here(x)
+        and x.dtype in _WHOLE
+        and is_contiguous(x)
+    )
+
+
+def _is_one(alpha: Any) -> bool:
+    return isinstance(alpha, int) and alpha == 1
+
+
+def _is_here(tensor: Tensor) -> bool:
+    """Whether a tensor has elements in this machine's memory, with strides."""
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+
+IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
+    _aten.add.Tensor: _is_sum_of_whole,
+    _aten.add_.Tensor: _adds_whole,
+    _aten.embedding.default: _is_plain_table,
+    _aten.index_copy_.default: _is_plain_copy,
+    _aten.linear.default: _is_plain_linear,
+    _aten.scaled_dot_product_attention.default: _is_plain_attention,
+}
+"""Ops that there are kernels for, and whether they take a call."""
