@@ -12,6 +12,7 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths
+from dlinfer.framework.lmdeploy_ext.serving import last_tokens
 from dlinfer.framework.patching import Patch
 
 FOLLOWED = "dlinfer_followed"
@@ -21,9 +22,14 @@ _LAST = 1.25
 """The last chunk of a prompt may be so many times the limit: a few tokens take a step as long as a hundred."""
 
 
-def _portion(maker: Any) -> int | None:
-    """Tokens of prompts that are read beside the sequences that decode now; None where that is not to be changed."""
-    if activation.active() is None or not maker.running_seqs or rope_lengths.governs(maker):
+def _portion(maker: Any, is_ahead: bool) -> int | None:
+    """Tokens of prompts that are read beside the sequences that decode now; None where that is not to be changed.
+
+    is_ahead: whether the step before is still computed.
+    """
+    if activation.active() is None or rope_lengths.governs(maker):
+        return None
+    if not last_tokens.decodes_on(maker, is_ahead):
         return None
     beside = activation.device().prefill_tokens_beside_decoding
     if beside is None:
@@ -31,13 +37,8 @@ def _portion(maker: Any) -> int | None:
     return max(beside - len(maker.running_seqs), maker.config.block_size)
 
 
-def _takes_turns(maker: Any) -> bool:
-    return _portion(maker) is not None
-
-
-def _set_limits(maker: Any) -> None:
+def _set_limits(maker: Any, portion: int | None) -> None:
     """Between two forwards: the scheduler's admission and the chunks of a long prompt go by the same limit."""
-    portion = _portion(maker)
     most = maker.config.max_prefill_token_num
     limit = most if portion is None else min(most, portion)
     chunker = maker.long_context_chunker
@@ -62,7 +63,7 @@ def _has_prompts(maker: Any) -> bool:
 def _do_prefill(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
     @functools.wraps(original)
     def do_prefill_default(self: Any) -> bool:
-        if not _takes_turns(self):
+        if _portion(self, is_ahead=True) is None:
             return original(self)
         return self._last_forward_kind == "decode" and _has_prompts(self)
 
@@ -74,18 +75,36 @@ def _make_forward_inputs(
 ) -> Callable[..., dict[str, Any] | None]:
     @functools.wraps(original)
     def _make_forward_inputs(self: Any, prefill: bool, enable_empty: bool = False) -> dict[str, Any] | None:
+        # LMDeploy enables empty steps where it makes one while another is computed, and nowhere else.
         if activation.active() is None:
             return original(self, prefill, enable_empty)
-        _set_limits(self)
+        if not prefill and _would_decode_in_vain(self, is_ahead=enable_empty):
+            last_tokens.note(self, None)
+            return None
+        _set_limits(self, _portion(self, is_ahead=enable_empty))
         made = original(self, prefill, enable_empty)
+        last_tokens.note(self, made)
         if made is None or not activation.is_synchronous() or not _is_one_process(self.executor):
             return made
         # A step that decodes because no prompt could be admitted is followed by another one.
         decodes = made["inputs"] is None and made["delta"] is not None
-        made[FOLLOWED] = decodes and not prefill and _takes_turns(self) and _has_prompts(self)
+        takes_turns = decodes and not prefill and _portion(self, is_ahead=True) is not None
+        made[FOLLOWED] = takes_turns and _has_prompts(self)
         return made
 
     return _make_forward_inputs
+
+
+def _would_decode_in_vain(maker: Any, is_ahead: bool) -> bool:
+    """Whether the step could only decode, and all that it would decode end with the step before."""
+    if not maker.running_seqs or last_tokens.decodes_on(maker, is_ahead):
+        return False
+    return not maker.long_context_chunker.enabled() and not _has_connector(maker.scheduler)
+
+
+def _has_connector(scheduler: Any) -> bool:
+    """Whether each step carries messages about a store of caches elsewhere; LMDeploy 0.17 has none."""
+    return getattr(scheduler, "has_kv_connector", lambda: False)()
 
 
 def _is_one_process(executor: Any) -> bool:

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("lmdeploy")
 
 from lmdeploy.pytorch.engine.inputs_maker import InputsMakerAsync
+from lmdeploy.pytorch.messages import MessageStatus
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.serving import prompt_turns
@@ -22,11 +23,17 @@ MOST = 1024
 BESIDE = 256
 
 
+def decoding(new: int = 1, most: int = 100, status: MessageStatus = MessageStatus.RUNNING) -> Any:
+    """A sequence that decodes: of ``new`` tokens, ``most`` at the end."""
+    limit = SimpleNamespace(max_new_tokens=most)
+    return SimpleNamespace(status=status, num_new_tokens=new, sampling_param=limit)
+
+
 class Maker:
     """What the patches see of LMDeploy's inputs maker."""
 
     def __init__(self, *, running: int, last: str, waiting: bool = True, chunk: Any = None) -> None:
-        self.running_seqs = [object()] * running
+        self.running_seqs = [decoding() for _ in range(running)]
         self._last_forward_kind = last
         self.config = SimpleNamespace(block_size=BLOCK, max_prefill_token_num=MOST, max_batches=4)
         self.scheduler = SimpleNamespace(
@@ -37,9 +44,12 @@ class Maker:
         )
         self.executor = object()
 
-    def make(self, prefill: bool, **payload: Any) -> dict[str, Any] | None:
-        """Inputs as the patched method makes them, where the original gives ``payload``."""
-        return prompt_turns._make_forward_inputs(lambda *_: payload or None)(self, prefill)
+    def make(self, prefill: bool, ahead: bool = False, **payload: Any) -> dict[str, Any] | None:
+        """Inputs as the patched method makes them, where the original gives ``payload``.
+
+        ahead: whether the step before is still computed.
+        """
+        return prompt_turns._make_forward_inputs(lambda *_: payload or None)(self, prefill, ahead)
 
 
 do_prefill = prompt_turns._do_prefill(lambda maker: True)
@@ -142,6 +152,61 @@ class TestFollowed:
 
     def test_nothing_to_do(self):
         assert Maker(running=0, last="decode").make(prefill=True) is None
+
+
+@pytest.mark.usefixtures("on_host")
+class TestLastTokens:
+    """A step is not made for sequences that end, by their length, with the one that is computed."""
+
+    def maker(self, *running: Any, **given: Any) -> Maker:
+        """Whose last step was of these sequences, and is still computed."""
+        maker = Maker(running=0, **({"last": "decode", "waiting": False} | given))
+        maker.running_seqs = list(running)
+        maker.make(False, running=maker.running_seqs, **DECODES)
+        return maker
+
+    def test_nothing_is_made_where_all_end(self):
+        maker = self.maker(decoding(99), decoding(1, most=2))
+        assert maker.make(prefill=False, ahead=True, **DECODES) is None
+
+    @pytest.mark.parametrize("others", [decoding(98), decoding(0, most=2)])
+    def test_all_decode_where_one_goes_on(self, others):
+        maker = self.maker(decoding(99), others)
+        assert maker.make(prefill=False, ahead=True, **DECODES) is not None
+
+    def test_what_is_not_computed_yet_is_a_token_short(self):
+        maker = self.maker(decoding(99))
+        assert maker.make(prefill=False, **DECODES) is not None
+        prompts = self.maker(decoding(99))
+        prompts.make(True, ahead=True, running=[decoding(0)], inputs=object(), delta=None)
+        assert (
+            prompts.make(prefill=False, ahead=True, **DECODES) is not None
+        )  # the prompts' step adds none to it
+
+    def test_a_prompt_of_one_token_is_not_decoded(self):
+        one = decoding(0, most=1)
+        maker = Maker(running=0, last="prefill", waiting=False)
+        maker.make(True, running=[one], inputs=object(), delta=None)
+        maker.running_seqs = [one]
+        assert maker.make(prefill=False, ahead=True, **DECODES) is None
+
+    def test_the_next_prompt_is_read_at_once(self):
+        maker = self.maker(decoding(99), waiting=True)
+        maker.make(prefill=True, ahead=True)
+        assert maker.scheduler.cache_config.max_prefill_token_num == MOST
+        ended = self.maker(decoding(7, status=MessageStatus.STOPPED), waiting=True)
+        ended.make(prefill=True)
+        assert ended.scheduler.cache_config.max_prefill_token_num == MOST
+
+    def test_no_prompts_follow_a_step_that_is_the_last(self):
+        maker = self.maker(decoding(98), waiting=True)
+        maker.running_seqs[0].num_new_tokens += 1
+        made = maker.make(False, running=maker.running_seqs, **DECODES)
+        assert made is not None and not made[prompt_turns.FOLLOWED]
+
+    def test_a_prompt_that_is_read_already_goes_on(self):
+        maker = self.maker(decoding(99), chunk=sequence(900))
+        assert maker.make(prefill=False, ahead=True, **DECODES) is not None
 
 
 def sequence(tokens: int) -> Any:

@@ -45,7 +45,7 @@ Tensor embedding(Tensor weight, Tensor indices, int64_t, bool, bool) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = wide ? static_cast<const int64_t*>(places)[i] : static_cast<const int32_t*>(places)[i];
       STD_TORCH_CHECK(row >= 0 && row < rows, "embedding: index out of range in self: ", row, " of ", rows, " rows");
-      std::memcpy(to + i * bytes, from + row * pitch, bytes);
+      if (bytes > 0) std::memcpy(to + i * bytes, from + row * pitch, bytes);  // else there may be no memory
     }
   });
   return out;
