@@ -30,18 +30,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("patient")
 
 
-# Tests of such a folder run in one process: one server answers them, and what one compiles the next finds.
-_TOGETHER = ("tests/e2e/", "tests/serve/")
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What ``--dist loadfile`` takes: tests of a file run in one process, those of a folder of ``_TOGETHER`` too."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByFile(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return next((one for one in _TOGETHER if nodeid.startswith(one)), super()._split_scope(nodeid))
+    """What ``--dist loadfile`` takes."""
+    from tests.scheduling import ByFile  # imports xdist, which has this hook called
 
     return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
