@@ -3,7 +3,8 @@
 // A decode step reads each weight once and does little with it, so the time is the time of that reading. Nothing is
 // packed: neighbours along in_features are neighbours in memory in both operands, which is what a dot product wants.
 // The work is cut three times:
-//   block  rows of the weight that one thread handles in a piece; while it computes one, it prefetches the next
+//   block  rows of the weight that one thread handles in a piece; while it computes one, it prefetches the next, unless
+//          x is one row and the processor does better by itself (common/processor.h)
 //   chunk  columns of a block, so few that the part of x beside them stays in the first-level cache
 //   tile   a few rows of the weight times a few rows of x, summed in registers
 #pragma once
@@ -13,6 +14,7 @@
 #include <cstdint>
 
 #include "common/lanes.h"
+#include "common/processor.h"
 
 namespace dlinfer {
 
@@ -38,8 +40,9 @@ struct Ahead {
   int64_t step;
 };
 
-// One tile: sums[c * kBlockRows + r] += dot(weight row r, x row c) over `columns`, for r < kRows and c < kInputs.
-template <class T, int kRows, int kInputs>
+// One tile: sums[c * kBlockRows + r] += dot(weight row r, x row c) over `columns`, for r < kRows and c < kInputs. kAsks:
+// whether it prefetches.
+template <class T, int kRows, int kInputs, bool kAsks = true>
 void tile(const T* weight, int64_t weight_stride, const T* x, int64_t x_stride, int64_t columns, Ahead ahead,
           float* sums) {
   using Op = Operands<T>;
@@ -62,9 +65,11 @@ void tile(const T* weight, int64_t weight_stride, const T* x, int64_t x_stride, 
 
   int64_t at = 0;
   for (; at + Op::kStep <= columns; at += Op::kStep) {
+    if constexpr (kAsks) {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) __builtin_prefetch(ahead.line + r * ahead.step, 0, 2);  // not the first level
-    ahead.line += kRows * ahead.step;
+      for (int r = 0; r < kRows; ++r) __builtin_prefetch(ahead.line + r * ahead.step, 0, 2);  // not the first level
+      ahead.line += kRows * ahead.step;
+    }
     add([](const T* from) { return Op::load(from); }, at);
   }
   if (at < columns) add([rest = columns - at](const T* from) { return Op::load(from, rest); }, at);
@@ -99,6 +104,10 @@ constexpr std::array<Tiles<T>, sizeof...(I)> tiles_by_inputs(std::integer_sequen
 template <class T>
 constexpr auto kTiles = tiles_by_inputs<T>(std::make_integer_sequence<int, kTileInputs>());
 
+// Those of one row of x where nothing is prefetched: so many rows beside each other keep enough lines on their way.
+template <class T>
+constexpr Tiles<T> kUnasked{8, tile<T, 8, 1, false>, tile<T, 1, 1, false>};
+
 // Rows of T: `data` is the first, the next begins `stride` elements on.
 template <class T>
 struct Rows {
@@ -127,6 +136,7 @@ void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T*
 
   const int64_t most = tile_inputs(x.count), passes = (x.count + most - 1) / most;
   const int64_t inputs = passes ? (x.count + passes - 1) / passes : 1;  // a pass, all about equally many
+  const bool asks = x.count != 1 || !reads_ahead_itself();
   const Ahead nowhere{reinterpret_cast<const char*>(weight.data), 0};
   Ahead ahead = nowhere;
   if (next && weight.stride == columns) ahead = {reinterpret_cast<const char*>(next), kStep * sizeof(T)};
@@ -134,7 +144,7 @@ void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T*
   for (int64_t column = 0; column < columns; column += kChunk) {
     const int64_t width = std::min(kChunk, columns - column);
     for (int64_t c = 0; c < x.count; c += inputs) {
-      const auto& tiles = kTiles<T>[std::min(inputs, x.count - c) - 1];
+      const auto& tiles = asks ? kTiles<T>[std::min(inputs, x.count - c) - 1] : kUnasked<T>;
       for (int64_t r = 0; r < weight.count;) {
         const bool full = r + tiles.rows <= weight.count;
         (full ? tiles.full : tiles.one)(weight.data + r * weight.stride + column, weight.stride,
