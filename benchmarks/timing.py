@@ -69,18 +69,24 @@ def threads() -> int:
 
 def machine() -> dict[str, Any]:
     """What a figure depends on besides the code."""
-    model = ""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else ""
     return {
-        "cpu": model or platform.processor() or platform.machine(),
+        "cpu": _cpu() or platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
     }
+
+
+def _cpu() -> str:
+    """The processor's name, with its family: some machines hide the rest of the name. "" where that is not told."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return ""
+    pairs = (line.partition(":") for line in cpuinfo.read_text().splitlines())
+    told = {name.strip(): value.strip() for name, _, value in reversed([*pairs])}
+    name, family = told.get("model name", ""), told.get("cpu family", "")
+    return f"{name}, family {family}" if name and family else name
 
 
 def publish(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
