@@ -75,13 +75,13 @@ def _make_forward_inputs(
 ) -> Callable[..., dict[str, Any] | None]:
     @functools.wraps(original)
     def _make_forward_inputs(self: Any, prefill: bool, enable_empty: bool = False) -> dict[str, Any] | None:
-        # LMDeploy enables empty steps where it makes one while another is computed, and nowhere else.
         if activation.active() is None:
             return original(self, prefill, enable_empty)
-        if not prefill and _would_decode_in_vain(self, is_ahead=enable_empty):
+        is_ahead = enable_empty  # which LMDeploy says of a step that is made while another is computed
+        if is_ahead and not prefill and _would_decode_in_vain(self):
             last_tokens.note(self, None)
             return None
-        _set_limits(self, _portion(self, is_ahead=enable_empty))
+        _set_limits(self, _portion(self, is_ahead))
         made = original(self, prefill, enable_empty)
         last_tokens.note(self, made)
         if made is None or not activation.is_synchronous() or not _is_one_process(self.executor):
@@ -95,9 +95,12 @@ def _make_forward_inputs(
     return _make_forward_inputs
 
 
-def _would_decode_in_vain(maker: Any, is_ahead: bool) -> bool:
-    """Whether the step could only decode, and all that it would decode end with the step before."""
-    if not maker.running_seqs or last_tokens.decodes_on(maker, is_ahead):
+def _would_decode_in_vain(maker: Any) -> bool:
+    """Whether the step could only decode, and all that it would decode end with the step before, which is computed.
+
+    A sequence that does not end there, whatever its length says, is decoded by the step that is made then.
+    """
+    if not maker.running_seqs or last_tokens.decodes_on(maker, is_ahead=True):
         return False
     return not maker.long_context_chunker.enabled() and not _has_connector(maker.scheduler)
 

@@ -183,6 +183,13 @@ class TestLastTokens:
             prompts.make(prefill=False, ahead=True, **DECODES) is not None
         )  # the prompts' step adds none to it
 
+    def test_one_that_did_not_end_is_decoded(self):
+        """However long it is: what was made ready is nothing, and then nothing is in flight."""
+        maker = self.maker(decoding(99))
+        assert maker.make(prefill=False, ahead=True, **DECODES) is None
+        maker.running_seqs[0].num_new_tokens += 1
+        assert maker.make(prefill=False, **DECODES) is not None
+
     def test_a_prompt_of_one_token_is_not_decoded(self):
         one = decoding(0, most=1)
         maker = Maker(running=0, last="prefill", waiting=False)
