@@ -140,6 +140,15 @@ def test_rows_behind_the_last_end_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    "rules", [Rules(causal=False, left=1, right=1), Rules(left=2), Rules(causal=False, left=0, right=3)]
+)
+def test_rows_between_two_that_see_little(rules: Rules) -> None:
+    """More queries than keys, so that the first of a panel sees nothing and the last not the first key."""
+    case = Case(0, [(5, 3), (40, 20), (7, 7)], 2, 2, (16, 16))
+    assert_close(case.packed(rules), case.reference(rules))
+
+
+@pytest.mark.parametrize(
     ("lengths", "rules", "blind"),
     [
         ([(5, 0), (4, 4)], Rules(), [*range(5)]),

@@ -145,10 +145,12 @@ class Runner {
     const int64_t first = row / call_.group, last = (end - 1) / call_.group;
     Seen found{of.keys, 0, 0, of.keys};
     for (int64_t query = first; query <= last; query += of.visible ? 1 : std::max<int64_t>(last - first, 1)) {
-      const Keys keys = visible(of, query);  // by the call's shape they move on with the query
+      // By the call's shape they move on with the query: the first's begin and the last's end hold for those between, even
+      // where that query itself sees nothing.
+      const Keys keys = visible(of, query);
       found.all_begin = std::max<int64_t>(found.all_begin, keys.begin);
       found.all_end = std::min<int64_t>(found.all_end, keys.end);
-      if (keys.begin == keys.end) continue;
+      if (of.visible && keys.begin == keys.end) continue;
       found.begin = std::min<int64_t>(found.begin, keys.begin);
       found.end = std::max<int64_t>(found.end, keys.end);
     }
