@@ -109,7 +109,7 @@ def _is_here(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
-IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
+ATEN_CALLS: dict[Any, Callable[[fx.Node], bool]] = {
     _aten.add.Tensor: _is_sum_of_whole,
     _aten.add_.Tensor: _adds_whole,
     _aten.embedding.default: _is_plain_table,

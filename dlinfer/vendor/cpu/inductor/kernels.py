@@ -17,7 +17,7 @@ from dlinfer.ops.spec import registry
 from dlinfer.vendor import discovery
 from dlinfer.vendor.cpu import isa, native
 from dlinfer.vendor.cpu.four_bit.linears import native_matmul
-from dlinfer.vendor.cpu.inductor.aten_calls import IF_PLAIN
+from dlinfer.vendor.cpu.inductor.aten_calls import ATEN_CALLS
 from dlinfer.vendor.cpu.inductor.fusible import (
     CALLS,
     NATIVE_FLOATS,
@@ -86,7 +86,7 @@ def _is_native(node: fx.Node) -> bool:
         return fake(arguments(node)["x"]).dtype in NATIVE_FLOATS
     if op is not None and op in _IF_PLAIN:
         return _is_ours(op._schema.name.removeprefix("dlinfer::")) and _IF_PLAIN[op](node)
-    return op is None or op.namespace != "aten" or (op in IF_PLAIN and IF_PLAIN[op](node))
+    return op is None or op.namespace != "aten" or (op in ATEN_CALLS and ATEN_CALLS[op](node))
 
 
 def _is_ours(name: str) -> bool:

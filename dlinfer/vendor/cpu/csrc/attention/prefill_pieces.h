@@ -145,8 +145,8 @@ class Runner {
     const int64_t first = row / call_.group, last = (end - 1) / call_.group;
     Seen found{of.keys, 0, 0, of.keys};
     for (int64_t query = first; query <= last; query += of.visible ? 1 : std::max<int64_t>(last - first, 1)) {
-      // By the call's shape they move on with the query: the first's begin and the last's end hold for those between, even
-      // where that query itself sees nothing.
+      // By the call's shape they move on with the query: the first's begin and the last's end hold for those between,
+      // even where that query itself sees nothing.
       const Keys keys = visible(of, query);
       found.all_begin = std::max<int64_t>(found.all_begin, keys.begin);
       found.all_end = std::min<int64_t>(found.all_end, keys.end);

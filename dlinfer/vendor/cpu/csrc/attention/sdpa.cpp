@@ -10,7 +10,6 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -22,6 +21,7 @@
 #include "attention/prefill_pieces.h"
 #include "attention/visible.h"
 #include "chain/table.h"
+#include "common/by_torch.h"
 #include "common/result_memory.h"
 #include "linear/many_rows.h"
 
@@ -48,13 +48,8 @@ struct Given {
 };
 
 Tensor by_torch(const Given& given) {
-  namespace convert = torch::stable::detail;
-  std::array<StableIValue, 8> stack{convert::from(given.q),       convert::from(given.k),      convert::from(given.v),
-                                    convert::from(given.mask),    convert::from(given.dropout), convert::from(given.causal),
-                                    convert::from(given.scale),   convert::from(given.grouped)};
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::scaled_dot_product_attention", "", stack.data(), TORCH_ABI_VERSION));
-  return convert::to<Tensor>(stack[0]);
+  return dlinfer::by_torch("aten::scaled_dot_product_attention", given.q, given.k, given.v, given.mask, given.dropout,
+                           given.causal, given.scale, given.grouped);
 }
 
 // Whether the kernels read these tensors as they are. What is no attention at all is torch's to refuse.
@@ -71,7 +66,7 @@ bool fits(const Given& given) {
   if (given.v.size(1) != kv_heads || given.v.size(2) != given.keys() || given.k.size(3) != given.q.size(3)) return false;
   if (given.grouped ? heads % kv_heads != 0 : heads != kv_heads) return false;
   if (given.keys() >= std::numeric_limits<int32_t>::max() || given.dropout != 0) return false;
-  if (given.mask && (given.causal || !given.mask->is_cpu() || given.mask->dim() < 1)) return false;
+  if (given.mask && (given.causal || !given.mask->is_cpu())) return false;
   return true;
 }
 

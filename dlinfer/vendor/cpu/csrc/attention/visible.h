@@ -1,7 +1,8 @@
 // Which keys each query sees, read off a mask: a range, as causal masks, windows, padding and packed sequences have it.
 //
-// Roofline: a row of the mask is read twice, the second time from the first-level cache; for 512 queries over 1024 keys
-// in bfloat16 that is 1 MiB and some 50 us, a thirtieth of their attention.
+// Roofline: a row of the mask is read twice, the second time from the first-level cache. Attention of 512 queries over
+// 1024 keys in bfloat16, 14 heads of 64, takes 0.75 ms on a Zen 5 with such a mask of 1 MiB, and within the noise of a
+// tenth as long with is_causal.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -44,7 +45,8 @@ struct Bools {
   static bool infinite(uint8_t bits) { return bits == 0; }
 };
 
-// The range of a row; nothing where the visible keys are none, or another number is added to a score.
+// The range of a row, empty where minus infinity hides all; nothing where the visible keys are no range, or where a number
+// is added to scores.
 template <class Mask>
 std::optional<Keys> range_of(const typename Mask::Number* row, int64_t count) {
   int64_t visible = 0, hidden = 0;

@@ -9,11 +9,11 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "attention/arguments.h"
 #include "chain/table.h"
+#include "common/by_torch.h"
 #include "threads/team.h"
 
 namespace dlinfer::cache {
@@ -24,14 +24,6 @@ using torch::stable::Tensor;
 
 // Below this many bytes a thread is done before another one has begun.
 constexpr int64_t kCopiedPerThread = 64 << 10;
-
-Tensor by_torch(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source) {
-  namespace convert = torch::stable::detail;
-  std::array<StableIValue, 4> stack{convert::from(self), convert::from(dim), convert::from(index),
-                                    convert::from(source)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::index_copy_", "", stack.data(), TORCH_ABI_VERSION));
-  return convert::to<Tensor>(stack[0]);
-}
 
 // Whether dimensions behind `dim` have no gaps.
 bool in_one_piece(const Tensor& t, int64_t dim) {
@@ -56,7 +48,7 @@ bool fits(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& so
 
 Tensor index_copy_(Tensor self, int64_t dim, Tensor index, Tensor source) {
   if (dim < 0) dim += self.dim();
-  if (!fits(self, dim, index, source)) return by_torch(self, dim, index, source);
+  if (!fits(self, dim, index, source)) return by_torch("aten::index_copy_", self, dim, index, source);
   int64_t outer = 1, inner = self.element_size();
   for (int64_t d = 0; d < self.dim(); ++d) d < dim ? outer *= self.size(d) : d > dim ? inner *= self.size(d) : 0;
   const int64_t item = self.element_size(), count = index.size(0), places = self.size(dim);

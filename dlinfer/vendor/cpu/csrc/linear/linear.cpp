@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "chain/table.h"
+#include "common/by_torch.h"
 #include "common/result_memory.h"
 #include "linear/few_rows.h"
 #include "linear/linear.h"
@@ -67,13 +68,6 @@ Tensor empty_like_linear(const Tensor& x, const Tensor& weight) {
   sizes[rank - 1] = weight.size(0);
   for (int64_t d = rank - 1; d > 0; --d) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
   return empty_strided(sizes, strides, x.scalar_type(), x.element_size());
-}
-
-Tensor torch_linear(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
-  namespace convert = torch::stable::detail;
-  std::array<StableIValue, 3> stack{convert::from(x), convert::from(weight), convert::from(bias)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
-  return convert::to<Tensor>(stack[0]);
 }
 
 void check(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
@@ -250,7 +244,7 @@ std::vector<Tensor> linears(Tensor x, const std::vector<Tensor>& weights, const 
   std::vector<Tensor> outs;
   outs.reserve(weights.size());
   if (!ours || (inputs > max_inputs(x.scalar_type()) && !takes_many_inputs(x.scalar_type(), inputs))) {
-    for (size_t i = 0; i < weights.size(); ++i) outs.push_back(torch_linear(x, weights[i], biases[i]));
+    for (size_t i = 0; i < weights.size(); ++i) outs.push_back(by_torch("aten::linear", x, weights[i], biases[i]));
     return outs;
   }
 

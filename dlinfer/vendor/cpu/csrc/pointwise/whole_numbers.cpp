@@ -6,7 +6,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <vector>
+#include <type_traits>
 
 #include "chain/table.h"
 #include "common/result_memory.h"
