@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.serving import step_thread
+from dlinfer.framework.lmdeploy_ext.serving import prompt_turns, step_thread
 from dlinfer.framework.lmdeploy_ext.serving.step_thread import StepThread
 from dlinfer.utils import computing
 
@@ -21,7 +22,11 @@ class Agent:
     def __init__(self) -> None:
         self.begun, self.computes, self.go = threading.Event(), threading.Event(), threading.Event()
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._in_que: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.seen: list[Any] = []
+
+    def _keep_h2d_transfer(self, transfer: Any) -> None:
+        assert transfer is None
 
     async def step(self, value: Any) -> None:
         self.begun.set()
@@ -40,6 +45,16 @@ class Agent:
         self.queue.put_nowait(value)
 
     loop_thread = 0
+
+
+class Ends:
+    """LMDeploy's event of a step; only its loop may set it."""
+
+    thread = count = 0
+
+    def set(self) -> None:
+        assert threading.get_ident() == self.thread
+        self.count += 1
 
 
 class Patched:
@@ -119,6 +134,41 @@ def test_what_a_step_gave_is_handled_beside_the_next_one(agent, monkeypatch, tel
         agent.go.set()
         await step
         assert await agent.queue.get() == "second"
+
+    run(main())
+
+
+def test_steps_that_lie_ready_follow_without_the_loop(agent):
+    """One that is to be joined to its own follower is begun by the loop, and what comes behind that too."""
+    begun: list[Any] = []
+    ends = Ends()
+
+    async def step(self: Any, value: Any) -> None:
+        begun.append(value)
+        await Agent.step(self, value)
+
+    patched = step_thread._async_step(step)
+    step_thread._start(lambda self, forward_event=None: None)(agent, ends)
+
+    async def main() -> None:
+        agent.loop_thread = Ends.thread = threading.get_ident()
+        first = asyncio.create_task(patched(agent, value=0))
+        while not agent.begun.is_set():
+            await asyncio.sleep(0.001)
+        agent._in_que.put_nowait({"value": 1, "_h2d_transfer": None, prompt_turns.FOLLOWED: False})
+        agent._in_que.put_nowait({"value": 2})
+        agent._in_que.put_nowait({"value": 3, prompt_turns.FOLLOWED: True})
+        agent._in_que.put_nowait({"value": 4})
+        agent.go.set()
+        deadline = time.monotonic() + SECONDS
+        while len(agent.seen) < 3 and time.monotonic() < deadline:
+            time.sleep(0.001)  # this loop stands still
+        assert begun == [0, 1, 2]
+        await first
+        assert begun == [0, 1, 2, 3, 4]
+        assert [await agent.queue.get() for _ in range(5)] == [0, 1, 2, 3, 4]
+        assert len({thread for thread, _ in agent.seen}) == 1
+        assert ends.count == 4  # LMDeploy's loop sets the first one's
 
     run(main())
 

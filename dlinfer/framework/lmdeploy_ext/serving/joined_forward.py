@@ -26,6 +26,11 @@ async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
         taken = await asyncio.wait_for(agent._in_que.get(), seconds)
     except TimeoutError:
         return None
+    return received(agent, taken)
+
+
+def received(agent: Any, taken: dict[str, Any]) -> dict[str, Any]:
+    """What came from the agent's queue, as the arguments of a step."""
     agent._keep_h2d_transfer(taken.pop("_h2d_transfer", None))
     return taken
 

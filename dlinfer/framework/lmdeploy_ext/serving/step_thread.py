@@ -26,6 +26,11 @@ _LATEST = 0.005
 _FOLLOWS = 0.05
 """Seconds for which decoding waits for the prompts that it is said to be followed by: ten times what they take."""
 
+_NAME = "dlinfer_steps"  # of the attribute in which an agent has its thread
+_EVENT = "dlinfer_forward_event"  # of the one in which it has what LMDeploy sets behind each step
+
+Step = Callable[[], Awaitable[None]]
+
 
 class StepThread:
     """Runs coroutines of one model agent, one after the other, on one thread with an event loop of its own.
@@ -33,7 +38,8 @@ class StepThread:
     idle: held while one runs. Whoever changes what a step reads takes it first.
 
     What a step gives is handed over when the next one has begun to compute: handling it takes the loop a millisecond or
-    two of Python, for which the next step would have to wait, and which cost nothing beside one that computes.
+    two of Python, for which the next step would have to wait, and which cost nothing beside one that computes. For the
+    same reason a step that lies ready is begun by the thread itself, not by the loop that would have to wake for it.
     """
 
     def __init__(self) -> None:
@@ -44,22 +50,28 @@ class StepThread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dlinfer-step")
         self._host: asyncio.AbstractEventLoop | None = None
 
-    async def run(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Wait for a step without holding up the loop that this is called in."""
+    async def run(self, step: Step, following: Callable[[], Step | None] = lambda: None) -> None:
+        """Wait for a step, and for those behind it, without holding up the loop that this is called in.
+
+        following: gives the next step if it lies ready; called on the thread after each step.
+        """
         self._host = asyncio.get_running_loop()
         context = contextvars.copy_context()
         self._running = True
         try:
-            await self._host.run_in_executor(self._pool, lambda: context.run(self._run, step))
+            await self._host.run_in_executor(self._pool, lambda: context.run(self._run, step, following))
         finally:
             self._running = False
             self._host.call_soon(self._take_unless_running)
             self._host.call_later(_LATEST, self.take_outputs)  # where the next step does not tell
 
-    def _run(self, step: Callable[[], Awaitable[None]]) -> None:
+    def _run(self, first: Step, following: Callable[[], Step | None]) -> None:
         computing.listen(self._computes)
-        with self.idle, torch.inference_mode():  # a mode of the thread
-            self._steps.run_until_complete(_awaited(step))
+        step: Step | None = first
+        while step is not None:
+            with self.idle, torch.inference_mode():  # a mode of the thread
+                self._steps.run_until_complete(_awaited(step))
+            step = following()
 
     def _computes(self) -> None:
         if self._host is not None and self._outputs:
@@ -83,17 +95,19 @@ class StepThread:
         else:
             self._outputs.append(call)
 
+    def another_ends(self, agent: Any) -> None:
+        """A step ends, or will, that LMDeploy's loop does not know of: it sets an event behind each that it began."""
+        if (event := getattr(agent, _EVENT, None)) is not None:
+            self._outputs.append(event.set)
+
     def close(self) -> None:
         """Wait for the step under way and end the thread."""
         self._pool.shutdown()
         self._steps.close()
 
 
-async def _awaited(step: Callable[[], Awaitable[None]]) -> None:
+async def _awaited(step: Step) -> None:
     await step()
-
-
-_NAME = "dlinfer_steps"  # of the attribute in which an agent has its thread
 
 
 def _steps_of(agent: Any) -> StepThread | None:
@@ -120,18 +134,53 @@ def _async_step(original: Callable[..., Awaitable[None]]) -> Callable[..., Await
         if followed:
             steps.take_outputs()  # the engine sends the prompts once it has seen the step before
             second = await joined_forward.following(self, _FOLLOWS)
+        if second is not None:
+            steps.another_ends(self)
+        held: list[dict[str, Any]] = []
+        following = functools.partial(_following, original, self, steps, held)
         if second is None:
-            await steps.run(step)
+            await steps.run(step, following)
         elif joined_forward.can_join(self, kwargs, second):
             second.pop(prompt_turns.FOLLOWED, None)
             joined_forward.expect(self, second)
             prompts = functools.partial(original, self, **second)
-            await steps.run(functools.partial(joined_forward.joined, self, step, prompts))
+            await steps.run(functools.partial(joined_forward.joined, self, step, prompts), following)
         else:
             await steps.run(step)
-            await _async_step(self, **second)
+            held.append(second)
+        for taken in held:
+            await _async_step(self, **taken)
 
     return _async_step
+
+
+def _following(
+    original: Callable[..., Awaitable[None]], agent: Any, steps: StepThread, held: list[dict[str, Any]]
+) -> Step | None:
+    """Take the step that lies ready from the agent's queue, if one does; on the steps' thread.
+
+    The loop, which alone waits at that queue, waits for the thread meanwhile. held: gets a step that the loop has to
+    begin, since another one is to be joined to it.
+    """
+    try:
+        taken = joined_forward.received(agent, agent._in_que.get_nowait())
+    except asyncio.QueueEmpty:
+        return None
+    steps.another_ends(agent)
+    if taken.get(prompt_turns.FOLLOWED):
+        held.append(taken)
+        return None
+    taken.pop(prompt_turns.FOLLOWED, None)
+    return functools.partial(original, agent, **taken)
+
+
+def _start(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def start(self: Any, forward_event: Any = None) -> None:
+        setattr(self, _EVENT, forward_event)
+        original(self, forward_event)
+
+    return start
 
 
 def _push_output(original: Callable[..., None]) -> Callable[..., None]:
@@ -202,6 +251,12 @@ PATCHES = (
         why="fills a queue of asyncio's, which only the loop's own thread may",
         signature="(self, output)",
         build=_push_output,
+    ),
+    Patch(
+        target=f"{_AGENT}.start",
+        why="sets the event of a step in the loop alone, which does not see each step end here",
+        signature="(self, forward_event=None)",
+        build=_start,
     ),
     Patch(target=f"{_AGENT}.sleep", why=_MEANWHILE, signature="(self, level=1)", build=_sleep),
     Patch(target=f"{_AGENT}.wakeup", why=_MEANWHILE, signature="(self, tags=None)", build=_between_steps),
