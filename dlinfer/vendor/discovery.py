@@ -276,7 +276,10 @@ def device(device_type: str) -> Device:
     Raises DeviceUnknownError where none does, VendorUnavailableError where the probe of the one that does says no, and
     VendorLoadError.
     """
-    vendor = active(device_type) or default(device_type)
+    vendor = active(device_type)
+    if vendor is not None and vendor.load_device is not None:
+        return device_of(vendor)  # its probe said yes when it became the active one; steps of a model ask this
+    vendor = vendor or default(device_type)
     if vendor is not None and vendor.load_device is not None:
         return device_of(use(vendor.name, device_type))
     saying = [v for v in loadable() if v.load_device is not None and v.serves(device_type)]
