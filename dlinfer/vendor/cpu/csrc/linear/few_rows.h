@@ -3,15 +3,17 @@
 // A decode step reads each weight once and does little with it, so the time is the time of that reading. Nothing is
 // packed: neighbours along in_features are neighbours in memory in both operands, which is what a dot product wants.
 // The work is cut three times:
-//   block  rows of the weight that one thread handles in a piece; while it computes one, it prefetches the next, unless
-//          x is one row and the processor does better by itself (common/processor.h)
+//   block  rows of the weight that one thread handles in a piece; while it computes one, it prefetches the next, evenly
+//          over its time, unless x is one row and the processor does better by itself (common/processor.h)
 //   chunk  columns of a block, so few that the part of x beside them stays in the first-level cache
+//   strip  rows of a chunk that all rows of x meet before the next
 //   tile   a few rows of the weight times a few rows of x, summed in registers
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 
 #include "common/lanes.h"
 #include "common/processor.h"
@@ -21,6 +23,7 @@ namespace dlinfer {
 constexpr int kBlockRows = 16;
 constexpr int64_t kBlockBytes = 192 << 10;  // two blocks fit into the second-level cache
 constexpr int64_t kChunkBytes = 16 << 10;  // half of a first-level cache; the other half is for the weight
+constexpr int kStripRows = 8;              // a multiple of every tile's
 constexpr int kTileInputs = kAccumulators / 2;
 
 // Sums of a tile: with four rows of the weight, whose loads then serve more rows of x, AVX-512 has room for a few more.
@@ -34,17 +37,36 @@ constexpr int tile_inputs(int64_t inputs) {
   return inputs > kTileInputs && kTileSums > kAccumulators ? kTileSums / 4 : kTileInputs;
 }
 
-// Where a tile touches memory ahead of its need: `line`, and `step` bytes on with each operand that it loads.
+// Where a tile touches memory ahead of its need: `line`, and `step` bytes on each time.
 struct Ahead {
   const char* line;
   int64_t step;
 };
 
-// One tile: sums[c * kBlockRows + r] += dot(weight row r, x row c) over `columns`, for r < kRows and c < kInputs. kAsks:
-// whether it prefetches.
-template <class T, int kRows, int kInputs, bool kAsks = true>
+// How often a tile touches it for each load of its kRows rows of the weight: never, as often as it loads, or so often as
+// it is told, where several tiles read the same rows.
+enum class Asks { kNever, kEach, kAsTold };
+
+// Of `rows` such touches those of one pass of several, all of them in turn.
+constexpr int64_t touches(int64_t rows, int64_t pass, int64_t passes) {
+  return rows / passes + (pass < rows % passes);
+}
+
+// to[i] += from[i] for i < kCount, as one operation of the processor.
+template <int kCount>
+void add_to(float* to, const float* from) {
+  typedef float Some __attribute__((vector_size(kCount * sizeof(float))));
+  Some a, b;
+  std::memcpy(&a, to, sizeof(a)), std::memcpy(&b, from, sizeof(b));
+  a += b;
+  std::memcpy(to, &a, sizeof(a));
+}
+
+// One tile: sums[c * kBlockRows + r] += dot(weight row r, x row c) over `columns`, for r < kRows and c < kInputs.
+// told: touches for each load, where kAsks is kAsTold.
+template <class T, int kRows, int kInputs, Asks kAsks>
 void tile(const T* weight, int64_t weight_stride, const T* x, int64_t x_stride, int64_t columns, Ahead ahead,
-          float* sums) {
+          [[maybe_unused]] int64_t told, float* sums) {
   using Op = Operands<T>;
   constexpr int kCount = kRows * kInputs;
   Floats accumulators[kCount]{};
@@ -65,10 +87,12 @@ void tile(const T* weight, int64_t weight_stride, const T* x, int64_t x_stride, 
 
   int64_t at = 0;
   for (; at + Op::kStep <= columns; at += Op::kStep) {
-    if constexpr (kAsks) {
+    if constexpr (kAsks == Asks::kEach) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) __builtin_prefetch(ahead.line + r * ahead.step, 0, 2);  // not the first level
       ahead.line += kRows * ahead.step;
+    } else if constexpr (kAsks == Asks::kAsTold) {
+      for (int64_t i = 0; i < told; ++i, ahead.line += ahead.step) __builtin_prefetch(ahead.line, 0, 2);
     }
     add([](const T* from) { return Op::load(from); }, at);
   }
@@ -81,32 +105,35 @@ void tile(const T* weight, int64_t weight_stride, const T* x, int64_t x_stride, 
 #pragma GCC unroll 16
     for (int i = 0; i < kGroup; ++i) group[i] = first + i < kCount ? accumulators[first + i] : Floats{};
     sum_lanes<kGroup>(group);
+    float found[kLanes];
+    std::memcpy(found, &group[0], sizeof(found));
+    constexpr int kTogether = std::min(kRows, kLanes);  // neighbours in sums
 #pragma GCC unroll 16
-    for (int i = 0; i < kGroup; ++i) {
-      if (first + i < kCount) sums[(first + i) / kRows * kBlockRows + (first + i) % kRows] += group[0][i];
+    for (int i = 0; i < kGroup && first + i < kCount; i += kTogether) {
+      add_to<kTogether>(sums + (first + i) / kRows * kBlockRows + (first + i) % kRows, found + i);
     }
   }
 }
 
 template <class T>
 struct Tiles {
-  using Function = void (*)(const T*, int64_t, const T*, int64_t, int64_t, Ahead, float*);
+  using Function = void (*)(const T*, int64_t, const T*, int64_t, int64_t, Ahead, int64_t, float*);
   int rows;
   Function full;  // `rows` rows of the weight
   Function one;   // the rows that are left over, one by one
 };
 
-template <class T, int... I>
+template <class T, Asks kAsks, int... I>
 constexpr std::array<Tiles<T>, sizeof...(I)> tiles_by_inputs(std::integer_sequence<int, I...>) {
-  return {{{tile_rows(I + 1), tile<T, tile_rows(I + 1), I + 1>, tile<T, 1, I + 1>}...}};
+  return {{{tile_rows(I + 1), tile<T, tile_rows(I + 1), I + 1, kAsks>, tile<T, 1, I + 1, kAsks>}...}};
 }
 
-template <class T>
-constexpr auto kTiles = tiles_by_inputs<T>(std::make_integer_sequence<int, kTileInputs>());
+template <class T, Asks kAsks>
+constexpr auto kTiles = tiles_by_inputs<T, kAsks>(std::make_integer_sequence<int, kTileInputs>());
 
 // Those of one row of x where nothing is prefetched: so many rows beside each other keep enough lines on their way.
 template <class T>
-constexpr Tiles<T> kUnasked{8, tile<T, 8, 1, false>, tile<T, 1, 1, false>};
+constexpr Tiles<T> kUnasked{8, tile<T, 8, 1, Asks::kNever>, tile<T, 1, 1, Asks::kNever>};
 
 // Rows of T: `data` is the first, the next begins `stride` elements on.
 template <class T>
@@ -135,24 +162,27 @@ void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T*
   std::fill_n(sums, x.count * kBlockRows, 0.0f);
 
   const int64_t most = tile_inputs(x.count), passes = (x.count + most - 1) / most;
-  const int64_t inputs = passes ? (x.count + passes - 1) / passes : 1;  // a pass, all about equally many
+  const auto& all = passes > 1 ? kTiles<T, Asks::kAsTold> : kTiles<T, Asks::kEach>;
   const bool asks = x.count != 1 || !reads_ahead_itself();
-  const Ahead nowhere{reinterpret_cast<const char*>(weight.data), 0};
-  Ahead ahead = nowhere;
+  Ahead ahead{reinterpret_cast<const char*>(weight.data), 0};
   if (next && weight.stride == columns) ahead = {reinterpret_cast<const char*>(next), kStep * sizeof(T)};
 
   for (int64_t column = 0; column < columns; column += kChunk) {
     const int64_t width = std::min(kChunk, columns - column);
-    for (int64_t c = 0; c < x.count; c += inputs) {
-      const auto& tiles = asks ? kTiles<T>[std::min(inputs, x.count - c) - 1] : kUnasked<T>;
-      for (int64_t r = 0; r < weight.count;) {
-        const bool full = r + tiles.rows <= weight.count;
-        (full ? tiles.full : tiles.one)(weight.data + r * weight.stride + column, weight.stride,
-                                        x.data + c * x.stride + column, x.stride, width, c == 0 ? ahead : nowhere,
-                                        sums + c * kBlockRows + r);
-        const int64_t done = full ? tiles.rows : 1;
-        if (c == 0) ahead.line += done * (width / kStep) * ahead.step;
-        r += done;
+    for (int64_t begin = 0; begin < weight.count; begin += kStripRows) {
+      const int64_t end = std::min(begin + kStripRows, weight.count);
+      for (int64_t pass = 0, c = 0, next_c; pass < passes; ++pass, c = next_c) {
+        next_c = (pass + 1) * x.count / passes;  // passes take about equally many
+        const auto& tiles = asks ? all[next_c - c - 1] : kUnasked<T>;
+        for (int64_t r = begin, done; r < end; r += done) {
+          const bool full = r + tiles.rows <= end;
+          done = full ? tiles.rows : 1;
+          const int64_t told = touches(done, pass, passes);
+          (full ? tiles.full : tiles.one)(weight.data + r * weight.stride + column, weight.stride,
+                                          x.data + c * x.stride + column, x.stride, width, ahead, told,
+                                          sums + c * kBlockRows + r);
+          ahead.line += told * (width / kStep) * ahead.step;
+        }
       }
     }
   }
