@@ -1,5 +1,5 @@
-// dlinfer_cpu::linear and dlinfer_cpu::linears: torch's linear, with kernels of our own for few rows and, where the
-// processor has AMX, for many.
+// dlinfer_cpu::linear and dlinfer_cpu::linears: torch's linear, with kernels of our own for up to as many rows as they
+// are ahead of torch's with (limits.h, which dlinfer_cpu::linear_max_inputs tells), and one for AMX.
 //
 // Only torch's stable ABI is used: its headers compile in a second where ATen's take five, and its parallel_for runs
 // in torch's own thread pool without our linking an OpenMP runtime.
@@ -15,6 +15,7 @@
 #include "common/by_torch.h"
 #include "common/result_memory.h"
 #include "linear/few_rows.h"
+#include "linear/limits.h"
 #include "linear/linear.h"
 #include "linear/many_rows.h"
 #include "threads/team.h"
@@ -26,32 +27,9 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-// With more rows of x than this the kernel for few is not taken, because then computing takes longer than reading and
-// torch's own linear is as fast. Measured on an AMD EPYC of the Zen 4 kind for each instruction set
-// (benchmarks/linear.py). Where AMX tiles, ours or torch's, or other processors may compute faster than that, the rows
-// for which reading surely takes longer.
-template <class T>
-constexpr int kMaxInputs = 16;
-#if defined(__x86_64__) && !defined(__AMX_BF16__)
-template <>
-constexpr int kMaxInputs<BFloat16> = 64;
-template <>
-constexpr int kMaxInputs<Half> = 64;
-#endif
-#if defined(__AVX512F__)
-template <>
-constexpr int kMaxInputs<float> = 32;
-#endif
-
-#if defined(DLINFER_HAS_TILES)
-// Likewise, where our tiles take what is more. Measured on a Xeon of the Emerald Rapids kind: with three rows both are
-// as fast, with four the tiles are ahead, with 16 by a factor of two and more; one row takes them 15 % longer.
-constexpr int kMaxInputsBesideTiles = 2;
-
-// With more rows than this torch's own linear is as fast as our tiles: it packs the weight at each call, which then
-// costs little. Measured there: 512 and 1024 rows take torch 1.0 to 1.3 times as long, 2048 rows 0.8 to 1.5 times.
-constexpr int64_t kMaxTileInputs = 1024;
-#endif
+// Rows of x that meet a block of the weight at once: their part beside a chunk is half of a second-level cache. Where
+// there are more threads than blocks, fewer, so that each thread has some.
+constexpr int64_t kPanelInputs = 256, kFewestInPanel = 32;
 
 // Below this many bytes of weight a thread is done before another one has begun.
 constexpr int64_t kBytesPerThread = 64 << 10;
@@ -95,34 +73,6 @@ int64_t leading_count(const Tensor& x) {
   return count;
 }
 
-// The most rows of x that the kernel takes, -1 where there is none for the dtype.
-int64_t max_inputs(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return kMaxInputs<float>;
-    case ScalarType::BFloat16:
-#if defined(DLINFER_HAS_TILES)
-      if (tiles_granted()) return kMaxInputsBesideTiles;
-#endif
-      return kMaxInputs<BFloat16>;
-#if defined(DLINFER_HAS_HALF)
-    case ScalarType::Half:
-      return kMaxInputs<Half>;
-#endif
-    default:
-      return -1;
-  }
-}
-
-// Whether there is a kernel for so many rows, more than those.
-bool takes_many_inputs([[maybe_unused]] ScalarType dtype, [[maybe_unused]] int64_t inputs) {
-#if defined(DLINFER_HAS_TILES)
-  return dtype == ScalarType::BFloat16 && inputs <= kMaxTileInputs && tiles_granted();
-#else
-  return false;
-#endif
-}
-
 bool fits_kernel(const Tensor& weight, const MaybeTensor& bias) {
   return weight.is_cpu() && dense_rows(weight) && (!bias || (bias->is_cpu() && dense_rows(*bias)));
 }
@@ -140,21 +90,29 @@ void run(Rows<const T> x, int64_t columns, const std::vector<Job<T>>& jobs) {
   const auto blocks = [rows](const Job<T>& job) { return (job.weight.count + rows - 1) / rows; };
   int64_t total = 0;
   for (const auto& job : jobs) total += blocks(job);
+  if (total == 0 || x.count == 0) return;
 
+  const auto pieces = [](int64_t count, int64_t size) { return (count + size - 1) / size; };
+  const int64_t panels = std::max(pieces(x.count, kPanelInputs),
+                                  std::min(pieces(2 * thread_count(), total), pieces(x.count, kFewestInPanel)));
   const int64_t block_bytes = std::max<int64_t>(rows * columns * int64_t(sizeof(T)), 1);
   const int64_t grain = std::max<int64_t>(kBytesPerThread / block_bytes, 1);
-  parallel_for(0, total, grain, [&](int64_t begin, int64_t end) {
-    int64_t before = 0;
-    for (const auto& job : jobs) {
-      const int64_t last = std::min(end - before, blocks(job));
-      for (int64_t i = std::max<int64_t>(begin - before, 0); i < last; ++i) {
-        const int64_t r = i * rows;
-        const Rows<const T> weight{job.weight.data + r * job.weight.stride, job.weight.stride,
-                                   std::min(rows, job.weight.count - r)};
-        block<T, kMaxInputs<T>>(weight, x, columns, job.bias ? job.bias + r : nullptr,
-                             {job.out.data + r, job.out.stride, x.count}, i + 1 < last);
+  parallel_for(0, panels * total, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin / total; panel * total < end; ++panel) {
+      const int64_t c = panel * x.count / panels, next_c = (panel + 1) * x.count / panels;
+      const Rows<const T> some{x.data + c * x.stride, x.stride, next_c - c};
+      int64_t before = panel * total;
+      for (const auto& job : jobs) {
+        const int64_t last = std::min(end - before, blocks(job));
+        for (int64_t i = std::max<int64_t>(begin - before, 0); i < last; ++i) {
+          const int64_t r = i * rows;
+          const Rows<const T> weight{job.weight.data + r * job.weight.stride, job.weight.stride,
+                                     std::min(rows, job.weight.count - r)};
+          block<T, kPanelInputs>(weight, some, columns, job.bias ? job.bias + r : nullptr,
+                                 {job.out.data + c * job.out.stride + r, job.out.stride, some.count}, i + 1 < last);
+        }
+        before += blocks(job);
       }
-      before += blocks(job);
     }
   });
 }
@@ -226,7 +184,7 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
   const int64_t stride = x.is_contiguous() ? columns : x.stride(0);
 #if defined(DLINFER_HAS_TILES)
   if constexpr (std::is_same_v<T, BFloat16>) {
-    if (inputs > max_inputs(ScalarType::BFloat16)) return run_tiles({data(x), stride, inputs}, columns, jobs);
+    if (inputs > max_inputs(ScalarType::BFloat16, columns)) return run_tiles({data(x), stride, inputs}, columns, jobs);
   }
 #endif
   run<T>({data(x), stride, inputs}, columns, jobs);
@@ -243,7 +201,8 @@ std::vector<Tensor> linears(Tensor x, const std::vector<Tensor>& weights, const 
 
   std::vector<Tensor> outs;
   outs.reserve(weights.size());
-  if (!ours || (inputs > max_inputs(x.scalar_type()) && !takes_many_inputs(x.scalar_type(), inputs))) {
+  const int64_t most = max_inputs(x.scalar_type(), x.size(x.dim() - 1));
+  if (!ours || (inputs > most && !takes_many_inputs(x.scalar_type(), inputs))) {
     for (size_t i = 0; i < weights.size(); ++i) outs.push_back(by_torch("aten::linear", x, weights[i], biases[i]));
     return outs;
   }
@@ -280,11 +239,13 @@ Tensor linear(Tensor x, Tensor weight, MaybeTensor bias) {
 STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
   library.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   library.def("linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]");
+  library.def("linear_max_inputs(ScalarType dtype, int columns) -> int");
   library.def("empty_strided(int[] size, int[] stride, ScalarType dtype, int item_bytes) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CompositeExplicitAutograd, library) {
   library.impl("empty_strided", TORCH_BOX(&dlinfer::empty_strided));
+  library.impl("linear_max_inputs", TORCH_BOX(&dlinfer::max_inputs));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {

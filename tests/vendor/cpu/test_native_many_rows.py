@@ -1,0 +1,81 @@
+"""dlinfer_cpu::linear with more rows of x than meet a block of the weight at once, whoever computes them."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlinfer.vendor.cpu import native
+from tests.vendor.cpu.test_native import DTYPES, assert_close, linear, needs_compiler, tensor
+
+pytestmark = [needs_compiler, pytest.mark.usefixtures("library")]
+ROWS = 300
+"""More than a panel of 256."""
+
+
+@pytest.fixture(scope="module")
+def library() -> None:
+    assert native.why_not() is None
+
+
+def needs_own(dtype: torch.dtype, columns: int) -> None:
+    """Skip where torch's product takes so many rows on this processor: its sums have an order of their own."""
+    most = torch.ops.dlinfer_cpu.linear_max_inputs.default(dtype, columns)
+    if most < ROWS:
+        pytest.skip(f"{dtype} of {columns} columns is torch's from {most + 1} rows on, on this processor")
+
+
+@given(
+    dtype=st.sampled_from(DTYPES),
+    rows=st.integers(65, 600),
+    out_features=st.integers(0, 70),
+    in_features=st.integers(0, 1300),
+    gaps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    with_bias=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=60, deadline=None)
+def test_against_float64(dtype, rows, out_features, in_features, gaps, with_bias, seed):
+    x = tensor(seed, (rows, in_features), dtype, gaps[0])
+    weight = tensor(seed + 1, (out_features, in_features), dtype, gaps[1])
+    bias = tensor(seed + 2, (out_features,), dtype) if with_bias else None
+    assert_close(linear(x, weight, bias), x, weight, bias)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_boundaries_of_panels(dtype):
+    for rows in (66, 97, 128, 129, 255, 256, 257, 512, 513):
+        for out_features, in_features in ((1, 1), (17, 33), (40, 1024), (9, 1025), (5, 2500)):
+            x, weight = (
+                tensor(rows, (rows, in_features), dtype),
+                tensor(1, (out_features, in_features), dtype),
+            )
+            bias = tensor(2, (out_features,), dtype) if rows % 2 else None
+            assert_close(linear(x, weight, bias), x, weight, bias)
+
+
+@pytest.mark.parametrize("columns", [100, 1024, 1500])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_gives_the_same_bits_in_any_company(dtype, columns):
+    needs_own(dtype, columns)
+    x, weight = tensor(0, (ROWS, columns), dtype), tensor(1, (50, columns), dtype)
+    together = linear(x, weight)
+    for first, last in ((0, 1), (5, 8), (0, 100), (7, 280), (255, 300)):
+        assert torch.equal(linear(x[first:last], weight), together[first:last])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_do_not_change_a_bit(dtype):
+    """Also where there are more of them than blocks of the weight, so that x is cut for them."""
+    needs_own(dtype, 200)
+    x, weight = tensor(0, (ROWS, 200), dtype), tensor(1, (20, 200), dtype)
+    before = torch.get_num_threads()
+    try:
+        outs = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            outs.append(linear(x, weight))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
