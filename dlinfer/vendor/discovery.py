@@ -278,7 +278,9 @@ def device(device_type: str) -> Device:
     """
     vendor = active(device_type)
     if vendor is not None and vendor.load_device is not None:
-        return device_of(vendor)  # its probe said yes when it became the active one; steps of a model ask this
+        return device_of(
+            vendor
+        )  # its probe said yes when it became the active one; steps of a model ask this
     vendor = vendor or default(device_type)
     if vendor is not None and vendor.load_device is not None:
         return device_of(use(vendor.name, device_type))

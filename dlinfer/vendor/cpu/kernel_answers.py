@@ -281,17 +281,20 @@ def _experts(dtype: torch.dtype) -> KnownAnswer:
 
 def _gated(dtype: torch.dtype) -> KnownAnswer:
     gate, up = (small_whole(3, 203, shift).mul(3).add(0.5).to(dtype) for shift in (1, 2))
+    weight = torch.cat([gate.T, up.T]).contiguous()  # [406, 3]
 
     def run() -> Sequence[Tensor]:
         both = _native("silu_and_mul")(torch.cat([gate, up], -1))
-        return [both, _native("silu_mul")(gate, up), _native("gelu_mul")(gate, up)]
+        apart = [_native(f"{name}_mul")(gate, up) for name in ("silu", "gelu")]
+        return [both, *apart, _native("linear_silu_and_mul")(torch.eye(3).to(dtype), weight)]
 
     def expected() -> Sequence[Tensor]:
         wide = gate.double()
         silu, gelu = wide * wide.sigmoid(), F.gelu(wide, approximate="tanh")
-        return [(one * up.double()).to(dtype) for one in (silu, silu, gelu)]
+        return [(one * up.double()).to(dtype) for one in (silu, silu, gelu, silu)]
 
-    kinds = frozenset(f"native {name}" for name in ("silu_and_mul", "silu_mul", "gelu_mul"))
+    names = ("silu_and_mul", "silu_mul", "gelu_mul", "linear_silu_and_mul")
+    kinds = frozenset(f"native {name}" for name in names)
     return KnownAnswer("C++ gated activations", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
 
 

@@ -346,6 +346,10 @@ def _register_fakes() -> None:
     def silu_and_mul(x: Tensor) -> Tensor:
         return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
+    @torch.library.register_fake("dlinfer_cpu::linear_silu_and_mul")
+    def linear_silu_and_mul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return x.new_empty((*x.shape[:-1], weight.shape[0] // 2))
+
     @torch.library.register_fake("dlinfer_cpu::silu_mul")
     def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
         return torch.empty_like(gate, memory_format=torch.contiguous_format)

@@ -6,6 +6,7 @@ are one cluster. Weights are inputs: they are neither copied nor frozen, and an 
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from dlinfer.graph.report.report import ClusterReport
 from dlinfer.graph.seam import dispatcher
 from dlinfer.settings import cache_folder
 from dlinfer.vendor.cpu import native
-from dlinfer.vendor.cpu.inductor import kernels
+from dlinfer.vendor.cpu.inductor import gated_linear, kernels
 from dlinfer.vendor.cpu.inductor.chains import join
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler, code_generator
 from dlinfer.vendor.cpu.inductor.gated_sum import CALLEE, gated_sum_of
@@ -91,7 +92,13 @@ class InductorEngine:
             else:
                 kind = "size" if is_size(item) else "kernel" if is_compute(item) else "view"
                 reference = self._kernel(item, folder, result, options)
-                steps += _call(item, kind, reference)
+                calls = _call(item, kind, reference)
+                layer = gated_linear.linear_of(item, reference, steps) if len(calls) == 1 else None
+                if layer is not None and self._fault_of_native(item, gated_linear.CALLEE, folder) is None:
+                    reference = gated_linear.CALLEE
+                    result.placement[str(layer.results)] = f"kernel {reference}"
+                    calls = [replace(steps.pop(), results=item.name, callee=reference)]
+                steps += calls
                 if kind == "kernel" and item.name not in result.refused:
                     result.placement[item.name] = f"kernel {reference}"
         nodes = owner.graph.nodes

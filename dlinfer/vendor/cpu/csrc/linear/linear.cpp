@@ -14,68 +14,24 @@
 #include "chain/table.h"
 #include "common/by_torch.h"
 #include "common/result_memory.h"
+#include "linear/arguments.h"
 #include "linear/few_rows.h"
 #include "linear/limits.h"
 #include "linear/linear.h"
 #include "linear/many_rows.h"
+#include "linear/panels.h"
 #include "threads/team.h"
 
 namespace dlinfer {
 namespace {
 
+using namespace layers;
 using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using MaybeTensor = std::optional<Tensor>;
-
-// Rows of x that meet a block of the weight at once: their part beside a chunk is half of a second-level cache. Where
-// there are more threads than blocks, fewer, so that each thread has some.
-constexpr int64_t kPanelInputs = 256, kFewestInPanel = 32;
-
-// Below this many bytes of weight a thread is done before another one has begun.
-constexpr int64_t kBytesPerThread = 64 << 10;
 
 #if defined(DLINFER_HAS_TILES)
 // Packing x is quick: below this many bytes (20 us) it is not worth waiting for another thread, which may be kept.
 constexpr int64_t kPackedPerThread = 512 << 10;
 #endif
-
-Tensor empty_like_linear(const Tensor& x, const Tensor& weight) {
-  const auto leading = x.sizes();
-  const int64_t rank = x.dim();
-  std::vector<int64_t> sizes(leading.begin(), leading.end()), strides(rank, 1);
-  sizes[rank - 1] = weight.size(0);
-  for (int64_t d = rank - 1; d > 0; --d) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
-  return empty_strided(sizes, strides, x.scalar_type(), x.element_size());
-}
-
-void check(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
-  STD_TORCH_CHECK(x.dim() >= 1, "linear: x needs at least one dimension");
-  STD_TORCH_CHECK(weight.dim() == 2, "linear: weight is [out_features, in_features], got ", weight.dim(),
-                  " dimensions");
-  STD_TORCH_CHECK(weight.size(1) == x.size(x.dim() - 1), "linear: x has ", x.size(x.dim() - 1),
-                  " in_features, weight has ", weight.size(1));
-  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "linear: x and weight differ in dtype");
-  if (!bias) return;
-  STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), "linear: bias is [out_features = ",
-                  weight.size(0), "]");
-  STD_TORCH_CHECK(bias->scalar_type() == x.scalar_type(), "linear: x and bias differ in dtype");
-}
-
-// Whether neighbours along the last dimension are neighbours in memory.
-bool dense_rows(const Tensor& t) {
-  const int64_t last = t.dim() - 1;
-  return t.size(last) <= 1 || t.stride(last) == 1;
-}
-
-int64_t leading_count(const Tensor& x) {
-  int64_t count = 1;
-  for (int64_t d = 0; d + 1 < x.dim(); ++d) count *= x.size(d);
-  return count;
-}
-
-bool fits_kernel(const Tensor& weight, const MaybeTensor& bias) {
-  return weight.is_cpu() && dense_rows(weight) && (!bias || (bias->is_cpu() && dense_rows(*bias)));
-}
 
 template <class T>
 struct Job {
@@ -90,29 +46,20 @@ void run(Rows<const T> x, int64_t columns, const std::vector<Job<T>>& jobs) {
   const auto blocks = [rows](const Job<T>& job) { return (job.weight.count + rows - 1) / rows; };
   int64_t total = 0;
   for (const auto& job : jobs) total += blocks(job);
-  if (total == 0 || x.count == 0) return;
 
-  const auto pieces = [](int64_t count, int64_t size) { return (count + size - 1) / size; };
-  const int64_t panels = std::max(pieces(x.count, kPanelInputs),
-                                  std::min(pieces(2 * thread_count(), total), pieces(x.count, kFewestInPanel)));
-  const int64_t block_bytes = std::max<int64_t>(rows * columns * int64_t(sizeof(T)), 1);
-  const int64_t grain = std::max<int64_t>(kBytesPerThread / block_bytes, 1);
-  parallel_for(0, panels * total, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin / total; panel * total < end; ++panel) {
-      const int64_t c = panel * x.count / panels, next_c = (panel + 1) * x.count / panels;
-      const Rows<const T> some{x.data + c * x.stride, x.stride, next_c - c};
-      int64_t before = panel * total;
-      for (const auto& job : jobs) {
-        const int64_t last = std::min(end - before, blocks(job));
-        for (int64_t i = std::max<int64_t>(begin - before, 0); i < last; ++i) {
-          const int64_t r = i * rows;
-          const Rows<const T> weight{job.weight.data + r * job.weight.stride, job.weight.stride,
-                                     std::min(rows, job.weight.count - r)};
-          block<T, kPanelInputs>(weight, some, columns, job.bias ? job.bias + r : nullptr,
-                                 {job.out.data + c * job.out.stride + r, job.out.stride, some.count}, i + 1 < last);
-        }
-        before += blocks(job);
+  for_panels(x.count, total, rows * columns * int64_t(sizeof(T)), [&](int64_t c, int64_t inputs, int64_t begin, int64_t end) {
+    const Rows<const T> some{x.data + c * x.stride, x.stride, inputs};
+    int64_t before = 0;
+    for (const auto& job : jobs) {
+      const int64_t last = std::min(end - before, blocks(job));
+      for (int64_t i = std::max<int64_t>(begin - before, 0); i < last; ++i) {
+        const int64_t r = i * rows;
+        const Rows<const T> weight{job.weight.data + r * job.weight.stride, job.weight.stride,
+                                   std::min(rows, job.weight.count - r)};
+        block<T, kPanelInputs>(weight, some, columns, job.bias ? job.bias + r : nullptr,
+                               {job.out.data + c * job.out.stride + r, job.out.stride, inputs}, i + 1 < last);
       }
+      before += blocks(job);
     }
   });
 }
@@ -181,7 +128,7 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
                     biases[i] ? data(*biases[i]) : nullptr,
                     {static_cast<T*>(outs[i].mutable_data_ptr()), count, inputs}});
   }
-  const int64_t stride = x.is_contiguous() ? columns : x.stride(0);
+  const int64_t stride = row_stride(x);
 #if defined(DLINFER_HAS_TILES)
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (inputs > max_inputs(ScalarType::BFloat16, columns)) return run_tiles({data(x), stride, inputs}, columns, jobs);
@@ -207,9 +154,8 @@ std::vector<Tensor> linears(Tensor x, const std::vector<Tensor>& weights, const 
     return outs;
   }
 
-  for (const auto& weight : weights) outs.push_back(empty_like_linear(x, weight));
-  const bool rows_with_gaps = x.dim() == 2 && dense_rows(x);
-  if (!rows_with_gaps && !x.is_contiguous()) x = torch::stable::contiguous(x);
+  for (const auto& weight : weights) outs.push_back(empty_result(x, weight.size(0)));
+  x = with_even_rows(x);
   switch (x.scalar_type()) {
     case ScalarType::Float:
       run_as<float>(x, inputs, weights, biases, outs);
