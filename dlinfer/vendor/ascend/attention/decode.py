@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.vendor.ascend import chips, refusing
+from dlinfer.vendor.ascend import captured, chips, refusing
 from dlinfer.vendor.ascend.attention import fused, latent
 
 _PAGE, _LARGEST_PAGE = 16, 1 << 16
@@ -52,6 +52,22 @@ def paged_decode_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
+    tasks = captured.current()
+    if tasks is not None:
+        out = _captured(
+            tasks,
+            q,
+            k_cache,
+            v_cache,
+            block_offsets,
+            block_size,
+            kv_seqlens,
+            num_kv_heads,
+            softmax_scale,
+            window_left,
+        )
+        attn_output.copy_(out.masked_fill(tasks.padding(kv_seqlens).view(-1, 1, 1), 0))
+        return
     lengths = kv_seqlens.tolist()
     kept = [row for row, length in enumerate(lengths) if length]
     if len(kept) < len(lengths):  # padding rows have no key, and no block that may be read
@@ -97,3 +113,52 @@ def paged_decode_attention(
         attn_output.copy_(out)
     else:
         attn_output[torch.tensor(kept, device=q.device)] = out
+
+
+def _captured(
+    tasks: captured.CapturedLengths,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    kv_seqlens: Tensor,
+    num_kv_heads: int,
+    softmax_scale: float,
+    window_left: int,
+) -> Tensor:
+    """A task of a graph, whose lengths each replay is told. kv_seqlens: int32 [rows], on the device, 0 for padding."""
+    tables = fused.table(block_offsets)
+    if _is_latent(k_cache, v_cache):
+        out = q.new_empty(*q.shape[:2], v_cache.shape[3])
+        tasks.run(
+            torch.ops.atb._npu_paged_attention_mla,
+            lambda lengths: {"context_lens": torch.tensor(lengths, dtype=torch.int32, device="cpu")},
+            query=q.contiguous(),
+            key_cache=k_cache,
+            num_kv_heads=num_kv_heads,
+            num_heads=q.shape[1],
+            scale_value=softmax_scale,
+            block_table=tables,
+            mla_vheadsize=latent.SIZE,
+            out=out,
+        )
+        return out
+    seen: dict[str, Any] = {"sparse_mode": 0}
+    if window_left >= 0:  # whether a window is narrower than a sequence is another thing in each replay
+        slots = tables.shape[1] * block_size
+        seen["atten_mask"] = tasks.once(
+            ("window", kv_seqlens.data_ptr(), window_left, slots),
+            lambda: fused.outside(kv_seqlens, window_left, slots),
+        )
+    return fused.attend_captured(
+        tasks,
+        q.contiguous().unsqueeze(1),
+        fused.pages(k_cache),
+        fused.pages(v_cache),
+        num_kv_heads,
+        softmax_scale,
+        block_table=tables,
+        block_size=block_size,
+        **seen,
+    ).squeeze(1)
