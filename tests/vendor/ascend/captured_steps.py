@@ -110,7 +110,7 @@ def build(model: OneLayer | None = None, **policy: Any) -> CaptureRunner:
     return CaptureRunner(AscendDevice(), model or OneLayer(), None, config, None, None, policy=chosen)
 
 
-def differs(runner: CaptureRunner, steps: Any = STEPS, **more: Any) -> bool:
+def differs(runner: Any, steps: Any = STEPS, **more: Any) -> bool:
     """Whether any step gives another result, or leaves another cache, than the model alone."""
     ours, alone = caches(runner.model), caches(runner.model)
     for number, lengths in enumerate(steps):

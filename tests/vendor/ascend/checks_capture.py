@@ -28,7 +28,9 @@ def runner() -> Iterator[CaptureRunner]:
     yield build()
 
 
-@pytest.mark.parametrize("model", [{}, {"latent": True}, {"window": 4}, {"window": 150}], ids=str)
+@pytest.mark.parametrize(
+    "model", [{}, {"latent": True}, {"window": 4}, {"window": 150}, {"window": 500}], ids=str
+)
 def test_replays_are_the_model(model):
     """Sequences grow across blocks, and three rows are padded to four."""
     runner = build(OneLayer(**model))
@@ -43,6 +45,27 @@ def test_lengths_below_and_above_those_of_the_capture(runner):
     with settings.override(fallback="error"):
         assert not differs(runner, [[3], [250], [1], [128]])
     assert runner.counts.replays == {1: 3}
+
+
+def test_a_window_has_a_mask_of_its_own_blocks_only():
+    """Tables of a graph have room for all blocks of a cache."""
+    runner: Any = build(OneLayer(window=4))
+    runner(**step([5, 9], caches(runner.model)))
+    for task in runner._captured[2].numbers._tasks:
+        assert tuple(task.arguments["atten_mask"].shape) == (2, 1, 1, 256)
+        assert tuple(task.arguments["block_table"].shape) == (2, 2)
+
+
+@pytest.mark.parametrize("fault", ["first", "mask"])
+def test_a_window_that_does_not_move_is_seen(monkeypatch, fault):
+    once = CapturedLengths.once
+
+    def stays(self: Any, key: Any, make: Any) -> Tensor:
+        made = once(self, key, make)
+        return torch.zeros_like(made) if key[0] == fault else made
+
+    monkeypatch.setattr(CapturedLengths, "once", stays)
+    assert differs(build(OneLayer(window=4)))
 
 
 def test_the_vendor_is_asked_once_a_capture(runner):
@@ -221,7 +244,7 @@ def test_padding_that_is_told_its_length_is_refused(runner, monkeypatch):
         differs(runner)
 
 
-def _of_padding(runner: CaptureRunner) -> tuple[Tensor, Tensor]:
+def _of_padding(runner: Any) -> tuple[Tensor, Tensor]:
     """What a replay gives for a padding row, and what the layers start from."""
     cached = caches(runner.model)
     runner(**step([3, 9, 255], cached))
@@ -262,5 +285,8 @@ def test_a_capture_that_looks_at_slots_is_refused(runner, monkeypatch):
         return k, v, slots
 
     monkeypatch.setattr("dlinfer.vendor.ascend.slots._captured", looks)
-    with settings.override(fallback="error"), pytest.raises(CapturedStepError, match=r"fill_kv_cache.*waits for the host"):
+    with (
+        settings.override(fallback="error"),
+        pytest.raises(CapturedStepError, match=r"fill_kv_cache.*waits for the host"),
+    ):
         runner(**step([5], caches(runner.model)))

@@ -145,14 +145,18 @@ def _captured(
         )
         return out
     seen: dict[str, Any] = {"sparse_mode": 0}
+    numbers = fused.told
     if window_left >= 0:  # whether a window is narrower than a sequence is another thing in each replay
-        slots = tables.shape[1] * block_size
-        seen["atten_mask"] = tasks.once(
-            ("window", kv_seqlens.data_ptr(), window_left, slots),
-            lambda: fused.outside(kv_seqlens, window_left, slots),
-        )
+        tables, seen["atten_mask"] = _windowed(tasks, tables, block_size, kv_seqlens, window_left)
+
+        def numbers(lengths: list[int]) -> dict[str, Any]:
+            blocks = [max(length - 1 - window_left, 0) // block_size for length in lengths]
+            kept = [length - skipped * block_size for length, skipped in zip(lengths, blocks, strict=True)]
+            return fused.told(kept)
+
     return fused.attend_captured(
         tasks,
+        numbers,
         q.contiguous().unsqueeze(1),
         fused.pages(k_cache),
         fused.pages(v_cache),
@@ -162,3 +166,28 @@ def _captured(
         block_size=block_size,
         **seen,
     ).squeeze(1)
+
+
+def _windowed(
+    tasks: captured.CapturedLengths, tables: Tensor, block_size: int, kv_seqlens: Tensor, left: int
+) -> tuple[Tensor, Tensor]:
+    """(tables of the blocks that a window reaches into, the mask in these).
+
+    A mask of all blocks of a cache, of which a graph's tables have room, may not fit into the memory.
+    """
+    width = min(left // block_size + 2, tables.shape[1])
+    key = kv_seqlens.data_ptr(), left, block_size, width
+    first = tasks.once(
+        ("first", *key),
+        lambda: (kv_seqlens.long() - 1 - left).clamp(min=0).div(block_size, rounding_mode="floor"),
+    )
+    near = tasks.once(
+        ("tables", tables.data_ptr(), *key),
+        lambda: tables.gather(
+            1, (first.view(-1, 1) + torch.arange(width, device=first.device)).clamp(max=tables.shape[1] - 1)
+        ),
+    )
+    mask = tasks.once(
+        ("mask", *key), lambda: fused.outside(kv_seqlens - first * block_size, left, width * block_size)
+    )
+    return near, mask

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.vendor.ascend import chips, refusing
-from dlinfer.vendor.ascend.captured import CapturedLengths
+from dlinfer.vendor.ascend.captured import CapturedLengths, Numbers
 
 _EVERYTHING = 2147483647  # the default of pre_tokens and next_tokens
 _TEMPLATE = 2048  # the side of the mask that sparse modes 3 and 4 read
@@ -118,8 +118,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, num_kv_heads: int, scale: float, **s
     return out
 
 
+def told(lengths: list[int]) -> dict[str, Any]:
+    """Lengths in pages, as the fused attention is told them."""
+    return {"actual_seq_lengths_kv": lengths}
+
+
 def attend_captured(
-    tasks: CapturedLengths, q: Tensor, k: Tensor, v: Tensor, num_kv_heads: int, scale: float, **seen: Any
+    tasks: CapturedLengths,
+    numbers: Numbers,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    num_kv_heads: int,
+    scale: float,
+    **seen: Any,
 ) -> Tensor:
     """The same over pages as a task of a graph, with the lengths of each replay; into memory that the graph keeps."""
     shared: dict[str, Any] = {
@@ -130,10 +142,6 @@ def attend_captured(
     out, ignored = torch.ops.npu._npu_fused_infer_attention_score_infer_output(
         q, v, block_table=seen["block_table"], **shared
     )
-
-    def numbers(lengths: list[int]) -> dict[str, Any]:
-        return {"actual_seq_lengths_kv": lengths}
-
     # by lengths of the capture, but of the largest size that any need
     workspace = torch.ops.npu._npu_fused_infer_attention_score_get_max_workspace(
         q, k, v, scale=scale, **shared, **seen, **tasks.numbers_of(numbers)
