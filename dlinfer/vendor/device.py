@@ -82,7 +82,7 @@ class Device(ABC):
     prefill_tokens_beside_decoding: how many tokens a step has, of prompts and of sequences that decode, where it has
         both; None leaves that to the framework too.
     graph_class: the name in ``streams`` of what captures work and replays it, such as "CUDAGraph"; None where the
-        vendor's kernels cannot be captured, as they ask the host for numbers.
+        vendor's kernels cannot be captured, as they ask the host for numbers that ``host_numbers`` cannot tell.
     tensor_parallel: whether a model may lie on several of them, a process each, joined by ``communicator``.
     """
 

@@ -15,7 +15,7 @@ from examples.tiny_models.build import build
 from tests.e2e.processes import run_process
 
 FOLDER = Path(__file__).parent
-CHECKS = sorted(FOLDER.glob("checks_*.py"))
+CHECKS = sorted((*FOLDER.glob("checks_*.py"), *(FOLDER / "capture").glob("checks_*.py")))
 ENTRY_POINTS = """
 [torch.backends]
 simulated_npu = tests.vendor.ascend.simulated_npu.install:install

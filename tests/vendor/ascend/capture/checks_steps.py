@@ -17,7 +17,7 @@ from dlinfer.vendor.ascend import captured, slots
 from dlinfer.vendor.ascend.captured import CapturedLengths
 from dlinfer.vendor.ascend.device import AscendDevice
 from tests.vendor import simulated_graph
-from tests.vendor.ascend.captured_steps import OneLayer, build, caches, differs, step
+from tests.vendor.ascend.capture.steps import OneLayer, build, caches, differs, step
 from tests.vendor.ascend.simulated_npu import graphs, install
 
 SIZES = {1: 1, 2: 1, 4: 1}
