@@ -235,6 +235,48 @@ def test_a_workspace_for_the_captures_lengths_is_seen(runner, monkeypatch):
         differs(runner, [[5], [250]])
 
 
+SIZE, RESULTS = (
+    "_npu_fused_infer_attention_score_get_max_workspace",
+    "_npu_fused_infer_attention_score_infer_output",
+)
+WRONG_CALLS: list[tuple[str, str, Any]] = [
+    (
+        SIZE,
+        "another name",
+        lambda kw: {"softmax_scale" if key == "scale" else key: x for key, x in kw.items()},
+    ),
+    (SIZE, "no pages", lambda kw: kw | {"block_table": None}),
+    (SIZE, "another page", lambda kw: kw | {"block_size": 64}),
+    (SIZE, "another layout", lambda kw: kw | {"input_layout": "BSH"}),
+    (RESULTS, "another name", lambda kw: kw | {"num_query_heads": 2}),
+    (RESULTS, "another layout", lambda kw: kw | {"input_layout": "TND"}),
+    (RESULTS, "other heads", lambda kw: kw | {"num_heads": 4}),
+    (RESULTS, "other heads of keys", lambda kw: kw | {"num_key_value_heads": 1}),
+    (RESULTS, "no pages", lambda kw: kw | {"block_table": None}),
+    ("out", "results the other way round", lambda kw: kw | {"out": kw["out"][::-1]}),
+    ("out", "one result", lambda kw: kw | {"out": kw["out"][:1]}),
+    ("out", "results of other sizes", lambda kw: kw | {"out": [kw["out"][0].squeeze(1), kw["out"][1]]}),
+    ("out", "no workspace", lambda kw: kw | {"workspace": None}),
+    ("out", "another name", lambda kw: {"q" if key == "query" else key: x for key, x in kw.items()}),
+    ("out", "no page's size", lambda kw: {key: x for key, x in kw.items() if key != "block_size"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "fault", "change"), WRONG_CALLS, ids=lambda one: one if isinstance(one, str) else ""
+)
+def test_a_wrong_call_of_a_capture_is_refused(runner, monkeypatch, op, fault, change):
+    """By torch where the schema tells, else by the documents' rules."""
+    if op == "out":
+        run = CapturedLengths.run
+        _plant(monkeypatch, "CapturedLengths.run", lambda self, *args, **kw: run(self, *args, **change(kw)))
+    else:
+        real = getattr(torch.ops.npu, op)
+        monkeypatch.setitem(torch.ops.npu.__dict__, op, lambda *args, **kw: real(*args, **change(kw)))
+    with settings.override(fallback="error"), pytest.raises(CapturedStepError):
+        runner(**step([5, 9], caches(runner.model)))
+
+
 def test_padding_that_is_told_its_length_is_refused(runner, monkeypatch):
     _plant(monkeypatch, "_served", list)
     with (

@@ -17,6 +17,10 @@ _STEP = 16  # keys to a number of working memory; the vendor's own sizes are not
 def _npu_fused_infer_attention_score_get_max_workspace(
     query: Tensor, key: Tensor, value: Tensor, *, block_table: Tensor | None, block_size: int, **others: Any
 ) -> Tensor:
+    """Its arguments are those of the attention, which may refuse them."""
+    attention.npu_fused_infer_attention_score(
+        query, key, value, block_table=block_table, block_size=block_size, **others
+    )
     require(block_table is not None, "workspaces of pages, as far as simulated")
     assert block_table is not None
     return torch.zeros(query.shape[0] * block_table.shape[1] * (-(-block_size // _STEP)), dtype=query.dtype)
@@ -35,7 +39,9 @@ def _npu_fused_infer_attention_score_infer_output(
     """Memory for results, which holds nothing yet."""
     rules.unused(**others)
     rules.one_of("input_layout, as far as simulated", input_layout, ["BSND"])
+    require(block_table is not None, "results of pages, as far as simulated")
     require(query.shape[2] == num_heads, f"num_heads: {query.shape[2]}, not {num_heads}")
+    require(value.shape[2] == num_key_value_heads * query.shape[3], "num_key_value_heads: those of value")
     return torch.full_like(query, torch.nan), torch.full((1,), torch.nan)
 
 
