@@ -103,12 +103,13 @@ class CapturedLengths:
         """Which rows have no sequence: bool [rows] of the device, anew in each replay."""
         return self.once(("padding", kv_seqlens.data_ptr()), lambda: kv_seqlens < 1)
 
-    def slots(self, slots: Tensor, count: int) -> Tensor:
-        """Slots of which none is negative, of a cache of ``count``: a padding row has one that no row writes to.
+    def slots(self, slots: Tensor) -> Tensor:
+        """Slots of which none is negative: a padding row has one that no other row writes to.
 
-        The vendor's ops have no slot that stands for none, so such a row writes what stands there (``kept``).
+        Of the vendor's slots none stands for no slot, so such a row (``unwritten``) has to write what stands there. A
+        cache needs two slots for each row.
         """
-        return self.once(("slots", slots.data_ptr(), count), lambda: _distinct(slots, count))
+        return self.once(("slots", slots.data_ptr()), lambda: _distinct(slots))
 
     def unwritten(self, slots: Tensor) -> Tensor:
         """Which rows write nothing: bool [rows]."""
@@ -120,11 +121,12 @@ def _served(kv_seqlens: Sequence[int]) -> list[int]:
     return [max(length, 1) for length in kv_seqlens]
 
 
-def _distinct(slots: Tensor, count: int) -> Tensor:
+def _distinct(slots: Tensor) -> Tensor:
+    """Of the first slots, twice as many as rows, no more are taken than there are rows: one for each is free."""
     rows = slots.shape[0]
-    first = torch.arange(min(2 * rows, count), device=slots.device)
+    first = torch.arange(2 * rows, device=slots.device)
     taken = (first.unsqueeze(0) == slots.unsqueeze(1)).any(0)
-    free = first.masked_fill(taken, count).sort().values[:rows]
+    free = first.masked_fill(taken, 2 * rows).sort().values[:rows]
     return torch.where(slots < 0, free.to(slots.dtype), slots)
 
 

@@ -73,13 +73,13 @@ def _captured(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(k, v, slots) of a step in a graph, of which padding rows write what stands in slots that no other row has.
 
-    Raises KernelDeclined for a cache of fewer slots than rows.
+    Raises KernelDeclined for a cache of less than two slots a row.
     """
     block_size, rows = k_cache.shape[1], kv_start_indices.shape[0]
     count = k_cache.shape[0] * block_size
-    if count < rows:
-        raise KernelDeclined(reason=f"{rows} rows of a graph need as many slots, and there are {count}")
-    slots, unwritten = tasks.slots(kv_start_indices, count), tasks.unwritten(kv_start_indices).view(-1, 1, 1)
+    if count < 2 * rows:
+        raise KernelDeclined(reason=f"{rows} rows of a graph need twice as many slots, and there are {count}")
+    slots, unwritten = tasks.slots(kv_start_indices), tasks.unwritten(kv_start_indices).view(-1, 1, 1)
     block, offset = slots // block_size, slots % block_size
     new = [torch.where(unwritten, cache[block, offset], x) for x, cache in ((k, k_cache), (v, v_cache))]
     return new[0], new[1], slots

@@ -124,11 +124,17 @@ def test_a_card_without_the_fused_attention_runs_eagerly_and_says_which_op(runne
     assert "paged_decode_attention" in reason and "waits for the host" in reason
 
 
-def test_a_cache_of_fewer_slots_than_rows_is_declined():
+def test_a_cache_of_few_slots_is_declined():
     k = torch.zeros(3, 2, 64).half().to("npu")
-    cache, given = torch.zeros(1, 2, 2, 64).half().to("npu"), torch.tensor([0, 1, -1]).to("npu")
-    with pytest.raises(KernelDeclined, match="3 rows of a graph need as many slots, and there are 2"):
+    cache, given = torch.zeros(1, 4, 2, 64).half().to("npu"), torch.tensor([0, 1, -1]).to("npu")
+    with pytest.raises(KernelDeclined, match="3 rows of a graph need twice as many slots, and there are 4"):
         slots._captured(captured.CapturedLengths(), k, k, cache, cache, given)
+
+
+def test_slots_of_padding_are_no_other_row_s():
+    given = torch.tensor([0, 5, 2, 7, -1, -1, -1, -1]).to("npu")
+    found = captured._distinct(given).tolist()
+    assert found[:4] == [0, 5, 2, 7] and len(set(found)) == 8 and 0 <= min(found) <= max(found) < 16
 
 
 def test_a_device_without_graphs_is_refused(monkeypatch):
@@ -313,9 +319,9 @@ def test_padding_gives_nothing(runner):
 @pytest.mark.parametrize("fault", ["a slot of a row", "one slot for all", "not what stands there"])
 def test_padding_that_writes_is_seen(runner, monkeypatch, fault):
     if fault == "a slot of a row":
-        _plant(monkeypatch, "_distinct", lambda slots, count: torch.where(slots < 0, slots[0], slots))
+        _plant(monkeypatch, "_distinct", lambda slots: torch.where(slots < 0, slots[0], slots))
     elif fault == "one slot for all":
-        _plant(monkeypatch, "_distinct", lambda slots, count: slots.masked_fill(slots < 0, 0))
+        _plant(monkeypatch, "_distinct", lambda slots: slots.masked_fill(slots < 0, 0))
     else:
         monkeypatch.setattr(CapturedLengths, "unwritten", lambda self, slots: slots < -1)
     assert differs(runner, [[3, 9, 255, 7, 8], [4, 10, 256, 8, 9]])
