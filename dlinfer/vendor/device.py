@@ -4,7 +4,8 @@ A vendor gives one by ``Vendor.load_device``; adaptors ask ``discovery.device(de
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -54,6 +55,21 @@ class Sampler(Protocol):
         ...
 
 
+class HostNumbers(Protocol):
+    """Numbers of the host in one captured graph, which keeps those of its capture until it is told others.
+
+    kv_seqlens: the length of each row's sequence in the cache, 0 for a padding row.
+    """
+
+    def recording(self, kv_seqlens: Sequence[int]) -> AbstractContextManager[None]:
+        """A context, in this thread, in which kernels are captured on the current stream."""
+        ...
+
+    def update(self, kv_seqlens: Sequence[int]) -> None:
+        """Tell them to the replay that was just put on the current stream, and which waits for it."""
+        ...
+
+
 class Device(ABC):
     """One kind of device, for serving frameworks. One object a vendor, made when a framework first asks.
 
@@ -66,7 +82,7 @@ class Device(ABC):
     prefill_tokens_beside_decoding: how many tokens a step has, of prompts and of sequences that decode, where it has
         both; None leaves that to the framework too.
     graph_class: the name in ``streams`` of what captures work and replays it, such as "CUDAGraph"; None where the
-        vendor's kernels cannot be captured, as they ask the host for numbers.
+        vendor's kernels cannot be captured, as they ask the host for numbers that ``host_numbers`` cannot tell.
     tensor_parallel: whether a model may lie on several of them, a process each, joined by ``communicator``.
     """
 
@@ -89,6 +105,13 @@ class Device(ABC):
         """What runs a model's forward as graphs, where the vendor brings its own: called as LMDeploy's GraphRunner.
 
         None leaves it to dlinfer's, which compiles for the engine that is chosen or is the vendor's default.
+        """
+        return None
+
+    def host_numbers(self) -> HostNumbers | None:
+        """What tells a graph that is going to be captured the host's numbers of each replay.
+
+        None where a graph's kernels read all of them on the device.
         """
         return None
 

@@ -87,8 +87,11 @@ class Graph:
             raise CaptureFault("a capture is going on already")
         if self._done:
             raise CaptureFault("the graph was captured already")
-        _now.graph, self._mode = self, _Recording(self)
+        _now.graph, self._mode = self, self._recording()
         self._mode.__enter__()
+
+    def _recording(self) -> "_Recording":
+        return _Recording(self)
 
     def capture_end(self) -> None:
         """End it. Results of the capture hold nothing before the first replay."""
@@ -106,12 +109,15 @@ class Graph:
         if not self._done:
             raise CaptureFault("the graph was not captured")
         refuse("replay of another graph")
-        for name, function, given, out in self._calls:
-            args, kwargs = pytree.tree_map_only(_Outside, lambda one, op=name: one.tensor(op), given)
-            again = function(*args, **kwargs)
-            for old, new in zip(out, pytree.tree_leaves(again), strict=True):
-                if old is not None and old.data_ptr() != new.data_ptr():
-                    stand_in.on_host(old).copy_(stand_in.on_host(new))
+        for call in self._calls:
+            self._repeat(*call)
+
+    def _repeat(self, name: str, function: Callable[..., Any], given: Any, out: list[Tensor | None]) -> None:
+        args, kwargs = pytree.tree_map_only(_Outside, lambda one: one.tensor(name), given)
+        again = function(*args, **kwargs)
+        for old, new in zip(out, pytree.tree_leaves(again), strict=True):
+            if old is not None and old.data_ptr() != new.data_ptr():
+                stand_in.on_host(old).copy_(stand_in.on_host(new))
 
     def reset(self) -> None:
         """Give its memory back."""

@@ -1,6 +1,7 @@
 """What serving frameworks need of the card: its memory, torch.npu's streams, HCCL."""
 
 from dlinfer.vendor.ascend import sdk
+from dlinfer.vendor.ascend.captured import CapturedLengths
 from dlinfer.vendor.device import Device, DeviceMemory
 
 
@@ -8,6 +9,7 @@ class AscendDevice(Device):
     """One NPU."""
 
     communicator = "hccl"
+    graph_class = "NPUGraph"
     tensor_parallel = True
     max_batch_size = 256  # as LMDeploy has it for its own Ascend backend
 
@@ -23,3 +25,7 @@ class AscendDevice(Device):
         """What the driver says of the current card."""
         free, total = self._npu.mem_get_info()
         return DeviceMemory(free, total, "torch.npu.mem_get_info", shared=False)
+
+    def host_numbers(self) -> CapturedLengths:
+        """The lengths of sequences, which the vendor's attention takes from the host."""
+        return CapturedLengths()

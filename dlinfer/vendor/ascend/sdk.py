@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dlinfer.vendor.ascend import diagnosis
 from dlinfer.vendor.base import Probe
@@ -33,6 +34,11 @@ def cards() -> Any:
     """``torch.npu``: the vendor's module of streams, memory and properties. Loads torch_npu."""
     load()
     return sys.modules["torch"].npu  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def weak_reference(tensor: Tensor) -> Tensor:
+    """A tensor that lies where ``tensor`` does and keeps no memory, as torch_npu's own graphs remember arguments."""
+    return sys.modules["torch_npu"]._C._weak_ref_tensor(tensor)
 
 
 def probe() -> Probe:

@@ -5,8 +5,9 @@ import weakref
 import torch
 from torch import Tensor
 
+from dlinfer.errors import KernelDeclined
 from dlinfer.ops.kv_cache import check_slots
-from dlinfer.vendor.ascend import chips, layouts, refusing
+from dlinfer.vendor.ascend import captured, chips, layouts, refusing
 from dlinfer.vendor.base import refuses
 
 
@@ -38,8 +39,10 @@ _looked = _Looked()
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
     if kv_start_indices.numel() == 0:
         return
-    slots = kv_start_indices
-    if _looked.padded(slots, k_cache):
+    slots, tasks = kv_start_indices, captured.current()
+    if tasks is not None:  # nobody can look at a graph's slots
+        k, v, slots = _captured(tasks, k, v, k_cache, v_cache, slots)
+    elif _looked.padded(slots, k_cache):
         kept = (slots >= 0).nonzero().squeeze(-1)
         if kept.numel() == 0:
             return
@@ -58,3 +61,25 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
     places = torch.stack((slots // k_cache.shape[1], slots % k_cache.shape[1]), dim=-1)
     for new, cache in ((k, k_cache), (v, v_cache)):
         torch.ops.npu.npu_scatter_nd_update_(cache, places, new.contiguous())
+
+
+def _captured(
+    tasks: captured.CapturedLengths,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_start_indices: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(k, v, slots) of a step in a graph, of which padding rows write what stands in slots that no other row has.
+
+    Raises KernelDeclined for a cache of less than two slots a row.
+    """
+    block_size, rows = k_cache.shape[1], kv_start_indices.shape[0]
+    count = k_cache.shape[0] * block_size
+    if count < 2 * rows:
+        raise KernelDeclined(reason=f"{rows} rows of a graph need twice as many slots, and there are {count}")
+    slots, unwritten = tasks.slots(kv_start_indices), tasks.unwritten(kv_start_indices).view(-1, 1, 1)
+    block, offset = slots // block_size, slots % block_size
+    new = [torch.where(unwritten, cache[block, offset], x) for x, cache in ((k, k_cache), (v, v_cache))]
+    return new[0], new[1], slots

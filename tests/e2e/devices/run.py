@@ -86,7 +86,8 @@ Each family is a tiny model with random weights. Prompts of 1 to 140 tokens come
 and once more in pieces of 32 tokens; the greedy tokens have to be those of Hugging Face transformers on the CPU, with
 the same weights in float32: *equal*. (The weights are such that transformers gives them in float16 too.) Caches and
 weights have to lie on the device, and no op but those below may be answered by its reference. The default mode compiles
-where the vendor has a default engine, and runs eagerly where not: none of these has one. Empty fields were not tried.
+where the vendor has a default engine, and captures decoding steps where its device has graphs;
+elsewhere it runs eagerly. Empty fields were not tried.
 
 | family | {" | ".join(heads)} |
 | --- |{" --- |" * len(heads)}

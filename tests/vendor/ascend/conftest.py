@@ -15,6 +15,7 @@ def _on_the_vendor(request: pytest.FixtureRequest):
         yield
         return
     from dlinfer.vendor.ascend import VENDOR, chips
+    from tests.vendor.ascend.simulated_npu import graphs
 
     simulation.install()
     discovery._loaded.setdefault("ascend", VENDOR)
@@ -23,5 +24,6 @@ def _on_the_vendor(request: pytest.FixtureRequest):
     chips.current.cache_clear()
     fallback.reset()
     yield
+    graphs.forget()
     simulation.chip.update(name="Ascend910B2", version=223)
     chips.current.cache_clear()

@@ -16,7 +16,7 @@ from dlinfer.framework.lmdeploy_ext.capture.buffers import StepBuffers
 from dlinfer.framework.lmdeploy_ext.capture.policy import PREFILL, CapturePolicy, places
 from dlinfer.framework.lmdeploy_ext.errors import CapturedStepError, NoDeviceGraphError
 from dlinfer.graph.report.policy import leave_graph
-from dlinfer.vendor.device import Device
+from dlinfer.vendor.device import Device, HostNumbers
 
 logger = logging.getLogger("dlinfer")
 
@@ -47,6 +47,7 @@ class _Captured:
     graph: Any
     buffers: StepBuffers
     result: Any
+    numbers: HostNumbers | None
 
 
 class CaptureRunner(GraphRunner):
@@ -98,6 +99,8 @@ class CaptureRunner(GraphRunner):
             return _cut(self._capture(rows, kwargs), real)
         captured.buffers.fill(kwargs)
         captured.graph.replay()
+        if captured.numbers is not None:
+            captured.numbers.update(_lengths(rows, kwargs))
         self.counts.replays[rows] += 1
         return _cut(captured.result, real)
 
@@ -149,11 +152,12 @@ class CaptureRunner(GraphRunner):
         with streams.stream(inside):
             result = self.model(**inputs)
             streams.synchronize()
-            graph = self._graph_class()
-            error, held = self._recorded(graph, rows, inputs)
+            graph, numbers = self._graph_class(), self._device.host_numbers()
+            with contextlib.nullcontext() if numbers is None else numbers.recording(_lengths(rows, kwargs)):
+                error, held = self._recorded(graph, rows, inputs)
         outside.wait_stream(inside)
         if error is None:
-            self._captured[rows] = _Captured(graph, buffers, held)
+            self._captured[rows] = _Captured(graph, buffers, held, numbers)
             self.counts.captures[rows] += 1
         else:
             leave_graph("decoding step", error, settings.current().fallback)
@@ -187,6 +191,12 @@ def _graph_class(device: Device) -> Callable[[], Any]:
         module = getattr(device.streams, "__name__", type(device.streams).__name__)
         raise NoDeviceGraphError(module=module, name=device.graph_class)
     return found
+
+
+def _lengths(rows: int, kwargs: dict[str, Any]) -> list[int]:
+    """Of the sequence of each row, on the host, where LMDeploy's step has them."""
+    lengths = kwargs["attn_metadata"].kv_seqlens_cpu.tolist()
+    return lengths + [0] * (rows - len(lengths))
 
 
 def _cut(result: Any, real: int) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.vendor.ascend import chips, refusing
+from dlinfer.vendor.ascend import captured, chips, refusing
 from dlinfer.vendor.ascend.attention import fused, latent
 
 _PAGE, _LARGEST_PAGE = 16, 1 << 16
@@ -52,6 +52,22 @@ def paged_decode_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
+    tasks = captured.current()
+    if tasks is not None:
+        out = _captured(
+            tasks,
+            q,
+            k_cache,
+            v_cache,
+            block_offsets,
+            block_size,
+            kv_seqlens,
+            num_kv_heads,
+            softmax_scale,
+            window_left,
+        )
+        attn_output.copy_(out.masked_fill(tasks.padding(kv_seqlens).view(-1, 1, 1), 0))
+        return
     lengths = kv_seqlens.tolist()
     kept = [row for row, length in enumerate(lengths) if length]
     if len(kept) < len(lengths):  # padding rows have no key, and no block that may be read
@@ -97,3 +113,81 @@ def paged_decode_attention(
         attn_output.copy_(out)
     else:
         attn_output[torch.tensor(kept, device=q.device)] = out
+
+
+def _captured(
+    tasks: captured.CapturedLengths,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    kv_seqlens: Tensor,
+    num_kv_heads: int,
+    softmax_scale: float,
+    window_left: int,
+) -> Tensor:
+    """A task of a graph, whose lengths each replay is told. kv_seqlens: int32 [rows], on the device, 0 for padding."""
+    tables = fused.table(block_offsets)
+    if _is_latent(k_cache, v_cache):
+        out = q.new_empty(*q.shape[:2], v_cache.shape[3])
+        tasks.run(
+            torch.ops.atb._npu_paged_attention_mla,
+            lambda lengths: {"context_lens": torch.tensor(lengths, dtype=torch.int32, device="cpu")},
+            query=q.contiguous(),
+            key_cache=k_cache,
+            num_kv_heads=num_kv_heads,
+            num_heads=q.shape[1],
+            scale_value=softmax_scale,
+            block_table=tables,
+            mla_vheadsize=latent.SIZE,
+            out=out,
+        )
+        return out
+    seen: dict[str, Any] = {"sparse_mode": 0}
+    numbers = fused.told
+    if window_left >= 0:  # whether a window is narrower than a sequence is another thing in each replay
+        tables, seen["atten_mask"] = _windowed(tasks, tables, block_size, kv_seqlens, window_left)
+
+        def numbers(lengths: list[int]) -> dict[str, Any]:
+            blocks = [max(length - 1 - window_left, 0) // block_size for length in lengths]
+            kept = [length - skipped * block_size for length, skipped in zip(lengths, blocks, strict=True)]
+            return fused.told(kept)
+
+    return fused.attend_captured(
+        tasks,
+        numbers,
+        q.contiguous().unsqueeze(1),
+        fused.pages(k_cache),
+        fused.pages(v_cache),
+        num_kv_heads,
+        softmax_scale,
+        block_table=tables,
+        block_size=block_size,
+        **seen,
+    ).squeeze(1)
+
+
+def _windowed(
+    tasks: captured.CapturedLengths, tables: Tensor, block_size: int, kv_seqlens: Tensor, left: int
+) -> tuple[Tensor, Tensor]:
+    """(tables of the blocks that a window reaches into, the mask in these).
+
+    A mask of all blocks of a cache, of which a graph's tables have room, may not fit into the memory.
+    """
+    width = min(left // block_size + 2, tables.shape[1])
+    key = kv_seqlens.data_ptr(), left, block_size, width
+    first = tasks.once(
+        ("first", *key),
+        lambda: (kv_seqlens.long() - 1 - left).clamp(min=0).div(block_size, rounding_mode="floor"),
+    )
+    near = tasks.once(
+        ("tables", tables.data_ptr(), *key),
+        lambda: tables.gather(
+            1, (first.view(-1, 1) + torch.arange(width, device=first.device)).clamp(max=tables.shape[1] - 1)
+        ),
+    )
+    mask = tasks.once(
+        ("mask", *key), lambda: fused.outside(kv_seqlens - first * block_size, left, width * block_size)
+    )
+    return near, mask

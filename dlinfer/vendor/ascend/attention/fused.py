@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.vendor.ascend import chips, refusing
+from dlinfer.vendor.ascend.captured import CapturedLengths, Numbers
 
 _EVERYTHING = 2147483647  # the default of pre_tokens and next_tokens
 _TEMPLATE = 2048  # the side of the mask that sparse modes 3 and 4 read
@@ -112,6 +113,49 @@ def attend(q: Tensor, k: Tensor, v: Tensor, num_kv_heads: int, scale: float, **s
         num_key_value_heads=num_kv_heads,
         scale=scale,
         input_layout="BSND",
+        **seen,
+    )
+    return out
+
+
+def told(lengths: list[int]) -> dict[str, Any]:
+    """Lengths in pages, as the fused attention is told them."""
+    return {"actual_seq_lengths_kv": lengths}
+
+
+def attend_captured(
+    tasks: CapturedLengths,
+    numbers: Numbers,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    num_kv_heads: int,
+    scale: float,
+    **seen: Any,
+) -> Tensor:
+    """The same over pages as a task of a graph, with the lengths of each replay; into memory that the graph keeps."""
+    shared: dict[str, Any] = {
+        "num_heads": q.shape[2],
+        "num_key_value_heads": num_kv_heads,
+        "input_layout": "BSND",
+    }
+    out, ignored = torch.ops.npu._npu_fused_infer_attention_score_infer_output(
+        q, v, block_table=seen["block_table"], **shared
+    )
+    # by lengths of the capture, but of the largest size that any need
+    workspace = torch.ops.npu._npu_fused_infer_attention_score_get_max_workspace(
+        q, k, v, scale=scale, **shared, **seen, **tasks.numbers_of(numbers)
+    )
+    tasks.run(
+        torch.ops.npu.npu_fused_infer_attention_score.out,
+        numbers,
+        query=q,
+        key=k,
+        value=v,
+        scale=scale,
+        workspace=workspace,
+        out=[out, ignored],
+        **shared,
         **seen,
     )
     return out

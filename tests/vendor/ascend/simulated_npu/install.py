@@ -9,6 +9,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.vendor.ascend.simulated_npu import hccl
 
 GOLDEN = Path(__file__).parents[1] / "torch_npu-2.13.0.schemas"
 ROOM = __name__.rpartition(".")[0]
-MODULES = ("pointwise", "caches", "attention", "sparse", "products", "experts")
+MODULES = ("pointwise", "caches", "attention", "sparse", "products", "experts", "workspaces")
 
 NAME = "npu"
 HOST_TENSORS = {"context_lens"}
@@ -48,16 +49,57 @@ def install() -> None:
 class _Npu(stand_in.Module):
     """``torch.npu`` as the vendor's package and LMDeploy ask it."""
 
-    def __init__(self) -> None:
-        from dlinfer.vendor.streams import HostEvent, HostStream, HostStreams
+    @cached_property
+    def _graphs(self) -> Any:  # they read dlinfer's settings by way of torch, which is not imported yet
+        return importlib.import_module(f"{ROOM}.graphs")
 
-        streams = HostStreams()
-        self.Stream, self.Event = HostStream, HostEvent
-        self.current_stream = lambda device=None: streams.current_stream()
-        self.stream, self.empty_cache = streams.stream, streams.empty_cache
+    @cached_property
+    def _streams(self) -> Any:
+        return importlib.import_module(f"{ROOM}.streams")
+
+    @property
+    def NPUGraph(self) -> Any:  # noqa: N802 - torch_npu's name
+        return self._graphs.NPUGraph
+
+    @property
+    def ExternalEvent(self) -> Any:  # noqa: N802
+        return self._graphs.ExternalEvent
+
+    @property
+    def Stream(self) -> Any:  # noqa: N802
+        return self._streams.Stream
+
+    @property
+    def Event(self) -> Any:  # noqa: N802
+        return self._streams.Event
+
+    def current_stream(self, device: Any = None) -> Any:
+        return self._streams.current()
+
+    def stream(self, stream: Any) -> Any:
+        return self._streams.using(stream)
+
+    def __getattr__(self, name: str) -> Any:
+        """Functions of graphs."""
+        if not name.startswith("graph_task_"):
+            raise AttributeError(name)
+        return getattr(self._graphs, name)
+
+    def is_current_stream_capturing(self) -> bool:
+        from tests.vendor import simulated_graph
+
+        return simulated_graph.capturing()
+
+    def empty_cache(self) -> None:
+        """The host's allocator keeps no cache of its own."""
 
     def synchronize(self, device: Any = None) -> None:
-        """All is done."""
+        """All is done. Raises CaptureFault while a graph is captured, and behind a replay that stands."""
+        from tests.vendor import simulated_graph
+
+        simulated_graph.refuse("synchronize")
+        self._graphs.refuse_standing("synchronize")
+        self._streams.wait_for_all()
 
     def set_device(self, device: Any) -> None:
         """There is one."""
@@ -88,8 +130,13 @@ def _package() -> types.ModuleType:
 
         return call
 
-    package.__dict__.update(__version__="2.13.0", __getattr__=op)
+    inside = types.SimpleNamespace(_weak_ref_tensor=_weak_ref_tensor)
+    package.__dict__.update(__version__="2.13.0", __getattr__=op, _C=inside)
     return package
+
+
+def _weak_ref_tensor(tensor: Tensor) -> Tensor:
+    return importlib.import_module(f"{ROOM}.graphs").weak_reference(tensor)
 
 
 def _register() -> None:
@@ -105,19 +152,23 @@ def _register() -> None:
             if line.startswith(f"{space}::"):
                 schema = torch._C.parse_schema(line)
                 library.define(line.removeprefix(f"{space}::"))
-                if not schema.overload_name:
-                    name = schema.name.removeprefix(f"{space}::")
-                    library.impl(name, _kernel(name, schema, implementations[name]), "PrivateUse1")
+                name, overload = schema.name.removeprefix(f"{space}::"), schema.overload_name
+                found = implementations.get("_".join(filter(None, (name, overload))))
+                if found is not None or not overload:
+                    kernel = _kernel(name, schema, implementations[name] if found is None else found)
+                    library.impl(".".join(filter(None, (name, overload))), kernel, "PrivateUse1")
         _libraries.append(library)
 
 
 def _kernel(name: str, schema: Any, implementation: Callable[..., Any]) -> Callable[..., Any]:
     positional = [one.name for one in schema.arguments if not one.kwarg_only]
-    defaults = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
+    graphs = importlib.import_module(f"{ROOM}.graphs")
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        given = graphs.bound(schema, args, kwargs)
+        if graphs.updating():
+            return graphs.tell(schema, given)
         calls[name] += 1
-        given = defaults | dict(zip(positional, args, strict=False)) | kwargs
         host = {key: pytree.tree_map_only(Tensor, _shown(name, key), value) for key, value in given.items()}
         leading = [host.pop(one) for one in positional]
         try:

@@ -1,0 +1,136 @@
+"""What kernels need while a step is captured into an NPUGraph: numbers of the host that a replay is told anew.
+
+A captured task keeps the numbers of its capture. So a call with lengths is a task group of its own, behind an external
+event at which a replay stands, until the task was told the step's lengths on another stream: the order of calls is that
+of torch_npu's own graphs (torch_npu 2.13.0, ``npu/graphs.py``, and torchair's CapturedGraphUpdateAndReplay). torch_npu
+would do as much by itself (``auto_dispatch_capture``), but does not see into the ops of dlinfer that its own stand in.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.vendor.ascend import sdk
+
+Numbers = Callable[[list[int]], dict[str, Any]]
+"""From lengths, the keywords that a task is told."""
+
+_recording: ContextVar["CapturedLengths | None"] = ContextVar("_recording", default=None)
+
+
+def current() -> "CapturedLengths | None":
+    """What records the capture that goes on; None where calls are computed at once."""
+    return _recording.get()
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A call in the graph. Its tensors are known by where they lie: the graph's pool may give their memory on."""
+
+    event: Any
+    handle: Any
+    op: Callable[..., Any]
+    arguments: dict[str, Any]
+    numbers: Numbers
+
+
+class CapturedLengths:
+    """The lengths of the sequences in one graph (``dlinfer.vendor.device.HostNumbers``)."""
+
+    def __init__(self) -> None:
+        self._npu = sdk.cards()
+        self._tasks: list[_Task] = []
+        self._kept: dict[Any, Tensor] = {}
+        self._lengths: list[int] = []
+        self._updates: Any = None
+        self._replayed = self._npu.Event()
+
+    @contextmanager
+    def recording(self, kv_seqlens: Sequence[int]) -> Iterator[None]:
+        """Calls of kernels become tasks of the graph that is captured on the current stream."""
+        self._lengths = _served(kv_seqlens)
+        token = _recording.set(self)
+        try:
+            yield
+        finally:
+            _recording.reset(token)
+
+    def update(self, kv_seqlens: Sequence[int]) -> None:
+        """Tell the tasks of the replay that was just put on the current stream its lengths."""
+        if not self._tasks:
+            return
+        npu, lengths, replaying = self._npu, _served(kv_seqlens), self._npu.current_stream()
+        while self._updates is None or self._updates == replaying:  # streams come from a pool, and come again
+            self._updates = npu.Stream(priority=-1)
+        with npu.stream(self._updates):
+            # an event that is recorded before the last replay has reset it would be lost to this one
+            self._updates.wait_event(self._replayed)
+            for task in self._tasks:
+                npu.graph_task_update_begin(self._updates, task.handle)
+                task.op(**task.arguments, **task.numbers(lengths))
+                npu.graph_task_update_end(self._updates)
+                task.event.record(self._updates)
+        self._replayed.record(replaying)
+
+    def run(self, op: Callable[..., Any], numbers: Numbers, **arguments: Any) -> None:
+        """Capture a call of the vendor's that writes into arguments, and whose numbers each replay is told."""
+        npu, stream = self._npu, self._npu.current_stream()
+        event = npu.ExternalEvent()
+        event.wait(stream)
+        event.reset(stream)
+        npu.graph_task_group_begin(stream)
+        op(**arguments, **numbers(self._lengths))
+        handle = npu.graph_task_group_end(stream)
+        places = {name: _places(value) for name, value in arguments.items()}
+        self._tasks.append(_Task(event, handle, op, places, numbers))
+
+    def numbers_of(self, numbers: Numbers) -> dict[str, Any]:
+        """Those of the capture."""
+        return numbers(self._lengths)
+
+    def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """A tensor of the graph that the layers of a step share."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def padding(self, kv_seqlens: Tensor) -> Tensor:
+        """Which rows have no sequence: bool [rows] of the device, anew in each replay."""
+        return self.once(("padding", kv_seqlens.data_ptr()), lambda: kv_seqlens < 1)
+
+    def slots(self, slots: Tensor) -> Tensor:
+        """Slots of which none is negative: a padding row has one that no other row writes to.
+
+        Of the vendor's slots none stands for no slot, so such a row (``unwritten``) has to write what stands there. A
+        cache needs two slots for each row.
+        """
+        return self.once(("slots", slots.data_ptr()), lambda: _distinct(slots))
+
+    def unwritten(self, slots: Tensor) -> Tensor:
+        """Which rows write nothing: bool [rows]."""
+        return self.once(("unwritten", slots.data_ptr()), lambda: slots < 0)
+
+
+def _served(kv_seqlens: Sequence[int]) -> list[int]:
+    """As the vendor's attention is told them: a padding row reads a key of block 0, and its result is dropped."""
+    return [max(length, 1) for length in kv_seqlens]
+
+
+def _distinct(slots: Tensor) -> Tensor:
+    """Of the first slots, twice as many as rows, no more are taken than there are rows: one for each is free."""
+    rows = slots.shape[0]
+    first = torch.arange(2 * rows, device=slots.device)
+    taken = (first.unsqueeze(0) == slots.unsqueeze(1)).any(0)
+    free = first.masked_fill(taken, 2 * rows).sort().values[:rows]
+    return torch.where(slots < 0, free.to(slots.dtype), slots)
+
+
+def _places(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_places(one) for one in value]
+    return sdk.weak_reference(value) if isinstance(value, Tensor) else value
