@@ -49,8 +49,8 @@ def refuses(call: Any) -> str | None:
 
 def refuses_pages(call: Any) -> str | None:
     """The same of pages."""
-    strides = call.k_cache.stride()
-    if strides[-1] != 1 or any(stride % _ALIGNED for stride in strides[:2]):
+    *blocks, _, side = call.k_cache.stride()
+    if side != 1 or any(place % _ALIGNED for place in (*blocks, call.k_cache.storage_offset())):
         return "slots of a latent cache have gaps, or do not begin where vectors do"
     if call.block_size != PAGE:
         return f"flash_mla's pages have {PAGE} slots, not {call.block_size}"
@@ -94,20 +94,22 @@ def attend_to_tokens(
     """
     if not begins(k, v) and not torch.equal(k[..., :VALUES], v):
         raise KernelDeclined(reason="flash_mla reads values from the keys, and v is not their beginning")
-    counts = [-(-length // PAGE) for length in keys]
-    pages = k.new_zeros(sum(counts), PAGE, 1, KEYS)
-    slots, rows, page, start = pages.view(-1, 1, KEYS), [], 0, 0
-    for count, length in zip(counts, keys, strict=True):
-        slots[page * PAGE : page * PAGE + length] = k[start : start + length]
-        rows.append(range(page, page + count))
-        page, start = page + count, start + length
-    widest = max([*counts, 1])
-    padded = tuple(number for row in rows for number in (*row, *[0] * (widest - len(row))))
-    table = sequences.on_card(padded, q.device).view(len(rows), widest)
-    if page:
-        attend_to_pages(q, pages, table, new, keys, out, scale, causal)
+    if sum(keys):
+        attend_to_pages(q, *_in_pages(k, keys), new, keys, out, scale, causal)
     else:  # queries without a key see nothing
         out[: sum(new)] = 0
+
+
+def _in_pages(k: Tensor, keys: list[int]) -> tuple[Tensor, Tensor]:
+    """(pages, table) of so many keys of each sequence, which lie packed in k [tokens, 1, 576]."""
+    counts = [-(-length // PAGE) for length in keys]
+    pages = k.new_zeros(sum(counts), PAGE, 1, KEYS)
+    slots, table, page, start = pages.view(-1, 1, KEYS), [], 0, 0
+    for count, length in zip(counts, keys, strict=True):
+        slots[page * PAGE : page * PAGE + length] = k[start : start + length]
+        table += [*range(page, page + count), *[0] * (max(counts) - count)]
+        page, start = page + count, start + length
+    return pages, sequences.on_card(tuple(table), k.device).view(len(keys), -1)
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def _calls(new: list[int], keys: list[int], causal: bool) -> Iterator[tuple[int,
             yield size, pieces[place : place + most]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _scheduled(
     lengths: tuple[int, ...], queries: int, heads: int, causal: bool, device: torch.device
 ) -> tuple[Tensor, Any]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def on_card(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """int32 on the card, which every layer of a step asks for; it is read only."""
     return torch.tensor(numbers, dtype=torch.int32, device=device)

@@ -30,6 +30,8 @@ LATENT_PROMPTS = (
     Case("of one piece and of two", (130, 1, 33), heads=(4, 1), **LATENT),
     Case("one empty", (15, 0, 40), heads=(16, 1), **LATENT),
     Case("alike", (9,) * 3, heads=(2, 1), unused_rows=2, **LATENT),
+    Case("more queries than keys", (140, 3), (4, 0), heads=(2, 1), **LATENT),
+    Case("without keys", (2,), (0,), heads=(2, 1), **LATENT),
 )
 LATENT_PAGED_PROMPTS = (
     Case("of a chunk", (17, 1, 20), (130, 129, 20), heads=(16, 1), **LATENT),
