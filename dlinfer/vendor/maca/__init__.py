@@ -12,6 +12,10 @@ from dlinfer.vendor.claims import Claim, Claims, Proofs
 from dlinfer.vendor.device import Device
 from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
 
+BLOCK_SIZE = 64
+"""Slots of a block to the kernels. flash_attn takes any multiple of 16, but flash_mla no other, and LMDeploy would cut
+blocks of latent caches to 32 for a vendor that states none."""
+
 
 def _probe() -> Probe:
     from dlinfer.vendor.maca import sdk
@@ -59,5 +63,5 @@ VENDOR = Vendor(
     load_device=_device,
     claims=_claims,
     proofs=_proofs,
-    kv_cache_layout=KVCacheLayout("BSHD"),
+    kv_cache_layout=KVCacheLayout("BSHD", block_size=BLOCK_SIZE),
 )

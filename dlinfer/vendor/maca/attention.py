@@ -1,18 +1,19 @@
 """Attention of prompts, over their own new tokens or over pages, and of one token a sequence, by flash_attn.
 
+Over a latent cache it is flash_mla's (``latent``).
+
 flash-attention's bounds of a window are the interface's, counted alike from the bottom right, and a query that sees no
 key gives zeros in both.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlinfer.vendor.base import refuses
-from dlinfer.vendor.maca import refusing, sdk
+from dlinfer.vendor.maca import latent, refusing, sdk, sequences
+from dlinfer.vendor.reasons import where
 
 _ALIGNED, _WIDEST = 8, 512
 """Head sizes: multiples of the first up to the second (vLLM-metax; flash-attention itself ends at 256)."""
@@ -20,49 +21,35 @@ _PAGE = 16
 """Blocks of a cache are a multiple of it (vLLM-metax)."""
 
 
-def _refuses(q: Tensor, size: int, alibi_slopes: Tensor | None, sinks: Tensor | None) -> str | None:
+def _refuses(call: Any, size: int) -> str | None:
     if size > _WIDEST:
-        return f"head sizes up to {_WIDEST} are served, not {size}"
-    if alibi_slopes is not None and sinks is not None:
+        return f"head sizes up to {_WIDEST} are served, and a latent cache's of {latent.KEYS}, not {size}"
+    if call.alibi_slopes is not None and call.sinks is not None:
         return "alibi_slopes and s_aux together are used nowhere that is published"
-    return refusing.floating(q, refusing.HALVES)
+    return refusing.floating(call.q, refusing.HALVES)
 
 
-def _refuses_pages(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_size: int, alibi: Tensor | None, sinks: Tensor | None
-) -> str | None:
-    if k_cache.shape != v_cache.shape:
-        return "keys and values in pages must have one head size"
-    if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
+def _refuses_prompt(call: Any) -> str | None:
+    if latent.fits(call.k, call.v):
+        return latent.refuses(call)
+    return _refuses(call, max(call.k.shape[-1], call.v.shape[-1]))
+
+
+def _refuses_pages(call: Any) -> str | None:
+    keys, values = call.k_cache, call.v_cache
+    if latent.fits(keys, values):
+        return latent.refuses_pages(call)
+    if keys.shape != values.shape:
+        return "keys and values in pages must have one head size, or a latent cache's"
+    if keys.stride(-1) != 1 or values.stride(-1) != 1:
         return "heads of a cache have gaps"
     return refusing.first(
         (
-            refusing.multiples(_PAGE, block_size=block_size),
-            refusing.multiples(_ALIGNED, head_size=q.shape[-1]),
-            _refuses(q, q.shape[-1], alibi, sinks),
+            refusing.multiples(_PAGE, block_size=call.block_size),
+            refusing.multiples(_ALIGNED, head_size=call.q.shape[-1]),
+            _refuses(call, call.q.shape[-1]),
         )
     )
-
-
-@lru_cache(maxsize=16)
-def _on_card(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """int32 on the card, which every layer of a step asks for; it is read only."""
-    return torch.tensor(numbers, dtype=torch.int32, device=device)
-
-
-def _ends(lengths: list[int], device: torch.device) -> Tensor:
-    """flash_attn's cu_seqlens of so many sequences: where each begins, and the end."""
-    ends = [0]
-    for length in lengths:
-        ends.append(ends[-1] + length)
-    return _on_card(tuple(ends), device)
-
-
-def _of_sequences(kv_seqlens: Tensor, device: torch.device) -> Tensor:
-    """Lengths as flash_attn reads them; those on the card stay there, which a graph needs."""
-    if kv_seqlens.device == device:
-        return kv_seqlens.to(torch.int32).contiguous()
-    return _on_card(tuple(kv_seqlens.tolist()), device)
 
 
 def _sight(causal: bool, left: int, right: int) -> dict[str, Any]:
@@ -79,17 +66,7 @@ def _extras(q: Tensor, cap: float, alibi_slopes: Tensor | None, sinks: Tensor | 
     return found if sinks is None else found | {"s_aux": sinks.to(q.dtype).contiguous()}
 
 
-def _lengths(ends: Tensor) -> list[int]:
-    """Tokens of each sequence; waits for the card where the numbers lie there, and LMDeploy's lie on the host."""
-    numbers = ends.tolist()
-    return [end - start for start, end in zip([0, *numbers[:-1]], numbers, strict=True)]
-
-
-@refuses(
-    lambda q, k, v, ends, lens, most, heads, kv_heads, out, scale, causal, left, right, cap, alibi, sinks: (
-        _refuses(q, max(k.shape[-1], v.shape[-1]), alibi, sinks)
-    )
-)
+@where(_refuses_prompt)
 def prefill_attention(
     q: Tensor,
     k: Tensor,
@@ -108,16 +85,19 @@ def prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    new, keys = _lengths(q_ends), kv_seqlens.tolist()
+    new, keys = sequences.counts(q_ends), kv_seqlens.tolist()
     if sum(new) == 0:
+        return
+    if latent.fits(k, v):
+        latent.attend_to_tokens(q, k, v, new, keys, attn_output, softmax_scale, causal)
         return
     size = -(-max(k.shape[-1], v.shape[-1]) // _ALIGNED) * _ALIGNED
     out = sdk.flash_attn().flash_attn_varlen_func(
         q=_widened(q, size),
         k=_widened(k, size),
         v=_widened(v, size),
-        cu_seqlens_q=_ends(new, q.device),
-        cu_seqlens_k=_ends(keys, q.device),
+        cu_seqlens_q=sequences.ends(new, q.device),
+        cu_seqlens_k=sequences.ends(keys, q.device),
         max_seqlen_q=max(new),
         max_seqlen_k=max(keys),
         softmax_scale=softmax_scale,
@@ -129,19 +109,10 @@ def prefill_attention(
 
 def _widened(x: Tensor, size: int) -> Tensor:
     """x [..., smaller] with zeros up to ``size``: they add nothing to scores, and are cut off values."""
-    return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else _whole(x)
+    return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else sequences.whole(x)
 
 
-def _whole(x: Tensor) -> Tensor:
-    """x with the numbers of a head side by side; heads and tokens may lie anywhere."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-@refuses(
-    lambda q, k, v, table, block_size, ends, lens, most, most_kv, heads, kv_heads, *rest: _refuses_pages(
-        q, k, v, block_size, *rest[-2:]
-    )
-)
+@where(_refuses_pages)
 def paged_prefill_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -163,15 +134,19 @@ def paged_prefill_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    new, keys = _lengths(q_ends), kv_seqlens.tolist()
+    new, keys = sequences.counts(q_ends), kv_seqlens.tolist()
     if sum(new) == 0:
         return
+    if latent.fits(k_cache, v_cache):
+        pages = latent.pages(k_cache, v_cache)
+        latent.attend_to_pages(q, pages, block_offsets, new, keys, attn_output, softmax_scale, causal)
+        return
     out = sdk.flash_attn().flash_attn_varlen_func(
-        q=_whole(q),
+        q=sequences.whole(q),
         k=k_cache,
         v=v_cache,
-        cu_seqlens_q=_ends(new, q.device),
-        cu_seqlens_k=_ends(keys, q.device),
+        cu_seqlens_q=sequences.ends(new, q.device),
+        cu_seqlens_k=sequences.ends(keys, q.device),
         max_seqlen_q=max(new),
         max_seqlen_k=max(keys),
         softmax_scale=softmax_scale,
@@ -182,11 +157,7 @@ def paged_prefill_attention(
     attn_output[: sum(new)] = out[: sum(new)]
 
 
-@refuses(
-    lambda q, k, v, table, block_size, lens, most, heads, kv_heads, out, scale, left, cap, alibi, sinks: (
-        _refuses_pages(q, k, v, block_size, alibi, sinks)
-    )
-)
+@where(_refuses_pages)
 def paged_decode_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -206,11 +177,15 @@ def paged_decode_attention(
 ) -> None:
     if q.shape[0] == 0:
         return
+    if latent.fits(k_cache, v_cache):
+        pages = latent.pages(k_cache, v_cache)
+        latent.decode(q, pages, block_offsets, kv_seqlens, attn_output, softmax_scale)
+        return
     out = sdk.flash_attn().flash_attn_with_kvcache(
-        q=_whole(q).unsqueeze(1),
+        q=sequences.whole(q).unsqueeze(1),
         k_cache=k_cache,
         v_cache=v_cache,
-        cache_seqlens=_of_sequences(kv_seqlens, q.device),
+        cache_seqlens=sequences.of_sequences(kv_seqlens, q.device),
         block_table=block_offsets.to(torch.int32).contiguous(),
         softmax_scale=softmax_scale,
         **_sight(True, window_left, -1),

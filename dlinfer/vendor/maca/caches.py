@@ -3,17 +3,25 @@
 import torch
 from torch import Tensor
 
+from dlinfer.errors import KernelDeclined
 from dlinfer.ops.kv_cache import check_slots
 from dlinfer.vendor.base import refuses
-from dlinfer.vendor.maca import refusing, sdk
+from dlinfer.vendor.maca import refusing, sdk, sequences
 from dlinfer.vendor.maca.kept import LastAnswer
+from dlinfer.vendor.maca.latent import begins
 
 _highest = LastAnswer(lambda slots: int(slots.max()))
 """The last slot of a step: what lies behind the cache's end the vendor would write too."""
 
 
+def _is_latent(k: Tensor, v: Tensor) -> bool:
+    """Whether values may be the beginning of keys, of any sizes."""
+    return k.shape[1] == 1 and v.shape[2] < k.shape[2]
+
+
 def _refuses(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> str | None:
-    if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
+    alike = k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride()
+    if not alike and not _is_latent(k, v):
         return "reshape_and_cache_flash takes keys and values of one size, in caches that lie alike"
     if k_cache.stride(-1) != 1:
         return "heads of a cache have gaps"
@@ -22,18 +30,30 @@ def _refuses(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
 
 @refuses(_refuses)
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
+    latent = _is_latent(k, v)
+    if latent and not begins(k_cache, v_cache):
+        raise KernelDeclined(
+            reason="values that are smaller than keys are served where their cache begins the keys'"
+        )
     if kv_start_indices.numel() == 0:
         return
     # a graph's slots are those of each replay, which nobody can look at while it is captured
     if not sdk.capturing() and _highest.of(kv_start_indices) >= k_cache.shape[0] * k_cache.shape[1]:
         check_slots(kv_start_indices, k_cache)  # says so, as every kernel of the op does
     one = torch.ones(1, device=k.device)  # scales, which caches of the model's own dtype do without
+    slots = kv_start_indices.to(torch.int64).contiguous()
+    if latent:
+        value = sequences.whole(v.squeeze(1))
+        # the values' cache is the keys': what of k is not overwritten by v is its end
+        end = sequences.whole(k.squeeze(1)[:, v.shape[2] :])
+        torch.ops._C_cache_ops.concat_and_cache_mla(value, end, k_cache.squeeze(2), slots, "auto", one)
+        return
     torch.ops._C_cache_ops.reshape_and_cache_flash(
         _heads_together(k),
         _heads_together(v),
         k_cache,
         v_cache,
-        kv_start_indices.to(torch.int64).contiguous(),
+        slots,
         "auto",
         one,
         one,

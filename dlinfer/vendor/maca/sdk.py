@@ -43,6 +43,18 @@ def flash_attn() -> ModuleType:
 
 
 @cache
+def has_flash_mla() -> bool:
+    """Whether MetaX's FlashMLA is here, which few models need."""
+    return importlib.util.find_spec("flash_mla") is not None
+
+
+@cache
+def flash_mla() -> ModuleType:
+    """MetaX's build of FlashMLA."""
+    return importlib.import_module("flash_mla")
+
+
+@cache
 def has_triton() -> bool:
     """Whether Triton is here, which MetaX ships with its torch."""
     return importlib.util.find_spec("triton") is not None

@@ -72,13 +72,6 @@ DEVICES = {
             packages=(ROOT / "tests" / "vendor" / "maca" / "packages", triton_package.folder()),
             variables={"TRITON_INTERPRET": "1"},
             missing=triton_package.missing,
-            on_references={
-                (LATENT, "fill_kv_cache"): "reshape_and_cache_flash takes keys and values of one size",
-                **{
-                    (LATENT, op): "flash_attn has heads of up to 512, and latent keys have 576"
-                    for op in ("prefill_attention", "paged_prefill_attention", "paged_decode_attention")
-                },
-            },
         ),
         SimulatedDevice(
             device_type="camb",

@@ -28,7 +28,7 @@ from tests.ops import cases
 from tests.vendor.maca import real_sizes, tolerances
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-PACKAGES = ("torch", "mcoplib", "flash_attn", "triton", "vllm", "vllm_metax")
+PACKAGES = ("torch", "mcoplib", "flash_attn", "flash_mla", "triton", "vllm", "vllm_metax")
 
 
 def all_calls(dtype: torch.dtype) -> Iterator[tuple[str, str, tuple]]:

@@ -203,7 +203,7 @@ def test_a_kernel_that_reads_lengths_is_seen(runner, monkeypatch):
     def reads(lengths: Tensor, device: torch.device) -> Tensor:
         return torch.tensor(lengths.tolist(), dtype=torch.int32, device=device)
 
-    monkeypatch.setattr("dlinfer.vendor.maca.attention._of_sequences", reads)
+    monkeypatch.setattr("dlinfer.vendor.maca.sequences.of_sequences", reads)
     raises = pytest.raises(CapturedStepError, match=r"paged_decode_attention.*waits for the host")
     with settings.override(fallback="error"), raises:
         runner(**step([5], caches()))

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from lmdeploy import PytorchEngineConfig
 from lmdeploy.pytorch import kernels
 from lmdeploy.pytorch.backends.dlinfer.maca import MacaOpsBackend
 from lmdeploy.pytorch.kernels import dlinfer as called
 
 from dlinfer import ops
+from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.vendor import discovery, maca
-from dlinfer.vendor.maca import sdk
+from dlinfer.vendor.maca import latent, sdk
 from tests.vendor.maca import accept, real_sizes
 from tests.vendor.maca.checks_sizes import maker
 from tests.vendor.maca.simulated_card import triton_package
@@ -39,6 +41,16 @@ def test_caches_lie_as_lmdeploy_s_own_backend_has_them():
     ours = maca.VENDOR.kv_cache_layout.shape(1, 64, 2, 128)[1:]
     assert MacaOpsBackend.get_k_block_shape(64, 2, 128, torch.float16) == ours
     assert MacaOpsBackend.get_v_block_shape(64, 2, 128, torch.float16) == ours
+
+
+def test_blocks_are_those_of_flash_mla():
+    """For keys of 512 numbers and more LMDeploy would take 32, where the vendor states nothing."""
+    assert maca.BLOCK_SIZE == latent.PAGE
+    for given in (64, 128):
+        config = PytorchEngineConfig(device_type="maca", block_size=given)
+        assert (config.block_size, config.kernel_block_size) == (given, maca.BLOCK_SIZE)
+    with pytest.raises(UnsupportedFeatureError, match="a multiple of 64"):
+        PytorchEngineConfig(device_type="maca", block_size=32)
 
 
 def test_lmdeploy_s_own_backend_does_not_start_in_this_release():

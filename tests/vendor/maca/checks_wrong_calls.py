@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dlinfer import ops, settings
 from dlinfer.errors import DlinferError
-from dlinfer.vendor.maca import linears
+from dlinfer.vendor.maca import latent, linears
 from dlinfer.vendor.maca.kept import Kept
 from tests.ops import cases
 from tests.vendor.ascend.checks_wrong_calls import (
@@ -89,6 +89,9 @@ CAP = attention("prefill_attention", "soft-cap")
 PAGED = attention("paged_prefill_attention", "grouped heads, mixed lengths and histories")
 DECODING = attention("paged_decode_attention", "grouped heads, mixed lengths")
 NARROW = attention("paged_decode_attention", "window")
+LATENT = real("paged_decode_attention", "latent, mixed lengths")
+LATENT_PROMPT = real("paged_prefill_attention", "latent, of a chunk")
+LATENT_FILL = real("fill_kv_cache", "latent, 512 and 64")
 GATING = sample("moe_gating_topk_softmax", "many tokens")
 EXPERTS = real("fused_moe", "2 of 6")
 FOUR = real("weight_quant_matmul", "256 by 128, zeros True")
@@ -102,6 +105,8 @@ RMS, FUSED, ACT, INT8 = (
 )
 TURN, CACHE = "mcoplib.lmdeploy::lmdeploy_rotary_embedding", "_C_cache_ops::reshape_and_cache_flash"
 VARLEN, KVCACHE = "flash_attn::flash_attn_varlen_func", "flash_attn::flash_attn_with_kvcache"
+SCHEDULE, MLA = "flash_mla::get_mla_metadata", "flash_mla::flash_mla_with_kvcache"
+CONCAT = "_C_cache_ops::concat_and_cache_mla"
 TOPK, ALIGN, SUM = "_moe_C::topk_softmax", "_moe_C::moe_align_block_size", "_moe_C::moe_sum"
 GEMM8, GEMM4, REPACK = "_C::cutlass_scaled_mm", "_C::awq_gemm", "_C::awq_to_gptq_4bit"
 
@@ -204,6 +209,43 @@ FAULTS = [
     Fault(DECODING, KVCACHE, "one row of the table less", at("block_table", lambda x: x[:-1]), "sources"),
     Fault(DECODING, KVCACHE, "causal as an int", put("causal", 1), "sources"),
     Fault(NARROW, KVCACHE, "a window of one less", at("window_size", lambda x: (x[0] - 1, x[1])), "numbers"),
+    Fault(LATENT, SCHEDULE, "lengths in int64", cast(0, torch.int64), "sources"),
+    Fault(LATENT, SCHEDULE, "no heads of keys", fewer, "schema"),
+    Fault(LATENT, SCHEDULE, "the later is_fp8_kvcache", add("is_fp8_kvcache", False), "schema"),
+    Fault(LATENT, SCHEDULE, "a number for a whole one", at(1, float), "schema"),
+    Fault(LATENT, MLA, "cache_seq_lens", rename("cache_seqlens", "cache_seq_lens"), "schema"),
+    Fault(LATENT, MLA, "head_size_v", rename("head_dim_v", "head_size_v"), "schema"),
+    Fault(LATENT, MLA, "no num_splits", without("num_splits"), "schema"),
+    Fault(LATENT, MLA, "the later is_fp8_kvcache", add("is_fp8_kvcache", False), "schema"),
+    Fault(LATENT, MLA, "causal as an int", put("causal", 1), "schema"),
+    Fault(LATENT, MLA, "lengths in int64", cast("cache_seqlens", torch.int64), "sources"),
+    Fault(LATENT, MLA, "a table in int64", cast("block_table", torch.int64), "sources"),
+    Fault(LATENT, MLA, "one row of the table less", at("block_table", lambda x: x[:-1]), "sources"),
+    Fault(LATENT, MLA, "values as wide as keys", put("head_dim_v", 576), "sources"),
+    Fault(LATENT, MLA, "q without its token", at("q", lambda x: x.squeeze(1)), "sources"),
+    Fault(LATENT, MLA, "q in bfloat16", cast("q", torch.bfloat16), "sources"),
+    Fault(LATENT, MLA, "q with gaps in heads", gaps("q"), "sources"),
+    Fault(LATENT, MLA, "keys without their end", at("k_cache", lambda x: x[..., :512]), "sources"),
+    Fault(
+        LATENT,
+        MLA,
+        "the schedule's parts exchanged",
+        exchange("tile_scheduler_metadata", "num_splits"),
+        "sources",
+    ),
+    Fault(LATENT, MLA, "the usual scale", without("softmax_scale"), "numbers"),
+    Fault(LATENT, MLA, "lengths before this token", at("cache_seqlens", lambda x: x - 1), "numbers"),
+    Fault(LATENT, MLA, "tokens for sequences", at("q", lambda x: x.transpose(0, 1)), "sources"),
+    Fault(LATENT_PROMPT, MLA, "not causal", put("causal", False), "numbers"),
+    Fault(LATENT_FILL, CONCAT, "slots in int32", cast(3, torch.int32), "sources"),
+    Fault(LATENT_FILL, CONCAT, "the end first", swap(0, 1), "numbers"),
+    Fault(LATENT_FILL, CONCAT, "the end in bfloat16", cast(1, torch.bfloat16), "sources"),
+    Fault(LATENT_FILL, CONCAT, "all of the key", at(1, lambda x: torch.cat((x, x), -1)), "sources"),
+    Fault(LATENT_FILL, CONCAT, "a cache with heads", at(2, lambda x: x.unsqueeze(2)), "sources"),
+    Fault(LATENT_FILL, CONCAT, "a copy of the cache", at(2, lambda x: x.clone()), "numbers"),
+    Fault(LATENT_FILL, CONCAT, "a slot behind the end", at(3, lambda x: x + 192), "sources"),
+    Fault(LATENT_FILL, CONCAT, "caches of fp8", at(4, lambda x: "fp8"), "sources"),
+    Fault(LATENT_FILL, CONCAT, "no scale", fewer, "schema"),
     Fault(GATING, TOPK, "ids first", swap(0, 1), "sources"),
     Fault(GATING, TOPK, "weights in float16", cast(0, torch.float16), "sources"),
     Fault(GATING, TOPK, "rows in int64", cast(2, torch.int64), "sources"),
@@ -272,6 +314,7 @@ def test_a_fault_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch):
     cases.assert_close(*result(fault.called))
     monkeypatch.setitem(holder, name, planted)
     monkeypatch.setattr(linears, "_prepared", Kept(linears._prepare))  # none that a good call has made
+    latent._scheduled.cache_clear()
     caught = ""
     try:
         found = result(fault.called)

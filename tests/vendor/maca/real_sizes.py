@@ -9,7 +9,34 @@ from dlinfer.ops import attention_samples
 from dlinfer.ops.attention_samples import Case
 from dlinfer.ops.packing import AWQ
 from dlinfer.ops.samples import SampleMaker
-from tests.vendor.ascend.real_sizes import Call, decode, paged_prefill, prefill
+from tests.vendor.ascend.real_sizes import (
+    Call,
+    decode,
+    latent,
+    latent_paged_prompt,
+    latent_prompt,
+    paged_prefill,
+    prefill,
+)
+
+LATENT = {"sizes": (576, 576), "block_size": 64}
+"""Of DeepSeek's cache, whose values are the first 512 numbers of its keys."""
+LATENT_DECODE = (
+    Case("mixed lengths", (1,) * 5, (130, 1, 256, 64, 65), heads=(16, 1), **LATENT),
+    Case("128 heads, a padding row", (1,) * 3, (70, 0, 3), heads=(128, 1), index_dtype=torch.int32, **LATENT),
+    Case("2 heads", (1,), (200,), heads=(2, 1), **LATENT),
+)
+LATENT_PROMPTS = (
+    Case("of one piece and of two", (130, 1, 33), heads=(4, 1), **LATENT),
+    Case("one empty", (15, 0, 40), heads=(16, 1), **LATENT),
+    Case("alike", (9,) * 3, heads=(2, 1), unused_rows=2, **LATENT),
+    Case("more queries than keys", (140, 3), (4, 0), heads=(2, 1), **LATENT),
+    Case("without keys", (2,), (0,), heads=(2, 1), **LATENT),
+)
+LATENT_PAGED_PROMPTS = (
+    Case("of a chunk", (17, 1, 20), (130, 129, 20), heads=(16, 1), **LATENT),
+    Case("of pieces and a rest", (260, 5), (261, 133), heads=(2, 1), index_dtype=torch.int32, **LATENT),
+)
 
 
 def served(table: tuple[Case, ...], block_size: int, size: int) -> Iterator[Case]:
@@ -51,6 +78,44 @@ def experts(make: SampleMaker, chosen: int) -> tuple:
     return make.tensor(70, 72), gate_up, down, *weights, chosen, True
 
 
+def copied_values(make: SampleMaker, case: Case) -> tuple:
+    """A prompt as LMDeploy has it: its values are equal to what its keys begin with, and lie elsewhere."""
+    q, keys, values, *rest = latent_prompt(make, case)
+    return q, keys, values.clone(), *rest
+
+
+def unmasked(make: SampleMaker, case: Case) -> tuple:
+    """A latent prompt over pages that is not causal."""
+    args = list(latent_paged_prompt(make, case))
+    args[-6] = False
+    return tuple(args)
+
+
+def filled(make: SampleMaker, size: int, end: int) -> tuple:
+    """Keys, of which values are the beginning but lie elsewhere, as LMDeploy has them, and a cache that both share."""
+    k, cache = make.tensor(5, 1, size + end), make.cache(3, 64, 1, size + end)
+    slots = make.permutation(192)[:5]
+    slots[2] = -1
+    return k, k[..., :size].clone(), cache, cache[..., :size], slots
+
+
+def latent_calls() -> Iterator[Call]:
+    """Those over a latent cache."""
+    for op, made, table, what in (
+        ("paged_decode_attention", latent, LATENT_DECODE, ""),
+        ("prefill_attention", latent_prompt, LATENT_PROMPTS, ""),
+        ("prefill_attention", copied_values, LATENT_PROMPTS[:1], ", values elsewhere"),
+        ("paged_prefill_attention", latent_paged_prompt, LATENT_PAGED_PROMPTS, ""),
+        ("paged_prefill_attention", unmasked, LATENT_PAGED_PROMPTS, ", not causal"),
+    ):
+        for case in table:
+            name = f"latent, {case.name}{what}"
+            yield Call(op, name, lambda make, made=made, case=case: made(make, case))
+    for size, end in ((512, 64), (16, 8)):
+        name = f"latent, {size} and {end}"
+        yield Call("fill_kv_cache", name, lambda make, given=(size, end): filled(make, *given))
+
+
 def calls() -> Iterator[Call]:
     """All of them."""
     for op, made, table in (
@@ -74,3 +139,4 @@ def calls() -> Iterator[Call]:
         yield Call("linear_w8a8", f"bias {bias}", lambda make, bias=bias: eight_bits(make, bias))
     for chosen in (1, 2, 3, 6):
         yield Call("fused_moe", f"{chosen} of 6", lambda make, chosen=chosen: experts(make, chosen))
+    yield from latent_calls()

@@ -3,7 +3,8 @@
 import torch
 
 from tests.vendor.maca import schemas
-from tests.vendor.maca.simulated_card import attention, calling
+from tests.vendor.maca.packages import flash_mla
+from tests.vendor.maca.simulated_card import attention, calling, later_latent
 
 
 def test_the_golden_file_has_what_kernels_call():
@@ -23,5 +24,9 @@ def test_every_line_of_torch_s_ops_is_a_schema():
 
 
 def test_stand_ins_of_python_functions_have_the_golden_signatures():
-    made = (attention.flash_attn_varlen_func, attention.flash_attn_with_kvcache)
-    assert [f"flash_attn::{calling.signature_of(one)}" for one in made] == schemas.golden("flash_attn")
+    for space, made in (
+        ("flash_attn", (attention.flash_attn_varlen_func, attention.flash_attn_with_kvcache)),
+        ("flash_mla", (flash_mla.get_mla_metadata, flash_mla.flash_mla_with_kvcache)),
+        ("later flash_mla", (later_latent.get_mla_metadata, later_latent.flash_mla_with_kvcache)),
+    ):
+        assert [f"{space}::{calling.signature_of(one)}" for one in made] == schemas.golden(space)

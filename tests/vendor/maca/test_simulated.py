@@ -102,10 +102,10 @@ def test_lmdeploy_gives_the_tokens_of_the_cpu(installed, tmp_path, family):
 @pytest.mark.e2e
 @pytest.mark.full
 @pytest.mark.timeout(1600)
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v2_latent"])
 def test_captured_steps_give_the_tokens_of_eager_ones(installed, tmp_path, family):
     """Unmodified, with graphs that are strict about a capture: batches of 1, 2 and 3, the last with a padding row."""
-    if family == "qwen3_moe" and (reason := triton_package.missing()):
+    if family != "llama" and (reason := triton_package.missing()):
         pytest.skip(reason)
     model = tmp_path / family
     build(family, model, seed=int(family == "qwen3_moe"), dtype="float32")
@@ -119,6 +119,7 @@ def test_captured_steps_give_the_tokens_of_eager_ones(installed, tmp_path, famil
     for asked in ("short", "long", "again", "three"):
         assert captured[asked] == eager[asked]
     assert captured["fallbacks"] == []
+    assert ("fwd_kvcache_mla" in captured["calls"]) is (family == "deepseek_v2_latent")
     (counts,) = captured["captured"]
     # LMDeploy's warm-up meets every size before requests come, so that no step of a request is captured
     assert {"1", "2", "4"} <= set(counts["captures"]) and set(counts["captures"].values()) == {1}

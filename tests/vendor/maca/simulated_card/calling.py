@@ -57,7 +57,5 @@ def simulated(name: str, implementation: Callable[..., Any]) -> Callable[..., An
 
 def signature_of(implementation: Callable[..., Any]) -> str:
     """A Python function's parameters as the golden file writes them."""
-    parts = []
-    for one in inspect.signature(implementation).parameters.values():
-        parts.append(one.name if one.default is one.empty else f"{one.name}={one.default!r}")
+    parts = map(str, inspect.signature(implementation).parameters.values())
     return f"{implementation.__name__}({', '.join(parts)})"

@@ -139,3 +139,25 @@ def reshape_and_cache_flash(
         for token in kept.tolist():
             block, offset = divmod(int(slot_mapping[token]), cache.shape[1])
             cache[block, offset] = new[token]
+
+
+def concat_and_cache_mla(
+    kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str, scale: Tensor
+) -> None:
+    """cache_kernels.cu: rows of both side by side in a slot; numbers of a row are taken to lie together."""
+    rules.one_of("kv_cache_dtype, as far as simulated", kv_cache_dtype, ["auto"])
+    for name, x, dims in (("kv_c", kv_c, 2), ("k_pe", k_pe, 2), ("kv_cache", kv_cache, 3)):
+        rules.tensor(name, x, FLOATS, dims, gaps=True)
+        require(x.stride(-1) == 1, f"{name}: numbers of a row side by side")
+    rules.same_dtype(kv_c=kv_c, k_pe=k_pe, kv_cache=kv_cache)
+    rank = kv_c.shape[1]
+    require(kv_cache.shape[2] == rank + k_pe.shape[1], f"kv_cache: rows of {rank + k_pe.shape[1]}")
+    rules.tensor("slot_mapping", slot_mapping, (torch.int64,), 1)
+    require(slot_mapping.shape[0] <= min(len(kv_c), len(k_pe)), "slot_mapping: no more than tokens")
+    rules.tensor("scale", scale, (torch.float32,), (0, 1))
+    slots = kv_cache.shape[0] * kv_cache.shape[1]
+    require(int(slot_mapping.max()) < slots, f"slot_mapping: below {slots}")
+    for token in (slot_mapping >= 0).nonzero().squeeze(-1).tolist():
+        block, offset = divmod(int(slot_mapping[token]), kv_cache.shape[1])
+        kv_cache[block, offset, :rank] = kv_c[token]
+        kv_cache[block, offset, rank:] = k_pe[token]

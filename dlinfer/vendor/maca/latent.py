@@ -1,0 +1,190 @@
+"""Attention over DeepSeek's latent cache by flash_mla: one head of keys of 576 numbers, whose first 512 are the values.
+
+flash_mla has one number of queries for all sequences of a call. Of a decoding step that is one. Prompts are cut into
+pieces of up to 128 queries, to which vLLM-metax limits what it sends this way, and pieces of one size go together. Keys
+of a prompt that are in no cache yet are laid into pages, a copy of 1 KB a token.
+
+The calls are such as both declarations take: that of the source that MetaX has published (1.0.1), and DeepSeek's later
+one, which vLLM-metax calls since May 2026 and in which a schedule is an object that the first call fills.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import KernelDeclined
+from dlinfer.vendor.maca import refusing, sdk, sequences
+
+KEYS, VALUES = 576, 512
+"""Numbers of a latent key, and of its beginning that is the value."""
+PAGE = 64
+"""Slots of a page: what vLLM-metax states, and the later declaration demands."""
+_QUERIES = 128
+"""Most queries of a piece (vLLM-metax)."""
+_TOGETHER = 1024
+"""Most queries of a call: flash_mla holds their results in float32, two of each, as it works."""
+_ALIGNED = 8
+"""Numbers of 16 bits that are read at once."""
+
+
+def fits(keys: Tensor, values: Tensor) -> bool:
+    """Whether keys and values, of tokens or in pages, have a latent cache's sizes."""
+    return (keys.shape[-2], keys.shape[-1], values.shape[-1]) == (1, KEYS, VALUES)
+
+
+def refuses(call: Any) -> str | None:
+    """Why a call over such keys and values is not served."""
+    if not sdk.has_flash_mla():
+        return "flash_mla, which has latent attention, is not installed"
+    if call.window_left >= 0 or getattr(call, "window_right", -1) >= 0 or call.logit_softcapping > 0:
+        return "flash_mla has no window and no logit_softcapping"
+    if (call.alibi_slopes, call.sinks) != (None, None):
+        return "flash_mla has no alibi_slopes and no sinks"
+    return refusing.floating(call.q, refusing.HALVES)
+
+
+def refuses_pages(call: Any) -> str | None:
+    """The same of pages."""
+    *blocks, _, side = call.k_cache.stride()
+    if side != 1 or any(place % _ALIGNED for place in (*blocks, call.k_cache.storage_offset())):
+        return "slots of a latent cache have gaps, or do not begin where vectors do"
+    if call.block_size != PAGE:
+        return f"flash_mla's pages have {PAGE} slots, not {call.block_size}"
+    return refuses(call)
+
+
+def begins(keys: Tensor, values: Tensor) -> bool:
+    """Whether values are the beginning of keys, in the same memory."""
+    return values.data_ptr() == keys.data_ptr() and values.stride() == keys.stride()
+
+
+def pages(k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    """The cache as flash_mla reads it. Raises KernelDeclined where values lie elsewhere."""
+    if not begins(k_cache, v_cache):
+        raise KernelDeclined(reason="flash_mla reads values from the keys, and v_cache lies elsewhere")
+    return k_cache
+
+
+def decode(q: Tensor, pages: Tensor, table: Tensor, kv_seqlens: Tensor, out: Tensor, scale: float) -> None:
+    """One query of each sequence, q [sequences, heads, 576]; out [sequences, heads, 512] is written.
+
+    Where lengths lie on the card a schedule is asked for at each call: in a graph it has to follow the lengths of each
+    replay, and one from before the capture would not.
+    """
+    heads = q.shape[1]
+    if kv_seqlens.device == q.device:
+        lengths = sequences.of_sequences(kv_seqlens, q.device)
+        schedule = sdk.flash_mla().get_mla_metadata(lengths, heads, 1)
+    else:
+        lengths, schedule = _scheduled(tuple(kv_seqlens.tolist()), 1, heads, True, q.device)
+    out.copy_(_call(q.unsqueeze(1), pages, table, lengths, schedule, scale, True).squeeze(1))
+
+
+def attend_to_tokens(
+    q: Tensor, k: Tensor, v: Tensor, new: list[int], keys: list[int], out: Tensor, scale: float, causal: bool
+) -> None:
+    """Prompts over their own tokens, k [tokens, 1, 576] and v [tokens, 1, 512]; out is written.
+
+    LMDeploy's values are equal to the beginning of the keys and lie elsewhere, so numbers are compared, which waits for
+    the card. Raises KernelDeclined where they differ.
+    """
+    if not begins(k, v) and not torch.equal(k[..., :VALUES], v):
+        raise KernelDeclined(reason="flash_mla reads values from the keys, and v is not their beginning")
+    if sum(keys):
+        attend_to_pages(q, *_in_pages(k, keys), new, keys, out, scale, causal)
+    else:  # queries without a key see nothing
+        out[: sum(new)] = 0
+
+
+def _in_pages(k: Tensor, keys: list[int]) -> tuple[Tensor, Tensor]:
+    """(pages, table) of so many keys of each sequence, which lie packed in k [tokens, 1, 576]."""
+    counts = [-(-length // PAGE) for length in keys]
+    pages = k.new_zeros(sum(counts), PAGE, 1, KEYS)
+    slots, table, page, start = pages.view(-1, 1, KEYS), [], 0, 0
+    for count, length in zip(counts, keys, strict=True):
+        slots[page * PAGE : page * PAGE + length] = k[start : start + length]
+        table += [*range(page, page + count), *[0] * (max(counts) - count)]
+        page, start = page + count, start + length
+    return pages, sequences.on_card(tuple(table), k.device).view(len(keys), -1)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some queries of a sequence: where the first stands in q, whose they are, and the keys up to their end."""
+
+    first: int
+    sequence: int
+    keys: int
+
+
+def attend_to_pages(
+    q: Tensor,
+    pages: Tensor,
+    table: Tensor,
+    new: list[int],
+    keys: list[int],
+    out: Tensor,
+    scale: float,
+    causal: bool,
+) -> None:
+    """Prompts over pages. new, keys: queries of each sequence, and its keys with them. out is written."""
+    heads = q.shape[1]
+    for size, pieces in _calls(new, keys, causal):
+        lengths, schedule = _scheduled(tuple(one.keys for one in pieces), size, heads, causal, q.device)
+        rows = sequences.on_card(tuple(one.sequence for one in pieces), q.device)
+        queries = torch.stack([q[one.first : one.first + size] for one in pieces])
+        found = _call(queries, pages, table[rows], lengths, schedule, scale, causal)
+        for one, result in zip(pieces, found, strict=True):
+            out[one.first : one.first + size] = result
+
+
+def _calls(new: list[int], keys: list[int], causal: bool) -> Iterator[tuple[int, list[_Piece]]]:
+    """(queries of each piece, pieces) of each call."""
+    by_size: dict[int, list[_Piece]] = {}
+    start = 0
+    for sequence, (count, length) in enumerate(zip(new, keys, strict=True)):
+        for first in range(0, count, _QUERIES):
+            end = min(first + _QUERIES, count)
+            seen = max(length - (count - end), 0) if causal else length
+            by_size.setdefault(end - first, []).append(_Piece(start + first, sequence, seen))
+        start += count
+    for size, pieces in by_size.items():
+        most = max(_TOGETHER // size, 1)
+        for place in range(0, len(pieces), most):
+            yield size, pieces[place : place + most]
+
+
+@lru_cache(maxsize=64)
+def _scheduled(
+    lengths: tuple[int, ...], queries: int, heads: int, causal: bool, device: torch.device
+) -> tuple[Tensor, Any]:
+    """Lengths on the card and flash_mla's schedule for them, which all layers of a step share.
+
+    It may be used again where sizes and lengths are the same, and the later declaration looks at ``causal`` too.
+    """
+    on_card = sequences.on_card(lengths, device)
+    return on_card, sdk.flash_mla().get_mla_metadata(on_card, queries * heads, 1)
+
+
+def _call(
+    q: Tensor, pages: Tensor, table: Tensor, lengths: Tensor, schedule: Any, scale: float, causal: bool
+) -> Tensor:
+    """q [sequences, queries, heads, 576] -> [sequences, queries, heads, 512]."""
+    found, _ = sdk.flash_mla().flash_mla_with_kvcache(
+        q=q
+        if q.is_contiguous() and q.data_ptr() % 16 == 0
+        else q.clone(memory_format=torch.contiguous_format),
+        k_cache=pages,
+        block_table=table.to(torch.int32).contiguous(),
+        cache_seqlens=lengths,
+        head_dim_v=VALUES,
+        tile_scheduler_metadata=schedule[0],
+        num_splits=schedule[1],
+        softmax_scale=scale,
+        causal=causal,
+    )
+    return found
