@@ -1,6 +1,6 @@
 """Requests of mixed lengths, all at once: LMDeploy on our cpu engine against OpenVINO GenAI's continuous batching.
 
-    python -m benchmarks.traffic [--requests 32] [--precisions bf16 int8 int4] [--pairs 15] [--model FOLDER]
+    python -m benchmarks.traffic [--requests 32] [--precisions f32 bf16 int8 int4] [--pairs 15] [--model FOLDER]
 
 On the shape of Qwen2.5-0.5B, prompts of 32 to 700 tokens and answers of 16 to 96, up to 32 of them in a batch. Both run
 in their own process and take turns; the same weights. Prints throughput with the median ratio and its 95 % interval,
@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.arena import Entry, measure
 from benchmarks.models import FOLDER, qwen2_half_billion
-from benchmarks.peers.entries import OURS, PRECISIONS, entries
+from benchmarks.peers.entries import EVERY_PRECISION, OURS, entries
 from benchmarks.timing import publish, ratio
 
 MOST = 32
@@ -59,7 +59,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=("bf16",))
+    parser.add_argument("--precisions", nargs="+", choices=EVERY_PRECISION, default=("bf16",))
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument(
         "--others", type=float, default=OTHERS, help="CPUs that others may keep busy in a round"

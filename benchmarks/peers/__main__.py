@@ -1,6 +1,6 @@
 """LMDeploy on our cpu engine against OpenVINO GenAI, llama.cpp and transformers: same weights, interleaved rounds.
 
-    python -m benchmarks.peers [--model-kind dense] [--precisions bf16 int8 int4] [--peers genai llama.cpp transformers]
+    python -m benchmarks.peers [--model-kind dense] [--precisions f32 bf16 int8 int4] [--peers genai llama.cpp transformers]
         [--pairs 15] [--works prefill-512 prefill-2048 decode-1 decode-8] [--write-docs]
 
 On the shape of Qwen2.5-0.5B; with ``--model-kind moe`` on a small mixture of experts of Qwen3-MoE's, in bf16, which
@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.arena import measure
 from benchmarks.peers import peaks, report
-from benchmarks.peers.entries import OURS, PEERS, PRECISIONS, entries
+from benchmarks.peers.entries import EVERY_PRECISION, OURS, PEERS, entries
 from benchmarks.peers.kinds import KINDS
 from benchmarks.serving import rows_of
 from benchmarks.timing import machine, publish
@@ -38,7 +38,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model-kind", choices=KINDS, default="dense")
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, help="by default all of the kind's")
+    parser.add_argument(
+        "--precisions", nargs="+", choices=EVERY_PRECISION, help="by default all of the kind's"
+    )
     parser.add_argument("--peers", nargs="+", choices=PEERS, help="by default all of the kind's")
     parser.add_argument("--works", nargs="+", choices=WORKS, help="by default the kind's usual ones")
     parser.add_argument("--pairs", type=int, default=15)
@@ -51,7 +53,8 @@ def main() -> None:
     kind = KINDS[args.model_kind]
     peers = tuple(args.peers or kind.peers)
     precisions = args.precisions or kind.precisions
-    if left_out := [*{*peers} - {*kind.peers}, *{*precisions} - {*kind.precisions}]:
+    taken = {*kind.precisions} | ({"f32"} if "bf16" in kind.precisions else set())
+    if left_out := [*{*peers} - {*kind.peers}, *{*precisions} - taken]:
         parser.error(f"--model-kind {args.model_kind} is not measured with {', '.join(left_out)}")
     model = kind.make(args.model or kind.folder)
     orders = [WORKS[name] for name in args.works or kind.works]

@@ -11,10 +11,12 @@ from benchmarks.timing import threads
 
 OURS = "dlinfer"
 PRECISIONS = ("bf16", "int8", "int4")
+EVERY_PRECISION = ("f32", *PRECISIONS)
+"""f32 where it is asked for: it is for processors without instructions for bfloat16."""
 PEERS = ("genai", "llama.cpp", "transformers")
 
 _GGUF = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_k_m"}
-_EXPORTED = {"bf16": "bfloat16", "int8": "int8", "int4": "int4"}
+_EXPORTED = {"f32": "float32", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
 def entries(
@@ -24,7 +26,9 @@ def entries(
 
     transformers: names of contenders that are transformers', and their kinds.
     """
-    found = [Entry(OURS, "lmdeploy-graph", model, {"dtype": "bfloat16"}, environment=_ours(precision))]
+    computed_in = "f32" if precision == "f32" else "bf16"
+    dtype = {"dtype": {"f32": "float32", "bf16": "bfloat16"}[computed_in]}
+    found = [Entry(OURS, "lmdeploy-graph", model, dtype, environment=_ours(precision))]
     if "genai" in peers:
         python = python_of("genai")
         folder = exported(model, python, _EXPORTED[precision])
@@ -33,13 +37,13 @@ def entries(
                 f"genai {backend}",
                 backend,
                 folder,
-                {"precision": "bf16"},
+                {"precision": computed_in},
                 module="benchmarks.genai",
                 python=python,
             )
             for backend in ("SDPA", "PA")
         ]
-    if "llama.cpp" in peers:
+    if "llama.cpp" in peers and precision != "f32":
         python = python_of("llama.cpp")
         file = _gguf(model, python)
         options = {"threads": threads()}
@@ -52,7 +56,7 @@ def entries(
 
 
 def _ours(precision: str) -> dict[str, str]:
-    if precision == "bf16":
+    if precision in ("f32", "bf16"):
         return {}
     # OpenVINO rounds what meets weights of 8 and 4 bits by default, llama.cpp always; ours what meets 8 bits.
     rounds = {"DLINFER_CPU_ACTIVATIONS": "int8"} if precision == "int4" else {}

@@ -45,6 +45,13 @@ def test_who_takes_part(precision, names, made, tmp_path):
     assert made == []
 
 
+def test_in_float32_both_compute_in_it(made, tmp_path):
+    found = entries.entries(tmp_path / "model", "f32", entries.PEERS, {"transformers": "hf-eager"})
+    assert [one.name for one in found] == ["dlinfer", "genai SDPA", "genai PA"]
+    assert found[0].options == {"dtype": "float32"} and found[0].environment == {}
+    assert {(one.model.name, one.options["precision"]) for one in found[1:]} == {("float32", "f32")}
+
+
 def test_ours_alone(made, tmp_path):
     assert [one.name for one in entries.entries(tmp_path, "bf16", (), {})] == ["dlinfer"]
 
