@@ -1,7 +1,8 @@
 """LMDeploy on our cpu engine against OpenVINO GenAI, llama.cpp and transformers: same weights, interleaved rounds.
 
     python -m benchmarks.peers [--model-kind dense] [--precisions f32 bf16 int8 int4]
-        [--peers genai llama.cpp transformers] [--pairs 15] [--works prefill-512 prefill-2048 decode-1 decode-8] [--write-docs]
+        [--peers genai llama.cpp transformers] [--pairs 15] [--works prefill-512 prefill-2048 decode-1 decode-8]
+        [--write-docs]
 
 On the shape of Qwen2.5-0.5B; with ``--model-kind moe`` on a small mixture of experts of Qwen3-MoE's, in bf16, which
 llama.cpp takes no part in. Peers are installed into environments of their own at the first run, where llama.cpp is
