@@ -30,6 +30,18 @@ def has_dense_heads(x: Tensor) -> bool:
     return dense and (x.stride(0) >= count * size or tokens == 1)
 
 
+def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether values are the first numbers of each key, in its memory, as DeepSeek's are; keys have no gaps."""
+    same = k_cache.untyped_storage()._cdata == v_cache.untyped_storage()._cdata
+    return (
+        same
+        and k_cache.is_contiguous()
+        and k_cache.storage_offset() == v_cache.storage_offset()
+        and k_cache.stride() == v_cache.stride()
+        and k_cache.shape[:-1] == v_cache.shape[:-1]
+    )
+
+
 def index(x: Tensor, device: torch.device) -> Tensor:
     """Lengths, blocks and slots: int32, without gaps, on the card."""
     return x.to(device, torch.int32).contiguous()

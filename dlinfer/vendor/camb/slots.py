@@ -2,6 +2,7 @@
 
 import weakref
 
+import torch
 from torch import Tensor
 
 from dlinfer.ops.kv_cache import canonical, check_slots
@@ -32,9 +33,17 @@ _checked = _Checked()
 
 
 def _refuses_caches(k: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
-    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+    dense = k_cache.is_contiguous() and v_cache.is_contiguous()
+    if not dense and not layouts.is_latent(k_cache, v_cache):
         return "the caches have gaps, of which reshape_paged_cache's documents say nothing"
     return refusing.floating(k)
+
+
+def _with_values(k: Tensor, v: Tensor) -> Tensor:
+    """Keys as a cache keeps them whose values are a part of them: the first numbers of each are its value."""
+    if k.data_ptr() == v.data_ptr() and k.stride() == v.stride():
+        return k.contiguous()
+    return torch.cat((v, k[..., v.shape[-1] :]), dim=-1)
 
 
 @refuses(lambda k, v, k_cache, v_cache, kv_start_indices: _refuses_caches(k, k_cache, v_cache))
@@ -43,6 +52,9 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
         return
     _checked.check(kv_start_indices, canonical(k_cache))
     slots = layouts.index(kv_start_indices, k.device)  # negative ones are left out by the vendor
+    if layouts.is_latent(k_cache, v_cache):
+        tmo().reshape_paged_cache(_with_values(k, v), None, k_cache, None, slots)
+        return
     if k.shape == v.shape:
         tmo().reshape_paged_cache(k.contiguous(), v.contiguous(), k_cache, v_cache, slots)
         return

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from examples.tiny_models.families import BRIEF, FAMILIES, SIZED
 from tests.e2e.devices.cells import CONFIGS, DeviceCell, ask, cells, check
-from tests.e2e.devices.table import DEVICES
+from tests.e2e.devices.table import DEVICES, SimulatedDevice
 from tests.e2e.harness import Lab
 from tests.e2e.ledger import Ledger, code_fingerprint
 from tests.e2e.matrix import MODES
@@ -28,8 +28,8 @@ DOCUMENT = ROOT / "docs" / "models_on_devices.md"
 MODE_NAMES = {"graph": "default", "eager": "`eager_mode=True`"}
 ASKED = (*FAMILIES, *SIZED)
 EVERY = (*ASKED, *BRIEF)
-DOCUMENTED = {name: DEVICES[name] for name in ("ascend",)}
-"""Devices of the document. maca and camb are asked too, and join it once all of their cells have run with one code."""
+DOCUMENTED = {name: DEVICES[name] for name in ("ascend", "maca", "camb")}
+"""Devices of the document, in the order of its columns."""
 
 
 def failures_of(lab: Lab, cell: DeviceCell) -> list[str]:
@@ -64,19 +64,27 @@ def rows(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return found
 
 
+def references_of(device: SimulatedDevice) -> list[str]:
+    """A line for each family and reason for which ops run as their references there."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for (family, op), reason in device.on_references.items():
+        grouped.setdefault((family, reason), []).append(f"`{op}`")
+    return [
+        f"- {device.device_type}, {family}: {', '.join(ops)}, since {reason}."
+        for (family, reason), ops in grouped.items()
+    ]
+
+
 def document(entries: Mapping[str, Mapping[str, Any]]) -> str:
     heads = [f"{device}, {MODE_NAMES[mode]}" for device in DOCUMENTED for mode in MODES]
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("lmdeploy", "torch", "transformers"))
-    listed = [
-        f"- {device.device_type}, {family}: `{op}` runs as its reference, since {reason}."
-        for device in DOCUMENTED.values()
-        for (family, op), reason in device.on_references.items()
-    ]
+    listed = [line for device in DOCUMENTED.values() for line in references_of(device)]
     kinds = ", ".join(f"{device.device_type} in {device.dtype}" for device in DOCUMENTED.values())
     table = "\n".join(rows(entries))
     return f"""# Models on simulated devices
 
-Made by `make device-models`; do not edit. {versions}, unmodified, on devices that are simulated: {kinds}.
+Made by `make device-models`; do not edit. {versions}, unmodified, on
+devices that are simulated: {kinds}.
 
 A simulation is a device in torch on the host's memory, and behind the vendor's op names what its documents say of them,
 in plain torch; a call that they do not admit is refused. It shows that LMDeploy, the adaptor and the vendor's kernels
@@ -84,16 +92,18 @@ fit together and call the vendor's ops as documented, and nothing of a card's ro
 
 Each family is a tiny model with random weights. Prompts of 1 to 140 tokens come in one batch, staggered and one by one,
 and once more in pieces of 32 tokens; the greedy tokens have to be those of Hugging Face transformers on the CPU, with
-the same weights in float32: *equal*. (The weights are such that transformers gives them in float16 too.) Caches and
-weights have to lie on the device, and no op but those below may be answered by its reference. The default mode compiles
-where the vendor has a default engine, and captures decoding steps where its device has graphs;
-elsewhere it runs eagerly. Empty fields were not tried.
+the same weights in float32: *equal*. (The weights are such that transformers gives them in float16 too, and that
+neither tokens nor experts are nearly tied: `python -m tests.e2e.devices.seeds FAMILY` prints by how much.) Caches and
+weights have to lie on the device, and no op but those listed below may be answered by its reference, plain torch on the
+device. In the default mode a vendor's default engine would compile the model; none of these has one, so that decoding
+steps are captured into the device's graphs where the vendor has them, and run eagerly elsewhere: [ascend](ascend.md),
+[maca](maca.md), [camb](camb.md). Empty fields were not tried.
 
 | family | {" | ".join(heads)} |
 | --- |{" --- |" * len(heads)}
 {table}
 
-{chr(10).join(listed) or "No op runs as its reference in any of them."}
+{chr(10).join(("On references:", "", *listed)) if listed else "No op runs as its reference in any of them."}
 """
 
 

@@ -78,10 +78,6 @@ DEVICES = {
             torch_device="mlu",
             simulation="tests.vendor.camb.simulated_mlu.install:install",
             vendor="dlinfer.vendor.camb:VENDOR",
-            on_references={
-                (LATENT, op): "the kernel takes no cache whose values are a part of the keys"
-                for op in ("fill_kv_cache", "paged_prefill_attention", "paged_decode_attention")
-            },
         ),
     )
 }

@@ -1,5 +1,7 @@
 """LMDeploy on vendors' simulated devices; ``run.py`` is the whole matrix, of which the gate has a cell a device."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.e2e.devices import cells, run
@@ -53,9 +55,29 @@ def test_the_table_says_what_was_found() -> None:
     broken = next(cell for cell in asked if (cell.family, cell.mode) == ("qwen2", "eager"))
     entries[broken.name]["failures"] = ["a token | differs\nmore"]
     text = run.document(entries)
-    assert "| llama | equal | equal |" in text
-    assert "| qwen2 | equal | a token / differs |" in text
+    others = " equal |" * (len(DEVICES) - 1) * 2
+    assert f"| llama | equal | equal |{others}" in text
+    assert f"| qwen2 | equal | a token / differs |{others}" in text
+    for device in DEVICES.values():
+        assert f"{device.device_type} in {device.dtype}" in text
     assert "mixtral" not in text
+
+
+def test_the_document_tells_what_is_on_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all ops that have one reason, of each device."""
+    device = replace(
+        DEVICES["camb"],
+        on_references={
+            ("llama", "linear"): "one",
+            ("llama", "rms_norm"): "one",
+            ("qwen2", "linear"): "other",
+        },
+    )
+    monkeypatch.setattr(run, "DOCUMENTED", {"camb": device})
+    text = run.document({})
+    assert "- camb, llama: `linear`, `rms_norm`, since one.\n- camb, qwen2: `linear`, since other.\n" in text
+    monkeypatch.setattr(run, "DOCUMENTED", {"camb": replace(device, on_references={})})
+    assert "No op runs as its reference" in run.document({})
 
 
 def test_the_document_has_every_family_and_device() -> None:

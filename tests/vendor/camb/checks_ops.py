@@ -32,7 +32,6 @@ REFUSED = {
     "dynamic_quant": "torch.int8 is served",
     "linear_w8a8": "torch.int8 is served|float16, bfloat16 are served, not float32",
     "fused_moe_w8a8": "torch.int8 is served|float16, bfloat16 are served, not float32",
-    "fill_kv_cache": "the caches have gaps",
     "prefill_attention": f"{EXTRAS}|9 queries over 4 keys",
     "paged_prefill_attention": f"{EXTRAS}|blocks of 16 slots are read, not of 8",
     "paged_decode_attention": EXTRAS,

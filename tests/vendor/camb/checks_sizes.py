@@ -1,17 +1,18 @@
 """Attention, experts and products in real sizes: every call is answered by a kernel; and what kernels do besides."""
 
+import inspect
 import json
 
 import pytest
 import torch
 
-from dlinfer import ops
+from dlinfer import ops, settings
 from dlinfer.errors import OpArgumentError
 from dlinfer.ops import kernels
 from dlinfer.ops.samples import SampleMaker
 from dlinfer.vendor.camb import VENDOR, sdk
 from tests.ops import cases
-from tests.vendor.camb import accept, real_sizes
+from tests.vendor.camb import accept, real_sizes, signatures
 from tests.vendor.camb.checks_ops import compare
 from tests.vendor.camb.simulated_mlu import install
 
@@ -36,6 +37,65 @@ def test_one_call_of_the_vendor_for_all_sequences():
             install.calls.clear()
             compare(ops.registry()[call.op], call.arguments(maker(torch.float16)), torch.float16)
             assert sum(install.calls.values()) == 1, call.name
+
+
+@pytest.mark.parametrize(
+    ("op", "function"),
+    [
+        ("fill_kv_cache", "reshape_paged_cache"),
+        ("paged_decode_attention", "single_query_cached_kv_attn"),
+        ("paged_prefill_attention", "flash_attention"),
+    ],
+)
+def test_a_latent_cache_is_given_as_the_vendor_s_vllm_does(op, function, monkeypatch):
+    call = next(one for one in real_sizes.calls() if (one.op, one.name) == (op, "latent"))
+    tmo, given = sdk.tmo(), {}
+    unwatched = getattr(tmo, function)
+    signature = inspect.signature(unwatched)
+
+    def watched(*args, **kwargs):
+        given.update(signature.bind(*args, **kwargs).arguments)
+        return unwatched(*args, **kwargs)
+
+    monkeypatch.setattr(tmo, function, watched)
+    assert not compare(ops.registry()[op], call.arguments(maker(torch.float16)), torch.float16)
+    meanings = {"None": None, "k": given.get("k"), "value.shape[-1]": 512}
+    for argument, value in signatures.of_latent_caches()[function].items():
+        assert given[argument] is meanings[value] or given[argument] == 512 == meanings[value], argument
+
+
+def latents(made):
+    """fill_kv_cache whose cache of values ``made`` makes of the one of keys."""
+    make = maker(torch.float16)
+    cache = make.cache(4, 16, 1, 40)
+    slots = torch.tensor([5, -1, 60, 17], device=install.NAME)
+    values = made(cache)
+    return make.tensor(4, 1, 40), make.tensor(4, 1, values.shape[-1]), cache, values, slots
+
+
+def test_values_of_a_latent_cache_win_over_the_keys_first_numbers():
+    """As where both are written, values last; LMDeploy gives the same numbers twice."""
+    k, v, cache, values, slots = latents(lambda cache: cache[..., :32])
+    wanted = VENDOR.kv_cache_layout.canonical(cache.cpu()).flatten(0, 1).clone()
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            wanted[slot] = torch.cat((v.cpu()[token], k.cpu()[token, :, 32:]), -1)
+    with settings.override(fallback="error"):
+        ops.fill_kv_cache(k, v, cache, values, slots)
+    assert torch.equal(VENDOR.kv_cache_layout.canonical(cache.cpu()).flatten(0, 1), wanted)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(lambda cache: cache[..., 8:], id="that begin later"),
+        pytest.param(lambda cache: cache.clone()[..., :32], id="of other memory"),
+        pytest.param(lambda cache: cache[..., ::2], id="every second number"),
+        pytest.param(lambda cache: cache.flip(0)[..., :32], id="of blocks in another order"),
+    ],
+)
+def test_values_that_are_no_beginning_of_the_keys_are_refused(made):
+    assert "caches have gaps" in (kernels.refusal("fill_kv_cache", install.NAME, latents(made)) or "")
 
 
 @dtypes

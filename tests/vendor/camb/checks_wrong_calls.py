@@ -70,6 +70,8 @@ PREFILL = real("prefill_attention", "grouped heads, mixed lengths, heads of 64")
 WINDOW = real("prefill_attention", "window, heads of 64")
 PAGED = real("paged_prefill_attention", "grouped heads, mixed lengths and histories, heads of 64")
 DECODE = real("paged_decode_attention", "grouped heads, mixed lengths, heads of 64")
+LATENTS, LATENT = real("fill_kv_cache", "latent"), real("paged_decode_attention", "latent")
+LATENT_CHUNK = real("paged_prefill_attention", "latent")
 NARROW = real("paged_decode_attention", "window, heads of 64")
 GATING = sample("moe_gating_topk_softmax", "many tokens")
 EXPERTS = real("fused_moe", "60 experts")
@@ -186,6 +188,27 @@ FAULTS = [
     Fault(DECODE, SINGLE, "the scale before windows", swap(10, 12), "signature"),
     Fault(DECODE, SINGLE, "values before keys", swap(1, 2), "numbers"),
     Fault(DECODE, SINGLE, "an output of other heads", at(3, lambda x: x[:, :, 1:]), "documents"),
+    Fault(LATENTS, "reshape_paged_cache", "values without their cache", swap(1, 0), "signature"),
+    Fault(LATENTS, "reshape_paged_cache", "keys alone", at(0, lambda x: x[..., :512]), "documents"),
+    Fault(LATENTS, "reshape_paged_cache", "values' cache alone", at(2, lambda x: x[..., :512]), "documents"),
+    Fault(
+        LATENTS, "reshape_paged_cache", "the rotated part first", at(0, lambda x: x.roll(64, -1)), "numbers"
+    ),
+    Fault(
+        LATENT,
+        SINGLE,
+        "values with gaps",
+        lambda a, k: ([*a[:2], a[1][..., :512], *a[3:]], k | {"head_size_v": -1}),
+        "documents",
+    ),
+    Fault(LATENT, SINGLE, "no size of values", without("head_size_v"), "documents"),
+    Fault(LATENT, SINGLE, "values of the keys' size", put("head_size_v", 576), "documents"),
+    Fault(LATENT, SINGLE, "head_size for head_size_v", rename("head_size_v", "head_size"), "signature"),
+    Fault(LATENT, SINGLE, "queries without the rotated part", at(0, lambda x: x[..., :512]), "documents"),
+    Fault(DECODE, SINGLE, "a size of values beside their cache", put("head_size_v", 64), "documents"),
+    Fault(LATENT_CHUNK, FLASH, "values with gaps", at(2, lambda x: x[..., :512]), "documents"),
+    Fault(LATENT_CHUNK, FLASH, "no values", at(2, lambda x: None), "signature"),
+    Fault(LATENT_CHUNK, FLASH, "an output of the values", at(3, lambda x: x[..., :512]), "documents"),
     Fault(NARROW, SINGLE, "a window of one more", at(10, lambda x: x + 1), "numbers"),
     Fault(GATING, "moe_softmax_topk", "topk first", swap(0, 1), "signature"),
     Fault(GATING, "moe_softmax_topk", "one expert less", at(1, lambda x: x - 1), "numbers or signature"),

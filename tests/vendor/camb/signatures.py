@@ -17,6 +17,7 @@ from tests.architecture.imports import PACKAGE
 VERSION = "1.12.1"
 GOLDEN = Path(__file__).with_name(f"torch_mlu_ops-{VERSION}.signatures")
 WITNESS = GOLDEN.with_name("vllm_mlu-b9925203.calls")
+_LATENT = "latent "
 _CALL = re.compile(r"\btmo\(\)\.([a-z]\w+)\(")
 _NAMES = {"torch": torch} | {
     name: getattr(typing, name) for name in ("Optional", "Union", "Tuple", "List", "Dict")
@@ -46,10 +47,21 @@ def witnessed() -> dict[str, tuple[list[str], list[str]]]:
     """Function -> (names by place, names by keyword) of the vendor's own calls of it."""
     found = {}
     for line in WITNESS.read_text().splitlines():
-        if line and not line.startswith("#"):
+        if line and not line.startswith(("#", _LATENT)):
             name, _, given = line.rstrip(")").partition("(")
             by_place, _, by_keyword = given.partition("; ")
             found[name] = by_place.split(", "), [one for one in by_keyword.split(", ") if one]
+    return found
+
+
+def of_latent_caches() -> dict[str, dict[str, str]]:
+    """Function -> argument -> what the vendor's own calls give there of a latent cache, as its sources spell it."""
+    found = {}
+    for line in WITNESS.read_text().splitlines():
+        if line.startswith(_LATENT):
+            name, _, given = line.removeprefix(_LATENT).rstrip(")").partition("(")
+            pairs = (one.partition("=") for one in given.split(", "))
+            found[name] = {argument: value for argument, _, value in pairs}
     return found
 
 

@@ -41,6 +41,13 @@ def test_the_vendor_s_own_vllm_gives_the_same_arguments_in_the_same_order():
         assert {OTHER_NAMES.get((name, one), one) for one in by_keyword} <= set(ours), name
 
 
+def test_what_it_gives_of_latent_caches_are_arguments_there():
+    of_latent = signatures.of_latent_caches()
+    assert set(of_latent) == {"reshape_paged_cache", "single_query_cached_kv_attn", "flash_attention"}
+    for name, given in of_latent.items():
+        assert set(given) <= set(signatures.signature(signatures.lines()[name]).parameters), name
+
+
 def like_the_golden() -> types.SimpleNamespace:
     functions = {}
     for name, line in signatures.lines().items():

@@ -66,10 +66,11 @@ def _attend(
     window_left: int,
 ) -> None:
     out = fused.destination(attn_output, q)
+    latent = layouts.is_latent(k_cache, v_cache)
     tmo().single_query_cached_kv_attn(
         layouts.heads(q).unsqueeze(1),
         k_cache,
-        v_cache,
+        None if latent else v_cache,
         out.unsqueeze(1),
         layouts.index(block_offsets, q.device),
         torch.tensor(lengths, dtype=torch.int32, device=q.device),
@@ -80,6 +81,7 @@ def _attend(
         window_left,
         -1,
         softmax_scale,
+        head_size_v=v_cache.shape[-1] if latent else -1,
     )
     if out is not attn_output:
         attn_output.copy_(out)

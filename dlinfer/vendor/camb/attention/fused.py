@@ -23,7 +23,8 @@ def refuses_pages(call: Any, sizes: tuple[int, ...]) -> str | None:
     """Why caches are none for an op that reads blocks of some sizes."""
     if call.block_size not in sizes:
         return f"blocks of {', '.join(map(str, sizes))} slots are read, not of {call.block_size}"
-    if not (call.k_cache.is_contiguous() and call.v_cache.is_contiguous()):
+    dense = call.k_cache.is_contiguous() and call.v_cache.is_contiguous()
+    if not dense and not layouts.is_latent(call.k_cache, call.v_cache):
         return "the caches have gaps"
     return None
 

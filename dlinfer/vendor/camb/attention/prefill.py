@@ -42,10 +42,16 @@ class _Batch:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, batch: _Batch, call: Any, tables: Tensor | None) -> None:
-    """Write the attention of a batch that is not empty into call.attn_output."""
+    """Write the attention of a batch that is not empty into call.attn_output.
+
+    v may be wider than the values: numbers behind them are attended to as well, and left out.
+    """
     tokens = sum(batch.q_lens)
     q, target = q[:tokens], call.attn_output[:tokens]
-    out = fused.destination(target, q, k, v)
+    if v.shape[-1] == target.shape[-1]:
+        out = fused.destination(target, q, k, v)
+    else:
+        out = torch.empty((*target.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
     ends = [
         torch.tensor([0, *accumulate(lens)], dtype=torch.int32, device=q.device)
         for lens in (batch.q_lens, batch.kv_lens)
@@ -67,7 +73,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, batch: _Batch, call: Any, tables: T
         block_tables=tables,
     )
     if out is not target:
-        target.copy_(out)
+        target.copy_(out[..., : target.shape[-1]])
 
 
 def _is_aligned(call: Any) -> bool:
@@ -139,4 +145,6 @@ def paged_prefill_attention(
         tables = layouts.index(block_offsets, q.device)
         if batch.kept is not None:
             tables = tables[torch.tensor(batch.kept, device=q.device)]
-        _attend(q, k_cache, v_cache, batch, call, tables)
+        # of values the op wants a cache without gaps, which a latent one has if they are as wide as its keys
+        values = k_cache if layouts.is_latent(k_cache, v_cache) else v_cache
+        _attend(q, k_cache, values, batch, call, tables)

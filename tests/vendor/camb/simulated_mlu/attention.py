@@ -126,9 +126,7 @@ def single_query_cached_kv_attn(
     **others: object,
 ) -> Tensor:
     rules.unused(**others)
-    require(
-        (kv_cache_quant_bit_size, head_size_v, max_seq_q) == (-1, -1, -1), "the defaults, as far as simulated"
-    )
+    require((kv_cache_quant_bit_size, max_seq_q) == (-1, -1), "the defaults, as far as simulated")
     rules.one_of("compute_dtype", compute_dtype, [torch.float32])
     require(windows_size_right == -1, f"windows_size_right: reserved, -1, not {windows_size_right}")
     rules.tensor("q", q, FLOATS, 4, gaps=True)
@@ -142,16 +140,28 @@ def single_query_cached_kv_attn(
     require(
         max_context_len <= 0 or max_context_len >= max(lengths), f"max_context_len: {max(lengths)} at least"
     )
-    require(v_cache is not None and out is not None, "v_cache and out, as far as simulated")
-    assert v_cache is not None and out is not None
+    require(out is not None, "out, as far as simulated")
+    assert out is not None
+    size_v = head_size_v
+    if v_cache is None:  # "included by k_cache": both begin with each slot's first number
+        require(size_v >= 1, "head_size_v: without v_cache, as the vendor's vLLM gives it beside out")
+        require(
+            k_cache.shape[3] == max(size, size_v), f"cache_dim: {max(size, size_v)}, the larger head size"
+        )
+        v_cache = k_cache
+    else:
+        require(size_v == -1, "head_size_v: -1 beside v_cache, as in the vendor's vLLM")
+        require(k_cache.shape[3] == size, "q: the cache's head size")
+        size_v = v_cache.shape[3]
     caches.check_pages(q, k_cache, v_cache, block_tables, lengths, (1, 2, 4, 8, 16, 32, 64))
-    require(k_cache.shape[3] == size and heads % k_cache.shape[1] == 0, "q: the cache's head size")
+    require(heads % k_cache.shape[1] == 0, "q: a multiple of the cache's heads")
     require(heads // k_cache.shape[1] <= 128, "q: up to 128 heads to a key")
     rules.tensor("out", out, (q.dtype,), 4, gaps=True)
     rules.dense_heads("out", out)
-    rules.shape("out", out, (batch, 1, heads, v_cache.shape[3]))
+    rules.shape("out", out, (batch, 1, heads, size_v))
     require(out.untyped_storage().data_ptr() != q.untyped_storage().data_ptr(), "out: not over q")
     for row, length in enumerate(lengths):
         k, v = (caches.pages(cache, block_tables[row], length) for cache in (k_cache, v_cache))
+        k, v = k[..., :size], v[..., :size_v]
         out[row] = _sequence(q[row], k, v, softmax_scale, True, windows_size_left, -1)
     return out
