@@ -152,7 +152,7 @@ def test_steps_that_lie_ready_follow_without_the_loop(agent):
 
     async def main() -> None:
         agent.loop_thread = Ends.thread = threading.get_ident()
-        first = asyncio.create_task(patched(agent, value=0))
+        first = asyncio.ensure_future(patched(agent, value=0))
         while not agent.begun.is_set():
             await asyncio.sleep(0.001)
         agent._in_que.put_nowait({"value": 1, "_h2d_transfer": None, prompt_turns.FOLLOWED: False})
