@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dlinfer.conformance import stand_in
+from tests.vendor import simulated_graph
 from tests.vendor.camb import signatures
 from tests.vendor.camb.simulated_mlu.rules import NotAdmittedError
 
@@ -60,8 +61,16 @@ class _Mlu(stand_in.Module):
         self.current_stream = lambda device=None: streams.current_stream()
         self.stream, self.empty_cache = streams.stream, streams.empty_cache
 
+    @property
+    def MLUGraph(self) -> Any:  # noqa: N802 - torch_mlu's name
+        return simulated_graph.Graph
+
+    def is_current_stream_capturing(self) -> bool:
+        return simulated_graph.capturing()
+
     def synchronize(self, device: Any = None) -> None:
-        """All is done."""
+        """All is done. Raises CaptureFault while a graph is captured."""
+        simulated_graph.refuse("synchronize")
 
     def set_device(self, device: Any) -> None:
         """There is one."""
@@ -77,6 +86,8 @@ def _function(name: str, line: str, implementation: Callable[..., Any]) -> Calla
     signature = signatures.signature(line)
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if simulated_graph.capturing():
+            return simulated_graph.record(name, run, args, kwargs)
         calls[name] += 1
         bound = signature.bind(*args, **kwargs)  # raises TypeError
         for argument, value in bound.arguments.items():
