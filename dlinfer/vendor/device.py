@@ -83,6 +83,8 @@ class Device(ABC):
         both; None leaves that to the framework too.
     graph_class: the name in ``streams`` of what captures work and replays it, such as "CUDAGraph"; None where the
         vendor's kernels cannot be captured, as they ask the host for numbers that ``host_numbers`` cannot tell.
+    padding_length: how many keys a padding row of a captured step has: 0, or 1 where kernels document no length of 0;
+        it then reads the first slot of block 0, and writes none.
     tensor_parallel: whether a model may lie on several of them, a process each, joined by ``communicator``.
     """
 
@@ -92,6 +94,7 @@ class Device(ABC):
     max_prefill_tokens: int | None = None
     prefill_tokens_beside_decoding: int | None = None
     graph_class: str | None = None
+    padding_length: int = 0
     tensor_parallel: bool = False
 
     @abstractmethod

@@ -8,6 +8,8 @@ class CambDevice(Device):
     """One MLU."""
 
     communicator = "cncl"
+    graph_class = "MLUGraph"
+    padding_length = 1  # of 0 the documents of single_query_cached_kv_attn say nothing
     max_batch_size = 256  # as LMDeploy has it for its own camb backend
 
     def __init__(self) -> None:

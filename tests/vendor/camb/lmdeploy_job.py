@@ -1,6 +1,6 @@
 """LMDeploy on a device_type, as a user would write it: prints the tokens of prompts, and what the MLU was asked.
 
-python lmdeploy_job.py MODEL DEVICE_TYPE DTYPE
+python lmdeploy_job.py MODEL DEVICE_TYPE DTYPE [captured]
 """
 
 import json
@@ -12,13 +12,15 @@ from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
 
 PROMPTS = ["hello world", "the quick brown fox jumps over the lazy dog"]
 GREEDY = GenerationConfig(max_new_tokens=8, do_sample=False, ignore_eos=True)
+GROWING = GenerationConfig(max_new_tokens=40, do_sample=False, ignore_eos=True)
+"""Across blocks of 16 slots, twice at least."""
 LONG = "the quick brown fox " * 12
 
 
 def main() -> None:
-    model, device_type, dtype = sys.argv[1:]
+    model, device_type, dtype, *how = sys.argv[1:]
     config = PytorchEngineConfig(
-        device_type=device_type, dtype=dtype, eager_mode=True, session_len=512, max_prefill_token_num=64
+        device_type=device_type, dtype=dtype, eager_mode=not how, session_len=512, max_prefill_token_num=64
     )
     found: dict[str, Any] = {}
     with pipeline(model, backend_config=config) as pipe:  # pyright: ignore[reportCallIssue]
@@ -30,12 +32,21 @@ def main() -> None:
         weights = agent.patched_model.get_model().parameters()
         found["devices"] = sorted({one.device.type for one in (*caches, *weights)})
         found["cache"] = [list(one.shape) for one in caches[:2]]
+        found["again"] = [r.token_ids for r in pipe(PROMPTS, gen_config=GREEDY, do_preprocess=False)]
+        found["three"] = [
+            r.token_ids for r in pipe([*PROMPTS, "again"], gen_config=GREEDY, do_preprocess=False)
+        ]
+        found["grown"] = [r.token_ids for r in pipe(PROMPTS, gen_config=GROWING, do_preprocess=False)]
         found["blocks"] = [agent.cache_config.block_size, agent.cache_config.kernel_block_size]
     simulation = sys.modules.get("tests.vendor.camb.simulated_mlu.install")
     from dlinfer.ops import fallback
 
     found["calls"] = {} if simulation is None else dict(simulation.calls)
     found["fallbacks"] = [[kind.op, kind.reason, count] for kind, count in fallback.counts().items()]
+    if how:
+        from dlinfer.framework.lmdeploy_ext.capture import runner
+
+        found["captured"] = [vars(one) for one in runner.counts()]
     print(json.dumps(found))
 
 

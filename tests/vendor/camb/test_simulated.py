@@ -65,12 +65,13 @@ def test_its_claims_hold(installed, asked):
     assert "camb: every claim holds" in run(installed, "-m", "dlinfer", "conformance", "camb", *options)
 
 
-def answers(installed: Path, model: Path, device: str, dtype: str) -> dict[str, Any]:
+def answers(
+    installed: Path, model: Path, device: str, dtype: str, *how: str, fallback: str = "allow"
+) -> dict[str, Any]:
     """What lmdeploy_job.py prints."""
     job = str(FOLDER / "lmdeploy_job.py")
-    return json.loads(
-        run(installed, job, str(model), device, dtype, DLINFER_FALLBACK="allow").splitlines()[-1]
-    )
+    said = run(installed, job, str(model), device, dtype, *how, DLINFER_FALLBACK=fallback)
+    return json.loads(said.splitlines()[-1])
 
 
 @pytest.mark.slow
@@ -98,6 +99,27 @@ def test_lmdeploy_gives_the_tokens_of_the_cpu(installed, tmp_path, family, dtype
     shared = {"fused_rms_norm", "matmul", "apply_rotary", "reshape_paged_cache", "flash_attention"}
     wanted = shared | {"single_query_cached_kv_attn"} | (experts if family == "qwen3_moe" else {"active"})
     assert wanted <= set(card["calls"])
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "float16"), ("qwen3_moe", "float32")])
+def test_captured_steps_give_the_tokens_of_eager_ones(installed, tmp_path, family, dtype):
+    """Unmodified: batches of 1, 2 and 3, the last with a padding row, and sequences that grow across blocks."""
+    model = tmp_path / family
+    build(family, model, seed=0, dtype="float32")
+    eager, captured = (
+        answers(installed, model, "camb", dtype, *how, fallback="error") for how in ((), ("captured",))
+    )
+    for asked in ("short", "long", "again", "three", "grown"):
+        assert captured[asked] == eager[asked]
+    assert captured["fallbacks"] == []
+    (counts,) = captured["captured"]
+    assert {"1", "2", "4"} <= set(counts["captures"]) and set(counts["captures"].values()) == {1}
+    assert all(counts["replays"][rows] > 0 for rows in ("1", "2", "4"))
+    assert set(counts["eager"]) == {"prompts: their numbers of tokens are seldom the same twice"}
 
 
 @pytest.mark.slow

@@ -13,14 +13,14 @@ NO_SLOT = -1
 class StepBuffers:
     """Inputs of a decoding step of ``rows`` sequences, of tables of up to ``blocks`` blocks.
 
-    A padding row has length 0, so that attention reads no cache for it, and the slot -1, so that it writes none.
+    A padding row has the slot -1, so that it writes no cache, and ``padding_length`` keys: with 0 attention reads none.
     """
 
-    def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
+    def __init__(self, rows: int, blocks: int, device: torch.device, padding_length: int = 0) -> None:
         def zeros(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
-        self.rows, self.blocks = rows, blocks
+        self.rows, self.blocks, self.padding_length = rows, blocks, padding_length
         self.input_ids, self.position_ids = zeros(1, rows), zeros(1, rows)
         self.block_offsets = zeros(rows, blocks, dtype=torch.int32)
         self.kv_seqlens = zeros(rows, dtype=torch.int32)
@@ -40,6 +40,7 @@ class StepBuffers:
         ):
             buffer[:real].copy_(given)
             buffer[real:].zero_()
+        self.kv_seqlens[real:].fill_(self.padding_length)
         self.block_offsets.zero_()
         self.block_offsets[:real, :wide].copy_(meta.block_offsets)
         self.slots[:real].copy_(meta.kv_start_indices.view(-1))

@@ -144,7 +144,7 @@ class CaptureRunner(GraphRunner):
         """
         streams = self._device.streams
         keys = kwargs["past_key_values"][0][0]
-        buffers = StepBuffers(rows, keys.shape[0], kwargs["input_ids"].device)
+        buffers = StepBuffers(rows, keys.shape[0], kwargs["input_ids"].device, self._device.padding_length)
         buffers.fill(kwargs)
         inputs = buffers.inputs(kwargs)
         outside, inside = streams.current_stream(), streams.Stream()

@@ -1,4 +1,7 @@
-"""Attention of one new token of each sequence over pages: one call of single_query_cached_kv_attn for all."""
+"""Attention of one new token of each sequence over pages: one call of single_query_cached_kv_attn for all.
+
+In a graph nobody may ask the card for lengths: they stay there, and none of them is 0 (``CambDevice.padding_length``).
+"""
 
 from typing import Any
 
@@ -7,11 +10,13 @@ from torch import Tensor
 
 from dlinfer.vendor.camb import layouts, refusing
 from dlinfer.vendor.camb.attention import fused
-from dlinfer.vendor.camb.sdk import tmo
+from dlinfer.vendor.camb.sdk import cards, tmo
 
 _PAGES = (1, 2, 4, 8, 16, 32, 64)
 _MOST_SHARING = 128
 """Queries to a key: the vendor's own vLLM splits calls with more (with more than 256 in bfloat16)."""
+_UNCERTAIN = -1
+"""As max_context_len: torch_mlu_ops' documents have 0 and less for a maximum that nobody knows."""
 
 
 def _refuses(call: Any) -> str | None:
@@ -39,18 +44,24 @@ def paged_decode_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
+    if kv_seqlens.device == q.device and cards().is_current_stream_capturing():
+        own = layouts.index(kv_seqlens, q.device)
+        _attend(q, k_cache, v_cache, block_offsets, own, _UNCERTAIN, attn_output, softmax_scale, window_left)
+        return
     lengths = kv_seqlens.tolist()
     kept = [row for row, length in enumerate(lengths) if length]
     if len(kept) == len(lengths):
         if lengths:
-            _attend(q, k_cache, v_cache, block_offsets, lengths, attn_output, softmax_scale, window_left)
+            own, most = torch.tensor(lengths, dtype=torch.int32, device=q.device), max(lengths)
+            _attend(q, k_cache, v_cache, block_offsets, own, most, attn_output, softmax_scale, window_left)
         return
     # padding rows have no key, and no block that may be read
     rows = torch.tensor(kept, dtype=torch.int64, device=q.device)
     q, tables = q[rows], block_offsets[rows.to(block_offsets.device)]
     out = torch.empty((len(kept), *attn_output.shape[1:]), dtype=q.dtype, device=q.device)
     if kept:
-        _attend(q, k_cache, v_cache, tables, [lengths[row] for row in kept], out, softmax_scale, window_left)
+        own = torch.tensor([lengths[row] for row in kept], dtype=torch.int32, device=q.device)
+        _attend(q, k_cache, v_cache, tables, own, max(lengths), out, softmax_scale, window_left)
     attn_output.zero_()
     attn_output[rows] = out
 
@@ -60,11 +71,13 @@ def _attend(
     k_cache: Tensor,
     v_cache: Tensor,
     block_offsets: Tensor,
-    lengths: list[int],
+    lengths: Tensor,
+    longest: int,
     attn_output: Tensor,
     softmax_scale: float,
     window_left: int,
 ) -> None:
+    """lengths: int32 of the card, none of them 0."""
     out = fused.destination(attn_output, q)
     latent = layouts.is_latent(k_cache, v_cache)
     tmo().single_query_cached_kv_attn(
@@ -73,11 +86,11 @@ def _attend(
         None if latent else v_cache,
         out.unsqueeze(1),
         layouts.index(block_offsets, q.device),
-        torch.tensor(lengths, dtype=torch.int32, device=q.device),
+        lengths,
         None,
         None,
         None,
-        max(lengths),
+        longest,
         window_left,
         -1,
         softmax_scale,
