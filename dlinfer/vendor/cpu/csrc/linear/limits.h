@@ -49,11 +49,7 @@ constexpr int64_t kMaxTileInputs = 1024;
 // rows from 16 to 1024 (its library does not know the processor's AVX-512). bfloat16 takes it 1.3 times as long with 64
 // rows, 1.2 with 128; from 256 on both are at 0.85 of the peak, and ours is behind by a tenth where a row of the weight
 // is read in several chunks.
-#if defined(__AVX512BF16__)
-inline int64_t until_torch_on_zen5(BFloat16, int64_t columns) {
-  return columns * int64_t(sizeof(BFloat16)) <= kChunkBytes / kTileInputs ? kAnyNumber : 128;
-}
-#endif
+constexpr int64_t kUntilTorchInChunks = 128;
 
 // The most rows of x that few_rows.h takes of a weight with so many columns; -1 where there is no kernel for the dtype.
 inline int64_t max_inputs(torch::headeronly::ScalarType dtype, [[maybe_unused]] int64_t columns) {
@@ -70,7 +66,10 @@ inline int64_t max_inputs(torch::headeronly::ScalarType dtype, [[maybe_unused]] 
 #endif
       if (lacks_for_torch(Instructions::kAvx512)) return kAnyNumber;
 #if defined(__AVX512BF16__)
-      if (is_zen5_or_later()) return until_torch_on_zen5({}, columns);
+      if (is_zen5_or_later()) {
+        const bool one_chunk = columns * int64_t(sizeof(BFloat16)) <= kChunkBytes / kTileInputs;
+        return one_chunk ? kAnyNumber : kUntilTorchInChunks;
+      }
 #endif
       return kUntilTorch<BFloat16>;
 #if defined(DLINFER_HAS_HALF)
