@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dlinfer import ops
-from dlinfer.graph.ir.dialect import fake, is_compute, overload, tensors_of
+from dlinfer.graph.ir.dialect import arguments, fake, is_compute, overload, tensors_of
 from dlinfer.graph.seam import fake_mode, inductor, symbols
 from dlinfer.ops.spec import registry
 from dlinfer.vendor.cpu import native
@@ -91,6 +91,8 @@ def is_call(node: fx.Node) -> bool:
     """Whether a node is a rotation or gated activation that a kernel in C++ computes."""
     if overload(node) not in CALLS or native.why_not() is not None:
         return False
+    if overload(node) is ops.gelu_mul.overload and arguments(node)["tanh"] is not True:
+        return False  # the exact one, whose error function is torch's
     dtypes = {tensor.dtype for parent in node.all_input_nodes for tensor in tensors_of(parent)}
     return len(dtypes) == 1 and dtypes <= NATIVE_FLOATS
 
