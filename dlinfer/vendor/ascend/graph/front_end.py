@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from dlinfer.graph.seam.fake_mode import FakeTensorMode, fresh_mode, mode_of, trace_decomposed
@@ -28,9 +29,8 @@ def load() -> Any:
     """``torchair``. Raises ImportError with the vendor's own words."""
     sdk.load()
     torchair = importlib.import_module("torchair")
-    importlib.import_module(
-        "torchair.ops._npu_fused_infer_attention_score"
-    )  # defines it, with lengths as tensors
+    for version in ("", "_v2"):  # they define it, with lengths as tensors
+        importlib.import_module(f"torchair.ops._npu_fused_infer_attention_score{version}")
     return torchair
 
 
@@ -42,6 +42,7 @@ def convert(function: Callable[..., Any], inputs: Sequence[Any]) -> Converted:
     compiler = load().get_compiler()
     mode = _mode_of(inputs)
     graph_module = trace_decomposed(function, inputs, mode, table())
+    _drop_own_parts(graph_module)
     _drop_unread(graph_module)
     with mode:
         compiled = compiler(graph_module, list(inputs))
@@ -53,6 +54,21 @@ def _mode_of(inputs: Sequence[Any]) -> FakeTensorMode:
         return mode_of(inputs)
     except StopIteration:  # sizes alone
         return fresh_mode()
+
+
+def _drop_own_parts(graph_module: fx.GraphModule) -> None:
+    """Forget writes of what is already there: values that are a part of the keys, written with them."""
+    aten = torch.ops.aten
+    for node in graph_module.graph.find_nodes(op="call_function", target=aten.slice_scatter.default):
+        whole, part, *where = node.args
+        own = isinstance(part, fx.Node) and part.target is aten.slice.Tensor and part.args[0] is whole
+        if own and _slice(*part.args[1:]) == _slice(*where):
+            node.replace_all_uses_with(whole)
+
+
+def _slice(dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> tuple[Any, ...]:
+    """A slice's numbers, with the default where one is not told."""
+    return dim, start or 0, end, step
 
 
 def _drop_unread(graph_module: fx.GraphModule) -> None:

@@ -18,7 +18,7 @@ from tests.vendor.ascend.graph.reg_ops.documents import Declared, read_package
 from tests.vendor.ascend.graph.reg_ops.rules import faults
 from tests.vendor.ascend.vendor_package import environment
 
-MODELS = ("decoder", "prompt", "experts", "eight bits")
+MODELS = ("decoder", "prompt", "experts", "eight bits", "latent")
 TORCHAIRS_OWN = re.compile(
     r"GroupedMatmul\w*: input antiquant_(scale|offset)0 is FLOAT, and BF16, FLOAT16 are admitted"
 )

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dlinfer.errors import EngineResultError, GraphFallbackError, GraphRunError
-from tests.vendor.ascend.graph import compiling, models
+from tests.vendor.ascend.graph import compiling, latent_models, models
 
 Change = Callable[[list[Any], dict[str, Any]], Any]
 
@@ -64,6 +64,7 @@ NORM, ROTARY, SCATTER = (
 FIA, GATED, ROUTE = "air::npu_fused_infer_attention_score", "npu::npu_swiglu", "npu::npu_moe_init_routing_v2"
 GROUPED, GATING = "npu::npu_grouped_matmul", "npu::npu_moe_gating_top_k_softmax"
 QUANT, PRODUCT = "npu::npu_dynamic_quant", "npu::npu_quant_matmul"
+LATENT, WRITE = "air::npu_fused_infer_attention_score_v2", "npu::npu_scatter_nd_update"
 
 FAULTS = [
     Fault("another epsilon", NORM, "numbers", at(3, lambda eps: 0.5)),
@@ -119,6 +120,24 @@ FAULTS = [
         put(output_dtype=torch.bfloat16),
         model="eight bits",
     ),
+    Fault("no rotated numbers", LATENT, "numbers", put(query_rope=None, key_rope=None), model="latent"),
+    Fault("no scale", LATENT, "numbers", drop("softmax_scale"), model="latent"),
+    Fault("another block size", LATENT, "documents", put(block_size=64), model="latent"),
+    Fault("another number of heads", LATENT, "documents", put(num_query_heads=2), model="latent"),
+    Fault(
+        "one key too few",
+        LATENT,
+        "numbers",
+        at("actual_seq_kvlen", lambda x: (x - 1).clamp(min=1)),
+        model="latent",
+    ),
+    Fault(
+        "a block table of int64", LATENT, "documents", at("block_table", lambda x: x.long()), model="latent"
+    ),
+    Fault("pages one too far", LATENT, "numbers", at("block_table", lambda x: x + 1), model="latent"),
+    Fault("updates twice as large", WRITE, "numbers", at(2, lambda x: x + x), model="latent"),
+    Fault("places one too far", WRITE, "documents", at(1, lambda x: x + 1), model="latent"),
+    Fault("updates of float32", WRITE, "documents", at(2, lambda x: x.float()), model="latent"),
 ]
 
 
@@ -131,6 +150,8 @@ def case(name: str) -> tuple[torch.nn.Module, list[torch.Tensor]]:
         model = models.EightBit().half()
         model.scale = model.scale.float()
         return model, models.inputs(1, [5, 129, 1])[:1]
+    if name == "latent":
+        return latent_models.LatentAttention(1).half(), latent_models.inputs(1, [5, 129, 0, 1])
     return models.Decoder(1).half(), models.inputs(1, [5, 129, 0, 1])
 
 
@@ -162,7 +183,7 @@ def caught(name: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("model", ["decoder", "prompt", "experts", "eight bits"])
+@pytest.mark.parametrize("model", ["decoder", "prompt", "experts", "eight bits", "latent"])
 def test_without_a_fault_nothing_is_caught(model):
     assert caught(model) == ""
 

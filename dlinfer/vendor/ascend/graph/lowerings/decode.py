@@ -7,11 +7,10 @@ from torch import Tensor
 
 from dlinfer.vendor.ascend import refusing
 from dlinfer.vendor.ascend.attention import fused
+from dlinfer.vendor.ascend.graph.lowerings import latent
 
 
-@refusing.where(
-    lambda call: "values are a part of the keys" if call.k_cache.shape != call.v_cache.shape else None
-)
+@refusing.where(lambda call: latent.refuses(call) if latent.is_latent(call.k_cache, call.v_cache) else None)
 def paged_decode_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -36,6 +35,9 @@ def paged_decode_attention(
     lengths = kv_seqlens.to(torch.int64)
     padding = lengths < 1
     table = block_offsets.to(torch.int32).masked_fill(padding.unsqueeze(-1), 0)
+    if latent.is_latent(k_cache, v_cache):
+        out = latent.attend(q, k_cache, table, lengths.clamp(min=1), num_q_heads, softmax_scale)
+        return out.squeeze(1).masked_fill(padding.view(-1, 1, 1), 0)
     seen: dict[str, Any] = {}
     if window_left >= 0:
         seen["atten_mask"] = fused.outside(lengths, window_left, table.shape[1] * block_size)

@@ -17,6 +17,8 @@ _TEMPLATE = 2048  # the side of the mask that sparse mode 3 reads
 
 
 def _refuses(call: Any) -> str | None:
+    if call.q.shape[-1] > fused.LARGEST_HEAD:
+        return "latent prompts are served by the kernels"
     if call.q_ends.shape[0] != 1:
         return "one prompt is served by a graph; several at once are one call each, by the kernels"
     if call.window_left >= 0 or (not call.causal and call.window_right >= 0):

@@ -103,6 +103,12 @@ def greater(x1: Tensor, x2: Tensor) -> Tensor:
     return x1 > x2
 
 
+@op("GreaterEqual")
+def greater_equal(x1: Tensor, x2: Tensor) -> Tensor:
+    _alike(x1, x2)
+    return x1 >= x2
+
+
 @op("LogicalOr")
 def logical_or(x1: Tensor, x2: Tensor) -> Tensor:
     if x1.dtype is not torch.bool:

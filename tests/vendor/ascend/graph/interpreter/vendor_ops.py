@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.vendor.ascend.graph.interpreter.registry import GraphError, op
 from tests.vendor.ascend.simulated_npu import attention, caches, pointwise, rules
+from tests.vendor.ascend.simulated_npu.rules import require
 
 _WIDE = 2147483647
 
@@ -78,6 +79,13 @@ def scatter_pa_kv_cache(
     return key_cache, value_cache
 
 
+@op("ScatterNdUpdate")
+def scatter_nd_update(var: Tensor, indices: Tensor, updates: Tensor, *, use_locking: bool = False) -> Tensor:
+    """It writes var, and gives it."""
+    rules.unused(use_locking=use_locking)
+    return caches.npu_scatter_nd_update_(var, indices, updates)
+
+
 @op("FusedInferAttentionScore", lists="key value")
 def fused_infer_attention_score(
     query: Tensor,
@@ -87,6 +95,8 @@ def fused_infer_attention_score(
     actual_seq_lengths: Tensor | None = None,
     actual_seq_lengths_kv: Tensor | None = None,
     block_table: Tensor | None = None,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
     *,
     num_heads: int,
     scale: float = 1.0,
@@ -123,6 +133,27 @@ def fused_infer_attention_score(
         )
     }
     (keys,), (values,) = key, value
+    if query_rope is not None or key_rope is not None:
+        require(actual_seq_lengths is None, "actual_seq_lengths with query_rope is not simulated")
+        out, _ = attention.npu_fused_infer_attention_score_v2(
+            query,
+            keys,
+            values,
+            query_rope=query_rope,
+            key_rope=key_rope,
+            atten_mask=atten_mask,
+            actual_seq_kvlen=lengths["actual_seq_lengths_kv"],
+            block_table=block_table,
+            num_query_heads=num_heads,
+            num_key_value_heads=num_key_value_heads,
+            softmax_scale=scale,
+            pre_tokens=pre_tokens,
+            next_tokens=next_tokens,
+            input_layout=input_layout,
+            sparse_mode=sparse_mode,
+            block_size=block_size,
+        )
+        return out, torch.zeros(0)
     out, _ = attention.npu_fused_infer_attention_score(
         query,
         keys,

@@ -1,0 +1,60 @@
+"""Attention of one new token of each sequence over DeepSeek's latent cache.
+
+torchair has no converter of _npu_paged_attention_mla, which the kernel calls. The second version of the fused attention
+takes keys in two parts (query_rope, key_rope) without gaps: the pages of the tables are gathered, as for the kernel's
+prompts.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.vendor.ascend.attention import latent
+
+
+def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether caches [blocks, block_size, heads, size] have the sizes of a latent one."""
+    return latent.fits(k_cache.shape[2], k_cache.shape[3], v_cache.shape[3])
+
+
+def refuses(call: Any) -> str | None:
+    """Why a call over a latent cache is left to the kernel."""
+    if call.num_q_heads not in latent.HEADS:
+        return f"latent graphs have {', '.join(map(str, latent.HEADS))} heads, not {call.num_q_heads}"
+    if call.block_size not in latent.PAGES:
+        return f"latent graphs have pages of {latent.PAGES[0]} or {latent.PAGES[1]}, not {call.block_size}"
+    return None
+
+
+def attend(q: Tensor, k_cache: Tensor, table: Tensor, lengths: Tensor, heads: int, scale: float) -> Tensor:
+    """[sequences, 1, heads, 512]. q: [sequences, heads, 576]; table: int32; lengths: int64, from 1 on.
+
+    Entries of the table behind a sequence's end are never read: block 0 stands for them.
+    """
+    rows, width = table.shape
+    block_size = k_cache.shape[1]
+    entry = torch.arange(width, device=table.device)
+    unused = entry * block_size >= lengths.unsqueeze(-1)
+    chosen = table.masked_fill(unused, 0).reshape(-1)
+    sizes = [latent.SIZE, latent.ROPE]
+    pages = k_cache.index_select(0, chosen).reshape(-1, block_size, sum(sizes))
+    keys, rotated = pages.split(sizes, -1)
+    query, query_rope = q.unsqueeze(1).split(sizes, -1)
+    first = torch.arange(rows, device=table.device) * width
+    places = (first.unsqueeze(-1) + entry).to(torch.int32)
+    out, _ = torch.ops.air.npu_fused_infer_attention_score_v2(
+        query.contiguous(),
+        keys.contiguous(),
+        keys.contiguous(),
+        query_rope=query_rope.contiguous(),
+        key_rope=rotated.contiguous(),
+        actual_seq_kvlen=lengths,
+        block_table=places,
+        num_query_heads=heads,
+        num_key_value_heads=1,
+        softmax_scale=scale,
+        input_layout="BSND",
+        block_size=block_size,
+    )
+    return out
