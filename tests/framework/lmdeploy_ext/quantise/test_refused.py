@@ -195,10 +195,12 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_nothing(tmp_path, monkeypatch, capsys, number):
+def test_a_signal_leaves_nothing(tmp_path, monkeypatch, capsys, request, number):
     folders.write(tmp_path / "model")
     monkeypatch.setattr(writer.ShardWriter, "write", lambda *_: signal.raise_signal(number))
     before = signal.getsignal(signal.SIGTERM)
+    interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores them
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, interrupts))
     arguments = ["quantise", str(tmp_path / "model"), "--format", "fp8", "-o", str(tmp_path / "out")]
     assert main(arguments) == 128 + number
     assert "was not written" in capsys.readouterr().err
