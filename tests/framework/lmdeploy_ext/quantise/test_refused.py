@@ -199,7 +199,8 @@ def test_a_signal_leaves_nothing(tmp_path, monkeypatch, capsys, request, number)
     folders.write(tmp_path / "model")
     monkeypatch.setattr(writer.ShardWriter, "write", lambda *_: signal.raise_signal(number))
     before = signal.getsignal(signal.SIGTERM)
-    interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores them
+    # a shell's background job ignores them
+    interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, interrupts))
     arguments = ["quantise", str(tmp_path / "model"), "--format", "fp8", "-o", str(tmp_path / "out")]
     assert main(arguments) == 128 + number
