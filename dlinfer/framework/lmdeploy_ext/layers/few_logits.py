@@ -27,10 +27,8 @@ def _bad_words(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     ) -> Tensor:
         if not _is_scattered_in_full(scores):
             return original(scores, bad_words, mask, filter_value)
-        row, column = mask.numpy().nonzero()  # torch's, of a few numbers, takes longer than all the rest
-        if row.size:
-            words = torch.from_numpy(bad_words.numpy()[row, column])
-            scores.index_put_((torch.from_numpy(row), words), scores.new_tensor(filter_value))
+        row, column = mask.nonzero(as_tuple=True)
+        scores.index_put_((row, bad_words[row, column]), scores.new_tensor(filter_value))
         return scores
 
     return process_bad_words
