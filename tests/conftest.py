@@ -93,7 +93,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """``plugins(name, source)`` installs a vendor; discovery starts empty and drives no dispatcher."""
-    for state, empty in {"_loaded": {}, "_active": {}, "kv_orders": {}, "_listeners": []}.items():
+    states = {"_loaded": {}, "_origins": {}, "_active": {}, "_devices": {}, "kv_orders": {}, "_listeners": []}
+    for state, empty in states.items():
         monkeypatch.setattr(discovery, state, empty)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
