@@ -371,3 +371,27 @@ def test_more_threads_than_a_job_has_parts(team):
     team.set_threads(64)
     assert all(counted(team, 0, size) for size in range(70))
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL  # the process's own are as they were
+
+
+# --- memory that is fetched before there is work on it
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 511, 4096, 1 << 19, 1 << 20, 1 << 30])
+def test_the_part_behind_the_callers_is_fetched_up_to_a_limit(team, size, threads):
+    part = min(size - size // (2 * threads), (threads - 1) * (512 << 10))
+    assert team.fetches(size, threads) == -(-part // 512)
+
+
+def test_each_index_is_done_once_whatever_memory_was_announced(team):
+    team.set_threads(4)
+    memory = numpy.ones(1 << 20, dtype=numpy.int8)
+    announced = [(memory.ctypes.data, memory.nbytes), (None, 0), (4096, 1 << 40), (memory.ctypes.data + 1, 1)]
+
+    def call(caller: int) -> bool:
+        team.will_share(*announced[caller])
+        return counted(team, 0, 100, microseconds=20)
+
+    for _ in range(50):
+        assert all(all_at_once(len(announced), call))
+    assert (memory == 1).all()

@@ -13,6 +13,8 @@ def load(path: str) -> ctypes.CDLL:
     loaded.nested.argtypes, loaded.nested.restype = [whole, whole, counts], whole
     loaded.fails.argtypes, loaded.fails.restype = [whole, whole, whole, counts], whole
     loaded.flushes_as_caller.argtypes, loaded.flushes_as_caller.restype = [whole], whole
+    loaded.fetches.argtypes, loaded.fetches.restype = [whole, whole], whole
+    loaded.will_share.argtypes, loaded.will_share.restype = [ctypes.c_void_p, whole], None
     return loaded
 
 

@@ -22,6 +22,18 @@ void nap(int64_t microseconds) {
 
 extern "C" {
 
+// How often a helper fetches before there is nothing left to, of so many bytes that so many threads will share.
+int64_t fetches(int64_t bytes, int64_t threads) {
+  static const char memory = 0;  // of which a hint may be wrong
+  dlinfer::ComingWork work;
+  work.set(&memory, bytes, threads);
+  int64_t times = 0;
+  while (work.fetch()) ++times;
+  return times;
+}
+
+void will_share(const void* data, int64_t bytes) { dlinfer::will_share(data, bytes); }
+
 void set_threads(uint32_t threads) { torch::stable::threads_wanted = threads; }
 
 // Adds 1 to each of counts[begin] to counts[end - 1], which are not atomic: no two threads may get one of them.

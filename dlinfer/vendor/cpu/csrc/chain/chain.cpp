@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "chain/table.h"
+#include "threads/team.h"
 
 namespace dlinfer::chain {
 namespace {
@@ -44,20 +45,27 @@ struct Argument {
 
 enum class Call : int64_t { kKernel, kDispatched, kContiguous };
 
+// A weight among the tensors that a chain is given, and into how many pieces it is cut.
+struct Read {
+  int64_t tensor, pieces;
+};
+
 struct Step {
   Call call;
-  Boxed kernel = nullptr;
+  Kernel kernel;
   std::string name, overload;
   std::vector<Argument> arguments;
   std::vector<int64_t> results;  // registers
   bool gives_list = false;       // one list of tensors, where there are several results
   std::vector<int64_t> last_used;  // registers that nothing reads from here on
+  std::optional<Read> next_read;   // the weight that memory gives next, of a step that reads one itself
 };
 
 struct Chain {
   int64_t tensors, registers, sizes;  // given; tensors in all; sizes given
   std::vector<Step> steps;
   std::vector<int64_t> results;
+  std::optional<Read> first_read;
 };
 
 // Reads what chains.py wrote.
@@ -66,9 +74,14 @@ class Reader {
   explicit Reader(const std::vector<int64_t>& code) : code_(code) {}
 
   Chain chain() {
-    Chain chain{next(), next(), next(), {}, {}};
+    Chain chain{next(), next(), next(), {}, {}, {}};
     for (int64_t left = next(); left > 0; --left) chain.steps.push_back(step());
     chain.results = numbers();
+    for (auto step = chain.steps.rbegin(); step != chain.steps.rend(); ++step) {
+      if (const auto read = weight_of(*step, chain.tensors)) {
+        step->next_read = std::exchange(chain.first_read, read);
+      }
+    }
     STD_TORCH_CHECK(at_ == code_.size(), "make_chain: numbers behind the end of the chain");
     return chain;
   }
@@ -119,6 +132,14 @@ class Reader {
     return found;
   }
 
+  static std::optional<Read> weight_of(const Step& step, int64_t tensors) {
+    if (step.kernel.weight == Weight::kNone) return std::nullopt;
+    const Argument& weight = step.arguments.at(1);
+    const Argument& first = weight.kind == Kind::kTensors && !weight.items.empty() ? weight.items[0] : weight;
+    if (first.kind != Kind::kTensor || first.value >= tensors) return std::nullopt;
+    return Read{first.value, int64_t(step.kernel.weight)};
+  }
+
   const std::vector<int64_t>& code_;
   size_t at_ = 0;
 };
@@ -132,6 +153,7 @@ class Run {
   }
 
   std::vector<Tensor> operator()() {
+    announce(chain_.first_read);
     for (size_t i = 0; i < chain_.steps.size(); ++i) {
       try {
         call(chain_.steps[i]);
@@ -146,7 +168,16 @@ class Run {
   }
 
  private:
+  // Lets threads that are without work till then fetch what a linear layer will read.
+  void announce(const std::optional<Read>& read) const {
+    if (!read) return;
+    const Tensor& weight = *registers_[read->tensor];
+    if (!weight.is_contiguous()) return;
+    will_share(weight.const_data_ptr(), weight.numel() * int64_t(weight.element_size()) / read->pieces);
+  }
+
   void call(const Step& step) {
+    announce(step.next_read);
     if (step.call == Call::kContiguous) {
       const Tensor& x = *registers_[step.arguments[0].value];
       registers_[step.results[0]] = x.is_contiguous() ? x : torch::stable::contiguous(x);
@@ -155,7 +186,7 @@ class Run {
       std::vector<StableIValue> stack(std::max(step.arguments.size(), results));
       for (size_t i = 0; i < step.arguments.size(); ++i) stack[i] = boxed(step.arguments[i]);
       if (step.call == Call::kKernel) {
-        step.kernel(stack.data(), step.arguments.size(), results);
+        step.kernel.call(stack.data(), step.arguments.size(), results);
       } else {
         STABLE_TORCH_ERROR_CODE_CHECK(
             torch_call_dispatcher(step.name.c_str(), step.overload.c_str(), stack.data(), TORCH_ABI_VERSION));

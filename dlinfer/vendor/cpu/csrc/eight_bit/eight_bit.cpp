@@ -213,6 +213,6 @@ STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
   dlinfer::chain::put(library, "rms_norm_w8a8", TORCH_BOX(&dlinfer::eight_bit::rms_norm_w8a8));
   dlinfer::chain::put(library, "add_rms_norm_w8a8", TORCH_BOX(&dlinfer::eight_bit::add_rms_norm_w8a8));
   dlinfer::chain::put(library, "rounded_in_blocks", TORCH_BOX(&dlinfer::eight_bit::rounded_in_blocks));
-  dlinfer::chain::put(library, "linear_fp8", TORCH_BOX(&dlinfer::eight_bit::linear_fp8));
+  dlinfer::chain::put_linear(library, "linear_fp8", TORCH_BOX(&dlinfer::eight_bit::linear_fp8));
   dlinfer::chain::put(library, "widen_fp8", TORCH_BOX(&dlinfer::eight_bit::widen_fp8));
 }

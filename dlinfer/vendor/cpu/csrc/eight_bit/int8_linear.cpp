@@ -141,5 +141,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  dlinfer::chain::put(library, "linear_w8a8", TORCH_BOX(&dlinfer::eight_bit::linear_w8a8));
+  dlinfer::chain::put_linear(library, "linear_w8a8", TORCH_BOX(&dlinfer::eight_bit::linear_w8a8));
 }

@@ -187,7 +187,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  dlinfer::chain::put(library, "weight_quant_matmul", TORCH_BOX(&dlinfer::int4::weight_quant_matmul));
-  dlinfer::chain::put(library, "weight_quant_matmul_int8", TORCH_BOX(&dlinfer::int4::weight_quant_matmul_int8));
-  dlinfer::chain::put(library, "mxfp4_matmul", TORCH_BOX(&dlinfer::int4::mxfp4_matmul));
+  dlinfer::chain::put_linear(library, "weight_quant_matmul", TORCH_BOX(&dlinfer::int4::weight_quant_matmul));
+  dlinfer::chain::put_linear(library, "weight_quant_matmul_int8", TORCH_BOX(&dlinfer::int4::weight_quant_matmul_int8));
+  dlinfer::chain::put_linear(library, "mxfp4_matmul", TORCH_BOX(&dlinfer::int4::mxfp4_matmul));
 }

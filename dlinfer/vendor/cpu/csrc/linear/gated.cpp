@@ -14,6 +14,7 @@
 #include "common/by_torch.h"
 #include "common/narrow.h"
 #include "common/sigmoid.h"
+#include "common/widen.h"
 #include "linear/arguments.h"
 #include "linear/few_rows.h"
 #include "linear/limits.h"
@@ -27,46 +28,52 @@ using layers::MaybeTensor;
 using layers::Tensor;
 using torch::headeronly::ScalarType;
 
-// Sums of some rows of one half, with what is added to each, rounded.
-template <class T>
-struct Sums {
-  float sums[kPanelInputs * kBlockRows];
-  float bias[kBlockRows];
-
-  Floats operator()(int64_t c, int64_t r) const {
-    return rounded<T>(load_as<Floats>(sums + c * kBlockRows + r) + load_as<Floats>(bias + r));
-  }
-};
+// Blocks of one half that follow each other before the other half's: as many as there is room for the sums of. Of few
+// rows of x the weight is what takes the time, and memory gives two long streams sooner than many that change places.
+constexpr int64_t stretch(int64_t inputs) { return std::max<int64_t>(kPanelInputs / inputs, 1); }
 
 // out: [x.count, features], weight: [2 * features, columns], bias: as long or null.
 template <class T>
 void run(Rows<const T> x, int64_t columns, Rows<const T> weight, const T* bias, T* out) {
   const int64_t features = weight.count / 2, rows = block_rows<T>(columns);
-  const int64_t bytes = 2 * rows * columns * int64_t(sizeof(T));
+  const T* const halves[] = {weight.data, weight.data + features * weight.stride};
+  const auto count = [&](int64_t block) { return std::min(rows, features - block * rows); };
+  const auto at = [&](int half, int64_t block) { return halves[half] + block * rows * weight.stride; };
+  // Some rows of a block's sums, with what is added to each, rounded.
+  const auto value = [&](const float* sums, int half, int64_t first, int64_t lanes) {
+    const T* const from = bias + half * features + first;
+    const Floats added = !bias ? Floats{} : lanes == kLanes ? widen(from) : widen_part(from, lanes);
+    return rounded<T>(load_as<Floats>(sums) + added);
+  };
+
   const auto take = [&](int64_t c, int64_t inputs, int64_t begin, int64_t end) {
     const Rows<const T> some{x.data + c * x.stride, x.stride, inputs};
-    Sums<T> gate, up;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = i * rows, count = std::min(rows, features - first);
-      const T* const gates = weight.data + first * weight.stride;
-      const T* const ups = weight.data + (features + first) * weight.stride;
-      const T* const next = i + 1 < end ? gates + count * weight.stride : nullptr;
-      block_sums(Rows<const T>{gates, weight.stride, count}, some, columns, ups, gate.sums);
-      block_sums(Rows<const T>{ups, weight.stride, count}, some, columns, next, up.sums);
-      for (int64_t r = 0; r < kBlockRows; ++r) {
-        gate.bias[r] = bias && r < count ? float(bias[first + r]) : 0.0f;
-        up.bias[r] = bias && r < count ? float(bias[features + first + r]) : 0.0f;
+    const int64_t longest = stretch(inputs), block_size = inputs * kBlockRows;
+    float sums[2][kPanelInputs * kBlockRows];
+    for (int64_t first = begin, last; first < end; first = last) {
+      last = std::min(first + longest, end);
+      for (int half : {0, 1}) {
+        const T* const other = half == 0 ? at(1, first) : last < end ? at(0, last) : nullptr;
+        for (int64_t i = first; i < last; ++i) {
+          block_sums(Rows<const T>{at(half, i), weight.stride, count(i)}, some, columns,
+                     i + 1 < last ? at(half, i + 1) : other, sums[half] + (i - first) * block_size);
+        }
       }
       for (int64_t row = 0; row < inputs; ++row) {
-        T* const to = out + (c + row) * features + first;
-        for (int64_t r = 0; r < count; r += kLanes) {
-          const Floats wide = gate(row, r), value = rounded<T>(wide * sigmoid(wide)) * up(row, r);
-          count - r >= kLanes ? narrow(to + r, value) : narrow_part(to + r, value, count - r);
+        for (int64_t i = first; i < last; ++i) {
+          T* const to = out + (c + row) * features + i * rows;
+          const int64_t from = (i - first) * block_size + row * kBlockRows;
+          for (int64_t r = 0; r < count(i); r += kLanes) {
+            const int64_t lanes = std::min<int64_t>(count(i) - r, kLanes);
+            const Floats gate = value(sums[0] + from + r, 0, i * rows + r, lanes);
+            const Floats result = rounded<T>(gate * sigmoid(gate)) * value(sums[1] + from + r, 1, i * rows + r, lanes);
+            lanes == kLanes ? narrow(to + r, result) : narrow_part(to + r, result, lanes);
+          }
         }
       }
     }
   };
-  for_panels(x.count, (features + rows - 1) / rows, bytes, take);
+  for_panels(x.count, (features + rows - 1) / rows, 2 * rows * columns * int64_t(sizeof(T)), take);
 }
 
 Tensor linear_silu_and_mul(Tensor x, Tensor weight, MaybeTensor bias) {
@@ -99,5 +106,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  dlinfer::chain::put(library, "linear_silu_and_mul", TORCH_BOX(&dlinfer::gated_linear::linear_silu_and_mul));
+  dlinfer::chain::put_linear(library, "linear_silu_and_mul", TORCH_BOX(&dlinfer::gated_linear::linear_silu_and_mul),
+                             dlinfer::chain::Weight::kHalves);
 }

@@ -195,6 +195,6 @@ STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CompositeExplicitAutograd, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
-  dlinfer::chain::put(library, "linear", TORCH_BOX(&dlinfer::linear));
-  dlinfer::chain::put(library, "linears", TORCH_BOX(&dlinfer::linears));
+  dlinfer::chain::put_linear(library, "linear", TORCH_BOX(&dlinfer::linear));
+  dlinfer::chain::put_linear(library, "linears", TORCH_BOX(&dlinfer::linears));
 }

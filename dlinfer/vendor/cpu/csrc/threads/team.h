@@ -20,6 +20,10 @@ int64_t thread_count();
 void share_work(int64_t begin, int64_t end, int64_t grain, void (*body)(const void*, int64_t, int64_t),
                 const void* context);
 
+// Says that parallel_for will soon share out work along `bytes` of memory from `data` on. A thread that has nothing to do
+// meanwhile has its cache fetch some of what will be its part. Till the next call; nothing is read.
+void will_share(const void* data, int64_t bytes);
+
 template <class Body>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
   const auto call = [](const void* context, int64_t first, int64_t last) {
