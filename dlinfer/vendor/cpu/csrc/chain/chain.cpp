@@ -58,7 +58,7 @@ struct Step {
   std::vector<int64_t> results;  // registers
   bool gives_list = false;       // one list of tensors, where there are several results
   std::vector<int64_t> last_used;  // registers that nothing reads from here on
-  std::optional<Read> next_read;   // the weight that memory gives next, of a step that reads one itself
+  std::optional<Read> next_read;   // where this step reads a weight: the one that is read after it
 };
 
 struct Chain {

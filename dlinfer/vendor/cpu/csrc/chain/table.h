@@ -32,6 +32,7 @@ void put(Library& library, const char* name, Boxed kernel, Weight weight = Weigh
   table().emplace(name, Kernel{kernel, weight});
 }
 
+// The same for a linear layer, whose second argument is its weight or a list of weights.
 template <class Library>
 void put_linear(Library& library, const char* name, Boxed kernel, Weight weight = Weight::kWhole) {
   put(library, name, kernel, weight);

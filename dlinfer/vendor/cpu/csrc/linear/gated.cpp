@@ -41,8 +41,11 @@ void run(Rows<const T> x, int64_t columns, Rows<const T> weight, const T* bias, 
   const auto at = [&](int half, int64_t block) { return halves[half] + block * rows * weight.stride; };
   // Some rows of a block's sums, with what is added to each, rounded.
   const auto value = [&](const float* sums, int half, int64_t first, int64_t lanes) {
-    const T* const from = bias + half * features + first;
-    const Floats added = !bias ? Floats{} : lanes == kLanes ? widen(from) : widen_part(from, lanes);
+    Floats added{};
+    if (bias) {
+      const T* const from = bias + half * features + first;
+      added = lanes == kLanes ? widen(from) : widen_part(from, lanes);
+    }
     return rounded<T>(load_as<Floats>(sums) + added);
   };
 
