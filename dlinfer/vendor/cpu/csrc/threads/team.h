@@ -20,9 +20,9 @@ int64_t thread_count();
 void share_work(int64_t begin, int64_t end, int64_t grain, void (*body)(const void*, int64_t, int64_t),
                 const void* context);
 
-// Says that parallel_for will soon share out work along `bytes` of memory from `data` on. A thread that has nothing to do
-// meanwhile has its cache fetch some of what will be its part. Holds until the next call. Memory is prefetched, never read,
-// so it may be freed at any time.
+// Says that parallel_for will soon share out work along `bytes` of memory from `data` on. A thread that has nothing to
+// do meanwhile has its cache fetch some of what will be its part. Holds until the next call. Memory is prefetched, never
+// read, so it may be freed at any time.
 void will_share(const void* data, int64_t bytes);
 
 template <class Body>
