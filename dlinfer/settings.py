@@ -15,7 +15,7 @@ from dlinfer.errors import SettingError
 
 FALLBACK_POLICIES = ("allow", "warn", "error")
 CPU_ISAS = ("sse42", "avx2", "avx512", "avx512_bf16", "avx512_fp16", "amx")
-CPU_WEIGHTS = ("int8", "int4")
+CPU_WEIGHTS = ("int8", "int4", "bf12")
 DEBUG_TOPICS = ("graph", "passes", "placement", "cache")
 
 
@@ -111,14 +111,15 @@ class Settings:
         "DLINFER_CPU_WEIGHTS",
         _choice(*CPU_WEIGHTS),
         "int8 or int4: LMDeploy's device cpu packs the weights of a checkpoint in floats while it loads, as dlinfer "
-        "quantise does to w8a8 and awq-int4; empty leaves floats, and a quantised checkpoint stays as it is",
+        "quantise does to w8a8 and awq-int4; bf12 packs those of a model in bfloat16 in 12 bits and changes no number; "
+        "empty leaves floats, and a quantised checkpoint stays as it is",
     )
     cpu_head: str = _setting(
         "",
         "DLINFER_CPU_HEAD",
         _choice("int8", "kept"),
         "int8 packs the output projection of LMDeploy's device cpu while it loads, with a tied embedding; kept leaves "
-        "it as it is stored; empty is int8 where DLINFER_CPU_WEIGHTS packs the other weights, else kept",
+        "it as it is stored; empty is as DLINFER_CPU_WEIGHTS packs the other weights (int8 for int4), else kept",
     )
     cpu_activations: str = _setting(
         "",

@@ -9,15 +9,18 @@ from dlinfer.ops import kernels
 from dlinfer.ops.activation import silu_and_mul
 from dlinfer.ops.causal_conv1d import causal_conv1d
 from dlinfer.ops.dynamic_quant import dynamic_quant
+from dlinfer.ops.embedding_bf12 import embedding_bf12
 from dlinfer.ops.fill import fill_kv_cache
 from dlinfer.ops.gated import gelu_mul, silu_mul
 from dlinfer.ops.gated_delta_rule import gated_delta_rule
 from dlinfer.ops.linear import linear
+from dlinfer.ops.linear_bf12 import linear_bf12
 from dlinfer.ops.linear_fp8 import linear_blocked_fp8, linear_static_fp8
 from dlinfer.ops.linear_w8a8 import linear_w8a8, linear_w8a8_static
 from dlinfer.ops.linears import linears
 from dlinfer.ops.lora import lora_linear
 from dlinfer.ops.moe import fused_moe, moe_gating_topk_softmax
+from dlinfer.ops.moe_bf12 import fused_moe_bf12
 from dlinfer.ops.moe_clamped import fused_moe_clamped
 from dlinfer.ops.moe_eight_bit import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
 from dlinfer.ops.moe_four_bit import fused_moe_w4a16
@@ -47,9 +50,11 @@ __all__ = [
     "apply_rotary_pos_emb_interleaved",
     "causal_conv1d",
     "dynamic_quant",
+    "embedding_bf12",
     "fill_kv_cache",
     "fill_quantised_kv_cache",
     "fused_moe",
+    "fused_moe_bf12",
     "fused_moe_blocked_fp8",
     "fused_moe_clamped",
     "fused_moe_mxfp4",
@@ -60,6 +65,7 @@ __all__ = [
     "gelu_mul",
     "lightning_indexer",
     "linear",
+    "linear_bf12",
     "linear_blocked_fp8",
     "linear_static_fp8",
     "linear_w8a8",

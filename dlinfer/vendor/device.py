@@ -121,3 +121,10 @@ class Device(ABC):
     def sampler(self) -> Sampler | None:
         """What takes tokens from logits, where the vendor brings it. None leaves it to the framework."""
         return None
+
+    def pack_bf12(self, weight: Tensor) -> Tensor | None:
+        """The bytes of a bfloat16 matrix as ``dlinfer.ops.bf12.pack`` gives them, where the vendor is quicker at it.
+
+        None leaves it to that function.
+        """
+        return None

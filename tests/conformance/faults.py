@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.errors import KernelDeclined
-from dlinfer.ops import registry
+from dlinfer.ops import bf12, registry
 from dlinfer.vendor import Vendor, discovery
 
 Made = Callable[[Callable[..., Any], dict[str, Any]], Any]
@@ -123,6 +123,15 @@ def _by_memory_order(right: Callable[..., Any], args: dict[str, Any]) -> Any:
     return right(**{**args, "x": dense})
 
 
+def _no_exceptions(right: Callable[..., Any], args: dict[str, Any]) -> Any:
+    """Numbers that have no code are taken for zeros."""
+    rows, columns = args["out_features"], args["x"].shape[-1]
+    words = bf12.packed_bytes(rows, columns) - 8 * (-(-rows // bf12.STRIP) + 1)
+    weight = args["weight"][: bf12.packed_bytes(rows, columns)].clone()
+    weight[words:] = 0  # where each strip's exceptions start
+    return right(**{**args, "weight": weight})
+
+
 def _window(more: int) -> Callable[[int], int]:
     return lambda window: window + more if window >= 0 else window
 
@@ -204,6 +213,7 @@ FAULTS = (
     Fault("routed weights are not normalised", "fused_moe", told(renormalize=lambda one: not one)),
     Fault("a router chooses the smallest", "moe_gating_topk_softmax", told(router_logits=torch.neg)),
     Fault("zero points are left out", "weight_quant_matmul", told(offset=None)),
+    Fault("numbers without a code are lost", "linear_bf12", _no_exceptions),
     Fault(
         "codes are four steps up",
         "dynamic_quant",

@@ -210,6 +210,12 @@ def placed(pipe, step: dict, logits: dict) -> dict[str, Any]:
     }
 
 
+def tables(pipe, step: dict, logits: dict) -> int:
+    """How many weights of an engine are flat tables of bytes, as BF12 is."""
+    weights = pipe.async_engine.engine.executor.model_agent.patched_model.get_model().parameters()
+    return sum(str(one.dtype) == "torch.uint8" and one.ndim == 1 for one in weights)
+
+
 def ranks(pipe, step: dict, logits: dict) -> int:
     """On how many processes of LMDeploy's the model lies and runs."""
     return sum(one._proc.is_alive() for one in pipe.async_engine.engine.executor.procs)
@@ -229,6 +235,7 @@ KINDS = {
         teacher_forced,
         pixels,
         placed,
+        tables,
         ranks,
     )
 }

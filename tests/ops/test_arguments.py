@@ -30,7 +30,7 @@ def tensors(op: str) -> list[str]:
 
 ALL_TENSORS = [(op, name) for op in ops.registry() for name in tensors(op)]
 HOST_LENGTHS = {"q_ends", "kv_seqlens", "actual_seq_lengths_query", "actual_seq_lengths_key"}  # on any device
-ANY_RANK = {"x", "router_logits", "cos", "sin"}
+ANY_RANK = {"x", "indices", "router_logits", "cos", "sin"}
 FREE_SIZES = {  # dimensions that no other argument fixes
     ("dynamic_quant", "x"): (0, 1, 2),
     ("rms_norm_w8a8", "x"): (0, 1),
@@ -43,6 +43,8 @@ FREE_SIZES = {  # dimensions that no other argument fixes
     ("linear", "weight"): (0,),
     ("linears", "x"): (0, 1),
     ("weight_quant_matmul", "x"): (0,),
+    ("linear_bf12", "x"): (0,),
+    ("embedding_bf12", "indices"): (0,),
     ("apply_rotary_pos_emb", "q"): (1,),
     ("apply_rotary_pos_emb", "k"): (1,),
     ("apply_rotary_pos_emb_interleaved", "native_input"): (1, 2),
@@ -158,12 +160,25 @@ def test_wrong_block_size(op):
         ("fused_moe", {"topk": 3}, "topk_weights"),
         ("fused_moe", {"topk_ids": torch.tensor([[0, 8]])}, "topk_ids"),
         ("fused_moe", {"topk_ids": torch.tensor([[-1, 7]])}, "topk_ids"),
+        ("fused_moe_bf12", {"topk_ids": torch.tensor([[0, 8]])}, "topk_ids"),
+        ("fused_moe_bf12", {"topk_ids": torch.tensor([[-1, 7]])}, "topk_ids"),
+        ("fused_moe_bf12", {"num_experts": -1}, "num_experts"),
+        ("fused_moe_bf12", {"num_experts": 9}, "gate_up_weights"),
+        ("fused_moe_bf12", {"intermediate_size": -1}, "intermediate_size"),
+        ("fused_moe_bf12", {"intermediate_size": 49}, "gate_up_weights"),
         ("fused_moe_clamped", {"topk_ids": torch.tensor([[0, 8]])}, "topk_ids"),
         ("fused_moe_clamped", {"limit": 0.0}, "limit"),
         ("fused_moe_mxfp4", {"limit": 0.0}, "limit"),
         ("fused_moe_mxfp4", {"topk_ids": torch.tensor([[0, 8]])}, "topk_ids"),
         ("fused_moe_w4a16", {"topk_ids": torch.tensor([[-1, 7]])}, "topk_ids"),
         ("fused_moe_w4a16", {"group_size": -1}, "group_size"),
+        ("linear_bf12", {"out_features": -1}, "out_features"),
+        ("linear_bf12", {"out_features": 49}, "weight"),
+        ("embedding_bf12", {"rows": -1}, "rows"),
+        ("embedding_bf12", {"columns": -1}, "columns"),
+        ("embedding_bf12", {"columns": 129}, "weight"),
+        ("embedding_bf12", {"indices": torch.tensor([0, 64])}, "indices"),
+        ("embedding_bf12", {"indices": torch.tensor([3, -1])}, "indices"),
         ("prefill_attention", {"num_kv_heads": 3}, "num_kv_heads"),
         ("prefill_attention", {"num_q_heads": 2}, "q"),
         ("paged_decode_attention", {"num_kv_heads": 4}, "k_cache"),

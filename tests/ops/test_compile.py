@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from dlinfer import ops
+from dlinfer.ops import bf12
 from dlinfer.ops.packing import AWQ
 from dlinfer.utils.type_annotation import MoeMetadata
 from tests.ops import cases
@@ -103,6 +104,8 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     mixed = ops.lora_linear(mixed, turned.flatten(1), w["lora_a"], w["lora_b"], *adapters)
     packed = (w["packed"], w["packed_scales"])
     mixed = mixed + ops.weight_quant_matmul(mixed, *packed, offset=w["packed_zeros"], group_size=16)
+    mixed = ops.linear_bf12(mixed, w["bf12"], w["norm"], out_features=32)
+    mixed = mixed + ops.embedding_bf12(step["slots"], w["bf12_table"], 128, 32)
     gates = ops.silu_and_mul(mixed.repeat(1, 2))
     gates = gates + eight_bits(gates.tanh(), w)
     weights, ids = ops.moe_gating_topk_softmax(mixed @ w["router"], 2, metadata)
@@ -128,6 +131,8 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
         w["down_bias"],
     )
     gates = gates + ops.fused_moe_mxfp4(gates.tanh(), *floats, weights, ids, 1.7, 7.0)
+    in_12_bits = (w["bf12_gate_up"], w["bf12_down"], weights, ids)
+    gates = gates + ops.fused_moe_bf12(gates.tanh(), *in_12_bits, True, 4, 16, MoeMetadata())
     biases = (w["gate_up_bias"], w["down"], w["down_bias"])
     gates = gates + ops.fused_moe_clamped(gates.tanh(), w["gate_up"], *biases, weights, ids, 1.7, 7.0)
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual
@@ -204,6 +209,8 @@ def inputs(lens: tuple[int, ...]):
     packed, scales, zeros = AWQ.of_groups(16).quantise(w["square"])
     assert zeros is not None
     w |= {"packed": packed, "packed_scales": scales, "packed_zeros": zeros}
+    w |= {"bf12": bf12.pack(w["square"].bfloat16()), "bf12_table": bf12.pack(w["qkv"].bfloat16())}
+    w |= {f"bf12_{name}": bf12.pack(w[name].flatten(0, 1).bfloat16()) for name in ("gate_up", "down")}
     w["powers"] = torch.exp2(torch.randint(-4, -1, (4, 1, 32)).float())
     for name, groups, columns in (("gate_up", 2, 4), ("down", 1, 4)):
         w[f"packed_{name}"] = torch.randint(-(2**31), 2**31, (4, 16 * groups, columns)).int()

@@ -26,6 +26,8 @@ _FIRST_OUTSIDE: dict[str, dict[str, Callable[[Case, dict[str, Any]], int]]] = {
     "fill_quantised_kv_cache": {"kv_start_indices": _slots_of_cache},
     "causal_conv1d": {"state_ids": _states, "q_ends": lambda case, args: args["out"].shape[0] + 1},
     "gated_delta_rule": {"state_ids": _states, "q_ends": lambda case, args: args["out"].shape[0] + 1},
+    "embedding_bf12": {"indices": lambda case, args: args["rows"]},
+    "fused_moe_bf12": {"topk_ids": lambda case, args: args["num_experts"]},
     "lora_linear": {"adapter_ids": lambda case, args: _length(args)},
 }
 
@@ -41,8 +43,9 @@ def _bad(case: Case) -> Iterator[tuple[str, list[Any], int]]:
             given = dict(zip(case.op.parameters, args, strict=True))
             indices: Tensor = given[name]
             if indices.numel():
-                indices[-1] = first(case, given) + beyond
-                yield name, args, int(indices[-1])
+                last = (-1,) * indices.dim()
+                indices[last] = first(case, given) + beyond
+                yield name, args, int(indices[last])
 
 
 def indices(case: Case) -> None:

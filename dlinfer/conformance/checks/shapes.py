@@ -97,8 +97,9 @@ def symbolic(case: Case) -> None:
     """The fake function takes sizes that are symbols, and says of them what is so."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    args = case.fresh()  # real: packers of weights look at numbers
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
-        fakes = pytree.tree_map_only(Tensor, mode.from_tensor, case.fresh())
+        fakes = pytree.tree_map_only(Tensor, mode.from_tensor, args)
         symbols = _listed(case.op.overload(*fakes))
         shapes = [tuple(int(size) for size in one.shape) for one in symbols]
     real = [tuple(one.shape) for one in _listed(case.call(case.fresh()))]

@@ -114,11 +114,19 @@ def _packed_experts(given: Given, result: Tensor) -> int:
     return 2 * tokens * topk * 3 * hidden * _sizes(given["down_weights"])[1]
 
 
+def _experts_in_12_bits(given: Given, result: Tensor) -> int:
+    """Likewise, of weights that are bytes."""
+    tokens, hidden = _sizes(given["hidden_states"])
+    topk = _sizes(given["topk_ids"])[1]
+    return 2 * tokens * topk * 3 * hidden * example_number(given["intermediate_size"], unknown=1)
+
+
 _COUNTS: dict[str, Callable[[Given, Any], int]] = {
     "aten::linear": _linear,
     "dlinfer::linear": _linear,
     "dlinfer::linears": _linears,
     "dlinfer::weight_quant_matmul": _linear,
+    "dlinfer::linear_bf12": _linear,
     **dict.fromkeys(("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot"), _product("self")),
     "aten::addmm": _product("mat1"),
     "aten::addmv": _product("mat"),
@@ -134,6 +142,7 @@ _COUNTS: dict[str, Callable[[Given, Any], int]] = {
     "dlinfer::fused_moe": _experts,
     "dlinfer::fused_moe_w4a16": _packed_experts,
     "dlinfer::fused_moe_mxfp4": _packed_experts,
+    "dlinfer::fused_moe_bf12": _experts_in_12_bits,
 }
 for _name in (
     "prefill", "paged_prefill", "paged_decode", "quantised_paged_prefill", "quantised_paged_decode",

@@ -2,6 +2,8 @@
 
 import os
 
+from torch import Tensor
+
 from dlinfer.vendor.cpu.memory import usable_memory
 from dlinfer.vendor.device import Device, DeviceMemory, Sampler
 from dlinfer.vendor.streams import HostStreams
@@ -32,6 +34,12 @@ class CpuDevice(Device):
         from dlinfer.vendor.cpu.sampling import CpuSampler
 
         return CpuSampler()
+
+    def pack_bf12(self, weight: Tensor) -> Tensor:
+        """By the C++ kernel, where there is one."""
+        from dlinfer.vendor.cpu.bf12.matrices import pack
+
+        return pack(weight)
 
 
 # oneDNN and torch's layer upon it keep what they have made for a product of each size: 0.75 MB for each number of rows

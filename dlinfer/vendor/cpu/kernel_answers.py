@@ -16,6 +16,7 @@ from dlinfer.graph.known_answers.questions import FLOATS, ROUNDED, small_whole
 from dlinfer.graph.known_answers.suite import KnownAnswers
 from dlinfer.ops.packing import AWQ, MXFP4
 from dlinfer.vendor.cpu import native
+from dlinfer.vendor.cpu.bf12 import answers as bf12
 
 ROWS = (1, 2, 7, 40, 65, 130)
 """On both sides of each number of rows at which another kernel begins."""
@@ -28,6 +29,7 @@ def owner() -> str:
 
 def answers() -> Iterator[KnownAnswer]:
     """All that is asked."""
+    yield from bf12.answers(_native, ROWS)
     for dtype in FLOATS:
         for bias in (False, True):
             yield _linear(dtype, bias)

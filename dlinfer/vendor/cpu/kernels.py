@@ -12,6 +12,8 @@ from dlinfer.vendor.cpu.attention.prefill import (
     prefill_attention,
     quantised_paged_prefill_attention,
 )
+from dlinfer.vendor.cpu.bf12.experts import fused_moe_bf12
+from dlinfer.vendor.cpu.bf12.matrices import embedding_bf12, linear_bf12
 from dlinfer.vendor.cpu.eight_bit.experts import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
 from dlinfer.vendor.cpu.eight_bit.linears import (
     linear_blocked_fp8,
@@ -51,6 +53,8 @@ KERNELS: dict[str, Kernel] = {
         linear,
         linears,
         weight_quant_matmul,
+        linear_bf12,
+        embedding_bf12,
         lora_linear,
         fill_kv_cache,
         prefill_attention,
@@ -72,6 +76,7 @@ KERNELS: dict[str, Kernel] = {
         fused_moe_blocked_fp8,
         fused_moe_static_fp8,
         fused_moe_clamped,
+        fused_moe_bf12,
         fused_moe_w4a16,
         fused_moe_mxfp4,
         causal_conv1d,

@@ -326,8 +326,24 @@ def _register_fakes() -> None:
     def mxfp4_matmul(x: Tensor, qweight: Tensor, scales: Tensor, group_size: int) -> Tensor:
         return x.new_empty((*x.shape[:-1], scales.shape[1]))
 
+    @torch.library.register_fake("dlinfer_cpu::linear_bf12")
+    def linear_bf12(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+        return x.new_empty((*x.shape[:-1], out_features))
+
+    @torch.library.register_fake("dlinfer_cpu::linear_bf12_silu_and_mul")
+    def linear_bf12_silu_and_mul(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+        return x.new_empty((*x.shape[:-1], out_features // 2))
+
+    @torch.library.register_fake("dlinfer_cpu::embedding_bf12")
+    def embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> Tensor:
+        return weight.new_empty((*indices.shape, columns), dtype=torch.bfloat16)
+
     @torch.library.register_fake("dlinfer_cpu::fused_moe")
     def fused_moe(hidden_states: Tensor, *rest: object) -> Tensor:
+        return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+
+    @torch.library.register_fake("dlinfer_cpu::fused_moe_bf12")
+    def fused_moe_bf12(hidden_states: Tensor, *rest: object) -> Tensor:
         return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
 
     @torch.library.register_fake("dlinfer_cpu::fused_moe_clamped")

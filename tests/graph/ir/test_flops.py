@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dlinfer import ops
 from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.ir.flops import flops_of, share
+from dlinfer.ops import bf12
 from tests.graph.compiling import StubEngine, compiled, last_report, use_engine
 from tests.graph.symbols import symbolic
 
@@ -67,6 +68,11 @@ def test_a_packed_weight_counts_as_its_numbers():
 
     assert counted(packed, random(5, 16), qweight, scales) == 2 * 5 * 16 * 24
 
+    def in_12_bits(x, weight):
+        return ops.linear_bf12(x, weight, out_features=24)
+
+    assert counted(in_12_bits, random(5, 16), bf12.pack(random(24, 16).bfloat16())) == 2 * 5 * 16 * 24
+
 
 def test_experts_count_what_is_chosen():
     x, gate_up, down = random(5, 8), random(4, 12, 8), random(4, 8, 6)
@@ -89,6 +95,16 @@ def test_packed_experts_count_as_their_numbers():
 
     given = (random(5, 16), gate_up, gate_up_scales, down, down_scales, weights, ids)
     assert counted(moe, *given) == 5 * 2 * (2 * 16 * 48 + 2 * 24 * 16)
+
+
+def test_experts_in_12_bits_count_as_their_numbers():
+    gate_up, down = bf12.pack(random(4 * 12, 8).bfloat16()), bf12.pack(random(4 * 8, 6).bfloat16())
+    weights, ids = random(5, 2), torch.randint(4, (5, 2))
+
+    def moe(x, gate_up, down, weights, ids):
+        return ops.fused_moe_bf12(x, gate_up, down, weights, ids, True, 4, 6)
+
+    assert counted(moe, random(5, 8), gate_up, down, weights, ids) == 5 * 2 * (2 * 8 * 12 + 2 * 6 * 8)
 
 
 def test_attention_over_pages_counts_the_longest_sequence():

@@ -132,14 +132,21 @@ def _has_tables(model: torch.nn.Module) -> bool:
     return hasattr(getattr(model, "lm_head", None), "numbers")
 
 
+def _mapped(loader: Any) -> Callable[[str], Iterator[tuple[str, Tensor]]]:
+    return functools.partial(mapped.tensors, prefix=loader._prefix or "")
+
+
 def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def load_model_weights(self: Any, model: torch.nn.Module, device: torch.device | None = None) -> None:
         plan = None if activation.active() is None else _plan_of_folder(Path(self.model_path))
+        packing: Any = getattr(model, "bf12_packing", None)  # of ``layers.quantised.bf12_packing``
+        if packing is not None and packing.gives_back and self._weight_type == "safetensors":
+            self._get_weights_iterator = _mapped(self)
         if plan is not None:
             read, layers = self._get_weights_iterator, Layers(model)
             if plan.packs and self._weight_type == "safetensors":
-                read = functools.partial(mapped.tensors, prefix=self._prefix or "")
+                read = _mapped(self)
             self._get_weights_iterator = lambda path: _converted(read(path), plan, layers)
         if activation.active() is not None and _has_tables(model):
             from dlinfer.framework.lmdeploy_ext.conversion import head  # it knows packings: see ``plan_of``
@@ -147,6 +154,8 @@ def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
             whole = self._get_weights_iterator
             self._get_weights_iterator = lambda path: head.packed(whole(path), model)
         original(self, model, device)
+        if packing is not None:
+            packing.finish()
 
     return load_model_weights
 

@@ -7,6 +7,7 @@ from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan
 from dlinfer.framework.lmdeploy_ext.device import activation
 
+_BF12 = "bf12"
 _CONVERTED = ("gptq", "compressed-tensors", "mxfp4")
 QUANTISED_FORMATS = ("awq", *_CONVERTED)
 """Values of LMDeploy's option model_format that name a way in which a checkpoint is quantised already."""
@@ -34,6 +35,22 @@ def asked_bits() -> str:
     return bits if bits and activation.active() is not None and activation.device().memory().shared else ""
 
 
+def packs_bf12(hf_config: Any) -> bool:
+    """Whether DLINFER_CPU_WEIGHTS asks for a model's weights in 12 bits, and its checkpoint is not quantised already.
+
+    It changes no number, so that LMDeploy is given no ``quantization_config``: its layers stay what they are.
+    """
+    return asked_bits() == _BF12 and not _is_quantised(hf_config)
+
+
+def _is_quantised(hf_config: Any) -> bool:
+    """Whether a configuration, or one of a language model inside it, says how its checkpoint is quantised."""
+    parts = (hf_config, *(getattr(hf_config, name, None) for name in ("llm_config", "text_config")))
+    # A conversion that leaves LMDeploy no configuration says so by the second.
+    names = ("quantization_config", "experts_packed_as")
+    return any(getattr(part, name, None) is not None for part in parts for name in names)
+
+
 def packs_head(config: Any) -> bool:
     """Whether the output projection is packed to int8: DLINFER_CPU_HEAD says so, or leaves it to the other weights.
 
@@ -55,7 +72,7 @@ def asked_plan(model: Mapping[str, Any]) -> Plan | None:
     model: its whole configuration, with no ``quantization_config``. Raises UnsupportedFeatureError.
     """
     bits = asked_bits()
-    if not bits:
+    if not bits or bits == _BF12:
         return None
     from dlinfer.framework.lmdeploy_ext.conversion import floats  # see ``plan_of``
 

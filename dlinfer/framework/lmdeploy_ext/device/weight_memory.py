@@ -42,10 +42,16 @@ def checked(make: Callable[[], Any], tied: bool) -> Any:
         if found is None:
             raise
         raise _too_large(int(found[1]), "a single weight", memory) from error
-    needed = parameter_bytes(model, tied)
+    needed = parameter_bytes(model, tied) - _saved_bytes(model)
     if memory.shared and needed > memory.available:
         raise _too_large(needed, "its weights", memory)
     return model
+
+
+def _saved_bytes(model: Any) -> int:
+    """What weights that become BF12 as they load take less, but for the largest, which is whole before it is packed."""
+    packing = getattr(model, "bf12_packing", None)  # of ``layers.quantised.bf12_packing``
+    return 0 if packing is None else max(packing.saved_bytes - packing.largest_weight, 0)
 
 
 def _too_large(needed: int, part: str, memory: DeviceMemory) -> ModelMemoryError:

@@ -179,7 +179,8 @@ def _memory(folder: Path, built: model.Built) -> Memory:
         if built.packs_head or has_other_bytes(folder)
         else headers.loaded_bytes(tensors, built.config.dtype.itemsize, tied)
     )
-    weights = stored or built.weight_bytes
+    packing = built.bf12_packing
+    weights = (stored or built.weight_bytes) - (packing.saved_bytes if packing is not None else 0)
     graphs = 0 if built.engine.eager_mode else GRAPHS
     beside = weights + RUNNING + graphs
     if beside > free:
@@ -190,7 +191,7 @@ def _memory(folder: Path, built: model.Built) -> Memory:
         process=process,
         graphs=graphs,
         weights=weights,
-        mapped=headers.largest_tensor(tensors) if gives_back(folder) else headers.largest_file(folder),
+        mapped=_mapped(folder, tensors, packing),
         kv_cache=blocks * built.block_bytes,
         activations=prefill_bytes(shape, tokens),
         logits=logits_bytes(shape, rows),
@@ -216,6 +217,13 @@ def _memory(folder: Path, built: model.Built) -> Memory:
         block_size=built.cache.block_size,
         prefill_tokens=tokens,
     )
+
+
+def _mapped(folder: Path, tensors: list[headers.Stored], packing: Any) -> int:
+    """Bytes beside the weights while they load: of files, and of a weight that is whole before it becomes BF12."""
+    is_given_back = gives_back(folder) or (packing is not None and packing.gives_back)
+    files = headers.largest_tensor(tensors) if is_given_back else headers.largest_file(folder)
+    return files + (packing.largest_weight if packing is not None else 0)
 
 
 def _too_large(needed: int, free: int, source: str) -> DlinferError:

@@ -72,9 +72,15 @@ class Built:
         return hasattr(getattr(self.module, "lm_head", None), "numbers")
 
     @property
+    def bf12_packing(self) -> Any:
+        """What is known of weights that become BF12 as they load (``layers.quantised.bf12_packing``), or None."""
+        return getattr(self.module, "bf12_packing", None)
+
+    @property
     def ops(self) -> list[str]:
         """Names of the ops that its layers call, each once, in the order of the layers."""
-        called = (op for name in self.implementations for op in _OPS.get(name, ()))
+        called = [op for name in self.implementations for op in _OPS.get(name, ())]
+        called += self.bf12_packing.ops if self.bf12_packing is not None else ()
         return list(dict.fromkeys(called))
 
     @property

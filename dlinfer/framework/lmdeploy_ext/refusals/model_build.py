@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_head
+from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_bf12, packs_head
 from dlinfer.framework.lmdeploy_ext.device import activation, weight_memory
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
 from dlinfer.framework.patching import Patch
@@ -26,6 +26,10 @@ def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
                 from dlinfer.framework.lmdeploy_ext.layers.quantised import head  # it loads LMDeploy's layers
 
                 head.pack(model, bool(config.tie_word_embeddings))
+            if packs_bf12(config.hf_config):
+                from dlinfer.framework.lmdeploy_ext.layers.quantised import bf12_packing  # likewise
+
+                bf12_packing.prepare(model, bool(config.tie_word_embeddings), config.dtype)
             return model
 
         model = weight_memory.checked(make, bool(config.tie_word_embeddings))
@@ -38,7 +42,8 @@ def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.models.patch:build_patched_model",
-        why="the first that knows the model's layers, before weights are loaded; there DLINFER_CPU_HEAD packs the last",
+        why="the first that knows the model's layers, before weights are loaded; there DLINFER_CPU_HEAD packs the last "
+        "and DLINFER_CPU_WEIGHTS=bf12 has all packed as they load",
         signature="(config, device=None, build_model_ctx=None)",
         build=_build_patched_model,
     ),

@@ -32,7 +32,7 @@ _HEAVY = frozenset(
 ) | frozenset(
     f"dlinfer.{name}"
     for name in (
-        "linear", "linears", "fused_moe",
+        "linear", "linears", "linear_bf12", "fused_moe", "fused_moe_bf12",
         "prefill_attention", "paged_prefill_attention", "paged_decode_attention",
         "quantised_paged_prefill_attention", "quantised_paged_decode_attention",
     )

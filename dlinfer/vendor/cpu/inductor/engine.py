@@ -94,8 +94,9 @@ class InductorEngine:
                 reference = self._kernel(item, folder, result, options)
                 calls = _call(item, kind, reference)
                 layer = gated_linear.linear_of(item, reference, steps) if len(calls) == 1 else None
-                if layer is not None and self._fault_of_native(item, gated_linear.CALLEE, folder) is None:
-                    reference = gated_linear.CALLEE
+                both = "" if layer is None else gated_linear.CALLEES[layer.callee]
+                if layer is not None and self._fault_of_native(item, both, folder) is None:
+                    reference = both
                     result.placement[str(layer.results)] = f"kernel {reference}"
                     calls = [replace(steps.pop(), results=item.name, callee=reference)]
                 steps += calls

@@ -6,7 +6,11 @@ from torch import fx
 
 from dlinfer.graph.ir.program import Step
 
-CALLEE = "native linear_silu_and_mul"
+CALLEES = {
+    "native linear": "native linear_silu_and_mul",
+    "native linear_bf12": "native linear_bf12_silu_and_mul",
+}
+"""Of a linear layer: what computes it and silu_and_mul."""
 
 
 def linear_of(node: fx.Node, reference: str, steps: Sequence[Step]) -> Step | None:
@@ -20,4 +24,4 @@ def linear_of(node: fx.Node, reference: str, steps: Sequence[Step]) -> Step | No
     given = node.args[0]
     if not isinstance(given, fx.Node) or len(given.users) != 1:
         return None
-    return before if before.callee == "native linear" and before.results == given.name else None
+    return before if before.callee in CALLEES and before.results == given.name else None

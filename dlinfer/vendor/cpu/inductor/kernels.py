@@ -12,6 +12,7 @@ from dlinfer import ops
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import arguments, fake, overload
 from dlinfer.graph.ir.layout import same_size
+from dlinfer.ops.bf12 import STRIP
 from dlinfer.ops.kernels import direct_kernel, kernel_authors
 from dlinfer.ops.spec import registry
 from dlinfer.vendor import discovery
@@ -38,6 +39,8 @@ _NATIVE = {
     "aten::scaled_dot_product_attention": "scaled_dot_product_attention",
     "dlinfer::linear": "linear",
     "dlinfer::linears": "linears",
+    "dlinfer::linear_bf12": "linear_bf12",
+    "dlinfer::embedding_bf12": "embedding_bf12",
     "dlinfer::weight_quant_matmul": "weight_quant_matmul",
     "dlinfer::linear_w8a8": "linear_w8a8",
     "dlinfer::dynamic_quant": "dynamic_quant",
@@ -56,6 +59,7 @@ _NATIVE = {
     "dlinfer::moe_gating_topk_softmax": "moe_gating_topk_softmax",
     "dlinfer::fused_moe": "fused_moe",
     "dlinfer::fused_moe_clamped": "fused_moe_clamped",
+    "dlinfer::fused_moe_bf12": "fused_moe_bf12",
 }
 
 
@@ -104,6 +108,13 @@ def _is_plain_mixture(node: fx.Node) -> bool:
     return not node.kwargs and fake(node.args[0]).dtype in NATIVE_FLOATS  # pyright: ignore[reportArgumentType]
 
 
+def _is_packed_mixture(node: fx.Node) -> bool:
+    given = arguments(node)
+    hidden = fake(given["hidden_states"])
+    sizes = (hidden.shape[1], given["intermediate_size"])
+    return hidden.dtype is torch.bfloat16 and all(isinstance(one, int) and one % STRIP == 0 for one in sizes)
+
+
 def _is_plain_paged(node: fx.Node) -> bool:
     return _is_plain_attention(node, "k_cache", "v_cache")
 
@@ -132,6 +143,8 @@ def _is_plain_attention(node: fx.Node, keys: str, values: str) -> bool:
     )
 
 
+_PLACES = (torch.int64, torch.int32)
+
 # Ops that only this vendor's function leads to the kernel in C++, and whether it does so for a call.
 _IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
     ops.fill_kv_cache.overload: _is_plain_fill,
@@ -140,6 +153,9 @@ _IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
     ops.prefill_attention.overload: lambda node: (
         _is_plain_attention(node, "k", "v") and not _is_for_tiles(node)
     ),
+    ops.linear_bf12.overload: lambda node: fake(arguments(node)["x"]).dtype is torch.bfloat16,
+    ops.fused_moe_bf12.overload: _is_packed_mixture,
+    ops.embedding_bf12.overload: lambda node: fake(arguments(node)["indices"]).dtype in _PLACES,
     ops.moe_gating_topk_softmax.overload: _is_plain_mixture,
     ops.fused_moe.overload: _is_plain_mixture,
     ops.fused_moe_clamped.overload: _is_plain_mixture,

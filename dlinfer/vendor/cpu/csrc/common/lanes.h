@@ -84,6 +84,7 @@ template <>
 struct Operands<BFloat16> {
   static constexpr int kStep = 2 * kLanes;
   using Operand = __m512bh;
+  static Operand of(Words pairs) { return (Operand)pairs; }
   static Operand load(const BFloat16* from) { return load_as<Operand>(from); }
   static Operand load(const BFloat16* from, int64_t count) { return load_part<Operand>(from, count); }
   static Floats dot(Floats sum, Operand a, Operand b) { return (Floats)_mm512_dpbf16_ps((__m512)sum, a, b); }
@@ -99,9 +100,9 @@ struct Operands<BFloat16> {
   struct Operand {
     Floats even, odd;
   };
-  static Operand widen(Words pairs) { return {(Floats)(pairs << 16), (Floats)(pairs & 0xffff0000u)}; }
-  static Operand load(const BFloat16* from) { return widen(load_as<Words>(from)); }
-  static Operand load(const BFloat16* from, int64_t count) { return widen(load_part<Words>(from, count)); }
+  static Operand of(Words pairs) { return {(Floats)(pairs << 16), (Floats)(pairs & 0xffff0000u)}; }
+  static Operand load(const BFloat16* from) { return of(load_as<Words>(from)); }
+  static Operand load(const BFloat16* from, int64_t count) { return of(load_part<Words>(from, count)); }
   static Floats dot(Floats sum, Operand a, Operand b) {
     sum = sum + a.even * b.even;
     return sum + a.odd * b.odd;

@@ -64,7 +64,6 @@ class ResultMemory {
     unmap(block);
   }
 
- private:
   static Block map(int64_t bytes) {
     const bool huge = bytes >= 2 * kHugePage;
     const int64_t unit = huge ? kHugePage : 64 << 10, size = (bytes + unit - 1) / unit * unit;
@@ -78,6 +77,7 @@ class ResultMemory {
 
   static void unmap(Block block) { munmap(block.data, block.size); }
 
+ private:
   std::mutex mutex_;
   std::deque<Block> idle_;  // the oldest first
   int64_t idle_bytes_ = 0;
@@ -114,6 +114,19 @@ inline torch::stable::Tensor empty_packed(const std::vector<int64_t>& sizes, tor
 inline torch::stable::Tensor empty_packed_like(const torch::stable::Tensor& x) {
   const auto shape = x.sizes();
   return empty_packed({shape.begin(), shape.end()}, x.scalar_type(), x.element_size());
+}
+
+// The same for a tensor that is kept, as weights are: its memory is no larger than it needs, and nothing else gets it.
+inline torch::stable::Tensor empty_lasting(const std::vector<int64_t>& sizes, torch::headeronly::ScalarType dtype,
+                                           int64_t item_bytes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * (sizes[d] ? sizes[d] : 1);
+  int64_t bytes = item_bytes;
+  for (const int64_t size : sizes) bytes *= size;
+  if (bytes < kLeastPooled) return empty_strided(sizes, strides, dtype, item_bytes);
+  const ResultMemory::Block block = ResultMemory::map(bytes);
+  const auto give_back = [block](void*) { ResultMemory::unmap(block); };
+  return torch::stable::from_blob(block.data, sizes, strides, torch::headeronly::DeviceType::CPU, dtype, give_back);
 }
 
 }  // namespace dlinfer

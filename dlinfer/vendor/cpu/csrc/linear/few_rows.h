@@ -62,6 +62,27 @@ void add_to(float* to, const float* from) {
   std::memcpy(to, &a, sizeof(a));
 }
 
+// sums[c * kBlockRows + r] += the sum of the lanes of accumulators[c * kRows + r].
+template <int kRows, int kInputs>
+__attribute__((always_inline)) inline void add_sums(const Floats* accumulators, float* sums) {
+  constexpr int kCount = kRows * kInputs;
+#pragma GCC unroll 8
+  for (int first = 0; first < kCount; first += kLanes) {
+    constexpr int kGroup = std::min(kCount, kLanes);
+    Floats group[kGroup];
+#pragma GCC unroll 16
+    for (int i = 0; i < kGroup; ++i) group[i] = first + i < kCount ? accumulators[first + i] : Floats{};
+    sum_lanes<kGroup>(group);
+    float found[kLanes];
+    std::memcpy(found, &group[0], sizeof(found));
+    constexpr int kTogether = std::min(kRows, kLanes);  // neighbours in sums
+#pragma GCC unroll 16
+    for (int i = 0; i < kGroup && first + i < kCount; i += kTogether) {
+      add_to<kTogether>(sums + (first + i) / kRows * kBlockRows + (first + i) % kRows, found + i);
+    }
+  }
+}
+
 // One tile: sums[c * kBlockRows + r] += dot(weight row r, x row c) over `columns`, for r < kRows and c < kInputs.
 // told: touches for each load, where kAsks is kAsTold.
 template <class T, int kRows, int kInputs, Asks kAsks>
@@ -98,21 +119,7 @@ void tile(const T* weight, int64_t weight_stride, const T* x, int64_t x_stride, 
   }
   if (at < columns) add([rest = columns - at](const T* from) { return Op::load(from, rest); }, at);
 
-#pragma GCC unroll 8
-  for (int first = 0; first < kCount; first += kLanes) {
-    constexpr int kGroup = std::min(kCount, kLanes);
-    Floats group[kGroup];
-#pragma GCC unroll 16
-    for (int i = 0; i < kGroup; ++i) group[i] = first + i < kCount ? accumulators[first + i] : Floats{};
-    sum_lanes<kGroup>(group);
-    float found[kLanes];
-    std::memcpy(found, &group[0], sizeof(found));
-    constexpr int kTogether = std::min(kRows, kLanes);  // neighbours in sums
-#pragma GCC unroll 16
-    for (int i = 0; i < kGroup && first + i < kCount; i += kTogether) {
-      add_to<kTogether>(sums + (first + i) / kRows * kBlockRows + (first + i) % kRows, found + i);
-    }
-  }
+  add_sums<kRows, kInputs>(accumulators, sums);
 }
 
 template <class T>
@@ -150,27 +157,31 @@ int64_t block_rows(int64_t columns) {
   return rows;
 }
 
-// sums[c * kBlockRows + r] = dot(weight row r, x row c) for all rows c of x and weight.count <= kBlockRows rows r.
-// next: where the block begins that comes next, to be fetched meanwhile unless rows have gaps; null is nowhere.
-// Every sum is taken in one order: a row of x gives the same bits whatever rows stand beside it.
+// Columns of a chunk.
 template <class T>
-void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T* next, float* sums) {
-  constexpr int64_t kStep = Operands<T>::kStep;
-  constexpr int64_t kChunk = kChunkBytes / kTileInputs / sizeof(T);
+constexpr int64_t kColumns = kChunkBytes / kTileInputs / sizeof(T);
+
+// sums[c * kBlockRows + r] = dot(weight row r, x row c) for all rows c of x and `count` <= kBlockRows rows r.
+// piece(first row, behind the last, first column, columns): those rows of a block, of which each chunk is asked once.
+// ahead: what to touch meanwhile, a step for each load of a row. asks: whether one row of x does so too.
+// Every sum is taken in one order: a row of x gives the same bits whatever rows stand beside it.
+template <class T, class Piece>
+void block_sums_of(const Piece& piece, int64_t count, Rows<const T> x, int64_t columns, Ahead ahead, bool asks,
+                   float* sums) {
+  constexpr int64_t kStep = Operands<T>::kStep, kChunk = kColumns<T>;
   static_assert(kChunk % kStep == 0);
 
   std::fill_n(sums, x.count * kBlockRows, 0.0f);
 
   const int64_t most = tile_inputs(x.count), passes = (x.count + most - 1) / most;
   const auto& all = passes > 1 ? kTiles<T, Asks::kAsTold> : kTiles<T, Asks::kEach>;
-  const bool asks = x.count != 1 || !reads_ahead_itself();
-  Ahead ahead{reinterpret_cast<const char*>(weight.data), 0};
-  if (next && weight.stride == columns) ahead = {reinterpret_cast<const char*>(next), kStep * sizeof(T)};
+  asks = asks || x.count != 1;
 
   for (int64_t column = 0; column < columns; column += kChunk) {
     const int64_t width = std::min(kChunk, columns - column);
-    for (int64_t begin = 0; begin < weight.count; begin += kStripRows) {
-      const int64_t end = std::min(begin + kStripRows, weight.count);
+    for (int64_t begin = 0; begin < count; begin += kStripRows) {
+      const int64_t end = std::min<int64_t>(begin + kStripRows, count);
+      const Rows<const T> weight = piece(begin, end, column, width);
       for (int64_t pass = 0, c = 0, next_c; pass < passes; ++pass, c = next_c) {
         next_c = (pass + 1) * x.count / passes;  // passes take about equally many
         const auto& tiles = asks ? all[next_c - c - 1] : kUnasked<T>;
@@ -178,7 +189,7 @@ void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T*
           const bool full = r + tiles.rows <= end;
           done = full ? tiles.rows : 1;
           const int64_t told = touches(done, pass, passes);
-          (full ? tiles.full : tiles.one)(weight.data + r * weight.stride + column, weight.stride,
+          (full ? tiles.full : tiles.one)(weight.data + (r - begin) * weight.stride, weight.stride,
                                           x.data + c * x.stride + column, x.stride, width, ahead, told,
                                           sums + c * kBlockRows + r);
           ahead.line += told * (width / kStep) * ahead.step;
@@ -188,15 +199,54 @@ void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T*
   }
 }
 
-// out[c, r] = bias[r] + dot(weight row r, x row c), rounded once, for all rows c of x and weight.count <= kBlockRows
-// rows r. bias may be null. another_follows: the rows behind this block come next, so fetch them meanwhile.
-template <class T, int kMaxInputs>
-void block(Rows<const T> weight, Rows<const T> x, int64_t columns, const T* bias, Rows<T> out, bool another_follows) {
+// The same of rows as they lie. next: where the block begins that comes next, to be fetched meanwhile unless rows have
+// gaps; null is nowhere.
+template <class T>
+void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T* next, float* sums) {
+  Ahead ahead{reinterpret_cast<const char*>(weight.data), 0};
+  if (next && weight.stride == columns) {
+    ahead = {reinterpret_cast<const char*>(next), Operands<T>::kStep * int64_t(sizeof(T))};
+  }
+  const auto piece = [&](int64_t begin, int64_t end, int64_t column, int64_t) {
+    return Rows<const T>{weight.data + begin * weight.stride + column, weight.stride, end - begin};
+  };
+  block_sums_of<T>(piece, weight.count, x, columns, ahead, !reads_ahead_itself(), sums);
+}
+
+// A weight as it lies, for code that takes it block by block and packed ones alike.
+template <class T>
+class PlainWeight {
+ public:
+  using Type = T;
+
+  PlainWeight(Rows<const T> rows, int64_t columns) : all_(rows), columns_(columns) {}
+
+  int64_t rows() const { return all_.count; }
+  int64_t bytes(int64_t rows) const { return rows * columns_ * int64_t(sizeof(T)); }
+
+  // Where a row begins.
+  const T* at(int64_t row) const { return all_.data + row * all_.stride; }
+
+  // block_sums of the rows `first` on; next: where the block begins that comes next, or null.
+  void block_sums(int64_t first, int64_t count, Rows<const T> x, const void* next, float* sums) const {
+    dlinfer::block_sums(Rows<const T>{at(first), all_.stride, count}, x, columns_, static_cast<const T*>(next), sums);
+  }
+
+ private:
+  const Rows<const T> all_;
+  const int64_t columns_;
+};
+
+// out[c, r] = bias[r] + dot(weight row first + r, x row c), rounded once, for all rows c of x and count <= kBlockRows
+// rows r. bias may be null, and begins with the first row's. another_follows: the rows behind come next.
+template <int kMaxInputs, class Weight, class T = typename Weight::Type>
+void block(const Weight& weight, int64_t first, int64_t count, Rows<const T> x, const T* bias, Rows<T> out,
+           bool another_follows) {
   float sums[kMaxInputs * kBlockRows];
-  block_sums(weight, x, columns, another_follows ? weight.data + weight.count * weight.stride : nullptr, sums);
+  weight.block_sums(first, count, x, another_follows ? weight.at(first + count) : nullptr, sums);
 
   for (int64_t c = 0; c < x.count; ++c) {
-    for (int64_t r = 0; r < weight.count; ++r) {
+    for (int64_t r = 0; r < count; ++r) {
       out.data[c * out.stride + r] = T(sums[c * kBlockRows + r] + (bias ? float(bias[r]) : 0.0f));
     }
   }

@@ -9,6 +9,7 @@
 
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -90,6 +91,13 @@ inline bool takes_many_inputs([[maybe_unused]] torch::headeronly::ScalarType dty
 #else
   return false;
 #endif
+}
+
+// The most rows of x that few_rows.h takes of a packed weight. Tiles and torch read plain ones, and to unpack a weight
+// into memory takes longer than to read it, so that only many rows pay for it.
+inline int64_t max_packed_inputs(int64_t columns) {
+  constexpr int64_t kFewest = 32;
+  return std::max(max_inputs(torch::headeronly::ScalarType::BFloat16, columns), kFewest);
 }
 
 }  // namespace dlinfer

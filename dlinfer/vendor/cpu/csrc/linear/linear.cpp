@@ -54,10 +54,9 @@ void run(Rows<const T> x, int64_t columns, const std::vector<Job<T>>& jobs) {
       const int64_t last = std::min(end - before, blocks(job));
       for (int64_t i = std::max<int64_t>(begin - before, 0); i < last; ++i) {
         const int64_t r = i * rows;
-        const Rows<const T> weight{job.weight.data + r * job.weight.stride, job.weight.stride,
-                                   std::min(rows, job.weight.count - r)};
-        block<T, kPanelInputs>(weight, some, columns, job.bias ? job.bias + r : nullptr,
-                               {job.out.data + c * job.out.stride + r, job.out.stride, inputs}, i + 1 < last);
+        const PlainWeight<T> weight(job.weight, columns);
+        block<kPanelInputs>(weight, r, std::min(rows, job.weight.count - r), some, job.bias ? job.bias + r : nullptr,
+                            {job.out.data + c * job.out.stride + r, job.out.stride, inputs}, i + 1 < last);
       }
       before += blocks(job);
     }

@@ -34,25 +34,33 @@ constexpr int64_t kPiecesPerThread = 8;        // at least, so that none waits l
 // A stack of matrices, one an expert: [experts, rows, columns], and a bias [experts, rows] or none.
 template <class T>
 struct Stack {
+  using Type = T;
+
   const T* data;
-  int64_t expert_stride, row_stride, rows, columns;
+  int64_t expert_stride, row_stride, experts, rows, columns;
   const T* bias;
   int64_t bias_stride;
 
-  // So many rows from `row` on.
-  Rows<const T> block(int64_t expert, int64_t row, int64_t count) const {
-    return {data + expert * expert_stride + row * row_stride, row_stride, count};
-  }
+  const void* at(int64_t expert, int64_t row) const { return data + expert * expert_stride + row * row_stride; }
   float bias_of(int64_t expert, int64_t row) const { return bias ? float(bias[expert * bias_stride + row]) : 0.0f; }
+
+  // few_rows.h's, of `count` rows of an expert from `row` on. next: where reading goes on, or null.
+  void block_sums(int64_t expert, int64_t row, int64_t count, Rows<const T> x, const void* next, float* sums) const {
+    const Rows<const T> weight{static_cast<const T*>(at(expert, row)), row_stride, count};
+    dlinfer::block_sums(weight, x, columns, static_cast<const T*>(next), sums);
+  }
 };
 
-template <class T>
+// Stack: of plain weights, or what has its members.
+template <class Stack>
 class Experts {
  public:
+  using T = typename Stack::Type;
+
   // rows: of hidden states, one a choice, in the routing's order. activations: [choices, intermediate], written.
   // results: by share; null where the expert's results are to be computed here, else they are there, [rows, hidden].
   // out: [tokens, hidden], written.
-  Experts(const Stack<T>& gate_up, const Stack<T>& down, const Routing& routing, Activation activation,
+  Experts(const Stack& gate_up, const Stack& down, const Routing& routing, Activation activation,
           Rows<const T> rows, Rows<T> activations, std::vector<const T*> results, Rows<T> out)
       : gate_up_(gate_up),
         down_(down),
@@ -102,30 +110,27 @@ class Experts {
 
  private:
   // Where a piece begins to read.
-  const T* beginning(int64_t piece) const {
+  const void* beginning(int64_t piece) const {
     if (piece >= pieces_) return nullptr;
-    if (piece < first_pieces_) {
-      return gate_up_.block(ours_[piece / blocks_].expert, piece % blocks_ * block_, 0).data;
-    }
-    return ours_.empty() ? nullptr : down_.block(ours_[0].expert, (piece - first_pieces_) * span_, 0).data;
+    if (piece < first_pieces_) return gate_up_.at(ours_[piece / blocks_].expert, piece % blocks_ * block_);
+    return ours_.empty() ? nullptr : down_.at(ours_[0].expert, (piece - first_pieces_) * span_);
   }
 
   void activate(int64_t piece, int64_t following) {
     const Share& share = ours_[piece / blocks_];
     const int64_t row = piece % blocks_ * block_, count = std::min(block_, down_.columns - row);
-    const Rows<const T> gate = gate_up_.block(share.expert, row, count);
-    const Rows<const T> up = gate_up_.block(share.expert, down_.columns + row, count);
+    const int64_t up_row = down_.columns + row;
     float gates[kRowsAtATime * kBlockRows], ups[kRowsAtATime * kBlockRows];
     float gate_bias[kBlockRows]{}, up_bias[kBlockRows]{};
     for (int64_t r = 0; gate_up_.bias && r < count; ++r) {
       gate_bias[r] = gate_up_.bias_of(share.expert, row + r);
-      up_bias[r] = gate_up_.bias_of(share.expert, down_.columns + row + r);
+      up_bias[r] = gate_up_.bias_of(share.expert, up_row + r);
     }
     for (int64_t first = share.begin; first < share.end; first += kRowsAtATime) {
       const Rows<const T> x{rows_.data + first * rows_.stride, rows_.stride, std::min(kRowsAtATime, share.end - first)};
       const bool fetch = first == share.begin;
-      block_sums(gate, x, gate_up_.columns, fetch ? up.data : nullptr, gates);
-      block_sums(up, x, gate_up_.columns, fetch ? beginning(following) : nullptr, ups);
+      gate_up_.block_sums(share.expert, row, count, x, fetch ? gate_up_.at(share.expert, up_row) : nullptr, gates);
+      gate_up_.block_sums(share.expert, up_row, count, x, fetch ? beginning(following) : nullptr, ups);
       for (int64_t c = 0; c < x.count; ++c) {
         T* const to = activations_.data + (first + c) * activations_.stride + row;
         for (int64_t r = 0; r < count; r += kLanes) {
@@ -149,11 +154,11 @@ class Experts {
         continue;
       }
       const bool last = ++mine == ours_.size();
-      const T* const behind = last ? beginning(following) : down_.block(ours_[mine].expert, begin, 0).data;
+      const void* const behind = last ? beginning(following) : down_.at(ours_[mine].expert, begin);
       for (int64_t row = begin; row < end; row += down_block_) {
-        const Rows<const T> weight = down_.block(share.expert, row, std::min(down_block_, end - row));
-        const T* const next = row + down_block_ < end ? weight.data + down_block_ * weight.stride : behind;
-        multiply_and_add(share, weight, row, next, sums + row - begin);
+        const int64_t next_row = row + down_block_;
+        const void* const next = next_row < end ? down_.at(share.expert, next_row) : behind;
+        multiply_and_add(share, row, std::min(down_block_, end - row), next, sums + row - begin);
       }
     }
     for (int64_t token = 0; token < out_.count; ++token) {
@@ -162,18 +167,18 @@ class Experts {
     }
   }
 
-  // Adds an expert's results, rows `row` on of `down`, to their tokens' sums.
-  void multiply_and_add(const Share& share, Rows<const T> weight, int64_t row, const T* next, float* sums) {
+  // Adds an expert's results, `count` rows of `down` from `row` on, to their tokens' sums.
+  void multiply_and_add(const Share& share, int64_t row, int64_t count, const void* next, float* sums) {
     float results[kRowsAtATime * kBlockRows], bias[kBlockRows]{};
-    for (int64_t r = 0; r < weight.count; ++r) bias[r] = down_.bias_of(share.expert, row + r);
+    for (int64_t r = 0; r < count; ++r) bias[r] = down_.bias_of(share.expert, row + r);
     for (int64_t first = share.begin; first < share.end; first += kRowsAtATime) {
       const Rows<const T> x{activations_.data + first * activations_.stride, activations_.stride,
                             std::min(kRowsAtATime, share.end - first)};
-      block_sums(weight, x, down_.columns, first == share.begin ? next : nullptr, results);
+      down_.block_sums(share.expert, row, count, x, first == share.begin ? next : nullptr, results);
       for (int64_t c = 0; c < x.count; ++c) {
         const float by = routing_.weight[first + c];
         float* const to = sums + routing_.token[first + c] * span_;
-        for (int64_t r = 0; r < weight.count; ++r) to[r] += by * (results[c * kBlockRows + r] + bias[r]);
+        for (int64_t r = 0; r < count; ++r) to[r] += by * (results[c * kBlockRows + r] + bias[r]);
       }
     }
   }
@@ -190,7 +195,7 @@ class Experts {
     }
   }
 
-  const Stack<T>&gate_up_, &down_;
+  const Stack&gate_up_, &down_;
   const Routing& routing_;
   const Activation activation_;
   const Rows<const T> rows_;

@@ -1,0 +1,40 @@
+"""Mixture of experts whose weights are packed in 12 bits, on CPU (csrc/bf12/moe.cpp)."""
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.bf12 import STRIP
+from dlinfer.ops.moe import check_ids
+from dlinfer.ops.moe_bf12 import RULES
+from dlinfer.vendor.cpu.bf12.matrices import unpack
+from dlinfer.vendor.cpu.compiled import compiled
+from dlinfer.vendor.cpu.moe import fused_moe
+
+
+def fused_moe_bf12(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    down_weights: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    num_experts: int,
+    intermediate_size: int,
+) -> Tensor:
+    hidden = hidden_states.shape[1]
+    routing = (topk_weights, topk_ids)
+    # The kernel takes experts that begin with a strip. Others, and x of another dtype, are rare guests: they get copies.
+    fits = hidden_states.dtype is torch.bfloat16 and hidden % STRIP == 0 and intermediate_size % STRIP == 0
+    kernel = compiled("fused_moe_bf12", hidden_states) if fits else None
+    if kernel is not None:
+        stacks = (gate_up_weights, down_weights)
+        try:
+            return kernel(hidden_states, *stacks, *routing, renormalize, num_experts, intermediate_size)
+        except RuntimeError:
+            check_ids(topk_ids, num_experts, RULES)  # it reads the ids, and says it in the op's words
+            raise
+    check_ids(topk_ids, num_experts, RULES)
+    gate_up = unpack(gate_up_weights, num_experts * 2 * intermediate_size, hidden)
+    down = unpack(down_weights, num_experts * hidden, intermediate_size)
+    plain = (one.to(hidden_states.dtype).unflatten(0, (num_experts, -1)) for one in (gate_up, down))
+    return fused_moe(hidden_states, *plain, *routing, topk_ids.shape[1], renormalize)

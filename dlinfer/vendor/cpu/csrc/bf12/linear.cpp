@@ -1,0 +1,96 @@
+// dlinfer_cpu::linear_bf12 and linear_bf12_silu_and_mul: the linear layers of linear/ with a weight that is packed without
+// loss, whose results are theirs, bit for bit.
+//
+// Few rows of x meet rows of the weight that were unpacked into a cache; for more than few_rows.h takes the weight is
+// unpacked into memory, and linear/ does the rest. That memory is used again by the next such layer.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "bf12/matrix.h"
+#include "bf12/rows.h"
+#include "bf12/table.h"
+#include "chain/table.h"
+#include "common/by_torch.h"
+#include "linear/arguments.h"
+#include "linear/gated.h"
+#include "linear/limits.h"
+#include "linear/linear.h"
+#include "linear/panels.h"
+
+namespace dlinfer::bf12 {
+namespace {
+
+using layers::MaybeTensor;
+using layers::Tensor;
+using torch::headeronly::ScalarType;
+
+const BFloat16* data(const Tensor& t) { return static_cast<const BFloat16*>(t.const_data_ptr()); }
+
+void check(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, int64_t out_features) {
+  STD_TORCH_CHECK(x.dim() >= 1 && x.scalar_type() == ScalarType::BFloat16, "linear_bf12: x is a bfloat16 tensor");
+  STD_TORCH_CHECK(weight.is_cpu(), "linear_bf12: weight is not on the CPU");
+  STD_TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == out_features && bias->is_cpu() &&
+                            bias->scalar_type() == ScalarType::BFloat16),
+                  "linear_bf12: bias is a bfloat16 tensor [out_features = ", out_features, "]");
+}
+
+void multiply(const PackedWeight& weight, Rows<const BFloat16> x, int64_t columns, const BFloat16* bias, BFloat16* out) {
+  const int64_t rows = block_rows<BFloat16>(columns), features = weight.rows();
+  const int64_t blocks = (features + rows - 1) / rows;
+  for_panels(x.count, blocks, weight.bytes(rows), [&](int64_t c, int64_t inputs, int64_t begin, int64_t end) {
+    const Rows<const BFloat16> some{x.data + c * x.stride, x.stride, inputs};
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t r = i * rows;
+      block<kPanelInputs>(weight, r, std::min(rows, features - r), some, bias ? bias + r : nullptr,
+                          {out + c * features + r, features, inputs}, i + 1 < end);
+    }
+  });
+}
+
+Tensor linear_bf12(Tensor x, Tensor weight, MaybeTensor bias, int64_t out_features) {
+  check(x, weight, bias, out_features);
+  const int64_t columns = x.size(x.dim() - 1), inputs = layers::leading_count(x);
+  const Matrix matrix(weight, out_features, columns);
+  if (inputs > max_packed_inputs(columns)) return linear(x, unpacked(matrix), bias);
+  x = layers::with_even_rows(x);
+  if (bias && !layers::dense_rows(*bias)) bias = torch::stable::contiguous(*bias);
+  Tensor out = layers::empty_result(x, out_features);
+  multiply(PackedWeight(matrix), {data(x), layers::row_stride(x), inputs}, columns, bias ? data(*bias) : nullptr,
+           static_cast<BFloat16*>(out.mutable_data_ptr()));
+  return out;
+}
+
+Tensor linear_bf12_silu_and_mul(Tensor x, Tensor weight, MaybeTensor bias, int64_t out_features) {
+  check(x, weight, bias, out_features);
+  STD_TORCH_CHECK(out_features % 2 == 0, "linear_bf12_silu_and_mul: weight is [2 * intermediate, in_features]");
+  const int64_t columns = x.size(x.dim() - 1), inputs = layers::leading_count(x), features = out_features / 2;
+  const Matrix matrix(weight, out_features, columns);
+  if (inputs > max_packed_inputs(columns) || features % kStrip != 0) {
+    return by_torch("dlinfer_cpu::silu_and_mul", linear_bf12(x, weight, bias, out_features));
+  }
+  x = layers::with_even_rows(x);
+  if (bias && !layers::dense_rows(*bias)) bias = torch::stable::contiguous(*bias);
+  Tensor out = layers::empty_result(x, features);
+  multiply_gated(PackedWeight(matrix), {data(x), layers::row_stride(x), inputs}, columns,
+                 bias ? data(*bias) : nullptr, static_cast<BFloat16*>(out.mutable_data_ptr()));
+  return out;
+}
+
+}  // namespace
+}  // namespace dlinfer::bf12
+
+STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
+  library.def("linear_bf12(Tensor x, Tensor weight, Tensor? bias, int out_features) -> Tensor");
+  library.def("linear_bf12_silu_and_mul(Tensor x, Tensor weight, Tensor? bias, int out_features) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {
+  using dlinfer::chain::put_linear;
+  using dlinfer::chain::Weight;
+  put_linear(library, "linear_bf12", TORCH_BOX(&dlinfer::bf12::linear_bf12));
+  put_linear(library, "linear_bf12_silu_and_mul", TORCH_BOX(&dlinfer::bf12::linear_bf12_silu_and_mul), Weight::kHalves);
+}

@@ -1,0 +1,144 @@
+// Products of few_rows.h with a packed weight, whose bits are those of the plain weight: each sum is taken in its order.
+//
+// Of few rows of x the weight is unpacked in registers, on its way from memory. For more there are not enough of them: rows
+// of the weight are unpacked into the first-level cache, where few_rows.h's tiles read them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "bf12/unpack.h"
+#include "linear/few_rows.h"
+
+namespace dlinfer::bf12 {
+
+constexpr int kFetched = 4 << 10;  // bytes ahead of what is unpacked in registers
+
+// Rows of x up to which it is, all in one tile: their sums and the strip's numbers fill the registers.
+constexpr int kPackedInputs = kLanes == 16 ? 4 : 2;
+
+// sums[c * kBlockRows + r] += dot(row r of a strip, x row c) over `count` columns from `first` on, a multiple of kGroup
+// both. from: where they lie. exceptions: those of the strip from there on.
+template <int kInputs>
+void packed_tile(const uint8_t* from, const Exponents& exponents, int64_t first, int64_t count, Exceptions exceptions,
+                 const BFloat16* x, int64_t stride, float* sums) {
+  using Op = Operands<BFloat16>;
+  static_assert(Op::kStep == kShorts);
+  Floats accumulators[kInputs * kStrip]{};
+
+  // Of neighbours of all rows of the strip, numbers(row), and those of x beside them.
+  const auto add = [&](const auto& numbers, const BFloat16* columns) __attribute__((always_inline)) {
+    typename Op::Operand weight[kStrip];
+#pragma GCC unroll 4
+    for (int row = 0; row < kStrip; ++row) weight[row] = Op::of((Words)numbers(row));
+#pragma GCC unroll 8
+    for (int c = 0; c < kInputs; ++c) {
+      const auto input = Op::load(columns + c * stride);
+#pragma GCC unroll 4
+      for (int row = 0; row < kStrip; ++row) {
+        Floats& sum = accumulators[c * kStrip + row];
+        sum = Op::dot(sum, weight[row], input);
+      }
+    }
+  };
+
+  Exception one;
+  bool is_there = exceptions.next(first + count, one);
+  for (int64_t at = 0; at < count; at += kGroup, from += kStrip * kGroupBytes) {
+    const BFloat16* const columns = x + at;
+#pragma GCC unroll 12
+    for (int line = 0; line < kStrip * kGroupBytes; line += 64) __builtin_prefetch(from + kFetched + line);
+    const uint8_t* const group = from;
+    if (is_there && one.column < first + at + kGroup) [[unlikely]] {
+      uint16_t numbers[kStrip * kGroup];
+      for (int row = 0; row < kStrip; ++row) unpack_group(from + row * kGroupBytes, exponents, numbers + row * kGroup);
+      do {
+        numbers[one.row * kGroup + one.column - first - at] = one.bits;
+        is_there = exceptions.next(first + count, one);
+      } while (is_there && one.column < first + at + kGroup);
+      for (int i = 0; i < kGroup; i += kShorts) {
+        add([&](int row) { return load_as<Shorts>(numbers + row * kGroup + i); }, columns + i);
+      }
+    } else {
+      for_parts([&](auto part) __attribute__((always_inline)) {
+        // Read again for each part: the compiler would keep what all of them read, for which there are no registers.
+        const uint8_t* from = group;
+        asm("" : "+r"(from));
+        add([&](int row) __attribute__((always_inline)) {
+          return unpack_part<part>(from + row * kGroupBytes, exponents);
+        }, columns + part * kShorts);
+      });
+    }
+  }
+  add_sums<kStrip, kInputs>(accumulators, sums);
+}
+
+using PackedTile = void (*)(const uint8_t*, const Exponents&, int64_t, int64_t, Exceptions, const BFloat16*, int64_t,
+                            float*);
+
+constexpr auto kPackedTiles = []<int... I>(std::integer_sequence<int, I...>) {
+  return std::array<PackedTile, sizeof...(I)>{packed_tile<I + 1>...};
+}(std::make_integer_sequence<int, kPackedInputs>());
+
+// As few_rows.h's PlainWeight, with blocks that begin at a multiple of kStrip.
+class PackedWeight {
+ public:
+  using Type = BFloat16;
+
+  explicit PackedWeight(const Matrix& matrix) : matrix_(matrix), exponents_(matrix.base()) {}
+
+  int64_t rows() const { return matrix_.rows(); }
+  int64_t bytes(int64_t rows) const { return rows * matrix_.strip_bytes() / kStrip; }
+  const void* at(int64_t row) const { return matrix_.strip(row / kStrip); }
+
+  void block_sums(int64_t first, int64_t count, Rows<const BFloat16> x, const void* next, float* sums) const {
+    if (x.count <= kPackedInputs && matrix_.columns() % kGroup == 0) {
+      sums_in_registers(first, count, x, sums);
+    } else {
+      sums_in_cache(first, count, x, next, sums);
+    }
+  }
+
+ private:
+  static constexpr int64_t kChunk = kColumns<BFloat16>;
+  static_assert(kChunk % kGroup == 0 && kStripRows % kStrip == 0);
+
+  void sums_in_registers(int64_t first, int64_t count, Rows<const BFloat16> x, float* sums) const {
+    std::fill_n(sums, x.count * kBlockRows, 0.0f);
+    for (int64_t row = 0; row < count; row += kStrip) {
+      const int64_t strip = (first + row) / kStrip;
+      Exceptions exceptions = matrix_.exceptions(strip);
+      for (int64_t column = 0; column < matrix_.columns(); column += kChunk) {
+        const int64_t width = std::min(kChunk, matrix_.columns() - column);
+        kPackedTiles[x.count - 1](matrix_.group(strip, column), exponents_, column, width, exceptions, x.data + column,
+                                  x.stride, sums + row);
+        exceptions.skip(column + width);
+      }
+    }
+  }
+
+  void sums_in_cache(int64_t first, int64_t count, Rows<const BFloat16> x, const void* next, float* sums) const {
+    constexpr int64_t kStride = kChunk + kGroup / 4;
+    alignas(64) uint16_t unpacked[kStripRows * kStride];
+    const auto piece = [&](int64_t begin, int64_t end, int64_t column, int64_t width) {
+      for (int64_t row = begin; row < end; row += kStrip) {
+        const int64_t strip = (first + row) / kStrip;
+        Exceptions exceptions = matrix_.exceptions(strip);
+        exceptions.skip(column);
+        unpack_strip(matrix_.group(strip, column), exponents_, column, width,
+                     exceptions, unpacked + (row - begin) * kStride, kStride);
+      }
+      return Rows<const BFloat16>{reinterpret_cast<const BFloat16*>(unpacked), kStride, end - begin};
+    };
+    constexpr int64_t kStep = Operands<BFloat16>::kStep * kGroupBytes / kGroup;
+    const Ahead ahead{static_cast<const char*>(next ? next : at(first)), next ? kStep : 0};
+    block_sums_of<BFloat16>(piece, count, x, matrix_.columns(), ahead, true, sums);
+  }
+
+  const Matrix& matrix_;
+  const Exponents exponents_;
+};
+
+}  // namespace dlinfer::bf12

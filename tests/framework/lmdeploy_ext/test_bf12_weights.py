@@ -1,0 +1,248 @@
+"""DLINFER_CPU_WEIGHTS=bf12: what LMDeploy loads is packed weight by weight, and every bit of it comes back."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lmdeploy.pytorch.config import ModelConfig
+from lmdeploy.pytorch.devices import DeviceContext, get_device_manager
+from lmdeploy.pytorch.distributed import DistContext, get_dist_manager
+from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
+from lmdeploy.pytorch.model_inputs import BuildModelContext
+from lmdeploy.pytorch.models import patch as models
+from lmdeploy.pytorch.nn.linear import BaseLinear, MergedBaseLinear, QKVBaseLinear
+from lmdeploy.pytorch.weight_loader import model_weight_loader as loader
+from torch import Tensor, nn
+
+from dlinfer import settings
+from dlinfer.framework.lmdeploy_ext.device import weight_memory
+from dlinfer.framework.lmdeploy_ext.layers.quantised import bf12_packing
+from dlinfer.framework.lmdeploy_ext.layers.quantised.bf12 import EmbeddingBF12, HeadBF12, LinearBF12
+from dlinfer.framework.lmdeploy_ext.layers.quantised.head import PackedHead
+from dlinfer.framework.lmdeploy_ext.preflight import headers
+from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
+from dlinfer.framework.lmdeploy_ext.preflight.model import engine_config
+from dlinfer.ops import bf12
+from tests.framework.lmdeploy_ext.quantise import folders
+
+PADDING = 3
+
+
+@pytest.fixture(autouse=True)
+def asked():
+    with settings.override(cpu_weights="bf12"):
+        yield
+
+
+def tensors(spread: bool = False) -> dict[str, Tensor]:
+    """A folder's weights, whole. spread: with exponents all over, which BF12 has no codes for."""
+    found = folders.tensors()
+    for layer in range(folders.LAYERS):
+        for name, size in (("k", folders.KV_HEADS), ("v", folders.KV_HEADS)):
+            bias = torch.randn(size * folders.HEAD_DIM).bfloat16()
+            found[f"model.layers.{layer}.self_attn.{name}_proj.bias"] = bias
+        found[f"model.layers.{layer}.post_attention_layernorm.weight"] = torch.randn(
+            folders.HIDDEN
+        ).bfloat16()
+        if spread:
+            name = f"model.layers.{layer}.mlp.down_proj.weight"
+            found[name] *= 2.0 ** torch.randint(-60, 60, found[name].shape)
+    return found
+
+
+def made(folder: Path, device: str = "cpu", **options: Any) -> Any:
+    """LMDeploy's model of a folder, its weights loaded."""
+    engine = engine_config("cpu", **options)
+    distribution = ConfigBuilder.build_dist_config(engine)
+    config = ModelConfig.from_pretrained(
+        str(folder), dtype=engine.dtype, dist_config=distribution, device_type="cpu"
+    )
+    context = BuildModelContext(
+        quant_config=config.quant_config, tie_word_embeddings=config.tie_word_embeddings
+    )
+    with (
+        get_dist_manager().context(DistContext.build(0, distribution)),
+        get_device_manager().context(DeviceContext("cpu")),
+    ):
+        model = models.build_patched_model(config, device=torch.device(device), build_model_ctx=context)
+        if device == "cpu":
+            loader.load_model_weights(model, str(folder), device=torch.device("cpu"))
+    return model
+
+
+def plain(folder: Path, **options: Any) -> Any:
+    with settings.override(cpu_weights=""):
+        return made(folder, **options)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.int16)
+
+
+def linear_layers(model: nn.Module) -> dict[str, Any]:
+    kinds = (BaseLinear, MergedBaseLinear, QKVBaseLinear)
+    return {name: one for name, one in model.named_modules() if type(one) in kinds and "lm_head" not in name}
+
+
+# The second has torch's own embedding, which has no loader and keeps the row of the padding token.
+@pytest.mark.parametrize(("name", "zeroes"), [("Qwen2", True), ("Llama", False)])
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_bit_of_every_layer_is_there(tmp_path, shards, tied, name, zeroes, caplog):
+    more = {"tie_word_embeddings": tied, "pad_token_id": PADDING}
+    more |= {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
+    found = {one: weight for one, weight in tensors().items() if name == "Qwen2" or not one.endswith("bias")}
+    folders.write(tmp_path / "m", found, shards, **more)
+    with caplog.at_level(logging.INFO, "dlinfer"):
+        got, want = made(tmp_path / "m"), plain(tmp_path / "m")
+    layers = linear_layers(got)
+    assert len(layers) == 4 * folders.LAYERS
+    for name, theirs in linear_layers(want).items():
+        ours = layers[name]
+        assert type(ours.impl) is LinearBF12
+        assert (ours.weight.dtype, ours.weight.requires_grad) == (torch.uint8, False)
+        assert torch.equal(bits(ours.get_unquantized_weight(torch.bfloat16)), bits(theirs.weight))
+        assert ours.weight.untyped_storage().nbytes() == ours.weight.nbytes <= 0.8 * theirs.weight.nbytes
+        assert (ours.bias is None) == (theirs.bias is None)
+        assert ours.bias is None or torch.equal(ours.bias, theirs.bias)
+    head, embedding = got.lm_head, got.model.embed_tokens
+    assert type(head) is HeadBF12
+    assert head.weight.dtype is torch.bfloat16
+    assert torch.equal(bits(bf12.unpack(head.table, head.rows, head.columns)), bits(want.lm_head.weight))
+    assert (type(embedding) is EmbeddingBF12) == tied
+    ids = torch.tensor([[0, PADDING, folders.WORDS - 1]])
+    assert torch.equal(bits(embedding(ids)), bits(want.model.embed_tokens(ids)))
+    assert embedding(torch.tensor([PADDING])).any() != zeroes
+    if tied:
+        assert embedding.table is head.table
+        assert torch.equal(embedding.table, head.table)
+    assert not hasattr(got, "bf12_packing")
+    assert f"{4 * folders.LAYERS + 1} weights packed" in caplog.text
+    assert "0 left" in caplog.text
+
+
+def test_a_layer_computes_what_it_did(tmp_path):
+    """Some tolerance: without the C++ kernel the product is torch's."""
+    folders.write(tmp_path / "m", tensors())
+    got, want = made(tmp_path / "m"), plain(tmp_path / "m")
+    x = torch.randn(1, 3, folders.HIDDEN).bfloat16()
+    for path in ("model.layers.0.self_attn.qkv_proj", "model.layers.1.mlp.gate_up_proj", "lm_head"):
+        ours, theirs = (one.get_submodule(path)(x) for one in (got, want))
+        assert ours.dtype is torch.bfloat16
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("choice", "kind"), [("kept", BaseLinear), ("int8", PackedHead), ("", HeadBF12)])
+def test_the_projection_is_as_it_was_asked_for(tmp_path, choice, kind):
+    folders.write(tmp_path / "m", tensors(), tie_word_embeddings=True)
+    with settings.override(cpu_head=choice):
+        model = made(tmp_path / "m")
+    assert type(model.lm_head) is kind
+    assert {type(one.impl) for one in linear_layers(model).values()} == {LinearBF12}
+
+
+def test_what_would_not_get_smaller_stays(tmp_path, caplog):
+    folders.write(tmp_path / "m", tensors(spread=True))
+    with caplog.at_level(logging.INFO, "dlinfer"):
+        got, want = made(tmp_path / "m"), plain(tmp_path / "m")
+    for name, layer in linear_layers(got).items():
+        assert (type(layer.impl) is LinearBF12) == ("down_proj" not in name)
+    path = "model.layers.0.mlp.down_proj"
+    assert torch.equal(bits(got.get_submodule(path).weight), bits(want.get_submodule(path).weight))
+    assert f"{folders.LAYERS} left" in caplog.text
+
+
+def test_a_weight_that_is_not_whole_stays(tmp_path):
+    found = tensors()
+    del found["model.layers.0.self_attn.v_proj.weight"]
+    folders.write(tmp_path / "m", found)
+    layers = linear_layers(made(tmp_path / "m"))
+    left = [name for name, one in layers.items() if type(one.impl) is not LinearBF12]
+    assert left == ["model.layers.0.self_attn.qkv_proj"]
+    assert layers[left[0]].weight.dtype is torch.bfloat16
+
+
+def test_of_a_weight_that_comes_twice_the_second_counts(tmp_path):
+    folders.write(tmp_path / "m", tensors())
+    layer = plain(tmp_path / "m").get_submodule("model.layers.0.mlp.gate_up_proj")
+    first, second, other = (torch.randn(folders.INNER, folders.HIDDEN).bfloat16() for _ in range(3))
+    weight = bf12_packing.Weight(layer, bf12.pack)
+    with torch.inference_mode():
+        for part, numbers in ((0, first), (1, other), (0, second)):
+            loader.load_weight(layer.weight, numbers, shard_id=part)
+            assert weight.is_packed == (part == 1 or numbers is second)
+    assert torch.equal(
+        bf12.unpack(layer.weight, 2 * folders.INNER, folders.HIDDEN), torch.cat([second, other])
+    )
+    weight.end()
+    with pytest.raises(RuntimeError):
+        loader.load_weight(layer.weight, first, shard_id=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_other_dtypes_stay_and_are_told_of(tmp_path, dtype, caplog):
+    folders.write(tmp_path / "m", tensors())
+    with caplog.at_level(logging.WARNING, "dlinfer"):
+        model = made(tmp_path / "m", dtype=dtype)
+    assert caplog.text.count("is for models in bfloat16") == 1
+    assert dtype in caplog.text
+    assert not any(type(one.impl) is LinearBF12 for one in linear_layers(model).values())
+    assert type(model.lm_head) is BaseLinear
+
+
+def test_a_quantised_checkpoint_stays_and_is_told_of(tmp_path, caplog):
+    config = {"quant_method": "smooth_quant", "quant_dtype": "int8"}
+    folders.write(tmp_path / "m", tensors(), quantization_config=config)
+    with caplog.at_level(logging.WARNING, "dlinfer"):
+        model = made(tmp_path / "m", device="meta")
+    assert "quantised already (smooth_quant)" in caplog.text
+    assert not hasattr(model, "bf12_packing")
+
+
+def test_the_layout_of_plain_weights_is_nothing_to_packed_ones(tmp_path, monkeypatch):
+    folders.write(tmp_path / "m", tensors())
+    want = plain(tmp_path / "m")
+    monkeypatch.setenv("DLINFER_LINEAR_USE_NN_LAYOUT", "1")
+    got = made(tmp_path / "m")
+    for name, theirs in linear_layers(want).items():
+        ours = linear_layers(got)[name].get_unquantized_weight(torch.bfloat16)
+        assert torch.equal(bits(ours), bits(theirs.weight))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_preflight_and_the_engine_count_packed_bytes(tmp_path, tied):
+    folders.write(tmp_path / "m", tensors(), tie_word_embeddings=tied)
+    report = preflight(tmp_path / "m", "cpu", session_len=256, max_batch_size=2)
+    assert report.memory is not None, report.refusals
+    called = [one.op for one in report.ops]
+    assert "linear_bf12" in called
+    assert ("embedding_bf12" in called) == tied
+    there = {one.data_ptr(): one.nbytes for one in made(tmp_path / "m").parameters()}
+    exceptions = report.memory.weights - sum(there.values())
+    assert -0.01 * report.memory.weights < exceptions <= 0
+    stored = headers.read(tmp_path / "m")
+    largest = 2 * 2 * folders.INNER * folders.HIDDEN  # gate and up, whole until they are packed
+    assert report.memory.mapped == headers.largest_tensor(stored) + largest
+    model = made(tmp_path / "m", device="meta")
+    saved = model.bf12_packing.saved_bytes
+    in_floats = {one.data_ptr(): one.nbytes for one in plain(tmp_path / "m").parameters()}
+    assert saved == sum(in_floats.values()) - report.memory.weights
+    assert weight_memory._saved_bytes(model) == saved - largest
+
+
+def test_experts_stay(tmp_path):
+    """Their joint weights are no linear layers; those beside them are packed, routers of few rows among them."""
+    from examples.tiny_models.build import build
+
+    build("mixtral", tmp_path / "m", dtype="bfloat16")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    got, want = made(tmp_path / "m"), plain(tmp_path / "m")
+    kept = {name: one for name, one in got.named_parameters() if ".experts." in name}
+    assert len(kept) == 2 * config["num_hidden_layers"]
+    for name, weight in want.named_parameters():
+        assert name not in kept or torch.equal(kept[name], weight)
+    packed = [name for name, one in linear_layers(got).items() if type(one.impl) is LinearBF12]
+    assert not [name for name in packed if "experts" in name]

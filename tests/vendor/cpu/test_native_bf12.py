@@ -1,0 +1,213 @@
+"""The C++ kernels of matrices in 12 bits: every bit comes back, and results are those of the plain weight, bit for bit.
+
+All numbers of bfloat16 are drawn, NaN among them, and weights whose exceptions stand in every column of a strip.
+"""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dlinfer.ops import bf12
+from dlinfer.vendor.cpu import native
+from tests.vendor.cpu.test_native import linear, needs_compiler, tensor
+
+pytestmark = [needs_compiler, pytest.mark.usefixtures("library")]
+
+
+@pytest.fixture(scope="module")
+def library() -> None:
+    assert native.why_not() is None
+
+
+def pack(weight: Tensor) -> Tensor:
+    return torch.ops.dlinfer_cpu.pack_bf12.default(weight)
+
+
+def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
+    return torch.ops.dlinfer_cpu.unpack_bf12.default(packed, rows, columns)
+
+
+def product(x: Tensor, packed: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    return torch.ops.dlinfer_cpu.linear_bf12.default(x, packed, bias, rows)
+
+
+def gated(x: Tensor, packed: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    return torch.ops.dlinfer_cpu.linear_bf12_silu_and_mul.default(x, packed, bias, rows)
+
+
+def rows_of(indices: Tensor, packed: Tensor, rows: int, columns: int) -> Tensor:
+    return torch.ops.dlinfer_cpu.embedding_bf12.default(indices, packed, rows, columns)
+
+
+def bits(matrix: Tensor) -> Tensor:
+    return matrix.contiguous().view(torch.int16)
+
+
+def any_numbers(seed: int, rows: int, columns: int) -> Tensor:
+    """Of all bit patterns, each as likely, so that most are exceptions."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**15), 2**15, (rows, columns), generator=generator).short().view(torch.bfloat16)
+
+
+def weight_with_exceptions(seed: int, rows: int, columns: int, one_in: int) -> Tensor:
+    """Of a normal distribution, but that about one number in so many is very large, very small or zero."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator) * max(columns, 1) ** -0.5
+    scales = torch.tensor([2.0**40, 2.0**-60, 0.0, -0.0, 2.0**-125])
+    chosen = torch.randint(one_in, (rows, columns), generator=generator) == 0
+    which = torch.randint(len(scales), (rows, columns), generator=generator)
+    return torch.where(chosen, weight * scales[which], weight).bfloat16()
+
+
+shapes = st.tuples(st.integers(0, 40), st.one_of(st.integers(0, 300), st.integers(1020, 1300)))
+
+
+@given(shape=shapes, gap=st.integers(0, 9), every_pattern=st.booleans(), seed=st.integers(0, 2**31))
+@settings(max_examples=80, deadline=None)
+def test_bytes_are_the_formats_and_every_bit_comes_back(shape, gap, every_pattern, seed):
+    rows, columns = shape
+    make = any_numbers if every_pattern else lambda *given: weight_with_exceptions(*given, 50)
+    weight = make(seed, rows, columns + gap)[:, :columns]
+    packed = pack(weight)
+    assert torch.equal(packed, bf12.pack(weight))
+    assert torch.equal(bits(unpack(packed, rows, columns)), bits(weight))
+    if rows:
+        indices = torch.tensor([[0, rows - 1], [rows // 2, 0]])
+        for places in (indices, indices.int(), indices.t(), indices[:0]):
+            found = rows_of(places, packed, rows, columns)
+            assert torch.equal(bits(found), bits(weight[places.long()]))
+
+
+@given(
+    inputs=st.one_of(st.integers(0, 9), st.sampled_from([16, 31, 32, 33, 65, 129, 300])),
+    features=st.integers(0, 40),
+    in_features=st.one_of(st.integers(0, 300), st.sampled_from([896, 1024, 1152, 2176])),
+    gap=st.integers(0, 9),
+    one_in=st.sampled_from([1, 3, 50, 5000]),
+    with_bias=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+@example(1, 1152, 896, 0, 5000, True, 0)
+@example(4, 96, 4864, 0, 5000, False, 0)
+@settings(max_examples=120, deadline=None)
+def test_products_have_the_bits_of_the_plain_weight(
+    inputs, features, in_features, gap, one_in, with_bias, seed
+):
+    x = tensor(seed, (inputs, in_features), torch.bfloat16, gap)
+    weight = weight_with_exceptions(seed + 1, 2 * features, in_features, one_in)
+    bias = tensor(seed + 2, (2 * features,), torch.bfloat16) if with_bias else None
+    packed = pack(weight)
+    plain = linear(x, weight, bias)
+    assert torch.equal(product(x, packed, bias, 2 * features), plain)
+    both = torch.ops.dlinfer_cpu.silu_and_mul.default(plain)
+    found = gated(x, packed, bias, 2 * features)
+    assert found.is_contiguous()
+    assert torch.equal(found.isnan(), both.isnan())  # of infinite gates and ups that are zero
+    assert torch.equal(found.nan_to_num(7.0), both.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("inputs", [1, 4, 5, 40, 300])
+def test_nan_and_infinity_stay_in_their_outputs(inputs):
+    weight = weight_with_exceptions(0, 24, 256, 5000)
+    weight[5, 3], weight[9, 255], weight[10, 128] = torch.nan, torch.inf, -torch.inf
+    x = tensor(1, (inputs, 256), torch.bfloat16).abs() + 0.5
+    found, plain = product(x, pack(weight), None, 24), linear(x, weight)
+    assert found[:, 5].isnan().all()
+    assert torch.equal(found.nan_to_num(7.0), plain.nan_to_num(7.0))
+    assert torch.equal(found.isfinite(), plain.isfinite())
+
+
+def test_leading_dimensions_and_copies():
+    weight = weight_with_exceptions(0, 34, 256, 50)
+    packed = pack(weight)
+    x, bias = tensor(1, (3, 2, 256), torch.bfloat16), tensor(2, (34, 2), torch.bfloat16)[:, 0]
+    for given_x in (x, x.transpose(0, 1), x[0, 0], x[..., :0].new_zeros(2, 0, 256)):
+        dense = bias.contiguous()  # of another the plain layer is torch's
+        assert torch.equal(product(given_x, packed, bias, 34), linear(given_x, weight, dense))
+        assert gated(given_x, packed, bias, 34).shape == (*given_x.shape[:-1], 17)
+    turned = weight.t().contiguous().t()
+    assert torch.equal(pack(turned), packed)
+    assert torch.equal(pack(torch.stack([weight, weight], -1)[..., 0]), packed)
+
+
+def test_a_packed_matrix_at_an_odd_address():
+    weight = weight_with_exceptions(0, 12, 256, 20)
+    packed = pack(weight)
+    x = tensor(1, (2, 256), torch.bfloat16)
+    moved = torch.cat([packed[:3], packed])[3:]
+    assert torch.equal(product(x, moved, None, 12), linear(x, weight))
+    assert torch.equal(bits(unpack(moved, 12, 256)), bits(weight))
+
+
+@pytest.mark.parametrize("inputs", [1, 9, 300])
+def test_threads_do_not_change_a_bit(inputs):
+    weight = weight_with_exceptions(0, 900, 384, 300)
+    x = tensor(1, (inputs, 384), torch.bfloat16)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            packed = pack(weight)
+            found.append((packed, product(x, packed, None, 900), gated(x, packed, None, 900)))
+    finally:
+        torch.set_num_threads(before)
+    for others in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found[0], others, strict=True))
+
+
+class TestRefusals:
+    """A matrix of other sizes, or one that is damaged, is refused; nothing is read beyond its bytes."""
+
+    weight = weight_with_exceptions(0, 8, 256, 20)
+    x = torch.ones(2, 256, dtype=torch.bfloat16)
+
+    def test_sizes(self):
+        packed = pack(self.weight)
+        for x, rows in ((self.x, 12), (self.x, 4), (self.x[:, :128], 8), (self.x, -1)):
+            with pytest.raises(RuntimeError, match="no packed matrix of"):
+                product(x, packed, None, rows)
+        with pytest.raises(RuntimeError, match="no packed matrix of"):
+            product(self.x, packed[:-8], None, 8)
+        with pytest.raises(RuntimeError, match="no packed matrix of"):
+            unpack(packed, 8, 512)
+
+    def test_dtypes(self):
+        packed = pack(self.weight)
+        with pytest.raises(RuntimeError, match="x is a bfloat16"):
+            product(self.x.float(), packed, None, 8)
+        with pytest.raises(RuntimeError, match="uint8"):
+            product(self.x, packed.to(torch.int32), None, 8)
+        with pytest.raises(RuntimeError, match="bias is"):
+            product(self.x, packed, torch.ones(7, dtype=torch.bfloat16), 8)
+        with pytest.raises(RuntimeError, match="bfloat16"):
+            pack(self.weight.float())
+        with pytest.raises(RuntimeError, match="2 \\* intermediate"):
+            gated(self.x, pack(self.weight[:7]), None, 7)
+
+    def test_indices(self):
+        packed = pack(self.weight)
+        for index in (-1, 8):
+            with pytest.raises(RuntimeError, match=f"out of range in self: {index} of 8 rows"):
+                rows_of(torch.tensor([0, index]), packed, 8, 256)
+        with pytest.raises(RuntimeError, match="int64 or int32"):
+            rows_of(torch.tensor([0.0]), packed, 8, 256)
+
+    @pytest.mark.parametrize("inputs", [1, 40])
+    def test_damage(self, inputs):
+        x = torch.ones(inputs, 256, dtype=torch.bfloat16)
+        behind = 2 * 2 * 4 * 192  # numbers of 8 rows
+        for place, value in ((0, 250), (0, -1), (3, 0), (2, 2**40), (2, -1)):
+            packed = pack(self.weight)
+            packed[behind:].view(torch.int64)[place] = value
+            with pytest.raises(RuntimeError, match="packed matrix"):
+                product(x, packed, None, 8)
+        packed = pack(self.weight)
+        packed[behind:].view(torch.int64)[4:] = 2**40 << 18  # columns that there are none of
+        product(x, packed, None, 8)
+        unpack(packed, 8, 256)
+        packed[behind:].view(torch.int64)[4:] = -1
+        product(x, packed, None, 8)
+        unpack(packed, 8, 256)
