@@ -55,7 +55,7 @@ Tensor linear_bf12(Tensor x, Tensor weight, MaybeTensor bias, int64_t out_featur
   check(x, weight, bias, out_features);
   const int64_t columns = x.size(x.dim() - 1), inputs = layers::leading_count(x);
   const Matrix matrix(weight, out_features, columns);
-  if (inputs > max_packed_inputs(columns)) return linear(x, unpacked(matrix), bias);
+  if (inputs > max_packed_inputs()) return linear(x, unpacked(matrix), bias);
   x = layers::with_even_rows(x);
   if (bias && !layers::dense_rows(*bias)) bias = torch::stable::contiguous(*bias);
   Tensor out = layers::empty_result(x, out_features);
@@ -69,7 +69,7 @@ Tensor linear_bf12_silu_and_mul(Tensor x, Tensor weight, MaybeTensor bias, int64
   STD_TORCH_CHECK(out_features % 2 == 0, "linear_bf12_silu_and_mul: weight is [2 * intermediate, in_features]");
   const int64_t columns = x.size(x.dim() - 1), inputs = layers::leading_count(x), features = out_features / 2;
   const Matrix matrix(weight, out_features, columns);
-  if (inputs > max_packed_inputs(columns) || features % kStrip != 0) {
+  if (inputs > max_packed_inputs() || features % kStrip != 0) {
     return by_torch("dlinfer_cpu::silu_and_mul", linear_bf12(x, weight, bias, out_features));
   }
   x = layers::with_even_rows(x);

@@ -94,6 +94,7 @@ class PackedWeight {
   const void* at(int64_t row) const { return matrix_.strip(row / kStrip); }
 
   void block_sums(int64_t first, int64_t count, Rows<const BFloat16> x, const void* next, float* sums) const {
+    std::fill_n(sums, x.count * kBlockRows, 0.0f);
     if (x.count <= kPackedInputs && matrix_.columns() % kGroup == 0) {
       sums_in_registers(first, count, x, sums);
     } else {
@@ -103,10 +104,9 @@ class PackedWeight {
 
  private:
   static constexpr int64_t kChunk = kColumns<BFloat16>;
-  static_assert(kChunk % kGroup == 0 && kStripRows % kStrip == 0);
+  static_assert(kChunk % kGroup == 0 && kBlockRows % kStrip == 0);
 
   void sums_in_registers(int64_t first, int64_t count, Rows<const BFloat16> x, float* sums) const {
-    std::fill_n(sums, x.count * kBlockRows, 0.0f);
     for (int64_t row = 0; row < count; row += kStrip) {
       const int64_t strip = (first + row) / kStrip;
       Exceptions exceptions = matrix_.exceptions(strip);
@@ -119,22 +119,48 @@ class PackedWeight {
     }
   }
 
+  // A region, a strip's rows and a chunk's columns, is unpacked and meets all rows of x; meanwhile the one after the next
+  // is fetched, as the next comes sooner than memory answers.
   void sums_in_cache(int64_t first, int64_t count, Rows<const BFloat16> x, const void* next, float* sums) const {
     constexpr int64_t kStride = kChunk + kGroup / 4;
-    alignas(64) uint16_t unpacked[kStripRows * kStride];
-    const auto piece = [&](int64_t begin, int64_t end, int64_t column, int64_t width) {
-      for (int64_t row = begin; row < end; row += kStrip) {
-        const int64_t strip = (first + row) / kStrip;
-        Exceptions exceptions = matrix_.exceptions(strip);
+    alignas(64) uint16_t unpacked[kStrip * kStride];
+    const int64_t strip = first / kStrip;
+    for (int64_t column = 0; column < matrix_.columns(); column += kChunk) {
+      const int64_t width = std::min(kChunk, matrix_.columns() - column);
+      for (int64_t i = 0; i < strips(count); ++i) {
+        Exceptions exceptions = matrix_.exceptions(strip + i);
         exceptions.skip(column);
-        unpack_strip(matrix_.group(strip, column), exponents_, column, width,
-                     exceptions, unpacked + (row - begin) * kStride, kStride);
+        unpack_strip(matrix_.group(strip + i, column), exponents_, column, width, exceptions, unpacked, kStride);
+        const Rows<const BFloat16> weight{reinterpret_cast<const BFloat16*>(unpacked), kStride, kStrip};
+        const auto* const ahead = static_cast<const char*>(region(strip, strips(count), i + 2, column, next));
+        multiply(weight, column, width, x, ahead, sums + i * kStrip);
       }
-      return Rows<const BFloat16>{reinterpret_cast<const BFloat16*>(unpacked), kStride, end - begin};
-    };
-    constexpr int64_t kStep = Operands<BFloat16>::kStep * kGroupBytes / kGroup;
-    const Ahead ahead{static_cast<const char*>(next ? next : at(first)), next ? kStep : 0};
-    block_sums_of<BFloat16>(piece, count, x, matrix_.columns(), ahead, true, sums);
+    }
+  }
+
+  // Where region `i` of a chunk begins, which may be one of the next chunk's, or of the next block's; null is nowhere.
+  const void* region(int64_t strip, int64_t strips, int64_t i, int64_t column, const void* next) const {
+    if (i < strips) return matrix_.group(strip + i, column);
+    if (column + kChunk < matrix_.columns()) return matrix_.group(strip + std::min(i - strips, strips - 1), column + kChunk);
+    return next ? static_cast<const uint8_t*>(next) + (i - strips) * matrix_.strip_bytes() : nullptr;
+  }
+
+  static void multiply(Rows<const BFloat16> weight, int64_t column, int64_t width, Rows<const BFloat16> x,
+                       const char* fetched, float* sums) {
+    constexpr int64_t kStep = Operands<BFloat16>::kStep;
+    const int64_t most = tile_inputs(x.count), passes = (x.count + most - 1) / most;
+    Ahead ahead{reinterpret_cast<const char*>(weight.data), 0};
+    if (fetched) ahead = {fetched, kStep * kGroupBytes / kGroup};
+    for (int64_t pass = 0, c = 0, next_c; pass < passes; ++pass, c = next_c) {
+      next_c = (pass + 1) * x.count / passes;  // passes take about equally many
+      const auto& tiles = kTiles<BFloat16, Asks::kAsTold>[next_c - c - 1];
+      for (int64_t r = 0; r < weight.count; r += tiles.rows) {
+        const int64_t told = touches(tiles.rows, pass, passes);
+        tiles.full(weight.data + r * weight.stride, weight.stride, x.data + c * x.stride + column, x.stride, width,
+                   ahead, told, sums + c * kBlockRows + r);
+        ahead.line += told * (width / kStep) * ahead.step;
+      }
+    }
   }
 
   const Matrix& matrix_;

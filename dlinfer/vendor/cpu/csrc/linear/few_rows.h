@@ -161,27 +161,27 @@ int64_t block_rows(int64_t columns) {
 template <class T>
 constexpr int64_t kColumns = kChunkBytes / kTileInputs / sizeof(T);
 
-// sums[c * kBlockRows + r] = dot(weight row r, x row c) for all rows c of x and `count` <= kBlockRows rows r.
-// piece(first row, behind the last, first column, columns): those rows of a block, of which each chunk is asked once.
-// ahead: what to touch meanwhile, a step for each load of a row. asks: whether one row of x does so too.
+// sums[c * kBlockRows + r] = dot(weight row r, x row c) for all rows c of x and weight.count <= kBlockRows rows r.
+// next: where the block begins that comes next, to be fetched meanwhile unless rows have gaps; null is nowhere.
 // Every sum is taken in one order: a row of x gives the same bits whatever rows stand beside it.
-template <class T, class Piece>
-void block_sums_of(const Piece& piece, int64_t count, Rows<const T> x, int64_t columns, Ahead ahead, bool asks,
-                   float* sums) {
-  constexpr int64_t kStep = Operands<T>::kStep, kChunk = kColumns<T>;
+template <class T>
+void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T* next, float* sums) {
+  constexpr int64_t kStep = Operands<T>::kStep;
+  constexpr int64_t kChunk = kColumns<T>;
   static_assert(kChunk % kStep == 0);
 
   std::fill_n(sums, x.count * kBlockRows, 0.0f);
 
   const int64_t most = tile_inputs(x.count), passes = (x.count + most - 1) / most;
   const auto& all = passes > 1 ? kTiles<T, Asks::kAsTold> : kTiles<T, Asks::kEach>;
-  asks = asks || x.count != 1;
+  const bool asks = x.count != 1 || !reads_ahead_itself();
+  Ahead ahead{reinterpret_cast<const char*>(weight.data), 0};
+  if (next && weight.stride == columns) ahead = {reinterpret_cast<const char*>(next), kStep * sizeof(T)};
 
   for (int64_t column = 0; column < columns; column += kChunk) {
     const int64_t width = std::min(kChunk, columns - column);
-    for (int64_t begin = 0; begin < count; begin += kStripRows) {
-      const int64_t end = std::min<int64_t>(begin + kStripRows, count);
-      const Rows<const T> weight = piece(begin, end, column, width);
+    for (int64_t begin = 0; begin < weight.count; begin += kStripRows) {
+      const int64_t end = std::min(begin + kStripRows, weight.count);
       for (int64_t pass = 0, c = 0, next_c; pass < passes; ++pass, c = next_c) {
         next_c = (pass + 1) * x.count / passes;  // passes take about equally many
         const auto& tiles = asks ? all[next_c - c - 1] : kUnasked<T>;
@@ -189,7 +189,7 @@ void block_sums_of(const Piece& piece, int64_t count, Rows<const T> x, int64_t c
           const bool full = r + tiles.rows <= end;
           done = full ? tiles.rows : 1;
           const int64_t told = touches(done, pass, passes);
-          (full ? tiles.full : tiles.one)(weight.data + (r - begin) * weight.stride, weight.stride,
+          (full ? tiles.full : tiles.one)(weight.data + r * weight.stride + column, weight.stride,
                                           x.data + c * x.stride + column, x.stride, width, ahead, told,
                                           sums + c * kBlockRows + r);
           ahead.line += told * (width / kStep) * ahead.step;
@@ -197,20 +197,6 @@ void block_sums_of(const Piece& piece, int64_t count, Rows<const T> x, int64_t c
       }
     }
   }
-}
-
-// The same of rows as they lie. next: where the block begins that comes next, to be fetched meanwhile unless rows have
-// gaps; null is nowhere.
-template <class T>
-void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T* next, float* sums) {
-  Ahead ahead{reinterpret_cast<const char*>(weight.data), 0};
-  if (next && weight.stride == columns) {
-    ahead = {reinterpret_cast<const char*>(next), Operands<T>::kStep * int64_t(sizeof(T))};
-  }
-  const auto piece = [&](int64_t begin, int64_t end, int64_t column, int64_t) {
-    return Rows<const T>{weight.data + begin * weight.stride + column, weight.stride, end - begin};
-  };
-  block_sums_of<T>(piece, weight.count, x, columns, ahead, !reads_ahead_itself(), sums);
 }
 
 // A weight as it lies, for code that takes it block by block and packed ones alike.

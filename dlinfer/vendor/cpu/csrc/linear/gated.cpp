@@ -24,7 +24,7 @@ Tensor linear_silu_and_mul(Tensor x, Tensor weight, MaybeTensor bias) {
   layers::check(x, weight, bias);
   STD_TORCH_CHECK(weight.size(0) % 2 == 0, "linear_silu_and_mul: weight is [2 * intermediate, in_features]");
   const int64_t inputs = layers::leading_count(x), columns = x.size(x.dim() - 1);
-  if (!layers::fits_kernel(weight, bias) || inputs > max_inputs(x.scalar_type(), columns)) {
+  if (!layers::fits_kernel(weight, bias) || inputs > max_inputs(x.scalar_type())) {
     return by_torch("dlinfer_cpu::silu_and_mul", linear(x, weight, bias));
   }
   x = layers::with_even_rows(x);

@@ -50,11 +50,12 @@ constexpr int64_t kMaxTileInputs = 1024;
 // On Zen 5, two threads of one, against torch 2.13: float32 takes torch 1.3 to 1.6 times as long with any number of
 // rows from 16 to 1024 (it reaches 0.4 of the peak, ours 0.6). bfloat16 takes it 1.3 times as long with 64
 // rows, 1.2 with 128; from 256 on both are at 0.85 of the peak, and ours is behind by a tenth where a row of the weight
-// is read in several chunks.
-constexpr int64_t kUntilTorchInChunks = 128;
+// is read in several chunks. It is taken all the same: torch's threads, OpenMP's, go on looking for work after a product
+// and have a CPU each meanwhile. A model's linear layers, with every fourth one torch's, took 601 ms for 512 rows and
+// 358 for 256; with all of them ours, 529 and 268.
 
-// The most rows of x that few_rows.h takes of a weight with so many columns; -1 where there is no kernel for the dtype.
-inline int64_t max_inputs(torch::headeronly::ScalarType dtype, [[maybe_unused]] int64_t columns) {
+// The most rows of x that few_rows.h takes of a weight; -1 where there is no kernel for the dtype.
+inline int64_t max_inputs(torch::headeronly::ScalarType dtype) {
   using torch::headeronly::ScalarType;
   switch (dtype) {
     case ScalarType::Float:
@@ -68,10 +69,7 @@ inline int64_t max_inputs(torch::headeronly::ScalarType dtype, [[maybe_unused]] 
 #endif
       if (lacks_for_torch(Instructions::kAvx512)) return kAnyNumber;
 #if defined(__AVX512BF16__)
-      if (is_zen5_or_later()) {
-        const bool one_chunk = columns * int64_t(sizeof(BFloat16)) <= kChunkBytes / kTileInputs;
-        return one_chunk ? kAnyNumber : kUntilTorchInChunks;
-      }
+      if (is_zen5_or_later()) return kAnyNumber;
 #endif
       return kUntilTorch<BFloat16>;
 #if defined(DLINFER_HAS_HALF)
@@ -95,9 +93,9 @@ inline bool takes_many_inputs([[maybe_unused]] torch::headeronly::ScalarType dty
 
 // The most rows of x that few_rows.h takes of a packed weight. Tiles and torch read plain ones, and to unpack a weight
 // into memory takes longer than to read it, so that only many rows pay for it.
-inline int64_t max_packed_inputs(int64_t columns) {
+inline int64_t max_packed_inputs() {
   constexpr int64_t kFewest = 32;
-  return std::max(max_inputs(torch::headeronly::ScalarType::BFloat16, columns), kFewest);
+  return std::max(max_inputs(torch::headeronly::ScalarType::BFloat16), kFewest);
 }
 
 }  // namespace dlinfer

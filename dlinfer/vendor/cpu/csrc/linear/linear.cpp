@@ -130,7 +130,7 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
   const int64_t stride = row_stride(x);
 #if defined(DLINFER_HAS_TILES)
   if constexpr (std::is_same_v<T, BFloat16>) {
-    if (inputs > max_inputs(ScalarType::BFloat16, columns)) return run_tiles({data(x), stride, inputs}, columns, jobs);
+    if (inputs > max_inputs(ScalarType::BFloat16)) return run_tiles({data(x), stride, inputs}, columns, jobs);
   }
 #endif
   run<T>({data(x), stride, inputs}, columns, jobs);
@@ -147,7 +147,7 @@ std::vector<Tensor> linears(Tensor x, const std::vector<Tensor>& weights, const 
 
   std::vector<Tensor> outs;
   outs.reserve(weights.size());
-  const int64_t most = max_inputs(x.scalar_type(), x.size(x.dim() - 1));
+  const int64_t most = max_inputs(x.scalar_type());
   if (!ours || (inputs > most && !takes_many_inputs(x.scalar_type(), inputs))) {
     for (size_t i = 0; i < weights.size(); ++i) outs.push_back(by_torch("aten::linear", x, weights[i], biases[i]));
     return outs;
@@ -184,7 +184,7 @@ Tensor linear(Tensor x, Tensor weight, MaybeTensor bias) {
 STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
   library.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   library.def("linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]");
-  library.def("linear_max_inputs(ScalarType dtype, int columns) -> int");
+  library.def("linear_max_inputs(ScalarType dtype) -> int");
   library.def("empty_strided(int[] size, int[] stride, ScalarType dtype, int item_bytes) -> Tensor");
 }
 
