@@ -1,10 +1,12 @@
 """Linear layers: dlinfer's kernels, for few rows and for many, against F.linear and against oneDNN's prepacked weights.
 
+In bfloat16 also dlinfer's with the weight in 12 bits a number, and how many times faster than with the plain weight.
+
     python -m benchmarks.linear [--rows 1 8] [--dtype bfloat16] [--shapes 896x896 ...] [--pairs 15]
 
 Shapes are OUTxIN, by default those of Qwen2.5-0.5B. Each candidate walks over so many different weights that none is
-still in a cache when its turn comes again, as when a model runs. GB/s counts the bytes of the weights. A ratio above 1
-says how many times faster dlinfer is, with the 95 % interval of the median.
+still in a cache when its turn comes again, as when a model runs. GB/s counts the bytes of the plain weights. A ratio
+above 1 says how many times faster dlinfer is, with the 95 % interval of the median.
 """
 
 import argparse
@@ -20,6 +22,7 @@ from dlinfer.vendor.cpu import native
 
 SHAPES = ("1152x896", "896x896", "9728x896", "896x4864", "151936x896")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
+IN_12_BITS = "in 12 bits"
 BEYOND_CACHES = 200_000_000  # bytes
 
 
@@ -41,8 +44,14 @@ def measure(shape: str, rows: int, dtype: torch.dtype, pairs: int) -> dict[str, 
     weights = [torch.randn(out_features, in_features, dtype=dtype) for _ in range(count)]
     packed = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
     x = torch.randn(rows, in_features, dtype=dtype)
+    candidates: dict[str, Callable[[], None]] = {}
+    if dtype is torch.bfloat16:
+        ours = torch.ops.dlinfer_cpu.linear_bf12.default
+        in_12_bits = [torch.ops.dlinfer_cpu.pack_bf12.default(weight) for weight in weights]
+        candidates[IN_12_BITS] = over(in_12_bits, lambda weight: ours(x, weight, None, out_features))
     samples = interleave(
-        {
+        candidates
+        | {
             "dlinfer": over(weights, lambda weight: torch.ops.dlinfer_cpu.linear.default(x, weight)),
             "F.linear": over(weights, lambda weight: functional.linear(x, weight)),
             "prepacked": over(
@@ -52,6 +61,9 @@ def measure(shape: str, rows: int, dtype: torch.dtype, pairs: int) -> dict[str, 
         },
         pairs,
     )
+    beside = {}
+    if IN_12_BITS in samples:
+        beside = {"12 bits vs plain": ratio(samples["dlinfer"], samples[IN_12_BITS])}
     speed = {f"{name} GB/s": one * count / statistics.median(s) / 1e9 for name, s in samples.items()}
     return {
         "out x in": shape,
@@ -59,6 +71,7 @@ def measure(shape: str, rows: int, dtype: torch.dtype, pairs: int) -> dict[str, 
         **speed,
         "vs F.linear": ratio(samples["F.linear"], samples["dlinfer"]),
         "vs prepacked": ratio(samples["prepacked"], samples["dlinfer"]),
+        **beside,
     }
 
 

@@ -1,6 +1,7 @@
-"""LMDeploy on the CPU with DLINFER_CPU_WEIGHTS, in turns: one checkpoint as it is stored, in int8, and in int4.
+"""LMDeploy on the CPU with DLINFER_CPU_WEIGHTS, in turns: one checkpoint as it is stored, in 12 bits, in int8,
+and in int4.
 
-    python -m benchmarks.packed_weights [--pairs 9] [--eager] [--kinds stored int8 int4 int4-kept] [--model FOLDER]
+    python -m benchmarks.packed_weights [--pairs 9] [--eager] [--kinds stored bf12 int8 int4] [--model FOLDER]
 
 int4-kept keeps the output projection as it is stored (DLINFER_CPU_HEAD=kept). Prints tokens per second, and median
 ratios against the first kind with their 95 % interval; then seconds of loading; the last line is JSON.
@@ -16,6 +17,7 @@ from benchmarks.timing import publish, ratio
 
 KINDS: dict[str, dict[str, str]] = {
     "stored": {},
+    "bf12": {"DLINFER_CPU_WEIGHTS": "bf12"},
     "int8": {"DLINFER_CPU_WEIGHTS": "int8"},
     "int8-kept": {"DLINFER_CPU_WEIGHTS": "int8", "DLINFER_CPU_HEAD": "kept"},
     "int4": {"DLINFER_CPU_WEIGHTS": "int4"},
@@ -33,7 +35,9 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--eager", action="store_true", help="without graphs")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["stored", "int8", "int4", "int4-kept"])
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=["stored", "bf12", "int8", "int4", "int4-kept"]
+    )
     add_model_options(parser)
     args = parser.parse_args()
     model, mode = chosen_model(args), "lmdeploy-eager" if args.eager else "lmdeploy-graph"

@@ -60,7 +60,7 @@ def make_experts(folder: Path) -> None:
     """A random model with experts, of sizes that are packed."""
     torch.manual_seed(0)
     sizes = COMMON | quantised_model.SIZES | quantised_model.EXPERTS
-    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes)).to(torch.bfloat16)
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes)).bfloat16()
     model.generation_config.eos_token_id = STOP_IDS
     model.save_pretrained(folder)
     tokenizer.train().save_pretrained(folder)

@@ -68,8 +68,9 @@ shapes = st.tuples(st.integers(0, 40), st.one_of(st.integers(0, 300), st.integer
 @settings(max_examples=80, deadline=None)
 def test_bytes_are_the_formats_and_every_bit_comes_back(shape, gap, every_pattern, seed):
     rows, columns = shape
-    make = any_numbers if every_pattern else lambda *given: weight_with_exceptions(*given, 50)
-    weight = make(seed, rows, columns + gap)[:, :columns]
+    size = (rows, columns + gap)
+    drawn = any_numbers(seed, *size) if every_pattern else weight_with_exceptions(seed, *size, 50)
+    weight = drawn[:, :columns]
     packed = pack(weight)
     assert torch.equal(packed, bf12.pack(weight))
     assert torch.equal(bits(unpack(packed, rows, columns)), bits(weight))
@@ -156,6 +157,62 @@ def test_threads_do_not_change_a_bit(inputs):
         torch.set_num_threads(before)
     for others in found[1:]:
         assert all(torch.equal(one, other) for one, other in zip(found[0], others, strict=True))
+
+
+def experts_of(
+    seed: int, experts: int, hidden: int, inner: int, one_in: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The stacks of experts, plain and packed."""
+    gate_up = weight_with_exceptions(seed, experts * 2 * inner, hidden, one_in)
+    down = weight_with_exceptions(seed + 1, experts * hidden, inner, one_in)
+    return [one.unflatten(0, (experts, -1)) for one in (gate_up, down)], [pack(gate_up), pack(down)]
+
+
+def choices(seed: int, tokens: int, experts: int, topk: int) -> tuple[Tensor, Tensor]:
+    """Weights and ids, one expert much liked."""
+    generator = torch.Generator().manual_seed(seed)
+    liked = torch.rand(tokens, experts, generator=generator)
+    liked[:, experts // 2] += 0.5
+    weights, ids = liked.topk(topk)
+    return weights, ids
+
+
+@given(
+    tokens=st.one_of(st.integers(0, 12), st.sampled_from([40, 300, 700])),
+    experts=st.integers(1, 7),
+    hidden=st.sampled_from([4, 64, 128, 132, 896]),
+    inner=st.sampled_from([4, 36, 128, 384]),
+    topk=st.integers(1, 3),
+    renormalize=st.booleans(),
+    one_in=st.sampled_from([10, 5000]),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=60, deadline=None)
+def test_experts_have_the_bits_of_plain_weights(
+    tokens, experts, hidden, inner, topk, renormalize, one_in, seed
+):
+    plain, packed = experts_of(seed, experts, hidden, inner, one_in)
+    x = tensor(seed + 2, (tokens, hidden), torch.bfloat16, 5)
+    weights, ids = choices(seed + 3, tokens, experts, min(topk, experts))
+    want = torch.ops.dlinfer_cpu.fused_moe.default(x, *plain, weights, ids, renormalize)
+    mixture = torch.ops.dlinfer_cpu.fused_moe_bf12.default
+    got = mixture(x, *packed, weights, ids, renormalize, experts, inner)
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+
+
+def test_experts_that_are_refused():
+    _, packed = experts_of(0, 3, 128, 64, 50)
+    x, (weights, ids) = tensor(1, (4, 128), torch.bfloat16), choices(2, 4, 3, 2)
+    mixture = torch.ops.dlinfer_cpu.fused_moe_bf12.default
+    with pytest.raises(RuntimeError, match="multiples of 4"):
+        mixture(x[:, :126], *packed, weights, ids, True, 3, 64)
+    with pytest.raises(RuntimeError, match="no packed matrix of"):
+        mixture(x, *packed, weights, ids, True, 4, 64)
+    with pytest.raises(RuntimeError, match="fused_moe_bf12"):
+        mixture(x, *packed, weights, ids + 1, True, 3, 64)
+    with pytest.raises(RuntimeError, match="bfloat16 tensor"):
+        mixture(x.float(), *packed, weights, ids, True, 3, 64)
 
 
 class TestRefusals:

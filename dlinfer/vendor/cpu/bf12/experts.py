@@ -23,7 +23,7 @@ def fused_moe_bf12(
 ) -> Tensor:
     hidden = hidden_states.shape[1]
     routing = (topk_weights, topk_ids)
-    # The kernel takes experts that begin with a strip. Others, and x of another dtype, are rare guests: they get copies.
+    # The kernel takes experts that begin with a strip. Others, and x of another dtype, are rare: they get copies.
     fits = hidden_states.dtype is torch.bfloat16 and hidden % STRIP == 0 and intermediate_size % STRIP == 0
     kernel = compiled("fused_moe_bf12", hidden_states) if fits else None
     if kernel is not None:
@@ -36,5 +36,5 @@ def fused_moe_bf12(
     check_ids(topk_ids, num_experts, RULES)
     gate_up = unpack(gate_up_weights, num_experts * 2 * intermediate_size, hidden)
     down = unpack(down_weights, num_experts * hidden, intermediate_size)
-    plain = (one.to(hidden_states.dtype).unflatten(0, (num_experts, -1)) for one in (gate_up, down))
-    return fused_moe(hidden_states, *plain, *routing, topk_ids.shape[1], renormalize)
+    gate_up, down = (one.to(hidden_states.dtype).unflatten(0, (num_experts, -1)) for one in (gate_up, down))
+    return fused_moe(hidden_states, gate_up, down, *routing, topk_ids.shape[1], renormalize)

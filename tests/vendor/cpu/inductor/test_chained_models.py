@@ -11,6 +11,7 @@ from torch import Tensor
 from dlinfer import ops
 from dlinfer.errors import GraphRunError, OpArgumentError
 from dlinfer.graph.ir.program import Joined, Program, Step
+from dlinfer.ops import bf12
 from dlinfer.ops.kernels import kernel_authors
 from dlinfer.vendor.cpu import isa, native
 from dlinfer.vendor.cpu.inductor import kernels
@@ -444,3 +445,51 @@ def test_a_table_that_the_kernel_would_copy_or_not_take_is_torchs(table: Tensor,
     given = table, torch.tensor([[4, 49, 7], [0, 4, 4]]), torch.randn(8, 24).to(table.dtype)
     torch.testing.assert_close(run(rows_of_table, *given), rows_of_table(*given))
     assert "op aten.embedding.default" in {step.callee for step in engine.programs[0].steps}
+
+
+def in_12_bits(ids: Tensor, table: Tensor, up: Tensor, down: Tensor, experts: list[Tensor]) -> Tensor:
+    """A tied embedding, an MLP and experts, all of weights that are packed without loss."""
+    x = ops.embedding_bf12(ids, table, 40, HIDDEN)
+    x = ops.silu_and_mul(ops.linear_bf12(x, up, out_features=2 * HIDDEN))
+    x = ops.linear_bf12(x, down, out_features=HIDDEN)
+    weights, chosen = ops.moe_gating_topk_softmax(x[:, :EXPERTS].contiguous(), TOPK)
+    x = ops.fused_moe_bf12(x, *experts, weights, chosen, True, EXPERTS, INTERMEDIATE)
+    return ops.linear_bf12(x, table, out_features=40)
+
+
+def plainly(ids: Tensor, table: Tensor, up: Tensor, down: Tensor, experts: list[Tensor]) -> Tensor:
+    """The same of the plain weights."""
+    x = ops.linear(ops.silu_and_mul(ops.linear(table[ids], up)), down)
+    weights, chosen = ops.moe_gating_topk_softmax(x[:, :EXPERTS].contiguous(), TOPK)
+    x = ops.fused_moe(x, *experts, weights, chosen, TOPK, True)
+    return ops.linear(x, table)
+
+
+def test_packed_weights_are_one_chain_with_the_bits_of_plain_ones(engine: Recording) -> None:
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(40, HIDDEN), (2 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN)]
+    shapes += [(EXPERTS, 2 * INTERMEDIATE, HIDDEN), (EXPERTS, HIDDEN, INTERMEDIATE)]
+    *dense, gate_up, out = (torch.randn(shape, generator=draw).mul(0.3).bfloat16() for shape in shapes)
+    stacks = [gate_up, out]
+    ids = torch.tensor([3, 0, 39, 3])
+    packed = [bf12.pack(one) for one in dense], [bf12.pack(one.flatten(0, 1)) for one in stacks]
+    got = compiled(in_12_bits)(ids, *packed[0], packed[1])
+    assert_expected_inline(
+        engine.told(),
+        """\
+chain
+  native embedding_bf12
+  native linear_bf12_silu_and_mul
+  native linear_bf12
+slice.Tensor
+contiguous
+chain
+  layout
+  native moe_gating_topk_softmax
+  layout
+  layout
+  native fused_moe_bf12
+  native linear_bf12""",
+    )
+    table, up, down = dense
+    assert torch.equal(got, plainly(ids, table, up, down, stacks))

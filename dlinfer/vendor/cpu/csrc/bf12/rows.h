@@ -17,7 +17,7 @@ namespace dlinfer::bf12 {
 constexpr int kFetched = 4 << 10;  // bytes ahead of what is unpacked in registers
 
 // Rows of x up to which it is, all in one tile: their sums and the strip's numbers fill the registers.
-constexpr int kPackedInputs = kLanes == 16 ? 4 : 2;
+constexpr int kPackedInputs = kLanes == 16 ? 4 : 1;
 
 // sums[c * kBlockRows + r] += dot(row r of a strip, x row c) over `count` columns from `first` on, a multiple of kGroup
 // both. from: where they lie. exceptions: those of the strip from there on.
