@@ -1,6 +1,7 @@
 """Resident memory of LMDeploy on the CPU with weights of few bits, against what has to be there.
 
-    python -m benchmarks.packed_memory [--packings awq int8 float8 blocked static experts alone floats8 floats4]
+    python -m benchmarks.packed_memory [--packings awq int8 float8 blocked static experts alone floats8 floats4
+                                                   floats12]
                                        [--modes eager first graph]
 
 For each packing a Llama of hidden size 2048 is written (for experts a Qwen3-MoE: in AWQ, or as compressed-tensors has
@@ -17,8 +18,9 @@ loading counts pages of the mapped file too. after: VmRSS when the prompts are a
 file: pages of files. over: after - baseline. ratio: over / (weights + cache), and whether it is inside the bound. The
 exit status is 1 where one is not. The last line is JSON.
 
-floats8 and floats4 are checkpoints in floats that DLINFER_CPU_WEIGHTS packs while they load: weights are their packed
-bytes, and the peak has to be inside the bound too, of those bytes, the largest tensor of the file and the cache.
+floats8, floats4 and floats12 are checkpoints in floats that DLINFER_CPU_WEIGHTS packs while they load: weights are
+their packed bytes, and the peak has to be inside the bound too, of those bytes, the largest tensor of the file and the
+cache; for floats12 also of gate and up, which are packed together.
 """
 
 import argparse
@@ -39,6 +41,7 @@ import torch
 from benchmarks.models import usual_dtype
 from benchmarks.timing import publish
 from dlinfer.framework.lmdeploy_ext.conversion.formats import W8A8, AwqInt4, BlockedFp8
+from dlinfer.ops import bf12
 from dlinfer.settings import cache_folder
 
 BOUND = 1.15
@@ -59,7 +62,7 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-DTYPES = {"I8": torch.int8, "I32": torch.int32, "F16": torch.float16, "F32": torch.float32}
+DTYPES = {"U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "F16": torch.float16, "F32": torch.float32}
 DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "BF16": torch.bfloat16}
 MOE: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -136,6 +139,7 @@ PACKINGS = {
     "alone": Packing(ALONE, 4, 16),
     "floats8": Packing(W8A8().config(), 8, setting="int8"),
     "floats4": Packing(AwqInt4().config(), 4, setting="int4"),
+    "floats12": Packing({}, 12, setting="bf12"),
 }
 
 
@@ -174,7 +178,7 @@ def write_model(folder: Path, packing: Packing, sizes: dict[str, int], layers: i
         shutil.copy(path, folder)
     vocabulary = json.loads((tiny / "config.json").read_text())["vocab_size"]
     shutil.rmtree(tiny)
-    stored = "float16" if packing.config["quant_method"] == "awq" and not packing.setting else dtype
+    stored = "float16" if packing.config.get("quant_method") == "awq" and not packing.setting else dtype
     whole = CONFIG | sizes | {"vocab_size": vocabulary, "num_hidden_layers": layers, "dtype": stored}
     if packing.experts:
         heads = sizes["hidden_size"] // sizes["num_attention_heads"]
@@ -264,7 +268,8 @@ def cache_bytes(engine: Any) -> int:
 
 
 def packed_bytes(packing: Packing, file: Path) -> int:
-    """Bytes of what a file in floats becomes: linear layers packed, the projection in int8, the rest as it is."""
+    """Bytes of what a file in floats becomes: linear layers packed, the projection in int8 or with them, the rest as it
+    is."""
     from safetensors import safe_open
 
     form, total = (W8A8() if packing.bits == 8 else AwqInt4()), 0
@@ -272,7 +277,10 @@ def packed_bytes(packing: Packing, file: Path) -> int:
         for name in opened.keys():  # noqa: SIM118 - it is no dict
             shape = tuple(opened.get_slice(name).get_shape())
             parts: Parts = {"weight": ("BF16", shape)}
-            if "_proj" in name:
+            is_linear = "_proj" in name or name == "lm_head.weight"
+            if is_linear and packing.setting == "bf12":
+                parts = {"weight": ("U8", (bf12.packed_bytes(*shape),))}
+            elif "_proj" in name:
                 parts = form.parts(*shape)
             elif name == "lm_head.weight":
                 parts = W8A8().parts(*shape)
@@ -320,6 +328,7 @@ def measure(name: str, modes: list[str], megabytes: int, dtype: str, root: Path)
     if packing.setting:
         size = packed_bytes(packing, large / "model.safetensors")
         room = 2 * math.prod(max(linears(SIZES).values(), key=math.prod))
+        room *= 3 if packing.setting == "bf12" else 1
     for mode in modes:
         empty, found = asked(tiny, mode, dtype, packing.setting), asked(large, mode, dtype, packing.setting)
         baseline = empty["VmRSS"]
