@@ -66,6 +66,7 @@ def main() -> None:
         "bfloat16 peak": peaks.bfloat16_peak(),
         "weights": round((model / "model.safetensors").stat().st_size * kind.weights_read),
         "rows": {},
+        "settings": {},  # ours
     }
     for precision in precisions:
         taking_part = entries(model, precision, peers, kind.transformers)
@@ -77,6 +78,7 @@ def main() -> None:
                 print(f"{order}: no round was quiet enough; see --others")
         rows = rows_of(names, [order for order, _ in kept], [answers for _, answers in kept], OURS)
         publish(f"LMDeploy on dlinfer against its peers, {precision}", rows)
+        found["settings"][precision] = taking_part[0].environment
         found["rows"][precision] = [report.plain(row) for row in rows]
     print(json.dumps(found))
     if args.write_docs:

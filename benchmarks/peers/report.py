@@ -34,7 +34,9 @@ def write(found: dict[str, Any]) -> None:
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{_stem(found)}.json"
     if path.is_file():  # precisions that were not run again stay
-        found["rows"] = json.loads(path.read_text())["rows"] | found["rows"]
+        before = json.loads(path.read_text())
+        for name in ("rows", "settings"):
+            found[name] = before.get(name, {}) | found[name]
     path.write_text(json.dumps(found, indent=1) + "\n")
     command = [python_of("plots"), str(Path(__file__).with_name("plot.py")), str(path)]
     subprocess.run(command, check=True)
@@ -63,13 +65,16 @@ def _section(path: Path) -> str:
         f"## {machine['cpu']}, {machine['capability']}, {machine['threads']} threads{of_model}",
         "",
         f"{title}. torch {machine['torch']}; read bandwidth {found['read bandwidth'] / 1e9:.1f} GB/s; torch's bfloat16 "
-        f"product {found['bfloat16 peak'] / 1e9:.0f} GFLOPS. A decoding step of batch 1 in bfloat16 reads "
-        f"{found['weights'] / 1e9:.2f} GB: at most {found['read bandwidth'] / found['weights']:.1f} steps a second.",
+        f"product {found['bfloat16 peak'] / 1e9:.0f} GFLOPS. A decoding step of batch 1 reads {found['weights'] / 1e9:.2f} "
+        f"GB of weights where they are bfloat16: at most {found['read bandwidth'] / found['weights']:.1f} steps a second.",
         "",
         f"![tokens per second](benchmarks/{path.stem}.svg)",
     ]
     for precision, rows in found["rows"].items():
-        lines += ["", f"### {precision}", "", _HEAD, "| --- | --- | --- | --- | --- | --- |"]
+        lines += ["", f"### {precision}", ""]
+        if given := found.get("settings", {}).get(precision):
+            lines += [f"Ours with {', '.join(f'`{name}={value}`' for name, value in given.items())}.", ""]
+        lines += [_HEAD, "| --- | --- | --- | --- | --- | --- |"]
         for row in rows:
             median, low, high = row["times faster"]
             lines.append(

@@ -36,6 +36,7 @@ def found() -> dict[str, Any]:
         "bfloat16 peak": 300e9,
         "weights": 10**9,
         "rows": {"bf16": rows},
+        "settings": {"bf16": {"DLINFER_CPU_WEIGHTS": "bf12"}},
     }
 
 
@@ -59,6 +60,7 @@ def test_the_document(documents, tmp_path):
     text = (tmp_path / "peers.md").read_text()
     assert "## A (R) CPU @ 2.0, AVX512, 2 threads" in text
     assert "at most 20.0 steps a second" in text
+    assert "Ours with `DLINFER_CPU_WEIGHTS=bf12`." in text
     assert "| prefill batch 1 x 512 | peer | 1024.0 | 512.0 | 2.00 [2.00, 2.00] | 1.0, 1.0 |" in text
     assert "| decode batch 1 x 512 | peer | 12.0 | 24.0 | 0.50 [0.50, 0.50] | 1.0, 1.0 |" in text
     kept = tmp_path / "benchmarks" / "a-r-cpu-2-0-avx512-2-threads.json"
@@ -71,9 +73,10 @@ def test_the_document(documents, tmp_path):
 def test_what_was_not_run_again_stays(documents, tmp_path):
     report.write(found())
     again = found()
-    again["rows"] = {"int8": again["rows"]["bf16"][:1]}
+    again["rows"], again["settings"] = {"int8": again["rows"]["bf16"][:1]}, {"int8": {}}
     report.write(again)
     text = (tmp_path / "peers.md").read_text()
+    assert text.count("Ours with") == 1
     assert text.index("### bf16") < text.index("### int8")
     other = found() | {"machine": MACHINE | {"cpu": "Another"}}
     report.write(other)
