@@ -65,8 +65,9 @@ def _section(path: Path) -> str:
         f"## {machine['cpu']}, {machine['capability']}, {machine['threads']} threads{of_model}",
         "",
         f"{title}. torch {machine['torch']}; read bandwidth {found['read bandwidth'] / 1e9:.1f} GB/s; torch's bfloat16 "
-        f"product {found['bfloat16 peak'] / 1e9:.0f} GFLOPS. A decoding step of batch 1 reads {found['weights'] / 1e9:.2f} "
-        f"GB of weights where they are bfloat16: at most {found['read bandwidth'] / found['weights']:.1f} steps a second.",
+        f"product {found['bfloat16 peak'] / 1e9:.0f} GFLOPS. A decoding step of batch 1 reads weights of "
+        f"{found['weights'] / 1e9:.2f} GB where they are bfloat16: at most "
+        f"{found['read bandwidth'] / found['weights']:.1f} steps a second.",
         "",
         f"![tokens per second](benchmarks/{path.stem}.svg)",
     ]
