@@ -1,8 +1,10 @@
-"""Requests of mixed lengths, all at once: LMDeploy on our cpu engine against OpenVINO GenAI's continuous batching.
+"""Requests of mixed lengths, all at once: LMDeploy on our cpu engine against OpenVINO GenAI's continuous batching, and
+llama.cpp batched as its server does, without sampling.
 
     python -m benchmarks.traffic [--requests 32] [--precisions f32 bf16 int8 int4] [--pairs 15] [--model FOLDER]
+                                 [--peers genai llama.cpp]
 
-On the shape of Qwen2.5-0.5B, prompts of 32 to 700 tokens and answers of 16 to 96, up to 32 of them in a batch. Both run
+On the shape of Qwen2.5-0.5B, prompts of 32 to 700 tokens and answers of 16 to 96, up to 32 of them in a batch. All run
 in their own process and take turns; the same weights. Prints throughput with the median ratio and its 95 % interval,
 and the times to the first token and between tokens, as medians over the rounds of each round's percentiles. The last
 line is JSON.
@@ -12,6 +14,7 @@ import argparse
 import functools
 import operator
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +28,19 @@ MOST = 32
 OTHERS = 0.2
 
 
-def contenders(model: Path, precision: str) -> list[Entry]:
-    """LMDeploy, and GenAI's continuous batching, each with room for MOST requests of some 800 tokens."""
-    ours, genai, *_ = entries(model, precision, ("genai",), {})
+def contenders(model: Path, precision: str, peers: Sequence[str] = ("genai",)) -> list[Entry]:
+    """LMDeploy and its peers, each with room for MOST requests of some 800 tokens."""
+    ours, *others = entries(model, precision, tuple(peers), {})
     room = dict(ours.options) | {"most": MOST, "blocks": MOST * 16}
-    return [
-        Entry(OURS, ours.kind, ours.model, room, environment=ours.environment),
-        Entry("genai CB", "CB", genai.model, genai.options, module=genai.module, python=genai.python),
-    ]
+    found = [Entry(OURS, ours.kind, ours.model, room, environment=ours.environment)]
+    for one in others:
+        if one.module != "benchmarks.genai":
+            found.append(one)
+        elif not any(other.module == one.module for other in found):  # both of its modes batch alike
+            found.append(
+                Entry("genai CB", "CB", one.model, one.options, module=one.module, python=one.python)
+            )
+    return found
 
 
 def rows_of(names: list[str], answers: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -60,6 +68,7 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--precisions", nargs="+", choices=EVERY_PRECISION, default=("bf16",))
+    parser.add_argument("--peers", nargs="+", choices=("genai", "llama.cpp"), default=("genai",))
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument(
         "--others", type=float, default=OTHERS, help="CPUs that others may keep busy in a round"
@@ -71,7 +80,7 @@ def main() -> None:
     model = qwen2_half_billion(args.model)
     order = {"work": "requests", "batch": args.requests, "length": 0, "tokens": 0}
     for precision in args.precisions:
-        taking_part = contenders(model, precision)
+        taking_part = contenders(model, precision, args.peers)
         _, (answers,) = measure(taking_part, [order], args.pairs, args.others)
         if not answers[OURS]:
             print("no round was quiet enough; see --others")

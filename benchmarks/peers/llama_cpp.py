@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.orders import take_orders
+from benchmarks.requests import Arrivals, mixed
 
 FILE_TYPES = {"q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0", "q4_k_m": "LLAMA_FTYPE_MOSTLY_Q4_K_M"}
 _CONTEXT = 2048 + 64  # tokens of one sequence
+_BATCH = 2048  # tokens that go into one call
+_REQUEST = 1024  # tokens of one of the requests that arrive together, at most
 
 
 class LlamaCpp:
@@ -31,7 +34,7 @@ class LlamaCpp:
         if not self.model:
             raise SystemExit(f"llama.cpp cannot load {file}")
         self.threads = threads
-        self.contexts: dict[int, Any] = {}
+        self.contexts: dict[tuple[int, int], Any] = {}
 
     def _quantised(self, file: Path, format_: str) -> Path:
         if format_ == "bf16":
@@ -47,20 +50,24 @@ class LlamaCpp:
             new.rename(made)
         return made
 
-    def _context(self, batch: int) -> Any:
-        if batch not in self.contexts:
+    def _context(self, batch: int, tokens: int = _CONTEXT) -> Any:
+        """For so many sequences of so many tokens, empty."""
+        if (batch, tokens) not in self.contexts:
             params = self.lib.llama_context_default_params()
-            params.n_ctx = batch * _CONTEXT
+            params.n_ctx = batch * tokens
             params.n_seq_max = batch
-            params.n_batch = 2048
+            params.n_batch = _BATCH
             params.n_threads = params.n_threads_batch = self.threads
-            self.contexts[batch] = self.lib.llama_init_from_model(self.model, params)
-        return self.contexts[batch]
-
-    def run(self, work: str, batch: int, length: int, tokens: int) -> float:
-        """Seconds of a prefill, or of the steps after it."""
-        context = self._context(batch)
+            self.contexts[batch, tokens] = self.lib.llama_init_from_model(self.model, params)
+        context = self.contexts[batch, tokens]
         self.lib.llama_memory_clear(self.lib.llama_get_memory(context), True)
+        return context
+
+    def run(self, work: str, batch: int, length: int, tokens: int) -> Any:
+        """Seconds of a prefill, or of the steps after it; of requests, what ``Arrivals`` tells."""
+        if work == "requests":
+            return self._serve(batch)
+        context = self._context(batch)
         start = time.perf_counter()
         for sequence in range(batch):
             self._decode(
@@ -72,6 +79,29 @@ class LlamaCpp:
         for step in range(tokens):
             self._decode(context, [(1000 + step, length + step, sequence, True) for sequence in range(batch)])
         return time.perf_counter() - start
+
+    def _serve(self, count: int) -> dict[str, Any]:
+        """Requests of mixed lengths, batched as llama-server does: a token of each sequence that decodes, and behind
+        them as much of the prompts that wait as there is room for."""
+        requests, context = mixed(count), self._context(count, _REQUEST)
+        read, made = [0] * count, [0] * count
+        arrivals = Arrivals(count)
+        while unfinished := [one for one in range(count) if made[one] < requests[one][1]]:
+            rows: list[tuple[int, int, int, bool]] = []
+            for one in unfinished:
+                if read[one] == requests[one][0]:
+                    rows.append((1000 + made[one], read[one] + made[one] - 1, one, True))
+            for one in unfinished:
+                length = requests[one][0]
+                until = min(length, read[one] + _BATCH - len(rows))
+                rows += [(1000 + at, at, one, at == length - 1) for at in range(read[one], until)]
+                read[one] = max(until, read[one])
+            self._decode(context, rows)
+            for _, _, one, is_answered in rows:
+                if is_answered:
+                    made[one] += 1
+                    arrivals.note(one, 1)
+        return arrivals.answer()
 
     def _decode(self, context: Any, rows: list[tuple[int, int, int, bool]]) -> None:
         """rows: (token, position, sequence, whether logits are wanted)."""

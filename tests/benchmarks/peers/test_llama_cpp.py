@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers import llama_cpp
 from benchmarks.peers.llama_cpp import LlamaCpp
 
 
@@ -130,3 +131,17 @@ def test_failures_say_what_failed(library, tmp_path):
     library.loads = False
     with pytest.raises(SystemExit, match="cannot load"):
         LlamaCpp(tmp_path / "m.gguf", "bf16", 1)
+
+
+def test_requests_are_batched_as_a_server_does(library, tmp_path, monkeypatch):
+    monkeypatch.setattr(llama_cpp, "_BATCH", 5)
+    monkeypatch.setattr(llama_cpp, "mixed", lambda count: [(4, 3), (3, 2)][:count])
+    told = LlamaCpp(tmp_path / "m.gguf", "bf16", 1).run("requests", 2, 0, 0)
+    first = [(1000 + at, at, 0, at == 3) for at in range(4)]
+    assert library.decoded == [
+        [*first, (1000, 0, 1, False)],  # of the second prompt what there is room for
+        [(1001, 4, 0, True), (1001, 1, 1, False), (1002, 2, 1, True)],  # a step beside the rest of it
+        [(1002, 5, 0, True), (1001, 3, 1, True)],
+    ]
+    assert told["tokens"] == 3 + 2
+    assert 0 < told["first"]["p50"] < told["seconds"]
