@@ -5,7 +5,8 @@
 // taking off undo. Elsewhere both are widened to 16 bits, of which pairs are multiplied and added exactly.
 //
 // Roofline: the reading of the weight, of which one row of x needs two instructions for 64 bytes. While a thread computes
-// 16 rows of the weight, it touches the next 16.
+// 16 rows of the weight, it touches the next 16; of one row of x it reads them in order, as memory gives one long stream
+// sooner than 16 that stand side by side (a fifth less time on Zen 5).
 #pragma once
 
 #include <algorithm>
@@ -156,10 +157,35 @@ void tile(const int8_t* weight, int64_t columns, const Input* x, Next& next, uin
   }
 }
 
+// The same of one row of x, a row of the weight after the other: memory is read in its order, and far ahead of it.
+template <int kRows>
+void rows_in_order(const int8_t* weight, int64_t columns, const Input* x, uint32_t* sums) {
+  constexpr int64_t kAhead = 4 << 10;
+  Words kept[kRows];
+  for (int r = 0; r < kRows; ++r, weight += columns) {
+    Words even{}, odd{};
+    int64_t at = 0;
+    for (; at + 2 * kStep <= columns; at += 2 * kStep) {
+#pragma GCC unroll 2
+      for (int64_t line = 0; line < 2 * kStep; line += 64) __builtin_prefetch(weight + at + line + kAhead);
+      even = dot(even, load(weight + at), load_input(x + at));
+      odd = dot(odd, load(weight + at + kStep), load_input(x + at + kStep));
+    }
+    if (at + kStep <= columns) even = dot(even, load(weight + at), load_input(x + at)), at += kStep;
+    if (at < columns) odd = dot(odd, load(weight + at, columns - at), load_input(x + at, columns - at));
+    kept[r] = even + odd;
+  }
+  sum_lanes<kRows>(kept);
+  std::memcpy(sums, &kept[0], kRows * sizeof(uint32_t));
+}
+
 // Tiles over `rows` <= kBlockRows rows of the weight, kInputs rows of x.
 template <int kInputs>
 void block_of(const int8_t* weight, int64_t rows, int64_t columns, const Input* x, Next& next, uint32_t* sums) {
   constexpr int kRows = tile_rows(kInputs);
+  if constexpr (kInputs == 1 && kRows == kLanes) {
+    if (rows == kRows) return rows_in_order<kRows>(weight, columns, x, sums);
+  }
   int64_t r = 0;
   for (; r + kRows <= rows; r += kRows) tile<kRows, kInputs>(weight + r * columns, columns, x, next, sums + r);
   for (; r < rows; ++r) tile<1, kInputs>(weight + r * columns, columns, x, next, sums + r);
