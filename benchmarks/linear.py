@@ -61,9 +61,11 @@ def measure(shape: str, rows: int, dtype: torch.dtype, pairs: int, alone: bool) 
         candidates["prepacked"] = over(packed, lambda weight: prepacked(x, weight, None, "none", [], ""))
     rates: dict[str, list[float]] = {"flops": [], "bytes": []}
 
+    threads = torch.get_num_threads()
+
     def roof() -> None:
-        rates["flops"].append(roofline.flops(dtype))
-        rates["bytes"].append(roofline.bandwidth())
+        rates["flops"].append(threads * roofline.flops(dtype))
+        rates["bytes"].append(threads * roofline.bandwidth())
 
     samples = interleave(candidates | {"roof": roof}, pairs)
     seconds = {name: statistics.median(samples[name]) / count for name in candidates}
