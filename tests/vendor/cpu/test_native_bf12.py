@@ -268,3 +268,16 @@ class TestRefusals:
         packed[behind:].view(torch.int64)[4:] = -1
         product(x, packed, None, 8)
         unpack(packed, 8, 256)
+
+    @pytest.mark.parametrize("inputs", [1, 40])
+    def test_exceptions_out_of_order(self, inputs):
+        """Each is written beside a column that is known by then: one that lies before it would be outside."""
+        columns, x = 2048, torch.ones(inputs, 2048, dtype=torch.bfloat16)
+        weight = torch.ones(4, columns, dtype=torch.bfloat16)
+        weight[1, 1100], weight[2, 1200] = 2.0**60, 2.0**60
+        packed = pack(weight)
+        entries = packed[-16:].view(torch.int64)
+        entries[1] = 3 << 18
+        for call in (lambda: product(x, packed, None, 4), lambda: unpack(packed, 4, columns)):
+            with pytest.raises(RuntimeError, match="packed matrix is damaged"):
+                call()

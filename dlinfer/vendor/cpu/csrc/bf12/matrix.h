@@ -39,6 +39,9 @@ class Exceptions {
     std::memcpy(&entry, at_, sizeof entry);
     found = {int64_t(entry >> 16) % kStrip, int64_t(entry >> 18), uint16_t(entry)};
     if (found.column >= behind) return false;
+    // Whoever takes them writes beside a column that it knows, so none may lie before another.
+    STD_TORCH_CHECK(found.column >= last_, "bf12: a packed matrix is damaged");
+    last_ = found.column;
     at_ += sizeof entry;
     return true;
   }
@@ -51,6 +54,7 @@ class Exceptions {
 
  private:
   const uint8_t *at_, *end_;
+  int64_t last_ = 0;  // the column of the one before
 };
 
 // A packed matrix as it lies in memory.

@@ -81,7 +81,7 @@ class Packer {
     for (const auto& some : exceptions) words.push_back(words.back() + int64_t(some.size()));
     for (const auto& some : exceptions) words.insert(words.end(), some.begin(), some.end());
     const int64_t head = count * strip_bytes, bytes = head + int64_t(words.size()) * 8;
-    Tensor packed = empty_lasting({bytes}, ScalarType::Byte, 1);
+    Tensor packed = empty_lasting(bytes);
     auto* const to = static_cast<uint8_t*>(packed.mutable_data_ptr());
     for_strips([&](int64_t strip) { pack_strip(strip, to + strip * strip_bytes); });
     std::memcpy(to + head, words.data(), words.size() * 8);
@@ -144,7 +144,7 @@ Tensor pack_bf12(Tensor weight) {
   return Packer({data, weight.stride(0), weight.size(0)}, weight.size(1))();
 }
 
-// A row of a matrix, into `columns` numbers. unpacked: room for a strip of whole groups.
+// A row of a matrix, into `columns` numbers. unpacked: room for its whole groups.
 void copy_row(const Matrix& matrix, const Exponents& exponents, int64_t row, std::vector<uint16_t>& unpacked,
               uint16_t* to) {
   const int64_t at = row % kStrip;
@@ -152,8 +152,8 @@ void copy_row(const Matrix& matrix, const Exponents& exponents, int64_t row, std
   for (int64_t group = 0; group < groups(matrix.columns()); ++group) {
     unpack_group(from + (group * kStrip + at) * kGroupBytes, exponents, unpacked.data() + group * kGroup);
   }
-  Exceptions exceptions_here = matrix.exceptions(row / kStrip);
-  for (Exception one; exceptions_here.next(matrix.columns(), one);) {
+  Exceptions exceptions = matrix.exceptions(row / kStrip);
+  for (Exception one; exceptions.next(matrix.columns(), one);) {
     if (one.row == at) unpacked[one.column] = one.bits;
   }
   std::copy_n(unpacked.data(), matrix.columns(), to);

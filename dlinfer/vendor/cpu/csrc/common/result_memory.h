@@ -116,17 +116,14 @@ inline torch::stable::Tensor empty_packed_like(const torch::stable::Tensor& x) {
   return empty_packed({shape.begin(), shape.end()}, x.scalar_type(), x.element_size());
 }
 
-// The same for a tensor that is kept, as weights are: its memory is no larger than it needs, and nothing else gets it.
-inline torch::stable::Tensor empty_lasting(const std::vector<int64_t>& sizes, torch::headeronly::ScalarType dtype,
-                                           int64_t item_bytes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * (sizes[d] ? sizes[d] : 1);
-  int64_t bytes = item_bytes;
-  for (const int64_t size : sizes) bytes *= size;
-  if (bytes < kLeastPooled) return empty_strided(sizes, strides, dtype, item_bytes);
+// A uint8 tensor [bytes] that is kept, as weights are: its memory is no larger than it needs, and nothing else gets it.
+inline torch::stable::Tensor empty_lasting(int64_t bytes) {
+  using namespace torch::headeronly;
+  if (bytes < kLeastPooled) return empty_packed({bytes}, ScalarType::Byte, 1);
   const ResultMemory::Block block = ResultMemory::map(bytes);
   const auto give_back = [block](void*) { ResultMemory::unmap(block); };
-  return torch::stable::from_blob(block.data, sizes, strides, torch::headeronly::DeviceType::CPU, dtype, give_back);
+  const std::vector<int64_t> sizes{bytes}, strides{1};
+  return torch::stable::from_blob(block.data, sizes, strides, DeviceType::CPU, ScalarType::Byte, give_back);
 }
 
 }  // namespace dlinfer
