@@ -11,7 +11,9 @@ then the steps, then the registers of its results, each list behind its length.
 import functools
 import struct
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +45,9 @@ _TENSORS, _MAYBE_TENSORS, _INTS = range(9, 12)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 """Those that a step may be given, each as its place here."""
 _KERNEL, _DISPATCHED, _CONTIGUOUS = range(3)
+
+_dropped: deque[int] = deque()
+"""Handles of chains that nothing calls any more, until the next chain is made."""
 
 
 class _NotChainableError(Exception):
@@ -383,17 +388,27 @@ def _bound(op: torch._ops.OpOverload, step: Step) -> Iterable[tuple[Any, Any]]:
             raise _NotChainableError
 
 
+def _free_dropped() -> None:
+    with suppress(IndexError):  # none is left: another thread may have taken the last one
+        while True:
+            torch.ops.dlinfer_cpu.free_chain.default(_dropped.popleft())
+
+
 class Chain:
     """A chain in the library's memory, for as long as something may call it.
+
+    The garbage collector may drop one in the middle of anything, also while somebody traces: a call of torch there
+    would be recorded in their graph. So the memory of dropped chains is freed when the next one is made.
 
     is_long: it tells those who wait for a step to compute (``utils.computing``).
     """
 
     def __init__(self, code: list[int], is_long: bool = False) -> None:
         self._is_long = is_long
+        _free_dropped()
         self.handle = torch.ops.dlinfer_cpu.make_chain.default(code)
         self._run = torch.ops.dlinfer_cpu.run_chain.default
-        weakref.finalize(self, torch.ops.dlinfer_cpu.free_chain.default, self.handle).atexit = False
+        weakref.finalize(self, _dropped.append, self.handle).atexit = False
 
     def __call__(self, tensors: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
         if self._is_long:

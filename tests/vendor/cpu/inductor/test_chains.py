@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dlinfer.errors import GraphRunError
 from dlinfer.graph.ir.layout import LAYOUT
@@ -344,6 +345,7 @@ def test_only_what_is_read_later_leaves_a_chain():
 
 
 def test_a_chain_ends_with_its_program():
+    """Its memory is freed when the next chain is made."""
     steps = [linear("a", "x", "a"), linear("b", "a", "b"), linear("c", "b", "c")]
     _, chained = programs(steps, (Value("c"),))
     (chain,) = chained._joined.values()
@@ -353,8 +355,22 @@ def test_a_chain_ends_with_its_program():
     chained(x_of(1, H))
     del chained
     gc.collect()
+    programs(steps, (Value("c"),))
     with pytest.raises(RuntimeError, match=f"there is no chain {handle}"):
         torch.ops.dlinfer_cpu.run_chain(handle, [], [])
+
+
+def test_a_chain_that_ends_while_somebody_traces_is_not_in_their_graph():
+    steps = [linear("a", "x", "a"), linear("b", "a", "b"), linear("c", "b", "c")]
+    held = [programs(steps, (Value("c"),))]
+
+    def traced(x):
+        held.clear()
+        gc.collect()
+        return x + 1
+
+    graph = make_fx(traced, pre_dispatch=True)(torch.ones(2)).graph
+    assert [str(node.target) for node in graph.nodes if node.op == "call_function"] == ["aten.add.Tensor"]
 
 
 def test_numbers_that_do_not_fit_and_kinds_that_are_not_known_are_left_to_python():
