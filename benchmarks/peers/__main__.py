@@ -63,7 +63,7 @@ def main() -> None:
         "machine": machine(),
         "model": args.model_kind,
         "read bandwidth": peaks.read_bandwidth(),
-        "bfloat16 peak": peaks.bfloat16_peak(),
+        "product peak": peaks.product_peak(),
         "weights": round((model / "model.safetensors").stat().st_size * kind.weights_read),
         "rows": {},
         "settings": {},  # ours

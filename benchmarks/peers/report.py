@@ -60,12 +60,13 @@ def _section(path: Path) -> str:
     found = json.loads(path.read_text())
     machine = found["machine"]
     model = _model(found)
+    product, operations = found["product peak"]
     title, of_model = KINDS[model].title, "" if model == "dense" else f": {model}"
     lines = [
         f"## {machine['cpu']}, {machine['capability']}, {machine['threads']} threads{of_model}",
         "",
-        f"{title}. torch {machine['torch']}; read bandwidth {found['read bandwidth'] / 1e9:.1f} GB/s; torch's bfloat16 "
-        f"product {found['bfloat16 peak'] / 1e9:.0f} GFLOPS. A decoding step of batch 1 reads weights of "
+        f"{title}. torch {machine['torch']}; read bandwidth {found['read bandwidth'] / 1e9:.1f} GB/s; "
+        f"torch's {product} product {operations / 1e9:.0f} GFLOPS. A decoding step of batch 1 reads weights of "
         f"{found['weights'] / 1e9:.2f} GB where they are bfloat16: at most "
         f"{found['read bandwidth'] / found['weights']:.1f} steps a second.",
         "",

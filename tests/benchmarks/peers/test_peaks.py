@@ -14,11 +14,14 @@ def test_read_bandwidth(monkeypatch):
     assert peaks.read_bandwidth() == 2 * 2**30
 
 
-def test_bfloat16_peak(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_product_peak(monkeypatch, dtype):
     products = []
     monkeypatch.setattr(peaks, "_seconds", lambda call: products.append(call()) or 0.5)
-    assert peaks.bfloat16_peak() == 2 * 1024 * 1024 * 4096 / 0.5
-    assert products[0].shape == (1024, 4096) and products[0].dtype == torch.bfloat16
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: dtype == torch.bfloat16)
+    monkeypatch.setattr(torch, "mm", lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
+    assert peaks.product_peak() == (str(dtype).removeprefix("torch."), 2 * 1024 * 1024 * 4096 / 0.5)
+    assert products[0].shape == (1024, 4096) and products[0].dtype == dtype
 
 
 def test_the_first_two_calls_do_not_count(monkeypatch):

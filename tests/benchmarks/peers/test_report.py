@@ -33,7 +33,7 @@ def found() -> dict[str, Any]:
     return {
         "machine": MACHINE,
         "read bandwidth": 20e9,
-        "bfloat16 peak": 300e9,
+        "product peak": ["bfloat16", 300e9],
         "weights": 10**9,
         "rows": {"bf16": rows},
         "settings": {"bf16": {"DLINFER_CPU_WEIGHTS": "bf12"}},

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlinfer.vendor.cpu import native
-from tests.vendor.cpu.test_native import DTYPES, assert_close, linear, needs_compiler, tensor
+from tests.vendor.cpu.test_native import DTYPES, assert_close, linear, linears, needs_compiler, tensor
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("library")]
 ROWS = 300
@@ -20,9 +20,8 @@ def library() -> None:
 
 def needs_own(dtype: torch.dtype) -> None:
     """Skip where torch's product takes so many rows on this processor: its sums have an order of their own."""
-    most = torch.ops.dlinfer_cpu.linear_max_inputs.default(dtype)
-    if most < ROWS:
-        pytest.skip(f"{dtype} is torch's from {most + 1} rows on, on this processor")
+    if not torch.ops.dlinfer_cpu.linear_takes.default(dtype, ROWS):
+        pytest.skip(f"{dtype} with {ROWS} rows is torch's, on this processor")
 
 
 @given(
@@ -45,7 +44,7 @@ def test_against_float64(dtype, rows, out_features, in_features, gaps, with_bias
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_boundaries_of_panels(dtype):
     for rows in (66, 97, 128, 129, 255, 256, 257, 512, 513):
-        for out_features, in_features in ((1, 1), (17, 33), (40, 1024), (9, 1025), (5, 2500)):
+        for out_features, in_features in ((1, 1), (17, 33), (40, 1024), (9, 1025), (5, 2500), (700, 520)):
             x, weight = (
                 tensor(rows, (rows, in_features), dtype),
                 tensor(1, (out_features, in_features), dtype),
@@ -60,8 +59,32 @@ def test_a_row_gives_the_same_bits_in_any_company(dtype, columns):
     needs_own(dtype)
     x, weight = tensor(0, (ROWS, columns), dtype), tensor(1, (50, columns), dtype)
     together = linear(x, weight)
-    for first, last in ((0, 1), (5, 8), (0, 100), (7, 280), (255, 300)):
-        assert torch.equal(linear(x[first:last], weight), together[first:last])
+    most = torch.ops.dlinfer_cpu.linear_max_inputs.default(dtype)
+    fewest = 1 if most >= ROWS else most + 1  # for fewer another kernel has another order
+    for first, last in ((0, 1), (5, 8), (2, 19), (0, 100), (7, 280), (255, 300)):
+        if last - first >= fewest:
+            assert torch.equal(linear(x[first:last], weight), together[first:last])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_several_weights(dtype):
+    x = tensor(0, (200, 600), dtype, gap=3)
+    weights = [tensor(seed, (size, 600), dtype, seed) for seed, size in enumerate((300, 1, 0, 130))]
+    biases = [tensor(7, (300,), dtype), None, None, tensor(8, (130,), dtype)]
+    for out, weight, bias in zip(linears(x, weights, biases), weights, biases, strict=True):
+        assert_close(out, x, weight, bias)
+        assert out.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_no_number_stays_in_its_row_and_feature(dtype):
+    """Blocks are filled up with zeros, beside which infinity would be NaN."""
+    x, weight = tensor(0, (101, 530), dtype), tensor(1, (67, 530), dtype)
+    x[100, 529], weight[66, 3] = torch.inf, torch.nan
+    out = linear(x, weight)
+    assert out[:, 66].isnan().all()
+    assert out[100, :66].isinf().all()
+    assert out[:100, :66].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

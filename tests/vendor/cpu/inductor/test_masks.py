@@ -9,7 +9,7 @@ from expecttest import assert_expected_inline
 
 from dlinfer.graph.ir.dialect import op_name
 from dlinfer.vendor.cpu.inductor.masks import share_additive_masks
-from tests.graph.compiling import interpreted_engine, last_report, same_as_eager, use_engine
+from tests.graph.compiling import compiled, interpreted_engine, last_report, same_as_eager, use_engine
 from tests.graph.passes.fusion.capturing import captured
 
 QUERY = torch.arange(96.0).view(1, 2, 6, 8).sin()
@@ -81,10 +81,24 @@ def test_masks_that_stay(function):
 @pytest.mark.slow
 @pytest.mark.usefixtures("graph_mode")
 @pytest.mark.parametrize("function", [two_layers, unshared, written_between, expanded])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_numbers(function, dtype):
-    same_as_eager(function, QUERY.to(dtype), CAUSAL, small_regions="engine")
+def test_numbers(function):
+    same_as_eager(function, QUERY, CAUSAL, small_regions="engine")
     assert all(node.place != "eager" for node in last_report().nodes)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("graph_mode")
+@pytest.mark.parametrize("function", [two_layers, unshared, written_between, expanded])
+def test_numbers_of_bfloat16(function):
+    """Near float64's: kernels, torch's own among them, differ in whether probabilities are rounded.
+
+    Two layers' probabilities and results are each rounded by at most half a unit of 2**-8, and are averages of numbers
+    up to 1.
+    """
+    query = QUERY.bfloat16()
+    result = compiled(function, small_regions="engine")(query, CAUSAL)
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result.double(), function(query.double(), CAUSAL), rtol=0, atol=4 * 2**-9)
 
 
 @pytest.mark.usefixtures("graph_mode")

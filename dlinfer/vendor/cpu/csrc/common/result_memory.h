@@ -83,6 +83,23 @@ class ResultMemory {
   int64_t idle_bytes_ = 0;
 };
 
+// Such memory for as long as this lives, with nothing written in it.
+class PooledMemory {
+ public:
+  explicit PooledMemory(int64_t bytes) : block_(ResultMemory::get().take(bytes)) {}
+  ~PooledMemory() { ResultMemory::get().give_back(block_); }
+  PooledMemory(const PooledMemory&) = delete;
+  PooledMemory& operator=(const PooledMemory&) = delete;
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(block_.data);
+  }
+
+ private:
+  const ResultMemory::Block block_;
+};
+
 // A tensor with nothing written in it, in such memory if it is large. item_bytes: the dtype's, which torch's stable ABI
 // does not tell.
 inline torch::stable::Tensor empty_strided(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,

@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "common/lanes.h"
 #include "common/processor.h"
@@ -83,6 +84,15 @@ __attribute__((always_inline)) inline void add_sums(const Floats* accumulators, 
   }
 }
 
+// GCC would read a float32 anew for each use, as AVX2's multiplications take one operand from memory; reads are what a tile
+// has too many of.
+template <class Operand>
+__attribute__((always_inline)) inline void keep_in_register([[maybe_unused]] Operand& operand) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+  if constexpr (std::is_same_v<Operand, Floats>) asm("" : "+x"(operand));
+#endif
+}
+
 // One tile: sums[c * kBlockRows + r] += dot(weight row r, x row c) over `columns`, for r < kRows and c < kInputs.
 // told: touches for each load, where kAsks is kAsTold.
 template <class T, int kRows, int kInputs, Asks kAsks>
@@ -95,7 +105,10 @@ void tile(const T* weight, int64_t weight_stride, const T* x, int64_t x_stride, 
   const auto add = [&](auto load, int64_t at) __attribute__((always_inline)) {
     typename Op::Operand rows[kRows];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) rows[r] = load(weight + r * weight_stride + at);
+    for (int r = 0; r < kRows; ++r) {
+      rows[r] = load(weight + r * weight_stride + at);
+      keep_in_register(rows[r]);
+    }
 #pragma GCC unroll 8
     for (int c = 0; c < kInputs; ++c) {
       const auto input = load(x + c * x_stride + at);

@@ -1,5 +1,6 @@
-// dlinfer_cpu::linear and dlinfer_cpu::linears: torch's linear, with kernels of our own for up to as many rows as they
-// are ahead of torch's with (limits.h, which dlinfer_cpu::linear_max_inputs tells), and one for AMX.
+// dlinfer_cpu::linear and dlinfer_cpu::linears: torch's linear, with kernels of our own where they are ahead of torch's
+// (limits.h): one for few rows, as many as dlinfer_cpu::linear_max_inputs tells, and for more one with AMX and one with
+// AVX2. dlinfer_cpu::linear_takes tells whether so many rows are ours.
 //
 // Only torch's stable ABI is used: its headers compile in a second where ATen's take five, and its parallel_for runs
 // in torch's own thread pool without our linking an OpenMP runtime.
@@ -16,6 +17,7 @@
 #include "common/result_memory.h"
 #include "linear/arguments.h"
 #include "linear/few_rows.h"
+#include "linear/float_blocks.h"
 #include "linear/limits.h"
 #include "linear/linear.h"
 #include "linear/many_rows.h"
@@ -128,6 +130,9 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
                     {static_cast<T*>(outs[i].mutable_data_ptr()), count, inputs}});
   }
   const int64_t stride = row_stride(x);
+#if defined(DLINFER_HAS_FLOAT_BLOCKS)
+  if (inputs > max_inputs(x.scalar_type())) return float_blocks::multiply<T>({data(x), stride, inputs}, columns, jobs);
+#endif
 #if defined(DLINFER_HAS_TILES)
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (inputs > max_inputs(ScalarType::BFloat16)) return run_tiles({data(x), stride, inputs}, columns, jobs);
@@ -147,8 +152,7 @@ std::vector<Tensor> linears(Tensor x, const std::vector<Tensor>& weights, const 
 
   std::vector<Tensor> outs;
   outs.reserve(weights.size());
-  const int64_t most = max_inputs(x.scalar_type());
-  if (!ours || (inputs > most && !takes_many_inputs(x.scalar_type(), inputs))) {
+  if (!ours || !takes_inputs(x.scalar_type(), inputs)) {
     for (size_t i = 0; i < weights.size(); ++i) outs.push_back(by_torch("aten::linear", x, weights[i], biases[i]));
     return outs;
   }
@@ -185,12 +189,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
   library.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   library.def("linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]");
   library.def("linear_max_inputs(ScalarType dtype) -> int");
+  library.def("linear_takes(ScalarType dtype, int rows) -> bool");
   library.def("empty_strided(int[] size, int[] stride, ScalarType dtype, int item_bytes) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CompositeExplicitAutograd, library) {
   library.impl("empty_strided", TORCH_BOX(&dlinfer::empty_strided));
   library.impl("linear_max_inputs", TORCH_BOX(&dlinfer::max_inputs));
+  library.impl("linear_takes", TORCH_BOX(&dlinfer::takes_inputs));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {

@@ -16,6 +16,7 @@
 #include "common/result_memory.h"
 #include "common/widen.h"
 #include "linear/few_rows.h"
+#include "linear/limits.h"
 #include "linear/many_rows.h"
 #include "moe/experts.h"
 #include "threads/team.h"
@@ -28,9 +29,12 @@ using torch::stable::Tensor;
 // AMD EPYC of the Zen 4 kind, with as many experts as a cache does not hold (benchmarks/moe.py): in bfloat16 ours is
 // ahead up to 128 rows and as fast at 256, while oneDNN has to make a product for each new number of rows, which costs
 // 0.5 ms; torch's float16 is four times slower than ours at any number. With AMX tiles, not measured for experts, what
-// is surely bound by reading.
+// is surely bound by reading; and with AVX2 what holds for a layer.
 template <class T>
 int64_t most_rows() {
+#if defined(DLINFER_HAS_FLOAT_BLOCKS)
+  return kUntilBlocks;
+#endif
   if constexpr (std::is_same_v<T, BFloat16>) {
 #if defined(DLINFER_HAS_TILES)
     if (tiles_granted()) return 8;
