@@ -17,7 +17,7 @@ def product_peak() -> tuple[str, float]:
     """The dtype of torch's fastest product of matrices, and its floating-point operations per second.
 
     It is bfloat16 where the processor has instructions that torch's takes; elsewhere that one is its reference, which
-    takes thousands of times as long as float32.
+    takes hundreds of times as long as float32.
     """
     dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
     rows, inner, columns = 1024, 1024, 4096

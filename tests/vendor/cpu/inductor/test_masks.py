@@ -97,6 +97,7 @@ def test_numbers_of_bfloat16(function):
     """
     query = QUERY.bfloat16()
     result = compiled(function, small_regions="engine")(query, CAUSAL)
+    assert all(node.place != "eager" for node in last_report().nodes)
     assert result.dtype == torch.bfloat16
     torch.testing.assert_close(result.double(), function(query.double(), CAUSAL), rtol=0, atol=4 * 2**-9)
 

@@ -84,8 +84,8 @@ __attribute__((always_inline)) inline void add_sums(const Floats* accumulators, 
   }
 }
 
-// GCC would read a float32 anew for each use, as AVX2's multiplications take one operand from memory; reads are what a tile
-// has too many of.
+// GCC would read a float32 anew for each use, as AVX2's multiplications take one operand from memory; reads are what
+// a tile has too many of.
 template <class Operand>
 __attribute__((always_inline)) inline void keep_in_register([[maybe_unused]] Operand& operand) {
 #if defined(__AVX__) && !defined(__AVX512F__)

@@ -1,8 +1,8 @@
 // x @ weight.T for many rows of x by multiplications in float32, of blocks that were widened and packed into caches.
 //
-// For processors of AVX2, whose float32 instructions are the fastest that they have for any dtype. Sums lie along rows of
-// the weight: of these it is packed so that a column's neighbours fill registers, and x is repeated from memory, a number
-// at a time. The work is cut six times:
+// For processors of AVX2, whose float32 instructions are the fastest that they have for any dtype. Sums lie along rows
+// of the weight, which is packed column by column, so that its rows fill registers; numbers of x are repeated in all lanes
+// as they are read. The work is cut six times:
 //   chunk  rows of x that are packed together
 //   group  rows of the weight, which one thread takes with some rows of the chunk
 //   depth  columns of a group, whose packed weight and rows of x stay in the second-level cache
@@ -10,8 +10,8 @@
 //   panel  rows of the weight that meet all of a block
 //   tile   a panel times a few rows of x, summed in registers
 //
-// Roofline: a tile of 6 x 2 registers takes 12 multiplications for 8 reads, of which a core does two each in a cycle. On
-// Zen 3 two threads reach 0.8 to 0.85 of the multiplications that they can do.
+// Roofline: a tile of 6 x 2 registers takes 12 multiplications for 8 reads, of which a core does two each in a cycle.
+// On Zen 3, with 512 rows, two threads reach 0.65 to 0.8 of the multiplications that they can do, one 0.8 to 0.85.
 #pragma once
 
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
@@ -31,14 +31,14 @@
 
 namespace dlinfer::float_blocks {
 
-constexpr int kTileInputs = 6, kTileRegisters = 2;             // rows of x, registers of rows of the weight
+constexpr int kTileInputs = 6, kTileRegisters = 2;              // rows of x, registers of rows of the weight
 constexpr int64_t kPanelRows = kTileRegisters * kLanes;
 constexpr int64_t kTileSums = kTileInputs * kPanelRows;
-constexpr int64_t kMostColumns = 512;                          // of a depth
-constexpr int64_t kBlockTiles = 16;                            // 192 KiB of x
+constexpr int64_t kMostColumns = 512;                           // of a depth
+constexpr int64_t kBlockTiles = 16;                             // 192 KiB of x
 constexpr int64_t kMostGroupRows = 128, kFewestGroupRows = 64;  // of the weight, the former 256 KiB
-constexpr int64_t kMostInputs = 512;                           // rows of a chunk
-constexpr int64_t kTurns = 2;                                  // groups a thread, at least, where the weight has rows for it
+constexpr int64_t kMostInputs = 512;                            // rows of a chunk
+constexpr int64_t kTurns = 2;                                   // groups a thread, where the weight has rows for it
 
 inline int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
@@ -53,8 +53,8 @@ struct Depths {
   int64_t width(int64_t depth) const { return std::clamp<int64_t>(columns - begin(depth), 0, longest); }
 };
 
-// Rows of x in float32: for each depth tiles of kTileInputs rows, each row kMostColumns long. Rows that do not exist are
-// zeros.
+// Rows of x in float32: for each depth tiles of kTileInputs rows, each row kMostColumns long. Rows that do not exist
+// are zeros.
 template <class T>
 class PackedInputs {
  public:
@@ -65,9 +65,7 @@ class PackedInputs {
     });
   }
 
-  const float* at(int64_t depth, int64_t tile) const {
-    return memory_.template as<float>() + (depth * tiles + tile) * kTile;
-  }
+  const float* at(int64_t depth, int64_t tile) const { return place(depth, tile); }
 
   const int64_t tiles;
 
@@ -75,10 +73,14 @@ class PackedInputs {
   static constexpr int64_t kTile = kTileInputs * kMostColumns;
   static constexpr int64_t kGrain = 4;
 
+  float* place(int64_t depth, int64_t tile) const {
+    return memory_.template as<float>() + (depth * tiles + tile) * kTile;
+  }
+
   void pack(Rows<const T> x, const Depths& depths, int64_t tile) {
     for (int64_t depth = 0; depth < depths.count; ++depth) {
       const int64_t width = depths.width(depth);
-      float* to = const_cast<float*>(at(depth, tile));
+      float* to = place(depth, tile);
       for (int64_t c = tile * kTileInputs; c < (tile + 1) * kTileInputs; ++c, to += kMostColumns) {
         if (c >= x.count) {
           std::fill_n(to, width, 0.0f);
@@ -98,9 +100,9 @@ class PackedInputs {
 // kPanelRows rows of the weight, of which rows.count exist, column by column; zeros stand for the others.
 template <class T>
 void pack_panel(Rows<const T> rows, int64_t width, float* to) {
-  for (int64_t half = 0; half < kTileRegisters; ++half) {
-    const int64_t present = std::clamp<int64_t>(rows.count - half * kLanes, 0, kLanes);
-    const T* const from = rows.data + half * kLanes * rows.stride;
+  for (int64_t part = 0; part < kTileRegisters; ++part) {
+    const int64_t present = std::clamp<int64_t>(rows.count - part * kLanes, 0, kLanes);
+    const T* const from = rows.data + part * kLanes * rows.stride;
     for (int64_t column = 0; column < width; column += kLanes) {
       const int64_t count = std::min<int64_t>(width - column, kLanes);
       Floats square[kLanes];
@@ -113,7 +115,7 @@ void pack_panel(Rows<const T> rows, int64_t width, float* to) {
         }
       }
       transpose(square);
-      for (int64_t i = 0; i < count; ++i) narrow(to + (column + i) * kPanelRows + half * kLanes, square[i]);
+      for (int64_t i = 0; i < count; ++i) narrow(to + (column + i) * kPanelRows + part * kLanes, square[i]);
     }
   }
 }
@@ -184,11 +186,11 @@ struct Memory {
   PooledMemory panels, sums;
 };
 
-// out[c, r] = bias[r] + dot(weight row r, x row c), rounded once, for the tiles `begin` to `end` of x, whose first row is
-// out's, and weight.count <= kMostGroupRows rows r. bias may be null. rows_behind: of the weight, which come next.
+// out[c, r] = bias[r] + dot(weight row r, x row c), rounded once, for the tiles `begin` to `end` of x, whose first row
+// is out's, and weight.count <= kMostGroupRows rows r. bias may be null. rows_behind: of the weight, which come next.
 template <class T>
-void multiply_group(Rows<const T> weight, int64_t rows_behind, const PackedInputs<T>& x, int64_t begin, int64_t end, const Depths& depths,
-                    const T* bias, Rows<T> out, const Memory& memory) {
+void multiply_group(Rows<const T> weight, int64_t rows_behind, const PackedInputs<T>& x, int64_t begin, int64_t end,
+                    const Depths& depths, const T* bias, Rows<T> out, const Memory& memory) {
   const int64_t panels = pieces(weight.count, kPanelRows);
   float* const packed = memory.panels.as<float>();
   const auto sums = [&](int64_t tile, int64_t panel) {
@@ -233,7 +235,8 @@ void multiply(Rows<const T> x, int64_t columns, const std::vector<Job>& jobs) {
   if (x.count == 0 || features == 0) return;
 
   const int64_t wanted = kTurns * threads, turns = pieces(features, wanted * kMostGroupRows) * wanted;
-  const int64_t group = std::clamp(pieces(pieces(features, turns), kPanelRows) * kPanelRows, kFewestGroupRows, kMostGroupRows);
+  const int64_t even = pieces(pieces(features, turns), kPanelRows) * kPanelRows;
+  const int64_t group = std::clamp(even, kFewestGroupRows, kMostGroupRows);
   const auto groups = [group](const Job& job) { return pieces(job.weight.count, group); };
   int64_t total = 0;
   for (const auto& job : jobs) total += groups(job);
@@ -255,7 +258,8 @@ void multiply(Rows<const T> x, int64_t columns, const std::vector<Job>& jobs) {
         const int64_t r = index * group, c = tile * kTileInputs;
         const int64_t rows = std::min(group, job->weight.count - r);
         multiply_group<T>({job->weight.data + r * job->weight.stride, job->weight.stride, rows},
-                          std::min(group, job->weight.count - r - rows), packed, tile, behind, depths, job->bias ? job->bias + r : nullptr,
+                          std::min(group, job->weight.count - r - rows), packed, tile, behind, depths,
+                          job->bias ? job->bias + r : nullptr,
                           {job->out.data + (first + c) * job->out.stride + r, job->out.stride,
                            std::min(behind * kTileInputs, count) - c},
                           memory);

@@ -39,10 +39,9 @@ constexpr int64_t kUntilTorch<float> = 32;
 #endif
 
 #if defined(DLINFER_HAS_FLOAT_BLOCKS)
-// Likewise, where float_blocks.h takes what is more, of any dtype. Measured on an AMD EPYC of the Zen 3 kind, two threads:
-// with 48 rows both are as fast, where packing the weight is a third of the time; with 512 theirs is 1.2 to 1.3 times the
-// speed of few_rows.h in bfloat16, and 1.0 to 1.2 times that of torch's float32. torch's bfloat16 is its reference there, and
-// takes hundreds of times as long.
+// Likewise, where float_blocks.h takes what is more, of any dtype. Measured on an AMD EPYC of the Zen 3 kind, two
+// threads: with 48 rows both are as fast; with 512 it is 1.2 to 1.3 times as fast as few_rows.h in bfloat16, and 1.0 to
+// 1.2 times as fast as torch's float32. torch's bfloat16 is its reference there: it takes hundreds of times as long.
 constexpr int64_t kUntilBlocks = 48;
 #endif
 

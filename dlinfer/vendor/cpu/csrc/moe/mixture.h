@@ -29,7 +29,7 @@ using torch::stable::Tensor;
 // AMD EPYC of the Zen 4 kind, with as many experts as a cache does not hold (benchmarks/moe.py): in bfloat16 ours is
 // ahead up to 128 rows and as fast at 256, while oneDNN has to make a product for each new number of rows, which costs
 // 0.5 ms; torch's float16 is four times slower than ours at any number. With AMX tiles, not measured for experts, what
-// is surely bound by reading; and with AVX2 what holds for a layer.
+// is surely bound by reading; with AVX2, not measured for experts either, what holds for a layer.
 template <class T>
 int64_t most_rows() {
 #if defined(DLINFER_HAS_FLOAT_BLOCKS)
