@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.e2e import processes
-from tests.e2e.cell_checks import BF16_TIE, compare_tokens
+from tests.e2e.cell_checks import BF16_TIE, check_logits, compare_tokens
 from tests.e2e.harness import EngineRun
 from tests.e2e.processes import Processes, run_process
 
@@ -109,3 +109,30 @@ def test_a_step_that_raised_raises_here() -> None:
     run.results = {"batch": {"raised": "Traceback: boom"}}
     with pytest.raises(AssertionError, match="boom"):
         compare_tokens("batch", run, hf(1.0), "float32")
+
+
+def scored(logits: list[list[float]]) -> EngineRun:
+    run = Run([])
+    run.results = {"logits": [[len(logits), len(logits[0])]]}
+    run.logits = {"logits/0": np.array(logits, dtype=np.float32)}
+    return run
+
+
+def test_logits_far_from_the_references_have_to_be_nearer_the_exact_ones() -> None:
+    theirs, exact = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.3, 2.0], [3.0, 4.0]])
+    asked = []
+
+    def ask_exact() -> list[np.ndarray]:
+        asked.append(True)
+        return [exact]
+
+    near = check_logits("logits", scored([[1.1, 2.0], [3.1, 4.0]]), [theirs], "bfloat16", ask_exact)
+    assert near == [] and not asked
+    better = check_logits("logits", scored([[1.4, 2.0], [3.0, 4.0]]), [theirs], "bfloat16", ask_exact)
+    assert better == [] and asked
+    (worse,) = check_logits("logits", scored([[1.4, 2.0], [3.0, 4.2]]), [theirs], "bfloat16", ask_exact)
+    assert "positions [1]" in worse
+    nan = float("nan")
+    assert check_logits("logits", scored([[nan, 2.0], [3.0, 4.0]]), [theirs], "bfloat16", ask_exact)
+    assert check_logits("logits", scored([[1.4, 2.0], [3.0, 4.0]]), [theirs], "float32", ask_exact)
+    assert check_logits("logits", scored([[1.4, 2.0], [3.0, 4.0]]), [theirs], "bfloat16")
