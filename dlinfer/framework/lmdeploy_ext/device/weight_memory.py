@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlinfer.errors import ModelMemoryError
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device import activation, huge_pages
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
 from dlinfer.vendor import DeviceMemory
 
@@ -32,7 +32,8 @@ def parameter_bytes(model: Any, tied: bool) -> int:
 def checked(make: Callable[[], Any], tied: bool) -> Any:
     """The model that ``make`` gives. Raises ModelMemoryError, with bytes needed and free, where it does not fit.
 
-    What is free is asked before: some parameters are written as they are made.
+    What is free is asked before: some parameters are written as they are made. Those in the host's memory will be in
+    large pages, if the system has them.
     """
     memory = activation.device().memory()
     try:
@@ -45,6 +46,8 @@ def checked(make: Callable[[], Any], tied: bool) -> Any:
     needed = parameter_bytes(model, tied) - _saved_bytes(model)
     if memory.shared and needed > memory.available:
         raise _too_large(needed, "its weights", memory)
+    if memory.shared:
+        huge_pages.wish_for(one for one in model.parameters() if not one.is_meta)
     return model
 
 

@@ -1,6 +1,8 @@
 // What the macros of the compiler do not tell of the processor that this runs on.
 #pragma once
 
+#include <cstdint>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 
@@ -23,27 +25,41 @@ inline Leaf cpuid(unsigned leaf, unsigned part = 0) {
 
 #endif
 
-// AMD's Zen 5 and what came after it.
-inline bool is_zen5_or_later() {
+// Designs that are told apart here. Later ones of the same maker are taken for the last.
+enum class Design { kOther, kZen4, kZen5 };
+
+inline Design design() {
 #if defined(__x86_64__)
-  static const bool known = [] {
-    constexpr unsigned kZen5 = 0x1a;
+  static const Design known = [] {
+    constexpr unsigned kZen3And4 = 0x19, kZen5 = 0x1a;
     const Leaf name = cpuid(0), version = cpuid(1);
     char vendor[12];
     std::memcpy(vendor, &name.b, 4), std::memcpy(vendor + 4, &name.d, 4), std::memcpy(vendor + 8, &name.c, 4);
+    if (std::memcmp(vendor, "AuthenticAMD", 12) != 0) return Design::kOther;
     const unsigned family = (version.a >> 8 & 0xf) + ((version.a >> 8 & 0xf) == 0xf ? version.a >> 20 & 0xff : 0);
-    return std::memcmp(vendor, "AuthenticAMD", 12) == 0 && family >= kZen5;
+    if (family >= kZen5) return Design::kZen5;
+    const bool has_avx512 = cpuid(7).b >> 16 & 1;
+    return family == kZen3And4 && has_avx512 ? Design::kZen4 : Design::kOther;
   }();
   return known;
 #else
-  return false;
+  return Design::kOther;
 #endif
 }
 
-// Whether the processor's own reading ahead does better than hints that say what comes next, where little is computed. It
-// does on Zen 5, where eight rows of a weight that are read side by side reach the speed of a plain sum, and hints take a
-// tenth of it away. On Zen 4 four rows reach it by hints; eight without were not measured there.
-inline bool reads_ahead_itself() { return is_zen5_or_later(); }
+inline bool is_zen5_or_later() { return design() == Design::kZen5; }
+
+// Hints of what is read soon, where memory is read in its order: how many bytes ahead of it, and how near the cache is
+// into which it comes, as __builtin_prefetch has it: 3 is the first level, 2 the second.
+struct Hints {
+  int64_t ahead;
+  int nearness;
+};
+
+template <Hints kHints>
+inline void fetch(const void* line) {
+  __builtin_prefetch(static_cast<const char*>(line) + kHints.ahead, 0, kHints.nearness);
+}
 
 // Instructions that torch's library needs for products of a dtype: AVX-512 (BW, DQ, VL) for bfloat16, and for float16
 // AVX512-FP16 or AVX-NE-CONVERT.

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/lanes.h"
+#include "common/processor.h"
 #include "eight_bit/int8_scaled.h"
 #include "threads/team.h"
 
@@ -157,17 +158,19 @@ void tile(const int8_t* weight, int64_t columns, const Input* x, Next& next, uin
   }
 }
 
+// Of one row of x. On Zen 4 the second level takes 0.73 to 0.93 of the time that the first does.
+constexpr Hints kZen5Hints{4 << 10, 3}, kHints{4 << 10, 2};
+
 // The same of one row of x, a row of the weight after the other: memory is read in its order, and far ahead of it.
-template <int kRows>
+template <Hints kFetched, int kRows>
 void rows_in_order(const int8_t* weight, int64_t columns, const Input* x, uint32_t* sums) {
-  constexpr int64_t kAhead = 4 << 10;
   Words kept[kRows];
   for (int r = 0; r < kRows; ++r, weight += columns) {
     Words even{}, odd{};
     int64_t at = 0;
     for (; at + 2 * kStep <= columns; at += 2 * kStep) {
 #pragma GCC unroll 2
-      for (int64_t line = 0; line < 2 * kStep; line += 64) __builtin_prefetch(weight + at + line + kAhead);
+      for (int64_t line = 0; line < 2 * kStep; line += 64) fetch<kFetched>(weight + at + line);
       even = dot(even, load(weight + at), load_input(x + at));
       odd = dot(odd, load(weight + at + kStep), load_input(x + at + kStep));
     }
@@ -184,7 +187,10 @@ template <int kInputs>
 void block_of(const int8_t* weight, int64_t rows, int64_t columns, const Input* x, Next& next, uint32_t* sums) {
   constexpr int kRows = tile_rows(kInputs);
   if constexpr (kInputs == 1 && kRows == kLanes) {
-    if (rows == kRows) return rows_in_order<kRows>(weight, columns, x, sums);
+    if (rows == kRows) {
+      return is_zen5_or_later() ? rows_in_order<kZen5Hints, kRows>(weight, columns, x, sums)
+                                : rows_in_order<kHints, kRows>(weight, columns, x, sums);
+    }
   }
   int64_t r = 0;
   for (; r + kRows <= rows; r += kRows) tile<kRows, kInputs>(weight + r * columns, columns, x, next, sums + r);
