@@ -15,8 +15,8 @@
 
 namespace dlinfer::bf12 {
 
-// Of what is unpacked in registers. On Zen 4 the first-level cache lets go of what is fetched into it too soon, or has no
-// room for so many lines on their way: from the second level one row of x takes 0.75 of the time, four 0.63.
+// Of what is unpacked in registers. On Zen 4 hints into the second level, from farther on, take 0.75 of the time of those
+// into the first for one row of x, and 0.63 for four.
 constexpr Hints kZen5Hints{4 << 10, 3}, kHints{12 << 10, 2};
 
 // Rows of x up to which it is, all in one tile: their sums and the strip's numbers fill the registers.

@@ -196,10 +196,9 @@ int64_t block_rows(int64_t columns) {
 template <class T>
 constexpr int64_t kColumns = kChunkBytes / kTileInputs / sizeof(T);
 
-// sums[r] = dot(weight row r, x), each row from its beginning to its end.
+// sums[r] += dot(weight row r, x), each row from its beginning to its end.
 template <class T>
 void sums_in_order(Rows<const T> weight, const T* x, int64_t columns, float* sums) {
-  std::fill_n(sums, weight.count, 0.0f);
   for (int64_t r = 0; r < weight.count; ++r) {
     for (int64_t column = 0; column < columns; column += kColumns<T>) {
       tile<T, 1, 1, Asks::kNever>(weight.data + r * weight.stride + column, weight.stride, x + column, 0,
@@ -217,8 +216,10 @@ void block_sums(Rows<const T> weight, Rows<const T> x, int64_t columns, const T*
   constexpr int64_t kChunk = kColumns<T>;
   static_assert(kChunk % kStep == 0);
 
-  if (x.count == 1 && reads_in_order(columns * sizeof(T))) return sums_in_order(weight, x.data, columns, sums);
   std::fill_n(sums, x.count * kBlockRows, 0.0f);
+  if (x.count == 1 && reads_in_order(columns * int64_t(sizeof(T)))) {
+    return sums_in_order(weight, x.data, columns, sums);
+  }
 
   const int64_t most = tile_inputs(x.count), passes = (x.count + most - 1) / most;
   const auto& all = passes > 1 ? kTiles<T, Asks::kAsTold> : kTiles<T, Asks::kEach>;
