@@ -58,7 +58,8 @@ struct Hints {
 
 template <Hints kHints>
 inline void fetch(const void* line) {
-  __builtin_prefetch(static_cast<const char*>(line) + kHints.ahead, 0, kHints.nearness);
+  constexpr int kNearness = kHints.nearness;  // unoptimized, a member of it is no constant to GCC
+  __builtin_prefetch(static_cast<const char*>(line) + kHints.ahead, 0, kNearness);
 }
 
 // Instructions that torch's library needs for products of a dtype: AVX-512 (BW, DQ, VL) for bfloat16, and for float16
