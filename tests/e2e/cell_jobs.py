@@ -122,12 +122,17 @@ def steps(lab: Lab, cell: Cell, hf: dict[str, np.ndarray]) -> list[dict[str, Any
             "gen": [s.gen for s in stops],
         }
     )
-    scored = [[*hf[f"prompt_{i}"].tolist(), *hf[f"tokens_{i}"].tolist()] for i in SCORED]
+    scored = scored_sequences(hf)
     if not caches_prefixes(cell):
         asked.append({"name": "perplexity", "kind": "perplexity", "sequences": scored})
     if scores_logits(cell):  # last: see test_scoring.py for what it does to the next request
         asked.append({"name": "logits", "kind": "teacher_forced", "sequences": scored})
     return asked
+
+
+def scored_sequences(hf: dict[str, np.ndarray]) -> list[list[int]]:
+    """The tokens that both sides score: prompts with HF's continuations."""
+    return [[*hf[f"prompt_{i}"].tolist(), *hf[f"tokens_{i}"].tolist()] for i in SCORED]
 
 
 def stop_requests(lab: Lab, model: Path, hf: dict[str, np.ndarray]) -> list[Stop]:

@@ -44,9 +44,9 @@ def checked(make: Callable[[], Any], tied: bool) -> Any:
             raise
         raise _too_large(int(found[1]), "a single weight", memory) from error
     needed = parameter_bytes(model, tied) - _saved_bytes(model)
-    if memory.shared and needed > memory.available:
-        raise _too_large(needed, "its weights", memory)
     if memory.shared:
+        if needed > memory.available:
+            raise _too_large(needed, "its weights", memory)
         huge_pages.wish_for(one for one in model.parameters() if not one.is_meta)
     return model
 
