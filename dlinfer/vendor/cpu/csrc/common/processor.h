@@ -62,17 +62,19 @@ inline void fetch(const void* line) {
   __builtin_prefetch(static_cast<const char*>(line) + kHints.ahead, 0, kNearness);
 }
 
-// Instructions that torch's library needs for products of a dtype: AVX-512 (BW, DQ, VL) for bfloat16, and for float16
-// AVX512-FP16 or AVX-NE-CONVERT.
-enum class Instructions { kAvx512, kHalf };
+// Instructions without which torch's products of a dtype are slow: AVX512-BF16 for bfloat16, and for float16 AVX512-FP16
+// or AVX-NE-CONVERT.
+enum class Instructions { kBFloat16, kHalf };
 
 // Whether this is a processor whose instructions are known here, and those are not among them.
 inline bool lacks_for_torch(Instructions which) {
 #if defined(__x86_64__)
   static const bool avx512 = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                              __builtin_cpu_supports("avx512vl");
-  static const bool half = (avx512 && cpuid(7).d >> 23 & 1) || cpuid(7, 1).d >> 5 & 1;
-  return which == Instructions::kAvx512 ? !avx512 : !half;
+  static const Leaf more = cpuid(7, 1);
+  static const bool bfloat16 = avx512 && more.a >> 5 & 1;
+  static const bool half = (avx512 && cpuid(7).d >> 23 & 1) || more.d >> 5 & 1;
+  return which == Instructions::kBFloat16 ? !bfloat16 : !half;
 #else
   (void)which;
   return false;

@@ -1,6 +1,6 @@
 // x @ weight.T for many rows of x by multiplications in float32, of blocks that were widened and packed into caches.
 //
-// For processors of AVX2, whose float32 instructions are the fastest that they have for any dtype. Sums lie along rows
+// For float32, and for what is widened to it on processors that have no faster instructions (limits.h). Sums lie along rows
 // of the weight, which is packed column by column, so that its rows fill registers; numbers of x are repeated in all lanes
 // as they are read. The work is cut six times:
 //   chunk  rows of x that are packed together
@@ -10,16 +10,17 @@
 //   panel  rows of the weight that meet all of a block
 //   tile   a panel times a few rows of x, summed in registers
 //
-// Roofline: a tile of 6 x 2 registers takes 12 multiplications for 8 reads, of which a core does two each in a cycle.
-// On Zen 3, with 512 rows, two threads reach 0.65 to 0.8 of the multiplications that they can do, one 0.8 to 0.85.
+// Roofline: a tile of 6 x 2 registers (AVX-512: 12 x 2) takes 12 (24) multiplications for 8 (14) reads, of which a core
+// does two each in a cycle. Of the multiplications that they can do with 512 rows, two threads of Zen 3 reach 0.65 to
+// 0.8, one 0.8 to 0.85; two of Zen 4 with AVX-512 0.85 to 0.9.
 #pragma once
 
-#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && defined(__FMA__)
 #define DLINFER_HAS_FLOAT_BLOCKS 1
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <limits>
 #include <vector>
 
 #include "common/narrow.h"
@@ -31,14 +32,22 @@
 
 namespace dlinfer::float_blocks {
 
-constexpr int kTileInputs = 6, kTileRegisters = 2;              // rows of x, registers of rows of the weight
+// kTileInputs: rows of x of a tile; kTileRegisters: registers of rows of the weight; kBlockTiles: 192 KiB of x.
+#if defined(__AVX512F__)
+constexpr int kTileInputs = 12, kTileRegisters = 2;
+constexpr int64_t kBlockTiles = 8;
+#else
+constexpr int kTileInputs = 6, kTileRegisters = 2;
+constexpr int64_t kBlockTiles = 16;
+#endif
 constexpr int64_t kPanelRows = kTileRegisters * kLanes;
 constexpr int64_t kTileSums = kTileInputs * kPanelRows;
 constexpr int64_t kMostColumns = 512;                           // of a depth
-constexpr int64_t kBlockTiles = 16;                             // 192 KiB of x
 constexpr int64_t kMostGroupRows = 128, kFewestGroupRows = 64;  // of the weight, the former 256 KiB
 constexpr int64_t kMostInputs = 512;                            // rows of a chunk
-constexpr int64_t kTurns = 2;                                   // groups a thread, where the weight has rows for it
+constexpr int64_t kTurns = 2;                                   // a thread, of groups or parts of x that meet one
+
+static_assert(kMostGroupRows % kPanelRows == 0 && kTileInputs % 3 == 0);
 
 inline int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
@@ -120,27 +129,47 @@ void pack_panel(Rows<const T> rows, int64_t width, float* to) {
   }
 }
 
-// sums[c * kPanelRows + r] (+)= dot(row r of the panel, row c of x) over `columns`, each sum's products one by one.
-template <bool kAdds>
+// One number in all lanes.
+inline Floats repeated(const float* number) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_set1_ps(*number);
+#else
+  return (Floats)_mm256_broadcast_ss(number);
+#endif
+}
+
+// sums[c * kPanelRows + r] (+)= dot(row r of the panel, row c of x) over `columns`, each sum's products one by one, for
+// kInputs rows c.
+template <bool kAdds, int kInputs>
 void multiply_tile(const float* x, const float* panel, int64_t columns, float* sums) {
-  Floats kept[kTileInputs * kTileRegisters];
-#pragma GCC unroll 16
-  for (int i = 0; i < kTileInputs * kTileRegisters; ++i) kept[i] = kAdds ? widen(sums + i * kLanes) : Floats{};
+  Floats kept[kInputs * kTileRegisters];
+#pragma GCC unroll 32
+  for (int i = 0; i < kInputs * kTileRegisters; ++i) kept[i] = kAdds ? widen(sums + i * kLanes) : Floats{};
   for (int64_t column = 0; column < columns; ++column, ++x, panel += kPanelRows) {
     Floats weight[kTileRegisters];
 #pragma GCC unroll 4
     for (int j = 0; j < kTileRegisters; ++j) weight[j] = widen(panel + j * kLanes);
-#pragma GCC unroll 8
-    for (int c = 0; c < kTileInputs; ++c) {
-      const Floats input = (Floats)_mm256_broadcast_ss(x + c * kMostColumns);
+#pragma GCC unroll 16
+    for (int c = 0; c < kInputs; ++c) {
+      const Floats input = repeated(x + c * kMostColumns);
 #pragma GCC unroll 4
       for (int j = 0; j < kTileRegisters; ++j) {
         kept[c * kTileRegisters + j] = multiply_add(kept[c * kTileRegisters + j], weight[j], input);
       }
     }
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < kTileInputs * kTileRegisters; ++i) narrow(sums + i * kLanes, kept[i]);
+#pragma GCC unroll 32
+  for (int i = 0; i < kInputs * kTileRegisters; ++i) narrow(sums + i * kLanes, kept[i]);
+}
+
+// The same for at least the first `inputs` rows of a tile of x, in thirds of it.
+template <bool kAdds>
+void multiply_tile(int64_t inputs, const float* x, const float* panel, int64_t columns, float* sums) {
+  constexpr int kThird = kTileInputs / 3;
+  const auto multiply = inputs > 2 * kThird ? multiply_tile<kAdds, kTileInputs>
+                        : inputs > kThird   ? multiply_tile<kAdds, 2 * kThird>
+                                            : multiply_tile<kAdds, kThird>;
+  multiply(x, panel, columns, sums);
 }
 
 // Of `kPanelRows` sums of a row of x those that exist, with bias (or null), rounded.
@@ -210,8 +239,9 @@ void multiply_group(Rows<const T> weight, int64_t rows_behind, const PackedInput
       for (int64_t panel = 0; panel < panels; ++panel) {
         for (int64_t tile = block; tile < std::min(block + kBlockTiles, end); ++tile) {
           ahead.fetch();
-          (depth ? multiply_tile<true> : multiply_tile<false>)(x.at(depth, tile), packed + panel * panel_size, width,
-                                                                sums(tile, panel));
+          const int64_t inputs = out.count - (tile - begin) * kTileInputs;
+          (depth ? multiply_tile<true> : multiply_tile<false>)(inputs, x.at(depth, tile), packed + panel * panel_size,
+                                                                width, sums(tile, panel));
         }
       }
     }
@@ -225,28 +255,36 @@ void multiply_group(Rows<const T> weight, int64_t rows_behind, const PackedInput
   }
 }
 
+// Into groups of how many rows weights are cut: so that the thread with the most to do has as little as can be, and
+// else the more the better.
+template <class Job>
+int64_t group_rows(const std::vector<Job>& jobs, int64_t threads) {
+  int64_t best = kMostGroupRows, least = std::numeric_limits<int64_t>::max();
+  for (int64_t rows = kMostGroupRows; rows >= kFewestGroupRows; rows -= kPanelRows) {
+    int64_t groups = 0;
+    for (const auto& job : jobs) groups += pieces(job.weight.count, rows);
+    const int64_t most = pieces(groups, threads) * rows;
+    if (most < least) best = rows, least = most;
+  }
+  return best;
+}
+
 // Of several weights each with a bias (or null) and a result; they have x in common.
 template <class T, class Job>
 void multiply(Rows<const T> x, int64_t columns, const std::vector<Job>& jobs) {
   const Depths depths(columns);
-  const int64_t threads = thread_count();
-  int64_t features = 0;
-  for (const auto& job : jobs) features += job.weight.count;
-  if (x.count == 0 || features == 0) return;
-
-  const int64_t wanted = kTurns * threads, turns = pieces(features, wanted * kMostGroupRows) * wanted;
-  const int64_t even = pieces(pieces(features, turns), kPanelRows) * kPanelRows;
-  const int64_t group = std::clamp(even, kFewestGroupRows, kMostGroupRows);
+  const int64_t threads = thread_count(), group = group_rows(jobs, threads);
   const auto groups = [group](const Job& job) { return pieces(job.weight.count, group); };
   int64_t total = 0;
   for (const auto& job : jobs) total += groups(job);
+  if (total == 0) return;
 
   const int64_t chunks = pieces(x.count, kMostInputs);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t first = chunk * x.count / chunks, count = (chunk + 1) * x.count / chunks - first;
     const PackedInputs<T> packed({x.data + first * x.stride, x.stride, count}, depths);
     // Where there are few groups for the threads, x is cut as well.
-    const int64_t cuts = std::clamp<int64_t>(wanted / total, 1, pieces(packed.tiles, kBlockTiles));
+    const int64_t cuts = std::clamp<int64_t>(kTurns * threads / total, 1, pieces(packed.tiles, kBlockTiles));
     parallel_for(0, cuts * total, 1, [&](int64_t begin, int64_t end) {
       const Memory memory(pieces(packed.tiles, cuts));
       for (int64_t i = begin; i < end; ++i) {

@@ -2,9 +2,10 @@
 //
 // few_rows.h reads a weight at the speed of memory and multiplies at 0.6 to 0.9 of the processor's peak. torch's product
 // packs the weight anew at each call, which pays for itself once there are many rows, where torch has instructions for
-// the dtype at all: for bfloat16 it asks for AVX-512, for float16 for AVX512-FP16 or AVX-NE-CONVERT
-// (aten/src/ATen/native/mkldnn/Utils.h, mkldnn_bf16_device_check and its like). Without them float16 takes it 7 times as
-// long as ours on Zen 5.
+// the dtype at all: for bfloat16 AVX512-BF16, as without it oneDNN, which torch asks on any AVX-512, computes at a third
+// of float32's speed (70 GFLOPS on Zen 4 kept to AVX512-VNNI, ours 200); for float16 AVX512-FP16 or AVX-NE-CONVERT
+// (aten/src/ATen/native/mkldnn/Utils.h, mkldnn_fp16_device_check). Without them float16 takes it 7 times as long as ours
+// on Zen 5.
 #pragma once
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "common/processor.h"
 #include "linear/few_rows.h"
@@ -33,16 +35,28 @@ constexpr int64_t kUntilTorch<BFloat16> = 64;
 template <>
 constexpr int64_t kUntilTorch<Half> = 64;
 #endif
+
+// Likewise, where float_blocks.h takes what is more. Measured on AMD EPYCs, two threads. Zen 4: in float32 both are as
+// fast with 64 rows; with 128 it takes torch 1.0 to 1.7 times as long, with 512 1.1 to 1.6. Zen 3: both are as fast with
+// 48 rows; with 512 it is 1.2 to 1.3 times as fast as few_rows.h in bfloat16, and 1.0 to 1.2 times as fast as torch's
+// float32. torch's bfloat16 is its reference there: it takes hundreds of times as long.
 #if defined(__AVX512F__)
-template <>
-constexpr int64_t kUntilTorch<float> = 32;
+constexpr int64_t kUntilBlocks = 64;
+#else
+constexpr int64_t kUntilBlocks = 48;
 #endif
 
-#if defined(DLINFER_HAS_FLOAT_BLOCKS)
-// Likewise, where float_blocks.h takes what is more, of any dtype. Measured on an AMD EPYC of the Zen 3 kind, two
-// threads: with 48 rows both are as fast; with 512 it is 1.2 to 1.3 times as fast as few_rows.h in bfloat16, and 1.0 to
-// 1.2 times as fast as torch's float32. torch's bfloat16 is its reference there: it takes hundreds of times as long.
-constexpr int64_t kUntilBlocks = 48;
+// Whether float_blocks.h takes what is too many rows for few_rows.h. With AVX-512 only float32: in bfloat16 and float16
+// few_rows.h is as fast with any number of rows, and gives a row the same bits in any company.
+#if defined(DLINFER_HAS_FLOAT_BLOCKS) && defined(__AVX512F__)
+template <class T>
+constexpr bool kTakesBlocks = std::is_same_v<T, float>;
+#elif defined(DLINFER_HAS_FLOAT_BLOCKS)
+template <class T>
+constexpr bool kTakesBlocks = true;
+#else
+template <class T>
+constexpr bool kTakesBlocks = false;
 #endif
 
 #if defined(DLINFER_HAS_TILES)
@@ -55,9 +69,8 @@ constexpr int64_t kUntilTiles = 2;
 constexpr int64_t kMaxTileInputs = 1024;
 #endif
 
-// On Zen 5, two threads of one, against torch 2.13: float32 takes torch 1.3 to 1.6 times as long with any number of
-// rows from 16 to 1024 (it reaches 0.4 of the peak, ours 0.6). bfloat16 takes it 1.3 times as long with 64
-// rows, 1.2 with 128; from 256 on both are at 0.85 of the peak, and ours is behind by a tenth where a row of the weight
+// On Zen 5, two threads of one, against torch 2.13: bfloat16 takes torch 1.3 times as long with 64 rows, 1.2 with 128;
+// from 256 on both are at 0.85 of the peak, and ours is behind by a tenth where a row of the weight
 // is read in several chunks. It is taken all the same: torch's threads, OpenMP's, go on looking for work after a product
 // and have a CPU each meanwhile. A model's linear layers, with every fourth one torch's, took 601 ms for 512 rows and
 // 358 for 256; with all of them ours, 529 and 268. LMDeploy calls from a thread of its own, where they do not; there a
@@ -66,27 +79,22 @@ constexpr int64_t kMaxTileInputs = 1024;
 // The most rows of x that few_rows.h takes of a weight; -1 where there is no kernel for the dtype.
 inline int64_t max_inputs(torch::headeronly::ScalarType dtype) {
   using torch::headeronly::ScalarType;
-#if defined(DLINFER_HAS_FLOAT_BLOCKS)
-  const bool known = dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
-  return known ? kUntilBlocks : -1;
-#endif
   switch (dtype) {
     case ScalarType::Float:
-#if defined(__AVX512F__)
-      if (is_zen5_or_later()) return kAnyNumber;
-#endif
-      return kUntilTorch<float>;
+      return kTakesBlocks<float> ? kUntilBlocks : kUntilTorch<float>;
     case ScalarType::BFloat16:
+      if (kTakesBlocks<BFloat16>) return kUntilBlocks;
 #if defined(DLINFER_HAS_TILES)
       if (tiles_granted()) return kUntilTiles;
 #endif
-      if (lacks_for_torch(Instructions::kAvx512)) return kAnyNumber;
+      if (lacks_for_torch(Instructions::kBFloat16)) return kAnyNumber;
 #if defined(__AVX512BF16__)
       if (is_zen5_or_later()) return kAnyNumber;
 #endif
       return kUntilTorch<BFloat16>;
 #if defined(DLINFER_HAS_HALF)
     case ScalarType::Half:
+      if (kTakesBlocks<Half>) return kUntilBlocks;
       if (lacks_for_torch(Instructions::kHalf)) return kAnyNumber;
       return kUntilTorch<Half>;
 #endif
@@ -97,14 +105,15 @@ inline int64_t max_inputs(torch::headeronly::ScalarType dtype) {
 
 // Whether so many rows of x are ours, few_rows.h's or those of a kernel for more.
 inline bool takes_inputs(torch::headeronly::ScalarType dtype, int64_t inputs) {
-  if (inputs <= max_inputs(dtype)) return true;
+  using torch::headeronly::ScalarType;
+  const int64_t few = max_inputs(dtype);
+  if (inputs <= few) return true;
 #if defined(DLINFER_HAS_TILES)
-  return dtype == torch::headeronly::ScalarType::BFloat16 && inputs <= kMaxTileInputs && tiles_granted();
-#elif defined(DLINFER_HAS_FLOAT_BLOCKS)
-  return max_inputs(dtype) >= 0;
-#else
-  return false;
+  if (dtype == ScalarType::BFloat16 && tiles_granted()) return inputs <= kMaxTileInputs;
 #endif
+  if (dtype == ScalarType::Float) return kTakesBlocks<float>;
+  if (dtype == ScalarType::BFloat16) return kTakesBlocks<BFloat16>;
+  return dtype == ScalarType::Half && few >= 0 && kTakesBlocks<Half>;
 }
 
 // The most rows of x that few_rows.h takes of a packed weight. Tiles and torch read plain ones, and to unpack a weight

@@ -1,6 +1,6 @@
 // dlinfer_cpu::linear and dlinfer_cpu::linears: torch's linear, with kernels of our own where they are ahead of torch's
-// (limits.h): one for few rows, as many as dlinfer_cpu::linear_max_inputs tells, and for more one with AMX and one with
-// AVX2. dlinfer_cpu::linear_takes tells whether so many rows are ours.
+// (limits.h): one for few rows, as many as dlinfer_cpu::linear_max_inputs tells, and for more one with AMX and one for
+// float32 arithmetic. dlinfer_cpu::linear_takes tells whether so many rows are ours.
 //
 // Only torch's stable ABI is used: its headers compile in a second where ATen's take five, and its parallel_for runs
 // in torch's own thread pool without our linking an OpenMP runtime.
@@ -131,7 +131,9 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
   }
   const int64_t stride = row_stride(x);
 #if defined(DLINFER_HAS_FLOAT_BLOCKS)
-  if (inputs > max_inputs(x.scalar_type())) return float_blocks::multiply<T>({data(x), stride, inputs}, columns, jobs);
+  if constexpr (kTakesBlocks<T>) {
+    if (inputs > kUntilBlocks) return float_blocks::multiply<T>({data(x), stride, inputs}, columns, jobs);
+  }
 #endif
 #if defined(DLINFER_HAS_TILES)
   if constexpr (std::is_same_v<T, BFloat16>) {

@@ -32,9 +32,7 @@ using torch::stable::Tensor;
 // is surely bound by reading; with AVX2, not measured for experts either, what holds for a layer.
 template <class T>
 int64_t most_rows() {
-#if defined(DLINFER_HAS_FLOAT_BLOCKS)
-  return kUntilBlocks;
-#endif
+  if (kTakesBlocks<T>) return kUntilBlocks;
   if constexpr (std::is_same_v<T, BFloat16>) {
 #if defined(DLINFER_HAS_TILES)
     if (tiles_granted()) return 8;
@@ -50,11 +48,7 @@ int64_t most_rows() {
 #else
   if constexpr (std::is_same_v<T, Half>) return 0;
 #endif
-#if defined(__AVX512F__)
-  return 64;
-#else
   return 16;
-#endif
 }
 
 // Tokens that are computed at a time, so that their rows and activations take no more memory than these need.
