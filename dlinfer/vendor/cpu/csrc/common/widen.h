@@ -43,6 +43,11 @@ inline Floats widen_part(const T* from, int64_t count) {
   return widen(whole);
 }
 
+template <>
+inline Floats widen_part(const float* from, int64_t count) {
+  return load_part<Floats>(from, count);
+}
+
 inline Floats all_lanes(float value) {
   Floats lanes;
   for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = value;
