@@ -29,8 +29,9 @@ _ISA = re.compile(r"info,cpu,isa:(.*)")
 
 def selected() -> list[str]:
     """pytest's arguments."""
-    lines = SELECTED.read_text().splitlines()
-    return [line for line in lines if line.strip() and not line.startswith("#")]
+    lines = [line for line in SELECTED.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    named = (sorted(ROOT.glob(line)) if "*" in line else [ROOT / line] for line in lines)
+    return [str(path.relative_to(ROOT)) for paths in named for path in paths]
 
 
 def sources() -> str:
