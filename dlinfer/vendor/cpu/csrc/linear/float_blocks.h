@@ -1,8 +1,8 @@
 // x @ weight.T for many rows of x by multiplications in float32, of blocks that were widened and packed into caches.
 //
-// For float32, and for what is widened to it on processors that have no faster instructions (limits.h). Sums lie along rows
-// of the weight, which is packed column by column, so that its rows fill registers; numbers of x are repeated in all lanes
-// as they are read. The work is cut six times:
+// For float32, and for what is widened to it on processors that have no faster instructions (limits.h). Sums lie along
+// rows of the weight, which is packed column by column, so that its rows fill registers; numbers of x are repeated in all
+// lanes as they are read. The work is cut six times:
 //   chunk  rows of x that are packed together
 //   group  rows of the weight, which one thread takes with some rows of the chunk
 //   depth  columns of a group, whose packed weight and rows of x stay in the second-level cache

@@ -37,7 +37,7 @@ constexpr int64_t kUntilTorch<Half> = 64;
 #endif
 
 // Likewise, where float_blocks.h takes what is more. Measured on AMD EPYCs, two threads. Zen 4: in float32 both are as
-// fast with 64 rows; with 128 it takes torch 1.0 to 1.7 times as long, with 512 1.1 to 1.6. Zen 3: both are as fast with
+// fast with 64 rows; with 128 it takes torch 1.1 to 2.0 times as long, with 512 1.1 to 1.4. Zen 3: both are as fast with
 // 48 rows; with 512 it is 1.2 to 1.3 times as fast as few_rows.h in bfloat16, and 1.0 to 1.2 times as fast as torch's
 // float32. torch's bfloat16 is its reference there: it takes hundreds of times as long.
 #if defined(__AVX512F__)
