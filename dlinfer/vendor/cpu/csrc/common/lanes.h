@@ -63,6 +63,17 @@ inline Floats multiply_add(Floats sum, Floats a, Floats b) {
 #endif
 }
 
+// One number in all lanes, by the processor's own instruction where it has one.
+inline Floats broadcast(float value) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_set1_ps(value);
+#elif defined(__AVX__)
+  return (Floats)_mm256_set1_ps(value);
+#else
+  return value - Floats{};  // which keeps the sign of a zero
+#endif
+}
+
 // How elements of type T take part in a dot product: kStep of them make an Operand, and
 // dot(sum, a, b) adds the kStep products to the lanes of sum in float32.
 template <class T>

@@ -31,16 +31,6 @@ constexpr int kMostRows = kSums / 2;
 
 constexpr int tile_nibbles(int rows) { return 8 * rows <= kSums ? 8 : 4 * rows <= kSums ? 4 : 2; }
 
-inline Floats broadcast(float value) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_set1_ps(value);
-#elif defined(__AVX__)
-  return (Floats)_mm256_set1_ps(value);
-#else
-  return value - Floats{};  // which keeps the sign of a zero
-#endif
-}
-
 // What four bits stand for: q - 8, or a float of one sign, two bits of exponent and one of mantissa (E2M1).
 enum class Numbers { kWhole, kE2M1 };
 

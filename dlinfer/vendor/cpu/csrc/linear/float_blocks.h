@@ -129,15 +129,6 @@ void pack_panel(Rows<const T> rows, int64_t width, float* to) {
   }
 }
 
-// One number in all lanes.
-inline Floats repeated(const float* number) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_set1_ps(*number);
-#else
-  return (Floats)_mm256_broadcast_ss(number);
-#endif
-}
-
 // sums[c * kPanelRows + r] (+)= dot(row r of the panel, row c of x) over `columns`, each sum's products one by one, for
 // kInputs rows c.
 template <bool kAdds, int kInputs>
@@ -151,7 +142,7 @@ void multiply_tile(const float* x, const float* panel, int64_t columns, float* s
     for (int j = 0; j < kTileRegisters; ++j) weight[j] = widen(panel + j * kLanes);
 #pragma GCC unroll 16
     for (int c = 0; c < kInputs; ++c) {
-      const Floats input = repeated(x + c * kMostColumns);
+      const Floats input = broadcast(x[c * kMostColumns]);
 #pragma GCC unroll 4
       for (int j = 0; j < kTileRegisters; ++j) {
         kept[c * kTileRegisters + j] = multiply_add(kept[c * kTileRegisters + j], weight[j], input);

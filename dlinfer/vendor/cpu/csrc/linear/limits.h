@@ -39,7 +39,8 @@ constexpr int64_t kUntilTorch<Half> = 64;
 // Likewise, where float_blocks.h takes what is more. Measured on AMD EPYCs, two threads. Zen 4: in float32 both are as
 // fast with 64 rows; with 128 it takes torch 1.1 to 2.0 times as long, with 512 1.1 to 1.4. Zen 3: both are as fast with
 // 48 rows; with 512 it is 1.2 to 1.3 times as fast as few_rows.h in bfloat16, and 1.0 to 1.2 times as fast as torch's
-// float32. torch's bfloat16 is its reference there: it takes hundreds of times as long.
+// float32. torch's bfloat16 is its reference there: it takes hundreds of times as long. Others were not measured; on Zen
+// 5 few_rows.h had 0.6 of float32's peak with 512 rows, torch 0.4.
 #if defined(__AVX512F__)
 constexpr int64_t kUntilBlocks = 64;
 #else
@@ -70,11 +71,11 @@ constexpr int64_t kMaxTileInputs = 1024;
 #endif
 
 // On Zen 5, two threads of one, against torch 2.13: bfloat16 takes torch 1.3 times as long with 64 rows, 1.2 with 128;
-// from 256 on both are at 0.85 of the peak, and ours is behind by a tenth where a row of the weight
-// is read in several chunks. It is taken all the same: torch's threads, OpenMP's, go on looking for work after a product
-// and have a CPU each meanwhile. A model's linear layers, with every fourth one torch's, took 601 ms for 512 rows and
-// 358 for 256; with all of them ours, 529 and 268. LMDeploy calls from a thread of its own, where they do not; there a
-// prompt takes 2 to 3 % longer than with torch's.
+// from 256 on both are at 0.85 of the peak, and ours is behind by a tenth where a row of the weight is read in several
+// chunks. It is taken all the same: torch's threads, OpenMP's, go on looking for work after a product and have a CPU each
+// meanwhile. A model's linear layers, with every fourth one torch's, took 601 ms for 512 rows and 358 for 256; with all
+// of them ours, 529 and 268. LMDeploy calls from a thread of its own, where they do not; there a prompt takes 2 to 3 %
+// longer than with torch's.
 
 // The most rows of x that few_rows.h takes of a weight; -1 where there is no kernel for the dtype.
 inline int64_t max_inputs(torch::headeronly::ScalarType dtype) {
