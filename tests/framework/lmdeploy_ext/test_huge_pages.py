@@ -27,7 +27,9 @@ def flags_at(address: int) -> list[str]:
 def test_large_tensors_are_marked_to_their_ends_and_small_ones_are_not() -> None:
     if not SMAPS.exists():
         pytest.skip("this system does not tell how memory is mapped")
-    large, small = torch.empty(64 << 20, dtype=torch.uint8), torch.empty(1000)
+    large = torch.empty(64 << 20, dtype=torch.uint8)
+    # In a mapping of its own: the heap keeps the mark of a large tensor that it once held.
+    small = torch.frombuffer(mmap.mmap(-1, 1000, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
     huge_pages.wish_for([large[5:], small])
     assert "hg" in flags_at(large.data_ptr())
     assert "hg" in flags_at(large.data_ptr() + large.nbytes - 1)
