@@ -1,5 +1,6 @@
 """OpenVINO as a graph engine: whole regions in Intel's runtime. Its eager kernels are those of the cpu vendor."""
 
+import os
 from collections.abc import Mapping
 from importlib import metadata, util
 from typing import Any
@@ -9,6 +10,9 @@ from dlinfer.vendor.openvino.layout import LAYOUT
 
 OLDEST = (2026, 1)
 _ADVICE = 'pip install "dlinfer[openvino]"'
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""oneDNN's limit on instructions, which OpenVINO reads too; the first that is set counts."""
+_BELOW_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
 
 
 def _probe() -> Probe:
@@ -19,7 +23,18 @@ def _probe() -> Probe:
     if tuple(int(part) for part in version.split("-")[0].split(".")[:2]) < OLDEST:
         wanted = ".".join(map(str, OLDEST))
         return Probe(False, f"openvino {version} is older than {wanted}", _ADVICE)
+    limit = next((name for name in _LIMITS if os.environ.get(name)), None)
+    if limit is not None and _ends_the_process(os.environ[limit]):
+        reason = f"under {limit}={os.environ[limit]} OpenVINO ends the process on a CPU with AVX-512"
+        return Probe(False, reason, f"unset {limit}, or set it to AVX512_CORE")
     return Probe(True, f"openvino {version}")
+
+
+def _ends_the_process(limit: str) -> bool:
+    """Whether OpenVINO, which asks the CPU itself for AVX-512, would call kernels that oneDNN's limit left unmade."""
+    from dlinfer.graph.cache.fingerprint import cpu_flags
+
+    return limit.upper() in _BELOW_AVX512 and "avx512f" in cpu_flags().split()
 
 
 def _kernels() -> Mapping[str, Kernel]:

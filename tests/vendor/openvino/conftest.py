@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Generator
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from dlinfer.errors import GraphFallbackError
 from dlinfer.graph.known_answers.suite import is_fault
+from dlinfer.vendor.openvino import VENDOR
 from tests.graph.conftest import artifact_folder, graph_mode
 
 __all__ = ["artifact_folder", "graph_mode"]
@@ -44,10 +44,9 @@ def pytest_pyfunc_call() -> Generator[None, Any, Any]:
 
 class _Skipped(pytest.Module):
     def collect(self):
-        pytest.skip("the package openvino is not installed", allow_module_level=True)
+        pytest.skip(VENDOR.probe().reason, allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Called for each file of this folder, before it is imported."""
-    installed = util.find_spec("openvino") is not None
-    return None if installed else _Skipped.from_parent(parent, path=module_path)
+    return None if VENDOR.probe().available else _Skipped.from_parent(parent, path=module_path)

@@ -6,6 +6,7 @@ from importlib import metadata, util
 
 import pytest
 
+from dlinfer.graph.cache import fingerprint
 from dlinfer.vendor import discovery, openvino
 from dlinfer.vendor.openvino import VENDOR
 
@@ -35,6 +36,29 @@ def test_the_probe_tells_version_and_next_step(monkeypatch, version, available, 
         reason,
         "" if available else ADVICE,
     )
+
+
+@pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+@pytest.mark.parametrize(
+    ("limit", "flags", "available"),
+    [
+        ("AVX2", "avx2 avx512f", False),
+        ("sse41", "avx2 avx512f", False),
+        ("AVX512_CORE", "avx2 avx512f", True),
+        ("AVX2", "avx2", True),
+        ("", "avx2 avx512f", True),
+    ],
+)
+def test_a_limit_under_which_openvino_ends_the_process(monkeypatch, variable, limit, flags, available):
+    for one in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(one, raising=False)
+    monkeypatch.setenv(variable, limit)
+    monkeypatch.setattr(fingerprint, "cpu_flags", lambda: flags)
+    probe = found(monkeypatch, "2026.4.1")
+    assert probe.available == available
+    if not available:
+        assert probe.reason == f"under {variable}={limit} OpenVINO ends the process on a CPU with AVX-512"
+        assert probe.next_step == f"unset {variable}, or set it to AVX512_CORE"
 
 
 def test_probing_and_loading_kernels_import_no_openvino():
