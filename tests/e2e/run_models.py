@@ -69,12 +69,23 @@ def cell_text(entries: dict[str, dict[str, Any]], found: list[Cell]) -> str:
     return "equal" if not failures else failures[0].split("\n", 1)[0].replace("|", "/")[:120]
 
 
+PARTS = {
+    "DeepseekVLV2ForCausalLM": {
+        "language_config": {"architectures": ["DeepseekV2ForCausalLM"]},
+        "vision_config": {"model_type": "vision"},
+    }
+}
+"""What else the configuration of a class says of it, where the class alone does not tell that it sees images."""
+
+
 def refusal(name: str) -> str | None:
-    """The adaptor's words about a class that it does not serve."""
+    """Why the adaptor does not serve a class, in its words."""
+    part = vision_support.SERVED.get(name)
     try:
-        check_support({"architectures": [name]})
+        check_support({"architectures": [name]} | (PARTS.get(name) or ({part: {}} if part else {})))
     except UnsupportedFeatureError as refused:
-        return str(refused).split("\n", 1)[0]
+        told = str(refused.fields["feature"]).removeprefix(f"{name} ").removesuffix(f" ({name})")
+        return told[1:-1] if told.startswith("(") else told
     return None
 
 
