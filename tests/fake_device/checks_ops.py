@@ -17,6 +17,7 @@ from dlinfer.ops import fallback
 from dlinfer.ops.samples import SampleMaker
 from dlinfer.vendor import discovery
 from tests.ops import cases
+from tests.ops.in_turn import InTurn
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +32,12 @@ def samples():
             yield pytest.param(op, sample.name, id=f"{op.name}-{sample.name}")
 
 
-def on_device(op, name) -> tuple:
-    made = op.sample_inputs(SampleMaker(torch.float32, device=NAME, layout=LAYOUT))
-    return next(sample.args for sample in made if sample.name == name)
+SAMPLES = InTurn(NAME, LAYOUT)
 
 
 @pytest.mark.parametrize(("op", "name"), list(samples()))
 def test_every_op_is_right_on_the_device(op, name):
-    args = on_device(op, name)
+    args = SAMPLES.arguments(op, name, torch.float32)
     want = cases.expected(op, as_the_ops_say(op, args))
     with settings.override(fallback="allow"):
         returned = op.overload(*args)

@@ -1,5 +1,7 @@
 """The ops' samples as test parameters, and how results are compared."""
 
+import copy
+import functools
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from dlinfer.conformance.oracle import assert_close, expected, results, steps, w
 from dlinfer.ops import OpSpec, registry
 from dlinfer.ops.samples import Sample, SampleMaker
 from dlinfer.vendor import discovery
+from dlinfer.vendor.base import KVCacheLayout
 
 __all__ = [
     "DTYPES",
@@ -56,5 +59,13 @@ def first_names() -> set[tuple[str, str]]:
 
 
 def sample(op: str, name: str, dtype: torch.dtype) -> Sample:
-    """A fresh copy of one sample."""
-    return next(one for one in samples(registry()[op], dtype) if one.name == name)
+    """A fresh copy of one sample: strides, and which arguments share memory, are the sample's."""
+    vendor = discovery.activate_default("cpu")
+    assert vendor is not None
+    return copy.deepcopy(_by_name(op, dtype, vendor.kv_cache_layout)[name])
+
+
+@functools.lru_cache(maxsize=6)
+def _by_name(op: str, dtype: torch.dtype, layout: KVCacheLayout) -> dict[str, Sample]:
+    made = registry()[op].sample_inputs(SampleMaker(dtype, layout=layout))
+    return {one.name: one for one in made}

@@ -11,29 +11,19 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dlinfer import ops, settings
+from dlinfer import settings
 from dlinfer.ops import fallback
-from dlinfer.ops.samples import SampleMaker
 from dlinfer.vendor.ascend import VENDOR
 from dlinfer.vendor.ascend.kernels import KERNELS
 from tests.ops import cases
+from tests.ops.in_turn import InTurn, names
 from tests.vendor.ascend.simulated_npu import install
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LAYOUT = VENDOR.kv_cache_layout
+SAMPLES = InTurn(install.NAME, LAYOUT)
 answered: Counter[tuple[str, str, bool]] = Counter()
 """(op, dtype, whether the kernel answered) -> samples."""
-
-
-def names(dtype: torch.dtype):
-    for op in ops.registry().values():
-        for sample in op.sample_inputs(SampleMaker(dtype, layout=LAYOUT)):
-            yield pytest.param(op, sample.name, dtype, id=f"{op.name}-{cases.short(dtype)}-{sample.name}")
-
-
-def arguments(op, name: str, dtype: torch.dtype, device: str) -> tuple:
-    made = op.sample_inputs(SampleMaker(dtype, device=device, layout=LAYOUT))
-    return next(sample.args for sample in made if sample.name == name)
 
 
 def compare(op, args: tuple, dtype: torch.dtype) -> dict:
@@ -48,9 +38,9 @@ def compare(op, args: tuple, dtype: torch.dtype) -> dict:
     return fallback.counts()
 
 
-@pytest.mark.parametrize(("op", "name", "dtype"), [one for dtype in DTYPES for one in names(dtype)])
+@pytest.mark.parametrize(("op", "name", "dtype"), list(names(LAYOUT, DTYPES, KERNELS)))
 def test_every_sample(op, name, dtype):
-    args = arguments(op, name, dtype, install.NAME)
+    args = SAMPLES.arguments(op, name, dtype)
     kept = pytree.tree_map_only(Tensor, lambda one: one.cpu().clone(), args)
     taken = compare(op, args, dtype)
     answered[op.name, cases.short(dtype), not taken] += 1

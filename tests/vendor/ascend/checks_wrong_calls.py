@@ -19,7 +19,6 @@ from dlinfer.ops.packing import AWQ
 from dlinfer.vendor.ascend import linears
 from tests.ops import cases
 from tests.vendor.ascend import checks_ops, checks_sizes, real_sizes, schemas
-from tests.vendor.ascend.simulated_npu import install
 
 Call = tuple[list[Any], dict[str, Any]]
 Change = Callable[[list[Any], dict[str, Any]], Call]
@@ -86,7 +85,7 @@ def gaps(place: int | str) -> Change:
 
 
 def sample(op: str, name: str) -> Callable[[], tuple]:
-    return lambda: checks_ops.arguments(ops.registry()[op], name, DTYPE, install.NAME)
+    return lambda: checks_ops.SAMPLES.arguments(ops.registry()[op], name, DTYPE)
 
 
 def attention(op: str, name: str) -> Callable[[], tuple]:

@@ -18,11 +18,13 @@ from dlinfer.ops.samples import SampleMaker
 from dlinfer.vendor.camb import VENDOR
 from dlinfer.vendor.camb.kernels import KERNELS
 from tests.ops import cases
+from tests.ops.in_turn import InTurn, names
 from tests.vendor.camb import comparing
 from tests.vendor.camb.simulated_mlu import install
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LAYOUT = VENDOR.kv_cache_layout
+SAMPLES = InTurn(install.NAME, LAYOUT)
 NO_KERNEL = "the vendor has no kernel for this op"
 
 EXTRAS = "logit_softcapping|alibi_slope|sink"
@@ -39,17 +41,6 @@ REFUSED = {
 """Op -> what the reasons of its refusals say; ops that are not here refuse no sample."""
 
 
-def names(dtype: torch.dtype):
-    for op in ops.registry().values():
-        for sample in op.sample_inputs(SampleMaker(dtype, layout=LAYOUT)):
-            yield pytest.param(op, sample.name, dtype, id=f"{op.name}-{cases.short(dtype)}-{sample.name}")
-
-
-def arguments(op, name: str, dtype: torch.dtype, device: str) -> tuple:
-    made = op.sample_inputs(SampleMaker(dtype, device=device, layout=LAYOUT))
-    return next(sample.args for sample in made if sample.name == name)
-
-
 def compare(op, args: tuple, dtype: torch.dtype) -> dict:
     """Run an op on the device and its reference in float64 on the host; gives the fallbacks taken."""
     want = cases.expected(op, comparing.host(op, args))
@@ -62,9 +53,9 @@ def compare(op, args: tuple, dtype: torch.dtype) -> dict:
     return fallback.counts()
 
 
-@pytest.mark.parametrize(("op", "name", "dtype"), [one for dtype in DTYPES for one in names(dtype)])
+@pytest.mark.parametrize(("op", "name", "dtype"), list(names(LAYOUT, DTYPES, KERNELS)))
 def test_every_sample(op, name, dtype):
-    args = arguments(op, name, dtype, install.NAME)
+    args = SAMPLES.arguments(op, name, dtype)
     kept = pytree.tree_map_only(Tensor, lambda one: one.cpu().clone(), args)
     taken = compare(op, args, dtype)
     reasons = [kind.reason for kind in taken]

@@ -29,13 +29,12 @@ from tests.vendor.ascend.checks_wrong_calls import (
     without,
 )
 from tests.vendor.camb import checks_ops, checks_sizes, comparing, real_sizes, signatures
-from tests.vendor.camb.simulated_mlu import install
 
 DTYPE = torch.float16
 
 
 def sample(op: str, name: str) -> tuple[str, Callable[[], tuple]]:
-    return op, lambda: checks_ops.arguments(ops.registry()[op], name, DTYPE, install.NAME)
+    return op, lambda: checks_ops.SAMPLES.arguments(ops.registry()[op], name, DTYPE)
 
 
 def real(op: str, name: str) -> tuple[str, Callable[[], tuple]]:

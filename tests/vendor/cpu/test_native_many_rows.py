@@ -91,8 +91,12 @@ def test_what_is_no_number_stays_in_its_row_and_feature(dtype):
     x[100, 529], weight[66, 3] = torch.inf, torch.nan
     if not torch.ops.dlinfer_cpu.linear_takes.default(dtype, 101):
         torchs = F.linear(x, weight)
-        if torchs[100, :66].isnan().any():  # oneDNN's bfloat16 without AVX512-BF16, which ONEDNN_MAX_CPU_ISA gives
-            pytest.skip(f"{dtype} with 101 rows is torch's here, and torch's own product gives NaN for infinity")
+        if (
+            torchs[100, :66].isnan().any()
+        ):  # oneDNN's bfloat16 without AVX512-BF16, which ONEDNN_MAX_CPU_ISA gives
+            pytest.skip(
+                f"{dtype} with 101 rows is torch's here, and torch's own product gives NaN for infinity"
+            )
     out = linear(x, weight)
     assert out[:, 66].isnan().all()
     assert out[100, :66].isinf().all()

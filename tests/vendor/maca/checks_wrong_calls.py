@@ -39,7 +39,7 @@ Called = tuple[str, Callable[[], tuple]]
 
 
 def sample(op: str, name: str) -> Called:
-    return op, lambda: checks_ops.arguments(ops.registry()[op], name, DTYPE)
+    return op, lambda: checks_ops.SAMPLES.arguments(ops.registry()[op], name, DTYPE)
 
 
 def real(op: str, name: str) -> Called:
