@@ -127,7 +127,7 @@ figures: $(STAMP) ## docs/rooms.svg from the code's imports, docs/ops_by_vendor.
 	$(PY) -m docs.figures.ops_by_vendor
 
 .PHONY: bench
-bench: $(STAMP) ## our cpu engine against OpenVINO GenAI, llama.cpp and transformers; writes docs/benchmarks_peers.md
+bench: $(STAMP) ## LMDeploy on the vendor cpu against its peers; writes docs/benchmarks_peers.md
 	$(PY) -m benchmarks.peers --write-docs $(BENCH_ARGS)
 
 .PHONY: bench-graph

@@ -1,4 +1,4 @@
-"""Requests of mixed lengths, all at once: LMDeploy on our cpu engine against OpenVINO GenAI's continuous batching, and
+"""Requests of mixed lengths, all at once: LMDeploy on the vendor cpu against OpenVINO GenAI's continuous batching, and
 llama.cpp batched as its server does, without sampling.
 
     python -m benchmarks.traffic [--requests 32] [--precisions f32 bf16 int8 int4] [--pairs 15] [--model FOLDER]

@@ -1,4 +1,4 @@
-"""LMDeploy on our cpu engine against OpenVINO GenAI, llama.cpp and transformers: same weights, interleaved rounds.
+"""LMDeploy on the vendor cpu against OpenVINO GenAI, llama.cpp and transformers: same weights, interleaved rounds.
 
     python -m benchmarks.peers [--model-kind dense] [--precisions f32 bf16 int8 int4]
         [--peers genai llama.cpp transformers] [--pairs 15] [--works prefill-512 prefill-2048 decode-1 decode-8]

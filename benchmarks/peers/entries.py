@@ -1,4 +1,4 @@
-"""Who takes part for one precision: LMDeploy on our cpu engine first, then the peers, each on the same weights."""
+"""Who takes part for one precision: LMDeploy on the vendor cpu first, then the peers, each on the same weights."""
 
 import subprocess
 from collections.abc import Mapping

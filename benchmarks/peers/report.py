@@ -1,4 +1,4 @@
-"""docs/benchmarks_peers.md: one section a kind of CPU and of model, from the JSON that each run left beside it."""
+"""docs/benchmarks_peers.md: one section per CPU type and model, from the JSON that each run left beside it."""
 
 import json
 import re
@@ -16,7 +16,7 @@ FOLDER = DOCS / "benchmarks"
 
 _INTRODUCTION = """# LMDeploy on a CPU against its peers
 
-Made by `python -m benchmarks.peers --write-docs`, one section a kind of CPU and of model; do not edit. Weights are
+Made by `python -m benchmarks.peers --write-docs`, one section per CPU type and model; do not edit. Weights are
 random, the same for all. *times faster* is the median ratio of neighbouring runs with its 95 % interval: above 1 ours
 is faster. Decoding is behind 512 tokens of each sequence.
 """

@@ -29,14 +29,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dlinfer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     text = "show what is installed here, which vendors can run and which cannot, and why"
-    doctor = commands.add_parser(
-        "doctor", help=text, description=f"{text.capitalize()}.", epilog=_DOCTOR_EXIT
-    )
+    doctor = commands.add_parser("doctor", help=text, description=f"{_sentence(text)}.", epilog=_DOCTOR_EXIT)
     doctor.add_argument("--json", action="store_true", help="print one JSON object (schema: docs/doctor.md)")
     doctor.add_argument(
         "--ask",
         action="store_true",
-        help="put every known answer to every engine now, and not show only those that were asked before",
+        help="ask each engine the known-answer questions that were never asked here; without it they are only counted",
     )
     doctor.set_defaults(run=_doctor)
     _add_explain(commands)
@@ -55,7 +53,7 @@ def _add_explain(commands: Any) -> None:
     explain = commands.add_parser(
         "explain",
         help=text,
-        description=f"{text.capitalize()}. Prefill and one decode step with a static cache.",
+        description=f"{_sentence(text)}. Prefill and one decode step with a static cache.",
     )
     explain.add_argument("folder", metavar="MODEL_FOLDER", type=Path, help="a model as Hugging Face saves it")
     explain.add_argument("--batch", type=_positive, default=2, metavar="N", help="sequences (default 2)")
@@ -75,7 +73,7 @@ def _add_compile(commands: Any) -> None:
     from dlinfer.cli import compile
 
     text = "compile a model folder to the file that a vendor's runtime takes"
-    command = commands.add_parser("compile", help=text, description=f"{text.capitalize()}.")
+    command = commands.add_parser("compile", help=text, description=f"{_sentence(text)}.")
     compile.add_arguments(command)
     command.set_defaults(run=compile.run)
 
@@ -89,7 +87,7 @@ def _add_conformance(commands: Any) -> None:
     command = commands.add_parser(
         "conformance",
         help=text,
-        description=f"{text.capitalize()} (docs/conformance.md).",
+        description=f"{_sentence(text)} (docs/conformance.md).",
         epilog=conformance.EXIT,
     )
     conformance.add_arguments(command)
@@ -101,7 +99,7 @@ def _add_contract(commands: Any) -> None:
 
     text = "compare what LMDeploy's source asks of dlinfer with what there is, and name every difference"
     command = commands.add_parser(
-        "contract", help=text, description=f"{text.capitalize()}.", epilog=contract.EXIT
+        "contract", help=text, description=f"{_sentence(text)}.", epilog=contract.EXIT
     )
     contract.add_arguments(command)
     command.set_defaults(run=contract.run)
@@ -114,7 +112,7 @@ def _add_new_vendor(commands: Any) -> None:
     command = commands.add_parser(
         "new-vendor",
         help=text,
-        description=f"{text.capitalize()} (docs/device_vendor.md).",
+        description=f"{_sentence(text)} (docs/device_vendor.md).",
         epilog=new_vendor.EXIT,
     )
     new_vendor.add_arguments(command)
@@ -126,7 +124,7 @@ def _add_preflight(commands: Any) -> None:
 
     text = "tell what LMDeploy would make of a model folder, before weights load: refusals, ops, memory"
     command = commands.add_parser(
-        "preflight", help=text, description=f"{text.capitalize()}.", epilog=preflight.EXIT
+        "preflight", help=text, description=f"{_sentence(text)}.", epilog=preflight.EXIT
     )
     preflight.add_arguments(command)
     command.set_defaults(run=preflight.run)
@@ -137,7 +135,7 @@ def _add_quantise(commands: Any) -> None:
 
     text = "quantise a model folder to 4 or 8 bits that LMDeploy reads, without data or with a look at some"
     command = commands.add_parser(
-        "quantise", help=text, description=f"{text.capitalize()}.", epilog=quantise.EXIT
+        "quantise", help=text, description=f"{_sentence(text)}.", epilog=quantise.EXIT
     )
     quantise.add_arguments(command)
     command.set_defaults(run=quantise.run)
@@ -146,7 +144,7 @@ def _add_quantise(commands: Any) -> None:
 def _add_toolchain(commands: Any) -> None:
     text = "install the compilers and runtimes of vendors whose packages need an older Python"
     toolchain = commands.add_parser(
-        "toolchain", help=text, description=f"{text.capitalize()} (docs/toolchains.md)."
+        "toolchain", help=text, description=f"{_sentence(text)} (docs/toolchains.md)."
     )
     actions = toolchain.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
     actions.add_parser("list", help="show which there are, and which are installed")
@@ -159,13 +157,20 @@ def _add_toolchain(commands: Any) -> None:
     toolchain.set_defaults(run=_toolchain)
 
 
+def _sentence(text: str) -> str:
+    """With a capital at its beginning, and names as they are, which str.capitalize() writes small."""
+    return text[0].upper() + text[1:]
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return int(text)
 
 
-_DOCTOR_EXIT = "Exit status: 0 when ops can run on a vendor other than the reference, else 1."
+_DOCTOR_EXIT = (
+    "Exit status: 0 when ops can run on a vendor other than the reference and no problem was found, else 1."
+)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -37,13 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_lengths,
         default=(),
         metavar="N,N",
-        help="lengths of prompts that one prefill takes, ascending (default: one of --seq-length)",
+        help="lengths of prompts that one prefill takes, ascending (default: a single stage of length --seq-length)",
     )
     parser.add_argument("--cores", type=int, default=1, metavar="N", help="of the chip (default 1)")
     parser.add_argument(
         "--group-size", type=int, default=64, metavar="N", help="weights of 4 bits to a scale (default 64)"
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="compilers at once (default 1)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="number of parallel compilations (default 1)"
+    )
     parser.add_argument(
         "--timeout", type=float, default=3600.0, metavar="S", help="seconds for one net (default 3600)"
     )

@@ -13,7 +13,7 @@ BROKEN, NOT_ASKED = 1, 2
 
 EXIT = (
     "Exit status: 0 when every claim of the vendor holds, 1 when one does not or nothing passed, 2 when it could not "
-    "be asked (it is not installed, cannot run here, or an op or check of that name there is not)."
+    "be asked (it is not installed, it cannot run here, or there is no such op or check)."
 )
 
 

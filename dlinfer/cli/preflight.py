@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="MODEL", type=Path, help="a model as Hugging Face saves it")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="the device type (default cpu)")
     for name, (kind, text) in _OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=text)
+        metavar = "DTYPE" if name == "dtype" else "N"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",

@@ -7,6 +7,7 @@ import sys
 import tomllib
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.workers import ROOT
 
@@ -47,6 +48,15 @@ def test_every_device_has_an_extra_and_a_file():
     for name in DEVICES:
         assert name in PROJECT["optional-dependencies"]
         assert (ROOT / "requirements" / name / "full.txt").is_file()
+
+
+@pytest.mark.parametrize("name", ["maca", "camb"])
+def test_a_file_beside_the_makers_torch_lists_what_lmdeploy_imports(name):
+    """They are installed beside dlinfer without its dependencies, so nothing else brings these packages."""
+    lines = (ROOT / "requirements" / name / "full.txt").read_text().splitlines()
+    listed = {str(Requirement(line)) for line in lines if line and not line.startswith("#")}
+    wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["lmdeploy"]]
+    assert listed == {str(one) for one in map(Requirement, wanted) if one.name != "torch"}
 
 
 def test_no_other_extra_brings_a_package_that_breaks_torch():

@@ -119,7 +119,7 @@ def compare(got: Answers, want: Answers, result: dict[str, Any]) -> None:
 
 
 TOLERANCE = 1e-4
-"""Of fp32 results relative to the largest number of the tensor. Sums of some hundred terms in another order give
+"""Of float32 results relative to the largest number of the tensor. Sums of some hundred terms in another order give
 1e-6 to 1e-5 after these few layers; a wrong mask, position or weight gives more than 1e-2."""
 
 

@@ -323,7 +323,7 @@ LEFT_OUT = {
 
 
 def build(architecture: Architecture, seed: int = 0) -> Any:
-    """The model in fp32 and eval mode, with random weights that give results of magnitude one."""
+    """The model in float32 and eval mode, with random weights that give results of magnitude one."""
     import torch
     import transformers
 

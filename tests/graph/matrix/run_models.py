@@ -63,7 +63,7 @@ def document(rows: list[tuple[str, ...]], backend: str) -> str:
 
 Made by `make graph-models`; do not edit. {passed} of {len(rows)} architectures pass, with {versions}.
 
-Each is transformers' own class with a tiny random configuration in fp32, called eagerly and through
+Each is transformers' own class with a tiny random configuration in float32, called eagerly and through
 `torch.compile(model, backend="{backend}")` with default settings under `torch.no_grad()`: three batch sizes by four
 lengths, generators with prefill and greedy decode steps over a `StaticCache`, everything twice. A pass means:
 
