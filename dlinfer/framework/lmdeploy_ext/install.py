@@ -15,7 +15,13 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, ranks
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
-    from dlinfer.framework.lmdeploy_ext.layers import few_logits, model_classes, selection, token_draws
+    from dlinfer.framework.lmdeploy_ext.layers import (
+        few_logits,
+        model_classes,
+        repetition,
+        selection,
+        token_draws,
+    )
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
     from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
@@ -77,6 +83,7 @@ def _records() -> list[Patch]:
         step_thread,
         token_draws,
         few_logits,
+        repetition,
         weight_checks,
         loading,
         media,

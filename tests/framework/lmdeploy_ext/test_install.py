@@ -49,6 +49,7 @@ DONE_WITHOUT = {
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._adjust_block_size",
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._get_dsa_score_workspace_size",
     "lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.sampling",
+    "lmdeploy.pytorch.engine.logits_process:_filter_repetition_ngram_",
     "lmdeploy.pytorch.engine.logits_process:_process_bad_words_",
     "lmdeploy.pytorch.engine.logits_process:_process_repetition_penalty_",
     "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine.__init__",

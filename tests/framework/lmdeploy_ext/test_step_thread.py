@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import backend
 from dlinfer.framework.lmdeploy_ext.serving import prompt_turns, step_thread
 from dlinfer.framework.lmdeploy_ext.serving.step_thread import StepThread
 from dlinfer.utils import computing
@@ -45,16 +46,6 @@ class Agent:
         self.queue.put_nowait(value)
 
     loop_thread = 0
-
-
-class Ends:
-    """LMDeploy's event of a step; only its loop may set it."""
-
-    thread = count = 0
-
-    def set(self) -> None:
-        assert threading.get_ident() == self.thread
-        self.count += 1
 
 
 class Patched:
@@ -141,17 +132,15 @@ def test_what_a_step_gave_is_handled_beside_the_next_one(agent, monkeypatch, tel
 def test_steps_that_lie_ready_follow_without_the_loop(agent):
     """One that is to be joined to its own follower is begun by the loop, and what comes behind that too."""
     begun: list[Any] = []
-    ends = Ends()
 
     async def step(self: Any, value: Any) -> None:
         begun.append(value)
         await Agent.step(self, value)
 
     patched = step_thread._async_step(step)
-    step_thread._start(lambda self, forward_event=None: None)(agent, ends)
 
     async def main() -> None:
-        agent.loop_thread = Ends.thread = threading.get_ident()
+        agent.loop_thread = threading.get_ident()
         first = asyncio.ensure_future(patched(agent, value=0))
         while not agent.begun.is_set():
             await asyncio.sleep(0.001)
@@ -168,7 +157,6 @@ def test_steps_that_lie_ready_follow_without_the_loop(agent):
         assert begun == [0, 1, 2, 3, 4]
         assert [await agent.queue.get() for _ in range(5)] == [0, 1, 2, 3, 4]
         assert len({thread for thread, _ in agent.seen}) == 1
-        assert ends.count == 4  # LMDeploy's loop sets the first one's
 
     run(main())
 
@@ -204,6 +192,40 @@ def test_what_changes_weights_waits_for_the_step(agent):
         await step_thread._sleep(fall_asleep)(agent)
         await step
         assert order == ["let go", "changed", "asleep"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("taken", ["by the thread", "for the loop"])
+def test_steps_that_were_taken_before_a_sleep_never_run_and_give_nothing(agent, taken):
+    """The engine has let go of their sequences: what they gave would be taken for what the next step gives."""
+    asleep = threading.Event()
+    take = agent._in_que.get_nowait
+
+    def take_before_the_sleep() -> Any:
+        found = take()
+        assert asleep.wait(SECONDS)
+        return found
+
+    async def fall_asleep(self: Any, level: int = 1) -> None:
+        while not self._in_que.empty():
+            take()
+        asleep.set()
+
+    async def main() -> None:
+        agent.loop_thread = threading.get_ident()
+        if taken == "by the thread":  # which would run it once the sleep is over
+            agent._in_que.get_nowait = take_before_the_sleep
+        step = asyncio.create_task(Patched.step(agent, value="before"))
+        while not agent.begun.is_set():
+            await asyncio.sleep(0.001)
+        agent._in_que.put_nowait({"value": "stale", prompt_turns.FOLLOWED: taken == "for the loop"})
+        threading.Timer(0.05, agent.go.set).start()
+        await step_thread._sleep(fall_asleep)(agent)
+        await step
+        await Patched.step(agent, value="after")
+        assert await agent.queue.get() == "after"
+        assert agent.queue.empty() and len(agent.seen) == 2
 
     run(main())
 
@@ -254,3 +276,16 @@ def test_devices_that_return_at_once_stay_in_the_loop(agent, monkeypatch):
 
 def test_a_thread_that_never_ran_can_be_closed():
     StepThread().close()
+
+
+def test_a_model_that_runs_eagerly_tells_that_it_computes():
+    class Model(torch.nn.Module):
+        ctx_mgr = None
+
+        def forward(self, x: int) -> tuple[int, int]:
+            return x, computing.told()
+
+    unused: Any = None
+    runner = backend.EagerRunner(Model(), unused, unused, unused, torch.device("cpu"))
+    before = computing.told()
+    assert runner(x=3) == (3, before + 1)

@@ -20,8 +20,18 @@ from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
 from dlinfer.framework.lmdeploy_ext.layers.quantised import awq, eight_bit, four_bit_experts, kv_quantisation
+from dlinfer.utils import computing
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
+
+
+class EagerRunner(GraphRunner):
+    """Runs a model as it is."""
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """One forward. kwargs: as LMDeploy's model takes them."""
+        computing.begins()
+        return super().__call__(**kwargs)
 
 
 def _indexer(spec: Any) -> Any:
@@ -140,7 +150,7 @@ class OpsBackend(DlinferOpsBackend):
         """What runs the model: compiled graphs, or with ``eager_mode=True`` the model itself."""
         kv_quantisation.check_model(model_config, cache_config)
         windows.apply(model, model_config.llm_config or model_config.hf_config)
-        runner = GraphRunner if backend_config.eager_mode else _graph_runner(model)
+        runner = EagerRunner if backend_config.eager_mode else _graph_runner(model)
         return runner(model, model_config, cache_config, backend_config, device)
 
     @staticmethod
@@ -168,5 +178,5 @@ def _graph_runner(model: torch.nn.Module) -> Callable[..., Any]:
         return CompiledRunner
     if device.graph_class is None:
         logger.warning("device %s has no graphs here, so that each step runs eagerly", _device_type())
-        return GraphRunner
+        return EagerRunner
     return partial(CaptureRunner, device, adapters=lora.has_adapters(model))

@@ -174,6 +174,7 @@ class CompiledRunner(GraphRunner):
         if self._parts is not None:
             _mark(parts.marks(self._parts.speech_sizes, kwargs))
         phase = "forward" if self._phases_alike else "decoding" if metadata.is_decoding else "prefill"
+        computing.begins()  # what the step before gave need not wait for the compiler
         self._calls[key], result = self._compile(phase, function, kwargs)
         hidden = result.get("hidden_states") if isinstance(result, dict) else result
         if isinstance(hidden, torch.Tensor) and hidden.dim() == 3:

@@ -49,9 +49,13 @@ def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 
 async def joined(
-    agent: Any, first: Callable[[], Awaitable[None]], second: Callable[[], Awaitable[None]]
+    agent: Any,
+    first: Callable[[], Awaitable[None]],
+    second: Callable[[], Awaitable[None]],
+    arguments: dict[str, Any],
 ) -> None:
-    """Run two steps, the second with the arguments that `expect` was told of."""
+    """Run two steps. first: decodes. arguments: those that second is called with."""
+    expect(agent, arguments)
     try:
         await first()
         await second()

@@ -27,7 +27,6 @@ _FOLLOWS = 0.05
 """Seconds for which decoding waits for the prompts that it is said to be followed by: ten times what they take."""
 
 _NAME = "dlinfer_steps"  # of the attribute in which an agent has its thread
-_EVENT = "dlinfer_forward_event"  # of the one in which it has what LMDeploy sets behind each step
 
 Step = Callable[[], Awaitable[None]]
 
@@ -36,6 +35,7 @@ class StepThread:
     """Runs coroutines of one model agent, one after the other, on one thread with an event loop of its own.
 
     idle: held while one runs. Whoever changes what a step reads takes it first.
+    era: counts how often what steps read was taken away; a step that was taken from the queue before never runs.
 
     What a step gives is handed over when the next one has begun to compute: handling it takes the loop a millisecond or
     two of Python, for which the next step would have to wait, and which cost nothing beside one that computes. For the
@@ -44,32 +44,39 @@ class StepThread:
 
     def __init__(self) -> None:
         self.idle = threading.RLock()
+        self.era = 0
         self._outputs: deque[Callable[[], None]] = deque()  # of the step before, for the loop to take
         self._running = False
         self._steps = asyncio.new_event_loop()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dlinfer-step")
         self._host: asyncio.AbstractEventLoop | None = None
 
-    async def run(self, step: Step, following: Callable[[], Step | None] = lambda: None) -> None:
+    async def run(
+        self, step: Step, following: Callable[[], Step | None] = lambda: None, era: int | None = None
+    ) -> None:
         """Wait for a step, and for those behind it, without holding up the loop that this is called in.
 
-        following: gives the next step if it lies ready; called on the thread after each step.
+        following: gives the next step if it lies ready; called on the thread after each step. era: in which the step
+        was taken; now if None.
         """
+        run = functools.partial(self._run, step, following, self.era if era is None else era)
         self._host = asyncio.get_running_loop()
         context = contextvars.copy_context()
         self._running = True
         try:
-            await self._host.run_in_executor(self._pool, lambda: context.run(self._run, step, following))
+            await self._host.run_in_executor(self._pool, context.run, run)
         finally:
             self._running = False
             self._host.call_soon(self._take_unless_running)
             self._host.call_later(_LATEST, self.take_outputs)  # where the next step does not tell
 
-    def _run(self, first: Step, following: Callable[[], Step | None]) -> None:
+    def _run(self, first: Step, following: Callable[[], Step | None], era: int) -> None:
         computing.listen(self._computes)
         step: Step | None = first
         while step is not None:
             with self.idle, torch.inference_mode():  # a mode of the thread
+                if self.era != era:
+                    return
                 self._steps.run_until_complete(_awaited(step))
             step = following()
 
@@ -95,10 +102,10 @@ class StepThread:
         else:
             self._outputs.append(call)
 
-    def another_ends(self, agent: Any) -> None:
-        """A step ends, or will, that LMDeploy's loop does not know of: it sets an event behind each that it began."""
-        if (event := getattr(agent, _EVENT, None)) is not None:
-            self._outputs.append(event.set)
+    def end_era(self) -> None:
+        """Drop the steps that were taken, and what they gave, which nobody waits for. The caller holds ``idle``."""
+        self.era += 1
+        self._outputs.clear()
 
     def close(self) -> None:
         """Wait for the step under way and end the thread."""
@@ -130,32 +137,33 @@ def _async_step(original: Callable[..., Awaitable[None]]) -> Callable[..., Await
         if steps is None:
             await step()
             return
+        era = steps.era
         second = None
         if followed:
             steps.take_outputs()  # the engine sends the prompts once it has seen the step before
             second = await joined_forward.following(self, _FOLLOWS)
-        if second is not None:
-            steps.another_ends(self)
         held: list[dict[str, Any]] = []
-        following = functools.partial(_following, original, self, steps, held)
+        following = functools.partial(_following, original, self, held)
         if second is None:
-            await steps.run(step, following)
+            await steps.run(step, following, era)
         elif joined_forward.can_join(self, kwargs, second):
             second.pop(prompt_turns.FOLLOWED, None)
-            joined_forward.expect(self, second)
             prompts = functools.partial(original, self, **second)
-            await steps.run(functools.partial(joined_forward.joined, self, step, prompts), following)
+            await steps.run(
+                functools.partial(joined_forward.joined, self, step, prompts, second), following, era
+            )
         else:
-            await steps.run(step)
+            await steps.run(step, era=era)
             held.append(second)
         for taken in held:
-            await _async_step(self, **taken)
+            if steps.era == era:
+                await _async_step(self, **taken)
 
     return _async_step
 
 
 def _following(
-    original: Callable[..., Awaitable[None]], agent: Any, steps: StepThread, held: list[dict[str, Any]]
+    original: Callable[..., Awaitable[None]], agent: Any, held: list[dict[str, Any]]
 ) -> Step | None:
     """Take the step that lies ready from the agent's queue, if one does; on the steps' thread.
 
@@ -166,21 +174,11 @@ def _following(
         taken = joined_forward.received(agent, agent._in_que.get_nowait())
     except asyncio.QueueEmpty:
         return None
-    steps.another_ends(agent)
     if taken.get(prompt_turns.FOLLOWED):
         held.append(taken)
         return None
     taken.pop(prompt_turns.FOLLOWED, None)
     return functools.partial(original, agent, **taken)
-
-
-def _start(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def start(self: Any, forward_event: Any = None) -> None:
-        setattr(self, _EVENT, forward_event)
-        original(self, forward_event)
-
-    return start
 
 
 def _push_output(original: Callable[..., None]) -> Callable[..., None]:
@@ -217,6 +215,7 @@ def _sleep(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[
             await original(self, level)
             return
         with steps.idle:
+            steps.end_era()
             await original(self, level)
 
     return sleep
@@ -252,16 +251,7 @@ PATCHES = (
         signature="(self, output)",
         build=_push_output,
     ),
-    Patch(
-        target=f"{_AGENT}.start",
-        why="sets the event of a step in the loop alone, which does not see each step end here",
-        signature="(self, forward_event=None)",
-        build=_start,
-    ),
     Patch(target=f"{_AGENT}.sleep", why=_MEANWHILE, signature="(self, level=1)", build=_sleep),
     Patch(target=f"{_AGENT}.wakeup", why=_MEANWHILE, signature="(self, tags=None)", build=_between_steps),
-    Patch(
-        target=f"{_AGENT}.update_params", why=_MEANWHILE, signature="(self, request)", build=_between_steps
-    ),
     Patch(target=f"{_AGENT}.release", why=_MEANWHILE, signature="(self)", build=_release),
 )

@@ -268,11 +268,11 @@ class TestCanJoin:
 
 def test_an_error_of_the_first_leaves_nothing_behind():
     agent = SimpleNamespace(cache_config=CACHE)
-    joined_forward.expect(agent, {"inputs": prompts()})
 
     async def fails() -> None:
+        assert getattr(agent, joined_forward._NAME) is not None
         raise RuntimeError("no")
 
     with contextlib.suppress(RuntimeError):
-        asyncio.run(joined_forward.joined(agent, fails, fails))
+        asyncio.run(joined_forward.joined(agent, fails, fails, {"inputs": prompts()}))
     assert getattr(agent, joined_forward._NAME) is None
