@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from dlinfer.conformance import borders, oracle
 from dlinfer.errors import FallbackError, GraphFallbackError
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.samples import SampleMaker, SamplesInTurn
 from dlinfer.ops.spec import OpSpec
 from dlinfer.vendor.base import HOST, KVCacheLayout, Vendor
 
@@ -21,6 +21,8 @@ CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
 
 DECLINES = (FallbackError, GraphFallbackError)
 """What is raised, under the policy ``error``, where a kernel or an engine does not take a call."""
+
+_samples = SamplesInTurn()
 
 
 class Failed(Exception):
@@ -71,7 +73,7 @@ class Case:
     def _made(self, make: SampleMaker) -> list[Any]:
         if self.border:
             return list(borders.arguments(self.op.name, self.sample, make))
-        return list(next(one.args for one in self.op.sample_inputs(make) if one.name == self.sample))
+        return list(_samples.arguments(self.op, make, self.sample))
 
     def expected(self, args: list[Any] | None = None) -> list[Tensor]:
         """What the call is to give, on the host; of other arguments, which lie on the host, where they are given."""

@@ -209,4 +209,5 @@ def _gated_delta_rule_samples(make: SampleMaker) -> Iterator[Sample]:
     yield Sample("slots with gaps", (*args[:5], slots, *args[6:]))
     packed = make.tensor(10, 2 * 16 + 48)
     views = (packed[:, :16].unflatten(1, (2, 8)), packed[:, 16:32].unflatten(1, (2, 8)))
-    yield Sample("views of one tensor", (*views, packed[:, 32:].unflatten(1, (4, 12)), *args[3:]))
+    out = torch.zeros_like(args[-1])
+    yield Sample("views of one tensor", (*views, packed[:, 32:].unflatten(1, (4, 12)), *args[3:-1], out))

@@ -8,31 +8,22 @@ import pytest
 import torch
 
 from dlinfer.ops import OpSpec, registry
-from dlinfer.ops.samples import Sample, SampleMaker
+from dlinfer.ops.samples import SampleMaker, SamplesInTurn
 from dlinfer.vendor.base import KVCacheLayout
 from tests.ops import cases
 
 
 class InTurn:
-    """Makes samples anew on a device, each once where they are asked for in their order.
-
-    A sample's numbers depend on the samples before it, so that one that is asked for out of turn costs all of those.
-    """
+    """Makes samples anew on a device."""
 
     def __init__(self, device: str, layout: KVCacheLayout) -> None:
         self._device, self._layout = device, layout
-        self._key: tuple[str, torch.dtype] | None = None
-        self._left: Iterator[Sample] = iter(())
+        self._samples = SamplesInTurn()
 
     def arguments(self, op: OpSpec, name: str, dtype: torch.dtype) -> tuple[Any, ...]:
         """The arguments of the op's sample of that name."""
-        if self._key == (op.name, dtype):
-            for sample in self._left:
-                if sample.name == name:
-                    return sample.args
-        self._key = op.name, dtype
-        self._left = iter(op.sample_inputs(SampleMaker(dtype, device=self._device, layout=self._layout)))
-        return next(sample.args for sample in self._left if sample.name == name)
+        make = SampleMaker(dtype, device=self._device, layout=self._layout)
+        return self._samples.arguments(op, make, name)
 
 
 def names(layout: KVCacheLayout, dtypes: Iterable[torch.dtype], kernels: Collection[str]) -> Iterator[Any]:
