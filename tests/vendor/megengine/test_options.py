@@ -249,7 +249,7 @@ def returns(model, name: str) -> None:
         return
     command = [sys.executable, "-c", ONE_RUN, str(model), name]
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=25, cwd=ROOT)
+        subprocess.run(command, check=True, capture_output=True, timeout=12, cwd=ROOT)
     except subprocess.TimeoutExpired:
         pytest.skip(f"on this CPU MegEngine Lite does not come back from a forward with {name}")
 
