@@ -94,14 +94,6 @@ def activate(device_type: str) -> None:
     tell_of_misfits()
 
 
-def deactivate() -> None:
-    """Undo everything: LMDeploy is as it was installed. No engine may be running."""
-    global _active, _torch_device
-    view.uninstall()
-    patches().revert()
-    _active = _torch_device = None
-
-
 def check_device(device_type: str) -> None:
     """Called before an engine is built. Raises DeviceConflictError for a device that the view would misplace, and
     PatchError where a module that was imported since is not what an essential patch was written for."""

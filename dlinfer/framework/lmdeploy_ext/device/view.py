@@ -107,13 +107,3 @@ def cover(module: ModuleType) -> None:
     """Show the view to one module, if it is on the list."""
     if _view is not None and module.__name__ in COVERED and vars(module).get("torch") is torch:
         module.torch = _view  # type: ignore[attr-defined]
-
-
-def uninstall() -> None:
-    """Give the real torch back to every covered module."""
-    global _view
-    for name in COVERED:
-        module = sys.modules.get(name)
-        if module is not None and vars(module).get("torch") is _view:
-            module.torch = torch  # type: ignore[attr-defined]
-    _view = None
