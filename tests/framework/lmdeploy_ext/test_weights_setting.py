@@ -22,6 +22,7 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion import floats, head, loading, mapped
 from dlinfer.framework.lmdeploy_ext.conversion.formats import W8A8, AwqInt4
 from dlinfer.framework.lmdeploy_ext.layers.quantised.head import PackedEmbedding, PackedHead
+from dlinfer.framework.lmdeploy_ext.preflight import headers
 from dlinfer.framework.lmdeploy_ext.quantise.run import quantise
 from dlinfer.framework.lmdeploy_ext.quantise.source import ADMITTED
 from tests.framework.lmdeploy_ext.quantise import folders
@@ -141,9 +142,9 @@ def test_mapped_tensors_are_those_of_the_file_and_may_be_kept(tmp_path):
         "large": torch.randn(3 * mmap.PAGESIZE),
         "strided": torch.randn(70, 50).to(torch.bfloat16),
         "flags": torch.tensor([True, False]),
-        "eight": torch.randn(64).to(torch.float8_e4m3fn),
         "scalar": torch.tensor(2.5),
     }
+    want |= {name: torch.ones(5).to(dtype) for name, dtype in mapped._DTYPES.items()}
     save_file(want, tmp_path / "model.safetensors", {"format": "pt"})
     got = dict(mapped.tensors(tmp_path / "model.safetensors", "x."))
     assert got.keys() == {f"x.{name}" for name in want}
@@ -154,6 +155,18 @@ def test_mapped_tensors_are_those_of_the_file_and_may_be_kept(tmp_path):
         assert found.numel() == 0 or torch.equal(
             found.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)
         )
+
+
+def test_a_dtype_that_is_not_mapped_is_refused_by_name(tmp_path):
+    weights = {"w": torch.ones(2), "odd": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedFeatureError, match=r"F4 of tensor 'odd' in .*unset DLINFER_CPU_WEIGHTS"):
+        next(mapped.tensors(tmp_path / "model.safetensors"))
+
+
+def test_the_plan_of_memory_knows_the_size_of_every_mapped_dtype():
+    sizes = {name: dtype.itemsize * 8 for name, dtype in mapped._DTYPES.items()}
+    assert sizes == headers.BITS
 
 
 class Tiny(nn.Module):

@@ -12,9 +12,12 @@ import struct
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 
 _DTYPES = {
     "F64": torch.float64,
@@ -23,30 +26,48 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "C64": torch.complex64,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+"""Those of a whole byte or more that torch has: several numbers in a byte (F4, F6) have another shape in torch."""
 
 
 def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """(prefix and name, tensor) of a file that is known to be whole, in the order in which they lie.
 
     A tensor is a view of the file, never to be written to. It may be kept: what is read of it later comes from the
-    file again.
+    file again. Raises UnsupportedFeatureError, before the first tensor, where one has a dtype that is not known.
     """
     with Path(path).open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     header.pop("__metadata__", None)
+    _check_dtypes(Path(path), header)
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = (8 + length + offset for offset in entry["data_offsets"])
         yield f"{prefix}{name}", _tensor(mapping, begin, entry)
         _give_back(mapping, begin, end)
+
+
+def _check_dtypes(path: Path, header: dict[str, Any]) -> None:
+    for name, entry in header.items():
+        if entry["dtype"] not in _DTYPES:
+            raise refuse(
+                f"dtype {entry['dtype']} of tensor {name!r} in {path}, while weights are packed as they load,",
+                "unset DLINFER_CPU_WEIGHTS, or give a checkpoint whose weights are all in floats",
+            )
 
 
 def _tensor(mapping: mmap.mmap, begin: int, entry: dict[str, list[int]]) -> Tensor:
