@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 FORMATS = ("awq-int4", "w8a8", "fp8")
 EXIT = (
     "Exit status: 0 when the folder is written or the loss measured, 1 when something is refused and nothing was "
-    "written, 2 when LMDeploy cannot be imported, 130 or 143 when a signal ended it and nothing was written."
+    "written, 2 when options do not go together or LMDeploy cannot be imported, 130 or 143 when a signal ended it and "
+    "nothing was written."
 )
 
 
@@ -56,22 +57,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="a file of text like what the model will see; auto-round rounds by it (dlinfer[quantise])",
     )
-    looked.add_argument("--samples", type=int, default=128, help="pieces of the text at most (default 128)")
-    looked.add_argument("--length", type=int, default=512, help="tokens of a piece (default 512)")
-    looked.add_argument("--steps", type=int, default=200, help="of the search, a layer (default 200)")
+    looked.add_argument("--samples", type=int, help="pieces of the text at most (default 128)")
+    looked.add_argument("--length", type=int, help="tokens of a piece (default 512)")
+    looked.add_argument("--steps", type=int, help="of the search, a layer (default 200)")
     parser.add_argument(
         "--text", type=Path, metavar="TEXT", help="of --loss: a file of text; default is Python's own help"
     )
     parser.add_argument(
-        "--tokens", type=int, default=1024, metavar="N", help="of --loss: tokens of the text (default 1024)"
+        "--tokens", type=int, metavar="N", help="of --loss: tokens of the text (default 1024)"
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object (schema: docs/quantised_weights.md)"
     )
+    parser.set_defaults(usage_error=parser.error)
+
+
+_SEARCH = ("samples", "length", "steps")
+_OF_LOSS = ("text", "tokens")
+
+
+def _check_together(arguments: argparse.Namespace) -> None:
+    """End with a usage error that names options which say nothing beside the others that are given."""
+    if arguments.loss:
+        # The setting that packs a model as it is served chooses the groups itself, and looks at no data.
+        beside, unused = "--loss", ("group_size", "calibrate", *_SEARCH)
+    else:
+        beside, unused = "--output", _OF_LOSS
+    given = [f"--{name.replace('_', '-')}" for name in unused if getattr(arguments, name) is not None]
+    if given:
+        arguments.usage_error(f"not allowed with {beside}: {', '.join(given)}")
+    given = [f"--{name}" for name in _SEARCH if getattr(arguments, name) is not None]
+    if given and arguments.calibrate is None:
+        arguments.usage_error(f"not allowed without --calibrate: {', '.join(given)}")
+
+
+def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Quantise, print, and return the exit status."""
+    _check_together(arguments)
     try:
         from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration
         from dlinfer.framework.lmdeploy_ext.quantise.run import format_of, quantise
@@ -80,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _loss(arguments)
         looked = None
         if arguments.calibrate is not None:
-            looked = Calibration(arguments.calibrate, arguments.samples, arguments.length, arguments.steps)
+            looked = Calibration(arguments.calibrate, **_given(arguments, _SEARCH))
         with _ending(), _progress(quiet=arguments.json) as progress:
             form = format_of(arguments.format, arguments.group_size)
             report = quantise(arguments.folder, arguments.output, form, progress, looked)
@@ -107,9 +133,8 @@ def _loss(arguments: argparse.Namespace) -> int:
         found = measure(
             arguments.folder,
             arguments.format,
-            arguments.text,
-            arguments.tokens,
-            lambda text: progress(0, 1, text),
+            tell=lambda text: progress(0, 1, text),
+            **_given(arguments, _OF_LOSS),
         )
     if arguments.json:
         sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion.formats import AwqInt4, Format
 from dlinfer.framework.lmdeploy_ext.errors import CalibrationError
 from dlinfer.framework.lmdeploy_ext.quantise.source import Source
+from dlinfer.framework.lmdeploy_ext.quantise.tokens import tokens_of
 from dlinfer.toolchain import process
 
 PACKAGE = "auto_round"
@@ -76,7 +76,8 @@ def calibrated(
 ) -> Iterator[tuple[Callable[[str], dict[str, Tensor]], Perplexity]]:
     """(what gives the tensors of a weight by its name, how good they are), of a folder made for as long as this lasts.
 
-    beside: the folder in which it is made. tell: is told what is being done. Raises CalibrationError.
+    beside: the folder in which it is made. tell: is told what is being done. Raises CalibrationError, and
+    ModelFolderError for a tokenizer that cannot be loaded.
     """
     from safetensors import safe_open
 
@@ -129,16 +130,13 @@ def _checked(parts: dict[str, Tensor], form: Format, source: Source, name: str) 
 
 
 def _samples(source: Source, calibration: Calibration) -> tuple[Tensor, Tensor]:
-    """(tokens [samples, length] to look at, tokens [held out, length] to measure on). Raises CalibrationError."""
-    from transformers import AutoTokenizer
-
+    """(tokens [samples, length] to look at, tokens [held out, length] to measure on). Raises CalibrationError and
+    ModelFolderError."""
     try:
         text = calibration.text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise _failed(source.folder, f"the text cannot be read: {error}", "give a file in UTF-8") from error
-    tokenizer: Any = AutoTokenizer.from_pretrained(source.folder, local_files_only=True)
-    first = [token for token in tokenizer("a").input_ids[:1] if token == tokenizer.bos_token_id]
-    tokens = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    first, tokens = tokens_of(source.folder, text)
     length, longest = calibration.length, source.config.get("max_position_embeddings") or calibration.length
     if length > longest:
         raise _failed(

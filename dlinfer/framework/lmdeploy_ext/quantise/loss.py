@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
 
 import dlinfer
 from dlinfer.framework.lmdeploy_ext.errors import LossError
+from dlinfer.framework.lmdeploy_ext.quantise.tokens import tokens_of
 from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder
 from dlinfer.toolchain import process
 
@@ -27,6 +27,7 @@ BITS = {"w8a8": "int8", "awq-int4": "int4"}
 WINDOW = 256
 """Tokens that are seen at once; each window begins anew."""
 
+_LEAST = 2
 _HEADS = ("kept", "int8")
 _SECONDS = 24 * 3600.0
 
@@ -72,11 +73,14 @@ def measure(
     """Compare logits of a model of ``folder`` as it is stored with those of it packed, its projection kept or in int8.
 
     form: w8a8 or awq-int4. text: a file in UTF-8; None is Python's own help on its language, which every Python has.
-    tokens: of the text, at most, in windows of 256. tell: is told what is being done. Raises LossError, and what is
-    refused of the folder.
+    tokens: of the text, at most, 2 or more, in windows of 256. tell: is told what is being done. Raises LossError, and
+    what is refused of the folder.
     """
     if form not in BITS:
         raise _failed(folder, f"{form} is not made while a model loads", f"use one of {', '.join(BITS)}")
+    if tokens < _LEAST:
+        detail = f"tokens is {tokens}, and one is predicted from those before it"
+        raise _failed(folder, detail, f"give {_LEAST} or more with --tokens")
     check_model_folder(folder)
     windows = _windows(folder, _text(folder, text), tokens)
     with tempfile.TemporaryDirectory(prefix="dlinfer-loss-") as made:
@@ -106,12 +110,8 @@ def _text(folder: Path, text: Path | None) -> str:
 
 
 def _windows(folder: Path, text: str, most: int) -> list[list[int]]:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    first = [token for token in tokenizer("a").input_ids[:1] if token == tokenizer.bos_token_id]
-    step = WINDOW - len(first)
-    tokens = tokenizer(text[: 32 * most], add_special_tokens=False, verbose=False).input_ids[:most]
+    first, tokens = tokens_of(folder, text[: 32 * most])
+    step, tokens = WINDOW - len(first), tokens[:most]
     windows = [[*first, *tokens[at : at + step]] for at in range(0, len(tokens), step)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:

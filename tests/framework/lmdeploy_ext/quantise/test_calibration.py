@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dlinfer.cli import main
-from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion.formats import AwqInt4
 from dlinfer.framework.lmdeploy_ext.errors import CalibrationError, QuantisationOutputError
 from dlinfer.framework.lmdeploy_ext.quantise import calibration
@@ -20,6 +20,7 @@ from dlinfer.framework.lmdeploy_ext.quantise.run import format_of, quantise
 from dlinfer.ops.packing import AWQ
 from examples.tiny_models.build import build
 from tests.architecture.imports import REPOSITORY
+from tests.framework.lmdeploy_ext.quantise import folders
 
 TEXT = REPOSITORY / "README.md"
 SMALL = Calibration(TEXT, samples=24, length=48, steps=24)
@@ -110,6 +111,13 @@ def test_a_text_that_is_none(model, tmp_path):
     (tmp_path / "text").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CalibrationError, match="the text cannot be read: 'utf-8'"):
         quantise(model, tmp_path / "out", FORM, calibration=replace(SMALL, text=tmp_path / "text"))
+
+
+def test_a_tokenizer_that_is_broken(tmp_path):
+    folders.write(tmp_path / "model")  # its tokenizer.json holds nothing
+    with pytest.raises(ModelFolderError, match="its tokenizer cannot be loaded"):
+        quantise(tmp_path / "model", tmp_path / "out", FORM, calibration=SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("name", ["w8a8", "fp8"])

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from dlinfer.cli import main
+from dlinfer.errors import ModelFolderError
 from dlinfer.framework.lmdeploy_ext.conversion.formats import FORMATS
 from dlinfer.framework.lmdeploy_ext.errors import LossError
 from dlinfer.framework.lmdeploy_ext.quantise import loss
 from dlinfer.framework.lmdeploy_ext.quantise.loss_job import Sums
+from tests.framework.lmdeploy_ext.quantise import folders
 
 
 def test_equal_logits_lose_nothing():
@@ -54,3 +56,33 @@ def test_the_command_writes_or_measures_and_tells_errors(tmp_path, capsys):
         main(["quantise", str(tmp_path), "--format", "w8a8", "--loss", "-o", str(tmp_path / "out")])
     assert main(["quantise", str(tmp_path), "--format", "w8a8", "--loss", "--json"]) == 1
     assert "ModelFolderError" in capsys.readouterr().out
+
+
+def test_a_broken_tokenizer_is_told_in_a_sentence(tmp_path, capsys):
+    folders.write(tmp_path / "model")  # its tokenizer.json holds nothing
+    with pytest.raises(ModelFolderError, match=r"its tokenizer cannot be loaded .* Next step: copy"):
+        loss.measure(tmp_path / "model", "w8a8")
+    assert main(["quantise", str(tmp_path / "model"), "--format", "w8a8", "--loss"]) == 1
+    assert capsys.readouterr().err.startswith("error: the model folder")
+
+
+@pytest.mark.parametrize("tokens", [-5, 0, 1])
+def test_a_text_of_less_than_two_tokens_is_refused(tokens, tmp_path):
+    with pytest.raises(LossError, match=rf"tokens is {tokens}.*give 2 or more with --tokens"):
+        loss.measure(tmp_path, "w8a8", tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("--loss --group-size 32", "not allowed with --loss: --group-size"),
+        ("--loss --calibrate t.txt --steps 5", "not allowed with --loss: --calibrate, --steps"),
+        ("-o out --tokens 64 --text t.txt", "not allowed with --output: --text, --tokens"),
+        ("-o out --samples 8", "not allowed without --calibrate: --samples"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(given, says, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["quantise", str(tmp_path), "--format", "awq-int4", *given.split()])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
