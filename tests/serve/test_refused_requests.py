@@ -20,6 +20,13 @@ ENDPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "responses": ("/v1/responses", {"model": MODEL_NAME, "input": "hello", "max_output_tokens": 4}),
     "messages": ("/v1/messages", {"model": MODEL_NAME, "messages": HELLO, "max_tokens": 4}),
 }
+GROUP = {
+    "master_address": "::1",
+    "master_port": 1,
+    "rank_offset": 1,
+    "world_size": 2,
+    "group_name": "trainer",
+}
 HUGE = 2**70
 NAN, INF = math.nan, math.inf
 ALL = tuple(ENDPOINTS)
@@ -118,6 +125,9 @@ def test_a_field_that_cannot_be_served(endpoint: str, field: str, value: Any, se
         # LMDeploy 0.18 itself: 200, and after waking up weights of whatever was in memory
         ("/sleep?level=2", {}, 400, "sleep(level=2)"),
         ("/sleep?level=3", {}, 400, "level"),
+        # LMDeploy 0.18 itself: a 500 without a word
+        ("/update_weights", {"serialized_named_tensors": ""}, 400, "update_params: new weights"),
+        ("/init_weights_update_group", GROUP, 400, "init_weights_update_group: new weights"),
     ],
     ids=str,
 )

@@ -67,6 +67,16 @@ DONE_WITHOUT = {
     "lmdeploy.utils:get_model",
     "lmdeploy.tokenizer:GptOssTokenizer.__init__",
     "lmdeploy.tokenizer:GptOssTokenizer.detokenize_incrementally",
+    *(
+        f"lmdeploy.pytorch.engine.{engine}.{name}"
+        for engine in ("engine:Engine", "mp_engine.base:MPEngine")
+        for name in (
+            "update_params",
+            "init_weights_update_group",
+            "update_weights_from_distributed",
+            "destroy_weights_update_group",
+        )
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """What is not served is refused by name, in the user's process, before any weight is read."""
 
 import asyncio
+import inspect
 import re
 from typing import Any
 
@@ -20,9 +21,11 @@ from lmdeploy.pytorch.config import (
 )
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 from lmdeploy.pytorch.engine.engine import Engine as PytorchEngine
+from lmdeploy.pytorch.engine.mp_engine.base import MPEngine
 from lmdeploy.serve.core import AsyncEngine
 
 from dlinfer.errors import DeviceConflictError, UnknownVendorError, UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.device import activation
 from tests.framework.lmdeploy_ext.attention_specs import paged_spec
 
 
@@ -139,6 +142,33 @@ def test_a_sleep_that_loses_the_weights_is_refused_before_anything_changes(owner
         asyncio.run(owner.sleep(Engine(), level))
     with pytest.raises(AttributeError):  # level 1 is LMDeploy's own business
         asyncio.run(owner.sleep(Engine(), 1))
+
+
+@pytest.mark.parametrize("owner", [PytorchEngine, MPEngine])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "update_params",
+        "init_weights_update_group",
+        "update_weights_from_distributed",
+        "destroy_weights_update_group",
+    ],
+)
+def test_new_weights_for_a_running_engine_are_refused_by_name(owner, name, monkeypatch):
+    PytorchEngineConfig(device_type="cpu")
+    update = getattr(owner, name)
+
+    def run():
+        found = update(Engine(), None)
+        asyncio.run(found) if inspect.isawaitable(found) else None
+
+    with pytest.raises(
+        UnsupportedFeatureError, match=rf"{name}.*'cpu'.* Next step: save them as a model folder"
+    ):
+        run()
+    monkeypatch.setattr(activation, "_active", None)
+    with pytest.raises(AttributeError):  # other devices are LMDeploy's own business
+        run()
 
 
 def test_lmdeploys_own_checks_still_run():

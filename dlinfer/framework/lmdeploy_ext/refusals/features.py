@@ -1,9 +1,10 @@
-"""What is not served on our devices yet, refused by name before weights are loaded."""
+"""What is not served on our devices yet, refused by name: options before weights load, calls before they begin."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
+from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
@@ -92,7 +93,57 @@ def _sleep(original: Callable[..., Any]) -> Callable[..., Any]:
     return sleep
 
 
+# New weights for an engine that runs. LMDeploy writes them by CUDA's handles or by Ray's workers, and its other
+# executors raise an error without a word. Here weights may lie packed, in another layout than what would be sent.
+
+_ENGINES = (
+    "lmdeploy.pytorch.engine.engine:Engine",
+    "lmdeploy.pytorch.engine.mp_engine.base:MPEngine",  # the server's; errors of its process arrive as bare text
+)
+_UPDATES_BY_A_GROUP = (
+    "init_weights_update_group",
+    "update_weights_from_distributed",
+    "destroy_weights_update_group",
+)
+
+
+def _refuse_update(name: str) -> UnsupportedFeatureError:
+    advice = "save them as a model folder, and start an engine with it"
+    return refuse(f"{name}: new weights for a running engine", advice)
+
+
+def _update_params(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update_params(self: Any, request: Any) -> Any:
+        if activation.active() is not None:
+            raise _refuse_update(original.__name__)
+        return original(self, request)
+
+    return update_params
+
+
+def _update_by_a_group(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def update(self: Any, request: Any) -> Any:
+        if activation.active() is not None:
+            raise _refuse_update(original.__name__)
+        return await original(self, request)
+
+    return update
+
+
 PATCHES = (
+    *(
+        Patch(
+            target=f"{engine}.{name}",
+            why="its executors raise an error without a word, which the server answers with a bare 500",
+            signature="(self, request)",
+            build=_update_params if name == "update_params" else _update_by_a_group,
+            essential=False,
+        )
+        for engine in _ENGINES
+        for name in ("update_params", *_UPDATES_BY_A_GROUP)
+    ),
     Patch(
         target="lmdeploy.serve.core.async_engine:AsyncEngine.sleep",
         why="level 2 throws the weights away, and waking up serves whatever is in memory",
