@@ -21,6 +21,7 @@ from dlinfer import settings
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion import floats, head, loading, mapped
 from dlinfer.framework.lmdeploy_ext.conversion.formats import W8A8, AwqInt4
+from dlinfer.framework.lmdeploy_ext.layers.quantised import head as packed_head
 from dlinfer.framework.lmdeploy_ext.layers.quantised.head import PackedEmbedding, PackedHead
 from dlinfer.framework.lmdeploy_ext.preflight import headers
 from dlinfer.framework.lmdeploy_ext.quantise.run import quantise
@@ -201,3 +202,31 @@ def test_a_table_is_packed_once_and_looked_up(tied):
         assert torch.equal(model.model.embed_tokens(ids), wide[ids])
         model.model.embed_tokens.update_weights()
         assert not model.model.embed_tokens(torch.tensor([3])).any()
+
+
+class GemmaForCausalLM(nn.Module):
+    """A class whose logits are more than its projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm_head = nn.Linear(16, 40, bias=False)
+
+
+class LlamaForCausalLM(GemmaForCausalLM):
+    """A class that is packed, where its projection is of the embedding's dtype."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        return nn.Embedding(40, 16, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"), [(GemmaForCausalLM, "class GemmaForCausalLM"), (LlamaForCausalLM, "is in float32")]
+)
+@pytest.mark.parametrize("asked", ["int8", ""])
+def test_a_projection_that_stays_is_told_of_where_it_was_asked_for(model, says, asked, caplog):
+    made = model()
+    before = made.lm_head
+    with settings.override(cpu_head=asked), caplog.at_level(logging.WARNING, "dlinfer"):
+        packed_head.pack(made, tied=False)
+    assert made.lm_head is before
+    assert ("DLINFER_CPU_HEAD=int8 leaves" in caplog.text, says in caplog.text) == (bool(asked),) * 2

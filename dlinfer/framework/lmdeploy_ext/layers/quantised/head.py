@@ -4,12 +4,16 @@ A decode step reads the whole of it, which in small models with large vocabulari
 table lies as W8A8's weights do: int8 numbers with a float32 scale for each row, a row for each token.
 """
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.layers.quantised.eight_bit import LinearW8A8
+
+logger = logging.getLogger("dlinfer")
 
 CLASSES = frozenset(
     f"{name}ForCausalLM" for name in ("Llama", "Qwen2", "Qwen3", "Mistral", "Mixtral", "Qwen2Moe", "Qwen3Moe")
@@ -62,16 +66,20 @@ def pack(model: nn.Module, tied: bool) -> None:
     """Put a packed projection, and where ``tied`` a packed embedding, in the place of a model's, before weights load.
 
     model: LMDeploy's, its parameters of one device, which take no pages yet. One of another class, with a projection in
-    float32 beside a model in 16 bits, or that several processes share, keeps what it has.
+    float32 beside a model in 16 bits, or that several processes share, keeps what it has, with a warning where
+    DLINFER_CPU_HEAD asks for it. No error: the setting is a process's, which may load a draft of another class too.
     """
-    head: Any = getattr(model, "lm_head", None)
-    if type(model).__name__ not in CLASSES or head is None:
+    reason = _why_kept(model)
+    if reason is not None:
+        if settings.current().cpu_head == "int8":
+            logger.warning(
+                "DLINFER_CPU_HEAD=int8 leaves the output projection as it is stored: %s. It packs those of %s.",
+                reason,
+                ", ".join(sorted(CLASSES)),
+            )
         return
-    embedding: Any = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
-    weight, stored = head.weight, embedding.weight
-    given = getattr(embedding, "out_dtype", None) or stored.dtype
-    if head.bias is not None or weight.dtype != given or weight.shape != stored.shape:
-        return
+    head: Any = model.lm_head
+    weight, embedding = head.weight, model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
     place = {"device": weight.device}
     numbers = nn.Parameter(torch.empty(weight.shape, dtype=torch.int8, **place), requires_grad=False)
     scales = nn.Parameter(torch.empty(len(weight), 1, dtype=torch.float32, **place), requires_grad=False)
@@ -79,3 +87,19 @@ def pack(model: nn.Module, tied: bool) -> None:
     if tied:
         inner: Any = model.model
         inner.embed_tokens = PackedEmbedding(numbers, scales, weight.dtype, embedding.padding_idx)
+
+
+def _why_kept(model: nn.Module) -> str | None:
+    head: Any = getattr(model, "lm_head", None)
+    if type(model).__name__ not in CLASSES or head is None:
+        return f"the model is of class {type(model).__name__}"
+    embedding: Any = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    stored = embedding.weight
+    given = getattr(embedding, "out_dtype", None) or stored.dtype
+    if head.bias is not None:
+        return "it has a bias"
+    if head.weight.dtype != given:
+        return f"it is in {str(head.weight.dtype).removeprefix('torch.')}, and the model is not"
+    if head.weight.shape != stored.shape:
+        return "several processes share it"
+    return None
