@@ -4,6 +4,7 @@
 ``override(...)`` changes fields for the duration of a ``with`` block, for tests and notebooks.
 """
 
+import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -224,10 +225,30 @@ def _origin(item: Field[Any], environ: Mapping[str, str]) -> Origin:
         return Origin(variable, text, "environment", str(error))
 
 
+_PREFIX = "DLINFER_"
+_OF_TESTS = "DLINFER_TEST_"
+"""What the tests of dlinfer set for their own processes."""
+
+
 def unknown(environ: Mapping[str, str]) -> list[str]:
     """Variables of ``environ`` named like settings that are none: misspelt, or of another release."""
-    known = {item.metadata["variable"] for item in fields(Settings)}
-    return sorted(name for name in environ if name.startswith("DLINFER_") and name not in known)
+    known = _variables()
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(_PREFIX) and not name.startswith(_OF_TESTS) and name not in known
+    )
+
+
+def nearest(variable: str) -> str | None:
+    """The setting whose name is most like ``variable``, or None where none is."""
+    known = {name.removeprefix(_PREFIX): name for name in _variables()}  # what all share says nothing
+    close = difflib.get_close_matches(variable.removeprefix(_PREFIX), known, n=1)
+    return known[close[0]] if close else None
+
+
+def _variables() -> list[str]:
+    return [item.metadata["variable"] for item in fields(Settings)]
 
 
 def cache_folder() -> Path:

@@ -92,9 +92,14 @@ def test_defaults_are_shown_as_one_writes_them():
 
 
 def test_unknown_variables_are_found():
-    assert settings.unknown({"DLINFER_FALBACK": "error", "DLINFER_VENDOR": "cpu", "PATH": "/bin"}) == [
-        "DLINFER_FALBACK"
-    ]
+    environ = {"DLINFER_FALBACK": "error", "DLINFER_VENDOR": "cpu", "PATH": "/bin", "DLINFER_TEST_TREE": "1"}
+    assert settings.unknown(environ) == ["DLINFER_FALBACK"]
+
+
+def test_the_setting_that_was_meant_is_found():
+    assert settings.nearest("DLINFER_FALBACK") == "DLINFER_FALLBACK"
+    assert settings.nearest("DLINFER_CPU_WEIGHT") == "DLINFER_CPU_WEIGHTS"
+    assert settings.nearest("DLINFER_X") is None
 
 
 def test_the_environment_is_read_once(monkeypatch):

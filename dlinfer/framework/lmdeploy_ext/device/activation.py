@@ -5,10 +5,13 @@ themselves are handed in by ``install``, which knows all of them.
 """
 
 import logging
+import multiprocessing
+import os
 import threading
 from collections.abc import Callable
 from importlib import metadata
 
+from dlinfer import settings
 from dlinfer.errors import DeviceConflictError, PatchError
 from dlinfer.framework.lmdeploy_ext.device import devices, view
 from dlinfer.framework.lmdeploy_ext.versions import describe
@@ -82,6 +85,7 @@ def activate(device_type: str) -> None:
     if _active is not None:
         raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
     _show_notices()
+    _tell_of_unknown_settings()
     inside, line = describe(metadata.version("lmdeploy"))
     if not inside:
         logger.warning("%s", line)
@@ -126,3 +130,13 @@ def _show_notices() -> None:
         handler.setFormatter(logging.Formatter("dlinfer: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+
+
+def _tell_of_unknown_settings() -> None:
+    """Warn of variables that look like settings and are none: what they were to change stays as it is."""
+    if multiprocessing.parent_process() is not None:  # an engine's process: who started it was told
+        return
+    for name in settings.unknown(os.environ):
+        near = settings.nearest(name)
+        hint = f" (did you mean {near}?)" if near else ""
+        logger.warning("%s is no setting of dlinfer%s: it changes nothing.", name, hint)
