@@ -23,7 +23,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         command = [sys.executable, "-c", "import time; time.sleep(600)"]
         orphan = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         return {"process": os.getpid(), "orphan": orphan.pid}
-    return {"process": os.getpid()}
+    return {"process": os.getpid(), "path": sys.path}
 
 
 if __name__ == "__main__":

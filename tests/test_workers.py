@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import ended, until
-from tests.workers import Ended, Worker
+from tests.workers import ROOT, Ended, Worker
 
 ECHO = "tests.echo_job"
 
@@ -35,6 +35,15 @@ def test_what_was_printed_for_a_job_is_told_apart(tmp_path: Path):
         worker.ask({"say": "two"}, 60)
         assert "one here" in worker.log() and "one" not in worker.log(since)
         assert "two here" in worker.log(since)
+
+
+def test_what_is_on_this_process_s_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another release of LMDeploy is put under test so."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    with Worker(ECHO, tmp_path) as worker:
+        path = worker.ask({}, 60)["path"]
+    assert path[path.index(str(tmp_path / "elsewhere")) + 1] == str(ROOT)
 
 
 def test_an_end_is_the_end_of_what_it_has_started(tmp_path: Path):

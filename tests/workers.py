@@ -94,7 +94,9 @@ class Worker:
 
     def _start(self) -> None:
         self._answers, theirs = os.pipe()
-        given = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive"}
+        # What this process has on its path comes first: another release of LMDeploy, for one.
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+        given = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive"}
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module],

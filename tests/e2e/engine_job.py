@@ -13,6 +13,7 @@ import json
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -322,8 +323,10 @@ def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
 
 
 def answer_all(asked: dict[str, Any]) -> dict[str, Any]:
-    """Answer the jobs of a line."""
+    """Answer the jobs of a line, by the release of LMDeploy that whoever asks has."""
     out = Path(asked["out"])
+    there, wanted = metadata.version("lmdeploy"), asked["lmdeploy"]
+    assert there == wanted, f"this process has LMDeploy {there}, and {wanted} is under test"
     results: list[dict[str, object]] = []
     logits: dict[str, np.ndarray] = {}
     for number, job in enumerate(asked["jobs"]):

@@ -172,5 +172,6 @@ class Lab:
         ]
         with tempfile.TemporaryDirectory(prefix="dlinfer-e2e-") as temp:
             given = {"DLINFER_CACHE_DIR": str(self.compiled)} | (environment or {})
-            log = self._processes.ask("tests.e2e.engine_job", {"jobs": jobs, "out": temp}, timeout, given)
+            asked = {"jobs": jobs, "out": temp, "lmdeploy": metadata.version("lmdeploy")}
+            log = self._processes.ask("tests.e2e.engine_job", asked, timeout, given)
             return [EngineRun(Path(temp), log, number) for number in range(len(jobs))]

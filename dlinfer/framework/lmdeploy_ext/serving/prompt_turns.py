@@ -34,7 +34,7 @@ def _portion(maker: Any, is_ahead: bool) -> int | None:
     beside = activation.device().prefill_tokens_beside_decoding
     if beside is None:
         return None
-    return max(beside - len(maker.running_seqs), maker.config.block_size)
+    return max(beside - len(maker.running_seqs), maker.scheduler.cache_config.block_size)
 
 
 def _set_limits(maker: Any, portion: int | None) -> None:
