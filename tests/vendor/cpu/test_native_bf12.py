@@ -3,6 +3,9 @@
 All numbers of bfloat16 are drawn, NaN among them, and weights whose exceptions stand in every column of a strip.
 """
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -281,3 +284,31 @@ class TestRefusals:
         for call in (lambda: product(x, packed, None, 4), lambda: unpack(packed, 4, columns)):
             with pytest.raises(RuntimeError, match="packed matrix is damaged"):
                 call()
+
+    def test_damaged_experts_end_a_call_of_two_threads(self):
+        """Whoever finds the damage leaves activations undone that the other thread would wait for.
+
+        In a process of its own, as a call that waits for ever cannot be ended.
+        """
+        code = """
+import torch
+from dlinfer.vendor.cpu import native
+assert native.why_not() is None
+torch.set_num_threads(2)
+experts, size = 4, 1024
+pack, mixture = torch.ops.dlinfer_cpu.pack_bf12, torch.ops.dlinfer_cpu.fused_moe_bf12
+gate_up, down = (pack(torch.randn(experts * rows, size).bfloat16()) for rows in (2 * size, size))
+given = torch.ones(1, size).bfloat16(), gate_up, down, torch.ones(1, 2) / 2, torch.tensor([[0, 2]])
+mixture(*given, False, experts, size)
+behind = 2 * experts * size * size // 128 * 192
+strips = 2 * size // 4  # of an expert; the middle of the last that is chosen, where both threads are at work
+gate_up[behind:].view(torch.int64)[1 + 2 * strips + strips // 4] = -5
+for _ in range(30):
+    try:
+        mixture(*given, False, experts, size)
+    except RuntimeError as error:
+        assert "packed matrix is damaged" in str(error)
+    else:
+        raise AssertionError("nobody saw it")
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

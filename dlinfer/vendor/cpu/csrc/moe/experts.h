@@ -90,7 +90,8 @@ class Experts {
 
   void run() {
     std::atomic<int64_t> next{0}, activated{0};
-    const auto take = [&](int64_t thread, int64_t) {
+    std::atomic<bool> failed{false};
+    const auto take_pieces = [&](int64_t thread, int64_t) {
       float* const sums = sums_.data() + thread * out_.count * span_;
       for (int64_t piece = next.fetch_add(1, std::memory_order_relaxed); piece < pieces_;) {
         const int64_t following = next.fetch_add(1, std::memory_order_relaxed);
@@ -99,10 +100,23 @@ class Experts {
           activated.fetch_add(1, std::memory_order_release);
         } else {
           // Whoever has taken a piece of the first kind is at it, so this ends, also where one thread does all.
-          wait_for([&] { return activated.load(std::memory_order_acquire) == first_pieces_; });
+          wait_for([&] {
+            return activated.load(std::memory_order_acquire) == first_pieces_ || failed.load(std::memory_order_relaxed);
+          });
+          if (failed.load(std::memory_order_relaxed)) return;
           add_up(piece, following, sums);
         }
         piece = following;
+      }
+    };
+    // A packed weight that is damaged is found out while it is read. The pieces of whoever throws are never activated,
+    // which the others would wait for.
+    const auto take = [&](int64_t thread, int64_t end) {
+      try {
+        take_pieces(thread, end);
+      } catch (...) {
+        failed.store(true, std::memory_order_relaxed);
+        throw;
       }
     };
     parallel_for(0, threads_, threads_ == 1 ? 2 : 1, take);
