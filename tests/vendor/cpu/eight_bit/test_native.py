@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dlinfer.ops import eight_bit
+from dlinfer.ops import rms_norm_w8a8 as norm
 from dlinfer.vendor.cpu import native
 
 FP8 = torch.float8_e4m3fn
@@ -115,6 +116,23 @@ def test_a_norm_is_quantised_where_its_result_is_rounded(dtype, quant_dtype):
     assert not numbers[3].float().any()
     alone = kernel("rms_norm_w8a8", total, weight, 1e-6, quant_dtype)
     assert torch.equal(bits(alone[0]), bits(numbers))
+
+
+def test_a_scale_with_few_digits_wraps_no_number():
+    """The largest value of a row is up to 190 times a scale that is subnormal."""
+    least = 2.0**-149
+    x = torch.arange(1, 400)[:, None] * torch.tensor([[1.0, -1.0, 0.5, -0.75]]).double()
+    x = (x * least).float()
+    weight = torch.full((64,), 3e-43)
+    given = torch.randn(50, 64)
+    for one, by in ((given, weight), (given, torch.full((64,), 1e-43)), (x, torch.ones(4))):
+        numbers, scale = kernel("rms_norm_w8a8", one, by, 1e-6, torch.int8)
+        want, want_scale = norm.reference(one, by, 1e-6, torch.int8)
+        assert torch.equal(scale.sign(), want_scale.sign())
+        assert (numbers.int() - want.int()).abs().max() <= 1 + 127 * (
+            (scale - want_scale).abs() / scale
+        ).max()
+        assert torch.equal(numbers.sign(), want.sign())
 
 
 # --- products
