@@ -95,7 +95,8 @@ def _call_fused_moe_w8a8(
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; int8 or float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate, 1], float32 or bfloat16: the scale of each row.
-    down_weights: [experts, hidden, intermediate], and down_scales: [experts, hidden, 1], likewise.
+    down_weights: [experts, hidden, intermediate], and down_scales: [experts, hidden, 1], likewise. Both sizes are at
+        least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
     moe_metadata: read for its ``ep_size``.
@@ -147,6 +148,12 @@ def _check_moe(
         rules.rank(name, weights, 3)
         rules.size(name, weights, 0, gate_up_weights.shape[0], "the number of experts")
     intermediate = down_weights.shape[2]
+    rules.require(
+        intermediate >= 1,
+        "down_weights",
+        "an intermediate size of at least 1",
+        lambda: tuple(down_weights.shape),
+    )
     rules.size("gate_up_weights", gate_up_weights, 2, hidden, "the hidden size")
     rules.size("gate_up_weights", gate_up_weights, 1, 2 * intermediate, "twice the intermediate size")
     rules.size("down_weights", down_weights, 1, hidden, "the hidden size")
@@ -237,7 +244,7 @@ def fused_moe_blocked_fp8(
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate / block_size, hidden / block_size], rounded up, float32.
-    down_weights: [experts, hidden, intermediate], and down_scales, likewise.
+    down_weights: [experts, hidden, intermediate], and down_scales, likewise. Both sizes are at least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
     block_size: 128 in the checkpoints that there are.
@@ -335,7 +342,8 @@ def fused_moe_static_fp8(
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate, 1], float32: the scale of each row.
     gate_up_input_scale: [1] or [experts], float32: the scale of an expert's input.
-    down_weights: [experts, hidden, intermediate], and down_scales, down_input_scale, likewise.
+    down_weights: [experts, hidden, intermediate], and down_scales, down_input_scale, likewise. Both sizes are at least
+        1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
 

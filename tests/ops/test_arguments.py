@@ -197,6 +197,24 @@ def test_wrong_values(vendor_name, op, changes, argument):
     assert refused(op, **changes).fields["argument"] == argument
 
 
+@pytest.mark.parametrize("vendor_name", ["cpu", "reference"])
+@pytest.mark.parametrize("op", ["fused_moe_w8a8", "fused_moe_blocked_fp8", "fused_moe_static_fp8"])
+def test_experts_without_intermediate_numbers(op, vendor_name):
+    """Rows of none have no largest one, which 8-bit numbers are scaled by."""
+    vendor.use(vendor_name)
+    given = arguments(op)
+    names = ("gate_up_weights", "gate_up_scales", "down_weights", "down_scales")
+    changes = {name: given[name][:, :0] for name in names[:2]}
+    changes |= {"down_weights": given["down_weights"][..., :0]}
+    if op == "fused_moe_blocked_fp8":
+        changes |= {"down_scales": given["down_scales"][..., :0]}
+    error = refused(op, **changes)
+    assert (error.fields["argument"], error.fields["expected"]) == (
+        "down_weights",
+        "an intermediate size of at least 1",
+    )
+
+
 def test_a_slot_behind_the_cache_writes_nothing():
     args = arguments("fill_kv_cache")
     before = args["k_cache"].clone()

@@ -233,3 +233,52 @@ def test_a_row_gets_the_same_bits_whatever_stands_beside_it():
     for row in range(9):
         alone = kernel("linear_fp8", x[row : row + 1], weight, scale, 1, 200, torch.float32, None)
         assert torch.equal(alone[0], together[row])
+
+
+# --- what is refused
+
+_x, _norm = torch.ones(2, 64), torch.ones(64)
+_weight, _scale = torch.ones(8, 64).to(FP8), torch.ones(1, 4)
+_int8, _one = torch.ones(8, 64, dtype=torch.int8), torch.ones(8)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (("dynamic_quant", torch.ones(2, 0), torch.int8), "last dimension is at least 1"),
+        (("dynamic_quant", torch.ones(()), torch.int8), "last dimension is at least 1"),
+        (("dynamic_quant", _x, torch.int16), "int8 or float8_e4m3fn"),
+        (("dynamic_quant", _x.double(), torch.int8), "no kernel for this dtype"),
+        (("rounded_in_blocks", torch.ones(2, 0), 16, False), "last dimension is at least 1"),
+        (("rounded_in_blocks", _x, 0, False), "blocks of 0"),
+        (
+            ("rms_norm_w8a8", torch.ones(2, 0), torch.ones(0), 1e-6, torch.int8),
+            "last dimension is at least 1",
+        ),
+        (("rms_norm_w8a8", _x, torch.ones(1), 1e-6, torch.int8), r"weight is \[hidden = 64\]"),
+        (("rms_norm_w8a8", _x, torch.ones(1, 64), 1e-6, torch.int8), r"weight is \[hidden = 64\]"),
+        (("rms_norm_w8a8", _x, _norm.double(), 1e-6, torch.int8), "x's dtype"),
+        (("rms_norm_w8a8", _x, _norm, 1e-6, torch.int16), "int8 or float8_e4m3fn"),
+        (("add_rms_norm_w8a8", _x, _x[:1], _norm, 1e-6, torch.int8), "shape, dtype and device of x"),
+        (("add_rms_norm_w8a8", _x, _x.half(), _norm, 1e-6, torch.int8), "shape, dtype and device of x"),
+        (("add_rms_norm_w8a8", _x, _x, _norm[:9], 1e-6, torch.int8), r"weight is \[hidden = 64\]"),
+        (("linear_fp8", _x.double(), _weight, _scale, 16, 16, torch.float32, None), "x is a float32"),
+        (("linear_fp8", _x[:, :9], _weight, _scale, 16, 16, torch.float32, None), "in_features = 64"),
+        (("linear_fp8", _x[None], _weight, _scale, 16, 16, torch.float32, None), "x is a float32"),
+        (("linear_fp8", _x, _int8, _scale, 16, 16, torch.float32, None), "float8_e4m3fn"),
+        (("linear_fp8", _x, _weight, _scale.double(), 16, 16, torch.float32, None), "scale is a float32"),
+        (("linear_fp8", _x, _weight, _scale[:, :3], 16, 16, torch.float32, None), r"tensor \[1, 4\]"),
+        (("linear_fp8", _x, _weight, _scale, 4, 16, torch.float32, None), r"tensor \[2, 4\]"),
+        (("linear_fp8", _x, _weight, _scale, 16, 0, torch.float32, None), "blocks of 16 rows and 0"),
+        (("linear_fp8", _x, _weight, _scale, 16, 16, torch.float32, _one[:7]), r"out_features = 8\]"),
+        (("linear_fp8", _x, _weight, _scale, 16, 16, torch.float32, _one.half()), "result's dtype"),
+        (("linear_fp8", _x, _weight, _scale, 16, 16, torch.float64, None), "no kernel for this dtype"),
+        (("widen_fp8", _int8, _scale, 16, 16), "float8_e4m3fn"),
+        (("widen_fp8", _weight, _scale.bfloat16(), 16, 16), "scale is a float32"),
+        (("widen_fp8", _weight, _scale, 16, 8), r"tensor \[1, 8\]"),
+    ],
+)
+def test_wrong_arguments(call, message):
+    """Nothing is read beyond a tensor, or as if it were of another dtype."""
+    with pytest.raises(RuntimeError, match=message):
+        kernel(*call)

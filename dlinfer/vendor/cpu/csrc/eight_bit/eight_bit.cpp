@@ -27,6 +27,55 @@ constexpr auto kWidened = [] {
 }();
 constexpr float kLeastOfToken = 1e-7f, kLeastOfBlock = 1e-6f;
 
+// --- checks
+
+bool is_int8(ScalarType dtype) {
+  STD_TORCH_CHECK(dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn, "eight_bit: int8 or float8_e4m3fn");
+  return dtype == ScalarType::Char;
+}
+
+// The length of x's rows, which have a largest number each.
+int64_t row_length(const Tensor& x, const char* op) {
+  STD_TORCH_CHECK(x.is_cpu() && x.dim() >= 1 && x.size(x.dim() - 1) >= 1, op,
+                  ": x is a tensor on the CPU whose last dimension is at least 1");
+  return x.size(x.dim() - 1);
+}
+
+void check_norm(const Tensor& x, const Tensor* residual, const Tensor& weight, ScalarType dtype) {
+  const int64_t count = row_length(x, "rms_norm_w8a8");
+  is_int8(dtype);
+  STD_TORCH_CHECK(weight.is_cpu() && weight.dim() == 1 && weight.size(0) == count &&
+                      weight.scalar_type() == x.scalar_type(),
+                  "rms_norm_w8a8: weight is [hidden = ", count, "], of x's dtype, on the CPU");
+  if (!residual) return;
+  bool same = residual->is_cpu() && residual->scalar_type() == x.scalar_type() && residual->dim() == x.dim();
+  for (int64_t d = 0; same && d < x.dim(); ++d) same = residual->size(d) == x.size(d);
+  STD_TORCH_CHECK(same, "add_rms_norm_w8a8: residual has the shape, dtype and device of x");
+}
+
+// How many blocks cover `size`; of nothing none.
+int64_t blocks_of(int64_t size, int64_t block) { return size == 0 ? 0 : (size - 1) / block + 1; }
+
+void check_weight(const char* op, const Tensor& weight, const Tensor& scale, int64_t block_rows,
+                  int64_t block_columns) {
+  STD_TORCH_CHECK(weight.is_cpu() && weight.dim() == 2 && weight.scalar_type() == ScalarType::Float8_e4m3fn, op,
+                  ": weight is a float8_e4m3fn tensor [out_features, in_features] on the CPU");
+  STD_TORCH_CHECK(block_rows >= 1 && block_columns >= 1, op, ": blocks of ", block_rows, " rows and ", block_columns,
+                  " columns");
+  const int64_t rows = blocks_of(weight.size(0), block_rows), columns = blocks_of(weight.size(1), block_columns);
+  STD_TORCH_CHECK(scale.is_cpu() && scale.dim() == 2 && scale.scalar_type() == ScalarType::Float &&
+                      scale.size(0) == rows && scale.size(1) == columns,
+                  op, ": scale is a float32 tensor [", rows, ", ", columns, "] on the CPU, a number for each block");
+}
+
+void check_linear(const Tensor& x, const Tensor& weight, ScalarType dtype, const MaybeTensor& bias) {
+  STD_TORCH_CHECK(x.is_cpu() && x.dim() == 2 && x.scalar_type() == ScalarType::Float && x.size(1) == weight.size(1),
+                  "linear_fp8: x is a float32 tensor [rows, in_features = ", weight.size(1), "] on the CPU");
+  STD_TORCH_CHECK(!bias || (bias->is_cpu() && bias->dim() == 1 && bias->size(0) == weight.size(0) &&
+                            bias->scalar_type() == dtype),
+                  "linear_fp8: bias is [out_features = ", weight.size(0), "], of the result's dtype, on the CPU");
+}
+
 // --- rows
 
 // Calls `each` with the number of each row of a tensor, and with memory for it in float32.
@@ -39,14 +88,9 @@ void for_rows(int64_t rows, int64_t count, const Each& each) {
   });
 }
 
-bool is_int8(ScalarType dtype) {
-  STD_TORCH_CHECK(dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn, "eight_bit: int8 or float8_e4m3fn");
-  return dtype == ScalarType::Char;
-}
-
 std::tuple<Tensor, Tensor> dynamic_quant(Tensor x, ScalarType dtype) {
+  const int64_t count = row_length(x, "dynamic_quant"), rows = x.numel() / count;
   x = dense(std::move(x));
-  const int64_t count = x.size(x.dim() - 1), rows = x.numel() / count;
   Tensor numbers = packed(x, count, dtype, 1), scales = packed(x, 1, ScalarType::Float, 4);
   uint8_t* const out = out_data<uint8_t>(numbers);
   float* const scale = out_data<float>(scales);
@@ -100,11 +144,13 @@ std::tuple<Tensor, Tensor> norm(const Tensor& x, const Tensor* residual, Tensor*
 }
 
 std::tuple<Tensor, Tensor> rms_norm_w8a8(Tensor x, Tensor weight, double eps, ScalarType dtype) {
+  check_norm(x, nullptr, weight, dtype);
   return norm(dense(std::move(x)), nullptr, nullptr, std::move(weight), eps, dtype);
 }
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_w8a8(Tensor x, Tensor residual, Tensor weight, double eps,
                                                      ScalarType dtype) {
+  check_norm(x, &residual, weight, dtype);
   x = dense(std::move(x));
   residual = dense(std::move(residual));
   Tensor total = packed(x, x.size(x.dim() - 1), x.scalar_type(), item_bytes(x.scalar_type()));
@@ -120,8 +166,9 @@ float next_power_of_two(float value) {
 }
 
 Tensor rounded_in_blocks(Tensor x, int64_t block_size, bool power_of_two) {
+  STD_TORCH_CHECK(block_size >= 1, "rounded_in_blocks: blocks of ", block_size);
+  const int64_t count = row_length(x, "rounded_in_blocks"), rows = x.numel() / count;
   x = dense(std::move(x));
-  const int64_t count = x.size(x.dim() - 1), rows = x.numel() / count;
   Tensor result = packed(x, count, ScalarType::Float, 4);
   float* const out = out_data<float>(result);
   with_type(x.scalar_type(), [&]<class T>(T) {
@@ -153,12 +200,13 @@ Tensor rounded_in_blocks(Tensor x, int64_t block_size, bool power_of_two) {
 // --- linear layers
 
 fp8::Weight described(const Tensor& weight, const Tensor& scale, int64_t block_rows, int64_t block_columns) {
-  return {data<uint8_t>(weight), weight.size(1), data<float>(scale), scale.size(1),
-          std::max<int64_t>(block_rows, 1), std::max<int64_t>(block_columns, 1)};
+  return {data<uint8_t>(weight), weight.size(1), data<float>(scale), scale.size(1), block_rows, block_columns};
 }
 
 Tensor linear_fp8(Tensor x, Tensor weight, Tensor scale, int64_t block_rows, int64_t block_columns, ScalarType dtype,
                   MaybeTensor bias) {
+  check_weight("linear_fp8", weight, scale, block_rows, block_columns);
+  check_linear(x, weight, dtype, bias);
   x = dense(std::move(x));
   weight = dense(std::move(weight));
   scale = dense(std::move(scale));
@@ -182,6 +230,7 @@ Tensor linear_fp8(Tensor x, Tensor weight, Tensor scale, int64_t block_rows, int
 }
 
 Tensor widen_fp8(Tensor weight, Tensor scale, int64_t block_rows, int64_t block_columns) {
+  check_weight("widen_fp8", weight, scale, block_rows, block_columns);
   weight = dense(std::move(weight));
   scale = dense(std::move(scale));
   const int64_t columns = weight.size(1);

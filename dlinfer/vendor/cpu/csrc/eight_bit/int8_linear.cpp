@@ -107,6 +107,8 @@ void check(const Tensor& a, const Tensor& b, const Tensor& rms_scale, const Tens
   STD_TORCH_CHECK(linear_scale.numel() == b.size(0), "linear_w8a8: linear_scale has one number for each row of b");
   STD_TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == b.size(0) && bias->scalar_type() == out_dtype),
                   "linear_w8a8: bias is [out_features] of out_dtype");
+  STD_TORCH_CHECK(a.is_cpu() && b.is_cpu() && rms_scale.is_cpu() && linear_scale.is_cpu() && (!bias || bias->is_cpu()),
+                  "linear_w8a8: not all tensors are on the CPU");
 }
 
 Tensor linear_w8a8(Tensor a, Tensor b, Tensor rms_scale, Tensor linear_scale, ScalarType out_dtype,
