@@ -1,8 +1,8 @@
 """The cpu vendor's C++ kernels (csrc/): those of the wheel, else compiled at first use and kept in the cache folder.
 
 Compiling where the kernels run lets the compiler use every instruction of this CPU; a wheel has them for a few levels
-of instructions (``prebuilt.py``). The library talks to torch
-through its stable ABI and links no Python and no OpenMP, so one compiler call of a few seconds makes it.
+of instructions (``prebuilt.py``). The library talks to torch through its stable ABI and links no Python and no OpenMP,
+so one compiler call makes it, in one or two minutes.
 """
 
 import fcntl
@@ -30,7 +30,9 @@ SOURCES = Path(__file__).with_name("csrc")
 TORCH = Path(torch.__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-w")
 COMPILERS = ("c++", "g++", "clang++")  # unless CXX names another
-COMPILE_TIMEOUT = 300  # seconds
+COMPILE_TIMEOUT = (
+    900  # seconds: one or two minutes, and several times as long beside others on a loaded machine
+)
 LEAST_POOLED = 128 << 10  # bytes, as kLeastPooled there; the C library itself keeps what is smaller
 _SEAL = hashlib.sha256().digest_size
 
@@ -81,8 +83,9 @@ def load(folder: Path | None = None) -> None:
 
     folder: where compiled libraries are kept; by default ``native`` in dlinfer's cache folder.
 
-    Only the first call does anything, and it raises only where a setting of dlinfer is wrong. It may compile for some
-    seconds, and says so on stderr. Safe to call from several threads, and from several processes that share the folder.
+    Only the first call does anything, and it raises only where a setting of dlinfer is wrong. It may compile for a
+    minute or two, and says so on stderr. Safe to call from several threads, and from several processes that share the
+    folder.
     """
     global _outcome
     if _outcome is not None:

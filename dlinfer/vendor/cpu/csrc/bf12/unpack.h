@@ -6,7 +6,6 @@
 
 #include <torch/headeronly/util/BFloat16.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>

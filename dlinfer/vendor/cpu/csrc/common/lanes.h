@@ -2,7 +2,8 @@
 //
 // Written with the vector extensions that GCC and Clang share, so that one source serves AVX-512, AVX2, SSE and NEON;
 // intrinsics stand only where a conversion or a dot instruction has no portable spelling. The library is compiled
-// with -march=native on the machine that runs it, so the macros below describe that machine.
+// with -march=native on the machine that runs it, or for one of a wheel's levels, which machines above it run too: the
+// macros below describe what it was compiled for, which may be less than the machine has.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>

@@ -19,7 +19,8 @@
 namespace dlinfer::eight_bit {
 namespace {
 
-constexpr int64_t kElementsPerThread = 16 << 10;  // of rows that are quantised: below this a thread is done before another has begun
+// Of rows that are quantised: below this a thread is done before another has begun.
+constexpr int64_t kElementsPerThread = 16 << 10;
 constexpr auto kWidened = [] {
   std::array<float, 256> table{};
   for (int i = 0; i < 256; ++i) table[i] = fp8::widened(uint8_t(i));
@@ -218,7 +219,7 @@ Tensor linear_fp8(Tensor x, Tensor weight, Tensor scale, int64_t block_rows, int
   with_type(dtype, [&]<class T>(T) {
     T* const out = out_data<T>(result);
     const T* const added = bias ? data<T>(*bias) : nullptr;
-    for_tiles<float, 4>(
+    for_tiles(
         rows, inputs, columns,
         [&](int64_t together, int64_t r, int64_t c, int64_t some, float* sums) {
           const auto run = together == 4 ? fp8::tile_of<4> : fp8::tile_of<1>;

@@ -23,16 +23,6 @@ constexpr float widened(uint8_t bits) {
   return bits & 0x80 ? -value : value;
 }
 
-// The nearest number to a value of at most kLargest, halves to even.
-inline uint8_t narrowed(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value), sign = bits >> 24 & 0x80, size = bits & 0x7fffffffu;
-  // Below 2 ** -6 numbers are whole multiples of 2 ** -9, and so are the last digits of what is about 2 ** 14.
-  const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 16384.0f) - 0x46800000u;
-  const uint32_t large = (size + 0x7ffffu + (size >> 20 & 1) - (120u << 23)) >> 20;
-  const uint32_t chosen = size < (121u << 23) ? small : large;
-  return uint8_t(sign | (size > 0x7f800000u ? kNaN : chosen));
-}
-
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__))
 
 // The bits of a number, moved, are those of a half-precision one that is 2 ** 8 times less; but for NaN, which `found`

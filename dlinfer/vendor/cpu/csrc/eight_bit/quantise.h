@@ -60,7 +60,7 @@ inline Bytes nearest_fp8(Floats value) {
   const Floats most = all_lanes(fp8::kLargest);
   value = value > most ? most : value < -most ? -most : value;
   const Words bits = (Words)value, sign = bits >> 24 & 0x80, size = bits & 0x7fffffffu;
-  // As fp8::narrowed has it.
+  // Below 2 ** -6 numbers are whole multiples of 2 ** -9, and so are the last digits of what is about 2 ** 14.
   const Words small = (Words)((Floats)size + 16384.0f) - 0x46800000u;
   const Words large = (size + 0x7ffffu + (size >> 20 & 1) - (120u << 23)) >> 20;
   const Words chosen = size < (121u << 23) ? small : large;

@@ -19,6 +19,7 @@ using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
 constexpr int64_t kBlockRows = 16;             // rows of a weight that a thread takes at once
+constexpr int kTileInputs = 4;                 // rows of x that meet a row of the weight together
 constexpr int64_t kBytesPerThread = 64 << 10;  // of a weight: below this a thread is done before another has begun
 
 inline Tensor packed(const Tensor& like, int64_t last, ScalarType dtype, int64_t item_bytes) {
@@ -70,11 +71,11 @@ T with_bias(float value, const T* bias, int64_t row) {
 }
 
 // Calls `tile(rows, first row, c, inputs, sums)` for all tiles of a weight and rows of x, and `store(c, r, sum)`.
-template <class Sum, int kTileInputs, class Tile, class Store>
+template <class Tile, class Store>
 void for_tiles(int64_t rows, int64_t inputs, int64_t columns, const Tile& tile, const Store& store) {
   const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
   parallel_for(0, blocks, block_grain(columns), [&](int64_t begin, int64_t end) {
-    Sum sums[4 * kTileInputs];
+    float sums[4 * kTileInputs];
     const int64_t last = std::min(end * kBlockRows, rows);
     for (int64_t first = begin * kBlockRows; first < last; first += kBlockRows) {
       const int64_t block_end = std::min(first + kBlockRows, last);

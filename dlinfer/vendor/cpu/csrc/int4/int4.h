@@ -10,7 +10,6 @@
 // Each sum is taken in one order, whatever the tile: a row of x gives the same bits in any company.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "common/lanes.h"

@@ -2,7 +2,7 @@
 //
 // A decode step reads each weight once and does little with it, so the time is the time of that reading. Nothing is
 // packed: neighbours along in_features are neighbours in memory in both operands, which is what a dot product wants.
-// The work is cut three times:
+// The work is cut four times:
 //   block  rows of the weight that one thread handles in a piece; while it computes one, it prefetches the next, evenly
 //          over its time, unless x is one row and the processor does better by itself
 //   chunk  columns of a block, so few that the part of x beside them stays in the first-level cache

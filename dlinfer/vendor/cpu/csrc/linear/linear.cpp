@@ -2,8 +2,8 @@
 // (limits.h): one for few rows, as many as dlinfer_cpu::linear_max_inputs tells, and for more one with AMX and one for
 // float32 arithmetic. dlinfer_cpu::linear_takes tells whether so many rows are ours.
 //
-// Only torch's stable ABI is used: its headers compile in a second where ATen's take five, and its parallel_for runs
-// in torch's own thread pool without our linking an OpenMP runtime.
+// Only torch's stable ABI is used: its headers compile in a second where ATen's take five. Threads are our team's
+// (threads/team.h), so that no OpenMP runtime is linked.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
