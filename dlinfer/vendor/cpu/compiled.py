@@ -14,13 +14,18 @@ _reasons: dict[tuple[str, torch.dtype], str] = {}  # why one is not used; empty 
 _kernels: dict[str, Callable[..., Any]] = {}
 
 
-def compiled(name: str, *tensors: torch.Tensor) -> Callable[..., Any] | None:
+def compiled(
+    name: str, *tensors: torch.Tensor, dtype: torch.dtype | None = None
+) -> Callable[..., Any] | None:
     """The C++ kernel of a name for tensors of one dtype, or None where torch's own has to do.
+
+    tensors: the first of the call's, for messages. dtype: the one that the kernel's known answers are of, if it is not
+    that of the first tensor, as where that holds 8-bit numbers.
 
     The first call of a dtype makes the library, if it is not there yet, and asks the kernel what a few numbers give. A
     call that it cannot serve is counted as one that falls back. Raises FallbackError where the policy is ``error``.
     """
-    key = (name, tensors[0].dtype)
+    key = (name, dtype or tensors[0].dtype)
     reason = _reasons.get(key)
     if reason is None:
         reason = _reason(*key)

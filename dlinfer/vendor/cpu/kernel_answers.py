@@ -17,6 +17,7 @@ from dlinfer.graph.known_answers.suite import KnownAnswers
 from dlinfer.ops.packing import AWQ, MXFP4
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.bf12 import answers as bf12
+from dlinfer.vendor.cpu.eight_bit import answers as eight_bit
 
 ROWS = (1, 2, 7, 40, 65, 130)
 """On both sides of each number of rows at which another kernel begins."""
@@ -30,14 +31,13 @@ def owner() -> str:
 def answers() -> Iterator[KnownAnswer]:
     """All that is asked."""
     yield from bf12.answers(_native, ROWS)
+    yield from eight_bit.answers(_native, ROWS)
     for dtype in FLOATS:
         for bias in (False, True):
             yield _linear(dtype, bias)
         yield _packed_linear(dtype, rounds=False)
         yield _packed_linear(dtype, rounds=True)
         yield _mxfp4_linear(dtype)
-        yield _int8_linear(dtype)
-        yield _eight_bit_rows(dtype)
         if dtype != torch.float32:
             yield _norm(dtype)
         yield _decode(dtype)
@@ -125,54 +125,6 @@ def _mxfp4_linear(dtype: torch.dtype) -> KnownAnswer:
 
     name = f"C++ linear with a weight of floats of 4 bits, of {', '.join(map(str, ROWS))} rows"
     return KnownAnswer(name, frozenset({"native mxfp4_matmul"}), name_of(dtype), run, expected)
-
-
-def _int8_linear(dtype: torch.dtype) -> KnownAnswer:
-    """Any numbers of 8 bits, whose sums are exact in float64; scales are powers of two, and so is the last rounding."""
-    generator = torch.Generator().manual_seed(0)
-
-    def numbers(rows: int) -> Tensor:
-        return torch.randint(-128, 128, (rows, 203), generator=generator).to(torch.int8)
-
-    weight, inputs, bias = numbers(70), [numbers(rows) for rows in ROWS], small_whole(1, 70, 3)[0]
-    scale = (2.0 ** small_whole(70, 1, 4)).float()
-
-    def run() -> Sequence[Tensor]:
-        product, given = _native("linear_w8a8"), bias.to(dtype)
-        rows = [(x, torch.full((len(x), 1), 2.0**-9)) for x in inputs]
-        return [product(x, weight, by, scale, dtype, torch.int8, given) for x, by in rows]
-
-    def expected() -> Sequence[Tensor]:
-        sums = [x.double() @ weight.double().t() * 2.0**-9 * scale.double().t() for x in inputs]
-        return [(total.float().to(dtype) + bias.to(dtype)).to(dtype) for total in sums]
-
-    name = f"C++ linear of int8 by int8, of {', '.join(map(str, ROWS))} rows"
-    return KnownAnswer(name, frozenset({"native linear_w8a8"}), name_of(dtype), run, expected)
-
-
-def _eight_bit_rows(dtype: torch.dtype) -> KnownAnswer:
-    """Whole numbers whose largest is 127, so that each becomes itself; and norms that multiply by one in a hundred."""
-    x = small_whole(5, 203, 1) * 40
-    x[:, 7] = 127
-    weight = torch.full((203,), 0.5)
-
-    def run() -> Sequence[Tensor]:
-        given, by = x.to(dtype), weight.to(dtype)
-        normed = _native("rms_norm_w8a8")(given, by, 1e-6, torch.int8)
-        added = _native("add_rms_norm_w8a8")(given, torch.zeros_like(given), by, 1e-6, torch.int8)
-        quantised = _native("dynamic_quant")(given, torch.int8)
-        return [one.float() for one in (*quantised, *normed, *added)]
-
-    def expected() -> Sequence[Tensor]:
-        wide = x.double()
-        normed = (wide * (wide.square().mean(1, keepdim=True) + 1e-6).rsqrt() * 0.5).to(dtype).double()
-        scale = normed.abs().amax(1, keepdim=True) / 127
-        numbers = (normed / scale).round()
-        whole = [wide, torch.ones(5, 1), numbers, scale, numbers, scale, wide]
-        return [one.float() for one in whole]
-
-    kinds = frozenset(f"native {name}" for name in ("dynamic_quant", "rms_norm_w8a8", "add_rms_norm_w8a8"))
-    return KnownAnswer("C++ rows of int8", kinds, name_of(dtype), run, expected, ROUNDED[dtype])
 
 
 def _norm(dtype: torch.dtype) -> KnownAnswer:

@@ -1,13 +1,17 @@
 """Eager calls of the cpu vendor run in C++ where that can be had and is right; else by torch, counted."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
 
 from dlinfer import ops, settings
 from dlinfer.errors import FallbackError
-from dlinfer.ops import fallback
+from dlinfer.ops import bf12, fallback
 from dlinfer.vendor.cpu import compiled, kernel_answers, native
+from dlinfer.vendor.cpu.bf12.matrices import pack, unpack
 from dlinfer.vendor.cpu.compiled import compiled as kernel_of
 
 NO_COMPILER = "the C++ kernels cannot be built: no compiler"
@@ -88,4 +92,57 @@ def test_float64_is_torchs() -> None:
     x, weight = torch.randn(3, 8).double(), torch.randn(5, 8).double()
     assert torch.equal(ops.linear(x, weight), functional.linear(x, weight))
     assert torch.equal(ops.linears(x, [weight], [None])[0], functional.linear(x, weight))
+    assert counted() == {}
+
+
+FP8 = torch.float8_e4m3fn
+
+
+def eight_bit_calls() -> dict[str, Callable[[], Any]]:
+    """By the C++ kernel that the call is for."""
+    x, row = torch.randn(3, 64), torch.ones(8)
+    numbers, scale = torch.ones(3, 64, dtype=torch.int8), torch.ones(3, 1)
+    weight, blocks, by = torch.ones(8, 64, dtype=torch.int8), torch.ones(1, 4), torch.ones(64)
+    fp8 = weight.to(FP8)
+    return {
+        "dynamic_quant": lambda: ops.dynamic_quant(x, torch.int8),
+        "rms_norm_w8a8": lambda: ops.rms_norm_w8a8(x, by, 1e-6, torch.int8),
+        "add_rms_norm_w8a8": lambda: ops.add_rms_norm_w8a8(x, x, by, 1e-6, torch.int8),
+        "linear_w8a8": lambda: ops.linear_w8a8(numbers, weight, scale, row, torch.float32, torch.int8, None),
+        "linear_fp8": lambda: ops.linear_static_fp8(x, fp8, row, torch.ones(1), None),
+        "widen_fp8": lambda: ops.linear_static_fp8(x.repeat(9, 1), fp8, row, torch.ones(1), None),
+        "rounded_in_blocks": lambda: ops.linear_blocked_fp8(x, fp8, blocks, None, 16, False),
+        "pack_bf12": lambda: pack(x.bfloat16()),
+        "unpack_bf12": lambda: unpack(bf12.pack(x.bfloat16()), 3, 64),
+    }
+
+
+@pytest.mark.parametrize("name", eight_bit_calls())
+def test_packed_and_8_bit_kernels_are_under_the_policy(
+    name: str, forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a library, and where one of them is wrong here: torch computes the same, counted or refused."""
+    call = eight_bit_calls()[name]
+    with settings.override(fallback="error"):
+        want = call()
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel_answers.KERNEL_ANSWERS, "fault", lambda kind, precision: f"{kind} is wrong")
+        patch.setattr(compiled, "_reasons", {})
+        with settings.override(fallback="allow"):
+            torch.testing.assert_close(call(), want)
+        assert counted()[name, f"native {name} is wrong"] == 1
+    monkeypatch.setattr(compiled, "_reasons", {})
+    monkeypatch.setattr(native, "why_not", lambda: "no compiler")
+    with settings.override(fallback="allow"):
+        torch.testing.assert_close(call(), want)
+    assert counted()[name, NO_COMPILER] == 1
+    with settings.override(fallback="error"), pytest.raises(FallbackError, match="no compiler"):
+        call()
+
+
+@pytest.mark.usefixtures("without_library")
+def test_float64_needs_no_library_of_8_bit_numbers() -> None:
+    x, row = torch.randn(3, 64).double(), torch.ones(8)
+    ops.dynamic_quant(x, torch.int8)
+    ops.linear_static_fp8(x, torch.ones(8, 64).to(FP8), row, torch.ones(1), None)
     assert counted() == {}

@@ -19,6 +19,7 @@ def answers(native: Callable[[str], Callable[..., Tensor]], rows: Sequence[int])
     for columns in (256, 200):  # whole groups, and not
         yield _products(native, rows, columns)
     yield _experts(native)
+    yield _packing(native)
 
 
 def _products(
@@ -76,3 +77,18 @@ def _experts(native: Callable[[str], Callable[..., Tensor]]) -> KnownAnswer:
     kinds = frozenset({"native fused_moe_bf12"})
     name = "C++ experts with weights of 12 bits"
     return KnownAnswer(name, kinds, name_of(_NARROW), run, expected, ROUNDED[_NARROW])
+
+
+def _packing(native: Callable[[str], Callable[..., Tensor]]) -> KnownAnswer:
+    """Every bfloat16 but those that differ in the sign alone, each as likely, so that most are exceptions."""
+    weight = torch.arange(2**15).short().view(_NARROW)[: 127 * 258].view(127, 258)
+
+    def run() -> Sequence[Tensor]:
+        packed = native("pack_bf12")(weight)
+        return [packed, native("unpack_bf12")(packed, *weight.shape).view(torch.int16)]
+
+    def expected() -> Sequence[Tensor]:
+        return [bf12.pack(weight), weight.view(torch.int16)]
+
+    kinds = frozenset({"native pack_bf12", "native unpack_bf12"})
+    return KnownAnswer("C++ packing in 12 bits", kinds, name_of(_NARROW), run, expected)

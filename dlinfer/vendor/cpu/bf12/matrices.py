@@ -6,22 +6,20 @@ from torch.nn import functional
 
 from dlinfer.ops import bf12
 from dlinfer.ops.embedding_bf12 import check_indices
-from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.compiled import compiled
 
 
 def pack(weight: Tensor) -> Tensor:
     """As ``dlinfer.ops.bf12.pack``, the same bytes, by all threads; in memory of its own, in large pages."""
-    if weight.dtype is not torch.bfloat16 or weight.ndim != 2 or native.why_not() is not None:
-        return bf12.pack(weight)
-    return torch.ops.dlinfer_cpu.pack_bf12(weight)
+    fits = weight.dtype is torch.bfloat16 and weight.ndim == 2
+    kernel = compiled("pack_bf12", weight) if fits else None
+    return (kernel or bf12.pack)(weight)
 
 
 def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
     """As ``dlinfer.ops.bf12.unpack``."""
-    if native.why_not() is not None:
-        return bf12.unpack(packed, rows, columns)
-    return torch.ops.dlinfer_cpu.unpack_bf12(packed, rows, columns)
+    kernel = compiled("unpack_bf12", packed, dtype=torch.bfloat16)
+    return (kernel or bf12.unpack)(packed, rows, columns)
 
 
 def linear_bf12(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
@@ -34,7 +32,7 @@ def linear_bf12(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: in
 
 def embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> Tensor:
     check_indices(indices, rows)
-    kernel = compiled("embedding_bf12", indices)
-    if kernel is not None and indices.dtype in (torch.int32, torch.int64):
+    kernel = compiled("embedding_bf12", indices, weight, dtype=torch.bfloat16)
+    if kernel is not None:
         return kernel(indices, weight, rows, columns)
     return bf12.rows_of(weight, indices, rows, columns)

@@ -13,6 +13,11 @@ from dlinfer.vendor.cpu.eight_bit.products import (
 )
 
 
+def _rows(x: Tensor) -> Tensor:
+    """[rows, in_features] of [..., in_features], which may be none."""
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
 def linear_w8a8(
     a: Tensor,
     b: Tensor,
@@ -23,8 +28,7 @@ def linear_w8a8(
     bias: Tensor | None,
 ) -> Tensor:
     product = scaled_int8_product if quant_dtype is torch.int8 else scaled_fp8_product
-    flat = a.reshape(-1, a.shape[-1])
-    out = product(flat, rms_scale.reshape(-1), b, linear_scale.reshape(-1), out_dtype, bias)
+    out = product(_rows(a), rms_scale.reshape(-1), b, linear_scale.reshape(-1), out_dtype, bias)
     return out.view(*a.shape[:-1], b.shape[0])
 
 
@@ -40,10 +44,10 @@ def linear_w8a8_static(
 ) -> Tensor:
     shifted = x.to(torch.float32).div(input_scale.to(torch.float32)).add_(input_offset)
     numbers = shifted.round_().clamp_(-128, 127).to(torch.int8)
-    total = int8_product(numbers.reshape(-1, x.shape[-1]), weight)
+    total = int8_product(_rows(numbers), weight)
     if quant_bias is not None:
         total += quant_bias
-    out = total.to(torch.float32).mul_(deq_scale.reshape(-1)).to(out_dtype)
+    out = total.to(deq_scale.dtype).mul_(deq_scale.reshape(-1)).to(out_dtype)
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -55,7 +59,7 @@ def linear_blocked_fp8(
     block_size: int,
     power_of_two_scales: bool,
 ) -> Tensor:
-    kept = rows.rounded_in_blocks(x.reshape(-1, x.shape[-1]), block_size, power_of_two_scales)
+    kept = rows.rounded_in_blocks(_rows(x), block_size, power_of_two_scales)
     out = fp8_product(kept, weight, weight_scale, (block_size, block_size), x.dtype, bias)
     return out.view(*x.shape[:-1], weight.shape[0])
 
@@ -63,6 +67,6 @@ def linear_blocked_fp8(
 def linear_static_fp8(
     x: Tensor, weight: Tensor, weight_scale: Tensor, input_scale: Tensor, bias: Tensor | None
 ) -> Tensor:
-    kept = eight_bit.rounded_by(x, input_scale).reshape(-1, x.shape[-1])
+    kept = _rows(eight_bit.rounded_by(x, input_scale))
     out = fp8_product(kept, weight, weight_scale.reshape(-1, 1), (1, weight.shape[1]), x.dtype, bias)
     return out.view(*x.shape[:-1], weight.shape[0])

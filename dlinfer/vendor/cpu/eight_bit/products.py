@@ -1,7 +1,7 @@
 """Products of 8-bit numbers, exact for int8, and of float rows with float8 weights, widened a piece at a time.
 
-The kernels in C++ read the weight as it lies; that of float8 is for few rows, as a decode step has. Without them
-everything is a loop over pieces of the weight in torch.
+The kernels in C++ read the weight as it lies; that of float8 is for few rows, as a decode step has. Without them, and
+for float64, everything is a loop over pieces of the weight in torch.
 """
 
 import functools
@@ -13,7 +13,7 @@ from torch.nn import functional
 from dlinfer.graph.cache.fingerprint import cpu_flags
 from dlinfer.graph.seam.products import int_mm
 from dlinfer.ops.checks import FLOATS
-from dlinfer.vendor.cpu import native
+from dlinfer.vendor.cpu.compiled import compiled
 
 PIECE = 2 << 20
 """Elements of a weight that are widened at a time, at most, or one row: 8 MiB in float32."""
@@ -30,16 +30,19 @@ def scaled_int8_product(
 ) -> Tensor:
     """(a @ b.T) * a_scale * b_scale, rounded to dtype, + bias.
 
-    a: int8 [rows, in]. a_scale: float32 [rows]. b: int8 [out, in]. b_scale: float32 [out]. bias: [out] of dtype.
+    a: int8 [rows, in]. a_scale: [rows], float32 or float64. b: int8 [out, in]. b_scale: [out], of a_scale's dtype, in
+    which the sums are scaled. bias: [out] of dtype.
     """
-    if _is_native(dtype):
-        return torch.ops.dlinfer_cpu.linear_w8a8(a, b, a_scale, b_scale, dtype, torch.int8, bias)
+    fits = dtype in FLOATS and a_scale.dtype is b_scale.dtype is torch.float32
+    kernel = compiled("linear_w8a8", a, b, dtype=dtype) if fits else None
+    if kernel is not None:
+        return kernel(a, b, a_scale, b_scale, dtype, torch.int8, bias)
     # In pieces, as sums of 32 bits, once as integers and once as floats, and oneDNN's own order of a weight would take
     # many times what the result does; a piece that is scaled where it was made is also faster.
     out = torch.empty(a.shape[0], b.shape[0], dtype=dtype)
     most = max(PIECE // max(a.shape[0], 1), FEWEST_COLUMNS)
     for start, end in _pieces(b, most=most):
-        sums = int8_product(a, b[start:end]).to(torch.float32)
+        sums = int8_product(a, b[start:end]).to(a_scale.dtype)
         out[:, start:end] = sums.mul_(a_scale[:, None]).mul_(b_scale[start:end])
     return out if bias is None else out.add_(bias)
 
@@ -69,22 +72,28 @@ def fp8_product(
 ) -> Tensor:
     """x @ (weight * scale).T, rounded to dtype, + bias.
 
-    x: float32 [rows, in]. weight: float8_e4m3fn [out, in]. scale: float32, one for each block[0] rows and block[1]
-    columns of the weight. bias: [out] of dtype.
+    x: [rows, in], float32. weight: float8_e4m3fn [out, in]. scale: float32, one for each block[0] rows and block[1]
+    columns of the weight. bias: [out] of dtype. Where x, scale or dtype is float64, the product is one of float64.
     """
-    if _is_native(dtype) and x.shape[0] <= FEW_FP8_ROWS:
-        return torch.ops.dlinfer_cpu.linear_fp8(x, weight, scale, *block, dtype, bias)
-    out = x.new_empty(x.shape[0], weight.shape[0], dtype=dtype)
+    fits = dtype in FLOATS and x.dtype is scale.dtype is torch.float32 and weight.shape[1] > 0
+    few = fits and x.shape[0] <= FEW_FP8_ROWS
+    kernel = compiled("linear_fp8", x, weight, dtype=dtype) if few else None
+    if kernel is not None:
+        return kernel(x, weight, scale, *block, dtype, bias)
+    wide_dtype = torch.float64 if torch.float64 in (x.dtype, scale.dtype, dtype) else torch.float32
+    widen = compiled("widen_fp8", weight, dtype=torch.float32) if fits and not few else None
+    x, out = x.to(wide_dtype), x.new_empty(x.shape[0], weight.shape[0], dtype=dtype)
     for start, end in _pieces(weight, block[0]):
-        wide = _widened(weight[start:end], scale[start // block[0] : -(-end // block[0])], block)
+        scales = scale[start // block[0] : -(-end // block[0])]
+        wide = (widen or functools.partial(_widened, dtype=wide_dtype))(weight[start:end], scales, *block)
         out[:, start:end] = functional.linear(x, wide)
     return out if bias is None else out.add_(bias)
 
 
-def _widened(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
-    if _is_native(torch.float32):
-        return torch.ops.dlinfer_cpu.widen_fp8(weight, scale, *block)
-    wide = weight.to(torch.float32)
+def _widened(
+    weight: Tensor, scale: Tensor, block_rows: int, block_columns: int, dtype: torch.dtype
+) -> Tensor:
+    wide, block = weight.to(dtype), (block_rows, block_columns)
     for dim in (0, 1):
         if scale.shape[dim] != 1:
             scale = scale.repeat_interleave(block[dim], dim).narrow(dim, 0, wide.shape[dim])
@@ -96,10 +105,6 @@ def _pieces(weight: Tensor, multiple: int = 1, most: int = PIECE) -> list[tuple[
     rows, columns = weight.shape
     step = max(min(PIECE // max(columns, 1), most) // multiple, 1) * multiple
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
-
-
-def _is_native(dtype: torch.dtype) -> bool:
-    return dtype in FLOATS and native.why_not() is None
 
 
 @functools.cache

@@ -19,7 +19,6 @@ from dlinfer.graph.ir.dialect import is_compute, is_size, model_line, tensors_of
 from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import Program, Step, constants_of, refer
-from dlinfer.graph.known_answers.answer import precision_of
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.report.policy import leave_engine
@@ -131,8 +130,7 @@ class InductorEngine:
         missing = native.why_not(folder / "native")
         if missing is not None:
             return f"the C++ kernels cannot be built: {missing}"
-        tensors = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
-        return self.known_answers.fault(reference, precision_of(tensors))
+        return self.known_answers.fault(reference, kernels.precision_of_call(node))
 
     def _known_cluster(self, cluster: Cluster, folder: Path) -> Step | None:
         """The kernel in C++ that computes a cluster; None where there is none, or it is not to be used here."""

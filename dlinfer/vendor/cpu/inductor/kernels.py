@@ -10,8 +10,9 @@ from torch.fx.node import map_arg
 
 from dlinfer import ops
 from dlinfer.graph.ir import callee
-from dlinfer.graph.ir.dialect import arguments, fake, overload
+from dlinfer.graph.ir.dialect import arguments, fake, overload, tensors_of
 from dlinfer.graph.ir.layout import same_size
+from dlinfer.graph.known_answers.answer import precision_of
 from dlinfer.ops.bf12 import STRIP
 from dlinfer.ops.kernels import direct_kernel, kernel_authors
 from dlinfer.ops.spec import registry
@@ -91,6 +92,17 @@ def _is_native(node: fx.Node) -> bool:
     if op is not None and op in _IF_PLAIN:
         return _is_ours(op._schema.name.removeprefix("dlinfer::")) and _IF_PLAIN[op](node)
     return op is None or op.namespace != "aten" or (op in ATEN_CALLS and ATEN_CALLS[op](node))
+
+
+# Ops that compute in the dtype of what comes first, whatever that of scales or of the router's weights.
+_OF_THE_FIRST = (ops.weight_quant_matmul.overload, ops.fused_moe.overload, ops.fused_moe_clamped.overload)
+
+
+def precision_of_call(node: fx.Node) -> str:
+    """The precision that a node's kernel in C++ computes in, under which its known answers are to be looked up."""
+    if overload(node) in _OF_THE_FIRST:
+        return precision_of([fake(next(iter(arguments(node).values())))])
+    return precision_of([tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)])
 
 
 def _is_ours(name: str) -> bool:
