@@ -10,12 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dlinfer import ops
 from dlinfer.ops.packing import AWQ
 from dlinfer.vendor.cpu.four_bit import linears
+from tests.graph.conftest import artifact_folder, graph_mode
 from tests.vendor.cpu.test_native import DTYPES, FLOAT32_UNIT, library, needs_compiler, resident_bytes, tensor
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("library")]
-__all__ = ["library"]
+__all__ = ["artifact_folder", "graph_mode", "library"]
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
 
@@ -285,6 +287,22 @@ packed, scale = torch.zeros(16, 3, dtype=torch.int32), torch.ones(2, 24)
 def test_wrong_arguments(arguments, message):
     with pytest.raises(RuntimeError, match=message):
         torch.ops.dlinfer_cpu.weight_quant_matmul.default(*arguments)
+
+
+@pytest.mark.parametrize("wide", ["scales", "bias"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_float64_beside_x_is_torchs(dtype, wide, graph_mode):
+    x, (qweight, scales, offset) = tensor(0, (5, 96), dtype), weight_of(1, 96, 8, 32)
+    bias = tensor(2, (64,), torch.float16)
+    given = {"scales": scales, "bias": bias}
+    given[wide] = given[wide].double()
+
+    def layer(x):
+        rest = {"offset": offset, "bias": given["bias"], "group_size": 32}
+        return ops.weight_quant_matmul(x, qweight, given["scales"], **rest)
+
+    for call in (layer, torch.compile(layer, backend="dlinfer", options={"engine": "inductor"})):
+        assert_close(call(x), x, (qweight, scales, offset), bias, 32)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])

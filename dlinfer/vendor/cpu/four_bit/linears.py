@@ -19,7 +19,8 @@ def native_matmul() -> str:
 def weight_quant_matmul(
     x: Tensor, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None, group_size: int
 ) -> Tensor:
-    fits = x.dtype is not torch.float64 and scales.dtype is not torch.float64
+    floats = (x, scales) if bias is None else (x, scales, bias)
+    fits = all(one.dtype is not torch.float64 for one in floats)
     kernel = compiled(native_matmul(), x, qweight) if fits else None
     if kernel is not None:
         return kernel(x, qweight, scales, offset, bias, group_size)

@@ -86,7 +86,12 @@ def _is_native(node: fx.Node) -> bool:
         return is_call(node)
     if op is ops.linear_w8a8.overload:
         given = arguments(node)
-        return given["quant_dtype"] is torch.int8 and given["out_dtype"] in NATIVE_FLOATS
+        plain = given["quant_dtype"] is torch.int8 and given["out_dtype"] in NATIVE_FLOATS
+        return plain and fake(given["rms_scale"]).dtype is torch.float32
+    if op is ops.weight_quant_matmul.overload:
+        given = arguments(node)
+        floats = (given["x"], given["scales"], given["bias"])
+        return all(fake(one).dtype in NATIVE_FLOATS for one in floats if one is not None)
     if op in QUANTISING:
         return fake(arguments(node)["x"]).dtype in NATIVE_FLOATS
     if op is not None and op in _IF_PLAIN:
