@@ -67,7 +67,8 @@ def expect(agent: Any, second: dict[str, Any]) -> None:
     """The agent's next forward decodes, and the one after it is of the prompts of a step with these arguments."""
     prompts = second["inputs"]
     has_all_logits = second.get("return_logits") or second.get("return_ce_loss")
-    one_row_each = not has_all_logits and prompts.logits_indices is None
+    chosen = getattr(prompts, "logits_indices", None)  # LMDeploy 0.17 has no such field
+    one_row_each = not has_all_logits and chosen is None
     setattr(agent, _NAME, _Joined(prompts, agent.cache_config, one_row_each))
 
 
