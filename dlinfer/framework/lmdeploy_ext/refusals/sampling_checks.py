@@ -16,6 +16,8 @@ from typing import Any
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.refusals import response_formats
+from dlinfer.framework.lmdeploy_ext.versions import has_build_specs
 from dlinfer.framework.patching import Patch
 
 _INT32 = 2**31 - 1
@@ -101,6 +103,12 @@ def check_generation(config: Any) -> None:
     style = config.response_format
     if isinstance(style, dict) and style.get("type") == "regex_schema" and not style.get("regex_schema"):
         raise _refuse("response_format", style, "a pattern under 'regex_schema'")
+    if (
+        isinstance(style, dict)
+        and not has_build_specs()
+        and (reason := response_formats.fault(style)) is not None
+    ):
+        raise _refuse("response_format", style, f"one that LMDeploy can follow; {reason}")
 
 
 def check_sampling(param: Any) -> None:
