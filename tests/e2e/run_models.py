@@ -47,7 +47,7 @@ def asked() -> list[Cell]:
     """One cell of each family in each mode, without further options; and on other engines where the matrix has it.
 
     Without families that the installed LMDeploy is too old for: the table of classes has the refusal. Before 0.18
-    without the graphs of OpenVINO, which leave attention to torch there (``ON_ENGINES``).
+    without OpenVINO, whose graphs leave attention to torch there (``ON_ENGINES``).
     """
     brief = {(cell.family, cell.mode): cell for cell in brief_cells() if cell.config == "base"}
     plain = [

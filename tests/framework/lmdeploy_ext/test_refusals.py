@@ -160,7 +160,7 @@ def test_new_weights_for_a_running_engine_are_refused_by_name(owner, name, monke
 
     def run():
         found = update(Engine(), None)
-        asyncio.run(found) if inspect.isawaitable(found) else None
+        asyncio.run(found) if inspect.iscoroutine(found) else None
 
     with pytest.raises(
         UnsupportedFeatureError, match=rf"{name}.*'cpu'.* Next step: save them as a model folder"
