@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from dlinfer.conformance import borders, oracle
 from dlinfer.errors import FallbackError, GraphFallbackError
-from dlinfer.ops.samples import SampleMaker, SamplesInTurn
+from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.samples_in_turn import SamplesInTurn
 from dlinfer.ops.spec import OpSpec
 from dlinfer.vendor.base import HOST, KVCacheLayout, Vendor
 

@@ -109,7 +109,7 @@ THIRD_PARTY = {
     "dlinfer.framework.lmdeploy_ext.quantise": TORCH
     | {"auto_round", "lmdeploy", "safetensors", "transformers"},
     "dlinfer.framework.lmdeploy_ext": TORCH
-    | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors"},
+    | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors", "xgrammar"},
     "dlinfer.framework.mindie_ext": TORCH | {"numpy", "pydantic", "safetensors", "transformers"},
     "dlinfer.framework.transformers_ext": TORCH | {"transformers"},
     "dlinfer.framework": TORCH | {"packaging"},

@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dlinfer.ops import registry
-from dlinfer.ops.samples import SampleMaker, SamplesInTurn
+from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.samples_in_turn import SamplesInTurn
 
 OPS = registry().values()
 

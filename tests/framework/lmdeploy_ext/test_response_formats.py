@@ -4,7 +4,8 @@ import pytest
 from lmdeploy import GenerationConfig, PytorchEngineConfig
 
 from dlinfer.errors import GenerationOptionError
-from dlinfer.framework.lmdeploy_ext.refusals import response_formats, sampling_checks
+from dlinfer.framework.lmdeploy_ext.layers import response_formats
+from dlinfer.framework.lmdeploy_ext.refusals import sampling_checks
 
 OBJECT = {"type": "object", "properties": {"age": {"type": "integer"}}}
 

@@ -16,7 +16,7 @@ from typing import Any
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.refusals import response_formats
+from dlinfer.framework.lmdeploy_ext.layers import response_formats
 from dlinfer.framework.lmdeploy_ext.versions import has_build_specs
 from dlinfer.framework.patching import Patch
 
