@@ -29,6 +29,7 @@ def test_what_can_be_followed(style):
     [
         ({"type": "haiku"}, "no type 'haiku'"),
         ({}, "no type None"),
+        ({"type": ["json_object"]}, "no type ['json_object']"),
         ({"type": "json_schema", "json_schema": {"schema": {"type": "potato"}}}, "potato"),
         ({"type": "json_schema", "json_schema": "{"}, "Expecting property name"),
         ({"type": "json_schema", "json_schema": [1]}, "a JSON schema is an object"),

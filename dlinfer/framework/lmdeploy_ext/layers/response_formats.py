@@ -11,7 +11,7 @@ from typing import Any
 def fault(style: Mapping[str, Any]) -> str | None:
     """Why a request's ``response_format`` cannot be followed, in a line; None where it can."""
     kind = style.get("type")
-    if kind not in _READ:
+    if not isinstance(kind, str) or kind not in _READ:
         return f"no type {kind!r}"
     try:
         _READ[kind](style)
@@ -48,7 +48,7 @@ def _read_tag(style: Mapping[str, Any]) -> None:
     Grammar.from_structural_tag(tag if isinstance(tag, str) else json.dumps(tag))
 
 
-_READ: Mapping[Any, Callable[[Mapping[str, Any]], None]] = {
+_READ: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     "json_schema": _read_schema,
     "regex_schema": _read_pattern,
     "json_object": lambda style: None,
