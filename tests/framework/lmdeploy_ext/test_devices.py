@@ -112,7 +112,7 @@ def runner(monkeypatch):
     """``runner(eager)``: which class is built to run a model."""
     PytorchEngineConfig(device_type="cpu")
     monkeypatch.setattr(windows, "apply", lambda *args: None)
-    for name in ("GraphRunner", "CompiledRunner"):
+    for name in ("EagerRunner", "CompiledRunner"):
         monkeypatch.setattr(backend, name, lambda *args, name=name: name)
 
     def built(eager: bool = False):
@@ -123,19 +123,19 @@ def runner(monkeypatch):
 
 
 def test_graphs_run_in_the_vendor_s_runner_where_it_has_one(runner, monkeypatch):
-    assert runner() == "CompiledRunner" and runner(eager=True) == "GraphRunner"
+    assert runner() == "CompiledRunner" and runner(eager=True) == "EagerRunner"
     monkeypatch.setattr(
         activation.device(), "graph_runner", lambda: lambda *args: ("the vendor's", len(args))
     )
     assert runner() == ("the vendor's", 5)
-    assert runner(eager=True) == "GraphRunner"
+    assert runner(eager=True) == "EagerRunner"
 
 
 def test_a_vendor_of_kernels_alone_runs_eagerly(runner, plugins):
     plugins("acme", LEFT_TO_LMDEPLOY.replace("maca", "acme").replace("xla", "cpu"))
     discovery.use("acme")
     with settings.override(engine=""):
-        assert runner() == "GraphRunner"
+        assert runner() == "EagerRunner"
 
 
 def test_a_device_s_own_memory_is_taken_as_on_a_card():
