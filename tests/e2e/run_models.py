@@ -25,6 +25,7 @@ from tests.e2e.cell_jobs import answers
 from tests.e2e.harness import Lab
 from tests.e2e.ledger import Ledger, code_fingerprint
 from tests.e2e.matrix import MODES, Cell, brief_cells, cells
+from tests.framework.lmdeploy_ext.nested import NESTED
 from tests.graph.matrix.ledger import ROOT
 from tests.graph.matrix.progress import progress
 
@@ -82,20 +83,11 @@ def cell_text(entries: dict[str, dict[str, Any]], found: list[Cell]) -> str:
     return "equal" if not failures else failures[0].split("\n", 1)[0].replace("|", "/")[:120]
 
 
-PARTS = {
-    "DeepseekVLV2ForCausalLM": {
-        "language_config": {"architectures": ["DeepseekV2ForCausalLM"]},
-        "vision_config": {"model_type": "vision"},
-    }
-}
-"""What else the configuration of a class says of it, where the class alone does not tell that it sees images."""
-
-
 def refusal(name: str) -> str | None:
     """Why the adaptor does not serve a class, in its words."""
     part = vision_support.SERVED.get(name)
     try:
-        check_support({"architectures": [name]} | (PARTS.get(name) or ({part: {}} if part else {})))
+        check_support({"architectures": [name]} | (NESTED.get(name) or ({part: {}} if part else {})))
     except UnsupportedFeatureError as refused:
         told = str(refused.fields["feature"]).removeprefix(f"{name} ").removesuffix(f" ({name})")
         return told[1:-1] if told.startswith("(") else told

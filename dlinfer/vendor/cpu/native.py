@@ -30,9 +30,7 @@ SOURCES = Path(__file__).with_name("csrc")
 TORCH = Path(torch.__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-w")
 COMPILERS = ("c++", "g++", "clang++")  # unless CXX names another
-COMPILE_TIMEOUT = (
-    900  # seconds: one or two minutes, and several times as long beside others on a loaded machine
-)
+COMPILE_TIMEOUT = 900  # seconds: it takes one or two minutes, several times as long on a loaded machine
 LEAST_POOLED = 128 << 10  # bytes, as kLeastPooled there; the C library itself keeps what is smaller
 _SEAL = hashlib.sha256().digest_size
 

@@ -19,6 +19,7 @@ from dlinfer.framework.lmdeploy_ext.refusals.model_support import (
 )
 from dlinfer.framework.lmdeploy_ext.refusals.vision_support import SERVED as SERVED_VISION
 from dlinfer.framework.lmdeploy_ext.vision.parts import PARTS
+from tests.framework.lmdeploy_ext.nested import NESTED
 
 SERVED = {
     "ChatGLMForConditionalGeneration",
@@ -70,13 +71,6 @@ VISION = {
     "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
-}
-NESTED = {
-    # DeepSeek-VL2's configuration names its class only inside
-    "DeepseekVLV2ForCausalLM": {
-        "language_config": {"architectures": ["DeepseekV2ForCausalLM"]},
-        "vision_config": {"model_type": "vision"},
-    }
 }
 
 

@@ -82,11 +82,11 @@ def fp8_product(
         return kernel(x, weight, scale, *block, dtype, bias)
     wide_dtype = torch.float64 if torch.float64 in (x.dtype, scale.dtype, dtype) else torch.float32
     widen = compiled("widen_fp8", weight, dtype=torch.float32) if fits and not few else None
+    widen = widen or functools.partial(_widened, dtype=wide_dtype)
     x, out = x.to(wide_dtype), x.new_empty(x.shape[0], weight.shape[0], dtype=dtype)
     for start, end in _pieces(weight, block[0]):
         scales = scale[start // block[0] : -(-end // block[0])]
-        wide = (widen or functools.partial(_widened, dtype=wide_dtype))(weight[start:end], scales, *block)
-        out[:, start:end] = functional.linear(x, wide)
+        out[:, start:end] = functional.linear(x, widen(weight[start:end], scales, *block))
     return out if bias is None else out.add_(bias)
 
 
