@@ -104,10 +104,7 @@ def stream(pipe, step: dict, logits: dict) -> list[dict]:
 
 
 def staggered(pipe, step: dict, logits: dict) -> list[dict]:
-    """Each prompt arrives once every earlier one has ``after`` more tokens, so that it meets others decoding.
-
-    A response may bring several, so that one may have ended by then.
-    """
+    """Each prompt arrives once every earlier one has ``after`` more tokens, so that it meets others decoding."""
     gen = gen_config(step)
     running = []
     for prompt in step["prompts"]:
@@ -116,8 +113,8 @@ def staggered(pipe, step: dict, logits: dict) -> list[dict]:
         running.append((collector, responses))
         for earlier, responses in running:
             target = len(earlier.tokens) + step["after"]
-            while len(earlier.tokens) < target and (response := next(responses, None)) is not None:
-                earlier.add(response)
+            while len(earlier.tokens) < target:
+                earlier.add(next(responses))
     for collector, responses in running:
         for response in responses:
             collector.add(response)

@@ -57,9 +57,7 @@ def asked() -> list[Cell]:
     found = [cell for cell in plain if cell.config == "base"] + list(brief.values())
     if has_build_specs():
         return found
-    return [
-        cell for cell in found if cell.family not in _OF_0_18 and not (cell.engine and cell.mode == "graph")
-    ]
+    return [cell for cell in found if cell.family not in _OF_0_18 and not cell.engine]
 
 
 def run(lab: Lab, cell: Cell) -> list[str]:
