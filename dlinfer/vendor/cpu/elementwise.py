@@ -1,7 +1,7 @@
 """Norms, rotation, activation and linear on CPU, rounded where HF transformers rounds.
 
-That is why ``torch.nn.functional.rms_norm`` is not used: it rounds once, after the weight. Linear layers, rotation,
-silu, and norms in 16 bits, are in C++ (csrc/), which takes a half to a quarter of torch's time for the few rows of a
+That is why ``torch.nn.functional.rms_norm`` is not used: it rounds once, after the weight. Linear layers, norms,
+rotation, and silu are in C++ (csrc/), which takes a half to a quarter of torch's time for the few rows of a
 decoding step; where that cannot be had, torch's kernels compute the same, under the fallback policy. A graph's loops
 have rotation and activation inside, and do not come here.
 """
@@ -18,7 +18,7 @@ _FLOATS = (*_HALF, torch.float32)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    kernel = compiled("rms_norm", x, weight) if x.dtype in _HALF else None
+    kernel = compiled("rms_norm", x, weight) if x.dtype in _FLOATS else None
     return _rms_norm(x, weight, eps) if kernel is None else kernel(x, weight, eps)
 
 
@@ -31,7 +31,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    kernel = compiled("add_rms_norm", x, residual, weight) if x.dtype in _HALF else None
+    kernel = compiled("add_rms_norm", x, residual, weight) if x.dtype in _FLOATS else None
     if kernel is not None:
         return kernel(x, residual, weight, eps)
     total = (x + residual).contiguous()

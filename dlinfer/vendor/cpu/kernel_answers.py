@@ -38,8 +38,7 @@ def answers() -> Iterator[KnownAnswer]:
         yield _packed_linear(dtype, rounds=False)
         yield _packed_linear(dtype, rounds=True)
         yield _mxfp4_linear(dtype)
-        if dtype != torch.float32:
-            yield _norm(dtype)
+        yield _norm(dtype)
         yield _decode(dtype)
         yield _router(dtype)
         yield _experts(dtype)

@@ -36,7 +36,7 @@ class Layer(nn.Module):
         self.proj = nn.Linear(8, 8, bias=False)
 
     def forward(self, x):
-        return torch.mm(x, x.t() @ self.proj(self.norm(x)))
+        return torch.mm(x, x.t() @ self.proj(self.norm(x)).mul(2).tanh())
 
 
 class Model(nn.Module):
@@ -80,7 +80,7 @@ def test_text(explained):
         """\
 dlinfer explain: tests.graph.explain.test_explanation.Model
   graphs           1
-  in the engine    100% (8 of 8 nodes that compute)
+  in the engine    100% (12 of 12 nodes that compute)
   of the products  100% of their floating-point operations
   recompiles       0
   size-1 variants  0
@@ -101,26 +101,27 @@ dlinfer explain: tests.graph.explain.test_explanation.Model
 --- guards
   Eq(s27, 8)  return self.weight * wide.to(x.dtype)  # test_explanation.py:N in forward
 --- passes
-  normalise: 4 edits in TIME, 27 nodes after it
+  normalise: 4 edits in TIME, 31 nodes after it
     drop aten.to.dtype: to -> l_x_
       test_explanation.py:N, in forward
     drop aten.to.dtype: to_1 -> mul
       test_explanation.py:N, in forward
     drop aten.to.dtype: to_2 -> mm
       test_explanation.py:N, in forward
-    drop aten.to.dtype: to_3 -> mul_2
+    drop aten.to.dtype: to_3 -> mul_3
       test_explanation.py:N, in forward
-  rms_norm: 2 edits in TIME, 17 nodes after it
+  rms_norm: 2 edits in TIME, 21 nodes after it
     pow_1, mean, add, rsqrt, mul, mul_1 -> rms_norm_default
       test_explanation.py:N, in forward
-    pow_2, mean_1, add_1, rsqrt_1, mul_2, mul_3 -> rms_norm_default_1
+    pow_2, mean_1, add_1, rsqrt_1, mul_3, mul_4 -> rms_norm_default_1
       test_explanation.py:N, in forward
   nothing to do: PASSES
 --- regions
-  region_0: 10 nodes for inductor
+  region_0: 14 nodes for inductor
 --- clusters
-  KEY0  2 ×, 6 elementary nodes, compiled in TIME
+  KEY0  2 ×, 2 elementary nodes, compiled in TIME
 --- kernels
+  native rms_norm         2 ×
   native linear           2 ×
   op aten.matmul.default  2 ×
   op aten.mm.default      2 ×
@@ -141,7 +142,9 @@ dlinfer explain: tests.graph.explain.test_explanation.Model
   to_1: float32[s77, 8] = aten.to.dtype(mul, torch.float32)
   mul_1: float32[s77, 8] = aten.mul.Tensor(layer0_norm, to_1)
   linear: float32[s77, 8] = aten.linear(mul_1, layer0_proj)
-  matmul: float32[8, 8] = aten.matmul(t, linear)
+  mul_2: float32[s77, 8] = aten.mul.Tensor(linear, 2)
+  tanh: float32[s77, 8] = aten.tanh(mul_2)
+  matmul: float32[8, 8] = aten.matmul(t, tanh)
   mm: float32[s77, 8] = aten.mm(to, matmul)
   t_1: float32[8, s77] = aten.t(mm)
   to_2: float32[s77, 8] = aten.to.dtype(mm, torch.float32)
@@ -149,11 +152,13 @@ dlinfer explain: tests.graph.explain.test_explanation.Model
   mean_1: float32[s77, 1] = aten.mean.dim(pow_2, [-1], True)
   add_1: float32[s77, 1] = aten.add.Tensor(mean_1, 1e-06)
   rsqrt_1: float32[s77, 1] = aten.rsqrt(add_1)
-  mul_2: float32[s77, 8] = aten.mul.Tensor(to_2, rsqrt_1)
-  to_3: float32[s77, 8] = aten.to.dtype(mul_2, torch.float32)
-  mul_3: float32[s77, 8] = aten.mul.Tensor(layer1_norm, to_3)
-  linear_1: float32[s77, 8] = aten.linear(mul_3, layer1_proj)
-  matmul_1: float32[8, 8] = aten.matmul(t_1, linear_1)
+  mul_3: float32[s77, 8] = aten.mul.Tensor(to_2, rsqrt_1)
+  to_3: float32[s77, 8] = aten.to.dtype(mul_3, torch.float32)
+  mul_4: float32[s77, 8] = aten.mul.Tensor(layer1_norm, to_3)
+  linear_1: float32[s77, 8] = aten.linear(mul_4, layer1_proj)
+  mul_5: float32[s77, 8] = aten.mul.Tensor(linear_1, 2)
+  tanh_1: float32[s77, 8] = aten.tanh(mul_5)
+  matmul_1: float32[8, 8] = aten.matmul(t_1, tanh_1)
   mm_1: float32[s77, 8] = aten.mm(to_2, matmul_1)
   return (mm_1,)
 --- graph after the passes
@@ -166,23 +171,31 @@ dlinfer explain: tests.graph.explain.test_explanation.Model
   t: float32[8, s77] = aten.t(l_x_)
   rms_norm_default: float32[s77, 8] = dlinfer.rms_norm(l_x_, layer0_norm, 1e-06)
   linear: float32[s77, 8] = aten.linear(rms_norm_default, layer0_proj)
-  matmul: float32[8, 8] = aten.matmul(t, linear)
+  mul_2: float32[s77, 8] = aten.mul.Tensor(linear, 2)
+  tanh: float32[s77, 8] = aten.tanh(mul_2)
+  matmul: float32[8, 8] = aten.matmul(t, tanh)
   mm: float32[s77, 8] = aten.mm(l_x_, matmul)
   t_1: float32[8, s77] = aten.t(mm)
   rms_norm_default_1: float32[s77, 8] = dlinfer.rms_norm(mm, layer1_norm, 1e-06)
   linear_1: float32[s77, 8] = aten.linear(rms_norm_default_1, layer1_proj)
-  matmul_1: float32[8, 8] = aten.matmul(t_1, linear_1)
+  mul_5: float32[s77, 8] = aten.mul.Tensor(linear_1, 2)
+  tanh_1: float32[s77, 8] = aten.tanh(mul_5)
+  matmul_1: float32[8, 8] = aten.matmul(t_1, tanh_1)
   mm_1: float32[s77, 8] = aten.mm(mm, matmul_1)
   return (mm_1,)
 --- where each node runs
   t                   aten.t float32[8, s77]: view
-  rms_norm_default    dlinfer.rms_norm float32[s77, 8]: cluster KEY0 #1
+  rms_norm_default    dlinfer.rms_norm float32[s77, 8]: kernel native rms_norm
   linear              aten.linear float32[s77, 8]: kernel native linear
+  mul_2               aten.mul.Tensor float32[s77, 8]: cluster KEY0 #1
+  tanh                aten.tanh float32[s77, 8]: cluster KEY0 #1
   matmul              aten.matmul float32[8, 8]: kernel op aten.matmul.default
   mm                  aten.mm float32[s77, 8]: kernel op aten.mm.default
   t_1                 aten.t float32[8, s77]: view
-  rms_norm_default_1  dlinfer.rms_norm float32[s77, 8]: cluster KEY0 #2
+  rms_norm_default_1  dlinfer.rms_norm float32[s77, 8]: kernel native rms_norm
   linear_1            aten.linear float32[s77, 8]: kernel native linear
+  mul_5               aten.mul.Tensor float32[s77, 8]: cluster KEY0 #2
+  tanh_1              aten.tanh float32[s77, 8]: cluster KEY0 #2
   matmul_1            aten.matmul float32[8, 8]: kernel op aten.matmul.default
   mm_1                aten.mm float32[s77, 8]: kernel op aten.mm.default""",
     )

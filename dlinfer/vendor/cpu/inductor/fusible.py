@@ -33,8 +33,8 @@ _INDEXED_BY_DATA = (
 
 # Their scale comes out of a sum. Loops take it in another order than torch, which changes its last digit, and where a
 # scaled value lies halfway between two 16-bit numbers, the result by a whole step. So in 16 bits they are calls of
-# kernels that take it in torch's order.
-ROUNDED_NORMS = (ops.rms_norm.overload, ops.add_rms_norm.overload)
+# kernels that take it in torch's order. In float32 they are, where there is one in C++: loops would break a chain.
+NORMS = (ops.rms_norm.overload, ops.add_rms_norm.overload)
 
 # Rotation and gated activation stand alone between two products, or a product and a cache, so there is nothing to fuse
 # them with but views; and inductor's loops are reached through Python, which takes longer than a decode step's work.
@@ -62,7 +62,7 @@ _answers: dict[str, int] = {}
 def loops_of(node: fx.Node) -> int:
     """How many elementary loops inductor makes of this pure node; 0 where it calls a library for it."""
     op = overload(node)
-    if op is None or op in QUANTISING or is_rounded_norm(node) or is_call(node):
+    if op is None or op in QUANTISING or is_norm_call(node) or is_call(node):
         return 0
     reads = [tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)]
     results = tensors_of(node)
@@ -82,9 +82,12 @@ def loops_of(node: fx.Node) -> int:
     return _answers[key]
 
 
-def is_rounded_norm(node: fx.Node) -> bool:
-    """Whether a node is a norm of 16-bit numbers."""
-    return overload(node) in ROUNDED_NORMS and tensors_of(node)[0].dtype in (torch.bfloat16, torch.float16)
+def is_norm_call(node: fx.Node) -> bool:
+    """Whether a node is a norm that no loop computes."""
+    if overload(node) not in NORMS:
+        return False
+    dtype = tensors_of(node)[0].dtype
+    return dtype in (torch.bfloat16, torch.float16) or (dtype is torch.float32 and native.why_not() is None)
 
 
 def is_call(node: fx.Node) -> bool:

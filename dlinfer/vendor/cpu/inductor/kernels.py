@@ -23,10 +23,10 @@ from dlinfer.vendor.cpu.inductor.aten_calls import ATEN_CALLS
 from dlinfer.vendor.cpu.inductor.fusible import (
     CALLS,
     NATIVE_FLOATS,
+    NORMS,
     QUANTISING,
-    ROUNDED_NORMS,
     is_call,
-    is_rounded_norm,
+    is_norm_call,
 )
 
 # The kernels in C++ take these over where ``_is_native`` says so. They read weights as they lie in memory, so nothing
@@ -80,8 +80,8 @@ def callee_of(node: fx.Node, *, native: bool = True) -> str:
 
 def _is_native(node: fx.Node) -> bool:
     op = overload(node)
-    if op in ROUNDED_NORMS:
-        return is_rounded_norm(node)
+    if op in NORMS:
+        return is_norm_call(node)
     if op in CALLS:
         return is_call(node)
     if op is ops.linear_w8a8.overload:

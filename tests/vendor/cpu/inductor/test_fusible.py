@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from dlinfer.graph.ir.dialect import is_pure, op_name, tensors_of
 from dlinfer.graph.seam.fake_mode import mode_of
+from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import fusible
 from dlinfer.vendor.cpu.inductor.fusible import decompositions, loops_of
 from tests.graph.passes.fusion.capturing import captured
@@ -29,7 +30,6 @@ def loops(function, *args) -> dict[str, int]:
         (lambda x: x.mean(-1), [x], "aten.mean.dim", True),
         (lambda x: F.layer_norm(x, (8,)), [x], "aten.layer_norm", True),
         (lambda x: torch.cat([x, x]), [x], "aten.cat", True),
-        (lambda x: torch.ops.dlinfer.rms_norm(x, x[0], 1e-6), [x], "dlinfer.rms_norm", True),
         (lambda x: x.to(torch.bfloat16), [x], "aten.to.dtype", True),
         # where loops lose digits or take infinities otherwise
         (torch.expm1, [x], "aten.expm1", False),
@@ -40,6 +40,8 @@ def loops(function, *args) -> dict[str, int]:
         (lambda x: x % 2, [numbers], "aten.remainder.Scalar", True),
         (F.gelu, [x], "aten.gelu", True),
         # where the order of a sum would show
+        (lambda x: torch.ops.dlinfer.rms_norm(x, x[0], 1e-6), [x], "dlinfer.rms_norm", False),
+        (lambda x: torch.ops.dlinfer.rms_norm(x, x[0], 1e-6), [x.double()], "dlinfer.rms_norm", True),
         (lambda x: torch.ops.dlinfer.rms_norm(x, x[0], 1e-6), [x.bfloat16()], "dlinfer.rms_norm", False),
         (
             lambda x: torch.ops.dlinfer.add_rms_norm(x, x, x[0], 1e-6)[0],
@@ -80,6 +82,14 @@ def loops(function, *args) -> dict[str, int]:
 )
 def test_loops(function, args, op, fuses):
     assert bool(loops(function, *args)[op]) is fuses
+
+
+@pytest.mark.parametrize(("dtype", "fuses"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_norms_without_a_compiler(monkeypatch, dtype, fuses):
+    """In 16 bits the order of the sum would show, so torch's kernels compute them one by one."""
+    monkeypatch.setattr(native, "why_not", lambda: "no compiler")
+    norm = torch.ops.dlinfer.rms_norm
+    assert bool(loops(lambda x: norm(x, x[0], 1e-6), x.to(dtype))["dlinfer.rms_norm"]) is fuses
 
 
 def test_work_counts_its_elementary_loops():

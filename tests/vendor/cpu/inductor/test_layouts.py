@@ -207,7 +207,7 @@ def test_a_kernel_of_a_vendors_that_gives_a_part_of_something_larger(monkeypatch
         return torch.stack([made, made], -1)[..., 0]
 
     monkeypatch.setattr(kernels, "direct_kernel", lambda name, device: rms_norm)
-    monkeypatch.setattr(kernels, "is_rounded_norm", lambda node: False)
+    monkeypatch.setattr(kernels, "is_norm_call", lambda node: False)
     x, weight = torch.randn(3, 8, dtype=torch.bfloat16), torch.randn(8, dtype=torch.bfloat16)
     agree(lambda x: ops.rms_norm(x, weight, 1e-6), x)
 

@@ -51,6 +51,18 @@ inline Register load_part(const T* from, int64_t count) {
   return loaded;
 }
 
+// The value as it is, but what comes next is computed of it alone: of a product and the sum that it goes into the
+// compiler would make one rounding, where torch has two.
+template <class Register>
+inline Register by_itself(Register value) {
+#if defined(__FMA__)
+  asm("" : "+x"(value));
+#elif defined(__aarch64__)
+  asm("" : "+w"(value));
+#endif
+  return value;
+}
+
 // sum + a * b, rounded once where the machine can. Left to the compiler it depends on the loop around it: for AMD's
 // processors GCC takes a multiplication and an addition where a single sum waits for itself, and then one row of x would
 // get other bits alone than among others.

@@ -34,12 +34,7 @@ inline void put(Floats scaled, int64_t c, int64_t r, int64_t count, const Result
   const Floats scale = with_plain_nan(whole ? widen(to.row_scale + r) : widen_part(to.row_scale + r, count));
   Floats value = rounded<T>(scaled * scale);
   if (to.bias) {
-#if defined(__x86_64__)
-    asm("" : "+x"(value));  // or the compiler makes one rounding of the product and of what comes next
-#else
-    asm("" : "+m"(value));
-#endif
-    value = value + (whole ? widen(to.bias + r) : widen_part(to.bias + r, count));
+    value = by_itself(value) + (whole ? widen(to.bias + r) : widen_part(to.bias + r, count));
   }
   T* const line = to.out + c * to.stride + r;
   whole ? narrow(line, value) : narrow_part(line, value, count);

@@ -1,5 +1,5 @@
-// dlinfer_cpu::rms_norm and dlinfer_cpu::add_rms_norm for 16-bit numbers, to the bit what torch's kernels give one
-// after the other: the sum of squares in torch's order, rounded to 16 bits where one of them would write its result.
+// dlinfer_cpu::rms_norm and dlinfer_cpu::add_rms_norm, to the bit what torch's kernels give one after the other: the
+// sum of squares in torch's order, rounded to 16 bits, for such numbers, where one of them would write its result.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -83,6 +83,8 @@ void run(const Tensor& x, const Tensor* residual, const Tensor& weight, double e
       return run_as(BFloat16());
     case ScalarType::Half:
       return run_as(Half());
+    case ScalarType::Float:
+      return run_as(0.0f);
     default:
       STD_TORCH_CHECK(false, "rms_norm: no kernel for this dtype");
   }

@@ -1,4 +1,4 @@
-// The squares of a row of 16-bit numbers, added up in float32 in the order in which torch's own sum adds up a row.
+// The squares of a row, added up in float32 in the order in which torch's own sum adds up a row.
 //
 // A norm's scale comes out of this sum. In another order its last digit differs, and where a scaled value lies halfway
 // between two 16-bit numbers, so does the result, by a whole step: one element of 60,000 of a bfloat16 norm. A model is
@@ -7,8 +7,8 @@
 //   column  kSumColumns sums take the row's vectors of kSumLanes in turn
 //   run     after kSumRun vectors a sum goes into that of the next level and begins anew; there after as many of them
 //   end     each column adds up its levels, the first one the other columns, and at last come the lanes one by one
-// The squares are exact in float32, so a fused multiply-add changes nothing. For fewer elements than kSumLanes, or more
-// than 2 ** 24, torch has another order.
+// Squares of 16-bit numbers are exact in float32, so a fused multiply-add changes nothing; of float32 it would, and is
+// kept out. For fewer elements than kSumLanes, or more than 2 ** 24, torch has another order.
 #pragma once
 
 #include <algorithm>
@@ -50,6 +50,21 @@ inline SumFloats rounded(SumFloats value) {
 template <class T>
 inline void narrow(T* to, SumFloats value) {
   for (int lane = 0; lane < kSumLanes; ++lane) to[lane] = T(value[lane]);
+}
+
+template <>
+inline SumFloats widened(const float* from) {
+  return load_as<SumFloats>(from);
+}
+
+template <>
+inline SumFloats rounded<float>(SumFloats value) {
+  return value;
+}
+
+template <>
+inline void narrow(float* to, SumFloats value) {
+  std::memcpy(to, &value, sizeof value);
 }
 
 template <>
@@ -102,11 +117,16 @@ inline void narrow(Half* to, SumFloats value) {
 
 #endif
 
+template <class T, class Number>
+inline Number square(Number value) {
+  if constexpr (std::is_same_v<T, float>) return by_itself(value * value);
+  return value * value;
+}
+
 template <class T>
 float sum_of_squares(const T* x, int64_t count) {
   const auto add_square = [x](SumFloats& sum, int64_t vector) __attribute__((always_inline)) {
-    const SumFloats value = widened(x + vector * kSumLanes);
-    sum += value * value;
+    sum += square<T>(widened(x + vector * kSumLanes));
   };
 
   SumFloats sums[kSumLevels][kSumColumns]{};
@@ -137,7 +157,7 @@ float sum_of_squares(const T* x, int64_t count) {
   for (int c = 1; c < kSumColumns; ++c) lanes += sums[0][c];
 
   float sum = 0.0f;
-  for (int64_t i = vectors * kSumLanes; i < count; ++i) sum += float(x[i]) * float(x[i]);
+  for (int64_t i = vectors * kSumLanes; i < count; ++i) sum += square<T>(float(x[i]));
   for (int lane = 0; lane < kSumLanes; ++lane) sum += lanes[lane];
   return sum;
 }

@@ -25,22 +25,11 @@ using torch::stable::Tensor;
 // Below this many elements a thread is done before another one has begun.
 constexpr int64_t kElementsPerThread = 32 << 10;
 
-// The product by itself: the compiler would make one rounding of it and of the sum that it goes into.
-inline Floats product(Floats a, Floats b) {
-  Floats by_itself = a * b;
-#if defined(__x86_64__)
-  asm("" : "+x"(by_itself));
-#elif defined(__aarch64__)
-  asm("" : "+w"(by_itself));
-#endif
-  return by_itself;
-}
-
 // The two halves of a head, kLanes of each: (a, b) * cos + (-b, a) * sin.
 template <class T>
 inline void rotate(Floats a, Floats b, Floats cos_a, Floats cos_b, Floats sin_a, Floats sin_b, Floats* out) {
-  out[0] = rounded<T>(product(a, cos_a)) - rounded<T>(product(b, sin_a));
-  out[1] = rounded<T>(product(b, cos_b)) + rounded<T>(product(a, sin_b));
+  out[0] = rounded<T>(by_itself(a * cos_a)) - rounded<T>(by_itself(b * sin_a));
+  out[1] = rounded<T>(by_itself(b * cos_b)) + rounded<T>(by_itself(a * sin_b));
 }
 
 template <class T>
