@@ -70,15 +70,16 @@ constexpr int64_t kUntilTiles = 2;
 constexpr int64_t kMaxTileInputs = 1024;
 #endif
 
-// bfloat16 is ours from Zen 4 on, however many rows there are.
+// From Zen 4 on bfloat16 is ours, however many rows there are.
+//
 // Zen 4, two threads of one, against torch 2.13: both are at 0.85 to 0.95 of the peak from 128 rows on. Apart, torch's
 // product is 3 % ahead at some sizes; but ours of gate and up goes through the activation before it is written, and
 // leaves no threads of OpenMP's that look for work. LMDeploy's step of 288 rows took 576 ms with torch's and 561 with
 // ours, of 512 rows 1070 and 1020; with weights of 12 bits, which torch's reads from memory unpacked, 658 and 570, 1085
 // and 1030.
-// Zen 5, likewise: bfloat16 takes torch 1.3 times as long with 64 rows, 1.2 with 128;
-// from 256 on both are at 0.85 of the peak, and ours is behind by a tenth where a row of the weight is read in several
-// chunks. It is taken all the same: torch's threads, OpenMP's, go on looking for work after a product and have a CPU each
+//
+// Zen 5, likewise: bfloat16 takes torch 1.3 times as long with 64 rows, 1.2 with 128; from 256 on both are at 0.85 of the
+// peak, and ours is behind by a tenth where a row of the weight is read in several chunks. It is taken all the same: torch's threads, OpenMP's, go on looking for work after a product and have a CPU each
 // meanwhile. A model's linear layers, with every fourth one torch's, took 601 ms for 512 rows and 358 for 256; with all
 // of them ours, 529 and 268. In LMDeploy a prompt took 2 to 3 % longer than with torch's.
 
