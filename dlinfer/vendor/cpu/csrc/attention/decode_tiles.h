@@ -18,7 +18,6 @@
 namespace dlinfer::decode {
 
 using prefill::add_product;
-using prefill::broadcast;
 using prefill::kLog2e;
 using prefill::kNone;
 using prefill::kPairs;
@@ -105,7 +104,7 @@ void multiply_keys(const float* keys, const float* queries, int64_t words, Ahead
     const Floats low = load_as<Floats>(keys), high = load_as<Floats>(keys + kLanes);
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
-      const Floats query = broadcast(queries + i * kHeads + h);
+      const Floats query = all_lanes(queries[i * kHeads + h]);
       sums[h][0] = add_product<kPairs<T>>(sums[h][0], low, query);
       sums[h][1] = add_product<kPairs<T>>(sums[h][1], high, query);
     }
@@ -163,7 +162,7 @@ void add_values(const T* const* rows, int64_t count, int64_t at, int64_t width, 
     load_values<T, kWhole>(rows + i, at, width, words);
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
-      const Floats weight = broadcast(weights + h * kSpan);
+      const Floats weight = all_lanes(weights[h * kSpan]);
       totals[h][0] = add_product<kPairs<T>>(totals[h][0], words[0], weight);
       totals[h][1] = add_product<kPairs<T>>(totals[h][1], words[1], weight);
     }

@@ -37,14 +37,6 @@ using Signed = int32_t __attribute__((vector_size(kLanes * sizeof(int32_t))));
 
 inline void store(float* to, Floats lanes) { std::memcpy(to, &lanes, sizeof lanes); }
 
-inline Floats broadcast(const float* from) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_set1_ps(*from);
-#else
-  return all_lanes(*from);
-#endif
-}
-
 template <bool kPaired>
 inline Floats add_product(Floats sum, Floats a, Floats b) {
 #if defined(__AVX512BF16__)
@@ -175,7 +167,7 @@ struct Panel {
       for (int r = 0; r < kRows; ++r) lanes[r] = load_as<Floats>(right + r * kLanes);
 #pragma GCC unroll 8
       for (int c = 0; c < kCount; ++c) {
-        const Floats one = broadcast(left + c * between);
+        const Floats one = all_lanes(left[c * between]);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) sums[c][r] = add_product<kPaired>(sums[c][r], lanes[r], one);
       }

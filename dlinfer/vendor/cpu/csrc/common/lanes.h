@@ -77,7 +77,7 @@ inline Floats multiply_add(Floats sum, Floats a, Floats b) {
 }
 
 // One number in all lanes, by the processor's own instruction where it has one.
-inline Floats broadcast(float value) {
+inline Floats all_lanes(float value) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_set1_ps(value);
 #elif defined(__AVX__)

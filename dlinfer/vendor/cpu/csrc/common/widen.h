@@ -48,12 +48,6 @@ inline Floats widen_part(const float* from, int64_t count) {
   return load_part<Floats>(from, count);
 }
 
-inline Floats all_lanes(float value) {
-  Floats lanes;
-  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = value;
-  return lanes;
-}
-
 // exp of numbers that are at most 0, within two units in the last place; below -87.3, where the result is no normal
 // number any more, it is 0. exp(x) = 2**n * exp(r) with r in [-ln 2 / 2, ln 2 / 2], and exp(r) by the first terms of
 // its series. NaN stays NaN.

@@ -56,7 +56,7 @@ struct FloatTiles {
       for (int i = 0; i < kTileNibbles; ++i) numbers[i] = centred<kNumbers>(words, i);
 #pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m) {
-        const Floats input = broadcast(x[m]);
+        const Floats input = all_lanes(x[m]);
 #pragma GCC unroll 8
         for (int i = 0; i < kTileNibbles; ++i) {
           kept[i * kRows + m] = multiply_add(kept[i * kRows + m], numbers[i], input);
@@ -90,7 +90,7 @@ struct FloatTiles {
     }
   }
 
-  static Floats dot(Floats sum, Floats numbers, float x) { return multiply_add(sum, numbers, broadcast(x)); }
+  static Floats dot(Floats sum, Floats numbers, float x) { return multiply_add(sum, numbers, all_lanes(x)); }
 
   // The lanes of a and b, end to end, that have an even or odd number.
   template <int kOdd, int... J>

@@ -71,7 +71,7 @@ struct Finish {
   void add(const Floats* fresh, int first) const {
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
-      const Floats sum_of_x = broadcast(sums_of_x[m * sums_stride]);
+      const Floats sum_of_x = all_lanes(sums_of_x[m * sums_stride]);
       Floats* const to = kept + m * kept_stride + first;
 #pragma GCC unroll 8
       for (int i = 0; i < kTileNibbles; ++i) {

@@ -192,7 +192,7 @@ class Product {
     if (layer_.zeros) {
       Tiles::less(load_words(layer_.zeros + group * layer_.zeros_stride + word, words), less);
     } else {
-      std::fill_n(less, kNibbles, broadcast(Tiles::kWithoutZeros));
+      std::fill_n(less, kNibbles, all_lanes(Tiles::kWithoutZeros));
     }
   }
 

@@ -46,8 +46,8 @@ struct RoundedTiles {
   static void finish(const Finish& to, const Sum* sums, int first) {
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
-      const Floats sum_of_x = broadcast(to.sums_of_x[m * to.sums_stride]);
-      const Floats scale = broadcast(to.scales_of_x[m * to.sums_stride]);
+      const Floats sum_of_x = all_lanes(to.sums_of_x[m * to.sums_stride]);
+      const Floats scale = all_lanes(to.scales_of_x[m * to.sums_stride]);
       Floats* const kept = to.kept + m * to.kept_stride + first;
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
@@ -180,7 +180,7 @@ class RoundedInputs {
     float largest;
     std::memcpy(&largest, &bits, sizeof largest);
     const bool is_nothing = largest < kLeast;
-    const Floats by = broadcast(is_nothing ? 0.0f : 127.0f / largest);
+    const Floats by = all_lanes(is_nothing ? 0.0f : 127.0f / largest);
     __m512i total{};
     for_registers(from, depth, [&](Floats numbers, int64_t at, int64_t some) {
       const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32((__m512)(numbers * by)));

@@ -142,7 +142,7 @@ void multiply_tile(const float* x, const float* panel, int64_t columns, float* s
     for (int j = 0; j < kTileRegisters; ++j) weight[j] = widen(panel + j * kLanes);
 #pragma GCC unroll 16
     for (int c = 0; c < kInputs; ++c) {
-      const Floats input = broadcast(x[c * kMostColumns]);
+      const Floats input = all_lanes(x[c * kMostColumns]);
 #pragma GCC unroll 4
       for (int j = 0; j < kTileRegisters; ++j) {
         kept[c * kTileRegisters + j] = multiply_add(kept[c * kTileRegisters + j], weight[j], input);

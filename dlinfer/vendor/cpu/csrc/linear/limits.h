@@ -78,10 +78,11 @@ constexpr int64_t kMaxTileInputs = 1024;
 // ours, of 512 rows 1070 and 1020; with weights of 12 bits, which torch's reads from memory unpacked, 658 and 570, 1085
 // and 1030.
 //
-// Zen 5, likewise: bfloat16 takes torch 1.3 times as long with 64 rows, 1.2 with 128; from 256 on both are at 0.85 of the
-// peak, and ours is behind by a tenth where a row of the weight is read in several chunks. It is taken all the same: torch's threads, OpenMP's, go on looking for work after a product and have a CPU each
-// meanwhile. A model's linear layers, with every fourth one torch's, took 601 ms for 512 rows and 358 for 256; with all
-// of them ours, 529 and 268. In LMDeploy a prompt took 2 to 3 % longer than with torch's.
+// Zen 5, likewise: bfloat16 takes torch 1.3 times as long with 64 rows, 1.2 with 128; from 256 on both are at 0.85 of
+// the peak, and ours is behind by a tenth where a row of the weight is read in several chunks. It is taken all the
+// same: torch's threads, OpenMP's, go on looking for work after a product and have a CPU each meanwhile. A model's
+// linear layers, with every fourth one torch's, took 601 ms for 512 rows and 358 for 256; with all of them ours, 529
+// and 268. In LMDeploy a prompt took 2 to 3 % longer than with torch's.
 
 // The most rows of x that few_rows.h takes of a weight; -1 where there is no kernel for the dtype.
 inline int64_t max_inputs(torch::headeronly::ScalarType dtype) {
