@@ -1,9 +1,9 @@
 """Norms, rotation, activation and linear on CPU, rounded where HF transformers rounds.
 
 That is why ``torch.nn.functional.rms_norm`` is not used: it rounds once, after the weight. Linear layers, norms,
-rotation, and silu are in C++ (csrc/), which takes a half to a quarter of torch's time for the few rows of a
-decoding step; where that cannot be had, torch's kernels compute the same, under the fallback policy. A graph's loops
-have rotation and activation inside, and do not come here.
+rotation, and silu are in C++ (csrc/), which takes a half to a quarter of torch's time for the few rows of a decoding
+step; where that cannot be had, torch's kernels compute the same, under the fallback policy. A graph's loops have
+rotation and activation inside, and do not come here.
 """
 
 import torch
@@ -13,8 +13,7 @@ from torch.nn import functional
 from dlinfer.vendor.cpu.compiled import compiled
 from dlinfer.vendor.cpu.gated import gated
 
-_HALF = (torch.bfloat16, torch.float16)
-_FLOATS = (*_HALF, torch.float32)
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -41,8 +41,10 @@ def transformers_norm(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.to(torch.float32)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    variance = wide.pow(2).mean(-1, keepdim=True)
-    torch.set_num_threads(before)
+    try:
+        variance = wide.pow(2).mean(-1, keepdim=True)
+    finally:
+        torch.set_num_threads(before)
     return weight * (wide * torch.rsqrt(variance + EPS)).to(x.dtype)
 
 
