@@ -3,6 +3,7 @@
 import functools
 
 from dlinfer.graph.passes.check_places import CHECK_PLACES
+from dlinfer.graph.passes.chosen_rows import CHOSEN_ROWS
 from dlinfer.graph.passes.clean_up import CLEAN_UP
 from dlinfer.graph.passes.fusion.rule import FusionRule, apply_rule
 from dlinfer.graph.passes.held_checks import HELD_CHECKS
@@ -12,11 +13,11 @@ from dlinfer.graph.passes.pipeline import Pass
 
 @functools.cache
 def passes() -> tuple[Pass, ...]:
-    """Clean, fuse, clean again."""
+    """Clean, fuse, compute no row for nobody, clean again."""
     from dlinfer.graph.passes.fusion.rules import RULES
 
     fusion = tuple(item if isinstance(item, Pass) else _as_pass(item) for item in RULES)
-    return (CHECK_PLACES, NORMALISE, CLEAN_UP, HELD_CHECKS, *fusion, CLEAN_UP)
+    return (CHECK_PLACES, NORMALISE, CLEAN_UP, HELD_CHECKS, *fusion, CHOSEN_ROWS, CLEAN_UP)
 
 
 def _as_pass(rule: FusionRule) -> Pass:

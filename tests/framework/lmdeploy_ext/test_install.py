@@ -39,6 +39,7 @@ DONE_WITHOUT = {
     "lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._should_defer_active_chunk",
     "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.do_prefill_default",
     "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync._make_forward_inputs",
+    "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._async_model_forward",
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_forward",
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.get_logits",
     "lmdeploy.cli.entrypoint:run",

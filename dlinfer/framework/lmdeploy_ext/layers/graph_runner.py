@@ -21,6 +21,7 @@ from dlinfer.errors import CaptureError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.layers import lora
 from dlinfer.framework.lmdeploy_ext.layers.graph_identity import model_identity
+from dlinfer.framework.lmdeploy_ext.layers.kept_rows import ForwardOfKeptRows, kept_rows
 from dlinfer.framework.lmdeploy_ext.vision import parts
 from dlinfer.graph.direct.call import DirectCall
 from dlinfer.graph.direct.store import compile_call
@@ -43,6 +44,7 @@ _METADATA_SIZES = {
     "cu_seqlens_q_cpu": ("ends",),
     "block_offsets": ("sequences", "blocks"),
     "adapter_ids": ("tokens",),
+    "kept_rows": ("kept",),
 }
 # What is the same at each step of an engine: a graph may depend on its sizes and numbers.
 _STEADY = (
@@ -92,13 +94,20 @@ def counts() -> list[RunnerCounts]:
 
 
 class CompiledRunner(GraphRunner):
-    """Runs a model's forward and its logits as compiled graphs."""
+    """Runs a model's forward and its logits as compiled graphs.
+
+    last_rows_only: of a step that is no decoding, give the hidden states of each sequence's last token alone, in the
+    sequences' order. Not where a model's language part is compiled by itself.
+    """
+
+    last_rows_only = False
 
     def __init__(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(model, *args, **kwargs)
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._silent: set[Any] = set()
         self._forward = self._with_adapters(model, model.forward) if lora.has_adapters(model) else model
+        self._forward_of_kept = ForwardOfKeptRows(self._forward)
         self._phases_alike = find_engine(
             CompileOptions().wanted_engine, activation.torch_device()
         ).phases_alike
@@ -149,7 +158,7 @@ class CompiledRunner(GraphRunner):
         """One forward. kwargs: as LMDeploy's model takes them."""
         self.counts.steps += 1
         if self._parts is None:
-            return self._step(self._forward, kwargs)
+            return self._step(self._forward, kwargs, self._forward_of_kept)
         if (
             "vision" not in self._calls
         ):  # LMDeploy's warm-up has no images, so the first of them would compile it
@@ -157,8 +166,13 @@ class CompiledRunner(GraphRunner):
                 self._see_example()
         return self.model(**kwargs)
 
-    def _step(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """One forward of what makes hidden states."""
+    def _step(
+        self,
+        function: Callable[..., Any],
+        kwargs: dict[str, Any],
+        of_kept_rows: ForwardOfKeptRows | None = None,
+    ) -> Any:
+        """One forward of what makes hidden states. of_kept_rows: takes function's place where a step has prompts."""
         metadata = kwargs["attn_metadata"]
         # Prefill through the cache serves prompts with and without a cached beginning: one graph, not two.
         metadata.is_prefill_no_cache = False
@@ -166,6 +180,10 @@ class CompiledRunner(GraphRunner):
             metadata.is_decoding = (
                 False  # attention through the cache of one new token, as of any other number
             )
+        if of_kept_rows is not None and not metadata.is_decoding and of_kept_rows.takes(kwargs):
+            function = of_kept_rows
+            tokens = metadata.kv_start_indices.numel()
+            metadata.kept_rows = kept_rows(metadata, tokens, last_only=self.last_rows_only)
         key = _phase(kwargs)
         call = self._calls.get(key)
         if call is not None:

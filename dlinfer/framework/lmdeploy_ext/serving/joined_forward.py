@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlinfer.framework.lmdeploy_ext.serving import last_rows
 from dlinfer.framework.patching import Patch
 
 _NAME = "dlinfer_joined"  # of the attribute in which an agent has the forward that two of its steps share
@@ -66,10 +67,9 @@ async def joined(
 def expect(agent: Any, second: dict[str, Any]) -> None:
     """The agent's next forward decodes, and the one after it is of the prompts of a step with these arguments."""
     prompts = second["inputs"]
-    has_all_logits = second.get("return_logits") or second.get("return_ce_loss")
-    chosen = getattr(prompts, "logits_indices", None)  # LMDeploy 0.17 has no such field
-    one_row_each = not has_all_logits and chosen is None
-    setattr(agent, _NAME, _Joined(prompts, agent.cache_config, one_row_each))
+    has_all_logits = bool(second.get("return_logits") or second.get("return_ce_loss"))
+    one_row_each = last_rows.are_enough(prompts, has_all_logits=has_all_logits)
+    setattr(agent, _NAME, _Joined(prompts, agent, one_row_each))
 
 
 class _Joined:
@@ -78,9 +78,9 @@ class _Joined:
     one_row_each: the second step asks for logits of each prompt's last row alone.
     """
 
-    def __init__(self, prompts: Any, cache_config: Any, one_row_each: bool) -> None:
+    def __init__(self, prompts: Any, agent: Any, one_row_each: bool) -> None:
         self._prompts = prompts
-        self._cache_config = cache_config
+        self._agent = agent
         self._one_row_each = one_row_each
         self._second: dict[str, Any] | None = None
         self._second_logits: Tensor | None = None
@@ -97,7 +97,8 @@ class _Joined:
         both = join(inputs if kept is None else _rows_of(inputs, kept), self._prompts)
         if both is None:
             return await original(inputs)
-        output = await original(both)
+        with last_rows.giving(self._agent, self._one_row_each):
+            output = await original(both)
         parts = split(output, inputs, self._prompts, kept)
         if parts is None:  # what it wrote into the cache is written once more, the same
             return await original(inputs)
@@ -110,7 +111,9 @@ class _Joined:
             return self._second_logits
         if self._second is None or not self._one_row_each:
             return original(hidden)
-        last = self._second["hidden_states"][:, self._prompts.seq_length.cumsum(0) - 1]
+        last = self._second["hidden_states"]
+        if last.shape[1] != self._prompts.seq_length.numel():
+            last = last[:, self._prompts.seq_length.cumsum(0) - 1]
         both = original(torch.cat([hidden, last], 1))
         self._second_logits = both[:, hidden.shape[1] :]
         return both[:, : hidden.shape[1]]
@@ -128,10 +131,10 @@ class _Joined:
         from dlinfer.framework.lmdeploy_ext.layers.attention import cache_slots  # which imports LMDeploy's
 
         ends = inputs.seq_length + inputs.history_lengths
-        if self._cache_config.window_size > 0:
+        if self._agent.cache_config.window_size > 0:
             ends = ends - inputs.num_ignored_history
         starts = torch.nn.functional.pad(inputs.seq_length.cumsum(0), (1, 0))
-        size = self._cache_config.kernel_block_size
+        size = self._agent.cache_config.kernel_block_size
         tokens = inputs.input_ids.numel()
         return cache_slots(inputs.seq_length, ends, starts, inputs.block_offsets, size, tokens)
 

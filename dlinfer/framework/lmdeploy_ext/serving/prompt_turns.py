@@ -18,9 +18,6 @@ from dlinfer.framework.patching import Patch
 FOLLOWED = "dlinfer_followed"
 """Key of a decoding step's forward inputs, true where a portion of prompts will be sent right after it."""
 
-_LAST = 1.25
-"""The last chunk of a prompt may be so many times the limit: a few tokens take a step as long as a hundred."""
-
 
 def _portion(maker: Any, is_ahead: bool) -> int | None:
     """Tokens of prompts that are read beside the sequences that decode now; None where that is not to be changed.
@@ -48,9 +45,7 @@ def _set_limits(maker: Any, portion: int | None) -> None:
 
     maker.scheduler.cache_config.max_prefill_token_num = chunker.max_prefill_token_num = limit
     if chunker.enabled():
-        rest = chunker.seq.num_token_ids
-        own = rest if rest <= limit * _LAST else limit
-        chunker.max_prefill_num = get_long_context_chunk_limit(chunker.seq, own)
+        chunker.max_prefill_num = get_long_context_chunk_limit(chunker.seq, limit)
 
 
 def _has_prompts(maker: Any) -> bool:

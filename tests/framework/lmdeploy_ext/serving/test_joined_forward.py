@@ -68,11 +68,15 @@ class Forward:
         return model(both) | self.extra
 
 
+def agent_of(cache: Any, **of_model: Any) -> Any:
+    return SimpleNamespace(cache_config=cache, patched_model=SimpleNamespace(**of_model))
+
+
 def two_steps(first: Any, second: Any, **extra: Any) -> tuple[list[Any], list[Any]]:
     forward = Forward(**extra)
 
     async def main() -> list[Any]:
-        shared = _Joined(second, CACHE, one_row_each=True)
+        shared = _Joined(second, agent_of(CACHE), one_row_each=True)
         return [await shared.forward(forward, step) for step in (first, second)]
 
     return forward.calls, asyncio.run(main())
@@ -153,7 +157,8 @@ def test_adapters_positions_and_flags():
 
 
 def test_the_window_of_a_cache_moves_slots():
-    shared = _Joined(prompts(), SimpleNamespace(window_size=8, kernel_block_size=BLOCK), one_row_each=True)
+    cache = SimpleNamespace(window_size=8, kernel_block_size=BLOCK)
+    shared = _Joined(prompts(), agent_of(cache), one_row_each=True)
     moved = inputs([7], [1], [9], [[4]], num_ignored_history=torch.tensor([8]))
     assert shared._kept_rows(moved) is not None  # slot 1 of block 4
     beyond = inputs([7], [1], [9], [[4, 9, 9]], num_ignored_history=torch.tensor([0]))
@@ -182,7 +187,7 @@ class Head:
 
 def logits_of_two_steps(second: dict[str, Any], **extra: Any) -> tuple[list[int], list[list[int]]]:
     """As LMDeploy's agent asks: each step its forward, then logits of each sequence's last row or of all."""
-    agent = SimpleNamespace(cache_config=CACHE)
+    agent = agent_of(CACHE)
     joined_forward.expect(agent, second)
     shared, head, found = getattr(agent, joined_forward._NAME), Head(), []
 
@@ -267,7 +272,7 @@ class TestCanJoin:
 
 
 def test_an_error_of_the_first_leaves_nothing_behind():
-    agent = SimpleNamespace(cache_config=CACHE)
+    agent = agent_of(CACHE)
 
     async def fails() -> None:
         assert getattr(agent, joined_forward._NAME) is not None

@@ -118,11 +118,11 @@ class TestLimits:
         assert maker.long_context_chunker.max_prefill_num == MOST
         assert maker.scheduler.cache_config.max_prefill_token_num == MOST
 
-    @pytest.mark.parametrize("rest, limit", [(300, 300), (318, 318), (319, BESIDE - 1), (100, 100)])
-    def test_the_last_chunk_may_be_a_quarter_longer(self, rest, limit):
+    @pytest.mark.parametrize("rest", [BESIDE, 2 * BESIDE])
+    def test_a_step_has_no_more_than_the_limit_however_little_is_left_of_a_prompt(self, rest):
         maker = Maker(running=1, last="decode", chunk=sequence(rest))
         maker.make(prefill=True)
-        assert maker.long_context_chunker.max_prefill_num == limit
+        assert maker.long_context_chunker.max_prefill_num == BESIDE - 1
         assert maker.long_context_chunker.max_prefill_token_num == BESIDE - 1
 
     def test_lengths_that_must_be_computed_at_once_stay(self):
@@ -260,4 +260,4 @@ def test_tokens_are_those_of_each_request_alone(family, mode, tmp_path):
     for caching in ("plain", "prefix caching"):
         assert told[caching]["together"] == told[caching]["alone"]
         assert told[caching]["joined"] > 20
-        assert told[caching]["most tokens"] <= told["limit"] * prompt_turns._LAST
+        assert told[caching]["most tokens"] <= told["limit"]

@@ -1,0 +1,63 @@
+"""A forward for graphs that gives the hidden states which somebody reads: of a prompt mostly its last token's.
+
+The choice stands at the graph's end, from where ``dlinfer.graph.passes.chosen_rows`` moves it in front of the last
+layer's products.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class ForwardOfKeptRows(nn.Module):
+    """Calls a model's forward and keeps the rows of its hidden states that the step's metadata names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """model: one of LMDeploy's, or what calls its forward."""
+        super().__init__()
+        self.model = model
+
+    @classmethod
+    def takes(cls, inputs: Mapping[str, Any]) -> bool:
+        """Whether a step's keywords are among those that models of text have: a graph knows its inputs by name."""
+        names = inspect.signature(cls.forward).parameters
+        return all(name in names for name, value in inputs.items() if value is not None)
+
+    def forward(
+        self,
+        position_ids: Tensor,
+        past_key_values: list[list[Tensor]],
+        attn_metadata: Any,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        mrope_position_ids: Tensor | None = None,
+        target_hidden_states: Tensor | None = None,
+        state_ids: Tensor | None = None,
+    ) -> Any:
+        """As the model's, with ``attn_metadata.kept_rows`` of its hidden states [1, N, H]."""
+        further = {
+            "input_ids": input_ids,
+            "inputs_embeds": inputs_embeds,
+            "mrope_position_ids": mrope_position_ids,
+            "target_hidden_states": target_hidden_states,
+            "state_ids": state_ids,
+        }
+        result = self.model(
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            attn_metadata=attn_metadata,
+            **{name: value for name, value in further.items() if value is not None},
+        )
+        kept = attn_metadata.kept_rows
+        if isinstance(result, dict):
+            return result | {"hidden_states": result["hidden_states"].index_select(1, kept)}
+        return result.index_select(1, kept)
+
+
+def kept_rows(metadata: Any, tokens: int, *, last_only: bool) -> Tensor:
+    """int64, the places of each sequence's last token among a step's tokens, or of all of them."""
+    ends = metadata.cu_seqlens_q
+    return ends[1:].long() - 1 if last_only else torch.arange(tokens, device=ends.device)

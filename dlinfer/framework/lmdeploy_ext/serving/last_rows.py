@@ -1,0 +1,62 @@
+"""Steps that ask for each sequence's next token and no more: their compiled forward gives the last tokens' rows alone.
+
+LMDeploy takes the last rows out of all when the forward has given them, and takes what has one row a sequence as it is.
+"""
+
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.patching import Patch
+
+
+@contextlib.contextmanager
+def giving(agent: Any, last_only: bool) -> Iterator[None]:
+    """For the time of a forward, let an agent's model give the last tokens' rows, or all, if it is compiled."""
+    runner = agent.patched_model
+    before = getattr(runner, "last_rows_only", None)
+    if before is None:
+        yield
+        return
+    runner.last_rows_only = last_only
+    try:
+        yield
+    finally:
+        runner.last_rows_only = before
+
+
+def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
+    """Whether a step reads no other row. inputs: its ModelInputs. has_all_logits: it gives logits, or a loss of them.
+
+    One that scores its input names the rows of which it wants logits; LMDeploy 0.17 knows no such step.
+    """
+    return not has_all_logits and getattr(inputs, "logits_indices", None) is None
+
+
+def _async_model_forward(
+    original: Callable[..., Awaitable[dict[str, Any]]],
+) -> Callable[..., Awaitable[dict[str, Any]]]:
+    @functools.wraps(original)
+    async def _async_model_forward(
+        self: Any, inputs: Any, return_logits: bool, cache_inputs: Any = None
+    ) -> dict[str, Any]:
+        # A draft model reads the hidden states of all tokens.
+        others_read = self.spec_agent.is_enabled() or getattr(self, "memdecode_agent", None) is not None
+        last_only = not others_read and are_enough(inputs, has_all_logits=return_logits)
+        with giving(self, last_only and activation.active() is not None):
+            return await original(self, inputs, return_logits, cache_inputs)
+
+    return _async_model_forward
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._async_model_forward",
+        why="computes a prompt's last layer for all its tokens, of which the last one is read",
+        signature="(self, inputs, return_logits, cache_inputs=None)",
+        build=_async_model_forward,
+        essential=False,
+    ),
+)
