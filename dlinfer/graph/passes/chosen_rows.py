@@ -6,6 +6,7 @@ through whatever treats each row by itself: of a model's last layer nothing but 
 """
 
 from collections.abc import Iterable
+from operator import getitem
 
 import torch
 from torch import fx
@@ -71,7 +72,8 @@ def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Row
         if _may_be_anew(node, chosen_by, choice, effects):
             spared[node] = rows[node]
             rows |= read
-    return spared
+    # An item is chosen from, not the sequence that it is taken out of.
+    return {node: at for node, at in spared.items() if node.target is not getitem or node.args[0] in spared}
 
 
 def _may_be_anew(node: fx.Node, chosen_by: Iterable[fx.Node], choice: fx.Node, effects: Effects) -> bool:

@@ -1,7 +1,5 @@
 """A choice of rows at a graph's end moves in front of the layers that treat each row by itself."""
 
-import operator
-
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -10,6 +8,7 @@ from torch.nn import functional
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from dlinfer import ops
+from dlinfer.graph.ir.dialect import op_name, tensors_of
 from dlinfer.graph.passes.chosen_rows import CHOSEN_ROWS
 from dlinfer.graph.passes.fusion.rules import RULES
 from tests.graph.passes.fusion.fusing import changes, clean, filled, fired, golden, tiny
@@ -92,7 +91,135 @@ return [add_tensor]
     )
 
 
-def test_results_stay():
-    count, now, before = changes(clean(select_last, X, ROWS), CHOSEN_ROWS)
-    assert count == {"chosen_rows": 1}
+def spares(function, *args, dynamic: bool = True) -> int:
+    """How many choices move up, after a check that results stay what they are."""
+    count, now, before = changes(clean(function, *args, dynamic=dynamic), CHOSEN_ROWS)
     torch.testing.assert_close(now, before)
+    return count.get("chosen_rows", 0)
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.parametrize("rows", [[4], [0, 3, 3, 1], [], list(range(5))], ids=str)
+def test_any_rows(rows, dynamic):
+    assert spares(select_last, X, torch.tensor(rows, dtype=torch.int64), dynamic=dynamic) == 1
+
+
+@pytest.mark.parametrize("chosen", [slice(-1, None), slice(1, 4), slice(0, 5, 2)], ids=str)
+def test_a_slice_in_front_of_a_head(chosen):
+    head = nn.Linear(8, 20)
+    assert spares(lambda x: head(LAYER(x)[:, chosen]), X) == 1
+
+
+def test_sequences_may_be_rows_too():
+    assert spares(lambda x, rows: LAYER(x).index_select(0, rows), X, torch.tensor([1])) == 1
+
+
+def test_through_other_shapes():
+    def flat(x, rows):
+        hidden = LAYER(x.flatten(0, 1)).unflatten(0, (1, -1))
+        return hidden.index_select(1, rows)
+
+    assert spares(flat, X[:1], ROWS) == 1
+
+
+class TestWhatStays:
+    """Code in which nothing may move, or nothing is gained."""
+
+    def test_a_choice_of_columns(self):
+        assert spares(lambda x, rows: LAYER(x).index_select(2, rows), X, ROWS) == 0
+
+    def test_rows_that_others_read(self):
+        def read(x, rows):
+            hidden = LAYER(x)
+            return hidden.index_select(1, rows), hidden.sum()
+
+        assert spares(read, X, ROWS) == 0
+
+    def test_a_residual_that_others_read_is_chosen_from_and_not_computed_anew(self):
+        def read(x, rows):
+            first = LAYER(x)
+            return LAYER(first).index_select(1, rows), first.sum()
+
+        assert spares(read, X, ROWS) == 1
+
+    def test_what_mixes_rows(self):
+        assert spares(lambda x, rows: LAYER(x).cumsum(1).index_select(1, rows), X, ROWS) == 0
+        assert spares(lambda x, rows: LAYER(x).softmax(1).index_select(1, rows), X, ROWS) == 0
+
+    def test_rows_that_the_layer_itself_tells(self):
+        def told(x):
+            hidden = LAYER(x)
+            return hidden.index_select(1, hidden.sum((0, 2)).argsort())
+
+        assert spares(told, X) == 0
+
+    def test_a_table_whose_rows_are_read_many_times(self):
+        def experts(x, rows):
+            return LAYER(LAYER(x).index_select(1, rows))
+
+        assert spares(experts, X, ROWS) == 0
+
+    def test_a_slice_that_the_caller_is_given(self):
+        assert spares(lambda x: LAYER(x)[:, -1:], X) == 0
+
+    def test_what_is_written_in_between(self):
+        def written(x, rows):
+            hidden = LAYER(x)
+            rows.copy_(torch.arange(3))
+            return hidden.index_select(1, rows)
+
+        assert spares(written, X, ROWS.clone()) == 0
+
+    def test_memory_that_is_written(self):
+        def written(x, rows):
+            hidden = functional.linear(x, LAYER.into.weight)
+            hidden.view(-1)[:8].zero_()
+            return (hidden * 2).index_select(1, rows)
+
+        assert spares(written, X, ROWS) == 0
+
+    def test_random_numbers(self):
+        def drawn(x, rows):
+            return functional.dropout(LAYER.into(x), 0.5, training=True).index_select(1, rows)
+
+        assert fired(drawn, X, ROWS, steps=(CHOSEN_ROWS,)) == {}
+
+    def test_nothing_to_spare(self):
+        assert spares(lambda x, rows: (x * 2).index_select(1, rows), X, ROWS) == 0
+
+
+def test_an_operand_that_is_the_same_for_all_rows():
+    def scaled(x, rows, of_all, of_each):
+        return (LAYER.into(x) * of_all * of_each + 1).index_select(1, rows)
+
+    assert spares(scaled, X, ROWS, torch.randn(1, 8), torch.randn(5, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    "family, config, sizes",
+    [
+        (Qwen2ForCausalLM, Qwen2Config, {}),
+        (
+            Qwen3MoeForCausalLM,
+            Qwen3MoeConfig,
+            {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        ),
+    ],
+    ids=["qwen2", "qwen3_moe"],
+)
+def test_models_of_transformers(family, config, sizes):
+    """Of a prompt's last layer what follows attention is of one row: its projection, two products, then the head."""
+    model = filled(family(tiny(config, num_hidden_layers=2, **sizes)))
+    ids = torch.randint(0, 64, (1, 7))
+    one = clean(lambda ids: model(ids, logits_to_keep=1, use_cache=False).logits, ids)
+    count, now, before = changes(one, *RULES, CHOSEN_ROWS)
+    torch.testing.assert_close(now, before)
+    assert count["chosen_rows"] == 1
+    products = ("aten.linear", "dlinfer.linears", "dlinfer.fused_moe")
+    nodes = [node for node in one.graph_module.graph.nodes if op_name(node) in products]
+    assert [rows_of(node) == 1 for node in nodes[-5:]] == [False, True, True, True, True]
+
+
+def rows_of(node) -> int:
+    first, *_ = tensors_of(node)
+    return first.shape[:-1].numel()

@@ -261,3 +261,6 @@ def test_tokens_are_those_of_each_request_alone(family, mode, tmp_path):
         assert told[caching]["together"] == told[caching]["alone"]
         assert told[caching]["joined"] > 20
         assert told[caching]["most tokens"] <= told["limit"]
+        assert told[caching]["eager phases"] == []
+        if mode == "graph":
+            assert told[caching]["one row each"] == told[caching]["joined"]

@@ -1,4 +1,6 @@
-"""Requests together and alone on one engine, and how many of their forwards were joined: MODEL eager|graph."""
+"""Requests together and alone on one engine, how many of their forwards were joined, and what these gave: MODEL
+eager|graph.
+"""
 
 import json
 import random
@@ -7,6 +9,7 @@ from typing import Any, ClassVar
 
 from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
 
+from dlinfer.framework.lmdeploy_ext.layers import graph_runner
 from dlinfer.framework.lmdeploy_ext.serving import joined_forward
 from dlinfer.vendor.cpu.device import CpuDevice
 
@@ -16,15 +19,18 @@ WORDS = "the quick brown fox jumps over lazy dog hello world one two three four"
 
 
 class Counted(joined_forward._Joined):
-    """Notes the sizes of joined forwards."""
+    """Notes the sizes of joined forwards, and those that gave one row of each prompt."""
 
     sizes: ClassVar[list[int]] = []
+    one_row_each: ClassVar[list[bool]] = []
 
     async def forward(self, original: Any, inputs: Any) -> dict[str, Any]:
         is_first = self._is_first
         output = await super().forward(original, inputs)
         if is_first and self._second is not None:
             self.sizes.append(inputs.input_ids.numel() + self._prompts.input_ids.numel())
+            rows = self._second["hidden_states"].shape[1]
+            self.one_row_each.append(rows == self._prompts.seq_length.numel())
         return output
 
 
@@ -45,7 +51,7 @@ def run(model: str, eager: bool, caching: bool) -> dict[str, Any]:
         eager_mode=eager,
         enable_prefix_caching=caching,
     )
-    Counted.sizes = []
+    Counted.sizes, Counted.one_row_each = [], []
     with pipeline(model, backend_config=config) as pipe:  # pyright: ignore[reportCallIssue]
         together = [one.token_ids for one in pipe(prompts, gen_config=greedy, do_preprocess=False)]
         sizes = Counted.sizes
@@ -53,7 +59,16 @@ def run(model: str, eager: bool, caching: bool) -> dict[str, Any]:
             pipe([prompt], gen_config=[gen], do_preprocess=False)[0].token_ids
             for prompt, gen in zip(prompts, greedy, strict=True)
         ]
-    return {"together": together, "alone": alone, "joined": len(sizes), "most tokens": max(sizes, default=0)}
+    return {
+        "together": together,
+        "alone": alone,
+        "joined": len(sizes),
+        "most tokens": max(sizes, default=0),
+        "one row each": sum(Counted.one_row_each),
+        "eager phases": [
+            one.reason for runner in graph_runner.counts() for one in runner.phases if one.outcome == "eager"
+        ],
+    }
 
 
 def main() -> None:
