@@ -49,8 +49,7 @@ _BY_NAME: dict[str, tuple[str, ...]] = {
 # Ops along one dimension of ``self``, which the argument ``dim`` names.
 _ALONG_DIM = frozenset(f"aten.{name}" for name in ("slice.Tensor", "split_with_sizes", "softmax.int", "topk"))
 _RESHAPING = frozenset(
-    f"aten.{name}"
-    for name in "view reshape flatten.using_ints unflatten.int squeeze.dim unsqueeze".split()
+    f"aten.{name}" for name in "view reshape flatten.using_ints unflatten.int squeeze.dim unsqueeze".split()
 )
 
 Rows = dict[fx.Node, int]

@@ -22,8 +22,12 @@ class Agent:
         async def forward(agent: Any, inputs: Any, return_logits: bool, cache_inputs: Any) -> Any:
             return getattr(agent.patched_model, "last_rows_only", None)
 
-        inputs = inputs or SimpleNamespace(logits_indices=None)
-        asked: Any = asyncio.run(last_rows._async_model_forward(forward)(self, inputs, return_logits))
+        step = last_rows._async_model_forward(forward)
+
+        async def run() -> Any:
+            return await step(self, inputs or SimpleNamespace(logits_indices=None), return_logits)
+
+        asked = asyncio.run(run())
         assert not getattr(self.patched_model, "last_rows_only", False)
         return asked
 
