@@ -63,8 +63,11 @@ def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Row
     chosen_by = [node for node in choice.all_input_nodes if node is not source]
     rows: Rows = {source: dim}
     spared: Rows = {}
+    read_whole = set(chosen_by)
     for node in reversed(list(effects.position)[: effects.position[choice]]):
-        if node not in rows or not all(user is choice or user in spared for user in node.users):
+        if node not in rows or node in read_whole:
+            continue
+        if not all(user is choice or user in spared for user in node.users):
             continue
         read = rows_of_arguments(node, rows[node])
         if read is None or any(rows.get(parent, at) != at for parent, at in read.items()):
@@ -72,6 +75,7 @@ def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Row
         if _may_be_anew(node, chosen_by, choice, effects):
             spared[node] = rows[node]
             rows |= read
+            read_whole |= set(node.all_input_nodes) - read.keys()
     # An item is chosen from, not the sequence that it is taken out of.
     return {node: at for node, at in spared.items() if node.target is not getitem or node.args[0] in spared}
 

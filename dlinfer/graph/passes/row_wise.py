@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dlinfer.graph.ir.dialect import arguments, fake, op_name, overload
+from dlinfer.graph.ir.dialect import arguments, fake, nodes_in, op_name, overload
 from dlinfer.graph.ir.layout import same_size, same_sizes
 
 _EXPERTS = ("hidden_states", "topk_weights", "topk_ids")
@@ -71,7 +71,10 @@ def rows_of_arguments(node: fx.Node, dim: int) -> Rows | None:
     name = op_name(node)
     if name in _BY_NAME:
         given = arguments(node)
-        return _all_have(node, dim, [given[one] for one in _BY_NAME[name]])
+        read = [given[one] for one in _BY_NAME[name]]
+        others = [value for one, value in given.items() if one not in _BY_NAME[name]]
+        is_read_whole = not set(nodes_in(others)).isdisjoint(nodes_in(read))
+        return None if is_read_whole else _all_have(node, dim, read)
     if name in _ALONG_DIM:
         given = arguments(node)
         is_along = given["dim"] % fake(given["self"]).dim() == dim

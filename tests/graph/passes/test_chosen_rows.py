@@ -178,6 +178,17 @@ class TestWhatStays:
 
         assert spares(written, X, ROWS) == 0
 
+    def test_rows_that_are_columns_too(self):
+        def of_itself(x, rows):
+            return functional.linear(x[0] * 2, x[0] * 2).index_select(0, rows)
+
+        def of_what_it_is_made_of(x, rows):
+            doubled = x[0] * 2
+            return functional.linear(doubled + 1, doubled).index_select(0, rows)
+
+        assert spares(of_itself, X, ROWS) == 0
+        assert spares(of_what_it_is_made_of, X, ROWS) == 1
+
     def test_random_numbers(self):
         def drawn(x, rows):
             return functional.dropout(LAYER.into(x), 0.5, training=True).index_select(1, rows)
