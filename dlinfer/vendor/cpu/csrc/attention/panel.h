@@ -57,6 +57,7 @@ struct Shape {
 // Of each row of a panel.
 struct RowState {
   float largest[kPanelRows];  // score so far, times log2(e)
+  float tile_largest[kPanelRows];  // score of this tile, as it stands there
   float sums[kPanelRows];     // of exponentials
   float rescale[kPanelRows];  // of what was summed before the last tile
   int32_t begins[kPanelRows], ends[kPanelRows];  // of the keys that it sees
@@ -81,38 +82,43 @@ struct Panel {
   static constexpr int64_t kWidth = kRows * kLanes;
   static constexpr int64_t kWord = kPaired ? 2 : 1;  // keys, or numbers of a key, in a word
 
-  // scores[key, row] = key . query; keys: [keys, words], queries: [words, rows].
-  static void multiply_keys(const float* keys, const float* queries, int64_t words, const Seen& seen, float* scores) {
+  // scores[key, row] = key . query, settled, and each row's largest; keys: [keys, words], queries: [words, rows].
+  static void multiply_keys(const Shape& shape, const float* keys, const float* queries, int64_t words,
+                            const Seen& seen, int64_t tile, RowState& rows, float* scores) {
+    std::fill_n(rows.tile_largest, kWidth, kNone);
     for (int64_t key = seen.first(); key < seen.end; key += kColumns) {
       Floats sums[kColumns][kRows]{};
       add_products<kColumns>(keys + key * words, words, 1, queries, words, sums);
+      float* const to = scores + key * kWidth;
+#pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) {
-        for (int r = 0; r < kRows; ++r) store(scores + (key + c) * kWidth + r * kLanes, sums[c][r]);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) store(to + c * kWidth + r * kLanes, sums[c][r]);
+      }
+      if (!shape.plain() || key < seen.all_begin || key + kColumns > seen.all_end) {
+        settle(shape, key, tile, rows, to);
+        continue;
+      }
+      // While scores are in registers, and where the processor has multiplications to do meanwhile.
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        Floats largest = load_as<Floats>(rows.tile_largest + r * kLanes);
+#pragma GCC unroll 8
+        for (int c = 0; c < kColumns; ++c) largest = larger(sums[c][r], largest);  // NaN is none
+        store(rows.tile_largest + r * kLanes, largest);
       }
     }
   }
 
-  // Makes weights of scores, in place: [keys / kWord, rows] words, counted from the same key.
-  static void softmax(const Shape& shape, const Seen& seen, int64_t tile, RowState& rows, float* scores) {
+  // Makes weights of settled scores, in place: [keys / kWord, rows] words, counted from the same key.
+  static void softmax(const Shape& shape, const Seen& seen, RowState& rows, float* scores) {
     const int64_t first = seen.first(), end = (seen.end + kWord - 1) / kWord * kWord;
-    if (!shape.plain()) reshape(shape, seen, tile, rows, scores);
-    hide(first, std::min(seen.all_begin, seen.end), tile, rows, scores);
-    hide(std::max(first, std::min(seen.all_end, seen.end)), seen.end, tile, rows, scores);
-    if (end > seen.end) std::fill_n(scores + seen.end * kWidth, kWidth, kNone);
-
     const Floats factor = all_lanes(shape.plain() ? shape.scale * kLog2e : kLog2e);
-    Floats largest[kRows], base[kRows], sums[kRows];
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) largest[r] = all_lanes(kNone);
-    for (int64_t key = first; key < seen.end; ++key) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        largest[r] = larger(load_as<Floats>(scores + key * kWidth + r * kLanes), largest[r]);  // NaN is none
-      }
-    }
+    Floats base[kRows], sums[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const Floats before = load_as<Floats>(rows.largest + r * kLanes), now = larger(largest[r] * factor, before);
+      const Floats before = load_as<Floats>(rows.largest + r * kLanes);
+      const Floats now = larger(load_as<Floats>(rows.tile_largest + r * kLanes) * factor, before);
       base[r] = now == all_lanes(kNone) ? Floats{} : now;
       const Floats rescale = exp2_of_negative(before - base[r]);
       store(rows.largest + r * kLanes, now);
@@ -121,7 +127,11 @@ struct Panel {
     }
     const auto weigh = [&](int64_t key, int r) __attribute__((always_inline)) {
       const Floats score = load_as<Floats>(scores + key * kWidth + r * kLanes);
-      return exp2_of_negative(multiply_add(-base[r], score, factor));
+      const Floats power = multiply_add(-base[r], score, factor);
+#if defined(__AVX512BF16__)
+      if constexpr (kPaired) return rough_exp2_of_negative(power);
+#endif
+      return exp2_of_negative(power);
     };
     for (int64_t key = first; key < end; key += kWord) {
 #pragma GCC unroll 4
@@ -152,7 +162,8 @@ struct Panel {
     for (; at + kColumns <= count; at += kColumns) {
       add_values<kColumns>(values + at, count, weights, words, rows, out + at * kWidth);
     }
-    for (; at < count; at += 2) add_values<2>(values + at, count, weights, words, rows, out + at * kWidth);
+    for (; at + 4 <= count; at += 4) add_values<4>(values + at, count, weights, words, rows, out + at * kWidth);
+    if (at < count) add_values<2>(values + at, count, weights, words, rows, out + at * kWidth);
   }
 
  private:
@@ -193,32 +204,25 @@ struct Panel {
     }
   }
 
-  static void reshape(const Shape& shape, const Seen& seen, int64_t tile, const RowState& rows, float* scores) {
+  // Of kColumns keys: what the shape makes of scores, and -inf for keys that a row does not see.
+  static void settle(const Shape& shape, int64_t key, int64_t tile, RowState& rows, float* scores) {
     const Floats scale = all_lanes(shape.softcap > 0 ? shape.scale / shape.softcap : shape.scale);
-    for (int64_t key = seen.first(); key < seen.end; ++key) {
+    for (int32_t place = int32_t(tile + key); place < int32_t(tile + key) + kColumns; ++place, scores += kWidth) {
       for (int r = 0; r < kRows; ++r) {
-        float* at = scores + key * kWidth + r * kLanes;
-        Floats score = load_as<Floats>(at) * scale;
+        Floats score = load_as<Floats>(scores + r * kLanes);
+        if (!shape.plain()) score *= scale;
         if (shape.softcap > 0) score = tanh_of(score) * all_lanes(shape.softcap);
         if (shape.slopes) {
-          const Signed apart = int32_t(tile + key) - load_as<Signed>(rows.positions + r * kLanes);
+          const Signed apart = place - load_as<Signed>(rows.positions + r * kLanes);
           const Signed distance = apart < 0 ? -apart : apart;
           score -= load_as<Floats>(rows.slopes + r * kLanes) * __builtin_convertvector(distance, Floats);
         }
-        store(at, score);
-      }
-    }
-  }
-
-  // -inf for scores of keys [begin, end) that a row does not see.
-  static void hide(int64_t begin, int64_t end, int64_t tile, const RowState& rows, float* scores) {
-    for (int64_t key = begin; key < end; ++key) {
-      const int32_t place = int32_t(tile + key);
-      for (int r = 0; r < kRows; ++r) {
-        float* at = scores + key * kWidth + r * kLanes;
         const Signed begins = load_as<Signed>(rows.begins + r * kLanes);
         const Signed hidden = (begins > place) | (load_as<Signed>(rows.ends + r * kLanes) <= place);
-        store(at, hidden ? all_lanes(kNone) : load_as<Floats>(at));
+        score = hidden ? all_lanes(kNone) : score;
+        const Floats largest = load_as<Floats>(rows.tile_largest + r * kLanes);
+        store(rows.tile_largest + r * kLanes, larger(score, largest));
+        store(scores + r * kLanes, score);
       }
     }
   }

@@ -270,8 +270,9 @@ class Runner {
                       of_rows.all_begin - tile, of_rows.all_end - tile};
       if (seen.begin >= seen.end) return;
       RowState& rows = state(piece, row);
-      OfRows::multiply_keys(keys_, of_panel(queries_, of_.words_, piece, row), of_.words_, seen, scores_);
-      OfRows::softmax(call_.shape, seen, tile, rows, scores_);
+      const float* const queries = of_panel(queries_, of_.words_, piece, row);
+      OfRows::multiply_keys(call_.shape, keys_, queries, of_.words_, seen, tile, rows, scores_);
+      OfRows::softmax(call_.shape, seen, rows, scores_);
       OfRows::multiply_values(values_, of_.words_v_, scores_, seen, rows, of_panel(sums_, of_.words_v_, piece, row));
     }
 

@@ -41,6 +41,21 @@ inline Floats exp2_of_negative(Floats x) {
 #endif
 }
 
+#if defined(__AVX512BF16__)
+
+// The same within a ten-thousandth of it, a twentieth of what bfloat16 rounds off: 2**floor(x) * 2**r with r in [0, 1).
+// It has half as many instructions.
+inline Floats rough_exp2_of_negative(Floats x) {
+  const Floats r = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // 0 for -inf
+  Floats sum = all_lanes(0x1.3baaa8p-4f);
+  sum = multiply_add(all_lanes(0x1.d2378ap-3f), sum, r);
+  sum = multiply_add(all_lanes(0x1.63e658p-1f), sum, r);
+  sum = multiply_add(all_lanes(1.0f), sum, r);
+  return (Floats)_mm512_scalef_ps((__m512)sum, (__m512)x);
+}
+
+#endif
+
 // tanh, within 1e-7 of its value.
 inline Floats tanh_of(Floats x) {
   const Words sign = (Words)x & 0x80000000u;
