@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "attention/panel.h"
@@ -82,15 +83,18 @@ void pack_values(const T* first, [[maybe_unused]] const T* second, int64_t numbe
 // The results of kLanes rows: sums / totals, or zeros where a total is; sums: [numbers, width]. Null rows are left out.
 template <class T>
 void unpack(const float* sums, Floats totals, int64_t numbers, int64_t width, T* const* rows) {
-  const Floats nothing = Floats{};
+  // A total below one is of a row that sees nothing, so that its sums are zeros; a tiny one has no reciprocal.
+  const Floats nothing{}, factors = all_lanes(1.0f) / larger(all_lanes(std::numeric_limits<float>::min()), totals);
   for (int64_t at = 0; at < numbers; at += kLanes) {
     const int64_t count = std::min<int64_t>(kLanes, numbers - at);
-    Floats square[kLanes]{};
-    for (int64_t i = 0; i < count; ++i) {
-      const Floats quotient = load_as<Floats>(sums + (at + i) * width) / totals;
-      square[i] = totals == nothing ? nothing : quotient;
+    Floats square[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      const Floats quotients = load_as<Floats>(sums + (at + std::min<int64_t>(i, count - 1)) * width) * factors;
+      square[i] = totals == nothing ? nothing : quotients;
     }
     transpose(square);
+#pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
       if (rows[i]) store_narrow(rows[i] + at, square[i], count);
     }
