@@ -186,6 +186,7 @@ class Runner {
       const Seen all = of_.seen(piece, piece.begin, piece.end);
       for (int64_t tile = all.begin / kTileKeys * kTileKeys; tile < all.end; tile += kTileKeys) {
         copy_tile(piece, tile, std::max(all.begin, tile), std::min(tile + kTileKeys, all.end));
+        fetch_keys(piece, tile + kTileKeys, std::min(tile + 2 * kTileKeys, all.end));
         for (int64_t row = piece.begin; row < piece.end; row += kPanelRows) {
           const int64_t vectors = (std::min(kPanelRows, piece.end - row) + kLanes - 1) / kLanes;
           add_tile(std::make_integer_sequence<int, kVectors>(), vectors, piece, tile, row);
@@ -234,19 +235,40 @@ class Runner {
       std::fill_n(of_panel(sums_, of_.words_v_, piece, row), kPanelRows * of_.words_v_, 0.0f);
     }
 
+    // Calls f(key, where it lies, where its value lies) for keys [begin, end).
+    template <class F>
+    void each_key(const Piece& piece, int64_t begin, int64_t end, F&& f) const {
+      const Sequence& sequence = call_.sequences[piece.sequence];
+      const T* const k = of_.k_ + piece.kv_head * call_.k_head;
+      const T* const v = of_.v_ + piece.kv_head * call_.v_head;
+      const int64_t first = sequence.first_slot + begin;
+      int64_t column = first / call_.block_size, slot = first % call_.block_size;
+      for (int64_t key = begin; key < end; ++column, slot = 0) {
+        const int64_t block = sequence.blocks ? sequence.blocks[column] : 0;
+        for (; key < end && slot < call_.block_size; ++key, ++slot) {
+          f(key, k + block * call_.k_block + slot * call_.k_slot, v + block * call_.v_block + slot * call_.v_slot);
+        }
+      }
+    }
+
+    // Has the second-level cache fetch keys [begin, end) and their values.
+    void fetch_keys(const Piece& piece, int64_t begin, int64_t end) const {
+      constexpr int64_t kLine = 64 / sizeof(T);
+      each_key(piece, begin, end, [&](int64_t, const T* key, const T* value) {
+        for (int64_t i = 0; i < call_.size; i += kLine) __builtin_prefetch(key + i, 0, 2);
+        for (int64_t i = 0; i < call_.size_v; i += kLine) __builtin_prefetch(value + i, 0, 2);
+      });
+    }
+
     // Keys [begin, end) and their values, at their places in the tile; zeros beside them, as far as blocks reach.
     void copy_tile(const Piece& piece, int64_t tile, int64_t begin, int64_t end) {
-      const Sequence& sequence = call_.sequences[piece.sequence];
       const int64_t first = tile + (begin - tile) / kColumns * kColumns;
       const int64_t last = tile + (end - tile + kColumns - 1) / kColumns * kColumns;
       const T* keys[kTileKeys]{};
       const T* values[kTileKeys]{};
-      for (int64_t key = begin; key < end; ++key) {
-        const int64_t place = sequence.first_slot + key, slot = place % call_.block_size;
-        const int64_t block = sequence.blocks ? sequence.blocks[place / call_.block_size] : 0;
-        keys[key - tile] = of_.k_ + block * call_.k_block + slot * call_.k_slot + piece.kv_head * call_.k_head;
-        values[key - tile] = of_.v_ + block * call_.v_block + slot * call_.v_slot + piece.kv_head * call_.v_head;
-      }
+      each_key(piece, begin, end, [&](int64_t key, const T* numbers, const T* value) {
+        keys[key - tile] = numbers, values[key - tile] = value;
+      });
       for (int64_t i = first - tile; i < last - tile; ++i) {
         float* const to = keys_ + i * of_.words_;
         keys[i] ? pack_key(keys[i], call_.size, to) : void(std::fill_n(to, of_.words_, 0.0f));
