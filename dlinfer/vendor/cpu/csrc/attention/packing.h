@@ -80,23 +80,44 @@ void pack_values(const T* first, [[maybe_unused]] const T* second, int64_t numbe
   }
 }
 
+// The first `count` numbers of words.
+template <class T>
+inline void store_words(T* to, Floats words, int64_t count) {
+  if constexpr (kPairs<T>) {
+    count == 2 * kLanes ? std::memcpy(to, &words, sizeof words) : std::memcpy(to, &words, count * sizeof(T));
+  } else {
+    store_narrow(to, words, count);
+  }
+}
+
 // The results of kLanes rows: sums / totals, or zeros where a total is; sums: [numbers, width]. Null rows are left out.
 template <class T>
 void unpack(const float* sums, Floats totals, int64_t numbers, int64_t width, T* const* rows) {
-  // A total below one is of a row that sees nothing, so that its sums are zeros; a tiny one has no reciprocal.
+  // A total too small for a reciprocal is that of a sink, in a row that sees nothing: its sums are zeros.
   const Floats nothing{}, factors = all_lanes(1.0f) / larger(all_lanes(std::numeric_limits<float>::min()), totals);
-  for (int64_t at = 0; at < numbers; at += kLanes) {
-    const int64_t count = std::min<int64_t>(kLanes, numbers - at);
+  const auto quotients = [&](int64_t number) __attribute__((always_inline)) {
+    const Floats found = load_as<Floats>(sums + std::min(number, numbers - 1) * width) * factors;
+    return totals == nothing ? nothing : found;
+  };
+  constexpr int64_t kAtOnce = kLanes * kWord<T>;
+  for (int64_t at = 0; at < numbers; at += kAtOnce) {
     Floats square[kLanes];
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      const Floats quotients = load_as<Floats>(sums + (at + std::min<int64_t>(i, count - 1)) * width) * factors;
-      square[i] = totals == nothing ? nothing : quotients;
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const int64_t number = at + i * kWord<T>;
+#if defined(__AVX512BF16__)
+      if constexpr (kPairs<T>) {
+        square[i] = paired(quotients(number), quotients(number + 1));
+        continue;
+      }
+#endif
+      square[i] = quotients(number);
     }
     transpose(square);
+    const int64_t count = std::min(kAtOnce, numbers - at);
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
-      if (rows[i]) store_narrow(rows[i] + at, square[i], count);
+      if (rows[i]) store_words(rows[i] + at, square[i], count);
     }
   }
 }

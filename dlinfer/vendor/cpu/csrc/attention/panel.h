@@ -45,6 +45,16 @@ inline Floats add_product(Floats sum, Floats a, Floats b) {
   return multiply_add(sum, a, b);
 }
 
+#if defined(__AVX512BF16__)
+// Words of two neighbours in bfloat16, where what is below its normal numbers is zero.
+inline Floats paired(Floats first, Floats second) {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
+                                         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  return (Floats)_mm512_permutexvar_epi16(order, (__m512i)both);
+}
+#endif
+
 // What a call does to a score before the softmax.
 struct Shape {
   float scale, softcap;
@@ -142,7 +152,7 @@ struct Panel {
         if constexpr (kPaired) {
           const Floats second = weigh(key + 1, r);
           sums[r] += weight + second;
-          store(to, interleave(weight, second));
+          store(to, paired(weight, second));
           continue;
         }
 #endif
@@ -226,16 +236,6 @@ struct Panel {
       }
     }
   }
-
-#if defined(__AVX512BF16__)
-  // Words of a row's weights of two keys.
-  static Floats interleave(Floats even, Floats odd) {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
-                                           23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512bh both = _mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-    return (Floats)_mm512_permutexvar_epi16(order, (__m512i)both);
-  }
-#endif
 };
 
 }  // namespace dlinfer::prefill
