@@ -207,29 +207,38 @@ class Runner {
       const int64_t end = std::min(row + kPanelRows, piece.end), width = (end - row + kLanes - 1) / kLanes * kLanes;
       for (int64_t first = row; first < end; first += kLanes) f(first, std::min<int64_t>(kLanes, end - first), width);
     }
-    int64_t token(const Piece& piece, int64_t row) const {
-      return call_.sequences[piece.sequence].first_query + row / call_.group;
+    // Calls f(i, its query, its head) for `count` rows from `first` on.
+    template <class F>
+    void each_row(const Piece& piece, int64_t first, int64_t count, F&& f) const {
+      int64_t query = first / call_.group, head = first % call_.group;
+      for (int64_t i = 0; i < count; ++i) {
+        f(i, query, piece.kv_head * call_.group + head);
+        if (++head == call_.group) head = 0, ++query;
+      }
     }
-    int64_t head(const Piece& piece, int64_t row) const { return piece.kv_head * call_.group + row % call_.group; }
 
     void begin_panel(const Piece& piece, int64_t row) {
       const Sequence& sequence = call_.sequences[piece.sequence];
       RowState& rows = state(piece, row);
       std::fill_n(rows.largest, kPanelRows, kNone);
       std::fill_n(rows.sums, kPanelRows, 0.0f);
-      for (int64_t i = 0; i < kPanelRows; ++i) {
-        const int64_t own = std::min(row + i, piece.end - 1), query = own / call_.group;
+      const int64_t own = std::min(kPanelRows, piece.end - row);
+      each_row(piece, row, own, [&](int64_t i, int64_t query, int64_t head) {
         const Keys keys = of_.visible(sequence, query);
         rows.begins[i] = keys.begin, rows.ends[i] = keys.end;
         rows.positions[i] = int32_t(sequence.keys - sequence.queries + query);
-        rows.slopes[i] = call_.slopes.empty() ? 0.0f : call_.slopes[head(piece, own)];
+        rows.slopes[i] = call_.slopes.empty() ? 0.0f : call_.slopes[head];
+      });
+      for (int64_t i = own; i < kPanelRows; ++i) {  // as the last
+        rows.begins[i] = rows.begins[own - 1], rows.ends[i] = rows.ends[own - 1];
+        rows.positions[i] = rows.positions[own - 1], rows.slopes[i] = rows.slopes[own - 1];
       }
       float* const queries = of_panel(queries_, of_.words_, piece, row);
       each_vector(piece, row, [&](int64_t first, int64_t count, int64_t width) {
         std::array<const T*, kLanes> from{};
-        for (int64_t i = 0; i < count; ++i) {
-          from[i] = of_.q_ + token(piece, first + i) * call_.q_row + head(piece, first + i) * call_.q_head;
-        }
+        each_row(piece, first, count, [&](int64_t i, int64_t query, int64_t head) {
+          from[i] = of_.q_ + (sequence.first_query + query) * call_.q_row + head * call_.q_head;
+        });
         pack_queries(from.data(), call_.size, width, queries + first - row);
       });
       std::fill_n(of_panel(sums_, of_.words_v_, piece, row), kPanelRows * of_.words_v_, 0.0f);
@@ -299,17 +308,18 @@ class Runner {
     }
 
     void end_panel(const Piece& piece, int64_t row) {
+      const Sequence& sequence = call_.sequences[piece.sequence];
       const RowState& rows = state(piece, row);
       const float* const sums = of_panel(sums_, of_.words_v_, piece, row);
       each_vector(piece, row, [&](int64_t first, int64_t count, int64_t width) {
         std::array<T*, kLanes> to{};
         Floats totals = load_as<Floats>(rows.sums + first - row);
-        for (int64_t i = 0; i < count; ++i) {
-          to[i] = of_.out_ + token(piece, first + i) * call_.out_row + head(piece, first + i) * call_.out_head;
-          if (call_.sinks.empty()) continue;
+        each_row(piece, first, count, [&](int64_t i, int64_t query, int64_t head) {
+          to[i] = of_.out_ + (sequence.first_query + query) * call_.out_row + head * call_.out_head;
+          if (call_.sinks.empty()) return;
           const float largest = rows.largest[first - row + i], base = largest == kNone ? 0.0f : largest;
-          totals[i] += std::exp2(call_.sinks[head(piece, first + i)] * kLog2e - base);
-        }
+          totals[i] += std::exp2(call_.sinks[head] * kLog2e - base);
+        });
         unpack(sums + first - row, totals, call_.size_v, width, to.data());
       });
     }
