@@ -157,15 +157,22 @@ def test_rows_between_two_that_see_little(rules: Rules) -> None:
         ([(200, 3)], Rules(causal=False, right=2), [*range(195)]),
     ],
 )
-@pytest.mark.parametrize("sinks", [False, True])
-def test_rows_that_see_no_key_are_zeros(lengths, rules: Rules, blind: list[int], sinks: bool) -> None:
+@pytest.mark.parametrize("sinks", [None, 0.0, -100.0])
+def test_rows_that_see_no_key_are_zeros(lengths, rules: Rules, blind: list[int], sinks: float | None) -> None:
+    """Beside a sink whose exponential is below the normal numbers, too."""
     case = Case(7, lengths, 1, 3, (16, 20))
-    rules = rules._replace(sinks=case.sinks if sinks else None)
+    rules = rules._replace(sinks=None if sinks is None else case.sinks + sinks)
     got = case.paged(rules)
     seeing = [row for row in range(int(case.ends[-1])) if row not in blind]
     assert not got[blind].any()
     assert got[seeing].abs().amax(-1).all()
     assert_close(got, case.reference(rules))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_query_that_sees_one_key_has_its_value(dtype: torch.dtype) -> None:
+    case = Case(15, [(200, 200)], 2, 3, (64, 48), dtype=dtype)
+    assert torch.equal(case.packed(Rules(left=0))[:200], case.v[:200].repeat_interleave(3, 1))
 
 
 def test_values_that_are_a_part_of_the_keys_and_heads_with_gaps() -> None:
