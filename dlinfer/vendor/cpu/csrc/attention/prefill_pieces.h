@@ -2,20 +2,21 @@
 // once a tile.
 //
 // With N keys a query takes N * (size + size_v) multiplications and additions a head, and reads as many numbers, shared
-// by all rows of a piece: at 512 rows that is 1024 operations a number, so that time is the time of the multiplications
+// by all rows of a piece: at 512 rows that is 1024 operations a number, so that time is that of the multiplications
 // (AMD Zen 4 at 2.6 GHz: 166 GFLOP/s a core with the dot instructions for bfloat16, half of that in float32).
 // The work is cut into pieces of (sequence, key head, some rows), which threads take one after another as they become
 // free, the largest first. Rows are the queries of all heads that share the key head, query after query, so that a tile
 // of keys and values, once copied, serves them all:
-//   tile   kTileKeys keys and values, copied into the second-level cache as words of the products (packing.h); while one
-//          is at work, the next is prefetched
+//   tile   kTileKeys keys and values, copied into the second-level cache as words of the products (packing.h), while
+//          the next are prefetched
 //   panel  kPanelRows rows against a tile: products, softmax in float32, and products again (panel.h)
 // Tiles begin at multiples of their size, and a row's sums are taken in the order of its keys: it has the same bits
 // whatever else is in the batch or in the same call, and with any number of threads.
 //
-// On the processor above, one thread reaches 0.78 of its multiplications at 512 tokens and 0.82 at 2048 in bfloat16, and
+// On the processor above, one thread reaches 0.78 of its multiplications at 512 tokens and 0.82 at 2048 in bfloat16,
 // 0.82 and 0.87 in float32 (heads of 64, all in its caches). A piece's memory is that of its thread: queries, sums, one
-// tile and one panel's scores, below 1 MiB for all head sizes that models have. There are no matrix instructions here: attention/prefill.py leaves bfloat16 on AMX to torch.
+// tile and one panel's scores, below 1 MiB for all head sizes that models have. There are no matrix instructions here:
+// attention/prefill.py leaves bfloat16 on AMX to torch.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

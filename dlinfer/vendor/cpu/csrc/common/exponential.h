@@ -44,7 +44,7 @@ inline Floats exp2_of_negative(Floats x) {
 #if defined(__AVX512BF16__)
 
 // The same within a ten-thousandth of it, a twentieth of what bfloat16 rounds off: 2**floor(x) * 2**r with r in [0, 1).
-// It has half as many instructions.
+// In five instructions, where that takes nine.
 inline Floats rough_exp2_of_negative(Floats x) {
   const Floats r = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // 0 for -inf
   Floats sum = all_lanes(0x1.3baaa8p-4f);
