@@ -110,7 +110,10 @@ def test_it_is_attention(
     out = attention(q, k, v, mask, is_causal=kind == "is_causal", enable_gqa=group > 1)
     # A row of nothing but the lowest number adds it to each score, which leaves all alike.
     added = mask if form == "lowest" and mask is not None else seen
-    torch.testing.assert_close(out.double(), exact(q, k, v, added), rtol=2e-3, atol=TOLERANCE[dtype])
+    # Beside float16's lowest number a score in float32 is a multiple of 2**-8: weights of a row that sees nothing are
+    # off by a thousandth, and what they weigh differs by up to 8.
+    atol = 2**-7 if form == "lowest" and dtype is torch.float16 and own_dtype else TOLERANCE[dtype]
+    torch.testing.assert_close(out.double(), exact(q, k, v, added), rtol=2e-3, atol=atol)
     assert out.shape == (batch, kv_heads * group, queries, size_v or size) and out.dtype is dtype
     assert all(torch.equal(x, y) for x, y in zip((q, k, v), before, strict=True))
 
