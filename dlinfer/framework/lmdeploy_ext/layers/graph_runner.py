@@ -180,8 +180,9 @@ class CompiledRunner(GraphRunner):
             metadata.is_decoding = (
                 False  # attention through the cache of one new token, as of any other number
             )
-        if of_kept_rows is not None and not metadata.is_decoding and of_kept_rows.takes(kwargs):
-            function = of_kept_rows
+        taken = None if of_kept_rows is None or metadata.is_decoding else of_kept_rows.taken(kwargs)
+        if of_kept_rows is not None and taken is not None:
+            function, kwargs = of_kept_rows, taken
             tokens = metadata.kv_start_indices.numel()
             metadata.kept_rows = kept_rows(metadata, tokens, last_only=self.last_rows_only)
         key = _phase(kwargs)

@@ -21,10 +21,13 @@ class ForwardOfKeptRows(nn.Module):
         self.model = model
 
     @classmethod
-    def takes(cls, inputs: Mapping[str, Any]) -> bool:
-        """Whether a step's keywords are among those that models of text have: a graph knows its inputs by name."""
-        names = inspect.signature(cls.forward).parameters
-        return all(name in names for name, value in inputs.items() if value is not None)
+    def taken(cls, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A step's keywords without those that are None, as models pass for images; None where one is not taken here.
+
+        A graph knows its inputs by name, and the names are those that models of text have.
+        """
+        given = {name: value for name, value in inputs.items() if value is not None}
+        return given if given.keys() <= inspect.signature(cls.forward).parameters.keys() else None
 
     def forward(
         self,
