@@ -13,7 +13,7 @@ from dlinfer.graph.passes.pipeline import Pass
 
 @functools.cache
 def passes() -> tuple[Pass, ...]:
-    """Clean, fuse, compute no row for nobody, clean again."""
+    """Clean, fuse, choose rows early, clean again."""
     from dlinfer.graph.passes.fusion.rules import RULES
 
     fusion = tuple(item if isinstance(item, Pass) else _as_pass(item) for item in RULES)

@@ -95,9 +95,9 @@ def _results(node: fx.Node) -> list[Tensor]:
 
 
 def _all_have(node: fx.Node, dim: int, read: list[Any], *, ends_last: bool = True) -> Rows | None:
-    """The arguments, if they and the results all have the rows in one dimension, and it is not the last of the first.
+    """The arguments ``read``, if they and the results all count the rows in dimension ``dim``; None where they do not.
 
-    ends_last: a row goes to the end of the last dimension.
+    ends_last: a row goes to the end of the first argument's last dimension, which then counts no rows.
     """
     if any(not isinstance(one, fx.Node) or not isinstance(fake(one), Tensor) for one in read):
         return None

@@ -26,7 +26,7 @@ class StepMetadata(DlinferAttentionMetadata):
     The first four fields LMDeploy has itself from 0.18 on; cu_seqlens_q_cpu [B + 1], kv_seqlens_cpu [B].
     adapter_ids: int64 [N], the LoRA adapter of each token, 0 for none; None where the engine has no adapters.
     fresh: bool [B], which of the sequences begin in this step, for layers with states.
-    kept_rows: int64, which of the N hidden states a compiled forward gives; None where all.
+    kept_rows: int64 [K], which of the N hidden states a compiled forward gives; None where all.
     """
 
     max_q_seqlen: int = 1

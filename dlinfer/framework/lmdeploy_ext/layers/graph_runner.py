@@ -180,11 +180,12 @@ class CompiledRunner(GraphRunner):
             metadata.is_decoding = (
                 False  # attention through the cache of one new token, as of any other number
             )
-        taken = None if of_kept_rows is None or metadata.is_decoding else of_kept_rows.taken(kwargs)
-        if of_kept_rows is not None and taken is not None:
-            function, kwargs = of_kept_rows, taken
-            tokens = metadata.kv_start_indices.numel()
-            metadata.kept_rows = kept_rows(metadata, tokens, last_only=self.last_rows_only)
+        if of_kept_rows is not None and not metadata.is_decoding:
+            taken = of_kept_rows.taken(kwargs)
+            if taken is not None:
+                function, kwargs = of_kept_rows, taken
+                tokens = metadata.kv_start_indices.numel()
+                metadata.kept_rows = kept_rows(metadata, tokens, last_only=self.last_rows_only)
         key = _phase(kwargs)
         call = self._calls.get(key)
         if call is not None:

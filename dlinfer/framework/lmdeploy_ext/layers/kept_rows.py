@@ -4,6 +4,7 @@ The choice stands at the graph's end, from where ``dlinfer.graph.passes.chosen_r
 layer's products.
 """
 
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -20,14 +21,14 @@ class ForwardOfKeptRows(nn.Module):
         super().__init__()
         self.model = model
 
-    @classmethod
-    def taken(cls, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+    @staticmethod
+    def taken(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
         """A step's keywords without those that are None, as models pass for images; None where one is not taken here.
 
         A graph knows its inputs by name, and the names are those that models of text have.
         """
         given = {name: value for name, value in inputs.items() if value is not None}
-        return given if given.keys() <= inspect.signature(cls.forward).parameters.keys() else None
+        return given if given.keys() <= _names() else None
 
     def forward(
         self,
@@ -60,7 +61,15 @@ class ForwardOfKeptRows(nn.Module):
         return result.index_select(1, kept)
 
 
+@functools.cache
+def _names() -> frozenset[str]:
+    return frozenset(inspect.signature(ForwardOfKeptRows.forward).parameters)
+
+
 def kept_rows(metadata: Any, tokens: int, *, last_only: bool) -> Tensor:
-    """int64, the places of each sequence's last token among a step's tokens, or of all of them."""
+    """Places among a step's tokens: of each sequence's last one, int64 [sequences], or of all, int64 [tokens].
+
+    metadata: the step's StepMetadata, on whose device the result is.
+    """
     ends = metadata.cu_seqlens_q
     return ends[1:].long() - 1 if last_only else torch.arange(tokens, device=ends.device)

@@ -66,10 +66,10 @@ struct Shape {
 
 // Of each row of a panel.
 struct RowState {
-  float largest[kPanelRows];  // score so far, times log2(e)
+  float largest[kPanelRows];       // score so far, times log2(e)
   float tile_largest[kPanelRows];  // score of this tile, as it stands there
-  float sums[kPanelRows];     // of exponentials
-  float rescale[kPanelRows];  // of what was summed before the last tile
+  float sums[kPanelRows];          // of exponentials
+  float rescale[kPanelRows];       // of what was summed before the last tile
   int32_t begins[kPanelRows], ends[kPanelRows];  // of the keys that it sees
   int32_t positions[kPanelRows];
   float slopes[kPanelRows];
