@@ -13,10 +13,13 @@
 #include <cstdint>
 #include <utility>
 
+#include "attention/ahead.h"
 #include "attention/packing.h"
 
 namespace dlinfer::decode {
 
+using attention::Ahead;
+using attention::kLine;
 using prefill::add_product;
 using prefill::kLog2e;
 using prefill::kNone;
@@ -28,35 +31,9 @@ constexpr int64_t kSpan = 256;                // keys of a piece
 constexpr int64_t kTileKeys = 2 * kLanes;     // that are transposed together
 constexpr int64_t kTileValues = 2 * kLanes;   // numbers of a value that are summed together
 constexpr int kTileHeads = kAccumulators / 2;
-constexpr int64_t kLine = 64;                 // bytes that a processor reads at once
 static_assert(kSpan % kTileKeys == 0);
 
 constexpr int64_t whole_tiles(int64_t count, int64_t tile) { return (count + tile - 1) / tile * tile; }
-
-// Rows that are asked for line by line while others are computed with.
-template <class T>
-class Ahead {
- public:
-  Ahead() = default;
-  // To be done in about so many steps.
-  Ahead(const T* const* rows, int64_t count, int64_t numbers, int64_t steps)
-      : rows_(rows), end_(rows + count), bytes_(numbers * int64_t(sizeof(T))) {
-    const int64_t lines = count * ((bytes_ + kLine - 1) / kLine);
-    lines_ = (lines + steps - 1) / std::max<int64_t>(steps, 1);
-  }
-
-  inline __attribute__((always_inline)) void step() {
-    for (int64_t i = lines_; i > 0 && rows_ != end_; --i) {
-      __builtin_prefetch(reinterpret_cast<const char*>(*rows_) + at_, 0, 2);  // not into the first level
-      at_ += kLine;
-      if (at_ >= bytes_) at_ = 0, ++rows_;
-    }
-  }
-
- private:
-  const T *const *rows_ = nullptr, *const *end_ = nullptr;
-  int64_t bytes_ = 0, lines_ = 0, at_ = 0;
-};
 
 // [words, kTileKeys] of the next kLanes keys, null for zeros.
 template <class T>

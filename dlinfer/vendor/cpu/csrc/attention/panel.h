@@ -1,5 +1,7 @@
 // Some rows of queries against a tile of keys and values: the arithmetic of prefill attention.
 //
+// Both products ask memory, step by step, for the tile that comes next.
+//
 // Everything stands transposed, a row of queries a lane: S^T = K Q^T and O^T = V^T P^T. So the softmax never crosses
 // lanes, sums of O are rescaled where they lie, and P leaves the softmax as the product with V wants it. Keys and
 // values are the operands that are broadcast, for which keys may lie as they do in the cache. Operands are "words" of
@@ -85,6 +87,7 @@ struct Keys {
 struct Seen {
   int64_t begin, end, all_begin, all_end;
   int64_t first() const { return begin / kColumns * kColumns; }
+  int64_t first_tile() const { return begin / kTileKeys * kTileKeys; }
 };
 
 template <bool kPaired, int kRows>  // kRows registers of rows
@@ -93,10 +96,12 @@ struct Panel {
   static constexpr int64_t kWord = kPaired ? 2 : 1;  // keys, or numbers of a key, in a word
 
   // scores[key, row] = key . query, settled, and each row's largest; keys: [keys, words], queries: [words, rows].
+  template <class Ahead>
   static void multiply_keys(const Shape& shape, const float* keys, const float* queries, int64_t words,
-                            const Seen& seen, int64_t tile, RowState& rows, float* scores) {
+                            const Seen& seen, int64_t tile, Ahead& ahead, RowState& rows, float* scores) {
     std::fill_n(rows.tile_largest, kWidth, kNone);
     for (int64_t key = seen.first(); key < seen.end; key += kColumns) {
+      ahead.step();
       Floats sums[kColumns][kRows]{};
       add_products<kColumns>(keys + key * words, words, 1, queries, words, sums);
       float* const to = scores + key * kWidth;
@@ -164,12 +169,14 @@ struct Panel {
   }
 
   // out[number, row] = out * rescale + weights . values; values: [keys / kWord, count] words, count is even.
+  template <class Ahead>
   static void multiply_values(const float* values, int64_t count, const float* weights, const Seen& seen,
-                              const RowState& rows, float* out) {
+                              const RowState& rows, Ahead& ahead, float* out) {
     const int64_t first = seen.first() / kWord, words = (seen.end + kWord - 1) / kWord - first;
     values += first * count, weights += first * kWidth;
     int64_t at = 0;
     for (; at + kColumns <= count; at += kColumns) {
+      ahead.step();
       add_values<kColumns>(values + at, count, weights, words, rows, out + at * kWidth);
     }
     for (; at + 4 <= count; at += 4) add_values<4>(values + at, count, weights, words, rows, out + at * kWidth);

@@ -7,9 +7,10 @@
 // The work is cut into pieces of (sequence, key head, some rows), which threads take one after another as they become
 // free, the largest first. Rows are the queries of all heads that share the key head, query after query, so that a tile
 // of keys and values, once copied, serves them all:
-//   tile   kTileKeys keys and values, copied into the second-level cache as words of the products (packing.h), while
-//          the next are prefetched
-//   panel  kPanelRows rows against a tile: products, softmax in float32, and products again (panel.h)
+//   tile   kTileKeys keys and values, copied into the second-level cache as words of the products (packing.h)
+//   panel  kPanelRows rows against a tile: products, softmax in float32, and products again (panel.h); memory is asked
+//          meanwhile for the rows of the next tile, be it of the piece that the thread takes next: a sequence that
+//          decodes has a handful of rows, and would wait for its keys longer than it computes with them
 // Tiles begin at multiples of their size, and a row's sums are taken in the order of its keys: it has the same bits
 // whatever else is in the batch or in the same call, and with any number of threads.
 //
@@ -29,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/ahead.h"
 #include "attention/arguments.h"
 #include "attention/packing.h"
 #include "attention/panel.h"
@@ -37,6 +39,7 @@
 
 namespace dlinfer::prefill {
 
+using attention::Ahead;
 using attention::MaybeTensor;
 using attention::ScalarType;
 using attention::Tensor;
@@ -124,10 +127,19 @@ class Runner {
     const int64_t most = std::clamp<int64_t>(products / kProductsPerThread, 1, thread_count());
     std::atomic<int64_t> next{0};
     const auto take = [&](int64_t, int64_t) {
-      int64_t i = next.fetch_add(1, std::memory_order_relaxed);
-      if (i >= int64_t(pieces_.size())) return;
+      const int64_t count = pieces_.size();
+      const auto taken = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
+      int64_t i = taken();
+      if (i >= count) return;
       Work work(*this);
-      for (; i < int64_t(pieces_.size()); i = next.fetch_add(1, std::memory_order_relaxed)) work.compute(pieces_[i]);
+      while (i < count) {
+        // Taken before this one is computed, so that memory can be asked for it; not the last, so that threads end
+        // together.
+        const bool early = next.load(std::memory_order_relaxed) + most < count;
+        const int64_t following = early ? taken() : count;
+        work.compute(pieces_[i], early ? &pieces_[following] : nullptr);
+        i = early ? following : taken();
+      }
     };
     parallel_for(0, most, most == 1 ? 2 : 1, take);
   }
@@ -183,12 +195,23 @@ class Runner {
           scores_(scratch_.floats(kTileKeys * kPanelRows)),
           states_(panels_) {}
 
-    void compute(const Piece& piece) {
+    // next: the piece that this thread takes then, or null where that is open.
+    void compute(const Piece& piece, const Piece* next) {
       for (int64_t row = piece.begin; row < piece.end; row += kPanelRows) begin_panel(piece, row);
       const Seen all = of_.seen(piece, piece.begin, piece.end);
-      for (int64_t tile = all.begin / kTileKeys * kTileKeys; tile < all.end; tile += kTileKeys) {
-        copy_tile(piece, tile, std::max(all.begin, tile), std::min(tile + kTileKeys, all.end));
-        fetch_keys(piece, tile + kTileKeys, std::min(tile + 2 * kTileKeys, all.end));
+      const int64_t panels = (piece.end - piece.begin + kPanelRows - 1) / kPanelRows;
+      if (!std::exchange(is_next_found_, false)) find(piece, all, all.first_tile());
+      for (int64_t tile = all.first_tile(); tile < all.end; tile += kTileKeys) {
+        const int64_t blocks = copy_tile();
+        if (tile + kTileKeys < all.end) {
+          find(piece, all, tile + kTileKeys);
+        } else if (next) {
+          const Seen seen = of_.seen(*next, next->begin, next->end);
+          find(*next, seen, seen.first_tile());
+          is_next_found_ = true;
+        }
+        keys_ahead_ = rows_.ahead(rows_.keys, call_.size, panels * blocks);
+        values_ahead_ = rows_.ahead(rows_.values, call_.size_v, panels * std::max<int64_t>(of_.words_v_ / kColumns, 1));
         for (int64_t row = piece.begin; row < piece.end; row += kPanelRows) {
           const int64_t vectors = (std::min(kPanelRows, piece.end - row) + kLanes - 1) / kLanes;
           add_tile(std::make_integer_sequence<int, kVectors>(), vectors, piece, tile, row);
@@ -246,9 +269,21 @@ class Runner {
       std::fill_n(of_panel(sums_, of_.words_v_, piece, row), kPanelRows * of_.words_v_, 0.0f);
     }
 
-    // Calls f(key, where it lies, where its value lies) for keys [begin, end).
-    template <class F>
-    void each_key(const Piece& piece, int64_t begin, int64_t end, F&& f) const {
+    // Where the tile that is copied next has its keys and values; null where it has none.
+    struct TileRows {
+      int64_t begin = 0, end = 0;
+      std::array<const T*, kTileKeys> keys{}, values{};
+
+      Ahead<T> ahead(const std::array<const T*, kTileKeys>& of, int64_t numbers, int64_t steps) const {
+        return Ahead<T>(of.data() + begin, end - begin, numbers, steps);
+      }
+    };
+
+    // Finds the rows of a tile, of which a piece sees some keys, or none.
+    void find(const Piece& piece, const Seen& seen, int64_t tile) {
+      const int64_t begin = std::max(seen.begin, tile), end = std::max(begin, std::min(tile + kTileKeys, seen.end));
+      rows_ = TileRows{begin - tile, end - tile};
+      if (begin == end) return;
       const Sequence& sequence = call_.sequences[piece.sequence];
       const T* const k = of_.k_ + piece.kv_head * call_.k_head;
       const T* const v = of_.v_ + piece.kv_head * call_.v_head;
@@ -257,37 +292,26 @@ class Runner {
       for (int64_t key = begin; key < end; ++column, slot = 0) {
         const int64_t block = sequence.blocks ? sequence.blocks[column] : 0;
         for (; key < end && slot < call_.block_size; ++key, ++slot) {
-          f(key, k + block * call_.k_block + slot * call_.k_slot, v + block * call_.v_block + slot * call_.v_slot);
+          rows_.keys[key - tile] = k + block * call_.k_block + slot * call_.k_slot;
+          rows_.values[key - tile] = v + block * call_.v_block + slot * call_.v_slot;
         }
       }
     }
 
-    // Has the second-level cache fetch keys [begin, end) and their values.
-    void fetch_keys(const Piece& piece, int64_t begin, int64_t end) const {
-      constexpr int64_t kLine = 64 / sizeof(T);
-      each_key(piece, begin, end, [&](int64_t, const T* key, const T* value) {
-        for (int64_t i = 0; i < call_.size; i += kLine) __builtin_prefetch(key + i, 0, 2);
-        for (int64_t i = 0; i < call_.size_v; i += kLine) __builtin_prefetch(value + i, 0, 2);
-      });
-    }
-
-    // Keys [begin, end) and their values, at their places in the tile; zeros beside them, as far as blocks reach.
-    void copy_tile(const Piece& piece, int64_t tile, int64_t begin, int64_t end) {
-      const int64_t first = tile + (begin - tile) / kColumns * kColumns;
-      const int64_t last = tile + (end - tile + kColumns - 1) / kColumns * kColumns;
-      const T* keys[kTileKeys]{};
-      const T* values[kTileKeys]{};
-      each_key(piece, begin, end, [&](int64_t key, const T* numbers, const T* value) {
-        keys[key - tile] = numbers, values[key - tile] = value;
-      });
-      for (int64_t i = first - tile; i < last - tile; ++i) {
+    // Keys and values that were found, at their places in the tile; zeros beside them, as far as blocks reach. Says how
+    // many blocks of kColumns keys they are.
+    int64_t copy_tile() {
+      const int64_t first = rows_.begin / kColumns * kColumns;
+      const int64_t last = (rows_.end + kColumns - 1) / kColumns * kColumns;
+      for (int64_t i = first; i < last; ++i) {
         float* const to = keys_ + i * of_.words_;
-        keys[i] ? pack_key(keys[i], call_.size, to) : void(std::fill_n(to, of_.words_, 0.0f));
+        rows_.keys[i] ? pack_key(rows_.keys[i], call_.size, to) : void(std::fill_n(to, of_.words_, 0.0f));
       }
-      for (int64_t i = first - tile; i < last - tile; i += kWord<T>) {
-        pack_values(values[i], values[i + kWord<T> - 1], call_.size_v, of_.words_v_,
+      for (int64_t i = first; i < last; i += kWord<T>) {
+        pack_values(rows_.values[i], rows_.values[i + kWord<T> - 1], call_.size_v, of_.words_v_,
                     values_ + i / kWord<T> * of_.words_v_);
       }
+      return (last - first) / kColumns;
     }
 
     template <int... I>
@@ -304,9 +328,10 @@ class Runner {
       if (seen.begin >= seen.end) return;
       RowState& rows = state(piece, row);
       const float* const queries = of_panel(queries_, of_.words_, piece, row);
-      OfRows::multiply_keys(call_.shape, keys_, queries, of_.words_, seen, tile, rows, scores_);
+      OfRows::multiply_keys(call_.shape, keys_, queries, of_.words_, seen, tile, keys_ahead_, rows, scores_);
       OfRows::softmax(call_.shape, seen, rows, scores_);
-      OfRows::multiply_values(values_, of_.words_v_, scores_, seen, rows, of_panel(sums_, of_.words_v_, piece, row));
+      OfRows::multiply_values(values_, of_.words_v_, scores_, seen, rows, values_ahead_,
+                              of_panel(sums_, of_.words_v_, piece, row));
     }
 
     void end_panel(const Piece& piece, int64_t row) {
@@ -332,6 +357,9 @@ class Runner {
     Scratch scratch_;
     float *queries_, *sums_, *keys_, *values_, *scores_;
     std::vector<RowState> states_;
+    TileRows rows_;
+    bool is_next_found_ = false;  // whether those are of the next piece's first tile
+    Ahead<T> keys_ahead_, values_ahead_;
   };
 
   const Call& call_;
