@@ -46,6 +46,14 @@ def test_what_is_none_is_left_out():
     assert taken is not None and set(taken) == set(step()) | {"state_ids"}
 
 
+def test_a_language_part_that_takes_embeddings_is_told_of_no_ids():
+    """InternLM2's requires the argument."""
+    model = Model(in_dict=False)
+    given = ForwardOfKeptRows(model)(**step(input_ids=None, inputs_embeds=HIDDEN))
+    assert torch.equal(given, HIDDEN[:, [2, 5]])
+    assert model.names == set(step()) | {"inputs_embeds"}
+
+
 def test_an_input_that_it_does_not_know():
     assert ForwardOfKeptRows.taken(step(images=HIDDEN)) is None
 

@@ -97,7 +97,7 @@ class CompiledRunner(GraphRunner):
     """Runs a model's forward and its logits as compiled graphs.
 
     last_rows_only: of a step that is no decoding, give the hidden states of each sequence's last token alone, in the
-    sequences' order. Not where a model's language part is compiled by itself.
+    sequences' order. Not where the forward has inputs that ForwardOfKeptRows does not take.
     """
 
     last_rows_only = False
@@ -132,6 +132,7 @@ class CompiledRunner(GraphRunner):
         speech = parts.method(found.speech, language, forward)
         if lora.has_adapters(language):
             speech = self._with_adapters(language, speech)
+        of_kept_rows = ForwardOfKeptRows(speech)
         owner, function = parts.vision_function(self.model, found)
         tower = parts.method(found.tower, owner, function)
 
@@ -141,7 +142,7 @@ class CompiledRunner(GraphRunner):
                 model: Any = self.model
                 given["inputs_embeds"] = model.get_input_embeddings()(given["input_ids"])
             given["input_ids"] = None
-            return self._step(speech, found.arrange_speech(self.model, given))
+            return self._step(speech, found.arrange_speech(self.model, given), of_kept_rows)
 
         def compiled_vision(*args: Any, **kwargs: Any) -> Any:
             given = found.arrange(self.model, parts.named(function, args, kwargs))
@@ -170,7 +171,7 @@ class CompiledRunner(GraphRunner):
         self,
         function: Callable[..., Any],
         kwargs: dict[str, Any],
-        of_kept_rows: ForwardOfKeptRows | None = None,
+        of_kept_rows: ForwardOfKeptRows,
     ) -> Any:
         """One forward of what makes hidden states. of_kept_rows: takes function's place where a step has prompts."""
         metadata = kwargs["attn_metadata"]
@@ -180,7 +181,7 @@ class CompiledRunner(GraphRunner):
             metadata.is_decoding = (
                 False  # attention through the cache of one new token, as of any other number
             )
-        if of_kept_rows is not None and not metadata.is_decoding:
+        if not metadata.is_decoding:
             taken = of_kept_rows.taken(kwargs)
             if taken is not None:
                 function, kwargs = of_kept_rows, taken

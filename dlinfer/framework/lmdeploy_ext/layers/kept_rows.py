@@ -6,7 +6,7 @@ layer's products.
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 class ForwardOfKeptRows(nn.Module):
     """Calls a model's forward and keeps the rows of its hidden states that the step's metadata names."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """model: one of LMDeploy's, or what calls its forward."""
+    def __init__(self, model: Callable[..., Any]) -> None:
+        """model: one of LMDeploy's, or what calls its forward, or its language part's."""
         super().__init__()
         self.model = model
 
@@ -43,13 +43,13 @@ class ForwardOfKeptRows(nn.Module):
     ) -> Any:
         """As the model's, with ``attn_metadata.kept_rows`` of its hidden states [1, N, H]."""
         further = {
-            "input_ids": input_ids,
             "inputs_embeds": inputs_embeds,
             "mrope_position_ids": mrope_position_ids,
             "target_hidden_states": target_hidden_states,
             "state_ids": state_ids,
         }
         result = self.model(
+            input_ids=input_ids,  # which some require where they take embeddings
             position_ids=position_ids,
             past_key_values=past_key_values,
             attn_metadata=attn_metadata,
