@@ -136,8 +136,8 @@ class Runner {
         // Taken before this one is computed, so that memory can be asked for it; not the last, so that threads end
         // together.
         const bool early = next.load(std::memory_order_relaxed) + most < count;
-        const int64_t following = early ? taken() : count;
-        work.compute(pieces_[i], early ? &pieces_[following] : nullptr);
+        const int64_t following = early ? taken() : count;  // the end, where others have taken all the rest meanwhile
+        work.compute(pieces_[i], following < count ? &pieces_[following] : nullptr);
         i = early ? following : taken();
       }
     };
