@@ -55,16 +55,14 @@ demo: $(STAMP) ## LMDeploy generates on this CPU; its tokens are compared with H
 doctor: $(STAMP) ## versions, vendors and the table vendor x op
 	@$(PY) -m dlinfer doctor
 
-# Another release of LMDeploy than the installed one, unpacked beside it: LMDEPLOY=0.17.0.
+# Another release of LMDeploy than the installed one, unpacked beside it: LMDEPLOY=0.19.0.
 OTHER := $(if $(LMDEPLOY),build/lmdeploy/$(LMDEPLOY))
-WITH_OTHER := $(if $(LMDEPLOY),PYTHONPATH=$(CURDIR)/$(OTHER):$(CURDIR))
 
-# 0.17's server imports partial_json_parser, which 0.18's does without.
 build/lmdeploy/%: $(STAMP)
-	$(PY) -m pip install --quiet --no-deps --target $@ lmdeploy==$* partial-json-parser
+	$(PY) -m pip install --quiet --no-deps --target $@ lmdeploy==$*
 
 .PHONY: contract
-contract: $(STAMP) $(OTHER) ## does the adaptor fit the installed LMDeploy, and PyPI's LMDEPLOY=0.17.0 where one is named
+contract: $(STAMP) $(OTHER) ## does the adaptor fit the installed LMDeploy, and PyPI's LMDEPLOY=0.19.0 where one is named
 	@$(PY) -m dlinfer contract --device $(or $(DEVICE),cpu)
 	@$(if $(LMDEPLOY),$(PY) -m dlinfer contract --device $(or $(DEVICE),cpu) --source $(OTHER))
 
@@ -102,8 +100,8 @@ graph-models: $(STAMP) ## transformers' architectures in graph mode; goes on whe
 	$(PY) -m tests.graph.matrix.run_models --write-docs $(GRAPH_ARGS)
 
 .PHONY: models
-models: $(STAMP) $(OTHER) ## every model family and class of LMDeploy's on the CPU, LMDEPLOY=0.17.0; goes on where it stopped
-	$(WITH_OTHER) $(PY) -m tests.e2e.run_models $(or $(MODEL_ARGS),--write-docs)
+models: $(STAMP) ## every model family and class of LMDeploy's on the CPU; goes on where it stopped
+	$(PY) -m tests.e2e.run_models $(or $(MODEL_ARGS),--write-docs)
 
 .PHONY: device-models
 device-models: $(STAMP) ## the families on vendors' simulated devices; goes on where it stopped, writes docs/models_on_devices.md

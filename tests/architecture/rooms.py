@@ -54,21 +54,20 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.capture": "errors settings vendor graph.report framework.lmdeploy_ext.errors",
     "dlinfer.framework.lmdeploy_ext.layers": "errors settings utils vendor ops graph.seam graph.report graph.options "
-    "graph.engine graph.direct framework framework.lmdeploy_ext.versions framework.lmdeploy_ext.device "
-    "framework.lmdeploy_ext.vision framework.lmdeploy_ext.capture",
+    "graph.engine graph.direct framework framework.lmdeploy_ext.device framework.lmdeploy_ext.vision "
+    "framework.lmdeploy_ext.capture",
     "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.refusals": "errors framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.conversion",
+    "dlinfer.framework.lmdeploy_ext.refusals": "errors framework framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.layers framework.lmdeploy_ext.conversion",
     "dlinfer.framework.lmdeploy_ext.serving": "errors utils framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.refusals",
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.refusals "
     "framework.lmdeploy_ext.serving framework.lmdeploy_ext.vision framework.lmdeploy_ext.conversion",
     "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.refusals "
-    "framework.lmdeploy_ext",
-    "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals",
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals framework.lmdeploy_ext",
+    "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals",
     "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals framework.lmdeploy_ext.preflight",
     "dlinfer.framework.transformers_ext": "errors settings ops graph.seam graph.ir graph.report graph.options "

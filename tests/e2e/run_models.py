@@ -17,7 +17,6 @@ from rich.console import Console
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.refusals import vision_support
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
-from dlinfer.framework.lmdeploy_ext.versions import has_build_specs
 from examples.tiny_models.build import BUILT
 from examples.tiny_models.families import BRIEF, FAMILIES, REWARD
 from tests.e2e.cell_checks import check
@@ -29,35 +28,18 @@ from tests.framework.lmdeploy_ext.nested import NESTED
 from tests.graph.matrix.ledger import ROOT
 from tests.graph.matrix.progress import progress
 
-_OF_0_18 = ("deepseek_v32", "glm_moe_dsa")
-ON_ENGINES = (
-    ""
-    if has_build_specs()
-    else """
-OpenVINO's graphs are not asked: this LMDeploy keeps keys and values of a layer block by block in one tensor, and the
-engine's attention writes caches that are contiguous. torch writes and reads them there, counted as fallbacks.
-"""
-)
 STATE = ROOT / "build" / "models"
 VERSION = metadata.version("lmdeploy")
-DOCUMENT = ROOT / "docs" / ("models.md" if has_build_specs() else "models_lmdeploy_0_17.md")
-COMMAND = "make models" + f" LMDEPLOY={VERSION}" * (not has_build_specs())
+DOCUMENT = ROOT / "docs" / "models.md"
 
 
 def asked() -> list[Cell]:
-    """One cell of each family in each mode, without further options; and on other engines where the matrix has it.
-
-    Without families that the installed LMDeploy is too old for: the table of classes has the refusal. Before 0.18
-    without OpenVINO, whose graphs leave attention to torch there (``ON_ENGINES``).
-    """
+    """One cell of each family in each mode, without further options; and on other engines where the matrix has it."""
     brief = {(cell.family, cell.mode): cell for cell in brief_cells() if cell.config == "base"}
     plain = [
         cell for cell in cells() if cell.family in FAMILIES and cell.seed == 0 and cell.dtype == "float32"
     ]
-    found = [cell for cell in plain if cell.config == "base"] + list(brief.values())
-    if has_build_specs():
-        return found
-    return [cell for cell in found if cell.family not in _OF_0_18 and not cell.engine]
+    return [cell for cell in plain if cell.config == "base"] + list(brief.values())
 
 
 def run(lab: Lab, cell: Cell) -> list[str]:
@@ -119,7 +101,7 @@ def document(lab: Lab, entries: dict[str, dict[str, Any]]) -> str:
     families, every = "\n".join(rows), "\n".join(classes)
     return f"""# Models
 
-Made by `{COMMAND}`; do not edit. {versions}, unmodified, on device `cpu`.
+Made by `make models`; do not edit. {versions}, unmodified, on device `cpu`.
 
 Each family is a tiny model with random weights. Its prompts (1 to 600 tokens) come in one batch, one after another and
 staggered, and its greedy tokens in float32 have to be those of Hugging Face transformers in a process of its own:
@@ -135,7 +117,7 @@ code and transformers 4 give them; transformers 5 passes over those that it chos
 | family | class | what it exercises | graph | eager | graph (openvino) |
 | --- | --- | --- | --- | --- | --- |
 {families}
-{ON_ENGINES}
+
 [vision.md](vision.md) has models of images, [quantised_weights.md](quantised_weights.md) and
 [quantised.md](quantised.md) those of few bits, [kv_cache.md](kv_cache.md) quantised caches,
 [adapters_and_drafts.md](adapters_and_drafts.md) adapters and speculative decoding.

@@ -1,20 +1,9 @@
-"""Which LMDeploy releases this adaptor was tested with, and what differs between them."""
+"""Which LMDeploy releases this adaptor was tested with."""
 
-import functools
-
-TESTED = (">=0.17.0", "<0.19")
+TESTED = (">=0.18.0", "<0.19")
 
 FAULTY = ",".join(TESTED)
 """The releases known to have the faults that patches correct; a later one may have mended them in its own way."""
-
-FAULTY_SINCE_0_18 = ">=0.18.0.dev0,<0.19"
-"""Faults that came with 0.18."""
-
-BUILD_SPECS = ">=0.18.0.dev0"
-"""Releases that ask a backend for layers by a BuildSpec, and that give layers block caches of their own."""
-
-OP_TYPES = "<0.18.0.dev0"
-"""Releases before: layers by an OpType (``layers/op_types.py``), one kind of block cache for keys and values."""
 
 
 def describe(version: str) -> tuple[bool, str]:
@@ -30,19 +19,3 @@ def contains(wanted: str, version: str) -> bool:
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(wanted).contains(version, prereleases=True)
-
-
-NEEDS = {
-    "layers.linear_attention.step_states": BUILD_SPECS,
-    "layers.sparse_attention.indexer": BUILD_SPECS,
-    "preflight.block_cache_plan": BUILD_SPECS,
-}
-"""Module of ours, in this room -> the releases that it can be imported with; the others never ask for it."""
-
-
-@functools.cache
-def has_build_specs() -> bool:
-    """Whether the installed LMDeploy is of ``BUILD_SPECS``."""
-    from lmdeploy.version import __version__
-
-    return contains(BUILD_SPECS, __version__)

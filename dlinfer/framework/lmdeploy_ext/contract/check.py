@@ -40,7 +40,7 @@ def check(device: str, source: Path | None = None, recorded: Path = records.FOLD
     recorded: the folder of records. Reads files only, for some seconds. Raises FrameworkSourceError.
     """
     tree = Tree(source if source is not None else installed_source())
-    adaptor = _adaptor(tree.version)
+    adaptor = _adaptor()
     record = records.nearest(tree.version, recorded)
     reach = Reach(tree, adaptor, device)
     asked = Asked(tree)
@@ -75,7 +75,7 @@ def check(device: str, source: Path | None = None, recorded: Path = records.FOLD
 def record(source: Path | None = None, folder: Path = records.FOLDER) -> Path:
     """Write down what a source looks like, once a person has read its drifts. Returns the file."""
     tree = Tree(source if source is not None else installed_source())
-    adaptor = _adaptor(tree.version)
+    adaptor = _adaptor()
     asked = Asked(tree)
     return records.Record(
         version=tree.version,
@@ -87,8 +87,8 @@ def record(source: Path | None = None, folder: Path = records.FOLDER) -> Path:
 
 
 @functools.cache
-def _adaptor(version: str) -> Adaptor:
-    return Adaptor(activation.patches().patches, version)
+def _adaptor() -> Adaptor:
+    return Adaptor(activation.patches().patches)
 
 
 def _sorted(drifts: Iterable[Drift]) -> list[Drift]:

@@ -18,7 +18,7 @@ from dlinfer.framework.lmdeploy_ext.contract.signatures import (
     text_of,
 )
 from dlinfer.framework.lmdeploy_ext.contract.source import Found, Function, Module, Tree, dotted
-from dlinfer.framework.lmdeploy_ext.contract.specs import Spec, defaulted, models_of
+from dlinfer.framework.lmdeploy_ext.contract.specs import Spec, models_of
 from dlinfer.framework.lmdeploy_ext.versions import contains
 from dlinfer.framework.patching import Patch
 
@@ -161,7 +161,7 @@ def _has_self(function: Function) -> bool:
 
 def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
     """What we import of LMDeploy, how we call it, the modules of the device view, and the step's context."""
-    from dlinfer.framework.lmdeploy_ext.device.view import COVERED, RELEASES
+    from dlinfer.framework.lmdeploy_ext.device.view import COVERED
 
     for taken in adaptor.takes:
         if not _is_there(tree, taken):
@@ -177,7 +177,7 @@ def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
                 "misbinding", _severity(adaptor, taken), where, used, why, "call it as it is defined now"
             )
     for name, why in COVERED.items():
-        if name not in tree.paths and contains(RELEASES.get(name, ""), tree.version):
+        if name not in tree.paths:
             used = f"the device view covers {name}: {why}"
             step = "find the module that does it now, and cover that (device/view.py)"
             yield Drift(
@@ -302,7 +302,7 @@ def compare_specs(
                 )
     for name in adaptor.own_specs:
         if name in specs:
-            there = {field.rstrip("=") for field in specs[name].fields} | defaulted(tree, name)
+            there = {field.rstrip("=") for field in specs[name].fields}
             for field, where in adaptor.fields_read(name):
                 if field not in there:
                     used, offered = f"{name}.{field}, which we read", f"fields {', '.join(sorted(there))}"

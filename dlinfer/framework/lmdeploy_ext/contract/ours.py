@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 
 import dlinfer
-from dlinfer.framework.lmdeploy_ext import versions
 from dlinfer.framework.lmdeploy_ext.contract.source import Found, Function, Module, Tree, dotted, within
 from dlinfer.framework.patching import Patch
 
@@ -45,16 +44,13 @@ class Extended:
 class Adaptor:
     """Our own source, and the patches that it holds."""
 
-    def __init__(self, patches: tuple[Patch, ...], version: str, package: str = "lmdeploy") -> None:
-        """version: of the framework. Files of ours that are never imported with it are left out."""
+    def __init__(self, patches: tuple[Patch, ...], package: str = "lmdeploy") -> None:
         self.patches, self.package = patches, package
         self.tree = Tree(Path(dlinfer.__file__).parents[1], "dlinfer")
         self.modules = [
             module
             for module in self.tree.holding(package, below=ROOT)
-            if not within(module.name, f"{ROOT}.contract")
-            and not within(module.name, f"{ROOT}.selfcheck")
-            and _meets(module, version)
+            if not within(module.name, f"{ROOT}.contract") and not within(module.name, f"{ROOT}.selfcheck")
         ]
 
     def severity(self, module: Module) -> str:
@@ -94,7 +90,7 @@ class Adaptor:
 
     @cached_property
     def own_specs(self) -> dict[str, tuple[Module, ast.AST]]:
-        """BuildSpec that our backend builds itself -> what builds it. The table has the names of the OpTypes."""
+        """BuildSpec that our backend builds itself -> what builds it. The table leaves that word out."""
         table = self._table("_OURS")
         return {
             f"{key.value}{SPEC}": self._builder(value)
@@ -140,10 +136,6 @@ class Adaptor:
             return module, value
         node = home.names.get(rest[0])
         return home, node if isinstance(node, ast.ClassDef) else home.tree
-
-
-def _meets(module: Module, version: str) -> bool:
-    return versions.contains(versions.NEEDS.get(module.name.removeprefix(f"{ROOT}."), ""), version)
 
 
 def base_of(tree: Tree, extended: Extended) -> Found | None:

@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 from functools import cached_property
 
-from dlinfer.framework.lmdeploy_ext.contract.ours import SPEC, Adaptor
+from dlinfer.framework.lmdeploy_ext.contract.ours import Adaptor
 from dlinfer.framework.lmdeploy_ext.contract.source import Found, Function, Module, Tree, dotted, within
 
 BACKENDS = "lmdeploy.pytorch.backends"
@@ -17,7 +17,7 @@ BACKEND = f"{BACKENDS}.dlinfer.op_backend"
 VENDORS = ("ascend", "maca", "camb")
 """LMDeploy's device types that have a backend of their own upon its dlinfer backend."""
 
-_BUILD = ("build_op", "get_layer_impl_builder")
+_BUILD = "build_op"
 _FOLLOWED = (f"{BACKENDS}.dlinfer", f"{BACKENDS}.default", f"{KERNELS}.dlinfer", f"{KERNELS}.default")
 
 
@@ -32,15 +32,8 @@ def vendor_of(module: str, name: str) -> str:
 
 
 def branches(function: Function) -> Iterator[tuple[str, list[ast.stmt]]]:
-    """(BuildSpec, what builds it) of LMDeploy's ``build_op``: each ``if isinstance(spec, ...)`` of it.
-
-    Before 0.18, of ``get_layer_impl_builder``: each ``if layer_type == OpType.(...)``.
-    """
+    """(BuildSpec, what builds it) of LMDeploy's ``build_op``: each ``if isinstance(spec, ...)`` of it."""
     for node in ast.walk(function):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Compare):
-            owner, _, name = dotted(node.test.comparators[0]).rpartition(".")
-            if owner == "OpType":
-                yield name + SPEC, node.body
         if not isinstance(node, ast.If) or not isinstance(node.test, ast.Call):
             continue
         if dotted(node.test.func) == "isinstance" and len(node.test.args) == 2:
@@ -60,9 +53,9 @@ class Reach:
         """BuildSpec -> the backends of LMDeploy's, from ours upwards, that build it."""
         found: dict[str, list[str]] = {}
         for one in self._chain:
-            for function in filter(None, (self._method(one, name) for name in _BUILD)):
-                for spec, _ in branches(function):
-                    found.setdefault(spec, []).append(getattr(one.node, "name", ""))
+            function = self._method(one, _BUILD)
+            for spec, _ in branches(function) if function is not None else ():
+                found.setdefault(spec, []).append(getattr(one.node, "name", ""))
         return found
 
     @cached_property
@@ -108,7 +101,7 @@ class Reach:
             for node in one.node.body:
                 if not isinstance(node, Function):
                     continue
-                if node.name not in _BUILD:
+                if node.name != _BUILD:
                     yield from self._named(one.module, node)
                     continue
                 for spec, body in branches(node):

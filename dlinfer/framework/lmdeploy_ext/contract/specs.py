@@ -5,9 +5,8 @@ import re
 from dataclasses import dataclass
 
 from dlinfer.framework.lmdeploy_ext.contract.reach import BACKENDS
-from dlinfer.framework.lmdeploy_ext.contract.signatures import fields_of, signature_of
-from dlinfer.framework.lmdeploy_ext.contract.source import Function, Module, Tree, dotted
-from dlinfer.framework.lmdeploy_ext.layers import op_types
+from dlinfer.framework.lmdeploy_ext.contract.signatures import fields_of
+from dlinfer.framework.lmdeploy_ext.contract.source import Module, Tree, dotted
 
 _BASE = "BuildSpec"
 _MODELS = "lmdeploy.pytorch.models"
@@ -27,39 +26,13 @@ class Spec:
 
 def all_specs(tree: Tree) -> dict[str, Spec]:
     """Every BuildSpec of the source by name."""
-    found = _op_types(tree)
+    found = {}
     for module in tree.holding(_BASE, below=BACKENDS):
         for name, node in module.names.items():
             if isinstance(node, ast.ClassDef) and name != _BASE and _is_spec(node):
                 fields = tuple(field + "=" * default for field, default in fields_of(node))
                 found[name] = Spec(name, module, node.lineno, fields)
     return found
-
-
-def _op_types(tree: Tree) -> dict[str, Spec]:
-    """The builders of OpTypes, before LMDeploy 0.18, as the BuildSpecs that ``layers/op_types.py`` makes of them."""
-    if tree.find(f"{BACKENDS}.base", "OpType") is None:
-        return {}
-    found = {}
-    for op_type, place in op_types.BUILDERS.items():
-        module, _, name = place.partition(":")
-        built = tree.find(f"{BACKENDS}.{module}", f"{name}.build")
-        if built is not None and isinstance(built.node, Function):
-            parameters = signature_of(built.node).parameters.values()
-            fields = [
-                op_types.RENAMED.get(one.name, one.name) + "=" * (one.default is not one.empty)
-                for one in parameters
-                if one.kind is not one.VAR_KEYWORD
-            ]
-            found[op_type + _BASE] = Spec(op_type + _BASE, built.module, built.node.lineno, tuple(fields))
-    return found
-
-
-def defaulted(tree: Tree, spec: str) -> set[str]:
-    """Fields that we read of an OpType's builder and that it may have no parameter for."""
-    if tree.find(f"{BACKENDS}.base", "OpType") is None:
-        return set()
-    return set(op_types.DEFAULTS.get(spec.removesuffix(_BASE), {}))
 
 
 def _is_spec(node: ast.ClassDef) -> bool:

@@ -17,13 +17,11 @@ On every device of ours:
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from dlinfer import settings
 from dlinfer.errors import MemoryPlanError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import BUILD_SPECS, OP_TYPES, has_build_specs
 from dlinfer.framework.patching import Patch
 
 logger = logging.getLogger("dlinfer")
@@ -97,11 +95,9 @@ def _useful_blocks(cache_config: Any) -> int | None:
     return max(needed, _SMALLEST)
 
 
-def _of_first_rank(executor: Any, free_mems: list[int], sizes: Any) -> int:
-    """Bytes of one block on the first rank. sizes: LMDeploy's, one a rank; before 0.18 one for all of them."""
-    if has_build_specs():
-        return executor._get_rank_cache_block_sizes(sizes)[0]
-    return executor._get_rank_cache_block_sizes(len(free_mems), sizes)[0]
+def _of_first_rank(executor: Any, sizes: Any) -> int:
+    """Bytes of one block on the first rank. sizes: LMDeploy's, one a rank."""
+    return executor._get_rank_cache_block_sizes(sizes)[0]
 
 
 def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]:
@@ -113,7 +109,7 @@ def _update_num_gpu_blocks(original: Callable[..., None]) -> Callable[..., None]
             original(self, free_mems, cache_block_sizes, spec_cache_config)
             return
         config = self.cache_config
-        block_bytes = _of_first_rank(self, free_mems, cache_block_sizes)
+        block_bytes = _of_first_rank(self, cache_block_sizes)
         free = free_mems[0]
         shared = activation.device().memory().shared
         given = config.num_gpu_blocks
@@ -160,7 +156,7 @@ def _reserve_runtime_mem(original: Callable[..., list[int]]) -> Callable[..., li
         except RuntimeError as cause:
             if not activation.serves(self.device_type) or "No enough gpu memory" not in str(cause):
                 raise
-            block_bytes = _of_first_rank(self, free_mems, cache_block_sizes)
+            block_bytes = _of_first_rank(self, cache_block_sizes)
             asked = (
                 f"cache_max_entry_count={self.cache_config.cache_max_entry_count} leaves no room for the smallest "
                 f"cache beside the buffers of one prefill; that"
@@ -181,23 +177,6 @@ def _too_large(asked: str, blocks: int, block_bytes: int, free: int) -> MemoryPl
     )
 
 
-_BLOCKS = (
-    Patch(
-        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._update_num_gpu_blocks",
-        why="takes a fraction of the whole memory, and an explicit block count without looking whether it fits",
-        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
-        build=_update_num_gpu_blocks,
-        versions=BUILD_SPECS,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._reserve_runtime_mem",
-        why="says 'No enough gpu memory' without a number",
-        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
-        build=_reserve_runtime_mem,
-        versions=BUILD_SPECS,
-    ),
-)
-
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.utils:get_gpu_memory",
@@ -211,9 +190,16 @@ PATCHES = (
         signature="(engine_config)",
         build=_cache_config,
     ),
-    *_BLOCKS,
-    *(
-        replace(patch, versions=OP_TYPES, signature="(self, free_mems, cache_block_size, spec_cache_config)")
-        for patch in _BLOCKS
+    Patch(
+        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._update_num_gpu_blocks",
+        why="takes a fraction of the whole memory, and an explicit block count without looking whether it fits",
+        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
+        build=_update_num_gpu_blocks,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._reserve_runtime_mem",
+        why="says 'No enough gpu memory' without a number",
+        signature="(self, free_mems, cache_block_sizes, spec_cache_config)",
+        build=_reserve_runtime_mem,
     ),
 )

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device.accelerator import Accelerator
-from dlinfer.framework.lmdeploy_ext.versions import BUILD_SPECS, OP_TYPES
 from dlinfer.vendor import Device
 
 _FACTORIES = (
@@ -38,7 +37,6 @@ COVERED = {
     "lmdeploy.pytorch.engine.model_agent.agent": "streams and events; dummy inputs of the warm-up on 'cuda'",
     "lmdeploy.pytorch.engine.model_agent.inputs_maker": "an event for each batch of inputs",
     "lmdeploy.pytorch.engine.executor.mp_executor": "the process of a rank takes its device",
-    "lmdeploy.pytorch.engine.cache_engine": "both of the next two",
     "lmdeploy.pytorch.engine.cache_engine.engine": "the swap stream and its event",
     "lmdeploy.pytorch.engine.cache_engine.layout": "allocates the KV cache on 'cuda'",
     "lmdeploy.pytorch.engine.logits_process": "the current stream and an event for guided decoding",
@@ -54,13 +52,6 @@ COVERED = {
     "lmdeploy.pytorch.spec_decode.proposers.base": "the stream of the draft model's forward",
 }
 """Module -> what it needs the view for."""
-
-RELEASES = {
-    "lmdeploy.pytorch.engine.cache_engine": OP_TYPES,
-    "lmdeploy.pytorch.engine.cache_engine.engine": BUILD_SPECS,
-    "lmdeploy.pytorch.engine.cache_engine.layout": BUILD_SPECS,
-}
-"""Covered module -> the releases that have it, where that is not every one."""
 
 _view: "TorchView | None" = None
 

@@ -23,7 +23,7 @@ from dlinfer.framework.lmdeploy_ext.layers.sparse_attention.attention import Spa
 class StepMetadata(DlinferAttentionMetadata):
     """LMDeploy's metadata of a step's attention, and what other layers need of the step, since models pass it on.
 
-    The first four fields LMDeploy has itself from 0.18 on; cu_seqlens_q_cpu [B + 1], kv_seqlens_cpu [B].
+    The first four fields are LMDeploy's own; cu_seqlens_q_cpu [B + 1], kv_seqlens_cpu [B].
     adapter_ids: int64 [N], the LoRA adapter of each token, 0 for none; None where the engine has no adapters.
     fresh: bool [B], which of the sequences begin in this step, for layers with states.
     kept_rows: int64 [K], which of the N hidden states a compiled forward gives; None where all.

@@ -14,12 +14,13 @@ from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.capture.runner import CaptureRunner
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import attention, lora, op_types, sampling
+from dlinfer.framework.lmdeploy_ext.layers import attention, lora, sampling
 from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
-from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta
+from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta, step_states
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
 from dlinfer.framework.lmdeploy_ext.layers.quantised import awq, eight_bit, four_bit_experts, kv_quantisation
+from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
 from dlinfer.utils import computing
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 from dlinfer.vendor import activate_default
@@ -34,25 +35,11 @@ class EagerRunner(GraphRunner):
         return super().__call__(**kwargs)
 
 
-def _indexer(spec: Any) -> Any:
-    """Imported when a model has one: LMDeploy before 0.18 lacks what it stands upon."""
-    from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
-
-    return indexer.Indexer.from_spec(spec)
-
-
-def _step_states(spec: Any) -> Any:
-    """Imported when it is asked for, likewise."""
-    from dlinfer.framework.lmdeploy_ext.layers.linear_attention import step_states
-
-    return step_states.StepStates()
-
-
 logger = logging.getLogger("dlinfer")
 
 _OURS = {
     "PagedAttention": attention.PagedAttention.from_spec,
-    "NSAIndexFP8": _indexer,
+    "NSAIndexFP8": indexer.Indexer.from_spec,
     "FlashAttention": attention.VarlenAttention.from_spec,
     "LoRA": lora.Lora.from_spec,
     "MultinomialSampling": sampling.SeededMultinomialSampling.from_spec,
@@ -70,11 +57,11 @@ _OURS = {
     "FusedMoEW4A16": four_bit_experts.FusedMoEW4A16.from_spec,
     "FusedMoE": experts.Experts.from_spec,
     "CausalConv1d": lambda spec: gated_delta.Convolution(),
-    "GatedDeltaMeta": _step_states,
+    "GatedDeltaMeta": lambda spec: step_states.StepStates(),
     "GatedDeltaRule": lambda spec: gated_delta.DeltaRule(),
 }
 """Layers that LMDeploy's own dlinfer backend serves wrongly or not at all, by the name of their BuildSpec without that
-word; which is the name of the OpType, before 0.18."""
+word."""
 
 
 class OpsBackend(DlinferOpsBackend):
@@ -98,19 +85,6 @@ class OpsBackend(DlinferOpsBackend):
             if "is not supported by" not in str(cause):
                 raise
             raise refuse(f"a layer of this model ({name})", "use another model") from cause
-
-    @classmethod
-    def get_layer_impl_builder(cls, layer_type: Any) -> Any:
-        """The builder of one OpType, before LMDeploy 0.18. Raises UnsupportedFeatureError as ``build_op`` does."""
-        build = _OURS.get(layer_type.name)
-        if build is not None:
-            return op_types.builder(layer_type.name, build)
-        try:
-            return super().get_layer_impl_builder(layer_type)  # pyright: ignore[reportAttributeAccessIssue]
-        except RuntimeError as cause:
-            if "not supported" not in str(cause):
-                raise
-            raise refuse(f"a layer of this model ({layer_type.name})", "use another model") from cause
 
     @staticmethod
     def get_k_block_shape(

@@ -7,6 +7,7 @@ layers is what an engine will have, and a layer that is refused is refused here.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 
 from dlinfer.framework.lmdeploy_ext.preflight.memory import FLOAT32, Shape, widest
 from dlinfer.framework.lmdeploy_ext.refusals import remote_code
-from dlinfer.framework.lmdeploy_ext.versions import has_build_specs
 
 # What computes a layer -> the ops that it calls. Rotary tables, embeddings and sampling are plain torch.
 _OPS = {
@@ -184,13 +184,11 @@ def _build(folder: Path, engine: Any, trust_remote_code: bool) -> Built:
 
 def _block_bytes(config: Any, cache: Any, module: torch.nn.Module) -> int:
     """Bytes of one block of the cache over all layers, as LMDeploy plans it."""
-    if has_build_specs():
-        from dlinfer.framework.lmdeploy_ext.preflight import block_cache_plan
+    from lmdeploy.pytorch.engine.cache_engine.collector import collect_block_cache_requests
+    from lmdeploy.pytorch.engine.cache_engine.plan import build_block_cache_plan
 
-        return block_cache_plan.block_bytes(config, cache, module)
-    from lmdeploy.pytorch.engine.cache_engine import CacheEngine
-
-    return CacheEngine.get_cache_block_size(cache, config, 1)  # pyright: ignore[reportAttributeAccessIssue]
+    collect = partial(collect_block_cache_requests, module)
+    return build_block_cache_plan(config, cache, 1, request_collector=collect).logical_block_nbytes
 
 
 def kv_blocks(built: Built, free: int) -> tuple[int, int]:
@@ -203,9 +201,7 @@ def kv_blocks(built: Built, free: int) -> tuple[int, int]:
     planner: Any = object.__new__(base.ExecutorBase)
     planner.model_config, planner.cache_config = built.config, built.cache
     planner.device_type = built.engine.device_type
-    name = "_WorkerCachePlanSizes" if has_build_specs() else "_CacheBlockSize"
-    size = getattr(base, name)(built.block_bytes)
-    sizes = [size] if has_build_specs() else size
+    sizes = [base._WorkerCachePlanSizes(built.block_bytes)]
     left = planner._reserve_runtime_mem([free], sizes, None)
     planner._update_num_gpu_blocks(left, sizes, None)
     return built.cache.num_gpu_blocks, built.cache.max_prefill_token_num

@@ -11,7 +11,6 @@ from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.refusals import vision_support
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import quantisation
 from dlinfer.framework.lmdeploy_ext.refusals.speculation import PAIRS
-from dlinfer.framework.lmdeploy_ext.versions import has_build_specs
 
 _DRAFT = "it drafts for speculative decoding, and is no model of its own"
 _DIFFUSION = "it decodes by block diffusion"
@@ -39,10 +38,6 @@ NOT_SERVED = {
 """Architecture -> why it is not served. Vision-language models are told by ``is_vision_language``."""
 
 
-_NEEDS_0_18 = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
-"""Classes whose indexer LMDeploy gives a cache of CUDA's layout alone, before 0.18."""
-
-
 def architectures(config: dict[str, Any]) -> list[str]:
     """The classes that a configuration names: by ``auto_map``, which LMDeploy looks at first, and ``architectures``."""
     mapped = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
@@ -67,8 +62,6 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
             continue
         if name in NOT_SERVED:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
-        if name in _NEEDS_0_18 and not has_build_specs():
-            raise refuse(f"{name} with this LMDeploy", "install LMDeploy 0.18")
     for part, found in quantisation_of(config):
         quantisation.check(names, found, part, is_inside=part is not config)
 

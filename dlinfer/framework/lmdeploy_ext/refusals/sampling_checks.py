@@ -16,8 +16,6 @@ from typing import Any
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers import response_formats
-from dlinfer.framework.lmdeploy_ext.versions import has_build_specs
 from dlinfer.framework.patching import Patch
 
 _INT32 = 2**31 - 1
@@ -96,19 +94,11 @@ def check_generation(config: Any) -> None:
     least, most = config.min_new_tokens, config.max_new_tokens
     if least is not None and most is not None and least > most:
         raise _refuse("min_new_tokens", least, f"at most max_new_tokens={most}")
-    if (
-        getattr(config, "logprob_start_len", -1) >= 0 and config.logprobs is None
-    ):  # LMDeploy has it since 0.18
+    if config.logprob_start_len >= 0 and config.logprobs is None:
         raise _refuse("logprobs", None, "a number of them, since logprob_start_len is given")
     style = config.response_format
     if isinstance(style, dict) and style.get("type") == "regex_schema" and not style.get("regex_schema"):
         raise _refuse("response_format", style, "a pattern under 'regex_schema'")
-    if (
-        isinstance(style, dict)
-        and not has_build_specs()
-        and (reason := response_formats.fault(style)) is not None
-    ):
-        raise _refuse("response_format", style, f"one that LMDeploy can follow; {reason}")
 
 
 def check_sampling(param: Any) -> None:
@@ -196,13 +186,11 @@ def _validate_request(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_request(request: Any, server_context: Any) -> None:
     """Refuse what would fail after the endpoint has opened a session, which it then would not close."""
-    from lmdeploy import GenerationConfig
     from lmdeploy.serve.openai.endpoints.common import build_serving_generation_config
     from lmdeploy.serve.openai.protocol import CompletionRequest
 
-    own: dict[str, Any] = {"logprobs": None}  # the endpoints themselves look at these
-    if hasattr(GenerationConfig, "logprob_start_len"):  # since 0.18
-        own["logprob_start_len"] = -1
+    # The endpoints themselves look at these.
+    own: dict[str, Any] = {"logprobs": None, "logprob_start_len": -1}
     if isinstance(request, CompletionRequest):
         prompts = request.prompt
         if isinstance(prompts, list) and not (prompts and all(isinstance(each, str) for each in prompts)):

@@ -30,9 +30,9 @@ def giving(agent: Any, last_only: bool) -> Iterator[None]:
 def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
     """Whether a step reads no other row. inputs: its ModelInputs. has_all_logits: it gives logits, or a loss of them.
 
-    One that scores its input names the rows of which it wants logits; LMDeploy 0.17 knows no such step.
+    A step that scores its input names the rows of which it wants logits.
     """
-    return not has_all_logits and getattr(inputs, "logits_indices", None) is None
+    return not has_all_logits and inputs.logits_indices is None
 
 
 def _async_model_forward(

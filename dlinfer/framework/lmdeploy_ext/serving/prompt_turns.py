@@ -101,8 +101,8 @@ def _would_decode_in_vain(maker: Any) -> bool:
 
 
 def _has_connector(scheduler: Any) -> bool:
-    """Whether each step carries messages about a store of caches elsewhere; LMDeploy 0.17 has none."""
-    return getattr(scheduler, "has_kv_connector", lambda: False)()
+    """Whether each step carries messages about a store of caches elsewhere."""
+    return scheduler.has_kv_connector()
 
 
 def _is_one_process(executor: Any) -> bool:

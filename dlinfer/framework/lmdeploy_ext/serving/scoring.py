@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY, FAULTY_SINCE_0_18
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 
@@ -106,7 +106,7 @@ PATCHES = (
         "decodes with its neighbours' rows",
         signature="(self, running, inputs)",
         build=_update_running_seqs,
-        versions=FAULTY_SINCE_0_18,
+        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.paging.prefill_scheduler:_PrefillScheduler.schedule",
@@ -114,7 +114,7 @@ PATCHES = (
         "nothing: the others end with token 0 as their text, and the engine's loop with the next step",
         signature="(self, *, waiting, stopped, num_ready, num_running, turn_policy, prealloc_size=0)",
         build=_schedule,
-        versions=FAULTY_SINCE_0_18,
+        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.messages:HistoryLogits.get_logits",

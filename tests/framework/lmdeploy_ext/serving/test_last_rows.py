@@ -41,10 +41,6 @@ def test_a_step_of_next_tokens():
     assert Agent().ask() is True
 
 
-def test_lmdeploy_0_17_knows_no_scoring():
-    assert Agent().ask(SimpleNamespace()) is True
-
-
 @pytest.mark.parametrize(
     "agent, asked",
     [

@@ -35,9 +35,10 @@ class Maker:
     def __init__(self, *, running: int, last: str, waiting: bool = True, chunk: Any = None) -> None:
         self.running_seqs = [decoding() for _ in range(running)]
         self._last_forward_kind = last
-        self.config = SimpleNamespace(max_prefill_token_num=MOST, max_batches=4)  # what 0.17 has too
+        self.config = SimpleNamespace(max_prefill_token_num=MOST, max_batches=4)
         self.scheduler = SimpleNamespace(
             has_waiting=lambda: waiting,
+            has_kv_connector=lambda: False,
             cache_config=SimpleNamespace(block_size=BLOCK, max_prefill_token_num=MOST),
         )
         self.long_context_chunker = SimpleNamespace(

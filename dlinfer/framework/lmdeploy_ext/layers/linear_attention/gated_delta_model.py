@@ -5,7 +5,6 @@ The layers are in ``gated_delta.py``. This file loads before LMDeploy's modules 
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.versions import BUILD_SPECS, OP_TYPES
 from dlinfer.framework.patching import Patch
 
 # --- the model's configuration
@@ -103,74 +101,12 @@ def _split_projections(original: Callable[..., Any]) -> Callable[..., Any]:
     return split_projections
 
 
-# --- before 0.18: no layer of LMDeploy's does all of it
-
-
-def _convolve(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def __call__(
-        self: Any, x: Tensor, weight: Tensor, bias: Tensor | None, conv_state: Tensor, gated_delta_meta: Any
-    ) -> Any:
-        if activation.active() is None:
-            return original(self, x, weight, bias, conv_state, gated_delta_meta)
-        convolution = self.causal_conv1d_fn.__self__
-        out = convolution.forward(x, weight, bias, conv_state, gated_delta_meta, self.activation)
-        return out, conv_state
-
-    return __call__
-
-
-def _apply_rule(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def __call__(
-        self: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        b: Tensor,
-        a: Tensor,
-        dt_bias: Tensor,
-        a_log_exp: Tensor,
-        recurrent_state: Tensor,
-        gated_delta_meta: Any,
-        kv_ratio: int = 1,
-    ) -> Any:
-        inputs, gates = (query, key, value), (b, a, dt_bias, a_log_exp)
-        if activation.active() is None:
-            return original(self, *inputs, *gates, recurrent_state, gated_delta_meta, kv_ratio)
-        normalise = self.use_qk_l2norm_in_kernel
-        out = self.impl.forward(*inputs, *gates, recurrent_state, gated_delta_meta, kv_ratio, normalise)
-        return out, recurrent_state
-
-    return __call__
-
-
-_PARTS = "puts the layer together from kernels for prefill and for decoding, where ours is one op for both"
-
-_META = Patch(
-    target="lmdeploy.pytorch.backends.gated_delta_rule:GatedDeltaMeta.__init__",
-    why="prepares indices for CUDA kernels at each step; ours need the ends, the slots and which sequences begin",
-    signature="(self, num_tokens, conv_kernel_size, state_ids, attn_metadata)",
-    build=_meta_init,
-    versions=BUILD_SPECS,
-)
-
 PATCHES = (
-    _META,
-    replace(_META, target="lmdeploy.pytorch.nn.gated_delta:GatedDeltaMeta.__init__", versions=OP_TYPES),
     Patch(
-        target="lmdeploy.pytorch.nn.gated_delta:CausalConv1dFunc.__call__",
-        why=_PARTS,
-        signature="(self, x, weight, bias, conv_state, gated_delta_meta)",
-        build=_convolve,
-        versions=OP_TYPES,
-    ),
-    Patch(
-        target="lmdeploy.pytorch.nn.gated_delta:GatedDelta.__call__",
-        why=_PARTS,
-        signature="(self, query, key, value, b, a, dt_bias, a_log_exp, recurrent_state, gated_delta_meta, kv_ratio=1)",
-        build=_apply_rule,
-        versions=OP_TYPES,
+        target="lmdeploy.pytorch.backends.gated_delta_rule:GatedDeltaMeta.__init__",
+        why="prepares indices for CUDA kernels at each step; ours need the ends, the slots and which sequences begin",
+        signature="(self, num_tokens, conv_kernel_size, state_ids, attn_metadata)",
+        build=_meta_init,
     ),
     Patch(
         target="lmdeploy.pytorch.configurations.qwen3_next:Qwen3NextModelConfigBuilder.build",

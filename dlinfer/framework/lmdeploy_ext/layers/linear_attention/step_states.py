@@ -1,4 +1,4 @@
-"""What one step's layers of gated linear attention share, as LMDeploy asks for it from 0.18 on."""
+"""What one step's layers of gated linear attention share."""
 
 from typing import Any
 

@@ -5,7 +5,6 @@ This file loads before LMDeploy's modules do, since it patches them. The layer i
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.versions import BUILD_SPECS, OP_TYPES
 from dlinfer.framework.patching import Patch
 
 # LMDeploy's GPT-OSS has these as constants.
@@ -84,16 +82,8 @@ class SigmoidRouter:
 
 def _glm4_moe(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def __init__(
-        self: Any,
-        config: Any,
-        layer_idx: int,
-        dtype: Any = None,
-        device: Any = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        original(self, config, layer_idx, dtype, device, *args, **kwargs)
+    def __init__(self: Any, config: Any, layer_idx: int, dtype: Any = None, device: Any = None) -> None:
+        original(self, config, layer_idx, dtype, device)
         if activation.active() is not None:
             del self.softmax_topk
             self.softmax_topk = SigmoidRouter(self.gate, self.top_k, config.n_group, config.topk_group)
@@ -101,18 +91,12 @@ def _glm4_moe(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-_GLM4 = Patch(
-    target="lmdeploy.pytorch.models.glm4_moe:Glm4MoE.__init__",
-    why="routes by a softmax and reads neither the correction nor the groups, where the model has sigmoids",
-    signature="(self, config, layer_idx, dtype=None, device=None)",
-    build=_glm4_moe,
-    versions=BUILD_SPECS,
-)
-
 PATCHES = (
-    _GLM4,
-    replace(
-        _GLM4, versions=OP_TYPES, signature="(self, config, layer_idx, dtype=None, device=None, is_tp=True)"
+    Patch(
+        target="lmdeploy.pytorch.models.glm4_moe:Glm4MoE.__init__",
+        why="routes by a softmax and reads neither the correction nor the groups, where the model has sigmoids",
+        signature="(self, config, layer_idx, dtype=None, device=None)",
+        build=_glm4_moe,
     ),
     Patch(
         target="lmdeploy.pytorch.models.gpt_oss:GptOssForCausalLM._load_weight_experts",

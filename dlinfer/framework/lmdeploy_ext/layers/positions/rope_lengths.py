@@ -196,9 +196,7 @@ def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
         if is_prefill and lengths is not None:
             for sequence in self.waiting:
                 if lengths.invalidates(sequence):
-                    state = sequence.state
-                    # LMDeploy 0.17 calls it free.
-                    (getattr(state, "release_paging_resources", None) or state.free)()
+                    sequence.state.release_paging_resources()
         return original(self, is_prefill, prealloc_size, allow_long_prefill, prefer_long_prefill)
 
     return schedule

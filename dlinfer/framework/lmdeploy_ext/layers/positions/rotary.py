@@ -215,7 +215,7 @@ class ApplyRotary(DlinferApplyRotaryEmbImpl):
     ) -> tuple[Tensor, Tensor]:
         """query [N, Hq, D], key [N, Hkv, D]; cos, sin [N, d] with d <= D. Returns rotated query and key, [N, H, D]."""
         rotated = cos.shape[-1]
-        if complex_mode:  # in LMDeploy since 0.18
+        if complex_mode:
             return super().forward(query, key, cos, sin, inplace, complex_mode, return_native_layout)
         if rotated == query.shape[-1]:
             return super().forward(query, key, cos, sin, inplace)

@@ -7,7 +7,6 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.versions import has_build_specs
 from dlinfer.vendor import activate_default
 
 _OPS = ("fill_quantised_kv_cache", "quantised_paged_prefill_attention", "quantised_paged_decode_attention")
@@ -31,10 +30,6 @@ def check_engine_config(config: Any) -> None:
     policy, device = config.quant_policy, config.device_type
     if not policy or policy not in list(QuantPolicy):
         return
-    if not has_build_specs():
-        raise refuse(
-            f"quant_policy={int(policy)} with this LMDeploy", "install LMDeploy 0.18, or " + _ADVICE, device
-        )
     from dlinfer.ops.kernels import kernel_authors
     from dlinfer.ops.kv_quantisation import STORED
 

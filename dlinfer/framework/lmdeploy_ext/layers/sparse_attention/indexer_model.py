@@ -6,7 +6,6 @@ them.
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
-from dlinfer.framework.lmdeploy_ext.versions import BUILD_SPECS
 from dlinfer.framework.patching import Patch
 
 # --- the model's configuration
@@ -248,7 +246,7 @@ _CHOSEN = (
     "copies each choice into a buffer that grows, where a graph of every number of tokens hands the tensor on"
 )
 
-_PATCHES = (
+PATCHES = (
     Patch(
         target="lmdeploy.pytorch.configurations.deepseek_v32:DeepseekV32ModelConfigBuilder.build",
         why="demands FlashMLA, of CUDA, and caches latents in bfloat16 whatever the model's dtype is",
@@ -343,6 +341,3 @@ _PATCHES = (
         build=_glm_forward,
     ),
 )
-
-PATCHES = tuple(replace(patch, versions=BUILD_SPECS) for patch in _PATCHES)
-"""Before 0.18 the indexer's cache is of CUDA's layout alone, and these models are refused by name."""
