@@ -107,12 +107,20 @@ def rounded(compiled: ov.CompiledModel, model: ov.Model, precise: Collection[str
 
 
 def _with_marks(model: ov.Model, nodes: Iterable[Node]) -> ov.Model:
+    """The model, written as text and read again with the attribute at some nodes."""
+    # What else was said of a node is no attribute, and gets lost: attention's numbers of heads.
+    said = {one.get_friendly_name(): dict(one.get_rt_info().items()) for one in model.get_ops()}
     for node in nodes:
         node.get_rt_info()[_PRECISE] = ""
     with TemporaryDirectory() as folder:
         text, constants = Path(folder, "model.xml"), Path(folder, "model.bin")
         ov.serialize(model, text, constants)
-        return core().read_model(text.read_bytes(), constants.read_bytes())
+        read = core().read_model(text.read_bytes(), constants.read_bytes())
+    for node in read.get_ops():
+        for key, value in said[node.get_friendly_name()].items():
+            if isinstance(value.value, int):
+                node.get_rt_info()[key] = value.value
+    return read
 
 
 def _is_wide(node: Node) -> bool:
