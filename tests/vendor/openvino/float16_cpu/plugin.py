@@ -5,13 +5,16 @@ the CPU lacks, ``instructions.cpp`` computes. So the plugin decides, converts, a
 have AVX-512 BF16 and AVX-VNNI, which OpenVINO asks for besides.
 """
 
+import atexit
 import ctypes
 import re
+import shutil
 import struct
 import subprocess
 import tempfile
 from pathlib import Path
 
+from dlinfer.graph.known_answers import store
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.openvino.devices import core, has_float16
 
@@ -25,18 +28,19 @@ class NoModelError(RuntimeError):
 
 def pretend() -> None:
     """Make OpenVINO compute in float16 on a CPU that does not. Raises NoModelError where it cannot."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    store.cache_folder = lambda: Path(folder)  # nothing of what such a CPU answers is true of this one
     core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")  # loads the plugin, which fills the record
     for features in [ctypes.c_uint64.from_address(address - _FEATURES) for address in _records()]:
         if features.value & _AVX2:
             features.value |= _FLOAT16
     if not has_float16():
         raise NoModelError("OpenVINO does not take this CPU for one with AVX-512 FP16")
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder, "instructions.so")
-        source = Path(__file__).with_name("instructions.cpp")
-        flags = ["-std=c++20", "-O1", "-shared", "-fPIC"]
-        subprocess.run([*native._compiler(), *flags, str(source), "-o", str(library)], check=True)
-        ctypes.CDLL(str(library)).model_instructions()
+    library, source = Path(folder, "instructions.so"), Path(__file__).with_name("instructions.cpp")
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC"]
+    subprocess.run([*native._compiler(), *flags, str(source), "-o", str(library)], check=True)
+    ctypes.CDLL(str(library)).model_instructions()
 
 
 def _records() -> list[int]:
