@@ -59,7 +59,7 @@ class OpenVINOLowered(Lowered):
         """The model with these weights, compiled for the device."""
         template, options = self.template, self._options
         given = {template.inputs[index]: weight for index, weight in zip(self.held, weights, strict=True)}
-        model, keep = with_weights(template.model, given, options, template.notes)
+        model, keep = with_weights(template.model, given, options, template.notes, template.precision)
         said = properties(options, template.precision, template.cache)
         compiled = self._precise(model, said)
         requests = Requests(compiled, self._dtypes, (keep, template.keep))

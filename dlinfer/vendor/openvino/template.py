@@ -125,7 +125,7 @@ def template_of(function: Function, name: str) -> Template:
     model.validate_nodes_and_infer_types()
     precision, names = _precision(graph), frozenset[str]()
     if precision != "f32":
-        model, names = precise.marked(model)
+        model, names = precise.marked(model, precision)
     places = {node.name: index for index, node in enumerate(placeholders)}
     values = [fake(node) for node in placeholders]
     tensors = [index for index, value in enumerate(values) if isinstance(value, Tensor)]

@@ -17,15 +17,21 @@ from torch import Tensor
 from dlinfer.ops.packing import AWQ
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.options import OpenVINOOptions
-from dlinfer.vendor.openvino.workarounds.constants import part_constants, write_absolutes
+from dlinfer.vendor.openvino.workarounds.constants import part_constants, plainly, write_absolutes
+from dlinfer.vendor.openvino.workarounds.precision import precisely
 
 
 def with_weights(
-    model: ov.Model, weights: Mapping[str, Tensor], options: OpenVINOOptions, notes: list[str]
+    model: ov.Model,
+    weights: Mapping[str, Tensor],
+    options: OpenVINOOptions,
+    notes: list[str],
+    precision: str = "f32",
 ) -> tuple[ov.Model, list[Tensor]]:
     """(a copy of the model with some parameters as constants, the memory that these lie in).
 
-    weights: parameter name -> tensor. The caller keeps the memory as long as what it compiles from the model.
+    weights: parameter name -> tensor. precision: of the model's own types. The caller keeps the memory as long as what
+    it compiles from the model.
     """
     copy = model.clone()
     keep: list[Tensor] = []
@@ -52,8 +58,9 @@ def with_weights(
                 plain = _constant(weight, keep, notes, parameter) if plain is None else plain
                 target.replace_source_output(plain)
         copy.remove_parameter(parameter)
-    write_absolutes(copy)
-    part_constants(copy)
+    write = plainly if precision == "f32" else precisely
+    write_absolutes(copy, write)
+    part_constants(copy, write)
     return copy, keep
 
 

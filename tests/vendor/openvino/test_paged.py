@@ -355,3 +355,24 @@ def test_options_that_caches_do_not_fit(options, complaint):
     assert complaint in (template.misfit(OpenVINOOptions(**options)) or "")
     assert template.misfit(OpenVINOOptions()) is None
     assert CompileOptions().wanted_engine_options == {}
+
+
+def turned(q, k, v, k_cache, v_cache, slots, table, ends, lengths, places):
+    """Attention of queries that are turned by angles of float32."""
+    angles = places[:, None].float() * (torch.arange(1, SIZE + 1) / 64)
+    q = q * angles.cos().to(q.dtype)[:, None]
+    return prefill(q, k, v, k_cache, v_cache, slots, table, ends, lengths), angles.sin()
+
+
+@pytest.mark.skipif(not has_bfloat16(), reason="without it the cache cannot stay in bfloat16")
+def test_float32_beside_attention_in_bfloat16():
+    step = Step([3, 1, 40], [40, 0, 31], torch.bfloat16)
+    places = torch.arange(5000, 5044)
+    angles = places[:, None].float() * (torch.arange(1, SIZE + 1) / 64)
+    compiled, report = lowered(turned, *step.args, places)
+    got, sines = compiled(*step.args, places)
+    torch.testing.assert_close(sines, angles.sin())
+    assert [note for region in report.regions for note in region.notes] == []
+    step.q = step.q * angles.cos().to(step.q.dtype)[:, None]
+    want, _ = step.expected()
+    torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)

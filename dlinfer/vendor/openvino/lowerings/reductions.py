@@ -11,10 +11,12 @@ from openvino import Output
 from dlinfer.graph.seam.symbols import fixed_size, size_range
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.dtypes import SHORT
 from dlinfer.vendor.openvino.lowerings import integers
 from dlinfer.vendor.openvino.lowerings.ordering import sorted_first
 from dlinfer.vendor.openvino.lowerings.shapes import rank
 from dlinfer.vendor.openvino.registry import Build, Call, lowers
+from dlinfer.vendor.openvino.workarounds.precision import kept_wide
 
 aten = torch.ops.aten
 
@@ -199,10 +201,10 @@ for _packet, _root, _with_mean in (
 
 @lowers(aten.cumsum.default)
 def cumsum(b: Builder, x: Output, dim: int, dtype: Any = None) -> Output:
-    kind = integers.computed_in(b.kind)
+    kind = ov.Type.f32 if b.kind in SHORT else integers.computed_in(b.kind)
     if not rank(x):
         return b.cast(x, b.kind)
-    summed = op.cum_sum(b.cast(x, kind), b.scalar(dim % rank(x), ov.Type.i64))
+    summed = kept_wide(op.cum_sum(b.cast(x, kind), b.scalar(dim % rank(x), ov.Type.i64)))
     return b.cast(summed.output(0), b.kind)
 
 

@@ -7,12 +7,13 @@ that is not itself a constant: one by as many places as an input says, which is 
 It also drops an Abs whose operand it believes not to be negative, and it believes that of every converted constant.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import openvino as ov
 import openvino.opset16 as op
-from openvino import Input, Node
+from openvino import Input, Node, Output
 from openvino.passes import ConstantFolding, Manager
 
 NOWHERE = "no places"
@@ -22,7 +23,17 @@ NOWHERE = "no places"
 _APART = ("Constant", "Convolution", "ConvolutionBackpropData", "Gather", "GroupConvolution", "MatMul")
 
 
-def part_constants(model: ov.Model) -> None:
+Write = Callable[..., Output]
+"""Called with a function and values, writes what the function makes of them: ``plainly``, or in a model that computes
+float32 beside 16 bits ``dlinfer.vendor.openvino.workarounds.precision.precisely``."""
+
+
+def plainly(function: Callable[..., Node], *values: Output) -> Output:
+    """What a function writes with values."""
+    return function(*values).output(0)
+
+
+def part_constants(model: ov.Model, write: Write = plainly) -> None:
     """Put what is computed of constants alone apart from what reads it and an input; in place."""
     nowhere = None
     for node, readers in list(_boundaries(model)):
@@ -32,21 +43,24 @@ def part_constants(model: ov.Model) -> None:
             if nowhere is None:
                 nowhere = op.parameter([1], ov.Type.i64, name=NOWHERE)
                 model.add_parameters([nowhere])
-            reader.replace_source_output(_parted(reader, nowhere))
+            reader.replace_source_output(write(_parted, reader.get_source_output(), nowhere.output(0)))
 
 
-def write_absolutes(model: ov.Model) -> None:
+def write_absolutes(model: ov.Model, write: Write = plainly) -> None:
     """Write absolute values of what is computed of constants alone as choices; in place."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Abs" or node.get_name() not in known:
             continue
-        value = node.input_value(0)
-        zero = op.constant(0, value.get_element_type())
-        # Not less than 0: 0 - 0 is 0, where -0.0 would stay. NaN is neither, and stays.
-        chosen = op.select(op.less_equal(value, zero), op.subtract(zero, value), value)
+        chosen = write(_absolute, node.input_value(0))
         for reader in list(node.output(0).get_target_inputs()):
-            reader.replace_source_output(chosen.output(0))
+            reader.replace_source_output(chosen)
+
+
+def _absolute(value: Any) -> Node:
+    zero = op.constant(0, value.get_element_type())
+    # Not less than 0: 0 - 0 is 0, where -0.0 would stay. NaN is neither, and stays.
+    return op.select(op.less_equal(value, zero), op.subtract(zero, value), value)
 
 
 def no_places() -> ov.Tensor:
@@ -90,10 +104,8 @@ def _is_folded(node: Node) -> bool:
     return copy.get_results()[0].input_value(0).get_node().get_type_name() == "Constant"
 
 
-def _parted(reader: Input, nowhere: Node) -> ov.Output:
-    value = reader.get_source_output()
+def _parted(value: Any, nowhere: Any) -> Node:
+    first = op.constant([0], ov.Type.i64)
     if not len(value.get_partial_shape()):
-        first = op.constant([0], ov.Type.i64)
-        rolled = op.roll(op.unsqueeze(value, first), nowhere, first)
-        return op.squeeze(rolled, first).output(0)
-    return op.roll(value, nowhere, op.constant([0], ov.Type.i64)).output(0)
+        return op.squeeze(op.roll(op.unsqueeze(value, first), nowhere, first), first)
+    return op.roll(value, nowhere, first)

@@ -3,13 +3,17 @@
 A node says so by a runtime attribute that the Python API can neither make nor copy; written as text and read again it
 is there. The plugin's own rewriting drops it from some products (a transposed operand, a linear layer with a bias), so
 that what was compiled is asked which precision each node got.
+
+For bfloat16 the plugin changes the precision of nodes. For float16 it converts the model, and rounds where a marked
+node meets an unmarked one: an input, a constant and a result need the mark too.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import openvino as ov
+import openvino.opset16 as op
 import torch
 from openvino import Node, Output
 from torch import fx
@@ -27,14 +31,15 @@ class Precise:
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
-        self._nodes: list[Node] = []
+        self._inside: set[str] = set()
 
     def note(self, node: fx.Node, outputs: Collection[Output]) -> None:
         """Note what an fx node became: ``outputs``, and what is new behind them."""
         tensors = [*tensors_of(node), *(one for given in node.all_input_nodes for one in tensors_of(given))]
-        new = list(self._new(outputs))
-        if any(tensor.dtype is torch.float32 for tensor in tensors):
-            self._nodes += [one for one in new if one.get_type_name() not in ("Constant", "Parameter")]
+        dtypes = {tensor.dtype for tensor in tensors}
+        new = {one.get_name() for one in self._new(outputs)}
+        if torch.float32 not in dtypes and dtypes & {torch.bfloat16, torch.float16}:
+            self._inside |= new
 
     def _new(self, outputs: Collection[Output]) -> Iterator[Node]:
         waiting = [output.get_node() for output in outputs]
@@ -45,15 +50,38 @@ class Precise:
                 yield found
                 waiting += [one.get_source_output().get_node() for one in found.inputs()]
 
-    def marked(self, model: ov.Model) -> tuple[ov.Model, frozenset[str]]:
-        """(the model with its float32 nodes marked, the names of these, but for casts to 16 bits)."""
-        nodes = [one for one in self._nodes if "f32" in _types((*one.inputs(), *one.outputs()))]
-        if not nodes:
+    def marked(self, model: ov.Model, precision: str) -> tuple[ov.Model, frozenset[str]]:
+        """(the model with its float32 nodes marked, the names of these, but for casts to 16 bits).
+
+        precision: in which the rest is computed. float32 inside of an op on 16 bits has numbers that float16 does not
+        hold, such as a sum of squares: there it is marked too. For bfloat16 it is marked where ``kept_wide`` was asked.
+        """
+        nodes = [one for one in model.get_ops() if _is_wide(one)]
+        outside = [one for one in nodes if one.get_name() not in self._inside]
+        inside = [one for one in nodes if one.get_name() in self._inside and "f32" in _types(one.outputs())]
+        chosen = outside + [one for one in inside if precision == "f16" or _PRECISE in one.get_rt_info()]
+        if not chosen:
             return model, frozenset()
-        for node in nodes:
-            node.get_rt_info()[_PRECISE] = ""
-        kept = [one for one in nodes if _types(one.outputs()).isdisjoint(_SHORT)]
-        return _read_again(model), frozenset(one.get_friendly_name() for one in kept)
+        computed = [one for one in outside if one.get_type_name() not in ("Constant", "Parameter", "Result")]
+        kept = [one for one in computed if _types(one.outputs()).isdisjoint(_SHORT)]
+        return _with_marks(model, chosen), frozenset(one.get_friendly_name() for one in kept)
+
+
+def kept_wide(node: Node) -> Node:
+    """A node that is to compute float32 inside of an op on 16 bits, in which its rounding would add up."""
+    node.get_rt_info()[_PRECISE] = ""
+    return node
+
+
+def precisely(function: Callable[..., Node], *values: Output) -> Output:
+    """What a function writes with values, each float32 node of it marked."""
+    stand_ins = [op.parameter(one.get_partial_shape(), one.get_element_type()) for one in values]
+    model = ov.Model([function(*stand_ins)], stand_ins, "precise")  # pyright: ignore[reportGeneralTypeIssues]
+    model = _with_marks(model, [one for one in model.get_ops() if _is_wide(one)])
+    for stand_in, value in zip(model.get_parameters(), values, strict=True):
+        for reader in stand_in.output(0).get_target_inputs():
+            reader.replace_source_output(value)
+    return model.get_results()[0].input_value(0)
 
 
 def rounded(compiled: ov.CompiledModel, model: ov.Model, precise: Collection[str]) -> str | None:
@@ -78,11 +106,25 @@ def rounded(compiled: ov.CompiledModel, model: ov.Model, precise: Collection[str
     return None
 
 
-def _read_again(model: ov.Model) -> ov.Model:
+def _with_marks(model: ov.Model, nodes: Iterable[Node]) -> ov.Model:
+    """The model, written as text and read again with the attribute at some nodes."""
+    # What else was said of a node is no attribute, and gets lost: attention's numbers of heads.
+    said = {one.get_friendly_name(): dict(one.get_rt_info().items()) for one in model.get_ops()}
+    for node in nodes:
+        node.get_rt_info()[_PRECISE] = ""
     with TemporaryDirectory() as folder:
         text, constants = Path(folder, "model.xml"), Path(folder, "model.bin")
         ov.serialize(model, text, constants)
-        return core().read_model(text.read_bytes(), constants.read_bytes())
+        read = core().read_model(text.read_bytes(), constants.read_bytes())
+    for node in read.get_ops():
+        for key, value in said[node.get_friendly_name()].items():
+            if isinstance(value.value, int):
+                node.get_rt_info()[key] = value.value
+    return read
+
+
+def _is_wide(node: Node) -> bool:
+    return "f32" in _types((*node.inputs(), *node.outputs()))
 
 
 def _types(ports: Iterable[ov.Input | Output]) -> set[str]:
