@@ -6,6 +6,11 @@ from typing import Any
 import torch
 
 
+def is_plain(value: torch.Tensor) -> bool:
+    """Whether a tensor has elements that lie by strides: it is not sparse, nested or quantized."""
+    return value.layout is torch.strided and not value.is_quantized and not value.is_nested
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """One tensor that a caller passes.
@@ -23,6 +28,8 @@ class TensorSpec:
         """What is wrong with a value for this input; None when nothing is."""
         if not isinstance(value, torch.Tensor):
             return f"a {type(value).__name__}"
+        if not is_plain(value):
+            return f"a tensor of {value.layout}{', quantized' if value.is_quantized else ''}"
         if value.dtype != self.dtype or value.device != self.device or value.dim() != len(self.sizes):
             return f"{value.dtype} {tuple(value.shape)} on {value.device}"
         for size, wanted in zip(value.shape, self.sizes, strict=True):

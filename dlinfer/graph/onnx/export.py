@@ -21,6 +21,7 @@ from dlinfer.graph.onnx.known_ops import in_known_ops
 from dlinfer.graph.onnx.promotion import promote
 from dlinfer.graph.onnx.translations import STANDARD
 from dlinfer.graph.onnx.translations.writing import written_for
+from dlinfer.graph.onnx.unread import refuse_unread
 from dlinfer.graph.seam.onnx import Registry, UntranslatableError
 
 OPSET = 18
@@ -70,6 +71,7 @@ def export(
     graph, constants = in_known_ops(graph_module, registry)
     promote(graph)
     try:
+        refuse_unread(graph, registry)
         with written_for(device.type):
             model = registry.translate(graph, graph_module._get_name())
     except UntranslatableError as error:

@@ -9,11 +9,19 @@ from torch._ops import OpOverload
 from dlinfer.graph.onnx.translations.writing import Untranslated
 
 _aten = torch.ops.aten
+_BAGS = (
+    _aten.embedding_bag.default,
+    _aten.embedding_bag.padding_idx,
+    _aten._embedding_bag.default,
+    _aten._embedding_bag_forward_only.default,
+)
 
 
 def guards() -> Mapping[OpOverload, Callable[..., None]]:
     """Functions that take an op's arguments and raise Untranslated where the translation would be wrong."""
     return {
+        **dict.fromkeys(_BAGS, _bags),
+        _aten.cross.default: _crossing,
         _aten.avg_pool1d.default: _pooling,
         _aten.avg_pool2d.default: _pooling,
         _aten.avg_pool3d.default: _pooling,
@@ -25,6 +33,17 @@ def guards() -> Mapping[OpOverload, Callable[..., None]]:
     }
 
 
+def _bags(*args: Any, **kwargs: Any) -> None:
+    """It is a loop that reads where offsets and indices say; ONNX Runtime's process ends with SIGSEGV."""
+    raise Untranslated("its offsets are read unchecked")
+
+
+def _crossing(self: Any, other: Any, dim: int | None = None) -> None:
+    """torch takes the first dimension of size 3, the translation the last dimension."""
+    if dim is None:
+        raise Untranslated("a cross product over a dimension that is not named")
+
+
 def _pooling(
     self: Any,
     kernel_size: Sequence[int],
@@ -34,9 +53,7 @@ def _pooling(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> None:
-    """ONNX has no divisor of the caller's, and counts what lies behind the padding where torch does not."""
-    if divisor_override is not None:
-        raise Untranslated("an average with a divisor of its own")
+    """ONNX counts what lies behind the padding where torch does not. It has no divisor (``unread``)."""
     if ceil_mode and count_include_pad:
         raise Untranslated("an average with ceil_mode that counts its padding")
 

@@ -6,6 +6,7 @@ anything. What a vendor's kernel does that does not look is not defined by ONNX.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -27,9 +28,15 @@ _FROM_THE_FRONT: Mapping[str, str] = {
     "aten::scatter": "index",
     "aten::scatter_add": "index",
     "aten::scatter_reduce": "index",
+    "aten::cross_entropy_loss": "target",
+    "aten::nll_loss": "target",
+    "aten::nll_loss2d": "target",
+    "aten::nll_loss_nd": "target",
+    "aten::nll_loss_forward": "target",
+    "aten::nll_loss2d_forward": "target",
     "dlinfer::fused_moe": "topk_ids",
 }
-"""Ops of torch that raise for a negative index -> their parameter."""
+"""Ops of torch that raise for a negative index -> their parameter. Those with ``ignore_index`` take this one too."""
 
 
 def takes_indices(graph: fx.Graph) -> bool:
@@ -39,26 +46,34 @@ def takes_indices(graph: fx.Graph) -> bool:
 
 def refuse_negative(graph: fx.Graph) -> None:
     """Put each negative index behind the end, where torch takes none. Changes ``graph``."""
-    made: dict[fx.Node, fx.Node] = {}
+    made: dict[tuple[fx.Node, Any], fx.Node] = {}
     for node in list(graph.nodes):
         op = overload(node)
         name = _FROM_THE_FRONT.get(op._schema.name) if op is not None else None
         if name is None:
             continue
-        index = arguments(node)[name]
-        if index not in made:
-            made[index] = _behind(graph, index)
-        node.replace_input_with(index, made[index])
+        given = arguments(node)
+        index, ignored = given[name], given.get("ignore_index")
+        if fake(index).is_floating_point():  # probabilities, as cross_entropy_loss takes them too
+            continue
+        if (index, ignored) not in made:
+            made[index, ignored] = _behind(graph, index, ignored)
+        node.replace_input_with(index, made[index, ignored])
 
 
-def _behind(graph: fx.Graph, index: fx.Node) -> fx.Node:
+def _behind(graph: fx.Graph, index: fx.Node, ignored: int | None) -> fx.Node:
     after = index.next
     while after.op == "placeholder":
         after = after.next
-    with graph.inserting_before(after):
-        negative = graph.call_function(_aten.lt.Scalar, (index, 0))
-        result = graph.call_function(_aten.masked_fill.Scalar, (index, negative, BEHIND))
-    with mode_of([fake(index)]):
-        negative.meta["val"] = fake(index) < 0
-        result.meta["val"] = fake(index).masked_fill(fake(negative), BEHIND)
-    return result
+
+    def call(op: Any, *args: Any) -> fx.Node:
+        with graph.inserting_before(after):
+            node = graph.call_function(op, args)
+        with mode_of([fake(index)]):
+            node.meta["val"] = op(*(fake(one) if isinstance(one, fx.Node) else one for one in args))
+        return node
+
+    negative = call(_aten.lt.Scalar, index, 0)
+    if ignored is not None and ignored < 0:
+        negative = call(_aten.logical_and.default, negative, call(_aten.ne.Scalar, index, ignored))
+    return call(_aten.masked_fill.Scalar, index, negative, BEHIND)

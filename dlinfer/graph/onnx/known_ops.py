@@ -22,6 +22,7 @@ from dlinfer.graph.ir.dialect import (
     written_arguments,
 )
 from dlinfer.graph.ir.program import attribute
+from dlinfer.graph.onnx.precision import python_float
 from dlinfer.graph.seam.fake_mode import mode_of, trace_decomposed
 from dlinfer.graph.seam.onnx import Registry
 
@@ -108,6 +109,8 @@ class _Writer:
             if new.op == "get_attr":
                 self._constant(new, attribute(traced, str(new.target)))
             elif new.op == "call_function":
+                if (reason := python_float(new)) is not None:
+                    raise NotExportableError(node=node.name, op=op_name(node), reason=f"decomposed, {reason}")
                 if not self.registry.knows(new.target):
                     reason = f"neither it nor {op_name(new)}, which it is made of, has a translation to ONNX"
                     raise NotExportableError(node=node.name, op=op_name(node), reason=reason)

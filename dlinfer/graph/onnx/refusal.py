@@ -28,6 +28,7 @@ from dlinfer.graph.ir.dialect import (
 )
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.export import OPSET, Table, export
+from dlinfer.graph.onnx.precision import python_float, short_numbers
 from dlinfer.graph.seam.onnx import onnx_type
 from dlinfer.ops.kv_cache import kv_order
 
@@ -79,6 +80,8 @@ class Refusals:
             return self._answers[key]
 
     def _tried(self, node: fx.Node) -> str | None:
+        if (reason := python_float(node)) is not None:
+            return reason
         try:
             alone = _alone(node)
             # A view is asked for too, though ``function_of`` leaves it to torch where nothing is computed.
@@ -87,7 +90,7 @@ class Refusals:
             model = export(graph_module, opset=self._opset, translations=self._translations)
         except (NotAFunctionError, NotExportableError) as error:
             return str(error.fields["reason"])
-        return self._fault(model.to_bytes())
+        return short_numbers(node, model.model) or self._fault(model.to_bytes())
 
 
 def _cache_order(node: fx.Node) -> str:

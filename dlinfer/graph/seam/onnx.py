@@ -6,7 +6,9 @@ its inputs, and refuses ops of others that write. A region is a graph of values 
 so only the table and the translation are used. ``tests/graph/test_what_torch_offers.py`` shows all of this.
 """
 
+import dis
 import functools
+import inspect
 import logging
 import re
 import threading
@@ -53,6 +55,10 @@ class Registry:
                 self._register(op, _guarded(guard, entry.onnx_function))
         for op, function in ours.items():
             self._register(op, function)
+        # What our own leave out is theirs to know.
+        self._unread: dict[str, frozenset[str]] = {
+            op.name(): frozenset() for op in ours if isinstance(op, OpOverload)
+        }
 
     def _register(self, op: Any, function: Callable[..., Any]) -> None:
         from torch.onnx._internal.exporter import _registration
@@ -69,6 +75,15 @@ class Registry:
     def knows(self, target: Any) -> bool:
         """Whether calls of ``target`` have a translation."""
         return any(not entry.is_complex for entry in self._table.get_decomps(target))
+
+    def unread(self, op: OpOverload) -> frozenset[str]:
+        """The parameters of an op that the exporter's own translation of it never reads. Ours read what matters."""
+        name = op.name()
+        if name not in self._unread:
+            entries = [entry for entry in self._table.get_decomps(op) if not entry.is_complex]
+            functions = [_python_function(entry.onnx_function) for entry in entries[:1]]
+            self._unread[name] = frozenset().union(*map(_never_loaded, functions))
+        return self._unread[name]
 
     @functools.cached_property
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
@@ -110,7 +125,27 @@ def _guarded(guard: Callable[..., None], function: Callable[..., Any]) -> Callab
         guard(*args, **kwargs)
         return function(*args, **kwargs)
 
+    called.__wrapped__ = function  # pyright: ignore[reportFunctionMemberAccess]
     return called
+
+
+def _python_function(function: Any) -> Callable[..., Any]:
+    """The Python function of a translation: onnxscript wraps it, as a script or to be traced."""
+    while not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
+        function = next(
+            getattr(function, name) for name in ("__wrapped__", "func", "function") if hasattr(function, name)
+        )
+    return function
+
+
+def _never_loaded(function: Callable[..., Any]) -> set[str]:
+    """The parameters of a function whose code never loads them."""
+    loaded: set[str] = set()
+    for instruction in dis.get_instructions(function):
+        if any(kind in instruction.opname for kind in ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")):
+            value = instruction.argval
+            loaded.update(value if isinstance(value, tuple) else [value])  # one instruction may load two
+    return set(inspect.signature(function).parameters) - loaded
 
 
 def _cause(error: BaseException) -> str:

@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import struct
+import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ _NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+){0,3}\.(json|bin)", re.ASCII)
 _COMMENT = re.compile(rb"dlinfer-artifact ([0-9a-f]{64})")
 _MOST_MEMBERS = 10_000
 _LARGEST_JSON = 1 << 28
+_COARSEST_STEP = 2_000_000_000
+"""Nanoseconds between two times that a file system can tell apart, at most: FAT counts in two seconds."""
 _DATE = (1980, 1, 1, 0, 0, 0)  # equal contents give equal files
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
@@ -109,6 +112,27 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
 # --- reading
 
 
+class OpenFile:
+    """The file that a container is a mapping of, held open. What is written into it shows in the mapping.
+
+    A file that is replaced, as ``written_whole`` does it, stays as it was for those that hold it open.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._seen = self._state()
+        # A file's times are counted in steps of some milliseconds: the next write may have the same one.
+        self.may_change_unseen = time.time_ns() - self._seen[1] < _COARSEST_STEP
+
+    def changed(self) -> bool:
+        """Whether the file was written since it was opened, as far as its size and times tell."""
+        return self._state() != self._seen
+
+    def _state(self) -> tuple[int, int]:
+        found = os.fstat(self._stream.fileno())
+        return found.st_size, found.st_mtime_ns
+
+
 @dataclass
 class Container:
     """An archive that was checked from end to end.
@@ -122,6 +146,26 @@ class Container:
     members: dict[str, memoryview]
     digests: dict[str, str]
     memory: Any = field(repr=False, default=None)
+    file: OpenFile | None = field(repr=False, default=None)
+
+    def check_unchanged(self) -> None:
+        """Raise ArtifactCorruptError where the file's size or time say that it was written into since it was opened."""
+        if self.file is not None and self.file.changed():
+            self._refuse_change()
+
+    def check_contents(self) -> None:
+        """``check_unchanged``, which reads all members again where the file's times may not tell."""
+        self.check_unchanged()
+        if self.file is not None and self.file.may_change_unseen:
+            for name, contents in self.members.items():
+                if hashlib.sha256(contents).hexdigest() != self.digests[name]:
+                    self._refuse_change()
+
+    def _refuse_change(self) -> None:
+        detail = (
+            "the file was written into after it was loaded; load it again, and replace files, as save() does"
+        )
+        raise ArtifactCorruptError(source=self.source, detail=detail)
 
     def json(self, name: Any) -> Any:
         """Return the data of a JSON member. Raises ArtifactCorruptError."""
@@ -139,7 +183,7 @@ def open_container(origin: Path | Buffer, source: str) -> Container:
 
     source: what errors call it. Raises ArtifactNotFoundError and ArtifactCorruptError.
     """
-    memory = _mapped(origin, source) if isinstance(origin, Path) else origin
+    memory, file = _mapped(origin, source) if isinstance(origin, Path) else (origin, None)
     whole = memoryview(memory).cast("B")
     try:
         found = dict(_members(whole))
@@ -159,19 +203,22 @@ def open_container(origin: Path | Buffer, source: str) -> Container:
     for name, said in listed.items():
         _check_member(source, name, found[name], said)
     digests = {name: said["sha256"] for name, said in listed.items()}
-    return Container(source, manifest, found, digests, memory)
+    container = Container(source, manifest, found, digests, memory, file)
+    container.check_unchanged()  # while it was read
+    return container
 
 
 class _BadArchive(Exception):
     """What is wrong with an archive."""
 
 
-def _mapped(path: Path, source: str) -> Any:
+def _mapped(path: Path, source: str) -> tuple[Any, OpenFile]:
     try:
-        with open(path, "rb") as stream:
-            if os.fstat(stream.fileno()).st_size == 0:
-                raise ArtifactCorruptError(source=source, detail="it is empty")
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        stream = open(path, "rb")  # noqa: SIM115 - held as long as the mapping
+        file = OpenFile(stream)
+        if os.fstat(stream.fileno()).st_size == 0:
+            raise ArtifactCorruptError(source=source, detail="it is empty")
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY), file
     except OSError as cause:
         raise ArtifactNotFoundError(source=source, detail=cause.strerror or str(cause)) from cause
 

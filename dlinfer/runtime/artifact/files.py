@@ -138,6 +138,7 @@ class ReadArtifact:
     source: str
     stages: Mapping[str, tuple[ReadStage, ...]]
     tensors: TensorFile
+    container: Container
 
     def layouts(self, stage: ReadStage) -> list[Layout]:
         """How the tensors of a stage lie."""
@@ -196,7 +197,7 @@ def _read(container: Container) -> ReadArtifact:
         stages[stage.entry] = (*stages.get(stage.entry, ()), stage)
     if not stages:
         raise GraphTextError("it has no entry")
-    return ReadArtifact(container.source, stages, tensors)
+    return ReadArtifact(container.source, stages, tensors, container)
 
 
 def _layouts(items: Any) -> list[tuple[Layout, int]]:

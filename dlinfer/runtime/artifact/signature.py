@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError
+from dlinfer.graph.ir.specs import is_plain
 from dlinfer.utils.size_text import Size
 
 Bounds = tuple[int, int | None]
@@ -94,8 +95,10 @@ class Signature:
         symbols: dict[str, int] = {}
         later: list[tuple[Port, Size, int]] = []
         for port, value in zip(self.inputs, values, strict=True):
+            if not _alike(port, value):
+                raise ArtifactInputError(name=port.name, expected=port, given=shown(value))
             given = (value,) if port.number else value.shape
-            if not _alike(port, value) or len(given) != len(port.sizes):
+            if len(given) != len(port.sizes):
                 raise ArtifactInputError(name=port.name, expected=port, given=shown(value))
             for size, want, (low, high) in zip(given, port.sizes, port.bounds, strict=True):
                 if size < low or (high is not None and size > high):
@@ -135,6 +138,7 @@ def _alike(port: Port, value: Any) -> bool:
         return type(value) is int
     return (
         isinstance(value, torch.Tensor)
+        and is_plain(value)
         and value.dtype is port.dtype
         and value.device == port.device
         and (port.strides is not None or value.is_contiguous())
@@ -147,5 +151,8 @@ def shown(value: Any) -> str:
         return (
             repr(value) if isinstance(value, (int, float, str, type(None))) else f"a {type(value).__name__}"
         )
+    if not is_plain(value):
+        kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
+        return f"a {kind} tensor of {value.dtype}"
     layout = "" if value.is_contiguous() else f" with strides {value.stride()}"
     return f"{value.dtype} of sizes {tuple(value.shape)}{layout} on {value.device}"

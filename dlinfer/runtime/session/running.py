@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError, SessionCallError
+from dlinfer.graph.ir.specs import is_plain
 from dlinfer.runtime.artifact.loading import LoadedStage
 from dlinfer.runtime.artifact.signature import Port, shown
 from dlinfer.runtime.artifact.tensor_file import TensorFile
@@ -73,6 +74,8 @@ class Values:
     def __init__(self, running: RunningStage, given: Mapping[str, Any]) -> None:
         """Raises SessionCallError and ArtifactInputError."""
         self.signature = running.signature
+        if not isinstance(given, Mapping):
+            raise ArtifactInputError(name="inputs", expected="a dict of name to value", given=shown(given))
         names = [port.name for port in running.signature.inputs]
         if set(given) != set(names):
             missing = sorted(set(names) - set(given))
@@ -101,6 +104,8 @@ def tensor_of(port: Port, value: Any) -> Any:
         value = array.to(port.device)
         if port.written and value is not array:  # what the graph writes would not reach the array
             raise ArtifactInputError(name=port.name, expected=f"{port}, to be written", given="a numpy array")
+    if not is_plain(value):
+        raise ArtifactInputError(name=port.name, expected=port, given=shown(value))
     if port.strides is None and not value.is_contiguous() and not port.written:
         return value.contiguous()
     return value
@@ -109,7 +114,8 @@ def tensor_of(port: Port, value: Any) -> Any:
 def _from_numpy(port: Port, value: Any) -> torch.Tensor:
     import numpy
 
-    if not isinstance(value, (numpy.ndarray, numpy.generic)):
+    # A masked array would lose its mask.
+    if not isinstance(value, (numpy.ndarray, numpy.generic)) or isinstance(value, numpy.ma.MaskedArray):
         raise ArtifactInputError(name=port.name, expected=port, given=shown(value))
     array = numpy.asarray(value)
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
@@ -120,8 +126,12 @@ def _from_numpy(port: Port, value: Any) -> torch.Tensor:
         array = array.copy()
     try:
         return torch.from_numpy(array)
-    except TypeError as cause:
-        raise ArtifactInputError(name=port.name, expected=port, given=f"an array of {array.dtype}") from cause
+    except (TypeError, ValueError) as cause:  # a dtype that torch lacks, or has in another order of bytes
+        order = (
+            "" if array.dtype.isnative else ", in another order of bytes: pass array.astype(array.dtype.type)"
+        )
+        given = f"an array of {array.dtype}{order}"
+        raise ArtifactInputError(name=port.name, expected=port, given=given) from cause
 
 
 def numpy_of(port: Port, tensor: torch.Tensor) -> Any:
@@ -164,7 +174,7 @@ def _target(port: Port, target: Any) -> torch.Tensor:
     """A caller's tensor, or an array as one."""
     import numpy
 
-    if isinstance(target, torch.Tensor):
+    if isinstance(target, torch.Tensor) and is_plain(target):
         return target
     if not isinstance(target, numpy.ndarray) or not target.flags.writeable:
         raise ArtifactInputError(name=port.name, expected=f"{port}, to be written", given=shown(target))

@@ -107,7 +107,8 @@ class Session(Introspection):
     def setup(self) -> None:
         """Map the weights and lower the graphs; otherwise the first run does it.
 
-        Raises ArtifactCorruptError where a graph is not sound, and what finding and running the engine raises.
+        Raises ArtifactCorruptError where a graph is not sound, or the file was written into after it was loaded, and
+        what finding and running the engine raises.
         """
         with self._setting_up:
             if self._running:
@@ -119,6 +120,7 @@ class Session(Introspection):
                 ]
                 for entry, stages in self._artifact.stages.items()
             }
+            self._artifact.container.check_contents()
             every = [stage for stages in loaded.values() for stage in stages]
             written = frozenset(number for stage in every for number in stage.written)
             weights = Weights(self._tensors, written)

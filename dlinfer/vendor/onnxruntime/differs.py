@@ -48,6 +48,29 @@ def _operands(node: fx.Node) -> list[Tensor]:
     return [value for value in map(fake, node.all_input_nodes) if isinstance(value, Tensor)]
 
 
+def _may_keep_a_size(node: fx.Node) -> bool:
+    """Whether a dimension that is resized by a factor other than 1 may have as many elements as before."""
+    factors = [
+        leaf
+        for name, value in arguments(node).items()
+        if name.startswith("scale")
+        for leaf in pytree.tree_leaves(value)
+    ]
+    (before, *_), after = _operands(node), fake(node)
+    sizes = zip(before.shape[2:], after.shape[2:], factors, strict=False)
+    return any(map(_may_stay, *zip(*sizes, strict=True)))
+
+
+def _may_stay(before: Any, after: Any, factor: Any) -> bool:
+    if factor in (None, 1):
+        return False
+    if not isinstance(factor, (int, float)):
+        return True
+    if isinstance(before, int) and isinstance(after, int):
+        return before == after
+    return 1 < factor < 2  # smaller ones and larger ones change each size
+
+
 class _Rule(NamedTuple):
     """ops: names in aten. reason: what is different. of: of which nodes. when: of which arguments of these."""
 
@@ -96,6 +119,12 @@ _RULES = (
         "amax amin max min aminmax argmax argmin topk clamp clamp_min clamp_max",
         "passes over NaN in float64, which the translations of extremes are not written for",
         _doubles,
+    ),
+    _Rule(
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d"
+        " upsample_trilinear3d",
+        "copies along a dimension whose size stays, where torch takes values between its elements",
+        _may_keep_a_size,
     ),
     _Rule("prod", "goes through floats", _counted),
     _Rule("nansum", "goes through floats", _integers),

@@ -26,7 +26,7 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
 
     name = sessions.ENGINE
     options_type = OrtOptions
-    stored_options: Collection[str] = ("graph_optimization",)
+    stored_options: Collection[str] = ("graph_optimization", "accuracy_level")
     concurrent = True  # a session may run in many threads at once, each with a binding of its own
     smallest = 4  # entering a session costs as much as some of torch's kernels
 

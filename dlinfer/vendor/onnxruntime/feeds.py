@@ -32,10 +32,13 @@ class Feed:
         return value if self.view is None else self.view(value)
 
 
-def fed(graph_module: fx.GraphModule, steady: frozenset[int]) -> tuple[fx.GraphModule, list[Feed]]:
+def fed(
+    graph_module: fx.GraphModule, steady: frozenset[int], accuracy_level: int
+) -> tuple[fx.GraphModule, list[Feed]]:
     """(a copy of the graph that takes what is fed, the feeds of its placeholders in order).
 
     steady: indices of the inputs that are the same tensors at each call and not written; only they are fed as views.
+    accuracy_level: of products with packed weights, as ``OrtOptions`` has it.
     An input that nothing reads is not fed.
     """
     graph = fx.Graph()
@@ -51,7 +54,7 @@ def fed(graph_module: fx.GraphModule, steady: frozenset[int]) -> tuple[fx.GraphM
     inputs = graph.find_nodes(op="placeholder")
     feeds = {node: Feed(index) for index, node in enumerate(inputs)}
     split_experts(graph, {inputs[index] for index in steady})
-    split_packed(graph, {inputs[index] for index in steady})
+    split_packed(graph, {inputs[index] for index in steady}, accuracy_level)
     for index in sorted(steady):
         _feed_views(graph, inputs[index], feeds)
     for node in list(feeds):

@@ -9,6 +9,7 @@ from typing import Any
 from dlinfer.graph.engine_kit.options import EngineOptions, ExpectedError, one_of, option, refuse, whole
 
 CPU = "CPUExecutionProvider"
+_LEVEL = whole(0, "a level of MatMulNBits, 0 to 4", lambda level: level <= 4)
 _THREADS = whole(0, "a number of threads, 0 or more")
 
 
@@ -52,6 +53,8 @@ class OrtOptions(EngineOptions):
     weights: ``shared`` passes them to every run where torch has them; ``constant`` builds them into the session, which
         copies them, may fold and repack them, and is made anew when one changed; empty is ``shared`` where the CPU
         provider is the only one, else ``constant``, since other providers compile weights in.
+    accuracy_level: what products with weights of 4 bits may round their input to, as MatMulNBits numbers it: 0 and 1
+        keep float32, 4 takes 8 bits; 2 (float16) and 3 (bfloat16) are for other providers.
     ep_context: folder of what providers compiled (ONNX Runtime's EP context models), written at the first
         compilation and loaded by later ones; needs a provider that writes it.
     """
@@ -65,6 +68,7 @@ class OrtOptions(EngineOptions):
     inter_op_threads: int = option(0, _THREADS)
     execution_mode: str = option("sequential", one_of("sequential", "parallel"))
     weights: str = option("", one_of("", "shared", "constant"))
+    accuracy_level: int = option(0, _LEVEL)
     ep_context: Path | None = option(None, _folder)
 
     def __post_init__(self) -> None:

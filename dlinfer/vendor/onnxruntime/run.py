@@ -40,7 +40,8 @@ class OrtLowered(Lowered):
         self._options = options
         self._policy = policy
         self._check_empty = EmptyOperands(function.graph_module.graph, shapes)
-        graph_module, self._feeds = fed(function.graph_module, frozenset(function.weights))
+        weights = frozenset(function.weights)
+        graph_module, self._feeds = fed(function.graph_module, weights, options.accuracy_level)
         refuse_negative(graph_module.graph)
         self._doubts = note_doubts(graph_module.graph)
         self._graph = export(graph_module, opset=OPSET, translations=table)

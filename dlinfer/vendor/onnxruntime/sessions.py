@@ -20,6 +20,10 @@ from dlinfer.vendor.onnxruntime.options import CPU, OrtOptions
 ENGINE = "onnxruntime"
 
 
+_WRONG_REWRITES = ["NoopElimination"]
+"""Rewrites of ONNX Runtime that change results: x + 0 is not x where x is -0.0."""
+
+
 class SessionRefusedError(RefusedError):
     """ONNX Runtime does not take a model; its text is the reason."""
 
@@ -137,7 +141,9 @@ def _created(source: bytes | str, settings: Any, options: OrtOptions) -> Any:
     providers = [(name, dict(options.provider_options.get(name, {}))) for name in options.providers]
     try:
         # Its own fallback prints, and takes the CPU provider for another.
-        return onnxruntime.InferenceSession(source, settings, providers=providers, enable_fallback=0)
+        return onnxruntime.InferenceSession(
+            source, settings, providers=providers, enable_fallback=0, disabled_optimizers=_WRONG_REWRITES
+        )
     except (*ort_errors(), RuntimeError, ValueError) as cause:
         raise SessionRefusedError(_first_line(cause)) from cause
 

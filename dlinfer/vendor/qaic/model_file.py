@@ -1,11 +1,12 @@
 """What a Session is asked to open: an ONNX model, or a compiled QPC."""
 
 import glob
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dlinfer.vendor.qaic.errors import QaicModelError
+from dlinfer.vendor.qaic.errors import QaicModelError, QaicOptionError
 
 QPC_NAME = "programqpc.bin"  # what the compiler writes into its folder
 
@@ -21,7 +22,7 @@ class ModelFile:
 def locate(model_path: Any) -> ModelFile:
     """Return the file behind ``model_path``: an .onnx, a .bin, a pattern (``model_qpc/*.bin``) or a folder with a QPC.
 
-    Raises QaicModelError where there is none, or more than one.
+    Its path is absolute. Raises QaicModelError where there is none, or more than one.
     """
     if not isinstance(model_path, (str, Path)) or not str(model_path):
         raise QaicModelError(
@@ -41,7 +42,54 @@ def locate(model_path: Any) -> ModelFile:
             detail=f"its ending {path.suffix!r} is neither .onnx (a model) nor .bin (a compiled QPC)",
             advice="export the model to ONNX, or pass the QPC that the compiler wrote",
         )
-    return ModelFile(path, "onnx" if kind == "onnx" else "qpc")
+    # Absolute, as a later call may find another working directory; links stay, since weights lie beside them.
+    return ModelFile(path.absolute(), "onnx" if kind == "onnx" else "qpc")
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What an .onnx says of itself, without its weights.
+
+    symbols: names of sizes of its inputs. of_any_rank: inputs and outputs without a shape.
+    weights_beside: whether weights lie in files of their own.
+    """
+
+    symbols: frozenset[str]
+    of_any_rank: frozenset[str]
+    weights_beside: bool
+
+
+def facts_of(model: ModelFile) -> GraphFacts | None:
+    """Read them; None for a file that is no model, which a compiler says better, and where onnx is not installed."""
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        return None
+    try:
+        graph = onnx.load(str(model.path), load_external_data=False).graph
+    except (DecodeError, OSError):
+        return None
+    kinds = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
+    inputs = [kinds[value.name] for value in graph.input]
+    return GraphFacts(
+        frozenset(dim.dim_param for kind in inputs for dim in kind.shape.dim if dim.dim_param),
+        frozenset(name for name, kind in kinds.items() if not kind.HasField("shape")),
+        any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in graph.initializer),
+    )
+
+
+def check_symbols(model: ModelFile, options: Mapping[str, Any]) -> None:
+    """Raise QaicOptionError where ``onnx_define_symbol`` names a symbol that no input of the model has."""
+    defined = options.get("onnx_define_symbol")
+    facts = facts_of(model) if defined else None
+    if facts is None:
+        return
+    unknown = sorted(set(defined or ()) - facts.symbols)
+    if unknown:
+        names = ", ".join(sorted(facts.symbols)) or "none"
+        expected = f"symbols of the model's inputs, which are: {names}; {unknown[0]!r} is none of them"
+        raise QaicOptionError(option="onnx_define_symbol", given=defined, expected=expected)
 
 
 def _only_match(pattern: str) -> Path:

@@ -87,7 +87,7 @@ class Session:
 
     def run(self, input_dict: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Output name -> array, for an input name -> numpy array. Raises QaicInputError, QaicRunError."""
-        check_inputs(input_dict, self._inputs)
+        check_inputs(input_dict, self._inputs, self._backend.defaults)
         if self._metrics is None:
             return self._backend.run(input_dict)
         start = time.perf_counter()
@@ -107,7 +107,8 @@ class Session:
         """Return (inferences completed, inferences a second, seconds, batch size), of the inferences alone.
 
         num_inferences: how many to run, 40 where nothing is said. inf_time: or for how many seconds.
-        input_dict: as for ``run``; random where it is left out. Nothing of it enters the metrics.
+        input_dict: as for ``run``; random where it is left out, each size without a number being 1.
+            Nothing of it enters the metrics.
         Raises QaicOptionError where both are given, QaicInputError, QaicRunError.
         """
         if num_inferences is not None and inf_time is not None:
@@ -126,7 +127,7 @@ class Session:
         ):
             raise QaicOptionError(option="inf_time", given=inf_time, expected="seconds above 0")
         if input_dict is not None:
-            check_inputs(input_dict, self._inputs)
+            check_inputs(input_dict, self._inputs, self._backend.defaults)
         count = None if inf_time is not None else num_inferences or NUM_INFERENCES
         return self._backend.benchmark(count, inf_time, input_dict)
 

@@ -1,6 +1,6 @@
 """Inputs and outputs of a model: what they are, whether given arrays fit, and random ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,32 @@ from dlinfer.vendor.qaic.errors import QaicInputError
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Shape and type of an input or output. A size without a number is the name of its symbol, or None."""
+    """Shape and type of an input or output. A size without a number is the name of its symbol, or None.
 
-    shape: tuple[int | str | None, ...]
+    shape: None where the model does not say how many dimensions there are.
+    """
+
+    shape: tuple[int | str | None, ...] | None
     dtype: np.dtype[Any]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether arrays of several sizes fit."""
+        return self.shape is None or not all(isinstance(size, int) for size in self.shape)
 
-class ShapeDict(dict[str, tuple[tuple[int | str | None, ...], np.dtype[Any]]]):
+
+def sizes_of(shape: Sequence[Any]) -> tuple[int | str | None, ...]:
+    """A shape as a model or a package states it. Text without a letter ("?") and -1 name no symbol: each is None."""
+    return tuple(_size(size) for size in shape)
+
+
+def _size(size: Any) -> int | str | None:
+    if isinstance(size, str):
+        return size if any(map(str.isalpha, size)) else None
+    return None if size is None or size < 0 else int(size)
+
+
+class ShapeDict(dict[str, tuple[tuple[int | str | None, ...] | None, np.dtype[Any]]]):
     """name -> (shape, type).
 
     Qualcomm's user guide calls ``session.model_input_shape_dict()``, its samples read
@@ -33,25 +52,33 @@ class ShapeDict(dict[str, tuple[tuple[int | str | None, ...], np.dtype[Any]]]):
         return cls({name: (info.shape, info.dtype) for name, info in infos.items()})
 
 
-def check_inputs(given: Any, infos: Mapping[str, TensorInfo]) -> None:
+def check_inputs(
+    given: Any, infos: Mapping[str, TensorInfo], defaults: Mapping[str, TensorInfo] | None = None
+) -> None:
     """Raise QaicInputError unless ``given`` is a numpy array of the right shape and type for every input.
 
+    defaults: inputs for which the model has a value, so that they may be left out.
     Nothing is converted: a wrong type is the caller's mistake, not a reason for a silent copy.
     """
     if not isinstance(given, Mapping):
         raise QaicInputError(
             name="input_dict", expected="a dict of name to array", given=type(given).__name__
         )
-    if given.keys() != infos.keys():
-        raise QaicInputError(
-            name="input_dict", expected=f"the inputs {sorted(infos)}", given=sorted(map(str, given))
-        )
+    known = {**infos, **(defaults or {})}
+    if not infos.keys() <= given.keys() <= known.keys():
+        expected = f"the inputs {sorted(infos)}"
+        if defaults:
+            expected += f", and of {sorted(defaults)} what is not to keep the model's own value"
+        raise QaicInputError(name="input_dict", expected=expected, given=sorted(map(str, given)))
     sizes: dict[str, int] = {}
-    for name, info in infos.items():
+    for name in given:
+        info = known[name]
         array = given[name]
         if not isinstance(array, np.ndarray):
             raise QaicInputError(name=name, expected="a numpy array", given=f"a {type(array).__name__}")
-        if array.dtype != info.dtype or array.ndim != len(info.shape):
+        if info.shape is None and array.dtype == info.dtype:
+            continue
+        if info.shape is None or array.dtype != info.dtype or array.ndim != len(info.shape):
             raise QaicInputError(name=name, expected=_text(info), given=f"{array.dtype} {array.shape}")
         for size, wanted in zip(array.shape, info.shape, strict=True):
             fixed = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
@@ -61,19 +88,24 @@ def check_inputs(given: Any, infos: Mapping[str, TensorInfo]) -> None:
 
 
 def _text(info: TensorInfo, sizes: Mapping[str, int] | None = None) -> str:
-    text = f"{info.dtype} [{', '.join(str(size) for size in info.shape)}]"
+    if info.shape is None:
+        return f"{info.dtype} of any shape"
+    text = f"{info.dtype} [{', '.join('?' if size is None else str(size) for size in info.shape)}]"
     known = {name: size for name, size in (sizes or {}).items() if name in info.shape}
     return text + (f" with {known}" if known else "")
 
 
 def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
-    """Random arrays for every input, a size without a number being 1.
+    """Random arrays for every input, a size without a number being 1. Raises QaicInputError for one of any shape.
 
     Floats are normal. Integers are 0 or 1, which is a row of any embedding and a value of any mask.
     """
     generator = np.random.default_rng()
     arrays: dict[str, np.ndarray] = {}
     for name, info in infos.items():
+        if info.shape is None:
+            expected = f"{_text(info)}: the model does not say which, so pass run_benchmark(input_dict=...)"
+            raise QaicInputError(name=name, expected=expected, given="nothing")
         shape = tuple(size if isinstance(size, int) else 1 for size in info.shape)
         if np.issubdtype(info.dtype, np.floating):
             arrays[name] = generator.standard_normal(shape).astype(info.dtype)

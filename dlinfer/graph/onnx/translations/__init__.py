@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 Translation = Callable[..., Any]
 
 
-_PARTS = "activation attention extremes index integers kv_cache linear moe norm rotary sizes".split()
+_PARTS = "activation attention conv extremes index integers kv_cache linear moe norm rotary sizes".split()
 
 
 def STANDARD() -> Mapping[OpOverload, Translation]:  # noqa: N802 - a table, made when first asked for

@@ -18,6 +18,7 @@ def table() -> dict[Any, Any]:
         _aten.floor.default: floor,
         _aten.round.default: round_,
         _aten.trunc.default: trunc,
+        _aten.frac.default: frac,
         _aten.div.Tensor_mode: div_mode,
         _aten.div.Scalar_mode: div_mode,
         _aten.floor_divide.default: floor_divide,
@@ -55,9 +56,16 @@ def trunc(self: Any) -> Any:
     return _cut(self)
 
 
+def frac(self: Any) -> Any:
+    """What trunc cuts off."""
+    return opset().Sub(self, trunc(self))
+
+
 def _cut(x: Any) -> Any:
+    """Towards zero, with the sign of x where the result is 0."""
     op = opset()
-    return op.Mul(op.Sign(x), op.Floor(op.Abs(x)))
+    negative = op.Less(x, op.CastLike(op.Constant(value_float=0.0), x))
+    return op.Where(negative, op.Ceil(x), op.Floor(x))
 
 
 def _floored(x: Any, y: Any) -> Any:

@@ -27,12 +27,29 @@ def skip_simplified_layer_norm(x: Any, skip: Any, scale: Any, eps: float) -> tup
 
 
 def mat_mul_n_bits(
-    a: Any, b: Any, scales: Any, zero_points: Any, in_features: int, out_features: int, block: int
+    a: Any,
+    b: Any,
+    scales: Any,
+    zero_points: Any,
+    in_features: int,
+    out_features: int,
+    block: int,
+    accuracy_level: int,
 ) -> Any:
     """a @ b.T of 4 bits, in float32. b: uint8 [out, blocks, block / 2]; scales: float32 [out, blocks]; zero_points:
-    uint8 [out, blocks / 2], rounded up, or None for 8."""
+    uint8 [out, blocks / 2], rounded up, or None for 8. accuracy_level: what a may be rounded to, as
+    ``OrtOptions.accuracy_level``."""
     given = (a, b, scales) if zero_points is None else (a, b, scales, zero_points)
-    return _call("MatMulNBits", given, 1, K=in_features, N=out_features, bits=4, block_size=block)
+    return _call(
+        "MatMulNBits",
+        given,
+        1,
+        K=in_features,
+        N=out_features,
+        bits=4,
+        block_size=block,
+        accuracy_level=accuracy_level,
+    )
 
 
 def _call(name: str, inputs: Sequence[Any], outputs: int, *, domain: str = DOMAIN, **attributes: Any) -> Any:

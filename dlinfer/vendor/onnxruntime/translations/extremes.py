@@ -4,6 +4,7 @@ As torch has it: NaN is larger than all numbers when sorting, and any maximum or
 the first.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from dlinfer.graph.onnx.translations import extremes
-from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, opset, rank, wide
+from dlinfer.graph.onnx.translations.writing import Untranslated, is_type, number, opset, rank, wide
 
 _aten = torch.ops.aten
 
@@ -57,33 +58,38 @@ def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = 
 
 
 def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
-    """Between two tensors; NaN where any of the three is."""
+    """Between two tensors; NaN where any of the three is, and x where a bound equals it: zeros have signs."""
     op = opset()
     made = self
+    if _is_float(self):
+        half = is_type(self, "FLOAT16")  # which ONNX Runtime does not compare
+        for name, bound in (("Less", min), ("Greater", max)):
+            if bound is not None:
+                pair = [op.Cast(one, to=1) if half else one for one in (made, bound)]
+                made = op.Where(getattr(op, name)(*pair), bound, made)
+        for bound in (min, max):
+            if bound is not None and bound.dtype is not None:  # constants made here have none, and are no NaN
+                made = op.Where(op.IsNaN(wide(bound)[0]), bound, made)
+        return made
     for name, bound in (("Max", min), ("Min", max)):
         if bound is not None:
             made = getattr(op, name)(made, bound)
-    if not _is_float(self):
-        return made
-    for one in (self, min, max):
-        if one is not None and one.dtype is not None:  # constants made here have none, and are no NaN
-            made = op.Where(op.IsNaN(wide(one)[0]), one, made)
     return made
 
 
 def clamp_by_numbers(self: Any, min: Any = None, max: Any = None) -> Any:
     """Between two numbers. Clip, without one of them, takes the largest finite number for infinity."""
-    op = opset()
     if not all(bound is None or isinstance(bound, (int, float)) for bound in (min, max)):
         raise Untranslated("a bound that is known at run time only")
     if not _is_float(self) and any(isinstance(bound, float) for bound in (min, max)):
         raise Untranslated("whole numbers between floats")
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in (min, max)):
+        raise Untranslated("a bound that is NaN")
 
     def constant(bound: Any) -> Any:
         if bound is None:
             return None
-        made = op.Constant(value_float=float(bound)) if _is_float(self) else op.Constant(value_int=bound)
-        return op.CastLike(made, self)
+        return number(bound, self)
 
     return clamp(self, constant(min), constant(max))
 
@@ -112,13 +118,13 @@ def _place(name: str, self: Any, dim: int | None = None, keepdim: bool = False) 
     op, x = opset(), self
     if rank(x) == 0:
         return op.Constant(value_int=0)
-    number = op.Cast(x, to=6) if is_type(x, "BOOL") else wide(x)[0]
+    values = op.Cast(x, to=6) if is_type(x, "BOOL") else wide(x)[0]
     if dim is None:
-        number = op.Reshape(number, op.Constant(value_ints=[-1]))
+        values = op.Reshape(values, op.Constant(value_ints=[-1]))
     axis, keep = (0, False) if dim is None else (dim, keepdim)
-    found = getattr(op, name)(number, axis=axis, keepdims=int(keep))
+    found = getattr(op, name)(values, axis=axis, keepdims=int(keep))
     if _is_float(x):
-        none = op.Cast(op.IsNaN(number), to=6)
+        none = op.Cast(op.IsNaN(values), to=6)
         there = op.Cast(op.ReduceMax(none, op.Constant(value_ints=[axis]), keepdims=int(keep)), to=9)
         found = op.Where(there, op.ArgMax(none, axis=axis, keepdims=int(keep)), found)
     if dim is None and keepdim:

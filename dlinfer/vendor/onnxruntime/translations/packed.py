@@ -40,7 +40,7 @@ def refusal(node: fx.Node) -> str | None:
     return None
 
 
-def split_packed(graph: fx.Graph, weights: Collection[fx.Node]) -> None:
+def split_packed(graph: fx.Graph, weights: Collection[fx.Node], accuracy_level: int) -> None:
     """Let layers whose packed weights are among ``weights`` take them as MatMulNBits has them. Changes the graph."""
     for node in graph.find_nodes(op="call_function", target=OP):
         given = arguments(node)
@@ -60,7 +60,7 @@ def split_packed(graph: fx.Graph, weights: Collection[fx.Node]) -> None:
             if offset is not None:
                 half = (features, (blocks + 1) // 2)
                 zeros = _prepared(graph, block_zeros, (offset, block, group, blocks), half, torch.uint8)
-            args = (given["x"], numbers, wide, zeros, given["bias"], size, features, block)
+            args = (given["x"], numbers, wide, zeros, given["bias"], size, features, block, accuracy_level)
             new = graph.call_function(product, args)
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
@@ -121,12 +121,22 @@ PREPARED = frozenset({words, block_scales, block_zeros})
 
 
 def product(
-    x: Any, numbers: Any, scales: Any, zeros: Any, bias: Any, in_features: int, out_features: int, block: int
+    x: Any,
+    numbers: Any,
+    scales: Any,
+    zeros: Any,
+    bias: Any,
+    in_features: int,
+    out_features: int,
+    block: int,
+    accuracy_level: int,
 ) -> Any:
-    """The layer in ONNX, in float32 and rounded once."""
+    """The layer in ONNX, in float32 and rounded once, but for what ``accuracy_level`` rounds x to."""
     op = opset()
     wide = op.Cast(x, to=_FLOAT)
-    result = contrib_ops.mat_mul_n_bits(wide, numbers, scales, zeros, in_features, out_features, block)
+    result = contrib_ops.mat_mul_n_bits(
+        wide, numbers, scales, zeros, in_features, out_features, block, accuracy_level
+    )
     if bias is not None:
         result = op.Add(result, op.Cast(bias, to=_FLOAT))
     return op.CastLike(result, x)

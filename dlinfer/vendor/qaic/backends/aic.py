@@ -11,9 +11,9 @@ from dlinfer.vendor.qaic import sdk
 from dlinfer.vendor.qaic.backends.backend import Arrays, Benchmark
 from dlinfer.vendor.qaic.engine.compiler import compile_model
 from dlinfer.vendor.qaic.errors import QaicRunError
-from dlinfer.vendor.qaic.model_file import ModelFile
+from dlinfer.vendor.qaic.model_file import ModelFile, check_symbols
 from dlinfer.vendor.qaic.options.options import Options
-from dlinfer.vendor.qaic.tensors import TensorInfo
+from dlinfer.vendor.qaic.tensors import TensorInfo, sizes_of
 
 
 class AicBackend:
@@ -34,6 +34,7 @@ class AicBackend:
         self._session: Any = _asked(package.Session, model_path=str(qpc), **keywords)
         self.inputs = _infos(self._session.model_input_shape_dict)
         self.outputs = _infos(self._session.model_output_shape_dict)
+        self.defaults: Mapping[str, TensorInfo] = {}
 
     def _compiled(self, model: ModelFile, options: Options) -> Path:
         compiler = sdk.compiler()
@@ -44,6 +45,7 @@ class AicBackend:
         else:
             self._scratch = tempfile.TemporaryDirectory(prefix="dlinfer-qaic-")
             folder = Path(self._scratch.name)
+        check_symbols(model, options)
         return compile_model(compiler, model.path, folder, compiling)
 
     def settable(self) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def _value(member: Any) -> Any:
 
 def _infos(member: Any) -> dict[str, TensorInfo]:
     return {
-        name: TensorInfo(tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in _value(member).items()
+        name: TensorInfo(sizes_of(shape), np.dtype(dtype)) for name, (shape, dtype) in _value(member).items()
     }
 
 
@@ -102,5 +104,6 @@ def _shaped(value: Any, info: TensorInfo) -> np.ndarray:
     """An output as an array of its shape; samples read the package's outputs by ``numpy.frombuffer`` too."""
     # A copy of a buffer is the caller's to write to, as an array is.
     array = value if isinstance(value, np.ndarray) else np.frombuffer(value, info.dtype).copy()
-    shape = [size for size in info.shape if isinstance(size, int)]
-    return array.reshape(shape) if len(shape) == len(info.shape) else array
+    if info.is_open or info.shape is None:
+        return array
+    return array.reshape([int(size) for size in info.shape if size is not None])

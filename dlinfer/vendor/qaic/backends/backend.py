@@ -16,9 +16,11 @@ class Backend(Protocol):
     """A compiled model. Made with its path and Options; threads may call ``run`` at once.
 
     inputs, outputs: known from creation on, whether the network is loaded or not.
+    defaults: more inputs, of which the model has values itself.
     """
 
     inputs: Mapping[str, TensorInfo]
+    defaults: Mapping[str, TensorInfo]
     outputs: Mapping[str, TensorInfo]
 
     def settable(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import functools
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,16 @@ import numpy as np
 
 from dlinfer.vendor.qaic.backends.backend import Arrays, Benchmark
 from dlinfer.vendor.qaic.backends.workers import run_loops
-from dlinfer.vendor.qaic.errors import QaicCompileError, QaicModelError, QaicRunError, QaicUnavailableError
-from dlinfer.vendor.qaic.model_file import ModelFile
+from dlinfer.vendor.qaic.errors import (
+    QaicCompileError,
+    QaicInputError,
+    QaicModelError,
+    QaicRunError,
+    QaicUnavailableError,
+)
+from dlinfer.vendor.qaic.model_file import ModelFile, check_symbols, facts_of
 from dlinfer.vendor.qaic.options.options import DEFAULTS, Options, without_effect
-from dlinfer.vendor.qaic.tensors import TensorInfo, batch_size, random_inputs
+from dlinfer.vendor.qaic.tensors import TensorInfo, batch_size, random_inputs, sizes_of
 
 DTYPES = {
     "float": "float32",
@@ -48,9 +54,21 @@ class OnnxruntimeBackend:
         self._options = options
         self._lock = threading.Lock()
         self._loaded: Any = None
+        folder = options.get("output_dir")
+        self._output_dir = None if folder is None else Path(folder).absolute()
+        check_symbols(model, options)
         session = self._session()
-        self.inputs = {one.name: _info(one, model) for one in session.get_inputs()}
-        self.outputs = {one.name: _info(one, model) for one in session.get_outputs()}
+        self.inputs = self._infos(session.get_inputs())
+        self.outputs = self._infos(session.get_outputs())
+        self.defaults = self._infos(session.get_overridable_initializers())
+
+    def _infos(self, values: Sequence[Any]) -> dict[str, TensorInfo]:
+        found = {value.name: _info(value, self._model) for value in values}
+        if any(info.shape == () for info in found.values()):  # ONNX Runtime says so of any shape too
+            facts = facts_of(self._model)
+            of_any_rank = facts.of_any_rank if facts is not None else frozenset()
+            found |= {name: TensorInfo(None, found[name].dtype) for name in of_any_rank & found.keys()}
+        return found
 
     def settable(self) -> dict[str, Any]:
         """num_activations, set_size and dev_id."""
@@ -86,6 +104,12 @@ class OnnxruntimeBackend:
             runs = [self._bound(session, arrays) for _ in range(self.settable()["num_activations"])]
             completed, taken = run_loops(runs, count, seconds)
         except Exception as cause:  # as in run
+            if inputs is None and (sizes := _open_sizes(self.inputs)):
+                raise QaicInputError(
+                    name="input_dict",
+                    expected="arrays that the model runs on, or sizes by the option onnx_define_symbol",
+                    given=f"nothing; random arrays with 1 for {sizes} fail: {_first_line(cause)}",
+                ) from cause
             raise _run_error(cause) from cause
         return completed, completed / taken, taken, batch_size(arrays)
 
@@ -144,10 +168,15 @@ class OnnxruntimeBackend:
             options.intra_op_num_threads = min(self._options["aic_num_cores"], len(os.sched_getaffinity(0)))
         for symbol, size in self._options.get("onnx_define_symbol", {}).items():
             options.add_free_dimension_override_by_name(symbol, size)
-        if "output_dir" in self._options:
-            folder = Path(self._options["output_dir"])
-            folder.mkdir(parents=True, exist_ok=True)
-            options.optimized_model_filepath = str(folder / f"{self._model.path.stem}.compiled.onnx")
+        if self._output_dir is not None:
+            self._output_dir.mkdir(parents=True, exist_ok=True)
+            target = self._output_dir / f"{self._model.path.stem}.compiled.onnx"
+            options.optimized_model_filepath = str(target)
+            facts = facts_of(self._model)
+            if facts is not None and facts.weights_beside:
+                # Else the compiled model would name the file beside the model that it was compiled from.
+                name = "session.optimized_model_external_initializers_file_name"
+                options.add_session_config_entry(name, f"{target.name}.weights")
         return options
 
     @contextmanager
@@ -166,6 +195,7 @@ def _convert_to_fp16(source: str, target: str) -> None:
     """Write a copy of a model that computes in fp16; its inputs and outputs keep their types, as on a card."""
     try:
         import onnx
+        import onnx_ir
         from onnxruntime.transformers.float16 import convert_float_to_float16
     except ImportError as cause:
         raise QaicUnavailableError(
@@ -173,7 +203,9 @@ def _convert_to_fp16(source: str, target: str) -> None:
             missing=f"a package cannot be imported ({cause})",
             advice="pip install 'dlinfer[qaic]'",
         ) from cause
-    converted = convert_float_to_float16(onnx.load(source), keep_io_types=True)
+    # Not by onnx.load, which refuses weights behind symbolic links: so a model hub's cache keeps them.
+    model = onnx_ir.external_data.load_to_model(onnx_ir.load(source))
+    converted = convert_float_to_float16(onnx_ir.to_proto(model), keep_io_types=True)
     # The converter also gives fp16 to inner values that stay float32 (a LayerNormalization's mean); ONNX Runtime finds
     # the types of all inner values itself.
     del converted.graph.value_info[:]
@@ -207,7 +239,18 @@ def _info(one: Any, model: ModelFile) -> TensorInfo:
             detail=f"{one.name!r} is a {one.type}, which numpy has no type for",
             advice="export the model with another type for it",
         )
-    return TensorInfo(tuple(one.shape), np.dtype(DTYPES[name]))
+    return TensorInfo(sizes_of(one.shape), np.dtype(DTYPES[name]))
+
+
+def _open_sizes(infos: Mapping[str, TensorInfo]) -> str:
+    """The open sizes of the inputs, for people."""
+    found = {
+        f"{name}[{dim}]" if size is None else size: None
+        for name, info in infos.items()
+        for dim, size in enumerate(info.shape or ())
+        if not isinstance(size, int)
+    }
+    return ", ".join(found)
 
 
 def _run_error(cause: Exception) -> QaicRunError:

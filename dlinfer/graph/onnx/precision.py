@@ -1,0 +1,82 @@
+"""Numbers that a translation makes too short: float32 constants beside float64, and Python floats as float32.
+
+The exporter builds a Python number in float32 where its own types do not say otherwise, and some translations compute
+in float32 whatever they are passed. A float that is computed from sizes has 64 bits in Python, and 32 in a model.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from dlinfer.graph.ir.dialect import fake
+
+_SHORT_BITS = 12
+"""A number with at most so many digits is the same in float32, and no float64 beside it that follows from such numbers
+is rounded to it."""
+
+
+def python_float(node: fx.Node) -> str | None:
+    """Why a node that computes a Python float is refused; None for other nodes."""
+    if node.op == "call_function" and isinstance(fake(node), (float, torch.SymFloat)):
+        return "it computes a Python float, which has 64 bits, and 32 in a model"
+    return None
+
+
+def short_numbers(node: fx.Node, model: Any) -> str | None:
+    """Why a call that deals in float64 is refused: its translation computes with shorter numbers.
+
+    model: the call alone, an ``onnx_ir.Model``. None where the call is as long as torch's.
+    """
+    values = [leaf for one in (node, *node.all_input_nodes) for leaf in pytree.tree_leaves(fake(one))]
+    dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+    if torch.float64 not in dtypes:
+        return None
+    if any(isinstance(value, (float, torch.SymFloat)) for value in values):
+        return "a Python float has 32 bits in a model, which are too short beside float64"
+    constants = list(_constants(model))
+    arguments = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, float)]
+    if (constants and not all(map(_is_short, (*constants, *arguments)))) or (
+        torch.float32 not in dtypes and _narrows(model)
+    ):
+        return "its translation has numbers of float32, which are too short for float64"
+    return None
+
+
+def _is_short(number: float) -> bool:
+    if not math.isfinite(number):
+        return True
+    digits, _ = math.frexp(number)
+    return (digits * 2**_SHORT_BITS).is_integer() and abs(number) < torch.finfo(torch.float32).max
+
+
+def _nodes(model: Any) -> Iterator[Any]:
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def _constants(model: Any) -> Iterator[float]:
+    """Every float32 number that a model's nodes carry: constants, and attributes."""
+    import onnx_ir
+
+    for node in _nodes(model):
+        for attribute in node.attributes.values():
+            if attribute.type is onnx_ir.AttributeType.FLOAT:
+                yield attribute.value
+            elif attribute.type is onnx_ir.AttributeType.FLOATS:
+                yield from attribute.value
+            elif (
+                attribute.type is onnx_ir.AttributeType.TENSOR
+                and attribute.value.dtype is onnx_ir.DataType.FLOAT
+            ):
+                yield from attribute.value.numpy().reshape(-1).tolist()
+
+
+def _narrows(model: Any) -> bool:
+    """Whether a model casts anything to float32."""
+    casts = (node for node in _nodes(model) if node.op_type == "Cast")
+    return any(node.attributes["to"].value == 1 for node in casts)

@@ -1,0 +1,40 @@
+"""Convolutions for which torch.onnx's translation is wrong: of three dimensions without a bias."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dlinfer.graph.onnx.translations.writing import opset, rank
+
+
+def table() -> dict[Any, Any]:
+    """Translations by op."""
+    return {torch.ops.aten.conv3d.default: conv3d}
+
+
+def conv3d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Any:
+    """input [batch, in, D, H, W] or [in, D, H, W]; torch.onnx adds a bias of another shape where there is none."""
+    op = opset()
+    batched = rank(input) == rank(weight)
+    operands = (input if batched else op.Unsqueeze(input, [0]), weight, *(() if bias is None else (bias,)))
+    result = op.Conv(
+        *operands,
+        strides=_three(stride),
+        pads=2 * _three(padding),
+        dilations=_three(dilation),
+        group=groups,
+    )
+    return result if batched else op.Squeeze(result, [0])
+
+
+def _three(sizes: Sequence[int]) -> list[int]:
+    return list(sizes) * 3 if len(sizes) == 1 else list(sizes)
