@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from dlinfer.graph.ir.lazy_bits import is_lazy
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -23,6 +25,8 @@ class TensorSpec:
         """What is wrong with a value for this input; None when nothing is."""
         if not isinstance(value, torch.Tensor):
             return f"a {type(value).__name__}"
+        if is_lazy(value):
+            return "a lazily conjugated or negated one: call resolve_conj() or resolve_neg()"
         if value.dtype != self.dtype or value.device != self.device or value.dim() != len(self.sizes):
             return f"{value.dtype} {tuple(value.shape)} on {value.device}"
         for size, wanted in zip(value.shape, self.sizes, strict=True):

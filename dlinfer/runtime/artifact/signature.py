@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError
+from dlinfer.graph.ir.lazy_bits import is_lazy
 from dlinfer.utils.size_text import Size
 
 Bounds = tuple[int, int | None]
@@ -137,6 +138,7 @@ def _alike(port: Port, value: Any) -> bool:
         isinstance(value, torch.Tensor)
         and value.dtype is port.dtype
         and value.device == port.device
+        and not is_lazy(value)
         and (port.strides is not None or value.is_contiguous())
     )
 
@@ -148,4 +150,5 @@ def shown(value: Any) -> str:
             repr(value) if isinstance(value, (int, float, str, type(None))) else f"a {type(value).__name__}"
         )
     layout = "" if value.is_contiguous() else f" with strides {value.stride()}"
+    layout += ", lazily conjugated or negated," if is_lazy(value) else ""
     return f"{value.dtype} of sizes {tuple(value.shape)}{layout} on {value.device}"
