@@ -237,12 +237,3 @@ def test_a_tensor_of_numbers_that_change(function, monkeypatch):
             given = torch.randn(rows, 5)
             torch.testing.assert_close(run(given), function(given))
     assert len(report.reports()) == 2
-
-
-def test_a_result_that_has_no_place_in_a_graph_is_a_capture_error():
-    def asked(x):
-        return x.to(torch.ops.aten.promote_types.default(x.dtype, torch.float64))
-
-    mode = fake_mode.fresh_mode()
-    with pytest.raises(CaptureError, match="promote_types gives what has no place in a graph"):
-        trace(asked, [mode.from_tensor(torch.ones(3))], mode)
