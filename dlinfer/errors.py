@@ -344,6 +344,13 @@ class KVLayoutChangedError(DlinferError, RuntimeError):
     next_step = "compile again, or make the former vendor active with dlinfer.vendor.use."
 
 
+class TorchStateChangedError(DlinferError, RuntimeError):
+    """A compiled graph is called while torch's settings for the process are others than those it was compiled for."""
+
+    message = "the graph was compiled with {what} {compiled_for}; it is {given} now, which changes results."
+    next_step = "set it as it was, or compile or load the graph again as it is now."
+
+
 class InferenceOnlyError(DlinferError, RuntimeError):
     """Gradients are recorded where a graph is compiled, or where an optimized module is called."""
 
@@ -405,9 +412,7 @@ class ArtifactInputError(DlinferError, ValueError):
     """A compiled artifact was called with an input that it was not made for."""
 
     message = "input {name!r} does not fit the artifact: expected {expected}, given {given}."
-    next_step = (
-        "pass what it was compiled for, or compile again with dynamic_shapes for the sizes that change."
-    )
+    next_step = "pass what it was compiled for, or compile again with dynamic_shapes for sizes that change."
 
 
 # --- artifacts

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError
 from dlinfer.graph import observe
@@ -12,6 +13,7 @@ from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.engine import check_options, find_engine
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import STATIC
+from dlinfer.graph.ir.lazy_bits import lazy_inputs, refuse_shared, with_resolved
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import lower, timed
 from dlinfer.graph.options import CompileOptions
@@ -68,26 +70,34 @@ def compile_graph(
     report.cause = dynamo.recompilation_cause() or "first call"
     mode = dynamo.dynamo_fake_mode()
     assert mode is not None, "Dynamo calls its backends inside a tracing context"
+    lazy = lazy_inputs(example_inputs)
     try:
         with timed(report, "capture"):
-            captured = capture(graph_module, dynamo.fakes_of_inputs(mode, example_inputs), mode)
+            fakes = with_resolved(dynamo.fakes_of_inputs(mode, example_inputs), lazy)
+            captured = capture(graph_module, fakes, mode)
+            if lazy:
+                refuse_shared(captured.graph_module.graph, lazy)
     except CaptureError as error:
         report.refused = str(error)
         raise
     report.variant = _unit_sizes(captured.graph_module)
     program = lower(captured, engine, options, report)
+    program.resolved = lazy
     observe.finished(report, captured, program)
     return program, report
 
 
 def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
-    turns_on = (torch._C._set_grad_enabled, (True,))
-    inside = any((node.target, node.args) == turns_on for node in graph_module.graph.nodes)
-    if not torch.is_grad_enabled() and not inside:
-        return
-    for node, value in zip(graph_module.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            raise InferenceOnlyError(what=node.name)
+    """Raises InferenceOnlyError where a result would have a gradient: Dynamo's fakes know, for it follows the model's
+    own ``no_grad`` and ``inference_mode``."""
+    for node in graph_module.graph.nodes:
+        results = tree_leaves(node.meta.get("example_value")) if node.op != "placeholder" else ()
+        if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
+            inputs = zip(graph_module.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
+            recorded = (
+                one.name for one, value in inputs if isinstance(value, torch.Tensor) and value.requires_grad
+            )
+            raise InferenceOnlyError(what=next(recorded, node.name))
 
 
 def _values(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[Any]:

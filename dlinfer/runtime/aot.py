@@ -13,12 +13,14 @@ from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.export import Exported, from_one_on, input_names, read_export
 from dlinfer.graph.direct.inputs import Assumption, root
 from dlinfer.graph.engine import check_options, find_engine
+from dlinfer.graph.ir.lazy_bits import resolved
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.lowering.lower import improve, place, timed
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport, record
 from dlinfer.graph.seam.guards import conditions
 from dlinfer.graph.seam.symbols import symbol_ranges
+from dlinfer.graph.seam.thread_state import is_autocast_enabled, run_plain
 from dlinfer.runtime.artifact.artifact import Artifact
 from dlinfer.runtime.artifact.stored import keep
 
@@ -46,6 +48,23 @@ def compile(
     1 that was asked for, CompileOptionError, EngineUnavailableError and, under the fallback policy ``error``,
     GraphFallbackError.
     """
+    if is_autocast_enabled() and not isinstance(module, ExportedProgram):
+        raise CaptureError(
+            reason="autocast is on around the compilation, and torch.export leaves its casts out: enter autocast in "
+            "the module's forward, or compile outside of it",
+            line=type(module).__name__,
+        )
+    return run_plain(_compile, (module, args, kwargs, dynamic_shapes, engine, options))
+
+
+def _compile(
+    module: torch.nn.Module | ExportedProgram,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    engine: str | None,
+    options: Mapping[str, Any] | CompileOptions | None,
+) -> Artifact:
     chosen = CompileOptions.of(options)
     if engine is not None:
         chosen = replace(chosen, engine=engine)
@@ -81,8 +100,7 @@ def _export(
     args, kwargs = _each_an_object(module, (args, dict(kwargs or {})))
     args, kwargs = pytree.tree_map_only(torch.Tensor, _with_plain_strides, (args, kwargs))
     try:
-        with torch.no_grad():
-            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     except Exception as cause:  # export raises many classes; the reason is what the user needs
         first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
         raise CaptureError(
@@ -105,7 +123,8 @@ def _each_an_object(module: torch.nn.Module, examples: Any) -> Any:
 
 def _with_plain_strides(example: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor, with the strides of its sizes: of a size of 1 it may have any, which export takes for one
-    more number that changes."""
+    more number that changes. One that torch holds lazily conjugated or negated is resolved, as calls pass it."""
+    example = resolved(example)
     plain = torch.empty(example.shape, device="meta").stride()
     if not example.is_contiguous() or example.stride() == plain:
         return example

@@ -193,6 +193,27 @@ def test_gradients_recorded_inside_the_model():
         compiled(recorded)(ones(3).requires_grad_())
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_forward_that_turns_gradients_off_itself_is_served(mode):
+    class Frozen(torch.nn.Linear):
+        @mode()
+        def forward(self, input):
+            return super().forward(input) * 2 + 1
+
+    module, x = Frozen(3, 3), ones(2, 3)
+    result = compiled(module, fallback="error")(x)
+    torch.testing.assert_close(result, module(x).clone())
+    assert not result.requires_grad
+
+    def half(x):
+        with mode():
+            y = x @ module.weight
+        return y.clone() @ module.weight
+
+    with pytest.raises(InferenceOnlyError):
+        compiled(half)(x)
+
+
 def test_gradients_off_inside_the_model():
     @torch.no_grad()
     def plain(x: torch.Tensor) -> torch.Tensor:

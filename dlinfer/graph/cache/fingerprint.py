@@ -6,7 +6,7 @@ import platform
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 import dlinfer
 from dlinfer import settings
 from dlinfer.graph.cache.sources import CodeChangedError, LoadedCode
-from dlinfer.graph.ir.device import autocast
+from dlinfer.graph.ir.global_state import GlobalState
 from dlinfer.vendor import discovery
 
 ISA_VARIABLES = (
@@ -157,13 +157,9 @@ def _forced_isa() -> dict[str, str]:
 
 def _torch_state() -> dict[str, Any]:
     return {
-        "default_dtype": str(torch.get_default_dtype()),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "deterministic_warns": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "fills_uninitialized": torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore[reportAttributeAccessIssue]
+        **asdict(GlobalState.now()),
         "float32_matmul": torch.get_float32_matmul_precision(),
         "mkldnn": torch.backends.mkldnn.enabled,
-        "autocast": autocast(),
     }
 
 

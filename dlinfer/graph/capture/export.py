@@ -14,7 +14,9 @@ from dlinfer.graph.capture.small_sizes import Reference, Trial
 from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import STATIC
+from dlinfer.graph.ir.global_state import explicit_dtypes
 from dlinfer.graph.ir.layout import is_contiguous
+from dlinfer.graph.ir.lazy_bits import lazy_inputs, refuse_shared, resolved
 from dlinfer.graph.ir.specs import NumberSpec, TensorSpec
 from dlinfer.graph.seam.export import export_gives_results_only, export_kinds
 from dlinfer.graph.seam.expressions import to_size
@@ -74,9 +76,9 @@ def read_export(
             held: Any = program.state_dict if target in program.state_dict else program.constants
             weights.append(held[target])
             targets.append(target)
-    captured = Captured(
-        graph_module, tuple(n.meta["val"] for n in placeholders), mode_of(n.meta["val"] for n in placeholders)
-    )
+    fakes = tuple(node.meta["val"] for node in placeholders)
+    captured = _with_resolved(Captured(graph_module, fakes, mode_of(fakes)), weights)
+    explicit_dtypes(captured.graph_module.graph)  # an artifact is called, and loaded, under other defaults
     given = isinstance(module, ExportedProgram)
     return Exported(
         captured,
@@ -87,6 +89,30 @@ def read_export(
         None if given else pytree.tree_leaves((args, dict(kwargs or {}))),
         None if given else _reference(module, targets, program),
     )
+
+
+def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
+    """The graph with copies in the place of weights that torch holds lazily conjugated or negated.
+
+    Raises CaptureError where the graph writes its inputs, or gives such a weight out: a copy would not do then.
+    """
+    lazy = lazy_inputs(weights)
+    if not lazy:
+        return captured
+    placeholders = captured.graph_module.graph.find_nodes(op="placeholder")
+    static = [index for index, node in enumerate(placeholders) if node.meta.get(STATIC)]
+    refuse_shared(captured.graph_module.graph, [static[index] for index in lazy])
+    inputs = {node: node.meta["val"] for node in placeholders}
+    for index in lazy:
+        weights[index] = resolved(weights[index])
+        inputs[placeholders[static[index]]] = captured.mode.from_tensor(weights[index], static_shapes=True)
+    try:
+        again = retrace(captured.graph_module, inputs, captured.mode)
+    except RetraceError as cause:
+        raise CaptureError(
+            reason=f"with its conjugated weights resolved: {cause}", line="torch.export"
+        ) from cause
+    return Captured(again, tuple(inputs.values()), captured.mode)
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:

@@ -16,7 +16,8 @@ from torch.fx import traceback
 
 from dlinfer.errors import CaptureError
 from dlinfer.graph.ir.device import autocast
-from dlinfer.graph.ir.dialect import STATIC, model_line
+from dlinfer.graph.ir.dialect import STATIC, gives_something, is_pure, model_line, op_name
+from dlinfer.graph.ir.lazy_bits import refuse_lazy_constants
 from dlinfer.graph.seam.dynamo import is_static_input
 from dlinfer.graph.seam.fake_mode import FakeTensorMode, is_traceable_wrapper_subclass, trace_coarse
 from dlinfer.graph.seam.symbols import free_unbacked_symbols
@@ -72,6 +73,8 @@ def trace(
         raise CaptureError(reason=reason, line=getattr(cause, "model_line", "an unknown line")) from cause
     _forget_grad_mode(graph_module)
     _refuse_read_indices(graph_module)
+    _drop_without_result(graph_module.graph)
+    refuse_lazy_constants(graph_module)
     return Captured(graph_module, tuple(fakes), mode)
 
 
@@ -90,6 +93,18 @@ def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
             raise CaptureError(
                 reason="an index is a tensor without dimensions, of which torch reads the number", line=line
             )
+
+
+def _drop_without_result(graph: fx.Graph) -> None:
+    """Drop the questions that torch asked while it was traced, such as ``promote_types``: what they give is no value of
+    a graph, and the answer is in the nodes that follow. Raises CaptureError where a node reads one."""
+    for node in reversed(graph.nodes):
+        if node.op != "call_function" or "val" in node.meta or not gives_something(node):
+            continue
+        if node.users or not is_pure(node):
+            line = model_line(node) or "an unknown line"
+            raise CaptureError(reason=f"{op_name(node)} gives what has no place in a graph", line=line)
+        graph.erase_node(node)
 
 
 def _refuse_exotic(fakes: Sequence[Any]) -> None:
@@ -123,7 +138,7 @@ class _Replay(fx.Interpreter):
                 # Dynamo passes a module's float (LayerNorm.eps) as a 0-d tensor and reads it by item().
                 # Asking its symbol for the value folds it and adds the guard Eq(symbol, value).
                 return float(n.meta["example_value"])
-            if n.op == "call_function" and n.target is torch._C._set_grad_enabled:
+            if n.op == "call_function" and _sets_gradients(n):
                 return None  # nothing here has a gradient: the backend made sure
             return super().run_node(n)
         except CaptureError:
@@ -140,6 +155,15 @@ class _Replay(fx.Interpreter):
                 # The kernel gives its input back, but the fake result would be memory of its own.
                 return given["input"]
         return super().call_function(target, args, kwargs)
+
+
+_INFERENCE_MODE = ("_enter_inference_mode", "_exit_inference_mode")
+
+
+def _sets_gradients(node: fx.Node) -> bool:
+    """Whether a node turns the recording of gradients on or off, as ``no_grad`` and ``inference_mode`` do."""
+    name = getattr(node.target, "__name__", "")
+    return node.target is torch._C._set_grad_enabled or name in _INFERENCE_MODE
 
 
 def _is_scalar_read(node: fx.Node) -> bool:

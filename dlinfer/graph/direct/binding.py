@@ -79,7 +79,7 @@ class _Writer:
         self._reads += [
             f"x = {_text(spec.source)}",
             f"if {wrong}: return None",
-            f"inputs[{index}] = x.contiguous()" if spec.dtype else f"inputs[{index}] = x",
+            f"inputs[{index}] = {spec.as_taken('x')}",
         ]
 
     def bound(self, source: str, value: Any, steady: Collection[str]) -> None:

@@ -18,10 +18,13 @@ from dlinfer.errors import ArtifactInputError, CaptureError, DlinferError
 from dlinfer.graph.backend import compile_graph
 from dlinfer.graph.direct.binding import Reader, bind
 from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, root
+from dlinfer.graph.ir.device import autocast
+from dlinfer.graph.ir.lazy_bits import resolved
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
 from dlinfer.graph.seam import dynamo, guards
+from dlinfer.graph.seam.thread_state import is_autocast_enabled
 
 
 @dataclass
@@ -38,6 +41,7 @@ class DirectCall:
     def __post_init__(self) -> None:
         # Swapped as a whole: threads find the old one or the new one, and each reads all inputs through one.
         self._binding: Reader | None = None
+        self._autocast = dict(self.program.requirement.state.autocast)
         parameters = inspect.signature(method_of(self.function)[0]).parameters
         sources = [spec.source for spec in self.inputs] + [s for one in self.assumptions for s in one.sources]
         self._defaults = {  # of arguments that the graph reads and a call may leave out
@@ -51,6 +55,8 @@ class DirectCall:
 
         Raises ArtifactInputError where an argument, or something in one, is not what the graph was compiled for.
         """
+        if self._autocast or is_autocast_enabled():
+            self._check_autocast()
         binding = self._binding
         inputs = None if binding is None else binding(kwargs)
         if inputs is None:
@@ -64,6 +70,7 @@ class DirectCall:
 
     def check(self, kwargs: Mapping[str, Any]) -> None:
         """Raises ArtifactInputError where this compiled function is not one for such arguments."""
+        self._check_autocast()
         given = _given(self.function, kwargs)
         for spec in sorted(self.inputs, key=lambda one: not one.dtype):  # a tensor before its sizes
             try:
@@ -74,6 +81,13 @@ class DirectCall:
             spec.check(value, is_steady(spec.source, self.steady))
         for assumption in self.assumptions:
             assumption.check(given)
+
+    def _check_autocast(self) -> None:
+        """Raises ArtifactInputError where the function would cast otherwise now: casts are nodes of the graph."""
+        if (given := autocast()) != self._autocast:
+            raise ArtifactInputError(
+                name="autocast", expected=self._autocast or "autocast off", given=given or "autocast off"
+            )
 
     def _bind(self, kwargs: Mapping[str, Any]) -> list[Any]:
         """Bind what is steady in these arguments, and read all inputs from them."""
@@ -90,7 +104,9 @@ class DirectCall:
 
     def _read(self, spec: InputSpec, given: Mapping[str, Any]) -> Any:
         value = evaluate(spec.source, given)
-        return value.contiguous() if spec.dtype and not is_steady(spec.source, self.steady) else value
+        if not spec.dtype or is_steady(spec.source, self.steady):
+            return value
+        return resolved(value).contiguous()
 
 
 def method_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError
+from dlinfer.graph.ir.lazy_bits import is_lazy, may_be_lazy
 from dlinfer.graph.seam.dynamo import source_name
 from dlinfer.graph.seam.symbols import fixed_size
 
@@ -19,6 +20,7 @@ class InputSpec:
 
     dtype: of a tensor; empty for a number. sizes: of a tensor, None where the graph takes any.
     strides: None for a contiguous tensor; else they must be these. device: of a tensor.
+    resolved: the graph resolves a lazily conjugated or negated tensor itself.
     folded: the number that the graph took as a constant. number: the type of one that it takes as an input.
     """
 
@@ -29,6 +31,7 @@ class InputSpec:
     device: str = ""
     folded: float | None = None
     number: str = ""
+    resolved: bool = False
 
     @classmethod
     def of(cls, source: str, example: Any, value: Any) -> "InputSpec":
@@ -39,7 +42,12 @@ class InputSpec:
             return cls(source, "", (), number=type(value).__name__)
         strides = None if value.is_contiguous() else value.stride()
         return cls(
-            source, str(value.dtype), tuple(map(fixed_size, example.shape)), strides, str(value.device)
+            source,
+            str(value.dtype),
+            tuple(map(fixed_size, example.shape)),
+            strides,
+            str(value.device),
+            resolved=is_lazy(value),
         )
 
     def check(self, value: Any, steady: bool = True) -> None:
@@ -59,6 +67,7 @@ class InputSpec:
             isinstance(value, torch.Tensor)
             and (str(value.dtype), str(value.device)) == (self.dtype, self.device)
             and value.dim() == len(self.sizes)
+            and (self.resolved or not steady or not is_lazy(value))
             and all(want in (None, size) for want, size in zip(self.sizes, value.shape, strict=True))
             and (
                 value.is_contiguous() or not steady
@@ -82,6 +91,13 @@ class InputSpec:
         for dim, size in enumerate(self.sizes):
             if size is not None:
                 yield f"{value}.shape[{dim}] != {size}"
+
+    def as_taken(self, value: str) -> str:
+        """Python text for the input named ``value`` as a graph takes it: a tensor is contiguous and resolved."""
+        if not self.dtype:
+            return value
+        lazy = may_be_lazy(getattr(torch, self.dtype.removeprefix("torch.")))
+        return f"{value}.resolve_conj().resolve_neg().contiguous()" if lazy else f"{value}.contiguous()"
 
     def __str__(self) -> str:
         if self.folded is not None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from dlinfer.graph.ir.lazy_bits import is_lazy
+
 
 def is_plain(value: torch.Tensor) -> bool:
     """Whether a tensor has elements that lie by strides: it is not sparse, nested or quantized."""
@@ -30,6 +32,8 @@ class TensorSpec:
             return f"a {type(value).__name__}"
         if not is_plain(value):
             return f"a tensor of {value.layout}{', quantized' if value.is_quantized else ''}"
+        if is_lazy(value):
+            return "a lazily conjugated or negated one: call resolve_conj() or resolve_neg()"
         if value.dtype != self.dtype or value.device != self.device or value.dim() != len(self.sizes):
             return f"{value.dtype} {tuple(value.shape)} on {value.device}"
         for size, wanted in zip(value.shape, self.sizes, strict=True):

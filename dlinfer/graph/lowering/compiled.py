@@ -8,31 +8,40 @@ from typing import Any
 from dlinfer.graph.cache.program_json import NotStorableError, parts_of, to_json
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.ir import callee
+from dlinfer.graph.ir.global_state import Requirement
+from dlinfer.graph.ir.lazy_bits import with_resolved
 from dlinfer.graph.ir.program import Program
 from dlinfer.graph.lowering.kv_layouts import check_kv_layouts
 
 
 @dataclass
 class CompiledGraph:
-    """Callable with the graph's inputs, gives the tuple of its outputs.
+    """Callable with the graph's inputs, gives the tuple of its outputs. It runs with autocast off and records no
+    gradients, whatever the caller has on.
 
+    requirement: what it needs of torch's settings for the process.
     regions: ``region_0`` -> what the engine made of it, a Program for engines that run steps. One that keeps hold of
         inputs between two calls, weights above all, has a method ``unbind``.
     parts: the same with what else the engine said; empty for a graph from the disk cache.
     kv_layouts: see ``kv_layouts_of``.
+    resolved: which inputs torch holds lazily conjugated or negated, so that each call resolves them.
     """
 
     engine: Any
     program: Program
+    requirement: Requirement
     regions: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, CompiledRegion] = field(default_factory=dict)
     kv_layouts: dict[str, str] = field(default_factory=dict)
+    resolved: tuple[int, ...] = ()
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Raises KVLayoutChangedError, and what the program raises."""
+        """Raises TorchStateChangedError, KVLayoutChangedError, and what the program raises."""
         if self.kv_layouts:
             check_kv_layouts(self.kv_layouts)
-        return self.program(*inputs)
+        if self.resolved:
+            inputs = with_resolved(inputs, self.resolved)
+        return self.requirement.run(self.program, inputs)
 
     def unbind(self) -> None:
         """Let go of the inputs of earlier calls: memory that its owner frees is free. The next call binds anew."""
@@ -48,7 +57,13 @@ class CompiledGraph:
                     f"a part of {name} that engine {self.engine.name!r} does not keep on disk"
                 )
         regions = {name: to_json(run) for name, run in self.regions.items()}
-        return {"program": to_json(self.program), "regions": regions, "kv_layouts": self.kv_layouts}
+        return {
+            "program": to_json(self.program),
+            "requirement": self.requirement.to_dict(),
+            "regions": regions,
+            "kv_layouts": self.kv_layouts,
+            "resolved": list(self.resolved),
+        }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], engine: Any, cache_dir: Path) -> "CompiledGraph":
@@ -65,9 +80,11 @@ class CompiledGraph:
         return cls(
             engine,
             Program(**parts_of(data["program"]), resolve=resolver(regions)),
+            Requirement.from_dict(data["requirement"]),
             regions,
             {},
             data["kv_layouts"],
+            tuple(data["resolved"]),
         )
 
 

@@ -12,6 +12,7 @@ from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import describe, fake, is_compute, is_size, is_view, model_line, op_name
 from dlinfer.graph.ir.extract import Subgraph, extract
 from dlinfer.graph.ir.flops import flops_of
+from dlinfer.graph.ir.global_state import Requirement
 from dlinfer.graph.ir.program import Program, Step, constants_of, refer
 from dlinfer.graph.lowering.compiled import CompiledGraph, resolver
 from dlinfer.graph.lowering.kv_layouts import kv_layouts_of
@@ -115,7 +116,8 @@ def _assemble(
     constants = constants_of(graph_module)
     regions = {name: compiled.run for name, compiled in parts.items()}
     program = Program("graph", inputs, first + steps, output, resolver(regions), constants)
-    return CompiledGraph(engine, program, regions, parts, kv_layouts_of(graph_module.graph))
+    requirement = Requirement.of(graph_module.graph)
+    return CompiledGraph(engine, program, requirement, regions, parts, kv_layouts_of(graph_module.graph))
 
 
 def _compiled(

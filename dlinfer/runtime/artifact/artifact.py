@@ -19,7 +19,8 @@ from dlinfer.runtime.artifact.stored import Stage
 
 @dataclass
 class Artifact:
-    """What ``dlinfer.compile`` gives. Weights are those of the module, shared and not copied.
+    """What ``dlinfer.compile`` gives. Weights are those of the module, shared and not copied, but for those that torch
+    holds lazily conjugated or negated.
 
     inputs: for each leaf of (args, kwargs), its spec, or the constant that the graph was made with.
     assumptions: what must be true of the inputs' sizes together.
@@ -55,8 +56,7 @@ class Artifact:
             for assumption in self.assumptions:
                 assumption.check(given)
         # What the graph took as a constant (a number, None) is no input of it any more, but keeps its place.
-        with torch.no_grad():
-            results = self.run(*self.weights, *leaves)
+        results = self.run(*self.weights, *leaves)
         return pytree.tree_unflatten(list(results), self.out_spec)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:

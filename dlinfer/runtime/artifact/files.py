@@ -21,6 +21,7 @@ from dlinfer.errors import (
 from dlinfer.graph.cache.fingerprint import cpu_flags, environment
 from dlinfer.graph.cache.key import canonical_text
 from dlinfer.graph.engine import PayloadEngine
+from dlinfer.graph.ir.global_state import Requirement
 from dlinfer.runtime.artifact import sealing
 from dlinfer.runtime.artifact.container import Container, Writer, open_container, written_whole
 from dlinfer.runtime.artifact.graph_json import Layout, strangers
@@ -93,6 +94,7 @@ def _described(
         "graph": f"{place}/graph.json",
         "tensors": [table.add(tensor) for tensor in stage.tensors],
         "outputs": stage.outputs,
+        "requirement": artifact.run.requirement.to_dict(),
         "payloads": payloads,
     }
 
@@ -117,7 +119,10 @@ def _sealed(stream: IO[bytes], key: bytes | None) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class ReadStage:
-    """One stage of a file. tensors: the numbers of its weights and constants; payloads: by region."""
+    """One stage of a file. tensors: the numbers of its weights and constants; payloads: by region.
+
+    requirement: what it needs of torch's settings; None in a file that says nothing of them.
+    """
 
     entry: str
     model: str
@@ -128,6 +133,7 @@ class ReadStage:
     graph: Any
     tensors: tuple[int, ...]
     outputs: list[dict[str, Any] | None]
+    requirement: Requirement | None
     payloads: Mapping[str, memoryview] = field(default_factory=dict)
 
 
@@ -237,4 +243,7 @@ def _stage(item: Any, container: Container, tensors: int) -> ReadStage:
         )
     entry, model, engine, version = texts
     told, small = dict(item["engine_options"]), bool(item["small_regions"])
-    return ReadStage(entry, model, engine, version, told, small, graph, numbers, outputs, payloads)
+    requirement = None if item.get("requirement") is None else Requirement.from_dict(item["requirement"])
+    return ReadStage(
+        entry, model, engine, version, told, small, graph, numbers, outputs, requirement, payloads
+    )

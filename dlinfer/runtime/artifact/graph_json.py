@@ -213,7 +213,6 @@ def read_graph(
     data: Any,
     weights: Sequence[Layout],
     constants: Mapping[int, torch.Tensor],
-    *,
     allowed: Collection[str] = (),
 ) -> ReadGraph:
     """Return the graph that ``write_graph`` wrote, every op tried on fakes.

@@ -20,6 +20,7 @@ from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import place
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import LOADED, GraphReport, record
+from dlinfer.graph.seam.thread_state import run_plain
 from dlinfer.runtime.artifact.files import ReadArtifact, ReadStage
 from dlinfer.runtime.artifact.graph_json import ReadGraph, read_graph
 from dlinfer.runtime.artifact.node_json import GraphTextError, decode, device_of, dtype_of, name_of
@@ -152,9 +153,15 @@ def load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: Se
     """Lower the stored graph through its engine, or restore what the engine kept of it.
 
     Raises ArtifactCorruptError, ArtifactEngineError, ArtifactVersionError, EngineUnavailableError,
-    CompileOptionError for options that the engine does not have and, under the fallback policy ``error``,
-    GraphFallbackError.
+    CompileOptionError for options that the engine does not have, TorchStateChangedError for a graph that reads another
+    default dtype and, under the fallback policy ``error``, GraphFallbackError.
     """
+    return run_plain(_load_stage, (artifact, stage, plan, options))
+
+
+def _load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: SessionOptions) -> LoadedStage:
+    if stage.requirement is not None:
+        stage.requirement.check_default_dtype()
     read = read_stage(artifact, stage, options)
     plan = _told(plan, read)
     if options.engine not in (None, stage.engine) and stage.payloads:
@@ -175,6 +182,8 @@ def load_stage(artifact: ReadArtifact, stage: ReadStage, plan: Plan, options: Se
     check_options(engine, compile_options)
     graph_module = read.captured.graph_module
     run = _placed(artifact, stage, engine, compile_options, report, graph_module)
+    if stage.payloads and stage.requirement is not None:
+        run.requirement = stage.requirement  # what the engine kept was compiled under these settings
     written = frozenset(stage.tensors[number] for number in read.writes)
     concurrent = runs_concurrently(engine) and not written
     weights = sum("weight" in item for item in stage.graph["inputs"])
@@ -215,7 +224,7 @@ def read_stage(artifact: ReadArtifact, stage: ReadStage, options: SessionOptions
         for number in range(weights, len(stage.tensors))
     }
     try:
-        read = read_graph(stage.graph, artifact.layouts(stage), constants, allowed=options.allow_ops)
+        read = run_plain(read_graph, (stage.graph, artifact.layouts(stage), constants, options.allow_ops))
         _check(read, weights, len(stage.outputs))
     except GraphTextError as cause:
         detail = f"the graph of entry {stage.entry!r}: {cause}"

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError
+from dlinfer.graph.ir.lazy_bits import is_lazy
 from dlinfer.graph.ir.specs import is_plain
 from dlinfer.utils.size_text import Size
 
@@ -141,6 +142,7 @@ def _alike(port: Port, value: Any) -> bool:
         and is_plain(value)
         and value.dtype is port.dtype
         and value.device == port.device
+        and not is_lazy(value)
         and (port.strides is not None or value.is_contiguous())
     )
 
@@ -155,4 +157,5 @@ def shown(value: Any) -> str:
         kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
         return f"a {kind} tensor of {value.dtype}"
     layout = "" if value.is_contiguous() else f" with strides {value.stride()}"
+    layout += ", lazily conjugated or negated," if is_lazy(value) else ""
     return f"{value.dtype} of sizes {tuple(value.shape)}{layout} on {value.device}"

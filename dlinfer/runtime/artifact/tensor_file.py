@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactCorruptError, ArtifactStorageError
+from dlinfer.graph.ir.lazy_bits import is_lazy
 from dlinfer.runtime.artifact.container import ALIGNMENT, Container
 from dlinfer.runtime.artifact.graph_json import Layout
 
@@ -37,6 +38,9 @@ class TensorTable:
             raise ArtifactStorageError(
                 what="a weight", detail=f"it has layout {tensor.layout} on {tensor.device}"
             )
+        if is_lazy(tensor):
+            detail = "torch holds it lazily conjugated or negated: call resolve_conj() or resolve_neg()"
+            raise ArtifactStorageError(what="a weight", detail=detail)
         layout = Layout.of(tensor)
         key = (tensor.data_ptr() or len(self.tensors), layout)
         if key in self._known:

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dlinfer.graph.ir.program import Program
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.runtime.session.running import RunningStage
@@ -51,8 +49,8 @@ def time_ops(running: RunningStage, values: Sequence[Any], path: str | Path | No
 
     program = _timed(replace(graph.program, resolve=resolve), rows, unless=inside)
     _, arguments = running.bound(values)
-    with running.lock, torch.no_grad():
-        program(*arguments)
+    with running.lock:
+        replace(graph, program=program)(*arguments)
     if path is not None:
         Path(path).write_text(json.dumps([asdict(row) for row in rows], indent=1))
     return rows

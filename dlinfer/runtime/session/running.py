@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dlinfer.errors import ArtifactInputError, SessionCallError
+from dlinfer.graph.ir.lazy_bits import resolved
 from dlinfer.graph.ir.specs import is_plain
 from dlinfer.runtime.artifact.loading import LoadedStage
 from dlinfer.runtime.artifact.signature import Port, shown
@@ -32,7 +33,7 @@ class RunningStage:
     def __call__(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The outputs for inputs that the signature takes."""
         run, arguments = self.bound(values)
-        with self.lock, torch.no_grad():
+        with self.lock:
             results = run(*arguments)
         return [results[index] for index in self._kept] if self._drops_some else results
 
@@ -95,7 +96,8 @@ class Values:
 
 def tensor_of(port: Port, value: Any) -> Any:
     """A value of an input as a tensor on its memory; copied only where it lies in strides that the graph does not
-    take, in memory that may not be written, or as an array on the host while the graph reads a device's memory.
+    take, in memory that may not be written, or as an array on the host while the graph reads a device's memory, and
+    where torch holds it lazily conjugated or negated.
     Raises ArtifactInputError."""
     if port.number:
         return value
@@ -106,9 +108,10 @@ def tensor_of(port: Port, value: Any) -> Any:
             raise ArtifactInputError(name=port.name, expected=f"{port}, to be written", given="a numpy array")
     if not is_plain(value):
         raise ArtifactInputError(name=port.name, expected=port, given=shown(value))
-    if port.strides is None and not value.is_contiguous() and not port.written:
-        return value.contiguous()
-    return value
+    if port.written:
+        return value
+    value = resolved(value)
+    return value.contiguous() if port.strides is None else value
 
 
 def _from_numpy(port: Port, value: Any) -> torch.Tensor:

@@ -217,3 +217,23 @@ def test_switches_of_gradients_are_no_part_of_a_graph():
         "aten.add.Tensor",
         "aten.mul.Tensor",
     ]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.tensor([x.shape[0], x.shape[1]]) + 1,
+        lambda x: torch.tensor([[x.shape[0] / 2], [1.0]]) + 1,
+        lambda x: torch.tensor([x.mean(), x.sum()]) * 2,
+    ],
+    ids=["sizes", "floats of sizes", "results"],
+)
+def test_a_tensor_of_numbers_that_change(function, monkeypatch):
+    """torch asks for the common dtype of the numbers, which gives no value of the graph."""
+    use_engine(monkeypatch, StubEngine())
+    run = compiled(function, fallback="error")
+    with torch.no_grad():
+        for rows in (3, 4, 6, 6):
+            given = torch.randn(rows, 5)
+            torch.testing.assert_close(run(given), function(given))
+    assert len(report.reports()) == 2

@@ -8,7 +8,7 @@ import torch
 from dlinfer.errors import ArtifactInputError, CaptureError
 from dlinfer.graph.direct.call import capture_call
 from dlinfer.graph.options import CompileOptions
-from dlinfer.graph.seam.dynamo import mark_unbacked
+from dlinfer.graph.seam.dynamo import mark_fixed, mark_unbacked
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 
@@ -98,3 +98,31 @@ def test_a_number_in_a_changing_argument_may_be_steady():
     assert torch.equal(call(x=x, meta=Meta(4, torch.ones(1) * 3)), x.view(3, 4) + 3)
     other = torch.arange(8.0)
     assert torch.equal(call(x=other[:12], meta=Meta(4, torch.ones(1))), other.view(2, 4) + 1)
+
+
+def test_autocast_that_differs_from_the_capture_is_refused():
+    x = torch.ones(2, 9)
+    mark_fixed(x, 1)
+    call, _ = captured(Applied(), x=x)
+    with torch.no_grad():
+        plain = call(x=x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with pytest.raises(ArtifactInputError, match="autocast"):
+                call(x=x)
+            casting, result = captured(Applied(), x=x)
+            assert result.dtype is torch.bfloat16
+            assert torch.equal(casting(x=x), Applied()(x))
+        with pytest.raises(ArtifactInputError, match="autocast off"):
+            casting(x=x)
+        assert torch.equal(call(x=x), plain)
+
+
+class Applied(torch.nn.Module):
+    weight: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.full((9, 9), 0.3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight * 2

@@ -1,0 +1,138 @@
+"""The global state of torch that a compiled graph depends on: recorded at compile time, compared at each call.
+
+Autocast and the recording of gradients belong to the calling thread. A graph always runs without them: its casts are
+nodes of its own. The default dtype and deterministic algorithms belong to the process, so a call cannot change them
+without changing what other threads compute. Where they would change the graph's results, the call is refused.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.errors import TorchStateChangedError
+from dlinfer.graph.ir.device import autocast
+from dlinfer.graph.ir.dialect import arguments, overload, tensors_of
+from dlinfer.graph.seam.thread_state import is_autocast_enabled, run_plain
+
+
+@dataclass(frozen=True)
+class GlobalState:
+    """Torch's settings while a graph was compiled.
+
+    deterministic: the algorithms; deterministic_warns: it only warns; fills_uninitialized: what ``empty`` does then.
+    autocast: device type -> dtype, of those where it is on.
+    """
+
+    default_dtype: str
+    deterministic: bool
+    deterministic_warns: bool
+    fills_uninitialized: bool
+    autocast: Mapping[str, str]
+
+    @classmethod
+    def now(cls) -> "GlobalState":
+        """The settings of this thread and its process."""
+        return cls(
+            default_dtype=str(torch.get_default_dtype()),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            deterministic_warns=torch.is_deterministic_algorithms_warn_only_enabled(),
+            fills_uninitialized=torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore[reportAttributeAccessIssue]
+            autocast=autocast(),
+        )
+
+
+class Requirement:
+    """What a graph needs of the process's settings. Asked at each call, so it costs what two getters cost."""
+
+    def __init__(self, state: GlobalState, reads_default_dtype: bool) -> None:
+        self.state = state
+        self.reads_default_dtype = reads_default_dtype
+        self._dtype = dtype_named(state.default_dtype) if reads_default_dtype else None
+
+    @classmethod
+    def of(cls, graph: fx.Graph) -> "Requirement":
+        """What a graph needs that is compiled now."""
+        return cls(GlobalState.now(), reads_default_dtype(graph))
+
+    def run(self, program: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """Call a graph's program with autocast off and without recording gradients.
+
+        Raises TorchStateChangedError where torch's settings for the process would change the graph's results.
+        """
+        if self._dtype is not None and torch.get_default_dtype() is not self._dtype:
+            self.check_default_dtype()
+        if torch.are_deterministic_algorithms_enabled():
+            self._check_deterministic()
+        if torch.is_grad_enabled() or is_autocast_enabled():
+            return run_plain(program, inputs)
+        return program(*inputs)
+
+    def check_default_dtype(self) -> None:
+        """Raises TorchStateChangedError where the graph reads the default dtype, and it is another one now."""
+        given = torch.get_default_dtype()
+        if self._dtype is not None and given is not self._dtype:
+            raise TorchStateChangedError(what="the default dtype", compiled_for=self._dtype, given=given)
+
+    def _check_deterministic(self) -> None:
+        if not self.state.deterministic:
+            raise TorchStateChangedError(what="deterministic algorithms", compiled_for="off", given="on")
+        fills = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+        if fills and not self.state.fills_uninitialized:
+            raise TorchStateChangedError(what="fill_uninitialized_memory", compiled_for="off", given="on")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {**asdict(self.state), "reads_default_dtype": self.reads_default_dtype}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Requirement":
+        """What ``to_dict`` gave. Raises KeyError, TypeError and ValueError on other data."""
+        fields = dict(data)
+        reads = bool(fields.pop("reads_default_dtype"))
+        dtype_named(fields["default_dtype"])
+        return cls(GlobalState(**fields), reads)
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype of its text. Raises ValueError."""
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name[:40]!r} is no dtype")
+    return found
+
+
+def explicit_dtypes(graph: fx.Graph) -> None:
+    """Write the dtype into calls that leave it to torch's default: ``rand``, ``zeros``, ``arange``."""
+    for node in graph.nodes:
+        op = overload(node)
+        if op is None or op.namespace != "aten" or not _is_float_of_no_float(node):
+            continue
+        if any(one.name == "dtype" for one in op._schema.arguments) and arguments(node).get("dtype") is None:
+            node.kwargs = {**node.kwargs, "dtype": tensors_of(node)[0].dtype}
+
+
+def reads_default_dtype(graph: fx.Graph) -> bool:
+    """Whether torch's default dtype may decide the dtype of a result: of a float that is made of no float, with no
+    dtype in the call, and of anything inside ops that are neither torch's nor dlinfer's."""
+    return any(_reads_default_dtype(node) for node in graph.nodes if node.op == "call_function")
+
+
+def _reads_default_dtype(node: fx.Node) -> bool:
+    op = overload(node)
+    if op is None:
+        return bool(tensors_of(node)) and not isinstance(node.target, type(getattr))
+    if op.namespace not in ("aten", "prims"):
+        return op.namespace != "dlinfer" and bool(tensors_of(node))
+    return _is_float_of_no_float(node) and arguments(node).get("dtype") is None
+
+
+def _is_float_of_no_float(node: fx.Node) -> bool:
+    read = [tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)]
+    return any(map(_is_float, tensors_of(node))) and not any(map(_is_float, read))
+
+
+def _is_float(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -1,0 +1,73 @@
+"""Tensors that torch holds lazily conjugated or negated: ``z.conj()``, and ``z.conj().imag``. A bit says so, and their
+memory has the other sign.
+
+ATen's kernels look at the bit; loops and kernels that read memory do not. So a graph takes such an input resolved.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.errors import CaptureError
+from dlinfer.graph.ir.dialect import fake, storages
+from dlinfer.graph.ir.effects import effects_of
+
+_NEVER = frozenset(
+    (torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+)
+"""The commonest dtypes of which no tensor has such a bit: they are no part of a complex number."""
+
+
+def may_be_lazy(dtype: torch.dtype) -> bool:
+    """Whether there are tensors of this dtype with such a bit."""
+    return dtype not in _NEVER
+
+
+def is_lazy(value: Any) -> bool:
+    """Whether a value is a tensor that torch holds lazily conjugated or negated."""
+    return isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())
+
+
+def resolved(value: Any) -> Any:
+    """A value, or a copy of it without such a bit."""
+    return value.resolve_conj().resolve_neg() if is_lazy(value) else value
+
+
+def with_resolved(inputs: Sequence[Any], indices: Sequence[int]) -> tuple[Any, ...]:
+    """A call's inputs, those with these indices resolved."""
+    changed = list(inputs)
+    for index in indices:
+        changed[index] = resolved(changed[index])
+    return tuple(changed)
+
+
+def refuse_shared(graph: fx.Graph, indices: Sequence[int]) -> None:
+    """Raises CaptureError where a graph that takes these inputs as copies could tell them from the tensors themselves:
+    it writes memory that was there before, or gives an input back."""
+    placeholders = graph.find_nodes(op="placeholder")
+    names = ", ".join(placeholders[index].name for index in indices)
+    effects = effects_of(graph)
+    given_back = {memory for node in graph.output_node().all_input_nodes for memory in storages(node)}
+    if not effects.written.isdisjoint(effects.outside) or any(
+        not given_back.isdisjoint(storages(placeholders[index])) for index in indices
+    ):
+        raise CaptureError(
+            reason=f"torch holds {names} lazily conjugated or negated, and the graph writes or returns its inputs: "
+            "call resolve_conj() or resolve_neg() first",
+            line="the call",
+        )
+
+
+def lazy_inputs(values: Sequence[Any]) -> tuple[int, ...]:
+    """The indices of those that are lazy."""
+    return tuple(index for index, value in enumerate(values) if is_lazy(value))
+
+
+def refuse_lazy_constants(graph_module: fx.GraphModule) -> None:
+    """Raises CaptureError where a tensor of the graph's own has such a bit."""
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        if is_lazy(fake(node)) or is_lazy(getattr(graph_module, str(node.target), None)):
+            reason = f"the constant {node.name} is lazily conjugated or negated: call resolve_conj() or resolve_neg()"
+            raise CaptureError(reason=reason, line="the call")

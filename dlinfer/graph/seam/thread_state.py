@@ -1,0 +1,25 @@
+"""What torch has set for the thread that calls a compiled graph: autocast and the recording of gradients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+is_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Whether autocast is on for any kind of device."""
+
+
+def run_plain(function: Callable[..., Any], arguments: Any) -> Any:
+    """Call a function with autocast off and without recording gradients, as AOTAutograd runs its graphs.
+
+    The caller's settings hold again afterwards.
+    """
+    recorded = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
+        if not is_autocast_enabled():
+            return function(*arguments)
+        with torch._C._DisableAutocast():
+            return function(*arguments)
+    finally:
+        torch._C._set_grad_enabled(recorded)
