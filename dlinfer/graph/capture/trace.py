@@ -17,8 +17,14 @@ from torch.fx import traceback
 from dlinfer.errors import CaptureError
 from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.ir.dialect import STATIC, model_line
+from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.seam.dynamo import is_static_input
-from dlinfer.graph.seam.fake_mode import FakeTensorMode, is_traceable_wrapper_subclass, trace_coarse
+from dlinfer.graph.seam.fake_mode import (
+    FakeTensor,
+    FakeTensorMode,
+    is_traceable_wrapper_subclass,
+    trace_coarse,
+)
 from dlinfer.graph.seam.symbols import free_unbacked_symbols
 
 
@@ -72,6 +78,7 @@ def trace(
         raise CaptureError(reason=reason, line=getattr(cause, "model_line", "an unknown line")) from cause
     _forget_grad_mode(graph_module)
     _refuse_read_indices(graph_module)
+    _refuse_fake_constants(graph_module)
     return Captured(graph_module, tuple(fakes), mode)
 
 
@@ -89,6 +96,17 @@ def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
             line = model_line(node) or "an unknown line"
             raise CaptureError(
                 reason="an index is a tensor without dimensions, of which torch reads the number", line=line
+            )
+
+
+def _refuse_fake_constants(graph_module: fx.GraphModule) -> None:
+    """A fake tensor that no op of the graph gave was made where torch does not record, and has no values."""
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        if isinstance(attribute(graph_module, str(node.target)), FakeTensor):
+            user = next(iter(node.users), node)
+            raise CaptureError(
+                reason="it uses a tensor that torch computes without recording how",
+                line=model_line(user) or "an unknown line",
             )
 
 
@@ -139,6 +157,8 @@ class _Replay(fx.Interpreter):
             if not given.get("training", given.get("train", True)) or given.get("p") == 0:
                 # The kernel gives its input back, but the fake result would be memory of its own.
                 return given["input"]
+        if getattr(target, "__name__", "") == "_get_data_attr":
+            return args[0].detach()  # ``x.data``, which torch itself does not record
         return super().call_function(target, args, kwargs)
 
 
