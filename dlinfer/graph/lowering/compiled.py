@@ -9,6 +9,7 @@ from dlinfer.graph.cache.program_json import NotStorableError, parts_of, to_json
 from dlinfer.graph.engine import CompiledRegion
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.program import Program
+from dlinfer.graph.lowering.apart import Apart, check_apart
 from dlinfer.graph.lowering.kv_layouts import check_kv_layouts
 
 
@@ -20,6 +21,7 @@ class CompiledGraph:
         inputs between two calls, weights above all, has a method ``unbind``.
     parts: the same with what else the engine said; empty for a graph from the disk cache.
     kv_layouts: see ``kv_layouts_of``.
+    apart: inputs that are assumed to share no memory, see ``apart_of``.
     """
 
     engine: Any
@@ -27,11 +29,14 @@ class CompiledGraph:
     regions: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, CompiledRegion] = field(default_factory=dict)
     kv_layouts: dict[str, str] = field(default_factory=dict)
+    apart: Apart = field(default_factory=list)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Raises KVLayoutChangedError, and what the program raises."""
+        """Raises KVLayoutChangedError, SharedMemoryError, and what the program raises."""
         if self.kv_layouts:
             check_kv_layouts(self.kv_layouts)
+        if self.apart:
+            check_apart(self.apart, inputs)
         return self.program(*inputs)
 
     def unbind(self) -> None:
@@ -48,7 +53,12 @@ class CompiledGraph:
                     f"a part of {name} that engine {self.engine.name!r} does not keep on disk"
                 )
         regions = {name: to_json(run) for name, run in self.regions.items()}
-        return {"program": to_json(self.program), "regions": regions, "kv_layouts": self.kv_layouts}
+        return {
+            "program": to_json(self.program),
+            "regions": regions,
+            "kv_layouts": self.kv_layouts,
+            "apart": self.apart,
+        }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], engine: Any, cache_dir: Path) -> "CompiledGraph":
@@ -68,6 +78,7 @@ class CompiledGraph:
             regions,
             {},
             data["kv_layouts"],
+            data["apart"],
         )
 
 

@@ -13,6 +13,7 @@ from dlinfer.graph.ir.dialect import describe, fake, is_compute, is_size, is_vie
 from dlinfer.graph.ir.extract import Subgraph, extract
 from dlinfer.graph.ir.flops import flops_of
 from dlinfer.graph.ir.program import Program, Step, constants_of, refer
+from dlinfer.graph.lowering.apart import apart_of
 from dlinfer.graph.lowering.compiled import CompiledGraph, resolver
 from dlinfer.graph.lowering.kv_layouts import kv_layouts_of
 from dlinfer.graph.lowering.partition import Partition, partition
@@ -120,7 +121,8 @@ def _assemble(
     constants = constants_of(graph_module)
     regions = {name: compiled.run for name, compiled in parts.items()}
     program = Program("graph", inputs, first + steps, output, resolver(regions), constants)
-    return CompiledGraph(engine, program, regions, parts, kv_layouts_of(graph_module.graph))
+    graph = graph_module.graph
+    return CompiledGraph(engine, program, regions, parts, kv_layouts_of(graph), apart_of(graph))
 
 
 def _compiled(
