@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError
+from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError, SharedMemoryError
 from dlinfer.graph import observe
 from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.engine import check_options, find_engine
@@ -48,10 +48,24 @@ def _compile(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions
 ) -> Callable[..., Any]:
     try:
-        return compile_graph(graph_module, example_inputs, options)[0]
+        compiled, _ = compile_graph(graph_module, example_inputs, options)
     except CaptureError as error:
         leave_graph("torch.compile", error, options.policy)
         return graph_module.forward
+    return _or_eager(compiled, graph_module, options.policy) if compiled.apart else compiled
+
+
+def _or_eager(compiled: CompiledGraph, graph_module: fx.GraphModule, policy: str) -> Callable[..., Any]:
+    """The compiled graph, and under the fallback policy Dynamo's own for a call whose inputs share memory."""
+
+    def run(*inputs: Any) -> Any:
+        try:
+            return compiled(*inputs)
+        except SharedMemoryError as error:
+            leave_graph("torch.compile", error, policy)
+        return graph_module.forward(*inputs)
+
+    return run
 
 
 def compile_graph(

@@ -17,18 +17,25 @@ from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.program import Program
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.report import debug
-from dlinfer.graph.report.report import GraphReport, InputReport
+from dlinfer.graph.report.report import GraphReport, InputReport, reporting
 from dlinfer.graph.seam import guards, symbols
+from dlinfer.graph.seam.fake_mode import storage_id
 
 
 def started(report: GraphReport, dynamo_graph: fx.GraphModule) -> None:
     """Note whose code is compiled and how much memory the process has needed so far."""
-    report.model = _function_of(dynamo_graph.graph) or report.model
-    report.memory["peak before"] = peak_memory()
+    with reporting():
+        report.model = _function_of(dynamo_graph.graph) or report.model
+        report.memory["peak before"] = peak_memory()
 
 
 def finished(report: GraphReport, captured: Captured, compiled: CompiledGraph) -> None:
     """Note what is known when all is compiled, and print where everything runs if DLINFER_DEBUG asks for it."""
+    with reporting():
+        _finish(report, captured, compiled)
+
+
+def _finish(report: GraphReport, captured: Captured, compiled: CompiledGraph) -> None:
     graph = captured.graph_module.graph
     report.guards = guards.shape_guards(captured.mode)
     report.symbols = symbols.sized_symbols(captured.mode)
@@ -75,7 +82,7 @@ def held_bytes(compiled: CompiledGraph) -> int:
     """Bytes of the tensors that a compiled graph keeps besides its inputs: lifted constants, and copies of weights."""
     programs = [run for run in (compiled.program, *compiled.regions.values()) if isinstance(run, Program)]
     memory = {
-        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        storage_id(value): value.untyped_storage().nbytes()
         for program in programs
         for value in program.constants.values()
         if isinstance(value, torch.Tensor)  # and no branch of a torch.cond

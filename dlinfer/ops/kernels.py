@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.library import Library
 
 from dlinfer.errors import KernelDeclined, KernelSignatureError, UnknownOpError
@@ -55,7 +56,8 @@ def bind(device_type: str, vendor: Vendor) -> None:
     kernels = discovery.kernels_of(vendor)
     _validate(vendor, kernels)
     _tables[device_type] = {
-        name: _bound_kernel(spec, vendor, kernels.get(name)) for name, spec in registry().items()
+        name: _counting(spec, _bound_kernel(spec, vendor, kernels.get(name)))
+        for name, spec in registry().items()
     }
     if device_type not in _libraries:
         key = torch._C._dispatch_key_for_device(device_type)
@@ -107,6 +109,19 @@ def _bound_kernel(spec: OpSpec, vendor: Vendor, kernel: Kernel | None) -> Callab
         return reference(*args)
 
     return run_native
+
+
+def _counting(spec: OpSpec, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The same kernel, but what it writes counts in ``tensor._version``, as torch's own writes do."""
+    if not spec.mutates:
+        return run
+    places = tuple(map(spec.parameters.index, spec.mutates))
+
+    def counted(*args: Any) -> Any:
+        increment_version([args[place] for place in places])
+        return run(*args)
+
+    return counted
 
 
 def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:

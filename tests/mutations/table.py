@@ -76,8 +76,8 @@ MUTATIONS = (
     Mutation(
         "what was there before a graph runs is taken to be apart at every call",
         "dlinfer/graph/ir/effects.py",
-        "        bools, small, wide = self._outside\n",
-        "        return memory\n        bools, small, wide = self._outside\n",
+        "        bools, small, wide = self.by_width\n",
+        "        return memory\n        bools, small, wide = self.by_width\n",
         ("tests/graph/ir/test_effects.py", "tests/graph/test_aliasing.py"),
     ),
     Mutation(

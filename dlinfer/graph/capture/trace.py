@@ -18,8 +18,14 @@ from dlinfer.errors import CaptureError
 from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.ir.dialect import STATIC, gives_something, is_pure, model_line, op_name
 from dlinfer.graph.ir.lazy_bits import refuse_lazy_constants
+from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.seam.dynamo import is_static_input
-from dlinfer.graph.seam.fake_mode import FakeTensorMode, is_traceable_wrapper_subclass, trace_coarse
+from dlinfer.graph.seam.fake_mode import (
+    FakeTensor,
+    FakeTensorMode,
+    is_traceable_wrapper_subclass,
+    trace_coarse,
+)
 from dlinfer.graph.seam.symbols import free_unbacked_symbols
 
 
@@ -75,6 +81,7 @@ def trace(
     _refuse_read_indices(graph_module)
     _drop_without_result(graph_module.graph)
     refuse_lazy_constants(graph_module)
+    _refuse_fake_constants(graph_module)
     return Captured(graph_module, tuple(fakes), mode)
 
 
@@ -105,6 +112,17 @@ def _drop_without_result(graph: fx.Graph) -> None:
             line = model_line(node) or "an unknown line"
             raise CaptureError(reason=f"{op_name(node)} gives what has no place in a graph", line=line)
         graph.erase_node(node)
+
+
+def _refuse_fake_constants(graph_module: fx.GraphModule) -> None:
+    """A fake tensor that no op of the graph gave was made where torch does not record, and has no values."""
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        if isinstance(attribute(graph_module, str(node.target)), FakeTensor):
+            user = next(iter(node.users), node)
+            raise CaptureError(
+                reason="it uses a tensor that torch computes without recording how",
+                line=model_line(user) or "an unknown line",
+            )
 
 
 def _refuse_exotic(fakes: Sequence[Any]) -> None:
@@ -154,6 +172,8 @@ class _Replay(fx.Interpreter):
             if not given.get("training", given.get("train", True)) or given.get("p") == 0:
                 # The kernel gives its input back, but the fake result would be memory of its own.
                 return given["input"]
+        if getattr(target, "__name__", "") == "_get_data_attr":
+            return args[0].detach()  # ``x.data``, which torch itself does not record
         return super().call_function(target, args, kwargs)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from dlinfer.graph.engine_kit.eager_region import eager_program, leave_for_a_call
 from dlinfer.graph.engine_kit.held_weights import HeldWeights
@@ -76,6 +77,7 @@ class ValueRegion:
         self._policy = policy
         self._function = lowered.function
         self._overlap = InputOverlap(lowered.function)
+        self._written = tuple(index for index in lowered.function.writes if index is not None)
         self._eager: Callable[..., tuple[Any, ...]] | None = None
         self._held: HeldWeights | None = None
         self._run: Executable
@@ -93,6 +95,8 @@ class ValueRegion:
             if conflict is not None:
                 return self._left(conflict, inputs)
             self.lowered.check(inputs)
+            if self._written:  # a vendor may write there itself, which torch does not see
+                increment_version([inputs[index] for index in self._written])
             values = self._run(*inputs)
         except RefusedError as refused:
             return self._left(str(refused), inputs)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from dlinfer.errors import NotAFunctionError
-from dlinfer.graph.ir.dialect import fake, is_pure, storages
+from dlinfer.graph.ir.dialect import fake, storages, written_arguments
 from dlinfer.graph.ir.layout import Order, dense_order, same_place
 from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.seam.expressions import number_node
@@ -155,6 +155,6 @@ class _Replay:
             return self.graph.get_attr(str(node.target))
         parent = viewed(node)
         assert parent is not None, "what is no view is one of the values"
-        if not is_pure(node):  # what was written is the very tensor that the caller gave
+        if written_arguments(node):  # what was written is the very tensor that the caller gave
             return self.of(parent)
         return self.graph.node_copy(node, self.of)

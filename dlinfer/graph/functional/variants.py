@@ -31,8 +31,6 @@ _library = Library(NAMESPACE, "DEF")
 _made: dict[OpOverload, OpOverload] = {}
 _lock = threading.Lock()
 
-# What they give says nothing of what they wrote: memory is exchanged, resized or drawn.
-_NO_VALUE = frozenset(f"aten::{name}" for name in ("set_", "resize_", "resize_as_", "swap_", "as_strided_"))
 _COPIES = frozenset({"aten::copy_"})
 
 
@@ -61,7 +59,7 @@ def twin_of(node: fx.Node) -> Twin | str:
     if op is None:
         return f"{node.target} calls a graph that writes"
     targets = written_arguments(node)
-    if reshapes_argument(node) or op._schema.name in _NO_VALUE:
+    if reshapes_argument(node):
         return f"{op} changes what memory a tensor is"
     if torch.Tag.nondeterministic_seeded in op.tags:
         return f"{op} draws random numbers"

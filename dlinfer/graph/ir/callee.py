@@ -8,9 +8,14 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd.graph import increment_version
 
 from dlinfer.graph.ir.layout import LAYOUT, laid_out
 from dlinfer.graph.seam.dispatcher import HigherOrderOperator
+
+COUNT_WRITES = "count_writes"
+"""The callee of the step that counts a write in ``tensor._version`` of each tensor in a list. Kernels that are called
+below torch's dispatcher do not count theirs, and who keeps a copy of a tensor compares the count."""
 
 _aten = torch.ops.aten
 # The same ops through torch's other door: there arguments are parsed in C for one signature, where an overload matches
@@ -49,6 +54,8 @@ def resolve(text: str) -> Callable[..., Any]:
     kind, _, path = text.partition(" ")
     if kind == LAYOUT:
         return laid_out
+    if kind == COUNT_WRITES:
+        return increment_version
     if kind == "op":
         namespace, name, overload = path.split(".")
         op: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from dlinfer.graph.seam.dispatcher import HigherOrderOperator
+from dlinfer.graph.seam.dispatcher import HigherOrderOperator, has_registered_effect
 from dlinfer.graph.seam.fake_mode import storage_id
 from dlinfer.graph.seam.symbols import symbols_of
 
@@ -44,6 +44,13 @@ _RANDOM_IN_TRAINING = {
     "aten::rrelu": "training",
     "aten::scaled_dot_product_attention": "dropout_p",
 }
+
+_SCHEMA_TELLS_ALL = frozenset({"aten", "prims", "dlinfer", "dlinfer_graph", "dlinfer_values"})
+"""Namespaces of ops that do what their schemas and tags say, and nothing else."""
+_WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", "transformers"})
+"""The same of other libraries, read in their sources, unless an op is registered in torch as effectful."""
+
+_EXCHANGES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
 
 _PURE_PYTHON = frozenset(value for name, value in vars(operator).items() if name in operator.__all__) | {
     torch.sym_float,
@@ -146,9 +153,12 @@ def _writes(graph_module: fx.GraphModule) -> bool:
 
 
 def out_of_place(op: OpOverload) -> OpOverload | None:
-    """``aten.div.Tensor`` of ``aten.div_.Tensor``: the same parameters, a result of its own, nothing written."""
+    """``aten.div.Tensor`` of ``aten.div_.Tensor``: the same parameters, a result of its own, nothing written.
+
+    An op that gives its argument other memory has none: its result says nothing of what was written.
+    """
     name = op._schema.name.removeprefix("aten::")
-    if op.namespace != "aten" or not name.endswith("_"):
+    if op.namespace != "aten" or not name.endswith("_") or name in _EXCHANGES_MEMORY:
         return None
     found = getattr(getattr(torch.ops.aten, name.removesuffix("_"), None), op._overloadname, None)
     return found if found is not None and parameters_of(found) == parameters_of(op) else None
@@ -178,6 +188,18 @@ def is_random(node: fx.Node) -> bool:
     return flag is not None and bool(arguments(node).get(flag))
 
 
+def has_hidden_effects(node: fx.Node) -> bool:
+    """Whether an op may do more than its schema says: keep a counter, draw noise, fill a queue.
+
+    An op of somebody else's library is assumed to. It runs as often as the model calls it, in the model's order among
+    the ops that have effects.
+    """
+    op = overload(node)
+    if op is None or op.namespace in _SCHEMA_TELLS_ALL:
+        return False
+    return op.namespace not in _WITHOUT_STATE or has_registered_effect(op)
+
+
 def is_pure(node: fx.Node) -> bool:
     """Whether a node only computes its result: it may be removed when unused and merged with its like."""
     if node.op == "get_attr":
@@ -187,7 +209,7 @@ def is_pure(node: fx.Node) -> bool:
     op = overload(node)
     if op is None:
         return node.target in _PURE_PYTHON
-    if written_arguments(node) or is_random(node):
+    if has_hidden_effects(node) or written_arguments(node) or is_random(node):
         return False
     # An op that returns nothing is called for an effect: an assertion, a message, a write.
     return gives_something(node)
@@ -237,7 +259,7 @@ def _symbols(node: fx.Node) -> set[Any]:
 
 
 def reshapes_argument(node: fx.Node) -> bool:
-    """Whether a node gives one of its arguments other sizes in place, as ``t_`` and ``unsqueeze_`` do."""
+    """Whether a node gives one of its arguments other sizes or memory in place, as ``t_`` and ``set_`` do."""
     op = overload(node)
     return op is not None and torch.Tag.inplace_view in op.tags
 

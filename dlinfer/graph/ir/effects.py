@@ -27,6 +27,7 @@ class Effects:
     """The effects of a graph as it stands; ``effects_of`` gives them anew when it has changed.
 
     position: node -> its place in the graph. outside: the memory that was there before the graph runs.
+    by_width: the same as memory of bools, of other numbers of one byte, and of wider numbers.
     written: the memory that nodes name as what they write.
     """
 
@@ -34,7 +35,7 @@ class Effects:
         self.position = {node: index for index, node in enumerate(graph.nodes)}
         before = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
         self.outside: Memory = frozenset(memory for node in before for memory in storages(node))
-        self._outside = _by_width(before)
+        self.by_width = _by_width(before)
         named = {
             node: frozenset(memory for target in targets for memory in storages(target))
             for node in graph.nodes
@@ -46,7 +47,7 @@ class Effects:
 
     def shared_with(self, memory: Memory) -> Memory:
         """The memory that some memory may be, or have a part of, at some call."""
-        bools, small, wide = self._outside
+        bools, small, wide = self.by_width
         if not memory.isdisjoint(small):
             return memory | self.outside
         more = [bools | small] if not memory.isdisjoint(bools) else []
@@ -92,8 +93,8 @@ class Effects:
 def _by_width(nodes: Iterable[fx.Node]) -> tuple[Memory, Memory, Memory]:
     """Memory of bools, of other numbers of one byte, and of wider ones.
 
-    A bool that is neither 0 nor 1 means nothing, so nobody sees memory of wider numbers as bools; bytes may be seen as
-    either. A mask that is passed in is then no reason for a cache to wait, nor the other way round.
+    Bools and wider numbers are assumed to be apart, which each call of a compiled graph checks (``lowering/apart``);
+    bytes may be seen as either. A mask that is passed in is then no reason for a cache to wait, nor the other way round.
     """
     found: tuple[set[int], set[int], set[int]] = (set(), set(), set())
     for node in nodes:

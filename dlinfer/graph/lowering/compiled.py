@@ -11,6 +11,7 @@ from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.global_state import Requirement
 from dlinfer.graph.ir.lazy_bits import with_resolved
 from dlinfer.graph.ir.program import Program
+from dlinfer.graph.lowering.apart import Apart, check_apart
 from dlinfer.graph.lowering.kv_layouts import check_kv_layouts
 
 
@@ -25,6 +26,7 @@ class CompiledGraph:
     parts: the same with what else the engine said; empty for a graph from the disk cache.
     kv_layouts: see ``kv_layouts_of``.
     resolved: which inputs torch holds lazily conjugated or negated, so that each call resolves them.
+    apart: inputs that are assumed to share no memory, see ``apart_of``.
     """
 
     engine: Any
@@ -34,13 +36,16 @@ class CompiledGraph:
     parts: dict[str, CompiledRegion] = field(default_factory=dict)
     kv_layouts: dict[str, str] = field(default_factory=dict)
     resolved: tuple[int, ...] = ()
+    apart: Apart = field(default_factory=list)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Raises TorchStateChangedError, KVLayoutChangedError, and what the program raises."""
+        """Raises TorchStateChangedError, KVLayoutChangedError, SharedMemoryError, and what the program raises."""
         if self.kv_layouts:
             check_kv_layouts(self.kv_layouts)
         if self.resolved:
             inputs = with_resolved(inputs, self.resolved)
+        if self.apart:
+            check_apart(self.apart, inputs)
         return self.requirement.run(self.program, inputs)
 
     def unbind(self) -> None:
@@ -63,6 +68,7 @@ class CompiledGraph:
             "regions": regions,
             "kv_layouts": self.kv_layouts,
             "resolved": list(self.resolved),
+            "apart": self.apart,
         }
 
     @classmethod
@@ -85,6 +91,7 @@ class CompiledGraph:
             {},
             data["kv_layouts"],
             tuple(data["resolved"]),
+            data["apart"],
         )
 
 

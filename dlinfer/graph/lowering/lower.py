@@ -14,6 +14,7 @@ from dlinfer.graph.ir.extract import Subgraph, extract
 from dlinfer.graph.ir.flops import flops_of
 from dlinfer.graph.ir.global_state import Requirement
 from dlinfer.graph.ir.program import Program, Step, constants_of, refer
+from dlinfer.graph.lowering.apart import apart_of
 from dlinfer.graph.lowering.compiled import CompiledGraph, resolver
 from dlinfer.graph.lowering.kv_layouts import kv_layouts_of
 from dlinfer.graph.lowering.partition import Partition, partition
@@ -22,7 +23,7 @@ from dlinfer.graph.passes.pipeline import run_passes
 from dlinfer.graph.passes.registry import passes
 from dlinfer.graph.report import debug
 from dlinfer.graph.report.policy import leave_engine
-from dlinfer.graph.report.report import GraphReport, NodeReport, RegionReport
+from dlinfer.graph.report.report import GraphReport, NodeReport, RegionReport, reporting
 
 
 def lower(captured: Captured, engine: Engine, options: CompileOptions, report: GraphReport) -> CompiledGraph:
@@ -33,8 +34,9 @@ def lower(captured: Captured, engine: Engine, options: CompileOptions, report: G
 
 def improve(graph_module: fx.GraphModule, options: CompileOptions, report: GraphReport) -> None:
     """Run the common passes that the options leave on; the graph is changed in place."""
-    report.captured = debug.text_of(graph_module)
-    debug.show("graph", "captured", report.captured)
+    with reporting():
+        report.captured = debug.text_of(graph_module)
+        debug.show("graph", "captured", report.captured)
     with timed(report, "passes"):
         report.passes = run_passes(
             graph_module, passes(), disabled=options.disabled_passes, show=debug.show_pass
@@ -56,7 +58,8 @@ def place(
         report.passes += run_passes(
             graph_module, engine.passes, disabled=options.disabled_passes, show=debug.show_pass
         )
-    report.lowered = debug.text_of(graph_module)
+    with reporting():
+        report.lowered = debug.text_of(graph_module)
     with timed(report, "partition"):
         divided = partition(graph_module.graph, engine, keep_small=options.keeps_small_regions)
     _apply_policy(divided, engine, options)
@@ -110,14 +113,19 @@ def _assemble(
         steps.append(Step(outputs, "region", f"region {name}", refer(region.inputs), {}, ""))
         report.regions.append(_region_report(name, engine, len(part.nodes), compiled))
     nodes = graph_module.graph.nodes
-    report.nodes = [_node_report(node, divided, placement) for node in nodes if node.op == "call_function"]
+    with reporting():
+        report.nodes = [
+            _node_report(node, divided, placement) for node in nodes if node.op == "call_function"
+        ]
     output = refer(graph_module.graph.output_node().args[0])
     inputs = [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
     constants = constants_of(graph_module)
     regions = {name: compiled.run for name, compiled in parts.items()}
     program = Program("graph", inputs, first + steps, output, resolver(regions), constants)
     requirement = Requirement.of(graph_module.graph)
-    return CompiledGraph(engine, program, requirement, regions, parts, kv_layouts_of(graph_module.graph))
+    graph = graph_module.graph
+    layouts, apart = kv_layouts_of(graph), apart_of(graph)
+    return CompiledGraph(engine, program, requirement, regions, parts, layouts, apart=apart)
 
 
 def _compiled(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from dlinfer.errors import PassError
-from dlinfer.graph.ir.dialect import gives_something, written_arguments
+from dlinfer.graph.ir.dialect import gives_something, has_hidden_effects, op_name, written_arguments
 from dlinfer.graph.passes.rewrite import Edit
 
 StandsFor = Callable[[fx.Node], Sequence[Any] | None]
@@ -75,16 +75,17 @@ def run_passes(
     return reports
 
 
-_Interface = tuple[list[str], list[str]]
+_Interface = tuple[list[str], list[str], list[str]]
 
 
 def _interface(graph_module: fx.GraphModule, stands_for: StandsFor = _itself) -> _Interface:
-    """What no pass may change: the inputs and the order of writes."""
+    """What no pass may change: the inputs, the order of writes, and the ops that may have effects of their own."""
     nodes = graph_module.graph.nodes
     writing = [stands_for(node) or (node.target,) for node in nodes if written_arguments(node)]
     return (
         [node.name for node in nodes if node.op == "placeholder"],
         [str(target) for targets in writing for target in targets],
+        [op_name(node) for node in nodes if has_hidden_effects(node)],
     )
 
 
@@ -94,7 +95,7 @@ def verify(
     before: _Interface | None,
     stands_for: StandsFor = _itself,
 ) -> None:
-    """Raise PassError unless the graph is well formed: order, fakes of every node, inputs and writes kept."""
+    """Raise PassError unless the graph is well formed: order, fakes of every node, inputs and effects kept."""
     try:
         graph_module.graph.lint()
     except RuntimeError as cause:
@@ -103,11 +104,13 @@ def verify(
         if node.op not in ("output", "get_attr") and "val" not in node.meta and gives_something(node):
             raise PassError(stage=stage, detail=f"node {node.format_node()} has no fake result")
     if before is not None:
-        inputs, writes = _interface(graph_module, stands_for)
+        inputs, writes, effects = _interface(graph_module, stands_for)
         if inputs != before[0]:
             raise PassError(stage=stage, detail=f"the inputs changed from {before[0]} to {inputs}")
         if not _is_subsequence(writes, before[1]):
             raise PassError(stage=stage, detail=f"the writes changed from {before[1]} to {writes}")
+        if effects != before[2]:
+            raise PassError(stage=stage, detail=f"ops with effects changed from {before[2]} to {effects}")
 
 
 def _is_subsequence(short: list[str], long: list[str]) -> bool:

@@ -59,10 +59,8 @@ class Rewriter:
         line = model_line(old[0])
         for before, after in zip(old, new, strict=True):
             before.replace_all_uses_with(after)
-        gone = list(dict.fromkeys([*old, *interior]))
-        order = {node: index for index, node in enumerate(self.graph.nodes)}
         removed = []
-        for node in sorted(gone, key=lambda n: order[n], reverse=True):
+        for node in sorted(dict.fromkeys([*old, *interior]), reverse=True):
             if not node.users and node.op != "placeholder":
                 removed.append(node.name)
                 self.graph.erase_node(node)

@@ -176,6 +176,14 @@ def test_what_an_ops_fake_refuses_is_told_with_the_models_line():
         capture(torch.fx.GraphModule({}, graph), [mode.from_tensor(x)], mode)
 
 
+def test_a_fake_that_torch_did_not_record_is_no_constant():
+    def model(x):
+        return torch._C._autograd._get_data_attr(x) + 1
+
+    with pytest.raises(CaptureError, match="computes without recording how"):
+        captured_directly(model, x)
+
+
 def test_sparse_fakes_are_refused():
     graph = torch.fx.Graph()
     graph.output((graph.placeholder("x"),))

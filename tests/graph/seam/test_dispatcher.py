@@ -3,7 +3,7 @@
 import torch
 
 from dlinfer.graph.seam import dispatcher, fake_mode
-from dlinfer.graph.seam.dispatcher import is_dispatched
+from dlinfer.graph.seam.dispatcher import has_registered_effect, is_dispatched
 
 
 def test_kinds_of_tensors_and_ops():
@@ -19,3 +19,8 @@ def test_ops_of_the_dispatcher_are_told_from_torchscripts():
     assert is_dispatched("aten::sym_size.int")
     assert not is_dispatched("aten::save")
     assert not is_dispatched("aten::nothing")
+
+
+def test_ops_registered_as_effectful():
+    assert has_registered_effect(torch.ops.aten._print.default)
+    assert not has_registered_effect(torch.ops.aten.add.Tensor)

@@ -5,11 +5,10 @@ above and is not looked at again but through the result. Rules only match what i
 of such an op is.
 """
 
-from itertools import takewhile
-
 from torch import fx
 
 from dlinfer.graph.ir.dialect import out_of_place, overload, storages, written_arguments
+from dlinfer.graph.ir.effects import Memory
 from dlinfer.graph.ir.layout import same_place
 from dlinfer.graph.passes.fusion.geometry import tensor
 from dlinfer.graph.passes.pipeline import Pass
@@ -18,42 +17,66 @@ from dlinfer.graph.passes.rewrite import Edit, Rewriter
 
 def _run(graph_module: fx.GraphModule) -> list[Edit]:
     rewriter = Rewriter(graph_module)
-    for node in list(graph_module.graph.nodes):
-        op = overload(node)
-        twin = out_of_place(op) if op is not None else None
-        if twin is None or not _is_private(node):
+    nodes = list(graph_module.graph.nodes)
+    seen = _Seen({node: index for index, node in enumerate(nodes)})
+    moved: dict[fx.Node, Memory] = {}  # nodes that lie in other memory now -> the memory before
+    for node in nodes:
+        before = frozenset(storages(node))
+        if any(parent in moved and not moved[parent].isdisjoint(before) for parent in node.all_input_nodes):
+            node.meta["val"] = rewriter.fake_call(node.target, *node.args, **node.kwargs)
+            moved[node] = before
+        new = _plain_result(rewriter, node, seen) if node.op == "call_function" else None
+        if new is None:
+            seen.add(node, seen.position[node])
             continue
-        new = rewriter.call(node, twin, *node.args, **node.kwargs)
-        result, fresh = tensor(node), tensor(new)
-        if result is None or fresh is None or not same_place(result, fresh):
-            graph_module.graph.erase_node(
-                new
-            )  # the write also converted, or filled a part of something larger
-            continue
-        later = _aliases_after(node)
-        rewriter.replace(f"{overload(node)} out of place", [node], [new])
-        for alias in later:
-            alias.meta["val"] = rewriter.fake_call(alias.target, *alias.args, **alias.kwargs)
+        moved[new] = before
+        seen.add(new, seen.position[node])
     return rewriter.edits
 
 
-def _is_private(write: fx.Node) -> bool:
-    """Whether the written memory was made in the graph and is seen after the write only through its result."""
-    target, memory = write.args[0], storages(write)
-    if written_arguments(write) != [target] or not memory:
-        return False
-    earlier = takewhile(lambda node: node is not write, write.graph.nodes)
-    return all(
-        node.op == "call_function" and all(user is write or user < write for user in node.users)
-        for node in earlier
-        if storages(node) & memory
-    )
+def _plain_result(rewriter: Rewriter, write: fx.Node, seen: "_Seen") -> fx.Node | None:
+    """The node that replaces a private write; None where it is none, or its result is laid out in another way."""
+    op = overload(write)
+    twin = out_of_place(op) if op is not None else None
+    if twin is None or not seen.is_private(write):
+        return None
+    new = rewriter.call(write, twin, *write.args, **write.kwargs)
+    result, fresh = tensor(write), tensor(new)
+    if result is None or fresh is None or not same_place(result, fresh):
+        rewriter.graph.erase_node(new)  # the write also converted, or filled a part of something larger
+        return None
+    rewriter.replace(f"{op} out of place", [write], [new])
+    return new
 
 
-def _aliases_after(write: fx.Node) -> list[fx.Node]:
-    memory = storages(write)
-    later = [node for node in write.graph.nodes if node > write and storages(node) & memory]
-    return [node for node in later if node.op == "call_function"]
+class _Seen:
+    """The nodes so far, by memory: where each memory is last used, and which of it the graph did not make."""
+
+    def __init__(self, position: dict[fx.Node, int]) -> None:
+        self.position = position
+        self.last_use: dict[int, int] = {}
+        self.outside: set[int] = set()
+
+    def add(self, node: fx.Node, position: int) -> None:
+        """Count a node that stands at a position, where it may have replaced another."""
+        self.position[node] = position
+        last = max((self.position[user] for user in node.users), default=-1)
+        for memory in storages(node):
+            self.last_use[memory] = max(self.last_use.get(memory, -1), last)
+            if node.op != "call_function":
+                self.outside.add(memory)
+
+    def is_private(self, write: fx.Node) -> bool:
+        """Whether the written memory was made in the graph and is seen after the write only through its result."""
+        target = write.args[0]
+        if not isinstance(target, fx.Node) or written_arguments(write) != [target]:
+            return False
+        memory = storages(write) | storages(target)
+        return (
+            bool(memory)
+            and self.outside.isdisjoint(memory)
+            and all(self.last_use.get(one, -1) <= self.position[write] for one in memory)
+        )
 
 
 PRIVATE_WRITES = Pass(

@@ -5,6 +5,7 @@ were repeated for their group of query heads are passed as they are; and the que
 one token become rows of one matrix.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,11 +44,7 @@ _TAKES_ANY_STRIDES = (_aten.contiguous.default, _aten.clone.default, _aten.resha
 
 
 def _match_written_out(matmul: fx.Node) -> Match | None:
-    """The mask is added, of the operands' dtype, and broadcast to the scores.
-
-    A query whose whole mask is -inf, for which the written form gives NaN, gets zeros from the op. One of the
-    lowest finite numbers, as transformers makes it, gets the mean of the values from both.
-    """
+    """The mask is added, of the operands' dtype, and broadcast to the scores."""
     inside = [matmul]
     probabilities, v = _factors(matmul)
     softmax = _above_casts(probabilities, inside)
@@ -142,8 +139,21 @@ def _is_transposed_to_tokens(matmul: fx.Node, result: fx.Node) -> bool:
 
 
 def _build_written_out(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node]:
-    attention = rewriter.call(place, _SDPA, *match.inputs, scale=match.values["scale"])
+    q, k, v, *mask = match.inputs
+    masks = [_nan_where_all_is_hidden(rewriter, place, one) for one in mask]
+    attention = rewriter.call(place, _SDPA, q, k, v, *masks, scale=match.values["scale"])
     return [rewriter.call(place, _aten.transpose.int, attention, 1, 2)]
+
+
+def _nan_where_all_is_hidden(rewriter: Rewriter, place: fx.Node, mask: fx.Node) -> fx.Node:
+    """The mask with NaN in each row that is -inf throughout.
+
+    The written form gives NaN for such a query, and torch's op zeros. A row of the lowest finite numbers, as
+    transformers makes it, gets the mean of the values from both. Layers of one mask share the result.
+    """
+    hidden = rewriter.call(place, _aten.eq.Scalar, mask, -math.inf)
+    nothing = rewriter.call(place, _aten.all.dim, hidden, -1, True)
+    return rewriter.call(place, _aten.masked_fill.Scalar, mask, nothing, math.nan)
 
 
 # --- keys and values repeated for each query head of their group

@@ -15,7 +15,15 @@ from torch import fx
 from dlinfer.graph.cache.disk import ArtifactCache, MissingEntryError
 from dlinfer.graph.engine import CompiledRegion, no_options
 from dlinfer.graph.engine_kit.kernel_refusal import kernel_refusal
-from dlinfer.graph.ir.dialect import is_compute, is_size, model_line, tensors_of
+from dlinfer.graph.ir.callee import COUNT_WRITES
+from dlinfer.graph.ir.dialect import (
+    is_compute,
+    is_size,
+    model_line,
+    storages,
+    tensors_of,
+    written_arguments,
+)
 from dlinfer.graph.ir.extract import Subgraph, extract_with_outputs
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import Program, Step, constants_of, refer
@@ -78,6 +86,7 @@ class InductorEngine:
         smallest = 1 if options.keeps_small_regions else 2
         first: list[Step] = []
         steps: list[Step] = []
+        uncounted: set[int] = set()  # memory that kernels write below torch's dispatcher
         for item in schedule(owner.graph, smallest=smallest):
             if isinstance(item, Cluster) and (known := self._known_cluster(item, folder)) is not None:
                 steps.append(known)
@@ -91,6 +100,8 @@ class InductorEngine:
             else:
                 kind = "size" if is_size(item) else "kernel" if is_compute(item) else "view"
                 reference = self._kernel(item, folder, result, options)
+                if not reference.startswith("op "):
+                    uncounted |= {memory for target in written_arguments(item) for memory in storages(target)}
                 calls = _call(item, kind, reference)
                 layer = gated_linear.linear_of(item, reference, steps) if len(calls) == 1 else None
                 both = "" if layer is None else gated_linear.CALLEES[layer.callee]
@@ -102,7 +113,11 @@ class InductorEngine:
                 if kind == "kernel" and item.name not in result.refused:
                     result.placement[item.name] = f"kernel {reference}"
         nodes = owner.graph.nodes
-        inputs = [node.name for node in nodes if node.op == "placeholder"]
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        inputs = [node.name for node in placeholders]
+        written = [node for node in placeholders if not uncounted.isdisjoint(storages(node))]
+        if written:
+            first.insert(0, Step((), "size", COUNT_WRITES, (refer(written),), {}, ""))
         output = refer(owner.graph.output_node().args[0])
         result.run = Program(
             owner._get_name(), inputs, first + steps, output, self.resolve, constants_of(owner), self.join

@@ -5,6 +5,7 @@ import torch
 from expecttest import assert_expected_inline
 from torch.nn import functional
 
+from dlinfer.graph.passes.fusion import private_writes
 from dlinfer.graph.passes.fusion.private_writes import PRIVATE_WRITES
 from dlinfer.graph.passes.fusion.sdpa_gqa import WRITTEN_OUT_ATTENTION
 from tests.graph.passes.fusion.fusing import changes, clean, fired, golden
@@ -102,7 +103,28 @@ def through_a_list(x):
     return first + _.sum()
 
 
-@pytest.mark.parametrize("code", [to_an_input, seen_again, part_of_something_larger, narrower])
+def other_memory(x):
+    y = x * 2
+    y.set_(x + 1)
+    return y * 3
+
+
+def argument_in_other_memory(x):
+    x.data = x + 1
+    return x * 3
+
+
+NO_MATCH = [
+    to_an_input,
+    seen_again,
+    part_of_something_larger,
+    narrower,
+    other_memory,
+    argument_in_other_memory,
+]
+
+
+@pytest.mark.parametrize("code", NO_MATCH)
 def test_no_match(code):
     one = clean(code, X.clone())
     want = one.run()
@@ -128,3 +150,25 @@ def test_patterns_show_through():
     count, got, want = changes(one, PRIVATE_WRITES, WRITTEN_OUT_ATTENTION)
     assert count == {"private_writes": 2, "written_out_attention": 1}
     torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6)  # float32 sums in another order
+
+
+def many_writes(count):
+    def code(x):
+        y = x * 2
+        for number in range(count):
+            z = (x + number).add_(y)
+            y.mul_(2).add_(z)
+        return y
+
+    return code
+
+
+def test_each_node_is_looked_at_a_few_times(monkeypatch):
+    """Not all nodes for each write."""
+    asked = []
+    storages = private_writes.storages
+    monkeypatch.setattr(private_writes, "storages", lambda node: asked.append(node) or storages(node))
+    one = clean(many_writes(50), X)
+    nodes = len(one.graph_module.graph.nodes)
+    assert len(PRIVATE_WRITES.run(one.graph_module)) == 150
+    assert len(asked) < 5 * nodes

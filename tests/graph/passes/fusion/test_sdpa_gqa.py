@@ -84,7 +84,10 @@ l_q_: f32[s0, 4, s1, 8]
 l_mask_: f32[s0, 1, s1, s1]
 mul = aten.mul.Tensor(l_q_, 2) -> f32[s0, 4, s1, 8]
 mul_1 = aten.mul.Tensor(l_q_, 3) -> f32[s0, 4, s1, 8]
-scaled_dot_product_attention_default = aten.scaled_dot_product_attention(l_q_, mul, mul_1, l_mask_,
+eq_scalar = aten.eq.Scalar(l_mask_, -inf) -> bool[s0, 1, s1, s1]
+all_dim = aten.all.dim(eq_scalar, -1, True) -> bool[s0, 1, s1, 1]
+masked_fill_scalar = aten.masked_fill.Scalar(l_mask_, all_dim, nan) -> f32[s0, 1, s1, s1]
+scaled_dot_product_attention_default = aten.scaled_dot_product_attention(l_q_, mul, mul_1, masked_fill_scalar,
     scale=0.25) -> f32[s0, 4, s1, 8]
 transpose_int = aten.transpose.int(scaled_dot_product_attention_default, 1, 2) -> f32[s0, s1, 4, 8]
 contiguous = aten.contiguous(transpose_int) -> f32[s0, s1, 4, 8]
@@ -392,3 +395,19 @@ def test_transformers_bert():
     count, got, want = changes(clean(lambda x: module(x, None)[0], torch.randn(2, 5, 32)), *RULES)
     assert count == {"written_out_attention": 1}
     torch.testing.assert_close(got, want, **TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_query_that_sees_no_key_gets_nan_as_the_written_form_gives_it(tokens, dtype):
+    """And one that sees a single key, or only lowest numbers, does not."""
+    q, k, v, mask = tensors(tokens, dtype)
+    mask = mask.expand(2, 1, tokens, 5).clone()
+    mask[0, 0, 0] = -torch.inf
+    mask[1, 0, -1, 1:] = -torch.inf
+    one = clean(written_out, q, repeat(k), repeat(v), mask)
+    count, got, want = changes(one, WRITTEN_OUT_ATTENTION)
+    assert count == {"written_out_attention": 1}
+    assert torch.equal(got[0].isnan(), want[0].isnan())
+    assert got[0][0, 0].isnan().all() and not got[0][1].isnan().any()
+    torch.testing.assert_close(got, want, equal_nan=True, **TOLERANCES[dtype])

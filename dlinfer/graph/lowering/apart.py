@@ -1,0 +1,47 @@
+"""Inputs that a compiled graph assumes to lie in different memory, compared at each call.
+
+Bools and wider numbers seldom share memory, so a mask that is passed in is no reason for a cache to wait, nor the other
+way round (``ir/effects``). But an allocator may cut a mask from an arena of int32 words.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import fx
+
+from dlinfer.errors import SharedMemoryError
+from dlinfer.graph.ir.dialect import storages
+from dlinfer.graph.ir.effects import effects_of
+
+Apart = list[tuple[list[int], list[int]]]
+"""Pairs of lists of positions of a graph's inputs: none of the first list shares memory with one of the second."""
+
+
+def apart_of(graph: fx.Graph) -> Apart:
+    """What a graph assumes: bools and wider numbers of which either are written."""
+    effects = effects_of(graph)
+    bools, _, wide = effects.by_width
+    inputs = list(enumerate(graph.find_nodes(op="placeholder")))
+    of_bools = [(index, node) for index, node in inputs if storages(node) & bools]
+    of_wide = [(index, node) for index, node in inputs if storages(node) & wide]
+    written_bools = [index for index, node in of_bools if effects.is_written(node)]
+    written_wide = [index for index, node in of_wide if effects.is_written(node)]
+    pairs = (([index for index, _ in of_bools], written_wide), (written_bools, [index for index, _ in of_wide]))
+    return [(first, second) for first, second in pairs if first and second]
+
+
+def check_apart(apart: Apart, inputs: Sequence[Any]) -> None:
+    """Raises SharedMemoryError, before anything is written, where inputs share memory after all."""
+    for first, second in apart:
+        ranges = list(_ranges(inputs, first))
+        for begin, end, index in _ranges(inputs, second):
+            for other_begin, other_end, other in ranges:
+                if begin < other_end and other_begin < end:
+                    raise SharedMemoryError(bools=other, wider=index)
+
+
+def _ranges(inputs: Sequence[Any], positions: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    for index in positions:
+        storage = inputs[index].untyped_storage()
+        begin = storage.data_ptr()
+        yield begin, begin + storage.nbytes(), index
