@@ -15,7 +15,10 @@ from typing import Any, Literal
 from dlinfer.errors import SettingError
 
 FALLBACK_POLICIES = ("allow", "warn", "error")
-CPU_ISAS = ("sse42", "avx2", "avx512", "avx512_bf16", "avx512_fp16", "amx")
+CPU_ISAS = (
+    *("sse42", "avx2", "avx512", "avx512_bf16", "avx512_fp16", "amx"),
+    *("avx512_model", "avx512_bf16_model", "amx_model"),  # software in place of instructions, for tests
+)
 CPU_WEIGHTS = ("int8", "int4", "bf12")
 DEBUG_TOPICS = ("graph", "passes", "placement", "cache")
 
@@ -105,7 +108,9 @@ class Settings:
         "DLINFER_CPU_ISA",
         _choice(*CPU_ISAS),
         "instructions that the cpu vendor's C++ kernels may use at most: one of sse42, avx2, avx512, avx512_bf16, "
-        "avx512_fp16, amx, each with all before it; empty is everything that this CPU has",
+        "avx512_fp16, amx, each with all before it; empty is everything that this CPU has; for tests on any CPU with "
+        "AVX2: avx512_model, avx512_bf16_model and amx_model, in which software computes what the instructions do, "
+        "many times slower",
     )
     cpu_weights: str = _setting(
         "",

@@ -1,11 +1,18 @@
-"""Which instructions the C++ kernels are compiled for, where DLINFER_CPU_ISA keeps them below what the CPU has."""
+"""Which instructions the C++ kernels are compiled for, where DLINFER_CPU_ISA names them.
+
+A level whose name ends in "_model" is for tests. It compiles the kernels of a level above AVX2 on any CPU with AVX2,
+with a header (csrc/model) in which software computes what that level's instructions do. It is never taken unasked.
+"""
 
 import functools
+from pathlib import Path
 
 from dlinfer import settings
 from dlinfer.errors import SettingError
 from dlinfer.graph.cache.fingerprint import cpu_flags
 
+_MODELS = Path(__file__).with_name("csrc") / "model"
+_MODEL = "_model"
 _MARCH = {
     "sse42": "x86-64-v2",
     "avx2": "x86-64-v3",
@@ -19,13 +26,17 @@ _MORE = {
     "avx512_fp16": ("-mavx512bf16", "-mavx512vnni", "-mavx512fp16"),
     "amx": ("-mavx512bf16", "-mavx512vnni", "-mavx512fp16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
+_AVX2 = ("avx2", "fma", "f16c", "bmi2")
 NEEDS: dict[str, tuple[str, ...]] = {
     "sse42": ("sse4_2", "popcnt"),
-    "avx2": ("avx2", "fma", "f16c", "bmi2"),
+    "avx2": _AVX2,
     "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     "avx512_bf16": ("avx512f", "avx512vl", "avx512_bf16", "avx512_vnni"),
     "avx512_fp16": ("avx512f", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512_fp16"),
     "amx": ("avx512f", "avx512_bf16", "avx512_vnni", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"),
+    "avx512_model": _AVX2,
+    "avx512_bf16_model": _AVX2,
+    "amx_model": _AVX2,
 }
 """Flags, as Linux lists them, of the CPU that runs each level."""
 
@@ -34,6 +45,16 @@ def missing(level: str) -> list[str]:
     """Flags that a level needs and this CPU has not."""
     here = cpu_flags().split()
     return [flag for flag in NEEDS[level] if flag not in here]
+
+
+def is_model(level: str) -> bool:
+    """Whether software computes what a level's instructions do."""
+    return level.endswith(_MODEL)
+
+
+def modelled(level: str) -> str:
+    """The level that a model computes; of others the level itself."""
+    return level.removesuffix(_MODEL)
 
 
 def flags() -> tuple[str, ...]:
@@ -45,7 +66,7 @@ def flags() -> tuple[str, ...]:
     if not chosen:
         return ()
     if lacking := missing(chosen):
-        here = [level for level in NEEDS if not missing(level)]
+        here = [level for level in NEEDS if not missing(level) and not is_model(level)]
         expected = f"a level that this CPU has ({', '.join(here) or 'none'}); it lacks {', '.join(lacking)}"
         raise SettingError(variable="DLINFER_CPU_ISA", given=chosen, expected=expected)
     return flags_of(chosen)
@@ -53,6 +74,15 @@ def flags() -> tuple[str, ...]:
 
 def flags_of(level: str) -> tuple[str, ...]:
     """Compiler flags of a level, whatever this CPU has."""
+    if is_model(level):
+        # Optimized little: with -O3 the compiler takes twice as long over software for each instruction.
+        return (
+            f"-march={_MARCH['avx2']}",
+            "-O1",
+            "-Wno-psabi",
+            "-include",
+            str(_MODELS / f"{modelled(level)}.h"),
+        )
     return (f"-march={_MARCH[level]}", *_MORE.get(level, ()))
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.graph.cache.fingerprint import cpu_flags
-from dlinfer.vendor.cpu import native
+from dlinfer.settings import current
+from dlinfer.vendor.cpu import isa, native
 
 REPOSITORY = Path(__file__).parents[3]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,10 +35,11 @@ def without_compiler() -> bool:
 
 
 def reason_without_tiles() -> str:
-    """Why this machine does not run the kernel for many rows; empty if it does."""
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = cpuinfo.read_text() if cpuinfo.exists() else ""
-    missing = [flag for flag in ("amx_tile", "amx_bf16", "avx512_bf16") if flag not in flags]
+    """Why this process does not run the kernel for many rows; empty if it does."""
+    level = current().cpu_isa
+    if level:
+        return "" if isa.modelled(level) == "amx" else f"DLINFER_CPU_ISA is {level}"
+    missing = [flag for flag in ("amx_tile", "amx_bf16", "avx512_bf16") if flag not in cpu_flags().split()]
     return f"this CPU has no {', '.join(missing)}" if missing else ""
 
 

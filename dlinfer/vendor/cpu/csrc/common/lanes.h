@@ -55,7 +55,9 @@ inline Register load_part(const T* from, int64_t count) {
 // compiler would make one rounding, where torch has two.
 template <class Register>
 inline Register by_itself(Register value) {
-#if defined(__FMA__)
+#if defined(DLINFER_MODEL)
+  asm("" : "+m"(value));  // no register is as wide
+#elif defined(__FMA__)
   asm("" : "+x"(value));
 #elif defined(__aarch64__)
   asm("" : "+w"(value));
