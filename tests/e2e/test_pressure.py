@@ -20,7 +20,7 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
-REGEX = r"([a-z]{2,8} ){60}end"
+REGEX = r"([a-z]{4,8} ){60}end"
 TAG = {
     "type": "tag",
     "begin": "<answer>",
