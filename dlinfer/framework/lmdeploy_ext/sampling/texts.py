@@ -92,7 +92,8 @@ class Text:
             self._recent.extend(tokens)
         if self.rules.penalises:
             for token in tokens:
-                self._counts[self._place_of(token)] += 1
+                place = self._place_of(token)  # which may replace the array
+                self._counts[place] += 1
 
     def counts(self, drafted: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Distinct tokens [N], and how often each was generated [N]: 0 for one of the prompt alone.
@@ -104,7 +105,8 @@ class Text:
         if not drafted:
             return tokens, counts
         fresh = [token for token in dict.fromkeys(drafted) if token not in self._place]
-        tokens, counts = np.append(tokens, fresh), np.append(counts, [0] * len(fresh))
+        tokens = np.concatenate([tokens, np.array(fresh, np.int64)])
+        counts = np.concatenate([counts, np.zeros(len(fresh), np.int64)])
         for token in drafted:
             counts[tokens == token] += 1
         return tokens, counts
