@@ -37,7 +37,7 @@ def _records() -> list[Patch]:
         weight_checks,
     )
     from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
-    from dlinfer.framework.lmdeploy_ext.sampling import min_new_tokens, penalties, steps
+    from dlinfer.framework.lmdeploy_ext.sampling import min_new_tokens, penalties, required_calls, steps
     from dlinfer.framework.lmdeploy_ext.serving import (
         chunk_turns,
         generation,
@@ -87,6 +87,7 @@ def _records() -> list[Patch]:
         few_logits,
         min_new_tokens,
         penalties,
+        required_calls,
         steps,
         weight_checks,
         loading,
