@@ -20,16 +20,28 @@ from typing import Any
 import numpy as np
 from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
 from lmdeploy.messages import SpeculativeConfig
+from lmdeploy.pytorch.messages import MessageStatus
 from lmdeploy.pytorch.spec_decode.reject_sampler import RejectionSampler
 from lmdeploy.serve.core.exceptions import RequestError
 
 from tests.jobs import answer_jobs
 
+OPENAI = ("presence_penalty", "frequency_penalty")
+
 
 def gen_config(step: dict) -> GenerationConfig | list[GenerationConfig]:
     """The step's "gen": keywords of one GenerationConfig, or a list with one per prompt."""
     gen = step["gen"]
-    return [GenerationConfig(**g) for g in gen] if isinstance(gen, list) else GenerationConfig(**gen)
+    return [generation(g) for g in gen] if isinstance(gen, list) else generation(gen)
+
+
+def generation(fields: dict[str, Any]) -> GenerationConfig:
+    """A GenerationConfig of LMDeploy's fields and of the attributes that dlinfer reads beside them."""
+    own = {name: fields[name] for name in OPENAI if name in fields}
+    config = GenerationConfig(**{name: value for name, value in fields.items() if name not in own})
+    for name, value in own.items():
+        setattr(config, name, value)
+    return config
 
 
 class Collector:
@@ -105,9 +117,10 @@ def stream(pipe, step: dict, logits: dict) -> list[dict]:
 
 def staggered(pipe, step: dict, logits: dict) -> list[dict]:
     """Each prompt arrives once every earlier one has ``after`` more tokens, so that it meets others decoding."""
-    gen = gen_config(step)
+    gens = gen_config(step)
     running = []
-    for prompt in step["prompts"]:
+    for i, prompt in enumerate(step["prompts"]):
+        gen = gens[i] if isinstance(gens, list) else gens
         collector = Collector()
         responses = pipe.stream_infer([prompt], gen_config=gen, do_preprocess=step.get("chat", False))
         running.append((collector, responses))
@@ -290,6 +303,24 @@ def counted_drafts() -> Iterator[list[list[int]]]:
         setattr(RejectionSampler, "forward", forward)  # noqa: B010
 
 
+@contextmanager
+def counted_preemptions(scheduler: Any) -> Iterator[list[int]]:
+    """Meanwhile, the ids of the sequences that lost their blocks, one for each time."""
+    preempted: list[int] = []
+    original = scheduler.preempt_seqs
+
+    def counted(seqs):
+        seqs = tuple(seqs)
+        preempted.extend(seq.seq_id for seq in seqs if seq.status == MessageStatus.RUNNING)
+        original(seqs)
+
+    scheduler.preempt_seqs = counted
+    try:
+        yield preempted
+    finally:
+        del scheduler.preempt_seqs
+
+
 def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
     """Start one engine and let it do its steps."""
     from dlinfer.framework.lmdeploy_ext.layers import graph_runner
@@ -310,13 +341,16 @@ def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
     ):
         runners = graph_runner.counts()[earlier:]
         ready = phases(runners)
+        preemptions: dict[str, int] = {}
         for step in job["steps"]:
             try:
-                results[step["name"]] = KINDS[step["kind"]](pipe, step, logits)
+                with counted_preemptions(pipe.async_engine.engine.scheduler) as preempted:
+                    results[step["name"]] = KINDS[step["kind"]](pipe, step, logits)
+                preemptions[step["name"]] = len(preempted)
             except Exception:  # noqa: BLE001 - the other steps still have an answer; the harness raises this one
                 results[step["name"]] = {"raised": traceback.format_exc()}
         results["explained"] = explained(runners)
-        results["accepted"] = accepted
+        results["accepted"], results["preemptions"] = accepted, preemptions
         steps = sum(runner.steps for runner in runners)
         results["graphs"] = {"phases": ready, "late": len(phases(runners)) - len(ready), "steps": steps}
     return results

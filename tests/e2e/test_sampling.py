@@ -33,10 +33,10 @@ TOP_K = 8
 # 1 in 10,000 for 7 degrees of freedom; the seeds are fixed, so this cannot flicker.
 CHI_SQUARE_7 = 29.9
 DRAWN_PROMPT = 2
-PENALTY = 1.4
+PENALTY, PRESENCE, FREQUENCY = 1.4, 0.3, 0.2
 LOGPROBS = 5
 
-JUDGED = ["penalty", "logprobs", *FILTERS]
+JUDGED = ["penalty", "openai penalties", "logprobs", *FILTERS]
 
 SCHEMA = {
     "type": "object",
@@ -98,6 +98,19 @@ def answers(lab: Lab) -> Answers:
             "kind": "one_by_one",
             "prompts": prompts,
             "gen": {**SAMPLED, "top_k": 1, "repetition_penalty": PENALTY, "max_new_tokens": NEW_TOKENS},
+        },
+        {
+            "name": "openai penalties",
+            "kind": "call",
+            "prompts": prompts,
+            "gen": {
+                **SAMPLED,
+                "top_k": 1,
+                "temperature": 0.5,
+                "presence_penalty": PRESENCE,
+                "frequency_penalty": FREQUENCY,
+                "max_new_tokens": NEW_TOKENS,
+            },
         },
         {
             "name": "logprobs",
@@ -186,21 +199,34 @@ def test_temperature_shapes_the_distribution(answers: Answers, temperature: floa
 
 
 def test_repetition_penalty(answers: Answers) -> None:
-    """Greedy under a penalty on the generated tokens, not on the prompt's, and not on the newest one.
-
-    LMDeploy makes a step's sampling inputs while the step before is still computing
-    (``EngineLoop._prefetch_next_inputs``), so ``generated_ids`` lacks the token that step will yield.
-    """
-    immediate = []
-    for tokens, logits in answers.steps("penalty"):
+    """Greedy under a penalty on the tokens of the prompt and of the answer, the newest one included."""
+    changed = 0
+    for prompt, (tokens, logits) in zip(answers.prompts, answers.steps("penalty"), strict=True):
         assert len(tokens) == NEW_TOKENS
         for at, (token, row) in enumerate(zip(tokens, logits, strict=True)):
-            scores = penalised(row, tokens[: max(at - 1, 0)], PENALTY)
-            scores[STOP_IDS] = -np.inf
-            assert token == int(scores.argmax()), f"token {token} at {at} instead of {int(scores.argmax())}"
-            row[STOP_IDS] = -np.inf
-            immediate.append(token == int(row.argmax()))
-    assert not all(immediate), "the penalty changes nothing here"
+            changed += assert_best(penalised(row, [*prompt, *tokens[:at]], PENALTY), token, row)
+    assert changed, "the penalty changes nothing here"
+
+
+def test_presence_and_frequency_penalties(answers: Answers) -> None:
+    """As OpenAI and vLLM define them: of the answer's tokens, whatever the temperature."""
+    changed = 0
+    for tokens, logits in answers.steps("openai penalties"):
+        assert len(tokens) == NEW_TOKENS
+        for at, (token, row) in enumerate(zip(tokens, logits, strict=True)):
+            counts = np.bincount(tokens[:at], minlength=len(row))
+            scores = row.astype(np.float64) - FREQUENCY * counts - PRESENCE * (counts > 0)
+            changed += assert_best(scores, token, row)
+    assert changed, "the penalties change nothing here"
+
+
+def assert_best(scores: np.ndarray, token: int, raw: np.ndarray) -> bool:
+    """Whether the best token of ``scores``, which is the one that was chosen, is another than that of ``raw``."""
+    scores[STOP_IDS] = -np.inf
+    best = int(scores.argmax())
+    assert token == best, f"token {token} instead of {best}"
+    raw[STOP_IDS] = -np.inf
+    return best != int(raw.argmax())
 
 
 def test_logprobs(answers: Answers) -> None:

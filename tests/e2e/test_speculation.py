@@ -83,3 +83,39 @@ def test_in_graph_mode_and_with_chunks_and_shared_blocks(method: str, lab: Lab):
         assert set(outcomes) - {"eager"}
         split = {"max_prefill_token_num": 32, "enable_prefix_caching": True, "eager_mode": True}
         assert run(lab, target, speculative, **split).tokens("all") == said
+
+
+SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 12, "maxItems": 12}
+
+
+def rule_steps(said: list[list[int]]) -> list[dict[str, Any]]:
+    """Steps whose next tokens depend on the text so far. said: what the target says without rules."""
+    stops = {"stop_token_ids": sorted({tokens[4] for tokens in said}), "ignore_eos": False}
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
+    styles = {
+        "schema": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+        "regex": {"type": "regex_schema", "regex_schema": "([a-z]{3,8} ){12}"},
+    }
+    gens: dict[str, dict[str, Any]] = {
+        "penalties": {**GREEDY, "do_sample": True, "top_k": 1, **penalties},
+        "min_new_tokens": {**GREEDY, **stops, "min_new_tokens": 14},
+        "ngram": {**GREEDY, **stops, "repetition_ngram_size": 1, "repetition_ngram_threshold": 3},
+        **{name: {"max_new_tokens": 150, "response_format": style} for name, style in styles.items()},
+    }
+    return [
+        {"name": name, "kind": "token_ids_of", "prompts": PROMPTS, "gen": gen} for name, gen in gens.items()
+    ]
+
+
+@pytest.mark.parametrize("blocks", [0, 24])
+def test_rules_that_read_the_text(lab: Lab, blocks: int):
+    """As the target alone: each verified place reads the drafts before it, and a preempted text starts anew."""
+    with made(lab, "eagle", 0.2) as (target, speculative, said):
+        steps = rule_steps(said)
+        options = {"dtype": "float32", "eager_mode": True, "block_size": 16, "session_len": 320}
+        alone = lab.engine(target, steps, **options)
+        drafted = lab.engine(target, steps, **options, num_gpu_blocks=blocks, speculative=speculative)
+        for step in steps:
+            assert drafted.tokens(step["name"]) == alone.tokens(step["name"]), step["name"]
+        assert sum(map(sum, accepted(drafted))) > 0
+        assert blocks == 0 or sum(drafted.results["preemptions"].values()) > 0

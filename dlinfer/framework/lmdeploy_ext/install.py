@@ -18,7 +18,6 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.layers import (
         few_logits,
         model_classes,
-        repetition,
         selection,
         token_draws,
     )
@@ -38,6 +37,7 @@ def _records() -> list[Patch]:
         weight_checks,
     )
     from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
+    from dlinfer.framework.lmdeploy_ext.sampling import min_new_tokens, penalties, required_calls, steps
     from dlinfer.framework.lmdeploy_ext.serving import (
         chunk_turns,
         generation,
@@ -85,7 +85,10 @@ def _records() -> list[Patch]:
         step_thread,
         token_draws,
         few_logits,
-        repetition,
+        min_new_tokens,
+        penalties,
+        required_calls,
+        steps,
         weight_checks,
         loading,
         media,

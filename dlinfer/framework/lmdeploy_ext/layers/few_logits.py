@@ -1,4 +1,4 @@
-"""Writes the few logits that a penalty or a stop word changes, and nothing else.
+"""Writes the few logits that a stop word changes, and nothing else.
 
 LMDeploy scatters them. torch's scatter of 16-bit numbers on a CPU goes through the whole vocabulary, on all threads: a
 twentieth of a millisecond for each step, and many where other processes keep the threads waiting.
@@ -8,9 +8,7 @@ This file loads before LMDeploy's modules do, since it patches them.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from dlinfer.framework.patching import Patch
@@ -34,30 +32,12 @@ def _bad_words(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return process_bad_words
 
 
-def _repetition_penalty(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(original)
-    def process_repetition_penalty(scores: Tensor, input_ids: Tensor, penalty: Tensor) -> Tensor:
-        if not _is_scattered_in_full(scores):
-            return original(scores, input_ids, penalty)
-        score, by = scores.gather(1, input_ids), penalty.to(scores.dtype)[:, None]
-        row = torch.arange(len(scores)).unsqueeze(1).expand_as(input_ids)
-        scores.index_put_((row, input_ids), torch.where(score < 0, score * by, score / by))
-        return scores
-
-    return process_repetition_penalty
-
-
-def _patch(name: str, signature: str, build: Callable[[Any], Any]) -> Patch:
-    return Patch(
-        target=f"lmdeploy.pytorch.engine.logits_process:{name}",
-        why="scatters a few 16-bit logits, for which torch goes through the whole vocabulary on a CPU",
-        signature=signature,
-        build=build,
-        essential=False,
-    )
-
-
 PATCHES = (
-    _patch("_process_bad_words_", "(scores, bad_words, mask, filter_value=-inf)", _bad_words),
-    _patch("_process_repetition_penalty_", "(scores, input_ids, penalty)", _repetition_penalty),
+    Patch(
+        target="lmdeploy.pytorch.engine.logits_process:_process_bad_words_",
+        why="scatters a few 16-bit logits, for which torch goes through the whole vocabulary on a CPU",
+        signature="(scores, bad_words, mask, filter_value=-inf)",
+        build=_bad_words,
+        essential=False,
+    ),
 )

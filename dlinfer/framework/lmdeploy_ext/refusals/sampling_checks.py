@@ -16,6 +16,7 @@ from typing import Any
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.sampling import penalties
 from dlinfer.framework.patching import Patch
 
 _INT32 = 2**31 - 1
@@ -75,6 +76,8 @@ _TAKES: dict[str, _Number | _List] = {
     "temperature": _Number(0, 2, whole=False),
     # A larger or smaller one drives logits out of the range of 16-bit numbers.
     "repetition_penalty": _Number(0.01, 100, whole=False),
+    "presence_penalty": _Number(-2, 2, whole=False),
+    "frequency_penalty": _Number(-2, 2, whole=False),
     "random_seed": _Number(-math.inf, optional=True),
     "stop_words": _List(str, "strings"),
     "bad_words": _List(str, "strings"),
@@ -159,7 +162,10 @@ def _build(original: Callable[..., Any]) -> Callable[..., Any]:
         defaults = dict(default_gen_config)
         if max_new_tokens is not None and (defaults.get("min_new_tokens") or 0) > max_new_tokens:
             defaults["min_new_tokens"] = max_new_tokens  # the model's wish, not the client's fault
-        return original(request, defaults, max_new_tokens=max_new_tokens, **extra_kwargs)
+        config = original(request, defaults, max_new_tokens=max_new_tokens, **extra_kwargs)
+        penalties.take(config, request)
+        check_generation(config)
+        return config
 
     return build_generation_config
 
@@ -260,11 +266,10 @@ PATCHES = (
     ),
     Patch(
         target="lmdeploy.serve.core.generation_config:build_generation_config",
-        why="/generate passes on a single stop word as it came; min_new_tokens of generation_config.json may be more "
-        "than a request asks for",
+        why="drops presence_penalty and frequency_penalty; /generate passes on a single stop word as it came; "
+        "min_new_tokens of generation_config.json may be more than a request asks for",
         signature="(request, default_gen_config, *, max_new_tokens=None, **extra_kwargs)",
         build=_build,
-        essential=False,
     ),
     Patch(
         target="lmdeploy.serve.openai.endpoints.common:validate_request",

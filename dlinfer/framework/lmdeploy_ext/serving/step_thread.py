@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.sampling.steps import texts_of
 from dlinfer.framework.lmdeploy_ext.serving import joined_forward, prompt_turns
 from dlinfer.framework.patching import Patch
 from dlinfer.utils import computing
@@ -216,6 +217,7 @@ def _sleep(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[
             return
         with steps.idle:
             steps.end_era()
+            texts_of(self).clear()  # all sessions end; a step that was dropped may have said so
             await original(self, level)
 
     return sleep

@@ -1,0 +1,50 @@
+"""``min_new_tokens=N`` lets a text stop after N tokens, not after N + 1.
+
+LMDeploy forbids stop words twice until then. One count is right; the other adds them to the forbidden words while the
+sequence has fewer than N tokens, when it is one token behind.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
+from dlinfer.framework.patching import Patch
+
+
+def _padded(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
+    """Tokens below each other, int64 [B, N], and which of them are some, bool [B, N]; None where there is none."""
+    width = max(map(len, words))
+    if width == 0:
+        return None, None
+    tokens = torch.tensor([[*row, *[-1] * (width - len(row))] for row in words])
+    return tokens, tokens >= 0
+
+
+def _make_sampling_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def make_sampling_inputs(self: Any, seqs: list[Any]) -> Any:
+        inputs = original(self, seqs)
+        if activation.active() is None:
+            return inputs
+        params = [seq.sampling_param for seq in seqs]
+        if any(param.min_new_tokens > 0 and not param.ignore_eos for param in params):
+            inputs.bad_words, inputs.bad_mask = _padded([param.bad_words for param in params])
+        return inputs
+
+    return make_sampling_inputs
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.strategies.ar.sampling:ARSamplingStrategy.make_sampling_inputs",
+        why="forbids stop words for one token more than min_new_tokens",
+        signature="(self, seqs)",
+        build=_make_sampling_inputs,
+        versions=FAULTY_SINCE_0_18,
+    ),
+)

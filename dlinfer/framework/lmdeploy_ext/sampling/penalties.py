@@ -1,0 +1,159 @@
+"""Repetition, presence and frequency penalties, and the end of texts that repeat themselves, by each row's own text.
+
+As vLLM and OpenAI define them: the repetition penalty divides positive logits of tokens of the prompt and of the answer
+and multiplies negative ones; then ``frequency_penalty`` times a token's count in the answer is subtracted, and
+``presence_penalty`` once if the answer has the token. LMDeploy penalises no token of the prompt, spares the newest
+token or does not, by what else runs, and drops the two penalties of OpenAI's.
+"""
+
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.sampling import texts
+from dlinfer.framework.lmdeploy_ext.sampling.texts import Text
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
+from dlinfer.framework.patching import Patch
+
+OPENAI = ("presence_penalty", "frequency_penalty")
+"""Penalties of OpenAI's protocol: attributes that a GenerationConfig and a SamplingParam may have."""
+
+Row = tuple[int, Text, Sequence[int]]
+
+
+def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Tensor:
+    """Penalise the tokens that rows' texts have, in place. Returns scores.
+
+    scores: [B, V], divided by the temperature already. rows: as ``texts.of_rows`` gives them. temperature: [B], None
+    for 1.
+    """
+    penalised = [row for row in rows if row[1].rules.penalises]
+    if not penalised:
+        return scores
+    counted = [text.counts(drafted) for _, text, drafted in penalised]
+    sizes = [len(tokens) for tokens, _ in counted]
+    tokens = np.concatenate([tokens for tokens, _ in counted])
+    counts = np.concatenate([counts for _, counts in counted])
+    per_row = [(row, t.rules.repetition, t.rules.presence, t.rules.frequency) for row, t, _ in penalised]
+    row, repetition, presence, frequency = np.repeat(np.array(per_row, np.float32).T, sizes, axis=1)
+    is_token = (tokens >= 0) & (
+        tokens < scores.shape[1]
+    )  # places of an image may have ids beyond the vocabulary
+
+    def on_device(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values[is_token]).to(scores.device)
+
+    index = on_device(row.astype(np.int64)), on_device(tokens)
+    subtracted = on_device(frequency * counts + presence * (counts > 0))
+    if temperature is not None:
+        subtracted = subtracted / temperature[index[0]].float()
+    factor, old = on_device(repetition), scores[index].float()
+    new = torch.where(old < 0, old * factor, old / factor) - subtracted
+    return scores.index_put_(index, new.to(scores.dtype))
+
+
+def end_repeating(scores: Tensor, rows: Sequence[Row], inputs: Any, window: int) -> Tensor:
+    """Leave nothing but its first stop word to a row that repeats itself, in place. Returns scores.
+
+    scores: [B, V]. inputs: SamplingInputs of the B rows. A row without a stop word stays as it is, and so does one that
+    may not stop yet.
+    """
+    checked = [row for row in rows if row[1].rules.ngram_size > 0]
+    if not checked or inputs.stop_words is None or inputs.stop_words.numel() == 0:
+        return scores
+    stop = inputs.stop_words[:, 0].tolist()
+    waits = (inputs.num_ignore_eos > 0).tolist()
+    for row, text, drafted in checked:
+        if stop[row] >= 0 and not waits[row] and text.repeats(window, drafted):
+            scores[row].fill_(-torch.inf)
+            scores[row, stop[row]] = 0
+    return scores
+
+
+def _call(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(original)
+    async def __call__(self: Any, scores: Tensor) -> Any:
+        inputs = self.sampling_inputs
+        if activation.active() is None:
+            return await original(self, scores)
+        inputs.repetition_penalty, inputs.max_repetition_ngram_size = None, 0  # done below
+        rows = list(texts.of_rows(inputs.session_ctx))
+        if not rows:
+            return await original(self, scores)
+        _count_to_minimum(inputs, rows)
+        scores, logprobs = await original(self, scores)
+        with torch.inference_mode():
+            from lmdeploy.pytorch import envs
+
+            apply(scores, rows, inputs.temperature)
+            end_repeating(scores, rows, inputs, envs.repetition_window_size)
+        return scores, logprobs
+
+    return __call__
+
+
+def _count_to_minimum(inputs: Any, rows: Sequence[Row]) -> None:
+    """A step of speculative decoding adds several tokens, of which LMDeploy counts one towards min_new_tokens."""
+    counted = [(row, text, drafted) for row, text, drafted in rows if text.rules.min_new_tokens > 0]
+    if counted:
+        inputs.num_ignore_eos = inputs.num_ignore_eos.clone()
+    for row, text, drafted in counted:
+        inputs.num_ignore_eos[row] = text.rules.min_new_tokens - text.length - len(drafted)
+
+
+def _no_list(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _gather_generated_ids(pad_id: int, seqs: list[Any], sampling_inputs: Any) -> Any:
+        return original(pad_id, seqs, sampling_inputs) if activation.active() is None else None
+
+    return _gather_generated_ids
+
+
+def _from_gen_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def from_gen_config(cls: type, gen_config: Any) -> Any:
+        param = original(cls, gen_config)
+        for name in OPENAI:
+            setattr(param, name, getattr(gen_config, name, 0.0))
+        return param
+
+    return from_gen_config
+
+
+def take(config: Any, request: Any) -> None:
+    """Give a GenerationConfig the penalties of OpenAI's that a request asks for."""
+    for name in OPENAI:
+        penalty = getattr(request, name, None)
+        if penalty:
+            setattr(config, name, penalty)
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.__call__",
+        why="penalises by a list of tokens that lacks the newest one, unless another request's prefill came between; "
+        "takes the padding of an empty text for a repetition of n-grams",
+        signature="(self, scores)",
+        build=_call,
+        versions=FAULTY_SINCE_0_18,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.strategies.ar.sampling:_gather_generated_ids",
+        why="copies all generated tokens of a batch at each step, for penalties that are counted elsewhere here",
+        signature="(pad_id, seqs, sampling_inputs)",
+        build=_no_list,
+        versions=FAULTY_SINCE_0_18,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
+        why="knows neither presence_penalty nor frequency_penalty",
+        signature="(cls, gen_config)",
+        build=_from_gen_config,
+        versions=FAULTY_SINCE_0_18,
+    ),
+)

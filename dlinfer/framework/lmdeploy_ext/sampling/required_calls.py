@@ -1,0 +1,103 @@
+"""A request that requires a tool call is answered by one: of the function that it names, with arguments that end.
+
+LMDeploy follows ``tool_choice="required"`` and takes a named function, or ``allowed_tools`` that are required, for
+"auto". Its grammar lets arguments of a function without parameters be any JSON value, and lets a model write blanks
+between the parts of JSON until the answer is cut off.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
+from dlinfer.framework.patching import Patch
+
+_BLANKS = 2
+"""At most so many blanks in a row between the parts of a call's arguments."""
+_BOUNDED_PATTERNS = {r"\s*": rf"\s{{0,{_BLANKS}}}", r"\d+": r"\d{1,6}"}
+"""Of LMDeploy's and xgrammar's formats: blanks behind the last call, and the number of a call."""
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
+    """The tools of which a ChatCompletionRequest requires a call, and whether it requires just one; None for "auto".
+
+    Raises ValueError where it requires a tool that it does not have.
+    """
+    from lmdeploy.serve.openai.protocol import AllowedToolChoice, ToolChoice
+
+    choice, tools = request.tool_choice, request.tools or []
+    if choice == "required":
+        return tools, False
+    if isinstance(choice, AllowedToolChoice):
+        names = {tool.get("function", {}).get("name") for tool in choice.allowed_tools.tools}
+        chosen = [tool for tool in tools if tool.function.name in names]
+        return (chosen, False) if choice.allowed_tools.mode == "required" else None
+    if isinstance(choice, ToolChoice):
+        chosen = [tool for tool in tools if tool.function.name == choice.function.name]
+        if not chosen:
+            known = ", ".join(tool.function.name for tool in tools) or "none"
+            raise ValueError(
+                f"`tool_choice` names the function {choice.function.name!r}; `tools` has: {known}."
+            )
+        return chosen, True
+    return None
+
+
+def bounded(style: Any, *, only_one: bool) -> Any:
+    """A structural tag, or a part of one, whose calls end.
+
+    only_one: nothing may follow the first call.
+    """
+    if isinstance(style, list):
+        return [bounded(part, only_one=only_one) for part in style]
+    if not isinstance(style, dict):
+        return style
+    kind = style.get("type")
+    if kind == "json_schema":
+        return style | {"max_whitespace_cnt": _BLANKS}
+    if kind == "regex":
+        return style | {"pattern": _BOUNDED_PATTERNS.get(style["pattern"], style["pattern"])}
+    made = {name: bounded(part, only_one=only_one) for name, part in style.items()}
+    return made | {"stop_after_first": True} if only_one and "stop_after_first" in made else made
+
+
+def _with_parameters(tool: Any) -> Any:
+    """A tool as it is, or with the schema of no arguments where it has no parameters, as OpenAI's protocol says."""
+    if tool.function.parameters is not None:
+        return tool
+    return tool.model_copy(
+        update={"function": tool.function.model_copy(update={"parameters": _NO_ARGUMENTS})}
+    )
+
+
+def _init(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, request: Any) -> None:
+        required = None if activation.active() is None else callable_tools(request)
+        if required is not None and not required[0]:
+            raise ValueError("`tool_choice` requires a call of a tool, and the request has no such tool.")
+        original(self, request)
+        if required is None:
+            return
+        if self.tool_parser is None:
+            raise ValueError("`tool_choice` requires a configured tool-call parser.")
+        only_one = required[1] or request.parallel_tool_calls is False
+        tools = [_with_parameters(tool) for tool in required[0]]
+        style = self.tool_parser.build_required_response_format(tools, reasoning=self.reasoning_enabled)
+        update = {"response_format": bounded(style, only_one=only_one)}
+        self.request = self.request.model_copy(update=update)
+
+    return __init__
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.serve.parsers.response_parser:BaseResponseParser.__init__",
+        why="takes a tool_choice that names a function for 'auto', and lets a required call be blanks without end",
+        signature="(self, request)",
+        build=_init,
+        versions=FAULTY_SINCE_0_18,
+    ),
+)

@@ -1,0 +1,186 @@
+"""The text of each sequence, kept where its next token is drawn.
+
+LMDeploy makes the inputs of a step while the step before it computes. So a list of generated tokens that is made there
+lacks the newest one, unless another request's prefill came between. Here a prefill carries the text so far, and each
+draw appends to it. A preempted sequence starts anew with the prefill that re-reads it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+START = "dlinfer_start"
+"""Key of a row's ``SamplingInputs.session_ctx`` in a prefill: the row's ``Start``."""
+_ROW = "dlinfer_row"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a request's text changes its next token, from its SamplingParam.
+
+    repetition: counts prompt and generated tokens. presence, frequency: count generated tokens, as OpenAI and vLLM
+    define them. ngram_size, ngram_count: a text ends when its last ``ngram_size`` tokens stand in it ``ngram_count``
+    times. min_new_tokens: set for speculative decoding alone, where a step adds several tokens.
+    """
+
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    ngram_size: int = 0
+    ngram_count: int = 0
+    min_new_tokens: int = 0
+
+    @classmethod
+    def of(cls, param: Any, *, has_drafts: bool) -> "Rules":
+        return cls(
+            repetition=param.repetition_penalty,
+            presence=getattr(param, "presence_penalty", 0.0),
+            frequency=getattr(param, "frequency_penalty", 0.0),
+            ngram_size=param.repetition_ngram_size,
+            ngram_count=param.repetition_ngram_threshold,
+            min_new_tokens=param.min_new_tokens if has_drafts else 0,
+        )
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the logits of some tokens depend on how often the text has them."""
+        return self.repetition != 1.0 or self.presence != 0.0 or self.frequency != 0.0
+
+
+NO_RULES = Rules()
+
+
+@dataclass(frozen=True)
+class Start:
+    """A sequence's text when a prefill reads it. prompt: empty where no rule counts its tokens."""
+
+    rules: Rules
+    prompt: np.ndarray
+    generated: np.ndarray
+
+    @classmethod
+    def of(cls, seq: Any, *, has_drafts: bool) -> "Start":
+        """seq: LMDeploy's SchedulerSequence."""
+        rules = Rules.of(seq.sampling_param, has_drafts=has_drafts)
+        generated = np.array(seq.generated_ids)
+        counts_prompt = rules.repetition != 1.0
+        prompt = np.array(seq.valid_ids[: seq.num_valid_ids - seq.num_new_tokens] if counts_prompt else ())
+        return cls(rules, prompt.astype(np.int64), generated.astype(np.int64))
+
+
+class Text:
+    """The tokens of one sequence, counted as its rules need them."""
+
+    def __init__(self, start: Start) -> None:
+        self.rules = start.rules
+        self.length = 0
+        """Number of generated tokens."""
+        self._recent: list[int] = []
+        self._place: dict[int, int] = {}
+        self._tokens = np.empty(256, np.int64)
+        self._counts = np.zeros(256, np.int64)
+        for token in np.unique(start.prompt).tolist():
+            self._place_of(token)
+        self.add(start.generated.tolist())
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Append generated tokens."""
+        self.length += len(tokens)
+        if self.rules.ngram_size > 0:
+            self._recent.extend(tokens)
+        if self.rules.penalises:
+            for token in tokens:
+                place = self._place_of(token)  # which may replace the array
+                self._counts[place] += 1
+
+    def counts(self, drafted: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct tokens [N], and how often each was generated [N]: 0 for one of the prompt alone.
+
+        drafted: tokens that are taken for generated in this answer.
+        """
+        size = len(self._place)
+        tokens, counts = self._tokens[:size], self._counts[:size]
+        if not drafted:
+            return tokens, counts
+        fresh = [token for token in dict.fromkeys(drafted) if token not in self._place]
+        tokens = np.concatenate([tokens, np.array(fresh, np.int64)])
+        counts = np.concatenate([counts, np.zeros(len(fresh), np.int64)])
+        for token in drafted:
+            counts[tokens == token] += 1
+        return tokens, counts
+
+    def repeats(self, window: int, drafted: Sequence[int] = ()) -> bool:
+        """Whether the last ``ngram_size`` tokens stand ``ngram_count`` times in the last ``window`` tokens."""
+        size = self.rules.ngram_size
+        recent = np.array([*self._recent[-window:], *drafted][-window:])
+        if size == 0 or self.rules.ngram_count <= 0 or len(recent) < size:
+            return False
+        grams = np.lib.stride_tricks.sliding_window_view(recent, size)
+        return int((grams == recent[-size:]).all(1).sum()) >= self.rules.ngram_count
+
+    def _place_of(self, token: int) -> int:
+        place = self._place.setdefault(token, len(self._place))
+        if place == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._tokens[place] = token
+        return place
+
+
+class Texts:
+    """The texts of one model agent's sequences, by session and sequence."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[int, int], Text] = {}
+
+    def begin(self, inputs: Any, drafted: Sequence[Sequence[int]] | None = None) -> list[tuple[int, Start]]:
+        """Give each row of a step's SamplingInputs its text; returns the rows that start one, guided rows included.
+
+        drafted: for each row the draft tokens that this step verifies.
+        """
+        ended = set(inputs.session_to_cleanup or ())
+        if ended:
+            self._texts = {key: text for key, text in self._texts.items() if key[0] not in ended}
+        starts: list[tuple[int, Start]] = []
+        for row, context in enumerate(inputs.session_ctx or ()):
+            key = context["session_id"], context["seq_id"]
+            start: Start | None = context.get(START)
+            if start is not None:
+                starts.append((row, start))
+                if start.rules == NO_RULES:
+                    self._texts.pop(key, None)
+                else:
+                    self._texts[key] = Text(start)
+            if key in self._texts:
+                context[_ROW] = self._texts[key], () if drafted is None else drafted[row]
+        return starts
+
+    def add(self, inputs: Any, tokens: Any) -> None:
+        """Append what a step has drawn. tokens: int64 [B], or [B, N] with -1 where a row has fewer."""
+        if not self._texts:
+            return
+        rows = tokens.reshape(len(inputs.session_ctx), -1).tolist()
+        for context, drawn in zip(inputs.session_ctx, rows, strict=True):
+            if _ROW in context:
+                context[_ROW][0].add([token for token in drawn if token >= 0])
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self._texts.clear()
+
+
+def of_rows(contexts: Iterable[dict[str, Any]] | None) -> Iterator[tuple[int, Text, Sequence[int]]]:
+    """Each row that has a text, the text, and the draft tokens before the row's own place.
+
+    contexts: a ``SamplingInputs.session_ctx``; speculative decoding repeats a sequence's entry for each place that it
+    verifies.
+    """
+    before, place = None, 0
+    for row, context in enumerate(contexts or ()):
+        place = place + 1 if context is before else 0
+        before = context
+        if _ROW in context:
+            text, drafted = context[_ROW]
+            yield row, text, drafted[:place]
