@@ -12,6 +12,7 @@ from dlinfer.framework.patching import Patch
 
 def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext import engine_config
+    from dlinfer.framework.lmdeploy_ext.answers import text
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, ranks
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
@@ -83,6 +84,7 @@ def _records() -> list[Patch]:
         scoring,
         serving,
         step_thread,
+        text,
         token_draws,
         few_logits,
         repetition,
