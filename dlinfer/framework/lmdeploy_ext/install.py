@@ -12,7 +12,7 @@ from dlinfer.framework.patching import Patch
 
 def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext import engine_config
-    from dlinfer.framework.lmdeploy_ext.answers import text
+    from dlinfer.framework.lmdeploy_ext.answers import completions, logprobs, text
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, ranks
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
@@ -85,6 +85,8 @@ def _records() -> list[Patch]:
         serving,
         step_thread,
         text,
+        logprobs,
+        completions,
         token_draws,
         few_logits,
         repetition,

@@ -6,7 +6,6 @@ a tokenizer without that is refused by name.
 """
 
 import bisect
-import random
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dlinfer.framework.lmdeploy_ext.answers.token_text import token_bytes
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 
 _ELSEWHERE = b"\xff"
@@ -111,7 +111,7 @@ _vocabularies: "weakref.WeakKeyDictionary[Any, _Vocabulary]" = weakref.WeakKeyDi
 
 def _vocabulary(tokenizer: Any) -> _Vocabulary:
     if tokenizer not in _vocabularies:
-        pieces = _pieces(tokenizer)
+        pieces = token_bytes(tokenizer)
         if pieces is None:
             raise refuse(
                 f"bad_words with the tokenizer {type(tokenizer).__name__}, whose tokens' texts do not join to a text,",
@@ -119,22 +119,3 @@ def _vocabulary(tokenizer: Any) -> _Vocabulary:
             )
         _vocabularies[tokenizer] = _Vocabulary(pieces, tokenizer.all_special_ids)
     return _vocabularies[tokenizer]
-
-
-def _pieces(tokenizer: Any) -> list[bytes] | None:
-    """Text of each token; None where they do not join to the text that the tokenizer makes of several tokens."""
-    import xgrammar
-
-    try:
-        pieces = list(xgrammar.TokenizerInfo.from_huggingface(tokenizer).decoded_vocab)
-    except (ValueError, RuntimeError):  # a kind that xgrammar does not know
-        return None
-    draw = random.Random(0)
-    ordinary = sorted(set(range(len(tokenizer.get_vocab()))) - set(tokenizer.get_added_vocab().values()))
-    for _ in range(64):
-        ids = draw.choices(ordinary, k=4)
-        joined = b"".join(pieces[token] for token in ids).decode(errors="replace")
-        text = tokenizer.convert_tokens_to_string(tokenizer.convert_ids_to_tokens(ids))
-        if joined.removeprefix(" ") != text.removeprefix(" "):
-            return None
-    return pieces

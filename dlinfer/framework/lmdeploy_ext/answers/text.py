@@ -13,6 +13,7 @@ from typing import Any
 
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.answers.forbidden_text import forbid
+from dlinfer.framework.lmdeploy_ext.answers.logprobs import ranked
 from dlinfer.framework.lmdeploy_ext.answers.stop_text import StopText
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
@@ -108,6 +109,11 @@ def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
             progress = _Progress()
             setattr(request.session, _PROGRESS, progress)
             config = request.gen_config
+            count = config.logprobs
+            if count == 0:
+                config.logprobs = 1  # LMDeploy's engine takes 0 for none
+            if count is not None and config.logprob_start_len < 0:
+                answers = _ranked(answers, count)
             if config.stop_words:
                 answers = _stopping(answers, progress, config)
             else:
@@ -119,6 +125,18 @@ def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
             await answers.aclose()
 
     return generate
+
+
+async def _ranked(answers: Any, count: int) -> AsyncIterator[Any]:
+    """Answers whose log-probabilities say how many were asked for."""
+    try:
+        async for answer in answers:
+            if answer.logprobs:
+                rows = zip(answer.logprobs, answer.token_ids, strict=True)
+                answer.logprobs = [ranked(row, token, count) for row, token in rows]
+            yield answer
+    finally:
+        await answers.aclose()
 
 
 async def _joined(answers: Any, progress: _Progress) -> AsyncIterator[Any]:

@@ -21,6 +21,8 @@ from dlinfer.framework.lmdeploy_ext.versions import has_build_specs
 from dlinfer.framework.patching import Patch
 
 _INT32 = 2**31 - 1
+_MOST_CHOICES = 128
+"""As LMDeploy's chats have."""
 
 
 @dataclass(frozen=True)
@@ -204,16 +206,31 @@ def _check_request(request: Any, server_context: Any) -> None:
     if hasattr(GenerationConfig, "logprob_start_len"):  # since 0.18
         own["logprob_start_len"] = -1
     if isinstance(request, CompletionRequest):
-        prompts = request.prompt
-        if isinstance(prompts, list) and not (prompts and all(isinstance(each, str) for each in prompts)):
-            raise _refuse("prompt", prompts, "a string, or a list of at least one string")
-        if request.logprobs:
-            instead = "none here, where LMDeploy returns none (/v1/chat/completions and /generate do)"
-            raise _refuse("logprobs", request.logprobs, instead)
+        if not _is_prompts(request.prompt):
+            raise _refuse("prompt", request.prompt, "a string, token ids, or a list of at least one of these")
         own["logprobs"] = request.logprobs
-    else:
-        own["n"] = 1  # a chat of several choices becomes as many requests
+        if not (choices := _Number(1, _MOST_CHOICES)).takes(request.n):
+            raise _refuse("n", request.n, str(choices))
+        if (request.n > 1 or _is_many(request.prompt)) and request.session_id not in (None, -1):
+            raise _refuse("session_id", request.session_id, "none with several choices or prompts")
+    own["n"] = 1  # several choices become as many requests
     build_serving_generation_config(request, server_context, **own)
+
+
+def _is_prompts(prompt: Any) -> bool:
+    """Whether /v1/completions takes this for one prompt or for several."""
+    if isinstance(prompt, str) or _is_tokens(prompt):
+        return True
+    return bool(prompt) and (all(isinstance(each, str) for each in prompt) or all(map(_is_tokens, prompt)))
+
+
+def _is_tokens(prompt: Any) -> bool:
+    ids = _List(numbers.Integral, "token ids")
+    return isinstance(prompt, list) and bool(prompt) and ids.takes(prompt)
+
+
+def _is_many(prompt: Any) -> bool:
+    return isinstance(prompt, list) and not _is_tokens(prompt) and len(prompt) > 1
 
 
 # --- logit_bias
