@@ -12,7 +12,7 @@ from dlinfer.framework.patching import Patch
 
 def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext import engine_config
-    from dlinfer.framework.lmdeploy_ext.answers import completions, logprobs, text
+    from dlinfer.framework.lmdeploy_ext.answers import completions, logprobs, marked_text, text
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, ranks
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
@@ -87,6 +87,7 @@ def _records() -> list[Patch]:
         text,
         logprobs,
         completions,
+        marked_text,
         token_draws,
         few_logits,
         repetition,
