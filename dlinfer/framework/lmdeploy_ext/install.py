@@ -12,7 +12,7 @@ from dlinfer.framework.patching import Patch
 
 def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext import engine_config
-    from dlinfer.framework.lmdeploy_ext.answers import completions, logprobs, marked_text, text
+    from dlinfer.framework.lmdeploy_ext.answers import completions, logprobs, marked_text, stop_sequences, text
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, ranks
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
@@ -35,6 +35,7 @@ def _records() -> list[Patch]:
         model_checks,
         model_config,
         request_checks,
+        request_fields,
         sampling_checks,
         weight_checks,
     )
@@ -79,6 +80,7 @@ def _records() -> list[Patch]:
         model_checks,
         model_config,
         request_checks,
+        request_fields,
         rope_lengths,
         rope_parameters,
         scoring,
@@ -88,6 +90,7 @@ def _records() -> list[Patch]:
         logprobs,
         completions,
         marked_text,
+        stop_sequences,
         token_draws,
         few_logits,
         repetition,
