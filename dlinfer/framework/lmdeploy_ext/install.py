@@ -12,7 +12,15 @@ from dlinfer.framework.patching import Patch
 
 def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext import engine_config
-    from dlinfer.framework.lmdeploy_ext.answers import completions, logprobs, marked_text, stop_sequences, text
+    from dlinfer.framework.lmdeploy_ext.answers import (
+        completions,
+        left_streams,
+        logprobs,
+        marked_text,
+        rewards,
+        stop_sequences,
+        text,
+    )
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, ranks
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
@@ -51,7 +59,14 @@ def _records() -> list[Patch]:
         step_thread,
     )
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
-    from dlinfer.framework.lmdeploy_ext.vision import cogvlm, corrections, glm_4v, one_position, processors
+    from dlinfer.framework.lmdeploy_ext.vision import (
+        cogvlm,
+        corrections,
+        glm_4v,
+        image_files,
+        one_position,
+        processors,
+    )
 
     modules = (
         engine_config,
@@ -91,6 +106,8 @@ def _records() -> list[Patch]:
         completions,
         marked_text,
         stop_sequences,
+        left_streams,
+        rewards,
         token_draws,
         few_logits,
         repetition,
@@ -101,6 +118,7 @@ def _records() -> list[Patch]:
         corrections,
         glm_4v,
         one_position,
+        image_files,
         processors,
     )
     return [patch for module in modules for patch in module.PATCHES]

@@ -40,7 +40,7 @@ class _Piece:
     text: str
     token_ids: Sequence[int] = ()
     logprobs: Sequence[Any] | None = None
-    finish_reason: str | None = None
+    finish_reason: Any = None  # a word of the protocol, or None
     generated: int = 0
     cached: int = 0
 
@@ -98,7 +98,12 @@ class _Completion:
 
         request = self.request
         stop = [request.stop] if isinstance(request.stop, str) else request.stop
-        own = {"stop_words": stop, "random_seed": request.seed, "logprobs": request.logprobs, "n": 1} | changed
+        own = {
+            "stop_words": stop,
+            "random_seed": request.seed,
+            "logprobs": request.logprobs,
+            "n": 1,
+        } | changed
         return build_serving_generation_config(request, self.context, **own)
 
     async def _preprocess(self, prompt: Any, session: Any, config: Any) -> Any:
@@ -292,7 +297,9 @@ async def _events(completion: _Completion) -> AsyncIterator[str]:
                 finish_reason=piece.finish_reason,
                 logprobs=completion.logprobs(choice, piece),
             )
-            event = CompletionStreamResponse(**head, choices=[said]).model_dump(mode="json", exclude_none=True)
+            event = CompletionStreamResponse(**head, choices=[said]).model_dump(
+                mode="json", exclude_none=True
+            )
             if include_usage:
                 event["usage"] = None
             yield f"data: {json.dumps(event)}\n\n"

@@ -103,7 +103,11 @@ def _starting(tokens: Sequence[int], texts: Sequence[bytes], beginning: bytes) -
     """Tokens whose text begins so; ``texts`` is sorted."""
     low = bisect.bisect_left(texts, beginning)
     high = bisect.bisect_left(texts, beginning + b"\xff" * 64, low)
-    return [token for token, text in zip(tokens[low:high], texts[low:high], strict=True) if text.startswith(beginning)]
+    return [
+        token
+        for token, text in zip(tokens[low:high], texts[low:high], strict=True)
+        if text.startswith(beginning)
+    ]
 
 
 _vocabularies: "weakref.WeakKeyDictionary[Any, _Vocabulary]" = weakref.WeakKeyDictionary()

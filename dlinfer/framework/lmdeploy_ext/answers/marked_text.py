@@ -1,8 +1,8 @@
 """Tool calls and reasoning read from a stream are those read from the whole text.
 
-LMDeploy's parsers expect each marker (``</tool_call>``, ``<parameter=``) to begin and end where a piece of text does, as
-with tokenizers that have it as one token. Pieces are cut elsewhere where a tokenizer has no such token, and where text
-was held back for a stop string. Then a marker becomes a part of arguments or of the content. Here markers are put
+LMDeploy's parsers expect each marker (``</tool_call>``, ``<parameter=``) to begin and end where a piece of text does,
+as with tokenizers that have it as one token. Pieces are cut elsewhere where a tokenizer has no such token, and where
+text was held back for a stop string. Then a marker becomes a part of arguments or of the content. Here markers are put
 together again, and each reaches the parser as a piece of its own, in streams and whole texts alike.
 """
 

@@ -108,9 +108,7 @@ class StopText:
 
     def _end(self, cut: int) -> Release:
         released = Release(text=self._text[: cut - self._offset])
-        self._hand_out(
-            released, [(token, row) for token, row, begin, _ in self._tokens if begin < cut]
-        )
+        self._hand_out(released, [(token, row) for token, row, begin, _ in self._tokens if begin < cut])
         self._tokens.clear()
         self._without_text.clear()
         self._text = ""

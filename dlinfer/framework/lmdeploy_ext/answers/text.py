@@ -104,7 +104,7 @@ def _split(output: Any) -> Iterator[Any]:
 def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def generate(self: Any, request: Any, stream_response: bool = True) -> AsyncIterator[Any]:
-        answers = original(self, request, stream_response)
+        answers: Any = original(self, request, stream_response)
         if activation.active() is not None and getattr(request, "consumed", True) is False:
             progress = _Progress()
             setattr(request.session, _PROGRESS, progress)
@@ -114,10 +114,8 @@ def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
                 config.logprobs = 1  # LMDeploy's engine takes 0 for none
             if count is not None and config.logprob_start_len < 0:
                 answers = _ranked(answers, count)
-            if config.stop_words:
-                answers = _stopping(answers, progress, config)
-            else:
-                answers = _joined(answers, progress)
+            stops = bool(config.stop_words)
+            answers = _stopping(answers, progress, config) if stops else _joined(answers, progress)
         try:
             async for answer in answers:
                 yield answer
@@ -221,7 +219,9 @@ def _convert(original: Callable[..., None]) -> Callable[..., None]:
         special = _special_tokens(tokenizer)
         for words, ids in (("stop_words", "stop_token_ids"), ("bad_words", "bad_token_ids")):
             if "" in (getattr(self, words) or ()):
-                raise GenerationOptionError(field=words, given=getattr(self, words), expected="non-empty strings")
+                raise GenerationOptionError(
+                    field=words, given=getattr(self, words), expected="non-empty strings"
+                )
             found = {special[word] for word in getattr(self, words) or () if word in special}
             found.update(getattr(self, ids) or ())
             setattr(self, ids, sorted(found) or None)

@@ -9,13 +9,12 @@ it when it is made and again when a request comes, since its fields can be set i
 import functools
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers import response_formats
 from dlinfer.framework.lmdeploy_ext.versions import has_build_specs
 from dlinfer.framework.patching import Patch
@@ -211,7 +210,7 @@ def _check_request(request: Any, server_context: Any) -> None:
         own["logprobs"] = request.logprobs
         if not (choices := _Number(1, _MOST_CHOICES)).takes(request.n):
             raise _refuse("n", request.n, str(choices))
-        if (request.n > 1 or _is_many(request.prompt)) and request.session_id not in (None, -1):
+        if ((request.n or 1) > 1 or _is_many(request.prompt)) and request.session_id not in (None, -1):
             raise _refuse("session_id", request.session_id, "none with several choices or prompts")
     own["n"] = 1  # several choices become as many requests
     build_serving_generation_config(request, server_context, **own)
@@ -264,22 +263,6 @@ def _logit_bias(original: Callable[..., Any]) -> Callable[..., Any]:
     return logit_bias_logits_processor
 
 
-# --- rewards
-
-
-def _reward_score(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def async_get_reward_score(self: Any, input_ids: Sequence[Any]) -> Any:
-        try:
-            return await original(self, input_ids)
-        except ValueError as error:
-            if activation.active() is None:
-                raise
-            raise refuse(f"a reward score of {self.arch}", "use a reward model") from error
-
-    return async_get_reward_score
-
-
 PATCHES = (
     Patch(
         target="lmdeploy.messages:GenerationConfig.__post_init__",
@@ -307,13 +290,6 @@ PATCHES = (
         why="gives a local function, which cannot be sent to the engine's process: a 500 for any logit_bias",
         signature="(logit_bias, tokenizer)",
         build=_logit_bias,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.serve.core.async_engine:AsyncEngine.async_get_reward_score",
-        why="/pooling on a model without rewards is a 500",
-        signature="(self, input_ids)",
-        build=_reward_score,
         essential=False,
     ),
 )
