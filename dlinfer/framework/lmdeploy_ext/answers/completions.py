@@ -198,7 +198,8 @@ class _Completion:
         for token, row in zip(piece.token_ids, piece.logprobs, strict=True):
             text, raw = text_of(self.tokenizer, token)
             said.tokens.append(text)
-            said.text_offset.append(choice.offset)
+            unfinished = choice.decoder.getstate()[0] and raw[:1] and raw[0] & 0xC0 != 0x80
+            said.text_offset.append(choice.offset + bool(unfinished))  # behind one replacement character
             choice.offset += len(choice.decoder.decode(raw))
             if row is None:
                 said.token_logprobs.append(None)

@@ -124,8 +124,13 @@ def _validate(original: Callable[..., Any]) -> Callable[..., Any]:
 
     async def validate_json_request(raw_request: Request) -> None:  # FastAPI reads this signature
         original(raw_request)
-        if activation.active() is not None and raw_request.url.path in UNREAD:
-            check_fields(raw_request.url.path, await raw_request.json())
+        if activation.active() is None or raw_request.url.path not in UNREAD:
+            return
+        try:
+            body = await raw_request.json()
+        except ValueError:  # no JSON, which FastAPI says
+            return
+        check_fields(raw_request.url.path, body)
 
     return validate_json_request
 

@@ -120,5 +120,3 @@ def test_it_can_be_sent_to_another_process(lab: Lab):
     again = pickle.loads(pickle.dumps(processor))
     ids = torch.tensor(byte_level(lab).encode("the fo", add_special_tokens=False))
     assert torch.equal(processor(ids, torch.zeros(1000)), again(ids, torch.zeros(1000)))
-
-

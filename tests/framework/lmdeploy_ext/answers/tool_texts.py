@@ -26,7 +26,10 @@ TOOLS: list[dict[str, Any]] = [
         "type": "function",
         "function": {
             "name": name,
-            "parameters": {"type": "object", "properties": {key: {"type": one} for key, one in types.items()}},
+            "parameters": {
+                "type": "object",
+                "properties": {key: {"type": one} for key, one in types.items()},
+            },
         },
     }
     for name, types in _TYPES.items()
