@@ -12,6 +12,16 @@ from dlinfer.framework.patching import Patch
 
 def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext import engine_config
+    from dlinfer.framework.lmdeploy_ext.answers import (
+        completions,
+        left_streams,
+        logprobs,
+        marked_text,
+        parser_names,
+        rewards,
+        stop_sequences,
+        text,
+    )
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.device import cache_blocks, cli, kv_memory, ranks
     from dlinfer.framework.lmdeploy_ext.device import patches as device_patches
@@ -33,6 +43,7 @@ def _records() -> list[Patch]:
         model_checks,
         model_config,
         request_checks,
+        request_fields,
         sampling_checks,
         weight_checks,
     )
@@ -49,7 +60,14 @@ def _records() -> list[Patch]:
         step_thread,
     )
     from dlinfer.framework.lmdeploy_ext.serving import process as serving
-    from dlinfer.framework.lmdeploy_ext.vision import cogvlm, corrections, glm_4v, one_position, processors
+    from dlinfer.framework.lmdeploy_ext.vision import (
+        cogvlm,
+        corrections,
+        glm_4v,
+        image_files,
+        one_position,
+        processors,
+    )
 
     modules = (
         engine_config,
@@ -78,11 +96,20 @@ def _records() -> list[Patch]:
         model_checks,
         model_config,
         request_checks,
+        request_fields,
         rope_lengths,
         rope_parameters,
         scoring,
         serving,
         step_thread,
+        text,
+        logprobs,
+        completions,
+        marked_text,
+        stop_sequences,
+        left_streams,
+        parser_names,
+        rewards,
         token_draws,
         few_logits,
         min_new_tokens,
@@ -96,6 +123,7 @@ def _records() -> list[Patch]:
         corrections,
         glm_4v,
         one_position,
+        image_files,
         processors,
     )
     return [patch for module in modules for patch in module.PATCHES]

@@ -18,6 +18,9 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.refusals.sampling_checks import check_generation, check_sampling
 from dlinfer.framework.patching import Patch
 
+_LONGEST = "_dlinfer_longest_session"
+"""Attribute of PytorchEngineConfig: tokens that a session may have, by session_len and by the KV cache."""
+
 _LARGE_LOGIT = 100.0
 """Logits up to this size stay finite when they are divided by the temperature."""
 
@@ -33,6 +36,29 @@ def refusal(token_ids: Sequence[int], vocab_size: int | None) -> str | None:
         wrong = lowest if lowest < 0 else highest
         return f"Token id {wrong} is outside the model's vocabulary of {vocab_size}."
     return None
+
+
+def cache_refusal(length: int, async_engine: Any) -> str | None:
+    """Why a prompt of so many tokens does not fit into the KV cache, or None."""
+    longest = getattr(async_engine.backend_config, _LONGEST, None)
+    if longest is None or length <= longest:
+        return None
+    return (
+        f"Input length ({length}) is more than the KV cache holds: a session has at most {longest} tokens, though "
+        f"session_len is {async_engine.session_len}. Next step: a larger cache, by num_gpu_blocks, "
+        "cache_max_entry_count or DLINFER_CPU_KV_CACHE_GIB, or a shorter input."
+    )
+
+
+def _max_session_len(original: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(original)
+    def _get_max_session_len(self: Any) -> int:
+        longest = original(self)
+        if activation.serves(self.engine_config.device_type):
+            setattr(self.engine_config, _LONGEST, longest)  # which the server's process is given
+        return longest
+
+    return _get_max_session_len
 
 
 def fit_sampling(param: Any, vocab_size: int, dtype: torch.dtype) -> None:
@@ -79,6 +105,9 @@ def _determine_gen_config(original: Callable[..., Any]) -> Callable[..., Any]:
             reason = refusal(input_ids, vocab_size) or _fault(gen_config, vocab_size)
             if reason is not None:
                 raise RequestError(ErrorCode.INVALID_REQUEST, reason)
+            reason = cache_refusal(len(input_ids), self)
+            if reason is not None:
+                raise RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, reason)
         return original(self, input_ids, gen_config)
 
     return _determine_gen_config
@@ -100,12 +129,30 @@ def _preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
                 raise RequestError(
                     ErrorCode.INVALID_REQUEST, f"There is no adapter {adapter_name!r}; there are: {listed}."
                 )
-        return await original(
-            self, messages, session_id, gen_config, tools, reasoning_effort, do_preprocess, adapter_name, *args,
-            **kwargs,
-        )  # fmt: skip
+        try:
+            return await original(
+                self, messages, session_id, gen_config, tools, reasoning_effort, do_preprocess, adapter_name, *args,
+                **kwargs,
+            )  # fmt: skip
+        except RuntimeError as error:  # LMDeploy's RequestError
+            raise _with_reason(error) from error.__cause__
 
     return preprocess
+
+
+def _with_reason(error: RuntimeError) -> RuntimeError:
+    """The error with what caused it, where LMDeploy says only that preprocessing failed."""
+    from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
+
+    cause = error.__cause__
+    if (
+        activation.active() is None
+        or cause is None
+        or getattr(error, "code", None) != ErrorCode.PREPROCESS_FAILED
+    ):
+        return error
+    reason = str(cause) or type(cause).__name__
+    return RequestError(ErrorCode.PREPROCESS_FAILED, f"Request preprocessing failed: {reason}")
 
 
 def _is_servable(data: dict[str, Any], vocab_size: int) -> bool:
@@ -153,6 +200,13 @@ PATCHES = (
         why="the last check of a prompt where an error still reaches the user with a reason",
         signature="(self, input_ids, gen_config=None)",
         build=_determine_gen_config,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.engine:Engine._get_max_session_len",
+        why="is what a request is refused by, in words of the model's context, where the KV cache is smaller",
+        signature="(self)",
+        build=_max_session_len,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.pytorch.engine.engine:Engine._add_message",

@@ -9,17 +9,18 @@ it when it is made and again when a request comes, since its fields can be set i
 import functools
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.sampling import penalties
 from dlinfer.framework.patching import Patch
 
 _INT32 = 2**31 - 1
+_MOST_CHOICES = 128
+"""As LMDeploy's chats have."""
 
 
 @dataclass(frozen=True)
@@ -198,16 +199,31 @@ def _check_request(request: Any, server_context: Any) -> None:
     # The endpoints themselves look at these.
     own: dict[str, Any] = {"logprobs": None, "logprob_start_len": -1}
     if isinstance(request, CompletionRequest):
-        prompts = request.prompt
-        if isinstance(prompts, list) and not (prompts and all(isinstance(each, str) for each in prompts)):
-            raise _refuse("prompt", prompts, "a string, or a list of at least one string")
-        if request.logprobs:
-            instead = "none here, where LMDeploy returns none (/v1/chat/completions and /generate do)"
-            raise _refuse("logprobs", request.logprobs, instead)
+        if not _is_prompts(request.prompt):
+            raise _refuse("prompt", request.prompt, "a string, token ids, or a list of at least one of these")
         own["logprobs"] = request.logprobs
-    else:
-        own["n"] = 1  # a chat of several choices becomes as many requests
+        if not (choices := _Number(1, _MOST_CHOICES)).takes(request.n):
+            raise _refuse("n", request.n, str(choices))
+        if ((request.n or 1) > 1 or _is_many(request.prompt)) and request.session_id not in (None, -1):
+            raise _refuse("session_id", request.session_id, "none with several choices or prompts")
+    own["n"] = 1  # several choices become as many requests
     build_serving_generation_config(request, server_context, **own)
+
+
+def _is_prompts(prompt: Any) -> bool:
+    """Whether /v1/completions takes this for one prompt or for several."""
+    if isinstance(prompt, str) or _is_tokens(prompt):
+        return True
+    return bool(prompt) and (all(isinstance(each, str) for each in prompt) or all(map(_is_tokens, prompt)))
+
+
+def _is_tokens(prompt: Any) -> bool:
+    ids = _List(numbers.Integral, "token ids")
+    return isinstance(prompt, list) and bool(prompt) and ids.takes(prompt)
+
+
+def _is_many(prompt: Any) -> bool:
+    return isinstance(prompt, list) and not _is_tokens(prompt) and len(prompt) > 1
 
 
 # --- logit_bias
@@ -241,22 +257,6 @@ def _logit_bias(original: Callable[..., Any]) -> Callable[..., Any]:
     return logit_bias_logits_processor
 
 
-# --- rewards
-
-
-def _reward_score(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def async_get_reward_score(self: Any, input_ids: Sequence[Any]) -> Any:
-        try:
-            return await original(self, input_ids)
-        except ValueError as error:
-            if activation.active() is None:
-                raise
-            raise refuse(f"a reward score of {self.arch}", "use a reward model") from error
-
-    return async_get_reward_score
-
-
 PATCHES = (
     Patch(
         target="lmdeploy.messages:GenerationConfig.__post_init__",
@@ -283,13 +283,6 @@ PATCHES = (
         why="gives a local function, which cannot be sent to the engine's process: a 500 for any logit_bias",
         signature="(logit_bias, tokenizer)",
         build=_logit_bias,
-        essential=False,
-    ),
-    Patch(
-        target="lmdeploy.serve.core.async_engine:AsyncEngine.async_get_reward_score",
-        why="/pooling on a model without rewards is a 500",
-        signature="(self, input_ids)",
-        build=_reward_score,
         essential=False,
     ),
 )

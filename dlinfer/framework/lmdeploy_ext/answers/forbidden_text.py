@@ -1,0 +1,125 @@
+"""``bad_words``: texts that an answer never contains, of however many tokens they are.
+
+The check is on bytes, so it is exact: before each token it forbids the tokens whose text would complete a forbidden
+text, which may have begun in earlier tokens or in the prompt. It needs tokens whose texts join to the answer's text;
+a tokenizer without that is refused by name.
+"""
+
+import bisect
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dlinfer.framework.lmdeploy_ext.answers.token_text import token_bytes
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+
+_ELSEWHERE = b"\xff"
+"""Stands for the text of a token that shares nothing with a forbidden text. No UTF-8 text holds this byte."""
+
+
+@dataclass(frozen=True)
+class ForbiddenText:
+    """A logits processor that forbids one text; plain data, since it is sent to the engine's process.
+
+    text: the forbidden text, UTF-8.
+    pieces: texts of the tokens that may hold a part of it. Tokens of no text at all are among them.
+    vocabulary: number of tokens that have a text.
+    completing: for each number of bytes of it that an answer ends in, the tokens that would complete it.
+    """
+
+    text: bytes
+    pieces: dict[int, bytes]
+    vocabulary: int
+    completing: tuple[torch.Tensor, ...] = field(repr=False)
+
+    def __call__(self, token_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Set the logits of completing tokens to -inf, in place.
+
+        token_ids [tokens]: prompt and answer so far; logits [vocabulary of the model].
+        """
+        tail = self._tail(token_ids)
+        for length, tokens in enumerate(self.completing):
+            if len(tokens) and tail.endswith(self.text[:length]):
+                logits[tokens.to(logits.device)] = -torch.inf
+        return logits
+
+    def _tail(self, token_ids: torch.Tensor) -> bytes:
+        """The last bytes of the text, as many as an unfinished forbidden text can have."""
+        longest = len(self.text) - 1
+        tail = b""
+        end = len(token_ids)
+        while end and len(tail) < longest:
+            begin = max(end - longest, 0)
+            ids = token_ids[begin:end].tolist()
+            parts = (self.pieces.get(i, _ELSEWHERE) if i < self.vocabulary else b"" for i in ids)
+            tail = b"".join(parts) + tail
+            end = begin
+        return tail
+
+
+def forbid(text: str, tokenizer: Any, skip_special_tokens: bool) -> ForbiddenText:
+    """Make the logits processor for one text.
+
+    tokenizer: LMDeploy's.
+    Raises UnsupportedFeatureError for a tokenizer whose texts do not join to the text of an answer.
+    """
+    vocabulary = _vocabulary(tokenizer.model.model)
+    return vocabulary.forbid(text.encode(), skip_special_tokens)
+
+
+class _Vocabulary:
+    """Texts of a tokenizer's tokens, sorted and joined for fast search."""
+
+    def __init__(self, pieces: Sequence[bytes], special: Sequence[int]) -> None:
+        self._pieces = pieces
+        self._special = frozenset(special)
+        self._by_text = sorted(range(len(pieces)), key=pieces.__getitem__)
+        self._texts = [pieces[token] for token in self._by_text]
+        self._backwards = sorted(range(len(pieces)), key=lambda token: pieces[token][::-1])
+        self._reversed = [pieces[token][::-1] for token in self._backwards]
+
+    def forbid(self, text: bytes, skip_special: bool) -> ForbiddenText:
+        dropped = self._special if skip_special else frozenset()
+        containing = [token for token, piece in enumerate(self._pieces) if text in piece]
+        completing = [containing]
+        sharing: set[int] = set()
+        for length in range(1, len(text)):
+            completing.append(_starting(self._by_text, self._texts, text[length:]))
+            sharing.update(_starting(self._backwards, self._reversed, text[:length][::-1]))
+        # A token in the middle of the text, and one that the text's beginning ends in or lies across.
+        sharing.update(token for token, piece in enumerate(self._pieces) if piece in text)
+        pieces = {token: self._pieces[token] for token in sharing - dropped}
+        pieces.update(dict.fromkeys(dropped, b""))
+        kept = ([token for token in tokens if token not in dropped] for tokens in completing)
+        return ForbiddenText(
+            text, pieces, len(self._pieces), tuple(torch.tensor(tokens, dtype=torch.long) for tokens in kept)
+        )
+
+
+def _starting(tokens: Sequence[int], texts: Sequence[bytes], beginning: bytes) -> list[int]:
+    """Tokens whose text begins so; ``texts`` is sorted."""
+    low = bisect.bisect_left(texts, beginning)
+    high = bisect.bisect_left(texts, beginning + b"\xff" * 64, low)
+    return [
+        token
+        for token, text in zip(tokens[low:high], texts[low:high], strict=True)
+        if text.startswith(beginning)
+    ]
+
+
+_vocabularies: "weakref.WeakKeyDictionary[Any, _Vocabulary]" = weakref.WeakKeyDictionary()
+
+
+def _vocabulary(tokenizer: Any) -> _Vocabulary:
+    if tokenizer not in _vocabularies:
+        pieces = token_bytes(tokenizer)
+        if pieces is None:
+            raise refuse(
+                f"bad_words with the tokenizer {type(tokenizer).__name__}, whose tokens' texts do not join to a text,",
+                "forbid single tokens by bad_token_ids",
+            )
+        _vocabularies[tokenizer] = _Vocabulary(pieces, tokenizer.all_special_ids)
+    return _vocabularies[tokenizer]

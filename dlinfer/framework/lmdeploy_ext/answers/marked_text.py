@@ -1,0 +1,105 @@
+"""Tool calls and reasoning read from a stream are those read from the whole text.
+
+LMDeploy's parsers expect each marker (``</tool_call>``, ``<parameter=``) to begin and end where a piece of text does,
+as with tokenizers that have it as one token. Pieces are cut elsewhere where a tokenizer has no such token, and where
+text was held back for a stop string. Then a marker becomes a part of arguments or of the content. Here markers are put
+together again, and each reaches the parser as a piece of its own, in streams and whole texts alike.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Patch
+
+_PIECES = "_dlinfer_pieces"
+"""Attribute of LMDeploy's response parser that holds its Pieces."""
+
+
+class Pieces:
+    """Cuts text that arrives in any pieces at its markers, and holds back what may be the beginning of one."""
+
+    def __init__(self, markers: Sequence[str]) -> None:
+        self._markers = sorted({marker for marker in markers if marker}, key=len, reverse=True)
+        self._begins = re.compile("|".join(re.escape(first) for first in {each[0] for each in self._markers}))
+        self._text = ""
+
+    def feed(self, text: str, final: bool) -> Iterator[str]:
+        """Yield the markers and what lies between them. With ``final`` nothing is held back."""
+        self._text += text
+        done = at = 0
+        while match := self._begins.search(self._text, at):
+            at = match.start()
+            rest = self._text[at : at + len(self._markers[0])]
+            whole = next((marker for marker in self._markers if rest.startswith(marker)), None)
+            longer = (each for each in self._markers if len(each) > len(rest) and each.startswith(rest))
+            if not final and next(longer, None) is not None:
+                break
+            if whole is None:
+                at += 1
+                continue
+            if at > done:
+                yield self._text[done:at]
+            yield whole
+            done = at = at + len(whole)
+        else:
+            at = len(self._text)
+        if at > done:
+            yield self._text[done:at]
+        self._text = self._text[at:]
+
+
+def _markers(parser: Any) -> list[str]:
+    """What a response parser's tool and reasoning parsers look for."""
+    markers: list[str] = []
+    tool = parser.tool_parser
+    if tool is not None:
+        markers += [tool.get_tool_open_tag() or "", tool.get_tool_close_tag() or ""]
+        for name in dir(type(tool)):
+            value = getattr(type(tool), name)
+            if isinstance(value, str) and value.startswith("<") and not name.startswith("_"):
+                markers.append(value)
+        sign = getattr(tool, "dsml_token", None)
+        if sign is not None:
+            markers += [f"<{sign}invoke", f"</{sign}invoke>", f"<{sign}parameter", f"</{sign}parameter>"]
+    reasoning = parser.reasoning_parser
+    if reasoning is not None:
+        markers += [reasoning.get_reasoning_open_tag() or "", reasoning.get_reasoning_close_tag() or ""]
+    return markers
+
+
+def _stream_chunk(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def stream_chunk(self: Any, delta_text: str, delta_token_ids: list[int], **kwargs: Any) -> Any:
+        if activation.active() is None or (self.tool_parser is None and self.reasoning_parser is None):
+            return original(self, delta_text, delta_token_ids, **kwargs)
+        pieces = getattr(self, _PIECES, None)
+        if pieces is None:
+            pieces = Pieces(_markers(self))
+            setattr(self, _PIECES, pieces)
+        final = bool(kwargs.pop("final", False))
+        *texts, last = list(pieces.feed(delta_text, final)) or [""]
+        deltas: list[Any] = []
+        for text in texts:
+            deltas += original(self, text, [], final=False, **kwargs)
+        if not last and not final and (delta_text or delta_token_ids):
+            # LMDeploy's own ends the search for a call behind a call at a piece without text.
+            self._update_reasoning_tokens(delta_token_ids)
+            return deltas
+        return deltas + original(self, last, delta_token_ids, final=final, **kwargs)
+
+    return stream_chunk
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.serve.parsers.response_parser:BaseResponseParser.stream_chunk",
+        why="takes a marker that comes in two pieces for text",
+        signature="(self, delta_text, delta_token_ids, **kwargs)",
+        build=_stream_chunk,
+        versions=FAULTY,
+    ),
+)

@@ -1,0 +1,79 @@
+"""``/pooling`` and ``Pipeline.get_reward_score``: a score for every text that a reward model can read.
+
+LMDeploy 0.18 fails on one token, and inside the engine on an empty text, on ids outside the vocabulary and on a text
+that is too long: a 500 each.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dlinfer.errors import GenerationOptionError
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.refusals.request_checks import cache_refusal, refusal
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Patch
+
+_MODELS = ("InternLM2ForRewardModel", "Qwen2ForRewardModel")
+
+
+def _reward_score(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def async_get_reward_score(self: Any, input_ids: Sequence[Any]) -> Any:
+        if activation.active() is None:
+            return await original(self, input_ids)
+        if self.arch not in _MODELS:
+            raise refuse(f"a reward score of {self.arch}", "use a reward model")
+        texts = [input_ids] if input_ids and isinstance(input_ids[0], int) else list(input_ids)
+        for ids in texts:
+            _check(self, ids)
+        logits = await self.async_get_logits(input_ids=texts)
+        return [rows.reshape(-1)[-1].item() for rows in logits]
+
+    return async_get_reward_score
+
+
+def _check(async_engine: Any, ids: Any) -> None:
+    """Raise GenerationOptionError for token ids that have no score."""
+    if not isinstance(ids, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+        raise GenerationOptionError(
+            field="input", given=repr(ids)[:80], expected="token ids, or lists of them"
+        )
+    vocab_size = getattr(async_engine.hf_cfg.get_text_config(), "vocab_size", None)
+    reason = refusal(ids, vocab_size)
+    if reason is None and len(ids) > async_engine.session_len:
+        reason = f"It has {len(ids)} tokens, which is more than session_len={async_engine.session_len}."
+    reason = reason or cache_refusal(len(ids), async_engine)
+    if reason is not None:
+        raise GenerationOptionError(field="input", given=repr(ids)[:80], expected=f"another text. {reason}")
+
+
+def _pipeline_score(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_reward_score(self: Any, input_ids: list[Any]) -> list[float]:
+        if activation.active() is None:
+            return original(self, input_ids)
+        return self._run(coro=self.async_engine.async_get_reward_score(input_ids)).result()
+
+    return get_reward_score
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.serve.core.async_engine:AsyncEngine.async_get_reward_score",
+        why="/pooling is a 500 on a model without rewards, on one token, and on what the engine refuses",
+        signature="(self, input_ids)",
+        build=_reward_score,
+        versions=FAULTY,
+        essential=False,
+    ),
+    Patch(
+        target="lmdeploy.pipeline:Pipeline.get_reward_score",
+        why="fails on one token, and without a word on what the engine refuses",
+        signature="(self, input_ids)",
+        build=_pipeline_score,
+        versions=FAULTY,
+        essential=False,
+    ),
+)

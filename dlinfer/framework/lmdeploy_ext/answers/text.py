@@ -1,0 +1,265 @@
+"""The text of an answer: a function of its tokens alone, cut before the first stop string.
+
+LMDeploy 0.18 detokenises whatever tokens have arrived since its event loop last looked, and drops the text of that
+whole piece where it ends inside a character. It takes a stop string for the ids of one token, and drops longer ones
+with a warning. Here each token is detokenised alone, and stop strings are found in the text.
+"""
+
+import dataclasses
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from dlinfer.errors import GenerationOptionError
+from dlinfer.framework.lmdeploy_ext.answers.forbidden_text import forbid
+from dlinfer.framework.lmdeploy_ext.answers.logprobs import ranked
+from dlinfer.framework.lmdeploy_ext.answers.stop_text import StopText
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Patch
+
+
+@dataclasses.dataclass
+class _Progress:
+    """What the two generators around LMDeploy's own tell each other about one request.
+
+    more: tokens of the same engine output follow.
+    stopped: a stop string ended the answer; the engine computes the rest for nobody.
+    """
+
+    more: bool = False
+    stopped: bool = False
+
+
+_PROGRESS = "_dlinfer_progress"
+"""Attribute of LMDeploy's Session that holds the _Progress of its current request."""
+
+
+# --- below LMDeploy's generate: engine outputs, one token each
+
+
+def _safe_run(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    @asynccontextmanager
+    async def safe_run(self: Any, handle: Any, session: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async with original(self, handle, session, **kwargs) as outputs:
+            progress = getattr(session, _PROGRESS, None)
+            if progress is None:  # scores, logits: nobody asks for text
+                yield outputs
+            else:
+                yield _one_by_one(outputs, progress, handle, session.session_id)
+
+    return safe_run
+
+
+async def _one_by_one(outputs: Any, progress: _Progress, handle: Any, session_id: int) -> AsyncIterator[Any]:
+    from lmdeploy.messages import ResponseType
+
+    async for output in outputs:
+        pieces = list(_split(output)) if len(output.token_ids) > 1 else [output]
+        for number, piece in enumerate(pieces, 1):
+            progress.more = number < len(pieces)
+            yield piece
+            if progress.stopped:
+                if output.status is ResponseType.SUCCESS:
+                    await handle.async_cancel(session_id)
+                    async for _ in outputs:  # until the engine has freed the sequence
+                        pass
+                # To LMDeploy's counters this request has ended as any other.
+                yield dataclasses.replace(piece, status=ResponseType.FINISH, token_ids=[], logprobs=None)
+                return
+
+
+def _split(output: Any) -> Iterator[Any]:
+    """Engine outputs of one token each. The last one has all that there is once an output."""
+    from lmdeploy.messages import ResponseType
+
+    metrics = output.req_metrics
+    if metrics is not None:
+        metrics = dataclasses.replace(metrics, engine_events=[], spec_info=None)
+    last = len(output.token_ids) - 1
+    for index, token in enumerate(output.token_ids):
+        rows = None if output.logprobs is None else output.logprobs[index : index + 1]
+        if index == last:
+            yield dataclasses.replace(output, token_ids=[token], logprobs=rows)
+        else:
+            yield dataclasses.replace(
+                output,
+                status=ResponseType.SUCCESS,
+                token_ids=[token],
+                logprobs=rows,
+                logits=None,
+                last_hidden_state=None,
+                cache_block_ids=None,
+                req_metrics=metrics,
+                routed_experts=None,
+                ce_loss=None,
+            )
+
+
+# --- above it: text, tokens and log-probabilities together
+
+
+def _generate(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def generate(self: Any, request: Any, stream_response: bool = True) -> AsyncIterator[Any]:
+        answers: Any = original(self, request, stream_response)
+        if activation.active() is not None and getattr(request, "consumed", True) is False:
+            progress = _Progress()
+            setattr(request.session, _PROGRESS, progress)
+            config = request.gen_config
+            count = config.logprobs
+            if count == 0:
+                config.logprobs = 1  # LMDeploy's engine takes 0 for none
+            if count is not None and config.logprob_start_len < 0:
+                answers = _ranked(answers, count)
+            stops = bool(config.stop_words)
+            answers = _stopping(answers, progress, config) if stops else _joined(answers, progress)
+        try:
+            async for answer in answers:
+                yield answer
+        finally:
+            await answers.aclose()
+
+    return generate
+
+
+async def _ranked(answers: Any, count: int) -> AsyncIterator[Any]:
+    """Answers whose log-probabilities say how many were asked for."""
+    try:
+        async for answer in answers:
+            if answer.logprobs:
+                rows = zip(answer.logprobs, answer.token_ids, strict=True)
+                answer.logprobs = [ranked(row, token, count) for row, token in rows]
+            yield answer
+    finally:
+        await answers.aclose()
+
+
+async def _joined(answers: Any, progress: _Progress) -> AsyncIterator[Any]:
+    """One answer for each engine output, as without _split."""
+    whole: Any = None
+    try:
+        async for answer in answers:
+            whole = answer if whole is None else _add(whole, answer)
+            if not progress.more or answer.finish_reason is not None:
+                yield whole
+                whole = None
+    finally:
+        await answers.aclose()
+
+
+def _add(first: Any, second: Any) -> Any:
+    rows = second.logprobs if first.logprobs is None else first.logprobs + (second.logprobs or [])
+    return dataclasses.replace(
+        second,
+        response=first.response + second.response,
+        token_ids=(first.token_ids or []) + (second.token_ids or []),
+        logprobs=rows,
+    )
+
+
+async def _stopping(answers: Any, progress: _Progress, config: Any) -> AsyncIterator[Any]:
+    """Answers that end before the first stop string."""
+    text = StopText(config.stop_words, config.include_stop_str_in_output, config.min_new_tokens or 0)
+    waiting: list[Any] = []  # what the tokens of one engine output released
+    try:
+        async for answer in answers:
+            if answer.finish_reason is not None:
+                yield _ending(answer, text, waiting)
+                continue  # LMDeploy's generator ends by itself; closed here it would count as cancelled
+            if text.stopped is None:
+                waiting.append(text.feed(answer.token_ids or [], answer.logprobs, answer.response))
+                progress.stopped = text.stopped is not None
+            if not progress.more and not progress.stopped:
+                yield _holding(answer, text, waiting)
+                waiting.clear()
+    finally:
+        await answers.aclose()
+
+
+def _ending(answer: Any, text: StopText, waiting: list[Any]) -> Any:
+    """The last answer: all that was held back, and what LMDeploy adds for a stop token that is to be shown."""
+    if text.stopped is not None:
+        return _holding(dataclasses.replace(answer, finish_reason=text.stopped), text, waiting)
+    waiting.append(text.finish())
+    last = _holding(answer, text, waiting)
+    if not answer.token_ids and not answer.logprobs:
+        return last
+    return dataclasses.replace(
+        last,
+        response=last.response + answer.response,
+        token_ids=last.token_ids + (answer.token_ids or []),
+        logprobs=(last.logprobs or []) + (answer.logprobs or []) or None,
+        generate_token_len=text.token_count + len(answer.token_ids or []),
+    )
+
+
+def _holding(answer: Any, text: StopText, released: list[Any]) -> Any:
+    """An answer with the text and tokens that were released in place of its own."""
+    return dataclasses.replace(
+        answer,
+        response="".join(part.text for part in released),
+        token_ids=[token for part in released for token in part.token_ids],
+        logprobs=[row for part in released for row in part.logprobs] or None,
+        generate_token_len=text.token_count,
+    )
+
+
+# --- which stop and bad words are token ids
+
+
+def _convert(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def convert_stop_bad_words_to_ids(self: Any, tokenizer: Any) -> None:
+        if activation.active() is None:
+            original(self, tokenizer)
+            return
+        special = _special_tokens(tokenizer)
+        for words, ids in (("stop_words", "stop_token_ids"), ("bad_words", "bad_token_ids")):
+            if "" in (getattr(self, words) or ()):
+                raise GenerationOptionError(
+                    field=words, given=getattr(self, words), expected="non-empty strings"
+                )
+            found = {special[word] for word in getattr(self, words) or () if word in special}
+            found.update(getattr(self, ids) or ())
+            setattr(self, ids, sorted(found) or None)
+        texts = [forbid(word, tokenizer, self.skip_special_tokens) for word in self.bad_words or ()]
+        if texts:
+            self.logits_processors = [*(self.logits_processors or []), *texts]
+
+    return convert_stop_bad_words_to_ids
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, int]:
+    """Text of a token that detokenising drops or writes whole, to its id: such a word is meant as the token."""
+    plain = tokenizer.model.model  # transformers' tokenizer inside LMDeploy's two
+    special = dict(plain.get_added_vocab())
+    special.update(zip(plain.all_special_tokens, plain.all_special_ids, strict=True))
+    return special
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.serve.core.async_engine:AsyncEngine.safe_run",
+        why="hands on the tokens of several steps as one output, whose text depends on how many those were",
+        signature="(self, handle, session, **kwargs)",
+        build=_safe_run,
+        versions=FAULTY,
+    ),
+    Patch(
+        target="lmdeploy.serve.core.async_engine:AsyncEngine.generate",
+        why="stops at the ids of single tokens, and takes longer stop strings for none",
+        signature="(self, request, stream_response=True)",
+        build=_generate,
+        versions=FAULTY,
+    ),
+    Patch(
+        target="lmdeploy.messages:GenerationConfig.convert_stop_bad_words_to_ids",
+        why="drops words of several tokens with a warning, and takes others for all tokens that contain them",
+        signature="(self, tokenizer)",
+        build=_convert,
+        versions=FAULTY,
+    ),
+)

@@ -1,0 +1,57 @@
+"""The bytes of text that each token of a vocabulary stands for."""
+
+import random
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+_known: "weakref.WeakKeyDictionary[Any, Sequence[bytes] | None]" = weakref.WeakKeyDictionary()
+
+
+def token_bytes(tokenizer: Any) -> Sequence[bytes] | None:
+    """Text of each token, by id, of a tokenizer of transformers.
+
+    None where the texts of tokens do not join to the text that the tokenizer makes of several of them.
+    """
+    if tokenizer not in _known:
+        _known[tokenizer] = _read(tokenizer)
+    return _known[tokenizer]
+
+
+def text_of(tokenizer: Any, token: int) -> tuple[str, bytes]:
+    """Text of one token, with escapes for what is no whole character, and its bytes."""
+    pieces = token_bytes(tokenizer)
+    if pieces is not None and token < len(pieces):
+        piece = pieces[token]
+        return piece.decode(errors="backslashreplace"), piece
+    name = tokenizer.convert_ids_to_tokens(token)
+    text = "" if name is None else tokenizer.convert_tokens_to_string([name])
+    return text, text.encode()
+
+
+def _read(tokenizer: Any) -> Sequence[bytes] | None:
+    import xgrammar
+
+    try:
+        pieces = list(xgrammar.TokenizerInfo.from_huggingface(tokenizer).decoded_vocab)
+    except (ValueError, RuntimeError):  # a kind that xgrammar does not know
+        return None
+    draw = random.Random(0)
+    added = set(tokenizer.get_added_vocab().values())
+    # Bytes that are no character have no text of their own; decoders differ in what they write for them.
+    ordinary = [token for token in sorted(set(tokenizer.get_vocab().values()) - added) if _is_text(pieces[token])]
+    for _ in range(64):
+        ids = draw.choices(ordinary, k=4)
+        joined = b"".join(pieces[token] for token in ids).decode()
+        text = tokenizer.convert_tokens_to_string(tokenizer.convert_ids_to_tokens(ids))
+        if joined not in (text, f" {text}"):  # SentencePiece drops the first blank
+            return None
+    return pieces
+
+
+def _is_text(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
