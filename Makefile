@@ -88,7 +88,7 @@ mutations: $(STAMP) ## faults put into copies of the tree, each of which tests o
 	@OMP_WAIT_POLICY=passive $(PY) -m tests.mutations
 
 .PHONY: sanitize
-sanitize: $(STAMP) ## the C++ kernels' tests under address, undefined and thread sanitizers; SANITIZE_ARGS='--isa sse42 avx2'
+sanitize: $(STAMP) ## C++ kernels and graph mode's loops under address, undefined and thread sanitizers; SANITIZE_ARGS='--isa sse42 avx2'
 	$(PY) -m tests.vendor.cpu.sanitized $(SANITIZE_ARGS)
 
 .PHONY: test-isa

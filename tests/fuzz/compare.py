@@ -20,7 +20,8 @@ TINY = {torch.float32: 1e-35, torch.bfloat16: 1e-35, torch.float16: 3e-7, torch.
 
 @dataclass(frozen=True)
 class Difference:
-    """kind: ``value``, ``memory``, ``dtype``, ``shape``, ``stride``, ``alias``, ``error``, ``no error``, ``guard``."""
+    """kind: ``value``, ``memory``, ``dtype``, ``shape``, ``stride``, ``alias``, ``error``, ``no error``, ``guard``,
+    ``structure``, ``version``."""
 
     kind: str
     call: int
@@ -95,6 +96,12 @@ def _structure(number: int, want: CallTrace, got: CallTrace, watch: bool):
             )
     if not watch:
         return
+    if want.structure and got.structure and want.structure != got.structure:
+        yield Difference(
+            "structure", number, "results", f"{got.structure} in place of {want.structure}"[:300]
+        )
+    for name in sorted(want.written - got.written):
+        yield Difference("version", number, name, "a write did not count")
     first = len(want.results) - len(want.strides)
     for index, (one, other) in enumerate(zip(want.strides, got.strides, strict=True)):
         shape = want.results[first + index].shape

@@ -27,6 +27,8 @@ def common(program: Program, difference: Difference, given: Sequence[CallTrace])
             for compiled_at in range(difference.call + 1)
             if (found := fake_strides(program, difference.call, index, compiled_at)) is not None
         )
+    if difference.kind == "error":
+        return named_wrong_fake(program, difference)
     if difference.kind != "no error":
         return False
     # A compiled loop takes dtypes that torch's kernel lacks, and the fakes of products and writes do not compare them.
@@ -36,6 +38,13 @@ def common(program: Program, difference: Difference, given: Sequence[CallTrace])
     if any(text in difference.detail for text in taken) or unused_step_raises(program):
         return True
     return overwritten_step_raises(program, difference.call, given)
+
+
+def named_wrong_fake(program: Program, difference: Difference) -> bool:
+    """Whether an error names the custom op whose fake function is wrong."""
+    wrong = [step for step in program.steps if "wrong fake" in step.features]
+    names = {name for step in wrong for name in re.findall(r"ops\.(fuzz\.\w+)", step.text)}
+    return any(name in difference.detail.replace("::", ".") for name in names)
 
 
 def overwritten_step_raises(program: Program, number: int, given: Sequence[CallTrace]) -> bool:
@@ -79,6 +88,7 @@ def fake_strides(program: Program, number: int, index: int, compiled_at: int = 0
                 if place < len(results)
             )
             values |= {name: one for name, one in fed if one is not None and name in values}
+            values |= program.calls[call].numbers
             _run(program, values)
     found = values.get(program.returns[index])
     return None if found is None else found.stride()

@@ -25,7 +25,7 @@ from dlinfer.graph.seam import inductor
 from dlinfer.graph.seam.dynamo import mark_unbacked
 from dlinfer.vendor.cpu.inductor import clusters
 from tests.fuzz import memory
-from tests.fuzz.execute import Forward
+from tests.fuzz.execute import Forward, flat, plain
 from tests.fuzz.program import Program
 
 
@@ -43,7 +43,7 @@ def opened(program: Program, model: torch.nn.Module, engine: str) -> Iterator[Fo
     """The program behind its door. Raises Refused, when it is opened or called."""
     if program.door == "compile":
         compiled = torch.compile(model, backend="dlinfer", dynamic=program.dynamic, options=options(engine))
-        yield lambda arguments: compiled(**arguments)
+        yield plain(compiled)
         return
     if program.door == "direct":
         yield _Direct(program, model, engine)
@@ -113,11 +113,11 @@ class _Artifact:
             self.model, (), example, dynamic_shapes=shapes, options=options(self.engine)
         )
         if self.program.door == "artifact":
-            return lambda given: artifact(**given)
+            return lambda given: flat(artifact(**given))
         path = self.folder / "program.dlinfer"
         artifact.save(path)
         session = dlinfer.load(path)
-        return lambda given: tuple(session.run(dict(given)).values())
+        return lambda given: tuple(flat(session.run(dict(given))))
 
 
 def graphs() -> int:

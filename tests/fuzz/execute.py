@@ -10,14 +10,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten
 
 import dlinfer
 import dlinfer.ops
 from dlinfer.vendor import discovery
-from tests.fuzz import memory
-from tests.fuzz.program import Call, Program, Step
+from tests.fuzz import memory, opaque, states
+from tests.fuzz.program import Call, Input, Program, Step
 
-Forward = Callable[[Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]]
+Forward = Callable[[Mapping[str, Any]], tuple[torch.Tensor, ...]]
 KEPT = ("buffer", "weight")
 
 
@@ -26,6 +27,7 @@ class CallTrace:
     """What a caller can see after one call. Tensors are copies, ``results`` are those of all calls so far.
 
     aliases: pairs of a result of this call and a tensor (``result 1``, the name of an input) that share elements.
+    written: names of the memory whose version counters moved. structure: what the results stood in.
     error: what was raised; then the rest says only how memory outside of all views was left.
     """
 
@@ -33,6 +35,8 @@ class CallTrace:
     storages: dict[str, torch.Tensor] = field(default_factory=dict)
     strides: list[tuple[int, ...]] = field(default_factory=list)
     aliases: set[tuple[int, str]] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+    structure: str = ""
     guards: dict[str, torch.Tensor] = field(default_factory=dict)
     error: BaseException | None = None
 
@@ -60,15 +64,26 @@ def run_step(step: Step, values: Mapping[str, Any], names: dict[str, Any], widen
 def source(program: Program) -> str:
     """The program as a module class."""
     kept = [one.name for one in program.of_role(*KEPT)]
-    arguments = ", ".join(["self", *(one.name for one in program.of_role("argument"))])
+    given = [one.name for one in program.of_role("argument")]
+    arguments = ", ".join(["self", *given, *program.calls[0].numbers])
     lines = [f"{name} = self.{name}" for name in kept] + [step.line for step in program.steps]
-    results = (
-        program.returns[0]
-        if program.door == "direct"
-        else "(" + "".join(f"{name}, " for name in program.returns).rstrip() + ")"
-    )
+    results = program.returns[0] if program.door == "direct" else nested(program)
     body = "".join(f"        {line}\n" for line in [*lines, f"return {results}"])
-    return f"class Model(torch.nn.Module):\n    def forward({arguments}):\n{body}"
+    guard = "    @torch.no_grad()\n" if program.gradients else ""
+    return f"class Model(torch.nn.Module):\n{guard}    def forward({arguments}):\n{body}"
+
+
+def nested(program: Program) -> str:
+    """The expression of the results."""
+    names = program.returns
+    listed = "".join(f"{name}, " for name in names).rstrip()
+    return {
+        "": f"({listed})",
+        "none": f"(None, {listed} None)",
+        "number": f"(3, {listed} 2.5, True)",
+        "dict": "{" + ", ".join(f"'r{i}': {name}" for i, name in enumerate(names)) + ", 'none': None}",
+        "nested": f"{{'a': [{names[0]}, None], 'b': ({' '.join(f'{name},' for name in names[1:])} {{'c': 3}})}}",
+    }[program.nest]
 
 
 _numbers = itertools.count()
@@ -82,20 +97,37 @@ def module(program: Program, widen: bool = False) -> tuple[torch.nn.Module, dict
     storages, tensors = memory.make(program, 0, KEPT, widen)
     for one in program.of_role(*KEPT):
         if one.role == "weight":
-            model.register_parameter(one.name, torch.nn.Parameter(tensors[one.name], requires_grad=False))
+            model.register_parameter(
+                one.name, torch.nn.Parameter(tensors[one.name], requires_grad=gradients(program, one, widen))
+            )
         else:
             model.register_buffer(one.name, tensors[one.name])
     return model.eval(), storages
 
 
+def gradients(program: Program, one: Input, widen: bool = False) -> bool:
+    """Whether a weight records gradients."""
+    return program.gradients and getattr(torch, one.dtype).is_floating_point
+
+
+class Results(tuple):
+    """The tensors of a result, and what they stood in."""
+
+    structure = ""
+
+
+def flat(made: Any) -> Results:
+    """The tensors in a result of any structure."""
+    leaves, spec = tree_flatten(made)
+    results = Results(one for one in leaves if isinstance(one, torch.Tensor))
+    others = ["tensor" if isinstance(one, torch.Tensor) else repr(one) for one in leaves]
+    results.structure = f"{spec} of {others}"
+    return results
+
+
 def plain(model: Callable[..., Any]) -> Forward:
     """The model itself."""
-
-    def forward(arguments: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        made = model(**arguments)
-        return made if isinstance(made, tuple) else (made,)
-
-    return forward
+    return lambda arguments: flat(model(**arguments))
 
 
 def interpreted(
@@ -113,7 +145,7 @@ def interpreted(
                 values[step.makes] = made
         return tuple(values[name] for name in program.returns)
 
-    return forward
+    return torch.no_grad()(forward) if program.gradients else forward
 
 
 def calls(
@@ -127,18 +159,22 @@ def calls(
     traces: list[CallTrace] = []
     alive: list[torch.Tensor] = []
     previous: tuple[torch.Tensor, ...] = ()
+    opaque.reset()
     for number, call in enumerate(program.calls):
         storages, arguments = memory.make(program, number, ("argument",), widen)
         for name, index in call.feed.items():
             if index < len(previous) and name in arguments:
                 arguments[name] = previous[index]
+        if call.data:
+            kept[call.data].memory.data.mul_(0.5)
         trace = CallTrace()
         traces.append(trace)
         seen = {**(kept if watch else {}), **storages}
         before = {name: one.memory[~one.covered].clone() for name, one in seen.items()}
+        versions = {name: one.memory._version for name, one in seen.items()}
         try:
             with torch.no_grad(), circumstances(call):
-                results = forward(arguments)
+                results = forward({**arguments, **call.numbers})
         except Exception as cause:  # noqa: BLE001 - whatever is raised is compared
             trace.error = cause
             trace.guards = {
@@ -157,13 +193,22 @@ def calls(
                 if name != f"result {i}" and overlap(one, other)
             }
         trace.strides = [one.stride() for one in results]
+        trace.structure = getattr(results, "structure", "")
+        trace.written = {name for name, one in seen.items() if one.memory._version != versions[name]}
         if 0 <= call.write < len(results):
             write_into(results[call.write])
         alive += results
         previous = results
         trace.results = [one.detach().clone() for one in alive]
         trace.storages = {name: one.memory.clone() for name, one in seen.items()}
+        if assigned(program) and watch:
+            trace.storages |= {f"{name} afterwards": one.detach().clone() for name, one in arguments.items()}
     return traces
+
+
+def assigned(program: Program) -> bool:
+    """Whether a program replaces what a tensor object refers to."""
+    return any("data assigned" in step.features for step in program.steps)
 
 
 def write_into(result: torch.Tensor) -> None:
@@ -178,7 +223,7 @@ def circumstances(call: Call) -> Iterator[None]:
     if call.vendor:
         dlinfer.vendor.use(call.vendor)
     backends = [getattr(SDPBackend, call.sdpa), SDPBackend.MATH] if call.sdpa else []
-    with sdpa_kernel(backends) if backends else contextlib.nullcontext():
+    with sdpa_kernel(backends) if backends else contextlib.nullcontext(), states.entered(call.state):
         yield
 
 

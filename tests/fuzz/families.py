@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.fuzz import families_access, families_compute, families_fused
+from tests.fuzz import families_access, families_compute, families_fused, families_state
 from tests.fuzz.generate import Draft
 from tests.fuzz.program import Step
 
@@ -19,6 +19,6 @@ class Family:
 
 FAMILIES = tuple(
     Family(draw.__name__.replace("_", " ").strip(), weight, draw)
-    for module in (families_compute, families_access, families_fused)
+    for module in (families_compute, families_access, families_fused, families_state)
     for draw, weight in module.DRAWN.items()
 )

@@ -10,7 +10,8 @@ import torch
 
 from tests.fuzz import memory
 from tests.fuzz.execute import calls, module, namespace, plain, run_step, vendor_kept
-from tests.fuzz.program import DOORS, Call, Input, Program, Step
+from tests.fuzz.program import DOORS, NESTS, Call, Input, Program, Step
+from tests.fuzz.states import STATES
 
 FLOATS = ("float32", "float32", "float32", "float32", "bfloat16", "float16", "float64")
 INTEGERS = ("int64", "int64", "int32", "uint8", "int8", "int16")
@@ -38,6 +39,7 @@ class Draft:
             name: self.random.choice((0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 16, 17, 33)) for name in "ABCD"
         }
         self.dtype = self.random.choice(FLOATS)
+        self.numbers: dict[str, float] = {}
         self.globals = namespace()
         self.raises = False
 
@@ -67,6 +69,12 @@ class Draft:
         self.values[name] = memory.make(program, 0, (one.role,))[1][name]
         self.inputs.append(one)
         return name
+
+    def new_number(self) -> str:
+        """The name of a number that each call chooses."""
+        if not self.numbers or (len(self.numbers) < 3 and self.chance(0.4)):
+            self.numbers[f"n{len(self.numbers)}"] = self.choose(0.5, 1.5, 2.0, 1.0, 0.125)
+        return self.random.choice(list(self.numbers))
 
     def _content(self, dtype: str) -> str:
         if getattr(torch, dtype).is_floating_point:
@@ -145,7 +153,7 @@ class Draft:
     def add(self, step: Step) -> bool:
         """Try a step; keep it if it runs and its result is small."""
         try:
-            made = run_step(step, self.values, self.globals)
+            made = run_step(step, {**self.values, **self.numbers}, self.globals)
         except Exception:  # noqa: BLE001 - a step that does not fit its operands is drawn anew
             return False
         if step.makes:
@@ -181,7 +189,11 @@ def generate(seed: int, steps: int = 0) -> Program:
             if step is not None:
                 draft.add(replace(step, features=(family.name, *step.features)))
     program = Program(
-        seed, tuple(draft.inputs), tuple(draft.steps), _returns(draft), (Call(dict(draft.sizes)),)
+        seed,
+        tuple(draft.inputs),
+        tuple(draft.steps),
+        _returns(draft),
+        (Call(dict(draft.sizes), numbers=dict(draft.numbers)),),
     )
     # torch takes ten seconds to trace attention with a symbol for each size.
     dynamic = (
@@ -192,6 +204,8 @@ def generate(seed: int, steps: int = 0) -> Program:
     program = _with_calls(replace(program, dynamic=dynamic).pruned(), draft)
     if program.door == "direct":
         program = replace(program, returns=program.returns[:1]).pruned()
+    elif draft.chance(0.12):
+        program = replace(program, nest=draft.choose(*NESTS))
     return _running(program, draft)
 
 
@@ -257,15 +271,44 @@ def _with_calls(program: Program, draft: Draft) -> Program:
         made[number] = replace(made[number], write=draft.random.randrange(len(program.returns)))
     if any("cache" in step.features for step in program.steps) and draft.chance(0.5):
         made = [replace(call, vendor=draft.choose("cpu", "openvino")) for call in made]
-    door = draft.random.choices(DOORS, (10, 1, 1, 1))[0]
+    door = _door(program, draft)
     if door == "loaded":  # a session copies inputs that are not contiguous, so a result may be the copy
         made = [replace(call, write=-1) for call in made]
     kept = program.of_role("buffer") or (program.of_role("weight") and _writes(program))
     alone = door == "compile" and not kept and not any(call.feed for call in made)
+    alone = alone and not any("opaque" in step.features for step in program.steps)
     threads = alone and not any(call.vendor for call in made) and draft.chance(0.08)
     if threads:  # the allowed backends are the process's
         made = [replace(call, sdpa="") for call in made]
-    return replace(program, calls=tuple(made), door=door, threads=threads)
+    states = not threads and draft.chance(0.3)
+    for number in range(len(made)) if states else ():
+        if draft.chance(0.6) and (door == "compile" or number):
+            made[number] = replace(made[number], state=draft.choose(*STATES))
+    if any(call.state == "inference" for call in made):  # nothing outside of the mode writes what it gives
+        made = [replace(call, feed={}, write=-1) for call in made]
+    gradients = states and door == "compile" and bool(program.of_role("weight")) and draft.chance(0.5)
+    own = [one for one in program.of_role("buffer", "weight") if not one.alias]
+    writable = [one.name for one in own if getattr(torch, one.dtype).is_floating_point]
+    for number in range(1, len(made)):
+        change = {
+            name: draft.choose(0.25, 1.75, 3.0, 0.7) for name in made[number].numbers if draft.chance(0.7)
+        }
+        written = (
+            draft.random.choice(writable) if writable and door == "compile" and draft.chance(0.2) else ""
+        )
+        made[number] = replace(made[number], numbers=made[number].numbers | change, data=written)
+    apart = {one.name: {"alias": []} for one in program.of_role("argument") if one.alias[1:] == ("bytes",)}
+    if apart and draft.chance(0.6):
+        made[0] = replace(made[0], changes=made[0].changes | apart)
+    return replace(program, calls=tuple(made), door=door, threads=threads, gradients=gradients)
+
+
+def _door(program: Program, draft: Draft) -> str:
+    door = draft.random.choices(DOORS, (10, 1, 1, 1))[0]
+    # An export takes a number for a constant, and runs the module to try it: a count would go on.
+    if program.calls[0].numbers or any("opaque" in step.features for step in program.steps):
+        return "direct" if door == "direct" else "compile"
+    return door
 
 
 def _writes(program: Program) -> bool:

@@ -10,16 +10,30 @@ import torch
 
 from tests.fuzz.program import Call, Input, Program, size_of, sizes_of
 
-LAYOUTS = ("plain", "guarded", "offset", "transposed", "rows", "columns", "expanded", "reversed")
+LAYOUTS = ("plain", "guarded", "offset", "transposed", "rows", "columns", "expanded", "reversed", "negated")
 """plain: a tensor of its own. guarded: memory in front and behind that is not its own. offset: one element further, so
 badly aligned. transposed: the last two dimensions swapped in memory. rows, columns: a slice with gaps of a wider one.
-expanded: the first dimension has stride 0. reversed: dimensions in reverse order in memory."""
+expanded: the first dimension has stride 0. reversed: dimensions in reverse order in memory. negated: floats that torch
+negates when it reads them (``is_neg()``)."""
 
-CONTENTS = ("normal", "special", "extreme", "whole", "limits", "index", "beyond", "unused", "same", "slots")
+CONTENTS = (
+    "normal",
+    "special",
+    "extreme",
+    "whole",
+    "limits",
+    "index",
+    "beyond",
+    "unused",
+    "same",
+    "slots",
+    "flags",
+)
 """normal: of the normal distribution (small numbers for integers). special: NaN, infinities, zeros of both signs among
 them. extreme: where activations overflow or vanish. whole: whole numbers, at 2**24 for floats. limits: integers at
 2**24, 2**31, 2**53 and the ends of their type. index: indices within ``bound``. beyond: some indices outside.
-unused: memory that nobody wrote, filled with NaN. same: all equal. slots: distinct indices within ``bound``."""
+unused: memory that nobody wrote, filled with NaN. same: all equal. slots: distinct indices within ``bound``. flags: 0
+and 1."""
 
 GUARD = 16  # elements in front and behind; 64 bytes or more keep float32's alignment of vectors
 
@@ -56,13 +70,25 @@ class Storage:
 
 @dataclass
 class View:
-    """Where an input lies in its storage; ``same_as`` names the input whose tensor object it is."""
+    """Where an input lies in its storage; ``same_as`` names the input whose tensor object it is.
+
+    dtype: where it is another than the storage's; strides and offset count its elements. negated: whether its negative
+    bit is set.
+    """
 
     storage: str
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     same_as: str = ""
+    dtype: str = ""
+    negated: bool = False
+
+    def of(self, memory: torch.Tensor) -> torch.Tensor:
+        """The tensor, given its storage."""
+        memory = memory.view(getattr(torch, self.dtype)) if self.dtype else memory
+        tensor = memory.as_strided(self.size, self.stride, self.offset)
+        return torch._neg_view(tensor) if self.negated else tensor
 
 
 def at_call(one: Input, call: Call) -> Input:
@@ -77,16 +103,20 @@ def plan(program: Program, call: Call, roles: tuple[str, ...]) -> dict[str, View
     for one in program.of_role(*roles):
         given = at_call(one, call)
         if given.alias and given.alias[0] in views:
-            views[one.name] = _aliased(views[given.alias[0]], given.alias)
+            views[one.name] = _aliased(views[given.alias[0]], given, call)
             continue
         size = sizes_of(given.shape, call.sizes)
         stride, offset = _lies(size, given.layout)
-        views[one.name] = View(one.name, size, stride, offset)
+        negated = given.layout == "negated" and getattr(torch, given.dtype).is_floating_point
+        views[one.name] = View(one.name, size, stride, offset, negated=negated)
     return views
 
 
-def _aliased(other: View, alias: tuple[str, ...]) -> View:
-    name, how = alias
+def _aliased(other: View, one: Input, call: Call) -> View:
+    name, how = one.alias
+    if how == "bytes":
+        size = sizes_of(one.shape, call.sizes)
+        return View(other.storage, size, _lies(size, "plain")[0], 0, dtype=one.dtype)
     if how == "same":
         return replace(other, same_as=name)
     return replace(other, offset=other.offset + (how == "shift"), same_as="")
@@ -127,7 +157,7 @@ def make(
         if view.same_as:
             tensors[name] = tensors[view.same_as]
         else:
-            tensors[name] = storages[view.storage].memory.as_strided(view.size, view.stride, view.offset)
+            tensors[name] = view.of(storages[view.storage].memory)
     return storages, tensors
 
 
@@ -140,6 +170,7 @@ def _storage(
     sizes: dict[str, int],
 ) -> Storage:
     one = inputs[owner]
+    views = {name: view for name, view in views.items() if not view.dtype}  # these lie within the others
     end = max(
         1 + v.offset + sum((n - 1) * s for n, s in zip(v.size, v.stride, strict=True)) for v in views.values()
     )
@@ -183,6 +214,8 @@ def content(kind: str, dtype: torch.dtype, count: int, bound: int, key: tuple[ob
         return found.to(dtype)
     if kind == "slots":
         return torch.randperm(max(bound, count), generator=random)[:count].to(dtype)
+    if kind == "flags":
+        return (normal > 0).to(dtype)
     if dtype == torch.bool:
         return normal > (-3 if kind == "same" else 0)
     if kind == "same":

@@ -98,7 +98,8 @@ def perturbing(seed: int) -> Callable[..., Any]:
             return _write(step, values, names)
         made = run_step(step, values, names)
         operands = {name: values[name] for name in step.uses}
-        if not made.is_floating_point() or any(overlap(made, one) for one in operands.values()):
+        tensors = [one for one in operands.values() if isinstance(one, torch.Tensor)]
+        if not made.is_floating_point() or any(overlap(made, one) for one in tensors):
             return made
         if seed > 1:
             operands = {name: perturbed(one) for name, one in operands.items()}
@@ -119,7 +120,8 @@ def perturbing(seed: int) -> Callable[..., Any]:
     def summed_otherwise(made: torch.Tensor, step: Step, values: Mapping[str, Any]) -> torch.Tensor:
         """The result of a step that also writes and is not run again: each element moves by a rounding of the largest
         number that it may be a sum of."""
-        summed = [one for one in (made, *(values[name] for name in step.uses)) if one.is_floating_point()]
+        operands = [one for name in step.uses if isinstance(one := values[name], torch.Tensor)]
+        summed = [one for one in (made, *operands) if one.is_floating_point()]
         largest = max(
             float(one.double().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if one.numel() else 0.0
             for one in summed

@@ -8,6 +8,7 @@ from typing import Any
 
 ENGINES = ("inductor", "openvino", "onnxruntime")
 DOORS = ("compile", "artifact", "loaded", "direct")
+NESTS = ("none", "number", "dict", "nested")
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Input:
     shape: sizes, numbers or names of sizes that each call chooses.
     layout: how it lies in memory (``memory.LAYOUTS``). content: what it holds (``memory.CONTENTS``).
     bound: for indices, the size that they index; a number or the name of one.
-    alias: another input that it shares memory with, and how (``same``, ``view``, ``shift``); empty for none.
+    alias: another input that it shares memory with, and how (``same``, ``view``, ``shift``, or ``bytes`` for another
+    dtype); empty for none.
     """
 
     name: str
@@ -60,7 +62,9 @@ class Call:
     feed: argument -> number of the result of the previous call that is passed instead.
     sdpa: the attention backend that is allowed (``MATH``, ``FLASH_ATTENTION``, ``EFFICIENT_ATTENTION``); empty for all.
     vendor: the active vendor of the CPU; empty leaves it.
-    write: number of the result that the caller writes into afterwards; -1 for none.
+    write: number of the result that the caller writes into afterwards; -1 for none. state: global state of torch
+    (``states.STATES``). numbers: values of the arguments that are Python floats. data: a buffer or weight that the
+    caller changes through ``.data`` before the call.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -69,6 +73,9 @@ class Call:
     sdpa: str = ""
     vendor: str = ""
     write: int = -1
+    state: str = ""
+    numbers: dict[str, float] = field(default_factory=dict)
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,8 @@ class Program:
     """A program and its calls. ``seed``: of the contents. ``door``: how it is compiled (``DOORS``).
 
     dynamic: torch.compile's. threads: two threads make the calls at the same time, each with tensors of its own.
+    nest: what the results stand in, beside None and numbers (``NESTS``); empty for a tuple. gradients: weights record
+    gradients, and the forward runs under ``torch.no_grad``.
     """
 
     seed: int
@@ -86,6 +95,8 @@ class Program:
     dynamic: bool | None = None
     door: str = "compile"
     threads: bool = False
+    nest: str = ""
+    gradients: bool = False
 
     def of_role(self, *roles: str) -> list[Input]:
         """Its inputs of some roles, in order."""
@@ -110,11 +121,15 @@ class Program:
             found |= {f"attention backend {call.sdpa}"} if call.sdpa else set()
             found |= {f"vendor {call.vendor}"} if call.vendor else set()
             found |= {"result fed back"} if call.feed else set()
+            found |= {f"state {call.state}"} if call.state else set()
+            found |= {"data written by the caller"} if call.data else set()
             found |= {"result written by the caller"} if call.write >= 0 else set()
         if len({tuple(call.sizes.items()) for call in self.calls}) > 1:
             found.add("changed sizes")
         if len({call.sdpa for call in self.calls}) > 1:
             found.add("attention backend switched")
+        if len({call.state for call in self.calls}) > 1:
+            found.add("state switched")
         if len({call.vendor for call in self.calls}) > 1:
             found.add("vendor switched")
         written = {step.uses[0] for step in self.steps if "write" in step.features}
@@ -122,6 +137,8 @@ class Program:
         found |= {f"write to {roles.get(name, 'an intermediate')}" for name in written}
         found |= {f"{roles[name]} returned" for name in self.returns if name in roles}
         found |= {"two threads"} if self.threads else set()
+        found |= {f"results in {self.nest}"} if self.nest else set()
+        found |= {"weights record gradients"} if self.gradients else set()
         return found
 
     def pruned(self) -> "Program":
@@ -141,6 +158,8 @@ class Program:
                 sizes={size: number for size, number in call.sizes.items() if size in sizes},
                 changes={name: change for name, change in call.changes.items() if name in names},
                 feed={name: index for name, index in call.feed.items() if name in names},
+                numbers={name: number for name, number in call.numbers.items() if name in needed},
+                data=call.data if call.data in names else "",
             )
             for call in self.calls
         )

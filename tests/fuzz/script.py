@@ -1,12 +1,13 @@
 """A program as a script that needs torch and dlinfer only, and shows how compiled differs from eager."""
 
+import inspect
 import itertools
 from typing import Any
 
 import torch
 
-from tests.fuzz import memory
-from tests.fuzz.execute import KEPT, source
+from tests.fuzz import memory, opaque, states
+from tests.fuzz.execute import KEPT, gradients, source
 from tests.fuzz.program import Call, Program
 
 _HEAD = '''"""{title}
@@ -30,17 +31,21 @@ import dlinfer.ops
 '''
 
 _TAIL = '''
-def run(forward_of, model):
-    """What a caller sees after each call."""
+def run(forward_of, model, fixed=False):
+    """What a caller sees after each call. ``fixed``: all calls run in the global state of the first."""
     forward, seen, previous = forward_of(model), [], ()
-    for make, feed, backends, vendor, write in CALLS:
+    for make, feed, backends, vendor, write, state, data in CALLS:
         storages, arguments = make()
+        state = CALLS[0][5] if fixed else state
+        versions = {name: one._version for name, one in storages.items()}
+        if data:
+            getattr(model, data).data.mul_(0.5)
         arguments |= {name: previous[index] for name, index in feed.items()}
         if vendor:
             dlinfer.vendor.use(vendor)
         try:
-            with torch.no_grad(), sdpa_kernel(backends) if backends else contextlib.nullcontext():
-                previous = forward(arguments)
+            with torch.no_grad(), sdpa_kernel(backends) if backends else contextlib.nullcontext(), entered(state):
+                previous, structure = flat(forward(arguments))
         except Exception as error:
             return [*seen, ("error", type(error).__name__, str(error)[:300])]
         if write >= 0:
@@ -48,6 +53,10 @@ def run(forward_of, model):
                 previous[write].fill_(5)
         seen += [("result", index, one.clone()) for index, one in enumerate(previous)]
         seen += [("memory of argument", name, one.clone()) for name, one in storages.items()]
+        seen += [("argument", name, one.clone()) for name, one in arguments.items() if isinstance(one, torch.Tensor)]
+        if WATCHED:
+            seen += [("structure", "results", structure)]
+            seen += [("written", name, one._version > versions[name]) for name, one in storages.items()]
         seen += [("buffer", name, one.clone()) for name, one in model.state_dict().items()] if WATCHED else []
     return seen
 
@@ -65,12 +74,16 @@ def same(want, got):
     """Which error it is does not matter; strides do."""
     if "error" in (want[0], got[0]):
         return want[0] == got[0]
+    if want[0] == "written":
+        return want[2] <= got[2]
+    if want[0] == "structure":
+        return want[2] == got[2]
     return close(want[2], got[2]) and (want[0] != "result" or want[2].stride() == got[2].stride())
 
 
 if __name__ == "__main__":
     before = dlinfer.vendor.activate_default("cpu").name
-    expected = run(eagerly, new_model())
+    expected = run(eagerly, new_model(), FIXED)
     dlinfer.vendor.use(before)
     given = run(compiled, new_model())
     wrong = [(want, got) for want, got in zip(expected, given) if not same(want, got)]
@@ -80,6 +93,18 @@ if __name__ == "__main__":
     print(f"{len(wrong)} of {len(expected)} differ")
     sys.exit(bool(wrong))
 '''
+
+_FLAT = """
+def flat(made):
+    leaves, spec = torch.utils._pytree.tree_flatten(made)
+    tensors = tuple(one for one in leaves if isinstance(one, torch.Tensor))
+    return tensors, f"{spec} of {['tensor' if isinstance(one, torch.Tensor) else one for one in leaves]}"
+
+
+def contiguous(one):
+    return one.contiguous() if isinstance(one, torch.Tensor) else one
+
+"""
 
 _DOORS = {
     "compile": """    run = torch.compile(model, backend="dlinfer", dynamic={dynamic}, options={options})
@@ -95,10 +120,10 @@ _DOORS = {
         for name, dim, size in {named}:
             mark_unbacked(given[name], dim, size)
         if made:
-            return (made[0](**given),)
+            return made[0](**given)
         call, result = capture_call(model, dict(given), steady=(), options=CompileOptions.of({options}))
         made.append(call)
-        return (result,)
+        return result
 
     return run
 """,
@@ -111,7 +136,7 @@ _DOORS = {
     path = tempfile.mkdtemp() + "/program.dlinfer"
     artifact.save(path)
     session = dlinfer.load(path)
-    return lambda given: tuple(session.run(given).values())
+    return lambda given: session.run(given)
 """,
 }
 
@@ -120,10 +145,14 @@ def script(program: Program, engine: str, why: str) -> str:
     """The script's text. ``why``: what differed, in words."""
     title = f"Found by the fuzzer: engine {engine}, seed {program.seed}."
     text = _HEAD.format(title=title, why=why.replace("\\", "/").replace('"""', "'''"))
-    text += "\n" + source(program) + "\n\n" + _new_model(program)
+    text += _FLAT + "\n" + _code_of(states.entered)
+    if any("opaque" in step.features for step in program.steps):
+        text += _code_of(opaque)
+    text += source(program) + "\n\n" + _new_model(program)
     text += "\n\n" + "\n\n".join(_call(program, number) for number in range(len(program.calls)))
     rows = "".join(f"    (call_{number}, {_row(call)}),\n" for number, call in enumerate(program.calls))
-    text += f"\n\nCALLS = (\n{rows})\nWATCHED = {program.door != 'loaded'}\n\n\n"
+    text += f"\n\nCALLS = (\n{rows})\nWATCHED = {program.door != 'loaded'}\n"
+    text += f"FIXED = {program.door in ('artifact', 'loaded')}\n\n\n"
     options = repr({"engine": engine, "fallback": "allow", "small_regions": "engine"})
     named = [
         (one.name, dim, size)
@@ -134,12 +163,19 @@ def script(program: Program, engine: str, why: str) -> str:
     text += "def compiled(model):\n" + _DOORS[program.door].format(
         dynamic=program.dynamic, options=options, named=named, shapes=_shapes(program)
     )
-    text += "\n\ndef tuples(made):\n    return made if isinstance(made, tuple) else (made,)\n\n\n"
+    text += "\n\n"
     # A direct call's results are laid out as for contiguous arguments.
-    read = "one.contiguous()" if program.door == "direct" else "one"
+    read = "contiguous(one)" if program.door == "direct" else "one"
     text += "def eagerly(model):\n"
-    text += f"    return lambda given: tuples(model(**{{name: {read} for name, one in given.items()}}))\n\n"
+    text += f"    return lambda given: model(**{{name: {read} for name, one in given.items()}})\n\n"
     return text + (_threads() if program.threads else "") + _TAIL
+
+
+def _code_of(thing: Any) -> str:
+    """The source of a module or function, without imports."""
+    lines = inspect.getsource(thing).splitlines()
+    kept = [line for line in lines if not line.startswith(("import ", "from "))]
+    return "\n".join(kept).replace("-> Iterator[None]", "").strip() + "\n\n\n"
 
 
 def _threads() -> str:
@@ -148,7 +184,7 @@ def _threads() -> str:
 
 def _row(call: Call) -> str:
     backends = f"[SDPBackend.{call.sdpa}, SDPBackend.MATH]" if call.sdpa else "[]"
-    return f"{call.feed!r}, {backends}, {call.vendor!r}, {call.write}"
+    return f"{call.feed!r}, {backends}, {call.vendor!r}, {call.write}, {call.state!r}, {call.data!r}"
 
 
 def _shapes(program: Program) -> str:
@@ -165,7 +201,8 @@ def _new_model(program: Program) -> str:
     lines += _tensors(program, 0, KEPT)
     for one in program.of_role(*KEPT):
         if one.role == "weight":
-            lines.append(f"    model.{one.name} = torch.nn.Parameter({one.name}, requires_grad=False)")
+            recorded = gradients(program, one)
+            lines.append(f"    model.{one.name} = torch.nn.Parameter({one.name}, requires_grad={recorded})")
         else:
             lines.append(f"    model.register_buffer({one.name!r}, {one.name})")
     return "\n".join([*lines, "    return model.eval()"])
@@ -176,7 +213,8 @@ def _call(program: Program, number: int) -> str:
     views = memory.plan(program, program.calls[number], ("argument",))
     storages = dict.fromkeys(view.storage for view in views.values())
     owned = ", ".join(f"{name}=memory_{name}" for name in storages)
-    arguments = ", ".join(f"{name}={name}" for name in views)
+    numbers = [f"{name}={number!r}" for name, number in program.calls[number].numbers.items()]
+    arguments = ", ".join([*(f"{name}={name}" for name in views), *numbers])
     return "\n".join([*lines, f"    return dict({owned}), dict({arguments})"])
 
 
@@ -187,9 +225,9 @@ def _tensors(program: Program, number: int, roles: tuple[str, ...]) -> list[str]
         if view.same_as:
             lines.append(f"    {name} = {view.same_as}")
         else:
-            lines.append(
-                f"    {name} = memory_{view.storage}.as_strided({view.size}, {view.stride}, {view.offset})"
-            )
+            cast = f".view(torch.{view.dtype})" if view.dtype else ""
+            text = f"memory_{view.storage}{cast}.as_strided({view.size}, {view.stride}, {view.offset})"
+            lines.append(f"    {name} = {f'torch._neg_view({text})' if view.negated else text}")
     return lines
 
 

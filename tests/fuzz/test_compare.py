@@ -78,7 +78,7 @@ def test_whole_numbers_are_exact():
 def test_a_write_that_is_missing():
     program = Program(1, (X,), (WRITE, SIN), ("v",), (Call({"A": 3}),))
     missing = lambda arguments, forward: forward({"x": arguments["x"].clone()})  # noqa: E731
-    assert kinds(program, missing) == {"memory"}
+    assert kinds(program, missing) == {"memory", "version"}
 
 
 def test_memory_around_an_argument_is_nobody_elses():

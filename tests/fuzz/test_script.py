@@ -2,11 +2,14 @@
 
 import ast
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from tests.fuzz.generate import generate
 from tests.fuzz.program import DOORS, Program
@@ -14,12 +17,23 @@ from tests.fuzz.script import script
 
 
 def _wrong(model: torch.nn.Module, **_: Any) -> Any:
-    return lambda **given: tuple(one.unsqueeze(0) for one in model(**given))
+    def unsqueezed(one: Any) -> Any:
+        return one.unsqueeze(0) if isinstance(one, torch.Tensor) else one
+
+    return lambda **given: tree_map(unsqueezed, model(**given))
+
+
+def _opaque(program: Program) -> bool:
+    return any("opaque" in step.features for step in program.steps)
 
 
 def _of_door(door: str, seed: int = 0) -> Program:
     programs = map(generate, range(seed, 10**6))
-    return next(one for one in programs if one.door == door and len(one.calls) > 1 and not one.threads)
+    return next(
+        one
+        for one in programs
+        if one.door == door and len(one.calls) > 1 and not one.threads and not _opaque(one)
+    )
 
 
 def _ends_with(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -37,6 +51,21 @@ def test_it_tells_right_from_wrong(seed: int, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(torch, "compile", _wrong)
     assert _ends_with(tmp_path / "wrong.py", text, monkeypatch) == 1
     assert "compiled result 0" in capsys.readouterr().out
+
+
+def test_it_brings_its_custom_ops(tmp_path: Path):
+    """In another process, because a custom op is defined once a process."""
+    program = next(one for one in map(generate, range(10**6)) if _opaque(one))
+    path = tmp_path / "script.py"
+    path.write_text(script(program, "inductor", "why"))
+    run = f"""import runpy
+names = runpy.run_path({str(path)!r})
+print(names["run"](names["eagerly"], names["new_model"]()))"""
+    ended = subprocess.run(
+        [sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "'result', 0, tensor" in ended.stdout
 
 
 @pytest.mark.parametrize("door", DOORS)

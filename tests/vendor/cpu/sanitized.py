@@ -2,7 +2,8 @@
 
 Compiles ``csrc`` with AddressSanitizer and UndefinedBehaviorSanitizer into build/sanitize, apart from all other
 libraries, and runs the kernels' tests on it: what reads or writes outside of an array, or adds beyond an int's range,
-ends the process with the line of the source. Then ThreadSanitizer watches the team of threads in a program of its own
+ends the process with the line of the source. The tests of graph mode follow: CXX is the compiler of inductor's loops
+too, so that a generated loop which trusts a wrong size is found. Then ThreadSanitizer watches the team of threads in a program of its own
 (``threads/race.cpp``): in Python's process it would have to know what happens in torch and OpenMP, which are not built
 for it, and report races that are none. Exit status 0 where nothing was found.
 
@@ -30,6 +31,7 @@ FOLDER = ROOT / "build" / "sanitize"
 HERE = Path(__file__).parent.relative_to(ROOT)
 TESTS = (*(str(path.relative_to(ROOT)) for path in sorted(Path(__file__).parent.glob("test_native*.py"))),
          f"{HERE}/eight_bit/test_native.py")  # fmt: skip
+GRAPH_TESTS = ("tests/graph", "tests/runtime", str(HERE / "inductor"))
 FLAGS = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
 """Behind those of ``native``: the last -O counts, and with -O3 the compiler takes three times as long."""
 FIRST = ("libasan.so", "libstdc++.so.6")
@@ -41,6 +43,8 @@ OPTIONS = {
 }
 # Of how libraries are made and kept, which another compiler's flags do not change; they compile for long.
 LEFT_OUT = "not TestCache and not lesser_instruction_sets"
+# Of memory and time, which the sanitizer itself takes.
+LEFT_OUT_OF_GRAPHS = "not resident and not memory_grows and not seconds"
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -57,6 +61,7 @@ def environment(folder: Path) -> dict[str, str]:
     ours = {
         "CXX": str(wrapper),
         "DLINFER_CACHE_DIR": str(folder),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "LD_PRELOAD": first,
         "PYTHONPATH": str(ROOT),
     }
@@ -81,17 +86,24 @@ def _library(compiler: Sequence[str], name: str) -> str:
     return str(Path(found).resolve())
 
 
-def run(tests: Sequence[str], level: str = "", sources: Path | None = None, folder: Path = FOLDER) -> int:
+def run(
+    tests: Sequence[str],
+    level: str = "",
+    sources: Path | None = None,
+    folder: Path = FOLDER,
+    chosen: str = LEFT_OUT,
+) -> int:
     """pytest's exit status, or that of the sanitizer which has ended its process.
 
-    sources: in place of ``csrc``; may lack kernels. level: of DLINFER_CPU_ISA; empty is all that this CPU has.
+    sources: in place of ``csrc``; may lack kernels. level: of DLINFER_CPU_ISA; empty is all that this CPU has. chosen:
+    pytest's expression of the tests to run.
     """
     given = environment(folder) | ({"DLINFER_CPU_ISA": level} if level else {})
     given.pop("CI", None)
     before = ""
     if sources:
         before = f"native.SOURCES, native._register_fakes = Path({str(sources)!r}), lambda: None"
-    arguments = ["-q", "-n0", "--capture=sys", "-p", "no:cacheprovider", "-k", LEFT_OUT, *tests]
+    arguments = ["-q", "-n0", "--capture=sys", "-p", "no:cacheprovider", "-k", chosen, *tests]
     # Compiled before pytest, whose limit of time a test's first call would meet.
     code = f"""
 import sys
@@ -138,6 +150,11 @@ def main() -> int:
         print(f"== {name}: compiling takes two minutes, the tests some more", flush=True)
         found[name] = run(chosen.tests or TESTS, level)
         print(f"== {name}: {time.monotonic() - start:.0f} s", flush=True)
+    if not chosen.tests:
+        start = time.monotonic()
+        print("== address and undefined, graphs", flush=True)
+        found["address and undefined, graphs"] = run(GRAPH_TESTS, chosen=LEFT_OUT_OF_GRAPHS)
+        print(f"== graphs: {time.monotonic() - start:.0f} s", flush=True)
     print("== threads", flush=True)
     found["threads"] = races()
     for name, status in found.items():
