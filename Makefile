@@ -94,7 +94,7 @@ sanitize: $(STAMP) ## the C++ kernels' tests under address, undefined and thread
 	$(PY) -m tests.vendor.cpu.sanitized $(SANITIZE_ARGS)
 
 .PHONY: test-isa
-test-isa: $(STAMP) ## engines and kernels under each ISA level that can be forced; goes on where it stopped
+test-isa: $(STAMP) ## engines and kernels under each ISA level that can be forced, or modelled; goes on where it stopped
 	$(PY) -m tests.isa.run $(ISA_ARGS)
 
 .PHONY: graph-models
