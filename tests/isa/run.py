@@ -89,7 +89,7 @@ def run(level: Level, tests: list[str]) -> dict[str, Any]:
     fewer = (
         ["-k", "not TestCache and not TestReasons and not lesser_instruction_sets"] if level.is_model else []
     )
-    command = [sys.executable, "-m", "pytest", "-q", *fewer, *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *fewer, *tests]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(level), capture_output=True, text=True, check=False
     )
