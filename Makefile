@@ -92,7 +92,7 @@ sanitize: $(STAMP) ## C++ kernels and graph mode's loops under address, undefine
 	$(PY) -m tests.vendor.cpu.sanitized $(SANITIZE_ARGS)
 
 .PHONY: test-isa
-test-isa: $(STAMP) ## engines and kernels under each ISA level that can be forced; goes on where it stopped
+test-isa: $(STAMP) ## engines and kernels under each ISA level that can be forced, or modelled; goes on where it stopped
 	$(PY) -m tests.isa.run $(ISA_ARGS)
 
 .PHONY: graph-models

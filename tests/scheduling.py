@@ -11,6 +11,7 @@ FIRST = (
     *TOGETHER,
     "tests/conformance/test_new_vendor.py",
     "tests/packaging/test_wheel.py",
+    "tests/vendor/cpu/model/test_levels.py",
     "tests/vendor/sophgo/test_engine.py",
     "tests/vendor/sophgo/test_llm.py",
     "tests/conformance/test_command.py",

@@ -31,6 +31,11 @@ def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
 
     Returns one new tensor [..., out_features] of x's dtype for each weight, in their order. Nothing is mutated.
     Raises OpArgumentError.
+
+    A kernel may add up the products in another order than that of one weight alone, and then bits differ. Of normal
+    numbers either result is within (in_features + 2) * 2**-24 times the sum of the products' magnitudes of the exact
+    one, and the roundings to the dtype. Vendor cpu's C++ kernels give each weight the bits that ``linear`` gives it
+    there.
     """
     return [functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 

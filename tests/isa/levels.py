@@ -1,12 +1,13 @@
 """The ISA levels that can be forced from outside, as data: the variables, and what the CPU must have for them.
 
 oneDNN reads its variable in torch and in OpenVINO, whose CPU plugin takes it for its own generated code too. ATen takes
-a level that the CPU has not at its word, and the process ends; so what the CPU has is looked up, not tried.
+a level that the CPU has not at its word, and the process ends; so what the CPU has is looked up, not tried. Of our own
+levels some are models, which compute in software what a CPU lacks.
 """
 
 from dataclasses import dataclass
 
-from dlinfer.vendor.cpu.isa import NEEDS
+from dlinfer.vendor.cpu import isa
 
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 
@@ -23,6 +24,11 @@ class Level:
     def name(self) -> str:
         """As one writes it into the environment."""
         return f"{self.variable}={self.value}"
+
+    @property
+    def is_model(self) -> bool:
+        """Whether software computes what its instructions do."""
+        return self.variable == "DLINFER_CPU_ISA" and isa.is_model(self.value)
 
 
 ONEDNN = {
@@ -43,5 +49,5 @@ ATEN = {"default": (), "avx2": ("avx2", "fma", "f16c"), "avx512": (*_AVX512, "fm
 LEVELS = (
     *(Level("ONEDNN_MAX_CPU_ISA", value, needs) for value, needs in ONEDNN.items()),
     *(Level("ATEN_CPU_CAPABILITY", value, needs) for value, needs in ATEN.items()),
-    *(Level("DLINFER_CPU_ISA", value, needs) for value, needs in NEEDS.items()),
+    *(Level("DLINFER_CPU_ISA", value, needs) for value, needs in isa.NEEDS.items()),
 )

@@ -1,7 +1,8 @@
 """The selected tests under each ISA level: ``python -m tests.isa.run [--level NAME] [--only TEST] [--again]``.
 
 For each level it says whether the level is in force, what shows it, and which known answers are wrong under it: what
-is refused for that is not tested. A level above the CPU's is not available here, with the flags that are missing.
+is refused for that is not tested. The CPU's own instructions run a level ("native"), or software does ("model"), under
+which the C++ kernels' tests are run and no others; or it is not run, with the flags that this CPU lacks.
 Levels that passed for exactly these sources and tests are not run again. Exit status 0 where no level that is available
 failed.
 """
@@ -22,16 +23,18 @@ from tests.isa.levels import LEVELS, Level
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / "build" / "isa"
 SELECTED = Path(__file__).with_name("selected.txt")
+KERNELS = "tests/vendor/cpu/"
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 _REFUSED = re.compile(r"SKIPPED .*?: (\S.* on this CPU gets .*)")
 _ISA = re.compile(r"info,cpu,isa:(.*)")
 
 
-def selected() -> list[str]:
-    """pytest's arguments."""
+def selected(level: Level | None = None) -> list[str]:
+    """pytest's arguments; of a model the tests of the C++ kernels, which alone it concerns."""
     lines = [line for line in SELECTED.read_text().splitlines() if line.strip() and not line.startswith("#")]
     named = (sorted(ROOT.glob(line)) if "*" in line else [ROOT / line] for line in lines)
-    return [str(path.relative_to(ROOT)) for paths in named for path in paths]
+    tests = [str(path.relative_to(ROOT)) for paths in named for path in paths]
+    return [test for test in tests if test.startswith(KERNELS)] if level and level.is_model else tests
 
 
 def sources() -> str:
@@ -79,7 +82,14 @@ def in_force(level: Level, free: dict[str, Any], forced: dict[str, Any]) -> str:
 
 def run(level: Level, tests: list[str]) -> dict[str, Any]:
     """The tests' counts under a level, and the last lines of their output where they failed."""
-    command = [sys.executable, "-m", "pytest", "-q", *tests]
+    # Compiled before pytest, whose limit of time a test's first call would meet.
+    code = "from dlinfer.vendor.cpu import native; native.load()"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(level), check=True)
+    # Of a model nothing is looked at but what its kernels compute.
+    fewer = (
+        ["-k", "not TestCache and not TestReasons and not lesser_instruction_sets"] if level.is_model else []
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *fewer, *tests]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(level), capture_output=True, text=True, check=False
     )
@@ -102,31 +112,33 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run levels that passed before too")
     chosen = parser.parse_args()
     STATE.mkdir(parents=True, exist_ok=True)
-    tests = chosen.only or selected()
-    code, free = f"{sources()} {tests}", probed(None)
+    code, free = sources(), probed(None)
     print(f"CPU met: {cpu_model()}\nwithout a forced level: {free}", flush=True)
     rows = [
-        _row(level, tests, code, free, chosen.again)
+        _row(level, chosen.only or selected(level), code, free, chosen.again)
         for level in LEVELS
         if chosen.level in (None, []) or level.name in chosen.level
     ]
     print(f"\nCPU met: {cpu_model()}")
-    width = max((len(name) for name, _, _ in rows), default=0)
-    for name, verdict, detail in rows:
-        print(f"{name:{width}}  {verdict:14}  {detail}")
-    return int(any(verdict == "FAILED" for _, verdict, _ in rows))
+    width = max((len(name) for name, _, _, _ in rows), default=0)
+    for name, how, verdict, detail in rows:
+        print(f"{name:{width}}  {how:8}{verdict:8}{detail}")
+    return int(any(verdict == "FAILED" for _, _, verdict, _ in rows))
 
 
 def _row(
     level: Level, tests: list[str], code: str, free: dict[str, Any], again: bool
-) -> tuple[str, str, str]:
+) -> tuple[str, str, str, str]:
+    """A level's name, whether it runs natively, as a model or not, the verdict, and what shows it."""
     here = cpu_flags().split()
     lacking = [flag for flag in level.needs if flag not in here]
     if lacking:
-        print(f"{level.name}: not available: this CPU lacks {', '.join(lacking)}", flush=True)
-        return level.name, "not available", f"this CPU lacks {', '.join(lacking)}"
+        print(f"{level.name}: not run: this CPU lacks {', '.join(lacking)}", flush=True)
+        return level.name, "not run", "", f"this CPU lacks {', '.join(lacking)}"
+    how = "model" if level.is_model else "native"
     path = STATE / f"{level.name}-{hashlib.sha256(repr(tests).encode()).hexdigest()[:8]}.json"
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    code = f"{code} {tests}"
     if again or known.get("code") != code or known.get("status") != 0:
         known = run(level, tests) | {"code": code, "in_force": in_force(level, free, probed(level))}
         path.write_text(json.dumps(known))
@@ -135,11 +147,15 @@ def _row(
     verdict = "passed" if known["status"] == 0 else "FAILED"
     print(
         "\n".join(
-            [f"{level.name}: {verdict}: {counts} [{known['in_force']}]", *known["refused"], *known["tail"]]
+            [
+                f"{level.name}: {how}: {verdict}: {counts} [{known['in_force']}]",
+                *known["refused"],
+                *known["tail"],
+            ]
         ),
         flush=True,
     )
-    return level.name, verdict, f"{counts} [{known['in_force']}]"
+    return level.name, how, verdict, f"{counts} [{known['in_force']}]"
 
 
 if __name__ == "__main__":

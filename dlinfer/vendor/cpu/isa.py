@@ -4,7 +4,6 @@ A level whose name ends in "_model" is for tests. It compiles the kernels of a l
 with a header (csrc/model) in which software computes what that level's instructions do. It is never taken unasked.
 """
 
-import functools
 from pathlib import Path
 
 from dlinfer import settings
@@ -84,13 +83,3 @@ def flags_of(level: str) -> tuple[str, ...]:
             str(_MODELS / f"{modelled(level)}.h"),
         )
     return (f"-march={_MARCH[level]}", *_MORE.get(level, ()))
-
-
-def has_tiles() -> bool:
-    """Whether this CPU has the matrix instructions of AMX, and DLINFER_CPU_ISA does not rule them out."""
-    return settings.current().cpu_isa in ("", "amx") and _has_tiles()
-
-
-@functools.cache
-def _has_tiles() -> bool:
-    return not missing("amx")

@@ -5,7 +5,7 @@ import pytest
 from dlinfer import settings
 from dlinfer.errors import SettingError
 from dlinfer.graph.cache.fingerprint import environment
-from dlinfer.vendor.cpu import isa, native
+from dlinfer.vendor.cpu import isa, native, prebuilt
 from tests.vendor.cpu.test_native import needs_compiler
 
 AVAILABLE = [level for level in isa.NEEDS if not isa.missing(level)]
@@ -35,6 +35,15 @@ def test_a_level_above_the_cpu_is_refused_by_name(monkeypatch, tmp_path, level):
     with settings.override(cpu_isa=level), pytest.raises(SettingError, match="DLINFER_CPU_ISA") as refused:
         native.build(tmp_path)
     assert f"it lacks {isa.NEEDS[level][0]}" in str(refused.value)
+
+
+def test_models_are_neither_proposed_nor_in_a_wheel(monkeypatch):
+    monkeypatch.setattr(isa, "cpu_flags", lambda: "sse4_2 popcnt avx2 fma f16c bmi2")
+    with settings.override(cpu_isa="amx_model"):
+        assert isa.flags()
+    with settings.override(cpu_isa="amx"), pytest.raises(SettingError, match=r"\(sse42, avx2\)"):
+        isa.flags()
+    assert not any(map(isa.is_model, prebuilt.LEVELS))
 
 
 @needs_compiler

@@ -302,6 +302,15 @@ class TestResultMemory:
         kept = resident_bytes() - before
         assert kept < 160 << 20, "128 MiB, and what the process did besides"
 
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("rows", [1, 3, 20, 70, 200])
+    def test_weights_of_one_input_have_the_bits_of_each_alone(self, rows, dtype):
+        x = tensor(0, (rows, 300), dtype)
+        weights = [tensor(i, (out_features, 300), dtype) for i, out_features in enumerate((1, 5, 64, 333))]
+        biases = [None, tensor(9, (5,), dtype), None, tensor(8, (333,), dtype)]
+        alone = [linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+        assert all(torch.equal(a, b) for a, b in zip(linears(x, weights, biases), alone, strict=True))
+
     def test_callers_at_once(self):
         x, weight = tensor(0, (16, 64), torch.float32), tensor(1, (5000, 64), torch.float32)
         expected = linear(x, weight)

@@ -7,8 +7,7 @@ from torch import Tensor
 from dlinfer import ops, settings
 from dlinfer.errors import FallbackError
 from dlinfer.ops import fallback
-from dlinfer.vendor.cpu import isa, native
-from dlinfer.vendor.cpu.attention import prefill
+from dlinfer.vendor.cpu import native
 from tests.vendor.cpu.prefill_case import Case, Rules, assert_close
 from tests.vendor.cpu.test_native import needs_compiler
 
@@ -111,26 +110,3 @@ def test_a_result_may_lie_where_other_heads_of_its_row_do() -> None:
     one.q, out = memory[:, :HEADS], memory[:, 1:]
     assert torch.equal(packed(one, out), want)
     assert torch.equal(out, want)
-
-
-@pytest.mark.parametrize("cap", [0.0, 5.0])
-def test_bfloat16_is_left_to_the_tiles_of_torch_and_not_counted(monkeypatch, cap: float) -> None:
-    """But not soft caps, which torch's kernel has not."""
-    called = []
-    kernel = prefill.compiled
-    monkeypatch.setattr(isa, "has_tiles", lambda: True)
-    monkeypatch.setattr(prefill, "compiled", lambda name, *q: called.append(name) or kernel(name, *q))
-    for dtype in (torch.bfloat16, torch.float32, torch.float16):
-        one = case(dtype)
-        assert_close(paged(one, cap=cap), one.reference(Rules(cap=cap)))
-    assert len(called) == (3 if cap else 2)
-    assert counted() == {}
-
-
-def test_levels_below_amx_have_no_tiles(monkeypatch) -> None:
-    monkeypatch.setattr(isa, "_has_tiles", lambda: True)
-    found = {}
-    for level in ("", "amx", "avx512_bf16"):
-        with settings.override(cpu_isa=level):
-            found[level] = isa.has_tiles()
-    assert found == {"": True, "amx": True, "avx512_bf16": False}

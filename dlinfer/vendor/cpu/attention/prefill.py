@@ -1,8 +1,7 @@
 """Prefill attention: in C++ (csrc/attention/prefill.cpp), over pages where they lie, or by torch.
 
-torch's kernel, which takes one sequence a call and copies of its pages, is left what it does better or alone:
-quantised caches, and bfloat16 on CPUs with AMX, whose matrix instructions it has and the kernel here has not. That is
-by choice and not counted; what the C++ kernel should have served and could not, is.
+torch's kernel takes one sequence a call and copies of its pages. It is left quantised caches, which the kernel in C++
+does not read: that is by choice and not counted. What the C++ kernel should have served and could not, is.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.vendor.cpu import isa
 from dlinfer.vendor.cpu.attention.kv_cache import Pages
 from dlinfer.vendor.cpu.attention.misfit import is_dense, misfit
 from dlinfer.vendor.cpu.attention.piecewise_prefill import (
@@ -41,7 +39,7 @@ def prefill_attention(
     sinks: Tensor | None,
 ) -> None:
     rules = Rules(softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks)
-    kernel = _kernel("prefill_attention", q, rules)
+    kernel = _kernel("prefill_attention", q)
     if kernel is None:
         piecewise_prefill(q, k, v, q_ends, kv_seqlens, attn_output, rules)
         return
@@ -71,7 +69,7 @@ def paged_prefill_attention(
     sinks: Tensor | None,
 ) -> None:
     rules = Rules(softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks)
-    kernel = _kernel("paged_prefill_attention", q, rules, {"k_cache": k_cache, "v_cache": v_cache})
+    kernel = _kernel("paged_prefill_attention", q, {"k_cache": k_cache, "v_cache": v_cache})
     if kernel is None:
         caches = (Pages(k_cache), Pages(v_cache))
         piecewise_paged_prefill(q, caches, block_offsets, q_ends, kv_seqlens, attn_output, rules)
@@ -108,15 +106,11 @@ def quantised_paged_prefill_attention(
     piecewise_paged_prefill(q, caches, block_offsets, q_ends, kv_seqlens, attn_output, rules)
 
 
-def _kernel(
-    op: str, q: Tensor, rules: Rules, caches: dict[str, Tensor] | None = None
-) -> Callable[..., Any] | None:
+def _kernel(op: str, q: Tensor, caches: dict[str, Tensor] | None = None) -> Callable[..., Any] | None:
     """The kernel in C++, or None where torch has the call."""
     reason = misfit(q, caches or {})
     if reason is not None:
         fall_back(op, reason, (q, *(caches or {}).values()))
-        return None
-    if q.dtype is torch.bfloat16 and isa.has_tiles() and not rules.logit_softcapping:
         return None
     return compiled(op, q)
 

@@ -17,7 +17,7 @@ from dlinfer.ops.bf12 import STRIP
 from dlinfer.ops.kernels import direct_kernel, kernel_authors
 from dlinfer.ops.spec import registry
 from dlinfer.vendor import discovery
-from dlinfer.vendor.cpu import isa, native
+from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.four_bit.linears import native_matmul
 from dlinfer.vendor.cpu.inductor.aten_calls import ATEN_CALLS
 from dlinfer.vendor.cpu.inductor.fusible import (
@@ -136,12 +136,6 @@ def _is_plain_paged(node: fx.Node) -> bool:
     return _is_plain_attention(node, "k_cache", "v_cache")
 
 
-def _is_for_tiles(node: fx.Node) -> bool:
-    """Whether the vendor's function leaves a prefill to torch, which has the matrix instructions for it."""
-    given = arguments(node)
-    return fake(given["q"]).dtype is torch.bfloat16 and isa.has_tiles() and not given["logit_softcapping"]
-
-
 def _is_plain_attention(node: fx.Node, keys: str, values: str) -> bool:
     """Whether the kernel in C++ reads a call's tensors as they are. The vendor's function for the op copies others.
 
@@ -166,10 +160,8 @@ _PLACES = (torch.int64, torch.int32)
 _IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
     ops.fill_kv_cache.overload: _is_plain_fill,
     ops.paged_decode_attention.overload: _is_plain_paged,
-    ops.paged_prefill_attention.overload: lambda node: _is_plain_paged(node) and not _is_for_tiles(node),
-    ops.prefill_attention.overload: lambda node: (
-        _is_plain_attention(node, "k", "v") and not _is_for_tiles(node)
-    ),
+    ops.paged_prefill_attention.overload: _is_plain_paged,
+    ops.prefill_attention.overload: lambda node: _is_plain_attention(node, "k", "v"),
     ops.linear_bf12.overload: lambda node: fake(arguments(node)["x"]).dtype is torch.bfloat16,
     ops.fused_moe_bf12.overload: _is_packed_mixture,
     ops.embedding_bf12.overload: lambda node: fake(arguments(node)["indices"]).dtype in _PLACES,

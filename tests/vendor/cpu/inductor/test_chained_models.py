@@ -13,7 +13,7 @@ from dlinfer.errors import GraphRunError, OpArgumentError
 from dlinfer.graph.ir.program import Joined, Program, Step
 from dlinfer.ops import bf12
 from dlinfer.ops.kernels import kernel_authors
-from dlinfer.vendor.cpu import isa, native
+from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
 from tests.graph.compiling import compiled, interpreted_engine, use_engine
@@ -392,20 +392,6 @@ def test_what_the_kernel_does_not_read_as_it_is_stays_with_the_vendors_function(
     run(strided, *(given[name] for name in ("q", "k", "v", "ends", "out")))
     (found,) = [step.callee for step in engine.programs[0].steps if "prefill" in step.callee]
     assert found == callee
-
-
-@pytest.mark.parametrize("softcap", [0.0, 5.0])
-def test_prefills_that_have_tiles_are_left_to_torch(softcap: float, engine, monkeypatch) -> None:
-    monkeypatch.setattr(isa, "has_tiles", lambda: True)
-
-    def capped(q, k, v, ends):
-        given = {"logit_softcapping": softcap, "actual_seq_lengths_cpu": ends}
-        return ops.prefill_attention(q, k, v, None, None, ends, ends, 8, 2, 2, **given) * 1
-
-    given = prefill_of()
-    run(capped, *(given[name] for name in ("q", "k", "v", "ends")))
-    (found,) = [step.callee for step in engine.programs[0].steps if "prefill" in step.callee]
-    assert found == ("native" if softcap else "vendor") + " prefill_attention"
 
 
 def test_another_vendors_kernels_are_called(engine: Recording, monkeypatch: pytest.MonkeyPatch) -> None:

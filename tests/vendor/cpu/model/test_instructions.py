@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -130,6 +131,16 @@ def test_the_model_computes_what_the_processor_does(level: str, folder: Path) ->
                     name, f"of {content.hex(' ', 4)}: {got.hex(' ', 4)} and not {want.hex(' ', 4)}"
                 )
     assert not wrong, "\n".join(f"{name} {text}" for name, text in wrong.items())
+
+
+def test_every_modelled_intrinsic_is_compared() -> None:
+    headers = "".join(path.read_text() for path in (native.SOURCES / "model").glob("*.h"))
+    names = set(
+        re.findall(r"^(?:__attribute__.* )?inline \w+ _(?:mm512|tile)_(\w+)\(", headers, re.MULTILINE)
+    )
+    compared = SOURCE.read_text()
+    assert len(names) > 60
+    assert {name for name in names if not re.search(rf"(mm512|tile)_{name}\(", compared)} == set()
 
 
 def test_the_model_leaves_the_arithmetic_of_the_process(amx: ctypes.CDLL) -> None:

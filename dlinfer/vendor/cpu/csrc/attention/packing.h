@@ -9,6 +9,7 @@
 
 #include "attention/panel.h"
 #include "common/store.h"
+#include "common/tile_registers.h"
 #include "common/transpose.h"
 #include "common/widen.h"
 
@@ -79,6 +80,24 @@ void pack_values(const T* first, [[maybe_unused]] const T* second, int64_t numbe
     store_part(to + at, words, count - at);
   }
 }
+
+#if defined(DLINFER_HAS_TILES)
+
+// Words of values as the left tile of a product: row i of `to`, `width` words apart, has number i of the 2 * kLanes keys
+// at rows[0 ..), null for zeros. count: rows of `to`, a multiple of kLanes; numbers from `numbers` on are zeros.
+inline void pack_turned_values(const BFloat16* const* rows, int64_t numbers, int64_t count, int64_t width, float* to) {
+  for (int64_t at = 0; at < count; at += kLanes) {
+    Floats square[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      pack_values(rows[2 * i] ? rows[2 * i] + at : nullptr, rows[2 * i + 1] ? rows[2 * i + 1] + at : nullptr,
+                  numbers - at, kLanes, reinterpret_cast<float*>(square + i));
+    }
+    transpose(square);
+    for (int i = 0; i < kLanes; ++i) store(to + (at + i) * width, square[i]);
+  }
+}
+
+#endif
 
 // The first `count` numbers of words.
 template <class T>

@@ -30,7 +30,8 @@ constexpr int kVectors = 2, kColumns = 4;  // 8 of 16; a product needs one, too
 #endif
 constexpr int64_t kPanelRows = kVectors * kLanes;
 constexpr int64_t kTileKeys = 96;  // of K and V that are copied together; tiles begin at multiples of it
-static_assert(kTileKeys % (2 * kColumns) == 0 && kColumns % 2 == 0);
+constexpr int64_t kTiledKeys = 32;  // that the tiles of AMX take at once (tiled_panel.h)
+static_assert(kTileKeys % (2 * kColumns) == 0 && kColumns % 2 == 0 && kTileKeys % kTiledKeys == 0);
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 0x1.715476p0f;
@@ -86,21 +87,25 @@ struct Keys {
 // counted from a tile's first.
 struct Seen {
   int64_t begin, end, all_begin, all_end;
-  int64_t first() const { return begin / kColumns * kColumns; }
+  int64_t first(int64_t block) const { return begin / block * block; }
   int64_t first_tile() const { return begin / kTileKeys * kTileKeys; }
 };
 
-template <bool kPaired, int kRows>  // kRows registers of rows
+// kRows registers of rows. Scores are computed of kBlock keys, or fewer, at once, and weights of kWeighed.
+template <bool kPaired, int kRows, int64_t kBlock = kColumns, int64_t kWeighed = kPaired ? 2 : 1>
 struct Panel {
   static constexpr int64_t kWidth = kRows * kLanes;
   static constexpr int64_t kWord = kPaired ? 2 : 1;  // keys, or numbers of a key, in a word
+
+  // Where weights end: those of keys that no row sees are zeros.
+  static int64_t end(const Seen& seen) { return (seen.end + kWeighed - 1) / kWeighed * kWeighed; }
 
   // scores[key, row] = key . query, settled, and each row's largest; keys: [keys, words], queries: [words, rows].
   template <class Ahead>
   static void multiply_keys(const Shape& shape, const float* keys, const float* queries, int64_t words,
                             const Seen& seen, int64_t tile, Ahead& ahead, RowState& rows, float* scores) {
     std::fill_n(rows.tile_largest, kWidth, kNone);
-    for (int64_t key = seen.first(); key < seen.end; key += kColumns) {
+    for (int64_t key = seen.first(kColumns); key < seen.end; key += kColumns) {
       ahead.step();
       Floats sums[kColumns][kRows]{};
       add_products<kColumns>(keys + key * words, words, 1, queries, words, sums);
@@ -111,7 +116,7 @@ struct Panel {
         for (int r = 0; r < kRows; ++r) store(to + c * kWidth + r * kLanes, sums[c][r]);
       }
       if (!shape.plain() || key < seen.all_begin || key + kColumns > seen.all_end) {
-        settle(shape, key, tile, rows, to);
+        settle(shape, key, kColumns, tile, rows, to);
         continue;
       }
       // While scores are in registers, and where the processor has multiplications to do meanwhile.
@@ -127,7 +132,7 @@ struct Panel {
 
   // Makes weights of settled scores, in place: [keys / kWord, rows] words, counted from the same key.
   static void softmax(const Shape& shape, const Seen& seen, RowState& rows, float* scores) {
-    const int64_t first = seen.first(), end = (seen.end + kWord - 1) / kWord * kWord;
+    const int64_t first = seen.first(kBlock), last = end(seen);
     const Floats factor = all_lanes(shape.plain() ? shape.scale * kLog2e : kLog2e);
     Floats base[kRows], sums[kRows];
 #pragma GCC unroll 4
@@ -148,7 +153,7 @@ struct Panel {
 #endif
       return exp2_of_negative(power);
     };
-    for (int64_t key = first; key < end; key += kWord) {
+    for (int64_t key = first; key < last; key += kWord) {
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const Floats weight = weigh(key, r);
@@ -172,7 +177,7 @@ struct Panel {
   template <class Ahead>
   static void multiply_values(const float* values, int64_t count, const float* weights, const Seen& seen,
                               const RowState& rows, Ahead& ahead, float* out) {
-    const int64_t first = seen.first() / kWord, words = (seen.end + kWord - 1) / kWord - first;
+    const int64_t first = seen.first(kBlock) / kWord, words = end(seen) / kWord - first;
     values += first * count, weights += first * kWidth;
     int64_t at = 0;
     for (; at + kColumns <= count; at += kColumns) {
@@ -181,6 +186,24 @@ struct Panel {
     }
     for (; at + 4 <= count; at += 4) add_values<4>(values + at, count, weights, words, rows, out + at * kWidth);
     if (at < count) add_values<2>(values + at, count, weights, words, rows, out + at * kWidth);
+  }
+
+ protected:
+  // Settles the scores of a block of keys that stand in memory, and finds each row's largest.
+  static void take_scores(const Shape& shape, int64_t key, const Seen& seen, int64_t tile, RowState& rows,
+                          float* scores) {
+    scores += key * kWidth;
+    if (!shape.plain() || key < seen.all_begin || key + kBlock > seen.all_end) {
+      return settle(shape, key, kBlock, tile, rows, scores);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      Floats largest = load_as<Floats>(rows.tile_largest + r * kLanes);
+      for (int64_t c = 0; c < kBlock; ++c) {
+        largest = larger(load_as<Floats>(scores + c * kWidth + r * kLanes), largest);  // NaN is none
+      }
+      store(rows.tile_largest + r * kLanes, largest);
+    }
   }
 
  private:
@@ -221,10 +244,10 @@ struct Panel {
     }
   }
 
-  // Of kColumns keys: what the shape makes of scores, and -inf for keys that a row does not see.
-  static void settle(const Shape& shape, int64_t key, int64_t tile, RowState& rows, float* scores) {
+  // Of `count` keys: what the shape makes of scores, and -inf for keys that a row does not see.
+  static void settle(const Shape& shape, int64_t key, int64_t count, int64_t tile, RowState& rows, float* scores) {
     const Floats scale = all_lanes(shape.softcap > 0 ? shape.scale / shape.softcap : shape.scale);
-    for (int32_t place = int32_t(tile + key); place < int32_t(tile + key) + kColumns; ++place, scores += kWidth) {
+    for (int32_t place = int32_t(tile + key); place < int32_t(tile + key + count); ++place, scores += kWidth) {
       for (int r = 0; r < kRows; ++r) {
         Floats score = load_as<Floats>(scores + r * kLanes);
         if (!shape.plain()) score *= scale;

@@ -16,8 +16,8 @@
 //
 // On the processor above, one thread reaches 0.78 of its multiplications at 512 tokens and 0.82 at 2048 in bfloat16,
 // 0.82 and 0.87 in float32 (heads of 64, all in its caches). A piece's memory is that of its thread: queries, sums, one
-// tile and one panel's scores, below 1 MiB for all head sizes that models have. There are no matrix instructions here:
-// attention/prefill.py leaves bfloat16 on AMX to torch.
+// tile and one panel's scores, below 1 MiB for all head sizes that models have. With AMX the products of bfloat16 are its
+// tiles' (tiled_panel.h).
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -27,6 +27,7 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,7 @@
 #include "attention/arguments.h"
 #include "attention/packing.h"
 #include "attention/panel.h"
+#include "attention/tiled_panel.h"
 #include "common/result_memory.h"
 #include "threads/team.h"
 
@@ -102,8 +104,10 @@ class Runner {
         k_(k),
         v_(v),
         out_(out),
+        tiled_(has_tiles()),
+        block_(tiled_ ? kTiledKeys : kColumns),
         words_(words_of<T>(call.size)),
-        words_v_((call.size_v + 1) / 2 * 2) {
+        words_v_(tiled_ ? (call.size_v + kLanes - 1) / kLanes * kLanes : (call.size_v + 1) / 2 * 2) {
     const int64_t threads = thread_count();
     int64_t all = 0;
     for (const Sequence& one : call.sequences) all += one.queries * call.heads;
@@ -145,6 +149,13 @@ class Runner {
   }
 
  private:
+  static bool has_tiles() {
+#if defined(DLINFER_HAS_TILES)
+    if constexpr (kPairs<T>) return tiles_granted();
+#endif
+    return false;
+  }
+
   // Keys that a query of a sequence sees.
   Keys visible(const Sequence& of, int64_t query) const {
     if (of.visible) return of.visible[query];
@@ -193,7 +204,11 @@ class Runner {
           keys_(scratch_.floats(kTileKeys * of.words_)),
           values_(scratch_.floats(kTileKeys * of.words_v_)),
           scores_(scratch_.floats(kTileKeys * kPanelRows)),
-          states_(panels_) {}
+          states_(panels_) {
+#if defined(DLINFER_HAS_TILES)
+      if (of.tiled_) registers_.emplace(shapes_for(of.words_));
+#endif
+    }
 
     // next: the piece that this thread takes then, or null where that is open.
     void compute(const Piece& piece, const Piece* next) {
@@ -211,7 +226,7 @@ class Runner {
           is_next_found_ = true;
         }
         keys_ahead_ = rows_.ahead(rows_.keys, call_.size, panels * blocks);
-        values_ahead_ = rows_.ahead(rows_.values, call_.size_v, panels * std::max<int64_t>(of_.words_v_ / kColumns, 1));
+        values_ahead_ = rows_.ahead(rows_.values, call_.size_v, panels * of_.steps_of_values());
         for (int64_t row = piece.begin; row < piece.end; row += kPanelRows) {
           const int64_t vectors = (std::min(kPanelRows, piece.end - row) + kLanes - 1) / kLanes;
           add_tile(std::make_integer_sequence<int, kVectors>(), vectors, piece, tile, row);
@@ -299,19 +314,31 @@ class Runner {
     }
 
     // Keys and values that were found, at their places in the tile; zeros beside them, as far as blocks reach. Says how
-    // many blocks of kColumns keys they are.
+    // many blocks of keys they are.
     int64_t copy_tile() {
-      const int64_t first = rows_.begin / kColumns * kColumns;
-      const int64_t last = (rows_.end + kColumns - 1) / kColumns * kColumns;
+      const int64_t block = of_.block_;
+      const int64_t first = rows_.begin / block * block, last = (rows_.end + block - 1) / block * block;
       for (int64_t i = first; i < last; ++i) {
         float* const to = keys_ + i * of_.words_;
         rows_.keys[i] ? pack_key(rows_.keys[i], call_.size, to) : void(std::fill_n(to, of_.words_, 0.0f));
       }
+      copy_values(first, last);
+      return (last - first) / block;
+    }
+
+    void copy_values(int64_t first, int64_t last) {
+#if defined(DLINFER_HAS_TILES)
+      if constexpr (kPairs<T>) {
+        for (int64_t i = first; of_.tiled_ && i < last; i += kTiledKeys) {
+          pack_turned_values(rows_.values.data() + i, call_.size_v, of_.words_v_, kTileWords, values_ + i / 2);
+        }
+        if (of_.tiled_) return;
+      }
+#endif
       for (int64_t i = first; i < last; i += kWord<T>) {
         pack_values(rows_.values[i], rows_.values[i + kWord<T> - 1], call_.size_v, of_.words_v_,
                     values_ + i / kWord<T> * of_.words_v_);
       }
-      return (last - first) / kColumns;
     }
 
     template <int... I>
@@ -321,7 +348,16 @@ class Runner {
 
     template <int kRows>
     void add_tile(const Piece& piece, int64_t tile, int64_t row) {
-      using OfRows = Panel<kPairs<T>, kRows>;
+#if defined(DLINFER_HAS_TILES)
+      if constexpr (kPairs<T>) {
+        if (of_.tiled_) return add_tile_to<TiledPanel<kRows>>(piece, tile, row);
+      }
+#endif
+      add_tile_to<Panel<kPairs<T>, kRows>>(piece, tile, row);
+    }
+
+    template <class OfRows>
+    void add_tile_to(const Piece& piece, int64_t tile, int64_t row) {
       const Seen of_rows = of_.seen(piece, row, std::min(row + kPanelRows, piece.end));
       const Seen seen{std::max(of_rows.begin, tile) - tile, std::min(of_rows.end, tile + kTileKeys) - tile,
                       of_rows.all_begin - tile, of_rows.all_end - tile};
@@ -360,11 +396,19 @@ class Runner {
     TileRows rows_;
     bool is_next_found_ = false;  // whether those are of the next piece's first tile
     Ahead<T> keys_ahead_, values_ahead_;
+#if defined(DLINFER_HAS_TILES)
+    std::optional<TileRegisters> registers_;
+#endif
   };
+
+  // Of a panel's product with a tile's values, in which memory is asked for the next.
+  int64_t steps_of_values() const { return std::max<int64_t>(words_v_ / (tiled_ ? kLanes : kColumns), 1); }
 
   const Call& call_;
   const T *q_, *k_, *v_;
   T* out_;
+  bool tiled_;     // whether products are those of AMX
+  int64_t block_;  // keys that are taken at once
   int64_t words_, words_v_, rows_;
   std::vector<Piece> pieces_;
 };

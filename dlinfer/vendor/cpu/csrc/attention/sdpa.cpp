@@ -3,8 +3,8 @@
 //
 // Others are neither read nor multiplied: a prompt of 512 tokens in a static cache of 1024 places takes a quarter of the
 // products of all of them, and a decode step a part of the cache's memory. One token goes the way of decode steps
-// (decode_pieces.h), more that of prompts (prefill_pieces.h); the masks are read by visible.h. What they do not serve,
-// and bfloat16 on AMX but for one token, is left to torch's own kernel.
+// (decode_pieces.h), more that of prompts (prefill_pieces.h); the masks are read by visible.h. What they do not serve is
+// left to torch's own kernel.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -23,7 +23,6 @@
 #include "chain/table.h"
 #include "common/by_torch.h"
 #include "common/result_memory.h"
-#include "linear/many_rows.h"
 
 namespace dlinfer::sdpa {
 namespace {
@@ -85,16 +84,6 @@ std::optional<std::vector<Keys>> visible(const Given& given) {
     for (int64_t i = 0; i < int64_t(found.size()); ++i) found[i].end = int32_t(std::min(i % queries + 1, keys));
   }
   return found;
-}
-
-// The same without the keys behind the last that any query sees: a static cache's places that are not filled yet.
-[[maybe_unused]] Given narrowed(Given given, const std::vector<Keys>& visible) {
-  int64_t end = 1;
-  for (const Keys& keys : visible) end = std::max<int64_t>(end, keys.end);
-  given.k = torch::stable::narrow(given.k, 2, 0, end);
-  given.v = torch::stable::narrow(given.v, 2, 0, end);
-  if (given.mask) given.mask = torch::stable::narrow(*given.mask, given.mask->dim() - 1, 0, end);
-  return given;
 }
 
 // Sizes and strides that both ways take, with a block for each sequence. out: [batch, queries, heads, size].
@@ -163,11 +152,6 @@ Tensor scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Mayb
   const auto ranges = fits(given) ? visible(given) : std::nullopt;
   if (!ranges) return by_torch(given);
   const bool one_token = is_one_token(given, *ranges);
-#if defined(DLINFER_HAS_TILES)
-  if (!one_token && given.q.scalar_type() == ScalarType::BFloat16 && tiles_granted()) {
-    return by_torch(narrowed(given, *ranges));
-  }
-#endif
   const Tensor out = empty_packed({given.batch(), given.queries(), given.q.size(1), given.v.size(3)},
                                   given.q.scalar_type(), given.q.element_size());
   const float factor = float(scale ? *scale : 1 / std::sqrt(double(given.q.size(3))));

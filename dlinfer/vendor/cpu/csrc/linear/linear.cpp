@@ -93,7 +93,7 @@ void run_tiles(Rows<const BFloat16> x, int64_t columns, const std::vector<Job<BF
     const int64_t cuts = threads == 1 ? 1 : std::clamp<int64_t>(4 * threads / total, 1, (blocks + 1) / 2);
     const int64_t piece = (blocks + cuts - 1) / cuts * kPanel;
     parallel_for(0, cuts * total, grain, [&](int64_t begin, int64_t end) {
-      const TileRegisters registers;
+      const TileRegisters registers(kWholeTiles);
       Scratch scratch;
       int64_t before = 0;
       for (int64_t c = 0; c < rows.count; c += piece) {

@@ -11,25 +11,22 @@
 //   block  a part times 32 rows of x, summed in tile registers
 #pragma once
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
-#define DLINFER_HAS_TILES 1
+#include "common/tile_registers.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
+#if defined(DLINFER_HAS_TILES)
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <new>
 
-#include "linear/few_rows.h"
 #include "common/lanes.h"
 #include "common/transpose.h"
+#include "linear/few_rows.h"
 
 namespace dlinfer {
 
-constexpr int kTile = 16;                                  // rows of a tile
-constexpr int kTileWidth = 32;                             // its columns
+constexpr int kTileWidth = 2 * kTile;                      // columns of a tile
 constexpr int kTileSize = kTile * kTileWidth;              // elements
 constexpr int kPanel = 2 * kTile;                          // rows of the weight, or of x, in a block
 constexpr int kBlockSums = kPanel * kPanel;
@@ -40,41 +37,6 @@ constexpr int64_t kGroup = 8;                              // panels whose sums 
 constexpr int64_t kMaxPacked = 8 << 20;                    // bytes of a chunk of x, but for the fewest rows
 constexpr int64_t kFewestInputs = 128, kMostInputs = 512;  // rows of a chunk
 constexpr int64_t kFarOut = 4 << 20;                       // bytes of a result that no second-level cache keeps
-
-static_assert(kLanes == kTile);
-
-// Linux grants the tile registers to a process on request; they make its threads' saved state larger.
-inline bool tiles_granted() {
-#if defined(DLINFER_MODEL)
-  return true;  // its tiles are memory
-#else
-  static const bool granted = [] {
-    constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-  }();
-  return granted;
-#endif
-}
-
-struct alignas(64) TileShapes {
-  uint8_t palette = 1, start_row = 0, reserved[14]{};
-  uint16_t bytes_of_a_row[16]{64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16]{16, 16, 16, 16, 16, 16, 16, 16};
-};
-constexpr TileShapes kTileShapes;
-
-// While it lives, its thread's tile registers are set up. Released after use: whoever is next sets them up anew.
-class TileRegisters {
- public:
-  TileRegisters() { _tile_loadconfig(&kTileShapes); }
-  ~TileRegisters() { _tile_release(); }
-  TileRegisters(const TileRegisters&) = delete;
-  TileRegisters& operator=(const TileRegisters&) = delete;
-
-};
-
-// GCC's tile loads do not tell it that they read memory.
-inline void memory_is_read() { asm volatile("" ::: "memory"); }
 
 struct Free {
   void operator()(void* data) const { ::operator delete(data, std::align_val_t(64)); }

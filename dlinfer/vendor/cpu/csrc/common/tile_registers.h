@@ -1,0 +1,54 @@
+// The tile registers of AMX: whether there are some, what shapes they have, and whose they are.
+#pragma once
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#define DLINFER_HAS_TILES 1
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+#include "common/lanes.h"
+
+namespace dlinfer {
+
+constexpr int kTile = 16;  // rows of a tile, and words of 32 bits in each
+
+static_assert(kLanes == kTile);
+
+// Linux grants the tile registers to a process on request; they make its threads' saved state larger.
+inline bool tiles_granted() {
+#if defined(DLINFER_MODEL)
+  return true;  // its tiles are memory
+#else
+  static const bool granted = [] {
+    constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  }();
+  return granted;
+#endif
+}
+
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14]{};
+  uint16_t bytes_of_a_row[16]{64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16]{16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr TileShapes kWholeTiles;
+
+// While it lives, its thread's tile registers are set up. Released after use: whoever is next sets them up anew.
+class TileRegisters {
+ public:
+  explicit TileRegisters(const TileShapes& shapes) { _tile_loadconfig(&shapes); }
+  ~TileRegisters() { _tile_release(); }
+  TileRegisters(const TileRegisters&) = delete;
+  TileRegisters& operator=(const TileRegisters&) = delete;
+};
+
+// GCC's tile loads do not tell it that they read memory.
+inline void memory_is_read() { asm volatile("" ::: "memory"); }
+
+}  // namespace dlinfer
+
+#endif
