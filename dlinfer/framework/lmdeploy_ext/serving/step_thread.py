@@ -79,7 +79,8 @@ class StepThread:
                 if self.era != era:
                     return
                 self._steps.run_until_complete(_awaited(step))
-            step = following()
+            with self.idle:  # a sleep, which empties the queue, comes before both or after both
+                step, era = following(), self.era
 
     def _computes(self) -> None:
         if self._host is not None and self._outputs:
