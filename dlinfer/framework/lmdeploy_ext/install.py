@@ -37,7 +37,13 @@ def _records() -> list[Patch]:
         weight_checks,
     )
     from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
-    from dlinfer.framework.lmdeploy_ext.sampling import min_new_tokens, penalties, required_calls, steps
+    from dlinfer.framework.lmdeploy_ext.sampling import (
+        drafts,
+        min_new_tokens,
+        penalties,
+        required_calls,
+        steps,
+    )
     from dlinfer.framework.lmdeploy_ext.serving import (
         chunk_turns,
         generation,
@@ -85,6 +91,7 @@ def _records() -> list[Patch]:
         step_thread,
         token_draws,
         few_logits,
+        drafts,
         min_new_tokens,
         penalties,
         required_calls,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.sampling import texts
+from dlinfer.framework.lmdeploy_ext.sampling import drafts, texts
 from dlinfer.framework.lmdeploy_ext.sampling.texts import Text
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
 from dlinfer.framework.patching import Patch
@@ -85,7 +85,7 @@ def _call(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
         rows = list(texts.of_rows(inputs.session_ctx))
         if not rows:
             return await original(self, scores)
-        _count_to_minimum(inputs, rows)
+        drafts.count(inputs, rows)
         scores, logprobs = await original(self, scores)
         with torch.inference_mode():
             from lmdeploy.pytorch import envs
@@ -95,15 +95,6 @@ def _call(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
         return scores, logprobs
 
     return __call__
-
-
-def _count_to_minimum(inputs: Any, rows: Sequence[Row]) -> None:
-    """A step of speculative decoding adds several tokens, of which LMDeploy counts one towards min_new_tokens."""
-    counted = [(row, text, drafted) for row, text, drafted in rows if text.rules.min_new_tokens > 0]
-    if counted:
-        inputs.num_ignore_eos = inputs.num_ignore_eos.clone()
-    for row, text, drafted in counted:
-        inputs.num_ignore_eos[row] = text.rules.min_new_tokens - text.length - len(drafted)
 
 
 def _no_list(original: Callable[..., Any]) -> Callable[..., Any]:
