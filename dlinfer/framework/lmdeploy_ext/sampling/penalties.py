@@ -39,21 +39,29 @@ def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Te
     sizes = [len(tokens) for tokens, _ in counted]
     tokens = np.concatenate([tokens for tokens, _ in counted])
     counts = np.concatenate([counts for _, counts in counted])
-    per_row = [(row, t.rules.repetition, t.rules.presence, t.rules.frequency) for row, t, _ in penalised]
-    row, repetition, presence, frequency = np.repeat(np.array(per_row, np.float32).T, sizes, axis=1)
-    is_token = (tokens >= 0) & (
-        tokens < scores.shape[1]
-    )  # places of an image may have ids beyond the vocabulary
+    if len(tokens) == 0:
+        return scores
+    is_token = None
+    if tokens.min() < 0 or tokens.max() >= scores.shape[1]:  # places of an image may be beyond the vocabulary
+        is_token = (tokens >= 0) & (tokens < scores.shape[1])
 
     def on_device(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values[is_token]).to(scores.device)
+        return torch.from_numpy(values if is_token is None else values[is_token]).to(scores.device)
 
-    index = on_device(row.astype(np.int64)), on_device(tokens)
-    subtracted = on_device(frequency * counts + presence * (counts > 0))
-    if temperature is not None:
-        subtracted = subtracted / temperature[index[0]].float()
-    factor, old = on_device(repetition), scores[index].float()
-    new = torch.where(old < 0, old * factor, old / factor) - subtracted
+    def of_each(values: list[float]) -> np.ndarray:
+        return np.repeat(np.array(values, np.float32), sizes)
+
+    rules = [text.rules for _, text, _ in penalised]
+    index = on_device(np.repeat([row for row, _, _ in penalised], sizes)), on_device(tokens)
+    new = scores[index].float()
+    if any(rule.repetition != 1.0 for rule in rules):
+        factor = on_device(of_each([rule.repetition for rule in rules]))
+        new = torch.where(new < 0, new * factor, new / factor)
+    if any(rule.presence or rule.frequency for rule in rules):
+        subtracted = of_each([rule.frequency for rule in rules]) * counts.astype(np.float32)
+        subtracted += of_each([rule.presence for rule in rules]) * (counts > 0)
+        by = on_device(subtracted)
+        new -= by if temperature is None else by / temperature[index[0]].float()
     return scores.index_put_(index, new.to(scores.dtype))
 
 
