@@ -214,6 +214,7 @@ def _sleep(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[
     async def sleep(self: Any, level: int = 1) -> None:
         steps = getattr(self, _NAME, None)
         if steps is None:
+            texts_of(self).clear()
             await original(self, level)
             return
         with steps.idle:
