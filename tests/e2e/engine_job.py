@@ -331,7 +331,7 @@ def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
     config = PytorchEngineConfig(**({"device_type": "cpu"} | job["engine"]))
     fallback.reset()
     results: dict[str, object] = {}
-    earlier = len(graph_runner.counts())
+    earlier = graph_runner.counts()
     trust = job["trust_remote_code"]
     with (
         counted_drafts() as accepted,
@@ -339,7 +339,7 @@ def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
             job["model"], backend_config=config, trust_remote_code=trust, speculative_config=speculative
         ) as pipe,
     ):
-        runners = graph_runner.counts()[earlier:]
+        runners = [one for one in graph_runner.counts() if not any(one is other for other in earlier)]
         ready = phases(runners)
         preemptions: dict[str, int] = {}
         for step in job["steps"]:

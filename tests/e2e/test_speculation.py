@@ -92,12 +92,15 @@ def rule_steps(said: list[list[int]]) -> list[dict[str, Any]]:
     """Steps whose next tokens depend on the text so far. said: what the target says without rules."""
     stops = {"stop_token_ids": sorted({tokens[4] for tokens in said}), "ignore_eos": False}
     penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
+    drawn = {"do_sample": True, "top_k": 40, "top_p": 0.9, "temperature": 0.9, "random_seed": 5}
     styles = {
         "schema": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
         "regex": {"type": "regex_schema", "regex_schema": "([a-z]{3,8} ){12}"},
     }
     gens: dict[str, dict[str, Any]] = {
         "penalties": {**GREEDY, "do_sample": True, "top_k": 1, **penalties},
+        "seeds": {**GREEDY, **drawn},
+        "seeds and penalties": {**GREEDY, **drawn, **penalties, "min_p": 0.02},
         "min_new_tokens": {**GREEDY, **stops, "min_new_tokens": 14},
         "ngram": {**GREEDY, **stops, "repetition_ngram_size": 1, "repetition_ngram_threshold": 3},
         **{name: {"max_new_tokens": 150, "response_format": style} for name, style in styles.items()},

@@ -30,7 +30,16 @@ def answer(model: str, device_type: str, mode: str) -> dict[str, Any]:
             "greedy": [r.token_ids for r in pipe(PROMPTS, gen_config=GREEDY, do_preprocess=False)],
             "sampled": [r.token_ids for r in pipe(PROMPTS, gen_config=SAMPLED, do_preprocess=False)],
             "devices": devices(pipe),
+            "phases": phases(),
         }
+
+
+def phases() -> list[Any]:
+    """(phase, engine) of each graph of the engines that exist now."""
+    from dlinfer.framework.lmdeploy_ext.layers import graph_runner
+
+    found = [phase for runner in graph_runner.counts() for phase in runner.phases]
+    return [[phase.phase, phase.report and phase.report.engine] for phase in found]
 
 
 def devices(pipe: Any) -> list[str]:
@@ -46,12 +55,9 @@ def main() -> None:
     from lmdeploy.pytorch.backends.selector import get_backend
     from lmdeploy.utils import get_max_batch_size
 
-    from dlinfer.framework.lmdeploy_ext.layers import graph_runner
-
     backend: Any = get_backend(device_type)
     found["backend"] = [backend.get_name(), backend.ccl_backend(), get_max_batch_size(device_type)]
-    phases = [phase for runner in graph_runner.counts() for phase in runner.phases]
-    found["phases"] = [[phase.phase, phase.report and phase.report.engine] for phase in phases]
+    found["phases"] = [phase for mode in modes for phase in found[mode].pop("phases")]
     if "fake_accel.device" in sys.modules:
         from fake_accel import device, kernels
 

@@ -54,6 +54,18 @@ def whole(text: str) -> str:
     return text.rstrip("\ufffd")
 
 
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+def test_penalties_reach_the_engine(name: str, client: openai.OpenAI):
+    """Whether they are right is seen in tests/e2e/test_sampling.py; a negative one makes this model repeat itself."""
+    messages: Any = [{"role": "user", "content": PROMPTS[0]}]
+    options: dict[str, Any] = GREEDY | {"extra_body": {"ignore_eos": True}, "max_tokens": 60, name: -2.0}
+    plain = GREEDY | {"extra_body": {"ignore_eos": True}, "max_tokens": 60}
+    chats = [client.chat.completions.create(messages=messages, **each) for each in (plain, options)]
+    assert chats[0].choices[0].message.content != chats[1].choices[0].message.content
+    completions = [client.completions.create(prompt=PROMPTS[0], **each) for each in (plain, options)]
+    assert completions[0].choices[0].text != completions[1].choices[0].text
+
+
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_texts_are_those_of_transformers(prompt: str, client: openai.OpenAI, expected: dict[str, str]):
     options: dict[str, Any] = GREEDY | {"extra_body": {"ignore_eos": True}}

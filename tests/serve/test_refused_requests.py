@@ -42,6 +42,8 @@ BAD: dict[str, tuple[tuple[str, ...], list[Any]]] = {
     "min_p": (OPENAI, [-1, 2, NAN, INF, "x"]),
     # LMDeploy 0.18 itself: taken for 1 in silence, or logits of infinity and NaN
     "repetition_penalty": (OPENAI, [0, -1, NAN, INF, 1e-320, 1e308]),
+    "presence_penalty": (("chat", "completions"), [-2.5, 3, NAN, INF, "x"]),
+    "frequency_penalty": (("chat", "completions"), [-2.5, 3, NAN, INF, "x"]),
     # LMDeploy 0.18 itself: what does not fit into 64 bits ends the engine's loop
     "repetition_ngram_size": (TEXT, [-1, 5000, HUGE]),
     "repetition_ngram_threshold": (TEXT, [-1, HUGE]),

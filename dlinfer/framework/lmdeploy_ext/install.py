@@ -48,7 +48,14 @@ def _records() -> list[Patch]:
         weight_checks,
     )
     from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
-    from dlinfer.framework.lmdeploy_ext.sampling import min_new_tokens, penalties, required_calls, steps
+    from dlinfer.framework.lmdeploy_ext.sampling import (
+        drafts,
+        json_strings,
+        min_new_tokens,
+        penalties,
+        required_calls,
+        steps,
+    )
     from dlinfer.framework.lmdeploy_ext.serving import (
         chunk_turns,
         generation,
@@ -112,6 +119,8 @@ def _records() -> list[Patch]:
         rewards,
         token_draws,
         few_logits,
+        drafts,
+        json_strings,
         min_new_tokens,
         penalties,
         required_calls,

@@ -153,3 +153,24 @@ def test_the_patches_can_be_undone(model):
             print(error)
     """
     assert run(script, model) == "invalid device_type: cpu"
+
+
+@pytest.mark.full
+def test_reports_of_an_engine_end_with_it(model):
+    script = """
+        import gc
+        import sys
+
+        found = []
+        for _ in range(2):
+            config = PytorchEngineConfig(device_type="cpu", dtype="float32", session_len=64)
+            with pipeline(sys.argv[1], backend_config=config) as pipe:
+                from dlinfer.framework.lmdeploy_ext.layers import graph_runner
+
+                found.append(len(graph_runner.counts()))
+            del pipe
+            gc.collect()
+            found.append(len(graph_runner.counts()))
+        print(found)
+    """
+    assert run(script, model) == "[1, 0, 1, 0]"

@@ -196,36 +196,77 @@ def test_what_changes_weights_waits_for_the_step(agent):
     run(main())
 
 
+class Gap:
+    """An RLock that the steps' thread takes, or has released, once the event is set."""
+
+    def __init__(self, lock: Any, before: threading.Event | None, after: threading.Event | None) -> None:
+        self._lock, self._before, self._after = lock, before, after
+
+    def __enter__(self) -> None:
+        self._wait_for(self._before)
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+        self._wait_for(self._after)
+
+    @staticmethod
+    def _wait_for(event: threading.Event | None) -> None:
+        if event is not None and threading.current_thread().name.startswith("dlinfer-step"):
+            assert event.wait(SECONDS)
+
+
+async def empty_the_queue(self: Any, level: int = 1) -> None:
+    """As LMDeploy's sleep does."""
+    while not self._in_que.empty():
+        self._in_que.get_nowait()
+
+
 @pytest.mark.parametrize("taken", ["by the thread", "for the loop"])
 def test_steps_that_were_taken_before_a_sleep_never_run_and_give_nothing(agent, taken):
     """The engine has let go of their sequences: what they gave would be taken for what the next step gives."""
     asleep = threading.Event()
-    take = agent._in_que.get_nowait
-
-    def take_before_the_sleep() -> Any:
-        found = take()
-        assert asleep.wait(SECONDS)
-        return found
-
-    async def fall_asleep(self: Any, level: int = 1) -> None:
-        while not self._in_que.empty():
-            take()
-        asleep.set()
 
     async def main() -> None:
         agent.loop_thread = threading.get_ident()
-        if taken == "by the thread":  # which would run it once the sleep is over
-            agent._in_que.get_nowait = take_before_the_sleep
         step = asyncio.create_task(Patched.step(agent, value="before"))
         while not agent.begun.is_set():
             await asyncio.sleep(0.001)
+        steps = agent.dlinfer_steps
+        steps.idle = Gap(steps.idle, None, asleep)  # the thread holds the lock itself, and next takes a step
         agent._in_que.put_nowait({"value": "stale", prompt_turns.FOLLOWED: taken == "for the loop"})
-        threading.Timer(0.05, agent.go.set).start()
-        await step_thread._sleep(fall_asleep)(agent)
+        agent.go.set()
+        while not agent._in_que.empty():
+            time.sleep(0.001)  # the loop stands still, as one that is about to sleep
+        await step_thread._sleep(empty_the_queue)(agent)
+        asleep.set()
         await step
         await Patched.step(agent, value="after")
         assert await agent.queue.get() == "after"
         assert agent.queue.empty() and len(agent.seen) == 2
+
+    run(main())
+
+
+def test_a_step_that_comes_behind_a_sleep_runs_though_the_thread_saw_none_of_it(agent):
+    """The thread was between the step before the sleep and its look into the queue."""
+    awake = threading.Event()
+
+    async def main() -> None:
+        agent.loop_thread = threading.get_ident()
+        step = asyncio.create_task(Patched.step(agent, value="before"))
+        while not agent.begun.is_set():
+            await asyncio.sleep(0.001)
+        steps = agent.dlinfer_steps
+        steps.idle = Gap(steps.idle, awake, None)
+        agent.go.set()
+        while not agent.seen:
+            time.sleep(0.001)
+        await step_thread._sleep(empty_the_queue)(agent)
+        agent._in_que.put_nowait({"value": "after"})
+        awake.set()
+        await step
+        assert await agent.queue.get() == "after"
 
     run(main())
 

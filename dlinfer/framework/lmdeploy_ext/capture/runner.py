@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,12 +35,13 @@ class CaptureCounts:
     dropped: Counter[str] = field(default_factory=Counter)
 
 
-_runners: list[CaptureCounts] = []
+_runners: list[weakref.ref[CaptureCounts]] = []
 
 
 def counts() -> list[CaptureCounts]:
-    """Those of every engine of this process whose steps are captured."""
-    return list(_runners)
+    """Those of every engine whose steps are captured in this process and that still exists, the oldest first."""
+    found = [reference() for reference in _runners]
+    return [one for one in found if one is not None]
 
 
 @dataclass
@@ -78,7 +80,7 @@ class CaptureRunner(GraphRunner):
         self._held: list[Any] = []
         self._weights: Any = None
         self.counts = CaptureCounts()
-        _runners.append(self.counts)
+        _runners.append(weakref.ref(self.counts, _runners.remove))
 
     def __call__(self, **kwargs: Any) -> Any:
         """One forward. kwargs: as LMDeploy's model takes them."""

@@ -9,6 +9,7 @@ is compiled while requests run: LMDeploy's own warm-up meets each phase once.
 
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,12 +86,13 @@ class RunnerCounts:
         return len(self.phases)
 
 
-_runners: list[RunnerCounts] = []
+_runners: list[weakref.ref[RunnerCounts]] = []
 
 
 def counts() -> list[RunnerCounts]:
-    """The compilations of every engine of this process that runs graphs."""
-    return list(_runners)
+    """The compilations of every engine that runs graphs in this process and still exists, the oldest first."""
+    found = [reference() for reference in _runners]
+    return [one for one in found if one is not None]
 
 
 class CompiledRunner(GraphRunner):
@@ -120,7 +122,7 @@ class CompiledRunner(GraphRunner):
             backend_config=self.backend_config,
         )
         self.counts = RunnerCounts()
-        _runners.append(self.counts)
+        _runners.append(weakref.ref(self.counts, _runners.remove))
         self._parts = parts.of_model(model)
         if self._parts is not None:
             self._take_apart(self._parts)

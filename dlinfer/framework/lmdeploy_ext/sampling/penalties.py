@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.sampling import texts
+from dlinfer.framework.lmdeploy_ext.sampling import drafts, texts
 from dlinfer.framework.lmdeploy_ext.sampling.texts import Text
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
 from dlinfer.framework.patching import Patch
@@ -39,21 +39,29 @@ def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Te
     sizes = [len(tokens) for tokens, _ in counted]
     tokens = np.concatenate([tokens for tokens, _ in counted])
     counts = np.concatenate([counts for _, counts in counted])
-    per_row = [(row, t.rules.repetition, t.rules.presence, t.rules.frequency) for row, t, _ in penalised]
-    row, repetition, presence, frequency = np.repeat(np.array(per_row, np.float32).T, sizes, axis=1)
-    is_token = (tokens >= 0) & (
-        tokens < scores.shape[1]
-    )  # places of an image may have ids beyond the vocabulary
+    if len(tokens) == 0:
+        return scores
+    is_token = None
+    if tokens.min() < 0 or tokens.max() >= scores.shape[1]:  # places of an image may be beyond the vocabulary
+        is_token = (tokens >= 0) & (tokens < scores.shape[1])
 
     def on_device(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values[is_token]).to(scores.device)
+        return torch.from_numpy(values if is_token is None else values[is_token]).to(scores.device)
 
-    index = on_device(row.astype(np.int64)), on_device(tokens)
-    subtracted = on_device(frequency * counts + presence * (counts > 0))
-    if temperature is not None:
-        subtracted = subtracted / temperature[index[0]].float()
-    factor, old = on_device(repetition), scores[index].float()
-    new = torch.where(old < 0, old * factor, old / factor) - subtracted
+    def of_each(values: list[float]) -> np.ndarray:
+        return np.repeat(np.array(values, np.float32), sizes)
+
+    rules = [text.rules for _, text, _ in penalised]
+    index = on_device(np.repeat([row for row, _, _ in penalised], sizes)), on_device(tokens)
+    new = scores[index].float()
+    if any(rule.repetition != 1.0 for rule in rules):
+        factor = on_device(of_each([rule.repetition for rule in rules]))
+        new = torch.where(new < 0, new * factor, new / factor)
+    if any(rule.presence or rule.frequency for rule in rules):
+        subtracted = of_each([rule.frequency for rule in rules]) * counts.astype(np.float32)
+        subtracted += of_each([rule.presence for rule in rules]) * (counts > 0)
+        by = on_device(subtracted)
+        new -= by if temperature is None else by / temperature[index[0]].float()
     return scores.index_put_(index, new.to(scores.dtype))
 
 
@@ -85,7 +93,7 @@ def _call(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
         rows = list(texts.of_rows(inputs.session_ctx))
         if not rows:
             return await original(self, scores)
-        _count_to_minimum(inputs, rows)
+        drafts.count(inputs, rows)
         scores, logprobs = await original(self, scores)
         with torch.inference_mode():
             from lmdeploy.pytorch import envs
@@ -95,15 +103,6 @@ def _call(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
         return scores, logprobs
 
     return __call__
-
-
-def _count_to_minimum(inputs: Any, rows: Sequence[Row]) -> None:
-    """A step of speculative decoding adds several tokens, of which LMDeploy counts one towards min_new_tokens."""
-    counted = [(row, text, drafted) for row, text, drafted in rows if text.rules.min_new_tokens > 0]
-    if counted:
-        inputs.num_ignore_eos = inputs.num_ignore_eos.clone()
-    for row, text, drafted in counted:
-        inputs.num_ignore_eos[row] = text.rules.min_new_tokens - text.length - len(drafted)
 
 
 def _no_list(original: Callable[..., Any]) -> Callable[..., Any]:

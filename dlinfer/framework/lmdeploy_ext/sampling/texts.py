@@ -22,7 +22,7 @@ class Rules:
 
     repetition: counts prompt and generated tokens. presence, frequency: count generated tokens, as OpenAI and vLLM
     define them. ngram_size, ngram_count: a text ends when its last ``ngram_size`` tokens stand in it ``ngram_count``
-    times. min_new_tokens: set for speculative decoding alone, where a step adds several tokens.
+    times. has_drafts: of speculative decoding, where a step may add several tokens; for it alone min_new_tokens counts.
     """
 
     repetition: float = 1.0
@@ -30,6 +30,7 @@ class Rules:
     frequency: float = 0.0
     ngram_size: int = 0
     ngram_count: int = 0
+    has_drafts: bool = False
     min_new_tokens: int = 0
 
     @classmethod
@@ -40,6 +41,7 @@ class Rules:
             frequency=getattr(param, "frequency_penalty", 0.0),
             ngram_size=param.repetition_ngram_size,
             ngram_count=param.repetition_ngram_threshold,
+            has_drafts=has_drafts,
             min_new_tokens=param.min_new_tokens if has_drafts else 0,
         )
 
@@ -59,22 +61,23 @@ class Start:
     rules: Rules
     prompt: np.ndarray
     generated: np.ndarray
+    prompt_length: int
 
     @classmethod
     def of(cls, seq: Any, *, has_drafts: bool) -> "Start":
         """seq: LMDeploy's SchedulerSequence."""
         rules = Rules.of(seq.sampling_param, has_drafts=has_drafts)
         generated = np.array(seq.generated_ids)
-        counts_prompt = rules.repetition != 1.0
-        prompt = np.array(seq.valid_ids[: seq.num_valid_ids - seq.num_new_tokens] if counts_prompt else ())
-        return cls(rules, prompt.astype(np.int64), generated.astype(np.int64))
+        length = seq.num_valid_ids - seq.num_new_tokens
+        prompt = np.array(seq.valid_ids[:length] if rules.repetition != 1.0 else ())
+        return cls(rules, prompt.astype(np.int64), generated.astype(np.int64), length)
 
 
 class Text:
     """The tokens of one sequence, counted as its rules need them."""
 
     def __init__(self, start: Start) -> None:
-        self.rules = start.rules
+        self.rules, self.prompt_length = start.rules, start.prompt_length
         self.length = 0
         """Number of generated tokens."""
         self._recent: list[int] = []

@@ -24,7 +24,10 @@ Forward = Callable[..., Awaitable[dict[str, Any]]]
 async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
     """Take the next step's arguments from the agent's queue as its loop would; None where none come in time."""
     try:
-        taken = await asyncio.wait_for(agent._in_que.get(), seconds)
+        async with asyncio.timeout(
+            seconds
+        ):  # wait_for swallows a cancellation that meets an item, before Python 3.12
+            taken = await agent._in_que.get()
     except TimeoutError:
         return None
     return received(agent, taken)

@@ -79,7 +79,8 @@ class StepThread:
                 if self.era != era:
                     return
                 self._steps.run_until_complete(_awaited(step))
-            step = following()
+            with self.idle:  # a sleep, which empties the queue, comes before both or after both
+                step, era = following(), self.era
 
     def _computes(self) -> None:
         if self._host is not None and self._outputs:
@@ -213,6 +214,7 @@ def _sleep(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[
     async def sleep(self: Any, level: int = 1) -> None:
         steps = getattr(self, _NAME, None)
         if steps is None:
+            texts_of(self).clear()
             await original(self, level)
             return
         with steps.idle:

@@ -15,7 +15,11 @@ Row = tuple[int, Text, list[int]]
 
 
 def row(number: int, rules: Rules, prompt: list[int], generated: list[int]) -> Row:
-    return number, Text(Start(rules, np.array(prompt, np.int64), np.array(generated, np.int64))), []
+    return (
+        number,
+        Text(Start(rules, np.array(prompt, np.int64), np.array(generated, np.int64), len(prompt))),
+        [],
+    )
 
 
 def expected(logits: torch.Tensor, rules: Rules, prompt: list[int], generated: list[int]) -> torch.Tensor:

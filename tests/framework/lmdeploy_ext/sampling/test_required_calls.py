@@ -55,7 +55,8 @@ def asked(choice: Any, **fields: Any) -> Any:
     from lmdeploy.serve.openai.protocol import ChatCompletionRequest
 
     messages = [{"role": "user", "content": "hello"}]
-    return ChatCompletionRequest(model="tiny", messages=messages, tools=TOOLS, tool_choice=choice, **fields)
+    body = {"model": "tiny", "messages": messages, "tools": TOOLS, "tool_choice": choice}
+    return ChatCompletionRequest.model_validate(body | fields)
 
 
 def blanks_where_it_may(tokenizer: Any, style: dict[str, Any]) -> tuple[str, bool]:

@@ -14,7 +14,7 @@ PENALTY = Rules(repetition=1.2, frequency=0.5)
 
 
 def text(rules: Rules, generated: list[int], prompt: tuple[int, ...] = ()) -> Text:
-    return Text(Start(rules, np.array(prompt, np.int64), np.array(generated, np.int64)))
+    return Text(Start(rules, np.array(prompt, np.int64), np.array(generated, np.int64), len(prompt)))
 
 
 def counted(pair: tuple[np.ndarray, np.ndarray]) -> dict[int, int]:
@@ -74,7 +74,7 @@ def inputs(rows: list[tuple[int, Start | None]], ended: tuple[int, ...] = ()) ->
 
 
 def start(*generated: int, rules: Rules = PENALTY) -> Start:
-    return Start(rules, np.empty(0, np.int64), np.array(generated, np.int64))
+    return Start(rules, np.empty(0, np.int64), np.array(generated, np.int64), 0)
 
 
 def lengths(step: Any) -> dict[int, int]:

@@ -243,6 +243,24 @@ class TestQueue:
 
         assert asyncio.run(main()) == (None, 1)
 
+    @pytest.mark.parametrize("ticks", range(5))
+    def test_a_cancellation_that_meets_a_step_is_not_lost(self, ticks: int):
+        """asyncio.wait_for gives the step then, before Python 3.12, and the loop goes on as if nothing was."""
+
+        async def main() -> bool:
+            agent = self.agent()
+            waits = asyncio.ensure_future(joined_forward.following(agent, 20))
+            await asyncio.sleep(0.01)
+            agent._in_que.put_nowait({"inputs": 1})
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            had_ended = waits.done()
+            waits.cancel()
+            await asyncio.wait([waits])
+            return had_ended or waits.cancelled()
+
+        assert asyncio.run(main())
+
 
 class TestCanJoin:
     AGENT = SimpleNamespace(spec_agent=SimpleNamespace(is_enabled=lambda: False))

@@ -55,6 +55,7 @@ def run(model: str, eager: bool, caching: bool) -> dict[str, Any]:
     with pipeline(model, backend_config=config) as pipe:  # pyright: ignore[reportCallIssue]
         together = [one.token_ids for one in pipe(prompts, gen_config=greedy, do_preprocess=False)]
         sizes = Counted.sizes
+        runners = graph_runner.counts()
         alone = [
             pipe([prompt], gen_config=[gen], do_preprocess=False)[0].token_ids
             for prompt, gen in zip(prompts, greedy, strict=True)
@@ -65,9 +66,7 @@ def run(model: str, eager: bool, caching: bool) -> dict[str, Any]:
         "joined": len(sizes),
         "most tokens": max(sizes, default=0),
         "one row each": sum(Counted.one_row_each),
-        "eager phases": [
-            one.reason for runner in graph_runner.counts() for one in runner.phases if one.outcome == "eager"
-        ],
+        "eager phases": [one.reason for runner in runners for one in runner.phases if one.outcome == "eager"],
     }
 
 

@@ -1,0 +1,65 @@
+"""Speculative decoding draws the tokens that the target alone would draw: for a seed the same ones, draft or not.
+
+LMDeploy's verification accepts a draft by a number without a seed, and draws another token where it does not. Here each
+place is drawn as without drafts, and a draft is right where it is that token: for a draft that is one token a place,
+both accept it with the target's probability of it. LMDeploy also counts one token a step towards ``min_new_tokens`` and
+a seed's place, of the several that a step may add.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.sampling.texts import Text
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
+from dlinfer.framework.patching import Patch
+
+
+def count(inputs: Any, rows: Sequence[tuple[int, Text, Sequence[int]]]) -> None:
+    """Give each verified place of a step's SamplingInputs its place in its text. rows: as ``texts.of_rows`` gives."""
+    verified = [row for row in rows if row[1].rules.has_drafts]
+    if not verified:
+        return
+    inputs.num_ignore_eos, inputs.random_offsets = (
+        inputs.num_ignore_eos.clone(),
+        inputs.random_offsets.clone(),
+    )
+    for row, text, drafted in verified:
+        length = text.length + len(drafted)
+        inputs.num_ignore_eos[row] = text.rules.min_new_tokens - length
+        inputs.random_offsets[row] = text.prompt_length + length
+
+
+def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def forward(
+        self: Any,
+        target_logits: Tensor,
+        draft_token_ids: Tensor,
+        expanded_sampling_inputs: Any,
+        draft_probs: Tensor | None = None,
+    ) -> Any:
+        """target_logits: [B, drafts + 1, V], processed. draft_token_ids: [B, drafts]."""
+        if activation.active() is None or draft_probs is not None:
+            return original(self, target_logits, draft_token_ids, expanded_sampling_inputs, draft_probs)
+        from lmdeploy.pytorch.engine.logits_process import FusedLogitsProcessor
+
+        logits = target_logits.flatten(0, 1)
+        drawn = FusedLogitsProcessor(expanded_sampling_inputs).sampling(logits)
+        return self._impl.forward_greedy(drawn.view(target_logits.shape[:2]), draft_token_ids)
+
+    return forward
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy.pytorch.spec_decode.reject_sampler:RejectionSampler.forward",
+        why="accepts drafts by numbers that have no seed",
+        signature="(self, target_logits, draft_token_ids, expanded_sampling_inputs, draft_probs=None)",
+        build=_forward,
+        versions=FAULTY_SINCE_0_18,
+    ),
+)
