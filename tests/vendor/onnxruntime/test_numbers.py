@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ IMAGE, LINE = torch.randn(1, 2, 7, 9), torch.randn(1, 2, 11)
 
 
 def in_graph_mode(function, *values, dynamic=False):
-    options = {"engine": "onnxruntime", "small_regions": "engine", "fallback": "allow"}
+    options: Any = {"engine": "onnxruntime", "small_regions": "engine", "fallback": "allow"}
     with torch.no_grad():
         return torch.compile(function, backend="dlinfer", dynamic=dynamic, options=options)(*values)
 
