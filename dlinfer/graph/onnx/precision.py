@@ -39,9 +39,8 @@ def short_numbers(node: fx.Node, model: Any) -> str | None:
         return "a Python float has 32 bits in a model, which are too short beside float64"
     constants = list(_constants(model))
     arguments = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, float)]
-    if (constants and not all(map(_is_short, (*constants, *arguments)))) or (
-        torch.float32 not in dtypes and _narrows(model)
-    ):
+    shortened = bool(constants) and not all(map(_is_short, (*constants, *arguments)))
+    if shortened or _computes(model) or (torch.float32 not in dtypes and _narrows(model)):
         return "its translation has numbers of float32, which are too short for float64"
     return None
 
@@ -65,6 +64,8 @@ def _constants(model: Any) -> Iterator[float]:
 
     for node in _nodes(model):
         for attribute in node.attributes.values():
+            if attribute.value is None:  # a function's own, which its call carries
+                continue
             if attribute.type is onnx_ir.AttributeType.FLOAT:
                 yield attribute.value
             elif attribute.type is onnx_ir.AttributeType.FLOATS:
@@ -74,6 +75,29 @@ def _constants(model: Any) -> Iterator[float]:
                 and attribute.value.dtype is onnx_ir.DataType.FLOAT
             ):
                 yield from attribute.value.numpy().reshape(-1).tolist()
+
+
+_MOVING = frozenset("Cast CastLike Concat Expand Identity Pow Reshape Squeeze Tile Unsqueeze".split())
+"""Ops of ONNX that compute nothing with a constant; Pow takes its exponent as it is."""
+
+
+def _computes(model: Any) -> bool:
+    """Whether a model computes with float32 constants, in float32."""
+    import onnx_ir
+
+    short: set[Any] = set()
+    for node in _nodes(model):
+        if node.op_type == "Constant":
+            (attribute,) = node.attributes.values()
+            kind = getattr(attribute.value, "dtype", None)
+            if attribute.name in ("value_float", "value_floats") or kind is onnx_ir.DataType.FLOAT:
+                short.update(node.outputs)
+        elif not short.isdisjoint(node.inputs):
+            if node.op_type not in _MOVING:
+                return True
+            if node.op_type not in ("Cast", "CastLike", "Pow"):
+                short.update(node.outputs)
+    return False
 
 
 def _narrows(model: Any) -> bool:

@@ -1,7 +1,7 @@
 """Symbolic numbers in other forms: nodes of a graph, plain data, text."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,23 @@ def number_node(graph: fx.Graph, number: Any, symbols: dict[Any, fx.Node]) -> An
 
     tracer = GraphAppendingTracer(graph)
     proxies: dict[Any, Any] = {symbol: fx.Proxy(node, tracer) for symbol, node in symbols.items()}
-    made = sympy_interp(PythonReferenceAnalysis, proxies, number.node.expr)
+
+    class Written(PythonReferenceAnalysis):
+        """With the roundings as nodes: Python's functions do not take proxies."""
+
+    for name, function in (("trunc", math.trunc), ("floor", math.floor), ("ceil", math.ceil)):
+        setattr(Written, f"{name}_to_int", staticmethod(_rounding(function)))
+    made = sympy_interp(Written, proxies, number.node.expr)  # pyright: ignore[reportArgumentType]
     return made.node if isinstance(made, fx.Proxy) else made
+
+
+def _rounding(function: Callable[[Any], int]) -> Callable[[Any, Any], Any]:
+    def rounded(number: Any, dtype: Any) -> Any:
+        if not isinstance(number, fx.Proxy):
+            return function(number)
+        return number.tracer.create_proxy("call_function", function, (number,), {})
+
+    return rounded
 
 
 def number_tree(number: Any, symbols: dict[Any, Any]) -> Any:

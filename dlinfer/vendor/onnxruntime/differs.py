@@ -121,9 +121,9 @@ _RULES = (
         _doubles,
     ),
     _Rule(
-        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d"
-        " upsample_trilinear3d",
-        "copies along a dimension whose size stays, where torch takes values between its elements",
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d"
+        " upsample_bicubic2d upsample_trilinear3d",
+        "copies along a dimension whose size stays where torch does not, or the other way round",
         _may_keep_a_size,
     ),
     _Rule("prod", "goes through floats", _counted),

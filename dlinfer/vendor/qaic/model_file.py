@@ -1,5 +1,6 @@
 """What a Session is asked to open: an ONNX model, or a compiled QPC."""
 
+import contextlib
 import glob
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,12 +64,12 @@ def facts_of(model: ModelFile) -> GraphFacts | None:
     """Read them; None for a file that is no model, which a compiler says better, and where onnx is not installed."""
     try:
         import onnx
-        from google.protobuf.message import DecodeError
     except ImportError:
         return None
-    try:
+    graph = None
+    with contextlib.suppress(Exception):  # onnx gives protobuf's errors no name of its own
         graph = onnx.load(str(model.path), load_external_data=False).graph
-    except (DecodeError, OSError):
+    if graph is None:
         return None
     kinds = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
     inputs = [kinds[value.name] for value in graph.input]

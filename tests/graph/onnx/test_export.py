@@ -120,6 +120,35 @@ def test_what_has_no_translation_is_decomposed_alone():
     assert "Exp" not in kinds
 
 
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "batched"])
+def test_a_convolution_of_three_dimensions_without_a_bias(batch):
+    """torch.onnx adds a bias of [out, 2] elements, which runtimes refuse as they run."""
+
+    def function(x, w, scale):
+        return F.conv3d(x, w, padding=1, stride=(1, 2, 1)) + scale, F.conv3d(x, w, w[:, 0, 0, 0, 0])
+
+    same(function, X(*batch, 2, 5, 6, 7), X(3, 2, 3, 3, 3), torch.tensor(2.0))
+
+
+def test_zeros_keep_their_sign_where_what_is_behind_the_point_is_cut_off():
+    x = torch.tensor([-0.0, 0.0, -0.5, 0.5, -1.5, 1.5, torch.nan])
+    graph = export(graph_of(lambda x: (x.trunc(), x.frac(), torch.div(x, 2, rounding_mode="trunc")), x))
+    for given, wanted in zip(
+        run(graph, x), (x.trunc(), x.frac(), torch.div(x, 2, rounding_mode="trunc")), strict=True
+    ):
+        torch.testing.assert_close(given, wanted, equal_nan=True)
+        numbers = ~wanted.isnan()
+        assert torch.equal(given.signbit()[numbers], wanted.signbit()[numbers])
+
+
+def test_a_float_of_sizes_is_left_to_python():
+    def function(x):
+        return torch.sym_float(x.shape[0]) / 3 * x
+
+    with pytest.raises(NotExportableError, match="64 bits"):
+        export(graph_of(function, X(4, 5)))
+
+
 def test_what_has_neither_is_named():
     with pytest.raises(NotExportableError) as caught:
         export(graph_of(torch.linalg.eigvals, X(3, 3)))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -44,6 +45,7 @@ from tests.runtime.artifact.artifact_files import (
     saved,
     unpacked,
     use_stub,
+    wanted,
 )
 
 
@@ -214,6 +216,48 @@ def refused(data, error: type[ArtifactError] = ArtifactCorruptError, match=None)
     """Refused when it is loaded, or when it is set up; never run."""
     with pytest.raises(error, match=match):
         dlinfer.load(data).setup()
+
+
+@pytest.mark.parametrize("age", [0, 3600], ids=["just written", "old"])
+def test_a_file_that_is_written_into_before_set_up_is_refused(tmp_path, age):
+    """Other weights of the same size, whatever the file's times were."""
+    head, artifact = compiled_head()
+    path = saved(artifact, tmp_path / "head.dlinfer")
+    os.utime(path, (time.time() - age,) * 2)
+    times = os.stat(path)
+    session = dlinfer.load(path)
+    weight = head.linear.weight.detach().numpy().tobytes()
+    place = path.read_bytes().index(weight)
+    with open(path, "r+b") as stream:
+        stream.seek(place)
+        stream.write(bytes(len(weight)))
+    if not age:
+        os.utime(
+            path, ns=(times.st_atime_ns, times.st_mtime_ns)
+        )  # within one step of the file system's clock
+    with pytest.raises(ArtifactCorruptError, match="written into after it was loaded"):
+        session.setup()
+
+
+def test_a_file_that_is_cut_before_set_up_is_refused(tmp_path):
+    path = saved(compiled_head()[1], tmp_path / "head.dlinfer")
+    session = dlinfer.load(path)
+    os.truncate(path, 100)
+    with pytest.raises(ArtifactCorruptError, match="written into after it was loaded"):
+        session.run({"x": rows(3)})
+
+
+@pytest.mark.parametrize("how", ["saved", "deleted"])
+def test_a_file_that_is_replaced_or_deleted_stays_for_those_that_loaded_it(tmp_path, how):
+    path = saved(compiled_head()[1], tmp_path / "head.dlinfer")
+    with dlinfer.load(path) as session:
+        if how == "saved":
+            saved(dlinfer.compile(Head(1).eval(), (rows(3),)), path)
+        else:
+            path.unlink()
+        same(session.run({"x": rows(3)}), wanted(3))
+        session.reset()
+        same(session.run({"x": rows(3)}), wanted(3))
 
 
 def test_no_file(tmp_path):

@@ -1,5 +1,6 @@
 """Sessions: an artifact by the names of its inputs and outputs."""
 
+import io
 import threading
 
 import numpy as np
@@ -105,6 +106,23 @@ def test_names_it_does_not_have(session, inputs, said):
         [[1.0] * 8],
         None,
         3,
+        3.5,
+        "x",
+        object(),
+        io.BytesIO(b"1"),
+        memoryview(b"12345678"),
+        np.float32(1),
+        rows(3).numpy().astype(">f4"),
+        np.ma.masked_array(rows(3).numpy(), mask=True),
+        np.array([object()]),
+        np.zeros(3, dtype=[("a", "f4")]),
+        np.array(["2020-01-01"], dtype="datetime64[D]"),
+        rows(3).to_sparse(),
+        rows(3).to_sparse_csr(),
+        rows(3).to_mkldnn(),
+        torch.quantize_per_tensor(rows(3), 0.1, 0, torch.qint8),
+        torch.nested.nested_tensor([rows(3)[0], rows(3)[1]]),
+        torch.nested.nested_tensor([rows(3)[0], rows(3)[1]], layout=torch.jagged),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -114,7 +132,42 @@ def test_values_that_do_not_fit(session, value):
     same(session.run({"x": rows(3)}), wanted(3))
 
 
-@pytest.mark.parametrize("target", [torch.empty(2, 4), torch.empty(3, 4, dtype=torch.float64), None, [1.0]])
+def test_an_array_in_another_order_of_bytes_says_what_to_pass(session):
+    array = rows(3).numpy().astype(">f4")
+    with pytest.raises(ArtifactInputError, match="astype"):
+        session.run({"x": array})
+    same(session.run({"x": torch.from_numpy(array.astype(array.dtype.type))}), wanted(3))
+
+
+@pytest.mark.parametrize(
+    "inputs", [None, 3, [rows(3)], rows(3), "x", io.BytesIO()], ids=lambda value: type(value).__name__
+)
+def test_inputs_that_are_no_dict(session, inputs):
+    with pytest.raises(ArtifactInputError, match="a dict of name to value"):
+        session.run(inputs)
+    with pytest.raises(ArtifactInputError, match="a dict of name to value"):
+        session.profile_ops(inputs)
+
+
+def test_values_that_do_not_fit_the_compiled_graph_itself():
+    artifact = compiled_head()[1]
+    for value in (rows(3).to_sparse(), rows(3).to_mkldnn(), None, io.BytesIO(), rows(3).numpy()):
+        with pytest.raises(ArtifactInputError):
+            artifact(value)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        torch.empty(2, 4),
+        torch.empty(3, 4, dtype=torch.float64),
+        torch.empty(3, 4).to_sparse(),
+        np.empty((3, 4), ">f4"),
+        None,
+        [1.0],
+    ],
+    ids=str,
+)
 def test_outputs_that_do_not_fit(session, target):
     with pytest.raises(ArtifactInputError, match="'logits'"):
         session.run({"x": rows(3)}, outputs={"logits": target})

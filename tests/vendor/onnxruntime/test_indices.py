@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dlinfer.graph.onnx.indices import refuse_negative
 from dlinfer.ops import fused_moe
-from tests.vendor.onnxruntime.regions import as_in_eager, compiled
+from tests.vendor.onnxruntime.regions import as_in_eager, compiled, subgraph
 
 ROWS, NEW = torch.randn(5, 4), torch.randn(3, 4)
 
@@ -47,6 +48,37 @@ def test_indices_are_those_of_torch(name):
                 run(ROWS.clone(), index)
         else:
             as_in_eager(run, function, ROWS, index)
+
+
+@pytest.mark.parametrize("ignored", [-100, -1, 2])
+def test_targets_of_losses(ignored):
+    """One target is ignored, another negative one is refused."""
+    x = torch.randn(4, 6)
+
+    def losses(x, target):
+        logarithms = F.log_softmax(x, -1)
+        return (
+            F.cross_entropy(x, target, ignore_index=ignored),
+            F.nll_loss(logarithms, target, ignore_index=ignored),
+        )
+
+    run = compiled(losses, x, torch.tensor([0, 1, 3, 5]), fixed=True).run
+    for wrong in (0, ignored, -1, -100, -7, 6, 10**8):
+        target = torch.tensor([0, 1, wrong, 5])
+        try:
+            losses(x, target)
+        except (IndexError, RuntimeError):
+            with pytest.raises((IndexError, RuntimeError)):
+                run(x, target)
+        else:
+            as_in_eager(run, losses, x, target)
+
+
+def test_targets_that_are_probabilities_are_no_indices():
+    graph = subgraph(F.cross_entropy, torch.randn(4, 6), torch.rand(4, 6), fixed=True).graph_module.graph
+    before = [node.name for node in graph.nodes]
+    refuse_negative(graph)
+    assert [node.name for node in graph.nodes] == before
 
 
 def test_nothing_is_written_for_a_wrong_index():

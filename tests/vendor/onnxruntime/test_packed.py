@@ -80,6 +80,19 @@ def parts():
     return [qweight, scales, qzeros]
 
 
+@pytest.mark.parametrize("level", [0, 1, 4])
+def test_what_the_input_may_be_rounded_to(level):
+    """Level 4 rounds it to 8 bits, which is why it has to be asked for."""
+    given, x = parts(), torch.randn(5, 128)
+    result = compiled(layer, x, *given, static=(1, 2, 3), accuracy_level=level)
+    assert f"accuracy_level={level}" in result.run.source
+    qweight, scales, qzeros = given
+    exact = x.double() @ AWQ.of_groups(32).dequantise(qweight, scales.float(), qzeros).double()
+    error = ((result.run(x, *given)[0].double() - exact).norm() / exact.norm()).item()
+    assert error < 2e-2 if level == 4 else error < 1e-5
+    assert error > 1e-4 or level != 4
+
+
 def test_a_changed_weight_is_packed_anew():
     given, x = parts(), torch.randn(3, 128)
     result = compiled(layer, x, *given, static=(1, 2, 3))

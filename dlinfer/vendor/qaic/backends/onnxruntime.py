@@ -195,7 +195,6 @@ def _convert_to_fp16(source: str, target: str) -> None:
     """Write a copy of a model that computes in fp16; its inputs and outputs keep their types, as on a card."""
     try:
         import onnx
-        import onnx_ir
         from onnxruntime.transformers.float16 import convert_float_to_float16
     except ImportError as cause:
         raise QaicUnavailableError(
@@ -203,14 +202,34 @@ def _convert_to_fp16(source: str, target: str) -> None:
             missing=f"a package cannot be imported ({cause})",
             advice="pip install 'dlinfer[qaic]'",
         ) from cause
-    # Not by onnx.load, which refuses weights behind symbolic links: so a model hub's cache keeps them.
-    model = onnx_ir.external_data.load_to_model(onnx_ir.load(source))
-    converted = convert_float_to_float16(onnx_ir.to_proto(model), keep_io_types=True)
+    model = onnx.load(source, load_external_data=False)
+    _read_weights(model, Path(source).parent)
+    onnx.load_external_data_for_model(model, str(Path(source).parent))  # those of a node's own tensors
+    converted = convert_float_to_float16(model, keep_io_types=True)
     # The converter also gives fp16 to inner values that stay float32 (a LayerNormalization's mean); ONNX Runtime finds
     # the types of all inner values itself.
     del converted.graph.value_info[:]
     # Weights beside the graph: a graph of over 2 GiB cannot be one file.
     onnx.save_model(converted, target, save_as_external_data=True)
+
+
+def _read_weights(model: Any, folder: Path) -> None:
+    """Read the weights that lie beside a model into it. Raises ValueError and OSError.
+
+    onnx refuses files behind symbolic links, as a model hub's cache has them; ONNX Runtime takes them.
+    """
+    for tensor in model.graph.initializer:
+        said = {entry.key: entry.value for entry in tensor.external_data}
+        if "location" not in said:
+            continue
+        place = Path(said["location"])
+        if place.is_absolute() or ".." in place.parts:
+            raise ValueError(f"the weight {tensor.name!r} lies outside of the model's folder, in {place}")
+        with open(folder / place, "rb") as stream:
+            stream.seek(int(said.get("offset", 0)))
+            tensor.raw_data = stream.read(int(said["length"]) if "length" in said else -1)
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
 
 
 def _ignored(options: Options) -> dict[str, str]:
