@@ -64,10 +64,12 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.serving": "errors utils framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.sampling "
     "framework.lmdeploy_ext.refusals",
+    "dlinfer.framework.lmdeploy_ext.answers": "errors framework framework.lmdeploy_ext.versions "
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals",
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.sampling "
-    "framework.lmdeploy_ext.refusals "
-    "framework.lmdeploy_ext.serving framework.lmdeploy_ext.vision framework.lmdeploy_ext.conversion",
+    "framework.lmdeploy_ext.refusals framework.lmdeploy_ext.serving framework.lmdeploy_ext.answers "
+    "framework.lmdeploy_ext.vision framework.lmdeploy_ext.conversion",
     "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.refusals framework.lmdeploy_ext",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
@@ -111,6 +113,8 @@ TORCH = {"torch"}
 THIRD_PARTY = {
     "dlinfer.framework.lmdeploy_ext.quantise": TORCH
     | {"auto_round", "lmdeploy", "safetensors", "transformers"},
+    "dlinfer.framework.lmdeploy_ext.answers": TORCH | {"fastapi", "lmdeploy", "shortuuid", "xgrammar"},
+    "dlinfer.framework.lmdeploy_ext.vision": TORCH | {"PIL", "lmdeploy", "numpy", "transformers"},
     "dlinfer.framework.lmdeploy_ext": TORCH
     | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors", "xgrammar"},
     "dlinfer.framework.mindie_ext": TORCH | {"numpy", "pydantic", "safetensors", "transformers"},

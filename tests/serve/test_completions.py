@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 
 from tests.e2e.harness import Lab
@@ -33,7 +34,8 @@ def texts(server: ApiServer, **options: Any) -> list[str]:
 def streamed(server: ApiServer, **options: Any) -> list[str]:
     joined: dict[int, str] = {}
     with server.client() as client:
-        for event in client.completions.create(**GREEDY | options | {"stream": True}):
+        given: Any = GREEDY | options | {"stream": True}
+        for event in client.completions.create(**given):
             for choice in event.choices:
                 joined[choice.index] = joined.get(choice.index, "") + choice.text
     return [joined[index] for index in sorted(joined)]
@@ -109,3 +111,16 @@ def test_a_stop_is_not_looked_for_in_the_echo(server: ApiServer):
     (text,) = texts(server, prompt=PROMPTS[0], echo=True, stop=["hello"])
     assert text.startswith(PROMPTS[0])
     assert len(text) > len(PROMPTS[0])
+
+
+def test_fields_of_the_other_endpoints(lab: Lab, model: Any, server: ApiServer):
+    """LMDeploy's protocol declares them elsewhere, and drops them here."""
+    free = complete(server, prompt=PROMPTS[0], logprobs=1, max_tokens=8).choices[0]
+    fourth = next(i for i in range(1000) if lab.tokenizer(model).decode([i]) == free.logprobs.tokens[4])
+    for least, expected in ((0, free.logprobs.text_offset[4]), (8, None)):
+        more = {"stop_token_ids": [fourth], "min_new_tokens": least}
+        (text,) = texts(server, prompt=PROMPTS[0], extra_body=more)
+        assert (text == free.text[:expected].rstrip("\ufffd")) is (least == 0)
+    body = {"extra_body": {"stop_token_ids": ["x"]}}
+    with pytest.raises(openai.BadRequestError, match="stop_token_ids"):
+        complete(server, prompt=PROMPTS[0], **body)

@@ -107,16 +107,8 @@ def test_the_text_before_the_stop(endpoint: str, server: ApiServer):
         assert answer[:2] == (expected, reason)
         assert 0 < answer[2] < MOST or not expected
         assert streamed(server, endpoint, **{field: [stop, "no such text"]}) == answer
-        if endpoint != "completions":
-            options: dict[str, Any] = {field: [stop], "include_stop_str_in_output": True}
-            assert whole(server, endpoint, **options)[0] == expected + stop
-
-
-def test_include_stop_str_in_output_is_no_field_of_completions(server: ApiServer):
-    path, body = ENDPOINTS["completions"]
-    fields = OPTIONS | body | {"include_stop_str_in_output": True}
-    status, text = server.request("POST", path, json.dumps(fields).encode())
-    assert (status, "include_stop_str_in_output" in text) == (400, True)
+        options: dict[str, Any] = {field: [stop], "include_stop_str_in_output": True}
+        assert whole(server, endpoint, **options)[0] == expected + stop
 
 
 def test_logprobs_end_with_the_text(server: ApiServer):

@@ -18,6 +18,7 @@ def _records() -> list[Patch]:
         logprobs,
         marked_text,
         parser_names,
+        request_fields,
         rewards,
         stop_sequences,
         text,
@@ -43,7 +44,6 @@ def _records() -> list[Patch]:
         model_checks,
         model_config,
         request_checks,
-        request_fields,
         sampling_checks,
         weight_checks,
     )

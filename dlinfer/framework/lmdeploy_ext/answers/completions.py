@@ -45,11 +45,16 @@ class _Piece:
     cached: int = 0
 
 
+_UNDECLARED = ("stop_token_ids", "min_new_tokens", "include_stop_str_in_output")
+"""Fields that LMDeploy's protocol has for its other endpoints."""
+
+
 class _Completion:
     """One request: its choices, generated at the same time, and the engine's sessions, closed once."""
 
-    def __init__(self, request: Any, server_context: Any) -> None:
+    def __init__(self, request: Any, body: dict[str, Any], server_context: Any) -> None:
         self.request = request
+        self._more = {name: body[name] for name in _UNDECLARED if body.get(name) is not None}
         self.context = server_context
         self.engine = server_context.async_engine
         self.tokenizer = self.engine.tokenizer.model.model
@@ -103,7 +108,8 @@ class _Completion:
             "random_seed": request.seed,
             "logprobs": request.logprobs,
             "n": 1,
-        } | changed
+        }
+        own |= self._more | changed
         return build_serving_generation_config(request, self.context, **own)
 
     async def _preprocess(self, prompt: Any, session: Any, config: Any) -> Any:
@@ -234,7 +240,7 @@ def _register(original: Callable[..., None]) -> Callable[..., None]:
             refused = validate_request(request, server_context, check_request)
             if refused is not None:
                 return refused
-            completion = _Completion(request, server_context)
+            completion = _Completion(request, await raw_request.json(), server_context)
             try:
                 await completion.prepare()
             except RequestError as error:

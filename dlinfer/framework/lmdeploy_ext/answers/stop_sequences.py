@@ -5,40 +5,69 @@ LMDeploy 0.18 says ``end_turn``, and ``stop_sequence`` where a request was abort
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.answers.stop_text import StopReason
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
-
-class _Ended(str):
-    """Anthropic's reason ``"stop_sequence"`` with the sequence."""
-
-    sequence: str
+_sequence: ContextVar[str | None] = ContextVar("stop_sequence", default=None)
+"""The stop of the answer whose reason was asked for last, in this task."""
 
 
 def _map_finish_reason(original: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(original)
     def map_finish_reason(reason: str | None) -> str:
-        if not isinstance(reason, StopReason):
-            return original(reason)
-        ended = _Ended("stop_sequence")
-        ended.sequence = reason.sequence
-        return ended
+        ended = isinstance(reason, StopReason)
+        _sequence.set(reason.sequence if isinstance(reason, StopReason) else None)
+        return "stop_sequence" if ended else original(reason)
 
     return map_finish_reason
 
 
-def _init(original: Callable[..., None]) -> Callable[..., None]:
+def _register(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def __init__(self: Any, /, **data: Any) -> None:
-        reason = data.get("stop_reason")
-        if isinstance(reason, _Ended):
-            data["stop_sequence"] = reason.sequence
-        original(self, **data)
+    def register(router: Any, server_context: Any, *, merge_inline_system: bool = False) -> None:
+        ours = activation.active() is not None
+        original(_Naming(router) if ours else router, server_context, merge_inline_system=merge_inline_system)
 
-    return __init__
+    return register
+
+
+class _Naming:
+    """A router whose endpoints name the stop sequence in what they return."""
+
+    def __init__(self, router: Any) -> None:
+        self._router = router
+
+    def post(self, *args: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+        """As the router's own."""
+
+        def decorate(endpoint: Callable[..., Any]) -> Any:
+            @functools.wraps(endpoint)
+            async def naming(*arguments: Any, **named: Any) -> Any:
+                answer = await endpoint(*arguments, **named)
+                if isinstance(answer, dict) and answer.get("stop_reason") == "stop_sequence":
+                    answer["stop_sequence"] = _sequence.get()
+                return answer
+
+            return self._router.post(*args, **options)(naming)
+
+        return decorate
+
+
+def _format_sse(original: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(original)
+    def _format_sse(data: Any) -> str:
+        delta = getattr(data, "delta", None)
+        if getattr(delta, "stop_reason", None) == "stop_sequence":
+            assert delta is not None
+            delta.stop_sequence = _sequence.get()
+        return original(data)
+
+    return _format_sse
 
 
 PATCHES = (
@@ -51,18 +80,18 @@ PATCHES = (
         essential=False,
     ),
     Patch(
-        target="lmdeploy.serve.anthropic.protocol:MessagesResponse.__init__",
-        why="is given None for the stop sequence in every case",
-        signature="(self, /, **data)",
-        build=_init,
+        target="lmdeploy.serve.anthropic.endpoints.messages:register",
+        why="gives None for the stop sequence in every case",
+        signature="(router, server_context, *, merge_inline_system=False)",
+        build=_register,
         versions=FAULTY,
         essential=False,
     ),
     Patch(
-        target="lmdeploy.serve.anthropic.protocol:MessageDelta.__init__",
-        why="is given None for the stop sequence in every case, streamed",
-        signature="(self, /, **data)",
-        build=_init,
+        target="lmdeploy.serve.anthropic.streaming:_format_sse",
+        why="is given None for the stop sequence in every case",
+        signature="(data)",
+        build=_format_sse,
         versions=FAULTY,
         essential=False,
     ),

@@ -39,7 +39,9 @@ def _read(tokenizer: Any) -> Sequence[bytes] | None:
     draw = random.Random(0)
     added = set(tokenizer.get_added_vocab().values())
     # Bytes that are no character have no text of their own; decoders differ in what they write for them.
-    ordinary = [token for token in sorted(set(tokenizer.get_vocab().values()) - added) if _is_text(pieces[token])]
+    ordinary = [
+        token for token in sorted(set(tokenizer.get_vocab().values()) - added) if _is_text(pieces[token])
+    ]
     for _ in range(64):
         ids = draw.choices(ordinary, k=4)
         joined = b"".join(pieces[token] for token in ids).decode()

@@ -71,7 +71,8 @@ def async_engine(engine: Engine, tokenizer: Tokenizer) -> Any:
 
 def generate(engine: Engine, tokenizer: Tokenizer, **options: Any) -> list[Any]:
     """All answers to one request."""
-    config = GenerationConfig(**({"logprobs": 1} | options))
+    given: dict[str, Any] = {"logprobs": 1} | options
+    config = GenerationConfig(**given)
     config.convert_stop_bad_words_to_ids(tokenizer)
     config.stop_token_ids = sorted({tokenizer.eos_token_id, *(config.stop_token_ids or ())})
 
@@ -201,5 +202,6 @@ def test_logprobs_hold_the_chosen_token_among_the_likeliest(tokenizer: Tokenizer
 
 @pytest.mark.parametrize("words", ["stop_words", "bad_words"])
 def test_an_empty_word_is_refused(words: str, tokenizer: Tokenizer):
+    given: dict[str, Any] = {words: ["a", ""]}
     with pytest.raises(GenerationOptionError, match=words):
-        GenerationConfig(**{words: ["a", ""]}).convert_stop_bad_words_to_ids(tokenizer)
+        GenerationConfig(**given).convert_stop_bad_words_to_ids(tokenizer)

@@ -14,7 +14,7 @@ from lmdeploy.serve.openai.responses.protocol import ResponsesRequest
 from lmdeploy.serve.openai.responses.request import warn_ignored_request_fields
 
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.refusals.request_fields import UNREAD, check_fields
+from dlinfer.framework.lmdeploy_ext.answers.request_fields import UNREAD, check_fields
 
 REQUESTS: dict[str, Any] = {
     "/v1/chat/completions": protocol.ChatCompletionRequest,
@@ -64,7 +64,7 @@ def test_no_field_is_dropped_in_silence(path: str):
 CASES = [(path, field) for path, fields in UNREAD.items() for field in fields]
 
 
-@pytest.mark.parametrize(("path", "field"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("path", "field"), CASES, ids=str)
 def test_neutral_values_are_taken_and_others_are_not(path: str, field: str):
     for value in (None, *UNREAD[path][field]):
         check_fields(path, {field: value})
