@@ -55,12 +55,16 @@ def _compile(
 
 
 def compile_graph(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: CompileOptions,
+    *,
+    keep_floats: bool = True,
 ) -> tuple[CompiledGraph, GraphReport]:
     """Compile one graph inside Dynamo's call of a backend: (what runs, its report).
 
-    Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the policy ``error``,
-    GraphFallbackError.
+    keep_floats: see ``capture``. Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the policy
+    ``error``, GraphFallbackError.
     """
     _refuse_gradients(graph_module, example_inputs)
     engine = find_engine(options.wanted_engine, graph_device(_values(graph_module, example_inputs)).type)
@@ -74,7 +78,7 @@ def compile_graph(
     try:
         with timed(report, "capture"):
             fakes = with_resolved(dynamo.fakes_of_inputs(mode, example_inputs), lazy)
-            captured = capture(graph_module, fakes, mode)
+            captured = capture(graph_module, fakes, mode, keep_floats=keep_floats)
             if lazy:
                 refuse_shared(captured.graph_module.graph, lazy)
     except CaptureError as error:

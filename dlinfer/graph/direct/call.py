@@ -203,7 +203,9 @@ class _Collector:
         self.inputs = [
             (s, node.meta.get("example_value")) for s, node in zip(sources, placeholders, strict=True)
         ]
-        self.program, self.report = compile_graph(graph_module, example_inputs, self.options)
+        self.program, self.report = compile_graph(
+            graph_module, example_inputs, self.options, keep_floats=False
+        )
         mode = dynamo.dynamo_fake_mode()
         assert mode is not None, "Dynamo calls its backends inside a tracing context"
         self.assumptions = [Assumption(*one) for one in guards.conditions(mode, self.inputs)]

@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from dlinfer.graph.ir.layout import LAYOUT, laid_out
+from dlinfer.graph.ir.result_check import CHECK, check_result
 from dlinfer.graph.seam.dispatcher import HigherOrderOperator
 
 _aten = torch.ops.aten
@@ -49,6 +50,8 @@ def resolve(text: str) -> Callable[..., Any]:
     kind, _, path = text.partition(" ")
     if kind == LAYOUT:
         return laid_out
+    if kind == CHECK:
+        return check_result
     if kind == "op":
         namespace, name, overload = path.split(".")
         op: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
