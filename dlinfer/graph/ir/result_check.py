@@ -26,11 +26,14 @@ def maker_of(node: fx.Node) -> str:
     return op_name(node)
 
 
-def expected_result(node: fx.Node) -> tuple[torch.dtype, tuple[int | fx.Node | None, ...]] | None:
+Size = int | fx.Node | tuple[fx.Node, int] | None
+"""A number, the input of the graph that is it, an input and the dimension that has it, or None where no input tells."""
+
+
+def expected_result(node: fx.Node) -> tuple[torch.dtype, tuple[Size, ...]] | None:
     """The dtype and the sizes that a node's result must have, where its op made it; else None.
 
-    A size is a number, the input of the graph that is this number, or None where no input is: it is then read from the
-    result itself, or asserted where loops take it.
+    A size that no input tells is read from the result itself, or asserted where loops take it.
     """
     value = fake(node)
     if not isinstance(value, torch.Tensor) or not made_memory(node) or overload(node) in _VIEWS_THAT_COPY:
@@ -38,21 +41,31 @@ def expected_result(node: fx.Node) -> tuple[torch.dtype, tuple[int | fx.Node | N
     return value.dtype, tuple(_size(node.graph, size) for size in value.shape)
 
 
-def _size(graph: fx.Graph, size: Any) -> int | fx.Node | None:
+def _size(graph: fx.Graph, size: Any) -> Size:
     number = fixed_size(size)
     symbol = plain_symbol(size)
     if number is not None or symbol is None:
         return number
-    return next(
-        (one for one in graph.find_nodes(op="placeholder") if plain_symbol(fake(one)) == symbol), None
-    )
+    inputs = graph.find_nodes(op="placeholder")
+    for node in inputs:
+        if plain_symbol(fake(node)) == symbol:
+            return node
+    for node in inputs:
+        for dim, one in enumerate(fake(node).shape if isinstance(fake(node), torch.Tensor) else ()):
+            if plain_symbol(one) == symbol:
+                return node, dim
+    return None
 
 
-def check_result(result: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> None:
-    """Raises ValueError where a result has another dtype, rank or size than these; None is any size."""
+def check_result(result: torch.Tensor, dtype: torch.dtype, sizes: tuple[Any, ...]) -> None:
+    """Raises ValueError where a result has another dtype, rank or size than these.
+
+    A size is a number, a tensor and the dimension that has it, or None, which is any size.
+    """
     shape = result.shape
     if result.dtype is dtype and shape == sizes:
         return
+    sizes = tuple(size[0].shape[size[1]] if isinstance(size, tuple) else size for size in sizes)
     if (
         result.dtype is not dtype
         or len(shape) != len(sizes)
