@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.trace import capture, trace
@@ -237,3 +238,22 @@ def test_a_tensor_of_numbers_that_change(function, monkeypatch):
             given = torch.randn(rows, 5)
             torch.testing.assert_close(run(given), function(given))
     assert len(report.reports()) == 2
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_part_is_captured_with_the_rest(reentrant, monkeypatch):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            part = checkpoint(lambda y: torch.relu(self.first(y)) * 2, x, use_reentrant=reentrant)
+            return self.second(part) + 1
+
+    use_engine(monkeypatch, StubEngine())
+    module, given = Checkpointed(), torch.randn(3, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(module, fallback="error")(given), module(given))
+    (found,) = report.reports()
+    assert [node.op for node in found.nodes].count("aten.linear") == 2
