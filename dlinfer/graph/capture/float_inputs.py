@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.seam.dynamo import input_sources, recompilation_cause, source_name
 from dlinfer.graph.seam.symbols import free_unbacked_symbols
 
@@ -65,7 +66,7 @@ def changing_floats(graph: fx.Graph) -> set[fx.Node]:
     """The inputs that are floats which change from call to call: arguments of the function, and what Dynamo compiles
     again for. Others are a module's own (LayerNorm's eps), which fusion rules read as constants."""
     placeholders = graph.find_nodes(op="placeholder")
-    if any(_device(node) not in ("cpu", None) for node in placeholders):
+    if any(_device(node) not in (HOST, None) for node in placeholders):
         return set()  # kernels of other devices take no tensor of the host for a number
     sources, cause = input_sources(graph), recompilation_cause()
     return {

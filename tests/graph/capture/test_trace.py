@@ -85,18 +85,20 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "attribute", "values"),
-    [(nn.LayerNorm(8), "eps", (1e-5, 0.5, 1e-5, 2.0)), (Scaled(), "scale", (0.5, 3.0, -0.0, 0.5))],
+    ("model", "attribute", "values", "graphs"),
+    [(nn.LayerNorm(8), "eps", (1e-5, 0.5, 1e-5, 2.0), 3), (Scaled(), "scale", (0.5, 3.0, -0.0, 0.5), 2)],
     ids=["LayerNorm.eps", "a scale"],
 )
-def test_module_floats_are_folded_and_guarded(model, attribute, values, monkeypatch):
+def test_module_floats_are_folded_and_guarded_until_arithmetic_with_one_changes(
+    model, attribute, values, graphs, monkeypatch
+):
     use_engine(monkeypatch, StubEngine())
     run = compiled(model)
     for value in values:
         setattr(model, attribute, value)
         with torch.no_grad():
             torch.testing.assert_close(run(x), model(x))
-    assert len(report.reports()) == 3, "once for each distinct value"
+    assert len(report.reports()) == graphs, "once for each distinct value, or for the first and all others"
     assert "aten.item" not in report.reports()[0].captured
 
 
