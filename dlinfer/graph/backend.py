@@ -69,12 +69,16 @@ def _or_eager(compiled: CompiledGraph, graph_module: fx.GraphModule, policy: str
 
 
 def compile_graph(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: CompileOptions,
+    *,
+    keep_floats: bool = True,
 ) -> tuple[CompiledGraph, GraphReport]:
     """Compile one graph inside Dynamo's call of a backend: (what runs, its report).
 
-    Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the policy ``error``,
-    GraphFallbackError.
+    keep_floats: see ``capture``. Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the policy
+    ``error``, GraphFallbackError.
     """
     _refuse_gradients(graph_module, example_inputs)
     engine = find_engine(options.wanted_engine, graph_device(_values(graph_module, example_inputs)).type)
@@ -88,7 +92,7 @@ def compile_graph(
     try:
         with timed(report, "capture"):
             fakes = with_resolved(dynamo.fakes_of_inputs(mode, example_inputs), lazy)
-            captured = capture(graph_module, fakes, mode)
+            captured = capture(graph_module, fakes, mode, keep_floats=keep_floats)
             if lazy:
                 refuse_shared(captured.graph_module.graph, lazy)
     except CaptureError as error:
@@ -102,16 +106,25 @@ def compile_graph(
 
 
 def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
-    """Raises InferenceOnlyError where a result would have a gradient: Dynamo's fakes know, for it follows the model's
-    own ``no_grad`` and ``inference_mode``."""
+    """Raises InferenceOnlyError where an op records gradients, which the model's own ``no_grad`` and ``inference_mode``
+    may rule out."""
+    records, before = torch.is_grad_enabled(), dict[fx.Node, bool]()
     for node in graph_module.graph.nodes:
-        results = tree_leaves(node.meta.get("example_value")) if node.op != "placeholder" else ()
-        if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
+        if node.target is torch._C._set_grad_enabled:
+            records = bool(node.args[0])
+        elif getattr(node.target, "__name__", "") == "_enter_inference_mode":
+            before[node], records = records, records and not node.args[0]
+        elif getattr(node.target, "__name__", "") == "_exit_inference_mode":
+            records = before[node.args[0]]
+        elif records and node.op != "placeholder" and _has_gradient(node):
             inputs = zip(graph_module.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
-            recorded = (
-                one.name for one, value in inputs if isinstance(value, torch.Tensor) and value.requires_grad
-            )
-            raise InferenceOnlyError(what=next(recorded, node.name))
+            names = (one.name for one, value in inputs if getattr(value, "requires_grad", False))
+            raise InferenceOnlyError(what=next(names, node.name))
+
+
+def _has_gradient(node: fx.Node) -> bool:
+    results = tree_leaves(node.meta.get("example_value"))
+    return any(isinstance(result, torch.Tensor) and result.requires_grad for result in results)
 
 
 def _values(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[Any]:

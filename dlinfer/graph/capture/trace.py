@@ -5,7 +5,7 @@ ATen's, without splitting the ops that engines have kernels for: ``linear`` stay
 write (AOT autograd would make it a clone of the cache).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 from torch.fx import traceback
+from torch.fx.node import map_arg
 
 from dlinfer.errors import CaptureError
+from dlinfer.graph.capture.float_inputs import changing_floats, is_float_read, on_floats
 from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.ir.dialect import STATIC, gives_something, is_pure, model_line, op_name
 from dlinfer.graph.ir.lazy_bits import refuse_lazy_constants
@@ -26,7 +28,6 @@ from dlinfer.graph.seam.fake_mode import (
     is_traceable_wrapper_subclass,
     trace_coarse,
 )
-from dlinfer.graph.seam.symbols import free_unbacked_symbols
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,16 @@ class Captured:
 _AUTOCAST = ("_enter_autocast", "_exit_autocast")
 
 
-def capture(dynamo_graph: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> Captured:
-    """The dialect's form of a graph of torch calls. Raises CaptureError with the reason and the model's line."""
+def capture(
+    dynamo_graph: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode, *, keep_floats: bool = True
+) -> Captured:
+    """The dialect's form of a graph of torch calls. Raises CaptureError with the reason and the model's line.
+
+    keep_floats: floats that change are inputs of the graph; otherwise it takes and guards their values.
+    """
     _refuse_exotic(fakes)
     _refuse_derivatives(dynamo_graph)
-    replay = _Replay(dynamo_graph)
+    replay = _Replay(dynamo_graph, changing_floats(dynamo_graph.graph) if keep_floats else set())
     decomposed = bool(autocast()) or any(map(_acts_below, dynamo_graph.graph.nodes))
     captured = trace(replay.run, fakes, mode, decomposed=decomposed)
     for new, old in zip(
@@ -150,14 +156,38 @@ def _refuse_derivatives(dynamo_graph: fx.GraphModule) -> None:
 class _Replay(fx.Interpreter):
     """Runs a Dynamo graph node by node, so that each recorded op keeps the model's line."""
 
+    def __init__(self, graph_module: fx.GraphModule, changing: Set[fx.Node]) -> None:
+        super().__init__(graph_module)
+        self._changing = changing
+        self._floats: set[fx.Node] = set()
+
+    def _run_on_floats(self, node: fx.Node) -> Any:
+        """A node that reads floats that came in: on their tensors, or on their values, which are guarded."""
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        result = on_floats(node, args, kwargs, tuple(one in self._floats for one in node.args))
+        if result is not None:
+            if isinstance(node.meta.get("example_value"), torch.SymFloat):
+                self._floats.add(node)
+            return result
+        args, kwargs = map_arg((node.args, node.kwargs), self._valued)
+        return getattr(self, node.op)(node.target, args, kwargs)
+
+    def _valued(self, node: fx.Node) -> Any:
+        return float(node.meta["example_value"]) if node in self._floats else self.env[node]
+
     def run_node(self, n: fx.Node) -> Any:
         try:
-            if _is_scalar_read(n):
+            if is_float_read(n):
+                if n.args[0] in self._changing:
+                    self._floats.add(n)
+                    return self.env[n.args[0]]  # pyright: ignore[reportArgumentType]
                 # Dynamo passes a module's float (LayerNorm.eps) as a 0-d tensor and reads it by item().
                 # Asking its symbol for the value folds it and adds the guard Eq(symbol, value).
                 return float(n.meta["example_value"])
             if n.op == "call_function" and _sets_gradients(n):
                 return None  # nothing here has a gradient: the backend made sure
+            if not self._floats.isdisjoint(n.all_input_nodes):
+                return self._run_on_floats(n)
             return super().run_node(n)
         except CaptureError:
             raise
@@ -174,9 +204,12 @@ class _Replay(fx.Interpreter):
                 return given["input"]
         if getattr(target, "__name__", "") == "_get_data_attr":
             return args[0].detach()  # ``x.data``, which torch itself does not record
+        if getattr(target, "__name__", "") == _CHECKPOINT:
+            return args[0](*args[1:])  # it is about what backward keeps; the graph of the body comes first
         return super().call_function(target, args, kwargs)
 
 
+_CHECKPOINT = "tag_activation_checkpoint"
 _INFERENCE_MODE = ("_enter_inference_mode", "_exit_inference_mode")
 
 
@@ -184,14 +217,3 @@ def _sets_gradients(node: fx.Node) -> bool:
     """Whether a node turns the recording of gradients on or off, as ``no_grad`` and ``inference_mode`` do."""
     name = getattr(node.target, "__name__", "")
     return node.target is torch._C._set_grad_enabled or name in _INFERENCE_MODE
-
-
-def _is_scalar_read(node: fx.Node) -> bool:
-    return (
-        node.op == "call_method"
-        and node.target == "item"
-        and isinstance(node.meta.get("example_value"), torch.SymFloat)
-        and not free_unbacked_symbols(node.meta["example_value"])  # the model's own item() of a tensor
-        and isinstance(node.args[0], fx.Node)
-        and node.args[0].op == "placeholder"
-    )

@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
+from dlinfer.graph.direct.constants import hooks_registered
 from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, root
 
 Reader = Callable[[Mapping[str, Any]], list[Any] | None]
@@ -34,6 +36,7 @@ def bind(
     steady: Collection[str],
     given: Mapping[str, Any],
     defaults: Mapping[str, Any],
+    constants: Sequence[tuple[Any, Any, Any]] = (),
 ) -> Reader:
     """A function from a call's arguments to the list of all inputs; None where what is bound is not what is given.
 
@@ -51,7 +54,7 @@ def bind(
             writer.changing(spec, index)
     for source in dict.fromkeys(source for one in assumptions for source in one.sources):
         writer.bound(source, evaluate(source, given), steady)
-    return writer.function(inputs, defaults)
+    return writer.function(inputs, defaults, constants)
 
 
 class _Writer:
@@ -117,9 +120,17 @@ class _Writer:
             place, step = self.name(own), f"[{step[1:]!r}]"
         self._checks[f"{place}{step} is not {self.name(found)}"] = None
 
-    def function(self, inputs: list[Any], defaults: Mapping[str, Any]) -> Reader:
+    def function(
+        self, inputs: list[Any], defaults: Mapping[str, Any], constants: Sequence[tuple[Any, Any, Any]]
+    ) -> Reader:
         """The function that does all this and gives these inputs, with those that change in their places."""
         self._scope["bound"] = inputs
+        self._scope["handles"] = RemovableHandle
+        self._checks[f"handles.next_id != {hooks_registered()}"] = None
+        if constants:
+            self._scope["constants"] = tuple(value for _, _, value in constants)
+            now = "".join(f"{self.name(holder)}[{key!r}], " for holder, key, _ in constants)
+            self._checks[f"({now}) != constants"] = None
         checks = [*self._arguments]
         if self._live:
             self._scope["live"] = tuple(self._live.values())

@@ -17,6 +17,7 @@ from torch import fx
 from dlinfer.errors import ArtifactInputError, CaptureError, DlinferError
 from dlinfer.graph.backend import compile_graph
 from dlinfer.graph.direct.binding import Reader, bind
+from dlinfer.graph.direct.constants import Constant, compared, constants_of, receiver_of
 from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, root
 from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.ir.lazy_bits import resolved
@@ -37,11 +38,13 @@ class DirectCall:
     assumptions: Sequence[Assumption]
     steady: frozenset[str]
     report: GraphReport
+    constants: Sequence[Constant] = ()
 
     def __post_init__(self) -> None:
         # Swapped as a whole: threads find the old one or the new one, and each reads all inputs through one.
         self._binding: Reader | None = None
         self._autocast = dict(self.program.requirement.state.autocast)
+        self._namespace = namespace_of(self.function)
         parameters = inspect.signature(method_of(self.function)[0]).parameters
         sources = [spec.source for spec in self.inputs] + [s for one in self.assumptions for s in one.sources]
         self._defaults = {  # of arguments that the graph reads and a call may leave out
@@ -81,6 +84,8 @@ class DirectCall:
             spec.check(value, is_steady(spec.source, self.steady))
         for assumption in self.assumptions:
             assumption.check(given)
+        for constant in self.constants:
+            constant.check(given, self._namespace)
 
     def _check_autocast(self) -> None:
         """Raises ArtifactInputError where the function would cast otherwise now: casts are nodes of the graph."""
@@ -93,7 +98,8 @@ class DirectCall:
         """Bind what is steady in these arguments, and read all inputs from them."""
         self.check(kwargs)
         given = _given(self.function, kwargs)
-        binding = bind(self.inputs, self.assumptions, self.steady, given, self._defaults)
+        constants = compared(self.constants, given, self._namespace)
+        binding = bind(self.inputs, self.assumptions, self.steady, given, self._defaults, constants)
         inputs = binding(kwargs)
         if (
             inputs is None
@@ -116,6 +122,11 @@ def method_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
     return function, getattr(function, "__self__", None)
 
 
+def namespace_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The globals of the function that Dynamo traces."""
+    return getattr(inspect.unwrap(method_of(function)[0]), "__globals__", {})
+
+
 def _given(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The function's arguments as Dynamo's expressions find them in ``L``."""
     method, owner = method_of(function)
@@ -135,7 +146,7 @@ def capture_call(
     Raises CaptureError where it is not one graph, or one that holds only for some values of what is not steady.
     """
     method, _ = method_of(function)
-    collector = _Collector(options)
+    collector = _Collector(options, receiver_of(function))
     compiled = torch.compile(function, backend=collector, fullgraph=True, dynamic=True)
     try:
         with torch.no_grad():
@@ -178,17 +189,26 @@ def capture_call(
                 reason=f"it would hold only while {name} is {spec}, which may change between calls",
                 line=getattr(method, "__qualname__", repr(method)),
             )
+    constants = constants_of(collector.constants, given, namespace_of(function))
     call = DirectCall(
-        function, collector.program, inputs, collector.assumptions, frozenset(steady), collector.report
+        function,
+        collector.program,
+        inputs,
+        collector.assumptions,
+        frozenset(steady),
+        collector.report,
+        constants,
     )
     return call, result
 
 
 class _Collector:
-    """A Dynamo backend that keeps what it compiled."""
+    """A Dynamo backend that keeps what it compiled. receiver: what the function calls its owner."""
 
-    def __init__(self, options: CompileOptions) -> None:
+    def __init__(self, options: CompileOptions, receiver: str) -> None:
         self.options = options
+        self._receiver = f"L['{receiver}']"
+        self.constants: list[str] = []
         self.program: CompiledGraph | None = None
         self.report: GraphReport | None = None
         self.inputs: list[tuple[str, Any]] = []
@@ -199,16 +219,26 @@ class _Collector:
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         placeholders = graph_module.graph.find_nodes(op="placeholder")
-        sources = dynamo.input_sources(graph_module.graph)
+        sources = map(self._renamed, dynamo.input_sources(graph_module.graph))
         self.inputs = [
             (s, node.meta.get("example_value")) for s, node in zip(sources, placeholders, strict=True)
         ]
-        self.program, self.report = compile_graph(graph_module, example_inputs, self.options)
+        self.program, self.report = compile_graph(
+            graph_module, example_inputs, self.options, keep_floats=False
+        )
         mode = dynamo.dynamo_fake_mode()
         assert mode is not None, "Dynamo calls its backends inside a tracing context"
         self.assumptions = [Assumption(*one) for one in guards.conditions(mode, self.inputs)]
-        self._twice = dynamo.inputs_given_twice()
+        self._twice = [
+            (self._renamed(one), self._renamed(other)) for one, other in dynamo.inputs_given_twice()
+        ]
+        self.constants = list(map(self._renamed, dynamo.constants_read()))
         return self._run
+
+    def _renamed(self, source: str) -> str:
+        """An expression of Dynamo's with the owner as ``self``, whatever the function calls it."""
+        is_owners = source.startswith(self._receiver)
+        return "L['self']" + source[len(self._receiver) :] if is_owners else source
 
     def _run(self, *inputs: Any) -> tuple[Any, ...]:
         assert self.program is not None

@@ -18,6 +18,7 @@ from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.cache.fingerprint import environment
 from dlinfer.graph.cache.key import Key
 from dlinfer.graph.direct.call import DirectCall, capture_call, method_of
+from dlinfer.graph.direct.constants import Constant
 from dlinfer.graph.direct.inputs import Assumption, InputSpec
 from dlinfer.graph.engine import find_engine, provider_of
 from dlinfer.graph.ir.device import graph_device
@@ -129,7 +130,8 @@ class CallStore:
         program = CompiledGraph.from_dict(data["graph"], self.engine, self.folder)
         report = GraphReport.from_dict(data["report"])
         report.cause, report.not_loaded = LOADED, ""
-        return DirectCall(self.function, program, inputs, assumptions, self.steady, report)
+        constants = [Constant(source, value) for source, value in data["constants"]]
+        return DirectCall(self.function, program, inputs, assumptions, self.steady, report, constants)
 
 
 def _spec(sizes: list[int | None], strides: list[int] | None, **fields: Any) -> InputSpec:
@@ -140,6 +142,7 @@ def _write(call: DirectCall, path: str) -> None:
     data = {
         "inputs": [asdict(spec) for spec in call.inputs],
         "assumptions": [astuple(assumption) for assumption in call.assumptions],
+        "constants": [astuple(constant) for constant in call.constants],
         "graph": call.program.to_dict(),
         "report": call.report.to_dict(),
     }

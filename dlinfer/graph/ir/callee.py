@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from torch.autograd.graph import increment_version
 
 from dlinfer.graph.ir.layout import LAYOUT, laid_out
+from dlinfer.graph.ir.result_check import CHECK, check_result
 from dlinfer.graph.seam.dispatcher import HigherOrderOperator
 
 COUNT_WRITES = "count_writes"
@@ -56,6 +57,8 @@ def resolve(text: str) -> Callable[..., Any]:
         return laid_out
     if kind == COUNT_WRITES:
         return increment_version
+    if kind == CHECK:
+        return check_result
     if kind == "op":
         namespace, name, overload = path.split(".")
         op: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)

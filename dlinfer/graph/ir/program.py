@@ -22,6 +22,7 @@ from dlinfer.errors import DlinferError, GraphRunError, OpArgumentError
 from dlinfer.graph.ir.dialect import model_line
 from dlinfer.graph.ir.effects import layout_to_keep
 from dlinfer.graph.ir.layout import LAYOUT
+from dlinfer.graph.ir.result_check import CHECK, expected_result, maker_of
 
 _serial = itertools.count()
 
@@ -45,7 +46,7 @@ class Step:
     """One call.
 
     results: the name of its value; a tuple of names where it gives a sequence of values.
-    kind: ``kernel``, ``cluster``, ``region``, ``view``, ``size`` or ``eager``; for reports.
+    kind: ``kernel``, ``cluster``, ``region``, ``view``, ``size``, ``eager`` or ``check``; for reports.
     callee: what is called, as the engine's ``resolve`` understands it.
     args, kwargs: with Value and Constant for what is not fixed.
     line: the model's line.
@@ -66,12 +67,18 @@ class Step:
 
     @classmethod
     def laid_out(cls, node: fx.Node, kind: str, callee: str) -> "list[Step]":
-        """The call, and behind it the step that lays its result out as the graph says, where that takes a look."""
+        """The call of a kernel, and behind it the steps that make its result what the graph says: one that checks its
+        dtype and sizes, unless the kernel is ours, and one that lays it out, where that takes a look."""
         call, order = cls.of(node, kind, callee), layout_to_keep(node)
-        if order is None:
-            return [call]
-        wanted = None if order == tuple(range(len(order))) else order
-        return [call, cls(node.name, "view", LAYOUT, (Value(node.name), wanted), {}, call.line)]
+        steps = [call]
+        expected = None if callee.startswith("native ") else expected_result(node)
+        if expected is not None:
+            checked = (Value(node.name), *refer(expected))
+            steps.append(cls((), CHECK, f"{CHECK} {maker_of(node)}", checked, {}, call.line))
+        if order is not None:
+            wanted = None if order == tuple(range(len(order))) else order
+            steps.append(cls(node.name, "view", LAYOUT, (Value(node.name), wanted), {}, call.line))
+        return steps
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -201,8 +208,8 @@ class Program:
             step, said = step.failing(said)
         return GraphRunError(
             region=self.name,
-            node=", ".join(step.names),
-            op=step.callee,
+            node=", ".join(step.names or values_in(step.args)),
+            op=step.callee.removeprefix(f"{CHECK} "),
             line=step.line or "an unknown line",
             detail=f"{type(cause).__name__}: {said.strip().splitlines()[0] if said else ''}",
         )

@@ -53,6 +53,15 @@ def is_static_input(placeholder: fx.Node) -> bool:
     return "_dynamo_static_input_type" in (placeholder.meta.get("tensor_dict") or {})
 
 
+def constants_read() -> list[str]:
+    """Dynamo's expressions for what it took as a constant: numbers, flags, names, and dicts of hooks that are empty."""
+    context = TracingContext.try_get()
+    assert context is not None, "called outside a Dynamo backend"
+    kinds = ("CONSTANT_MATCH", "EQUALS_MATCH", "EMPTY_NN_MODULE_HOOKS_DICT")
+    guards = context.guards_context.dynamo_guards
+    return sorted({guard.name for guard in guards if guard.create_fn_name() in kinds})
+
+
 def inputs_given_twice() -> list[tuple[str, str]]:
     """Dynamo's expressions for inputs that are one tensor, of which its graph takes only the first."""
     context = TracingContext.try_get()

@@ -115,7 +115,6 @@ def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: Fake
 
     patches = {
         "fallback_random": True,
-        "size_asserts": False,
         # Round to bfloat16 after each op as the model written in torch does, so that results agree with eager's.
         "emulate_precision_casts": True,
         # Its constant folding also turns ``x + zeros`` into x, so that two results, or a result and an input,

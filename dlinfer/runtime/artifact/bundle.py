@@ -60,5 +60,5 @@ def _interface(artifact: Artifact) -> Any:
     if isinstance(stored, str):
         return stored
     inputs = [(item["name"], item.get("dtype")) for item in stored.graph["inputs"] if "weight" not in item]
-    outputs = [item and (item["name"], item["dtype"]) for item in stored.outputs]
+    outputs = [(item["name"], item.get("dtype")) for item in stored.outputs]
     return tuple(inputs), tuple(outputs)

@@ -273,8 +273,8 @@ class _Reader:
             for item in _listed(self.data["nodes"]):
                 self.add_node(item)
         outputs = tuple(decode(item, self.nodes) for item in _listed(self.data["outputs"]))
-        if not all(isinstance(node, fx.Node) for node in outputs):
-            raise GraphTextError("an output that is no node")
+        if not all(one is None or isinstance(one, (fx.Node, bool, int, float, str)) for one in outputs):
+            raise GraphTextError("an output that is neither a node nor a plain value")
         self.graph.output(outputs)
         conditions |= {str(one): one for one in conditions_of(self.mode, names)}
         graph_module = fx.GraphModule(self.held, self.graph, "graph")

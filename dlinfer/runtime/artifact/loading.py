@@ -42,11 +42,13 @@ class Plan:
     """What a stage takes and gives. leaves: what is passed behind the weights.
 
     results: for each result of the graph, its output of the signature; None for one that is no tensor.
+    names: what each result is called; None for one that a file of an earlier dlinfer has no name for.
     """
 
     signature: Signature
     leaves: tuple[Leaf, ...]
     results: tuple[int | None, ...]
+    names: tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,15 @@ def _plan(stage: ReadStage) -> Plan:
             continue
         leaves.append(Leaf(len(inputs)))
         inputs.append(_input(item, symbols))
-    outputs = [_output(item, symbols) for item in stage.outputs if item is not None]
-    for ports in (inputs, outputs):
-        if len({port.name for port in ports}) < len(ports):
+    tensors = [item is not None and "dtype" in item for item in stage.outputs]
+    outputs = [
+        _output(item, symbols)
+        for item, is_tensor in zip(stage.outputs, tensors, strict=True)
+        if item is not None and is_tensor
+    ]
+    results_named = tuple(None if item is None else name_of(item["name"]) for item in stage.outputs)
+    for names in ([port.name for port in inputs], list(filter(None, results_named))):
+        if len(set(names)) < len(names):
             raise GraphTextError("two inputs or outputs of one name")
     plain = {size.symbol for port in inputs for size in port.sizes if size is not None}
     if not set(symbols) <= plain:
@@ -103,10 +111,10 @@ def _plan(stage: ReadStage) -> Plan:
     if not all(name in symbols for one in conditions for name in one.symbols()):
         raise GraphTextError("a condition on an unknown size")
     numbers = iter(range(len(outputs)))
-    results = tuple(None if item is None else next(numbers) for item in stage.outputs)
+    results = tuple(next(numbers) if is_tensor else None for is_tensor in tensors)
     examples = {item["name"]: item["hint"] for item in stage.graph["symbols"] if type(item["hint"]) is int}
     signature = Signature(tuple(inputs), tuple(outputs), symbols, conditions, examples)
-    return Plan(signature, tuple(leaves), results)
+    return Plan(signature, tuple(leaves), results, results_named)
 
 
 def _range(item: Any) -> Bounds:

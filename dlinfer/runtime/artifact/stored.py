@@ -26,7 +26,7 @@ class Stage:
 
     graph: its written form. tensors: its weights and constants, by the numbers that the graph calls them.
     engine_options: what the engine was told, as far as it is to be told so again.
-    outputs: name, dtype, sizes and device of each tensor that it gives; those that are None or numbers are left out.
+    outputs: name, dtype, sizes and device of each tensor that it gives; of None, numbers and text the name alone.
     """
 
     model: str
@@ -35,7 +35,7 @@ class Stage:
     graph: dict[str, Any]
     tensors: Sequence[torch.Tensor]
     engine_options: dict[str, Any] = field(default_factory=dict)
-    outputs: list[dict[str, Any] | None] = field(default_factory=list)
+    outputs: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Storable(Protocol):
@@ -71,17 +71,17 @@ def _name_inputs(written: Iterable[dict[str, Any]], specs: Iterable[Any]) -> Non
             item["called"] = spec.name
 
 
-def _outputs(captured: Captured, names: Sequence[str]) -> list[dict[str, Any] | None]:
+def _outputs(captured: Captured, names: Sequence[str]) -> list[dict[str, Any]]:
     symbols = dict.fromkeys(symbol for value in captured.fakes for symbol in symbols_of(value))
     known = {symbol: f"s{index}" for index, symbol in enumerate(symbols)}
     nodes: Any = captured.graph_module.graph.output_node().args[0]
     return [_output(node, name, known) for node, name in zip(nodes, names, strict=True)]
 
 
-def _output(node: Any, name: str, known: Mapping[Any, str]) -> dict[str, Any] | None:
+def _output(node: Any, name: str, known: Mapping[Any, str]) -> dict[str, Any]:
     value = fake(node) if isinstance(node, torch.fx.Node) else node
     if not isinstance(value, torch.Tensor):
-        return None
+        return {"name": name}
     return {
         "name": name,
         "dtype": str(value.dtype).removeprefix("torch."),

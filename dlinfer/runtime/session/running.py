@@ -27,15 +27,30 @@ class RunningStage:
         self.weights = tuple(weights)
         self.lock: Any = contextlib.nullcontext()
         self._leaves = stage.plan.leaves
-        self._kept = [index for index, number in enumerate(stage.plan.results) if number is not None]
-        self._drops_some = len(self._kept) < len(stage.plan.results)
+        self._names = stage.plan.names
+        self._tensors = [index for index, number in enumerate(stage.plan.results) if number is not None]
+        self._others = [index for index, number in enumerate(stage.plan.results) if number is None]
 
     def __call__(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """The outputs for inputs that the signature takes."""
+        """The outputs for inputs that the signature takes: the tensors of ``results``."""
+        return self.tensors(self.results(values))
+
+    def results(self, values: Sequence[Any]) -> Sequence[Any]:
+        """All that the graph gives for inputs that the signature takes."""
         run, arguments = self.bound(values)
         with self.lock:
-            results = run(*arguments)
-        return [results[index] for index in self._kept] if self._drops_some else results
+            return run(*arguments)
+
+    def tensors(self, results: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """The outputs among ``results``."""
+        return [results[index] for index in self._tensors] if self._others else results
+
+    def whole(self, outputs: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
+        """Outputs by name with the results that are numbers or text, in the order of the graph."""
+        if not self._others:
+            return dict(outputs)
+        both = dict(outputs) | {self._names[index]: results[index] for index in self._others}
+        return {name: both[name] for name in self._names if name is not None and both[name] is not None}
 
     def bound(self, values: Sequence[Any]) -> tuple[Callable[..., tuple[Any, ...]], tuple[Any, ...]]:
         """Return what the engine made, and the arguments that it is called with for these inputs."""

@@ -231,7 +231,8 @@ class Session(Introspection):
             that is passed in) is written in place. outputs: tensors or arrays that results are put into.
         entry: may be left out where there is only one.
 
-        Returns name -> result, numpy arrays where all inputs are, else tensors; those of ``outputs`` where given.
+        Returns name -> result, numpy arrays where all inputs are, else tensors; those of ``outputs`` where given. A
+        number that the module gives is there as it is; None is left out.
         With ``io="owned"`` results lie in the session's own tensors, until the next run.
         Raises SessionCallError for names it does not have, ArtifactInputError for values that do not fit, and
         GraphRunError where the graph fails.
@@ -251,9 +252,10 @@ class Session(Introspection):
         with self._memory.lock if owned else contextlib.nullcontext():
             with self._profiles.of_run(self.options.enable_profiling):
                 start = time.perf_counter()
-                results = self._placed(name, number, running, values.tensors)
+                results = running.results(values.tensors)
+                tensors = self._placed(name, number, running, running.tensors(results))
                 seconds = time.perf_counter() - start
-            found = _handed_out(values, results, outputs or {})
+            found = running.whole(_handed_out(values, tensors, outputs or {}), results)
         if self.options.enable_metrics:
             self.metrics.record(seconds)
         self._dumps.write(name, inputs, found)
@@ -261,11 +263,13 @@ class Session(Introspection):
             self._finish(found)
         return found
 
-    def _placed(self, entry: str, number: int, running: RunningStage, values: Sequence[Any]) -> Sequence[Any]:
+    def _placed(
+        self, entry: str, number: int, running: RunningStage, tensors: Sequence[Any]
+    ) -> Sequence[Any]:
+        """A run's outputs, in the session's own tensors where it has such."""
         if self.options.io != "owned":
-            return running(values)
-        with self._memory.lock:
-            return into_own(self._io_tensors(entry, number), running.signature.outputs, running(values))
+            return tensors
+        return into_own(self._io_tensors(entry, number), running.signature.outputs, tensors)
 
     def _chosen(self, entry: str | None, inputs: Mapping[str, Any]) -> tuple[RunningStage, int, str]:
         """The stage of an entry that takes these inputs; the last one where none does."""

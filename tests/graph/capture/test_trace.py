@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.trace import capture, trace
@@ -84,18 +85,20 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "attribute", "values"),
-    [(nn.LayerNorm(8), "eps", (1e-5, 0.5, 1e-5, 2.0)), (Scaled(), "scale", (0.5, 3.0, -0.0, 0.5))],
+    ("model", "attribute", "values", "graphs"),
+    [(nn.LayerNorm(8), "eps", (1e-5, 0.5, 1e-5, 2.0), 3), (Scaled(), "scale", (0.5, 3.0, -0.0, 0.5), 2)],
     ids=["LayerNorm.eps", "a scale"],
 )
-def test_module_floats_are_folded_and_guarded(model, attribute, values, monkeypatch):
+def test_module_floats_are_folded_and_guarded_until_arithmetic_with_one_changes(
+    model, attribute, values, graphs, monkeypatch
+):
     use_engine(monkeypatch, StubEngine())
     run = compiled(model)
     for value in values:
         setattr(model, attribute, value)
         with torch.no_grad():
             torch.testing.assert_close(run(x), model(x))
-    assert len(report.reports()) == 3, "once for each distinct value"
+    assert len(report.reports()) == graphs, "once for each distinct value, or for the first and all others"
     assert "aten.item" not in report.reports()[0].captured
 
 
@@ -245,3 +248,22 @@ def test_a_tensor_of_numbers_that_change(function, monkeypatch):
             given = torch.randn(rows, 5)
             torch.testing.assert_close(run(given), function(given))
     assert len(report.reports()) == 2
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_part_is_captured_with_the_rest(reentrant, monkeypatch):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            part = checkpoint(lambda y: torch.relu(self.first(y)) * 2, x, use_reentrant=reentrant)
+            return self.second(part) + 1
+
+    use_engine(monkeypatch, StubEngine())
+    module, given = Checkpointed(), torch.randn(3, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(module, fallback="error")(given), module(given))
+    (found,) = report.reports()
+    assert [node.op for node in found.nodes].count("aten.linear") == 2

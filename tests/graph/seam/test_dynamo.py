@@ -35,6 +35,30 @@ def test_inputs_given_twice_are_named():
     assert asked_in_backend(dynamo.inputs_given_twice, lambda a, b: a + b, x, x + 1) == []
 
 
+def test_what_was_taken_as_a_constant():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.times, self.doubled = 3, True
+
+        def forward(self, x):
+            return x * self.times if self.doubled else x
+
+    found = asked_in_backend(dynamo.constants_read, Scaled(), torch.ones(3))
+    assert {"L['self'].times", "L['self'].doubled"} <= set(found)
+
+    class Around(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Scaled()
+
+        def forward(self, x):
+            return self.inner(x)
+
+    found = asked_in_backend(dynamo.constants_read, Around(), torch.ones(3))
+    assert "L['self']._modules['inner']._forward_hooks" in found
+
+
 @pytest.mark.parametrize(
     ("source", "name"),
     [

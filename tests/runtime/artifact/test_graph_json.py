@@ -267,7 +267,7 @@ def test_nodes_that_no_graph_has_are_refused(many, data, node, why):
         (lambda d: d["symbols"][0].update(low="2"), "not of integers"),
         (lambda d: d["conditions"].append("s0 and s0"), "after the end|no comparison"),
         (lambda d: d["conditions"].append("s7 == 1"), "s7"),
-        (lambda d: d["outputs"].append(5), "no node"),
+        (lambda d: d["outputs"].append([5]), "neither a node nor a plain value"),
         (lambda d: d["outputs"].append({"node": "nowhere"}), "not there"),
         (lambda d: d.pop("nodes"), "nodes"),
         (lambda d: d.update(nodes={}), "a list is missing"),

@@ -1,0 +1,137 @@
+"""Floats that a caller passes, such as a temperature: inputs of the graph, so that another value needs no other graph.
+
+Dynamo passes a float as a tensor without dimensions and reads it by ``item``. Arithmetic and comparisons with it are
+captured on that tensor, cast so that they round as they do with a Python number. Whatever else takes such a float takes
+its value, by which the graph is guarded then.
+"""
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.graph.ir.device import HOST
+from dlinfer.graph.seam.dynamo import input_sources, recompilation_cause, source_name
+from dlinfer.graph.seam.symbols import free_unbacked_symbols
+
+_Binary = Callable[[Any, Any], Any]
+
+
+def _spelled(name: str, function: _Binary, *others: Any) -> dict[Any, _Binary]:
+    """The ways to write an op of two operands: Python's operator, torch's function, the method."""
+    return dict.fromkeys((getattr(operator, name), getattr(torch, name, None), name, *others), function)
+
+
+_ARITHMETIC: dict[Any, _Binary] = {
+    **_spelled("add", torch.add),
+    **_spelled("sub", torch.sub, torch.subtract),
+    **_spelled("mul", torch.mul, torch.multiply),
+    **_spelled("truediv", torch.div, torch.div, torch.divide, torch.true_divide, "div"),
+    **_spelled("pow", torch.pow),
+}
+_IN_PLACE: dict[Any, _Binary] = {
+    operator.iadd: torch.add,
+    operator.isub: torch.sub,
+    operator.imul: torch.mul,
+    operator.itruediv: torch.div,
+    "add_": torch.add,
+    "sub_": torch.sub,
+    "mul_": torch.mul,
+    "div_": torch.div,
+}
+_COMPARISONS: dict[Any, _Binary] = {
+    spelling: function
+    for name in ("gt", "ge", "lt", "le", "eq", "ne")
+    for spelling, function in _spelled(name, getattr(torch, name)).items()
+}
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def is_float_read(node: fx.Node) -> bool:
+    """Whether a node of a Dynamo graph reads a float that comes in as a tensor."""
+    return (
+        node.op == "call_method"
+        and node.target == "item"
+        and isinstance(node.meta.get("example_value"), torch.SymFloat)
+        and not free_unbacked_symbols(node.meta["example_value"])  # the model's own item() of a tensor
+        and isinstance(node.args[0], fx.Node)
+        and node.args[0].op == "placeholder"
+    )
+
+
+def changing_floats(graph: fx.Graph) -> set[fx.Node]:
+    """The inputs that are floats which change from call to call: arguments of the function, and what Dynamo compiles
+    again for. Others are a module's own (LayerNorm's eps), which fusion rules read as constants."""
+    placeholders = graph.find_nodes(op="placeholder")
+    if any(_device(node) not in (HOST, None) for node in placeholders):
+        return set()  # kernels of other devices take no tensor of the host for a number
+    sources, cause = input_sources(graph), recompilation_cause()
+    return {
+        node
+        for node, source in zip(placeholders, sources, strict=True)
+        if source and (_ARGUMENT.fullmatch(source) or source in cause or source_name(source) in cause)
+    }
+
+
+_ARGUMENT = re.compile(r"L\['(?!self')\w+'\]|L\['args'\]\[\d+\]|L\['kwargs'\]\['\w+'\]")
+
+
+def _device(node: fx.Node) -> str | None:
+    device = getattr(node.meta.get("example_value"), "device", None)
+    return None if device is None else device.type
+
+
+def on_floats(node: fx.Node, args: Any, kwargs: Any, floats: tuple[bool, ...]) -> Any:
+    """The result of a node of which some arguments are floats that came in, each a float64 tensor without dimensions.
+
+    floats: which arguments these are. None where the node has to take their values.
+    """
+    expected = node.meta.get("example_value")
+    if kwargs or len(args) != 2:
+        return None
+    if isinstance(expected, torch.SymFloat):
+        function = _ARITHMETIC.get(node.target)
+        return None if function is None else _of_numbers(function, args)
+    if not isinstance(expected, torch.Tensor) or all(floats):
+        return None
+    other = args[floats.index(False)]
+    if not isinstance(other, torch.Tensor) or other.is_complex() or expected.is_complex():
+        return None
+    if node.target in _COMPARISONS:
+        dtype = other.dtype if other.is_floating_point() else torch.get_default_dtype()
+        return _COMPARISONS[node.target](*_cast(args, floats, dtype))
+    if node.target in _IN_PLACE and not floats[0] and expected.is_floating_point():
+        return args[0].copy_(_rounded(_IN_PLACE[node.target], args, floats, expected.dtype))
+    if node.target in _ARITHMETIC and expected.is_floating_point():
+        return _rounded(_ARITHMETIC[node.target], args, floats, expected.dtype)
+    return None
+
+
+def _of_numbers(function: _Binary, args: Any) -> Any:
+    """A float that is computed of such a float and another number."""
+    left, right = args
+    if not isinstance(left, torch.Tensor):
+        left = right.new_full((), left)
+    return function(left, right)
+
+
+def _rounded(function: _Binary, args: Any, floats: tuple[bool, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Arithmetic of a tensor and a float that rounds as torch's kernels do: a float is cast to the dtype of the result,
+    and products of 16 bits with one are computed in float32."""
+    left, right = args
+    if floats[0] and function is torch.div:  # as Tensor.__rtruediv__ has it
+        function, left, right, floats = torch.mul, right.reciprocal(), left, (False, True)
+    half = dtype in _HALF and function in (torch.mul, torch.div)
+    compute = torch.float32 if half else dtype
+    result = function(*_cast((left, right), (floats[0] or half, floats[1] or half), compute))
+    return result if result.dtype is dtype else result.to(dtype)
+
+
+def _cast(args: Any, which: tuple[bool, ...], dtype: torch.dtype) -> list[Any]:
+    return [
+        one.to(dtype) if is_cast and one.dtype is not dtype else one
+        for one, is_cast in zip(args, which, strict=True)
+    ]

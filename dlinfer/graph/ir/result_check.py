@@ -1,0 +1,78 @@
+"""Checks behind kernels that are not ours: a result has the dtype and the sizes that its op's fake function says.
+
+Loops that are compiled for those read memory by them, so a wrong fake function would let them read past its end.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from dlinfer.graph.ir.dialect import describe, fake, op_name, overload
+from dlinfer.graph.ir.effects import made_memory
+from dlinfer.graph.seam.symbols import fixed_size, plain_symbol
+
+CHECK = "check"
+"""The kind of the step that calls ``check_result``; its callee goes on with the name of the op."""
+
+_aten = torch.ops.aten
+_VIEWS_THAT_COPY = frozenset((_aten.reshape.default, _aten.flatten.using_ints, _aten.unflatten.int))
+
+
+def maker_of(node: fx.Node) -> str:
+    """The name of the op that a node's result, or the sequence that it is an item of, comes from."""
+    while overload(node) is None and node.op == "call_function" and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return op_name(node)
+
+
+Size = int | fx.Node | tuple[fx.Node, int] | None
+"""A number, the input of the graph that is it, an input and the dimension that has it, or None where no input tells."""
+
+
+def expected_result(node: fx.Node) -> tuple[torch.dtype, tuple[Size, ...]] | None:
+    """The dtype and the sizes that a node's result must have, where its op made it; else None.
+
+    A size that no input tells is read from the result itself, or asserted where loops take it.
+    """
+    value = fake(node)
+    if not isinstance(value, torch.Tensor) or not made_memory(node) or overload(node) in _VIEWS_THAT_COPY:
+        return None
+    return value.dtype, tuple(_size(node.graph, size) for size in value.shape)
+
+
+def _size(graph: fx.Graph, size: Any) -> Size:
+    number = fixed_size(size)
+    symbol = plain_symbol(size)
+    if number is not None or symbol is None:
+        return number
+    inputs = graph.find_nodes(op="placeholder")
+    for node in inputs:
+        if plain_symbol(fake(node)) == symbol:
+            return node
+    for node in inputs:
+        for dim, one in enumerate(fake(node).shape if isinstance(fake(node), torch.Tensor) else ()):
+            if plain_symbol(one) == symbol:
+                return node, dim
+    return None
+
+
+def check_result(result: torch.Tensor, dtype: torch.dtype, sizes: tuple[Any, ...]) -> None:
+    """Raises ValueError where a result has another dtype, rank or size than these.
+
+    A size is a number, a tensor and the dimension that has it, or None, which is any size.
+    """
+    shape = result.shape
+    if result.dtype is dtype and shape == sizes:
+        return
+    sizes = tuple(size[0].shape[size[1]] if isinstance(size, tuple) else size for size in sizes)
+    if (
+        result.dtype is not dtype
+        or len(shape) != len(sizes)
+        or any(want is not None and want != size for want, size in zip(sizes, shape, strict=True))
+    ):
+        said = ", ".join("any" if size is None else str(size) for size in sizes)
+        raise ValueError(
+            f"it gives {describe(result)}, and its fake function says {str(dtype).removeprefix('torch.')}[{said}]: "
+            "correct that function, which torch.library.opcheck tests"
+        )
