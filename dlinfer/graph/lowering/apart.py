@@ -26,7 +26,10 @@ def apart_of(graph: fx.Graph) -> Apart:
     of_wide = [(index, node) for index, node in inputs if storages(node) & wide]
     written_bools = [index for index, node in of_bools if effects.is_written(node)]
     written_wide = [index for index, node in of_wide if effects.is_written(node)]
-    pairs = (([index for index, _ in of_bools], written_wide), (written_bools, [index for index, _ in of_wide]))
+    pairs = (
+        ([index for index, _ in of_bools], written_wide),
+        (written_bools, [index for index, _ in of_wide]),
+    )
     return [(first, second) for first, second in pairs if first and second]
 
 

@@ -16,6 +16,8 @@
 #include <new>
 #include <vector>
 
+#include "common/torch_call.h"
+
 namespace dlinfer {
 
 constexpr int64_t kLeastPooled = 128 << 10;  // bytes: below this the C library keeps what is free
@@ -115,8 +117,8 @@ inline torch::stable::Tensor empty_strided(const std::vector<int64_t>& sizes, co
   }
   const auto code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(), code,
-                                                         aoti_torch_device_type_cpu(), 0, &made));
+  check(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(), code, aoti_torch_device_type_cpu(), 0,
+                                 &made));
   return torch::stable::Tensor(made);
 }
 
