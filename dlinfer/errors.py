@@ -6,7 +6,6 @@ The fields stay readable as ``error.fields``, the two parts of the text as ``err
 ``error.step``, and the error survives pickling, since engines raise in workers.
 """
 
-import functools
 from typing import Any
 
 
@@ -310,53 +309,6 @@ class GraphRunError(DlinferError, RuntimeError):
 
     message = "{region} failed at node {node!r} ({op}), from {line}: {detail}."
     next_step = "if memory ran out, use a smaller batch; else report it with `dlinfer doctor --json`."
-
-    @classmethod
-    def of(cls, kind: type[Exception]) -> "type[GraphRunError] | None":
-        """The class of this error that is also a ``kind``, so that ``except IndexError`` works as in eager mode.
-
-        None where ``kind`` is not one of Python's plain exceptions, or one of these by another name: it may have
-        attributes that only its own code sets.
-        """
-        if issubclass(cls, kind):
-            return cls
-        base = next(one for one in kind.__mro__ if one.__module__ == "builtins")
-        is_plain = kind.__init__ is base.__init__ and kind.__new__ is base.__new__
-        return _run_error(kind) if is_plain and base in _PLAIN else None
-
-
-_PLAIN = frozenset(
-    {
-        *(Exception, ArithmeticError, FloatingPointError, OverflowError, ZeroDivisionError),
-        *(AssertionError, BufferError, IndexError, KeyError, LookupError, MemoryError),
-        *(NotImplementedError, RuntimeError, TypeError, ValueError),
-    }
-)
-
-
-@functools.cache
-def _run_error(kind: type[Exception]) -> type[GraphRunError]:
-    body = {
-        "__doc__": GraphRunError.__doc__,
-        "__module__": __name__,
-        "__str__": lambda self: str(self.args[0]),  # KeyError would show the message's repr
-        "__reduce__": lambda self: (_rebuild_run_error, (kind, self.fields)),
-    }
-    return type("GraphRunError", (GraphRunError, kind), body)
-
-
-def _rebuild_run_error(kind: type[Exception], fields: dict[str, Any]) -> GraphRunError:
-    return _run_error(kind)(**fields)
-
-
-class SharedMemoryError(DlinferError, ValueError):
-    """A compiled graph is called with bools in the memory of wider numbers, and it writes into one of the two."""
-
-    message = (
-        "input {bools} of the graph, of bools, shares memory with input {wider}, of wider numbers, and the graph "
-        "writes into one of the two. It was compiled for inputs with memory of their own."
-    )
-    next_step = "pass a copy of the bools (mask.clone()), or call the function without torch.compile."
 
 
 class CompileOptionError(DlinferError, ValueError):

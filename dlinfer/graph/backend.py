@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError, SharedMemoryError
+from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError
 from dlinfer.graph import observe
 from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.engine import check_options, find_engine
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import STATIC
+from dlinfer.graph.lowering.apart import SharedMemoryError
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import lower, timed
 from dlinfer.graph.options import CompileOptions

@@ -22,6 +22,7 @@ from dlinfer.errors import DlinferError, GraphRunError, OpArgumentError
 from dlinfer.graph.ir.dialect import model_line
 from dlinfer.graph.ir.effects import layout_to_keep
 from dlinfer.graph.ir.layout import LAYOUT
+from dlinfer.graph.ir.run_error import run_error
 
 _serial = itertools.count()
 _OUT_OF_RANGE = re.compile(r"\bindex\b.*\bout of (range|bounds)\b")
@@ -211,7 +212,7 @@ class Program:
         }
         # Kernels in C++ have text alone to raise.
         kind = IndexError if _OUT_OF_RANGE.search(said) else type(cause)
-        named = GraphRunError.of(kind)
+        named = run_error(kind)
         if named is not None:
             return named(**fields)
         if not getattr(cause, "__notes__", None):  # a nested region has told

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dlinfer.errors import SharedMemoryError
-from dlinfer.graph.lowering.apart import apart_of, check_apart
+from dlinfer.graph.lowering.apart import SharedMemoryError, apart_of, check_apart
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.ops import fallback
 from tests.graph.compiling import StubEngine, compiled, interpreted_engine, use_engine

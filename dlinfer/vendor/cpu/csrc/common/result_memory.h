@@ -102,6 +102,11 @@ class PooledMemory {
   const ResultMemory::Block block_;
 };
 
+// Whether results of kernels that this thread calls go to the caller of a graph. Those lie in torch's own memory, which a
+// caller may resize; torch resizes no memory that it is given.
+inline thread_local bool results_escape = false;
+inline void set_results_escape(bool on) { results_escape = on; }
+
 // A tensor with nothing written in it, in such memory if it is large. item_bytes: the dtype's, which torch's stable ABI
 // does not tell.
 inline torch::stable::Tensor empty_strided(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
@@ -110,7 +115,7 @@ inline torch::stable::Tensor empty_strided(const std::vector<int64_t>& sizes, co
   for (size_t d = 0; d < sizes.size(); ++d) {
     elements = sizes[d] == 0 || elements == 0 ? 0 : elements + (sizes[d] - 1) * strides[d];
   }
-  if (const int64_t bytes = elements * item_bytes; bytes >= kLeastPooled) {
+  if (const int64_t bytes = elements * item_bytes; bytes >= kLeastPooled && !results_escape) {
     const ResultMemory::Block block = ResultMemory::get().take(bytes);
     const auto give_back = [block](void*) { ResultMemory::get().give_back(block); };
     return torch::stable::from_blob(block.data, sizes, strides, torch::headeronly::DeviceType::CPU, dtype, give_back);
