@@ -311,16 +311,6 @@ class GraphRunError(DlinferError, RuntimeError):
     next_step = "if memory ran out, use a smaller batch; else report it with `dlinfer doctor --json`."
 
 
-class SharedMemoryError(DlinferError, ValueError):
-    """A compiled graph is called with bools in the memory of wider numbers, and it writes into one of the two."""
-
-    message = (
-        "input {bools} of the graph, of bools, shares memory with input {wider}, of wider numbers, and the graph, which "
-        "was compiled for inputs with memory of their own, writes into one of the two."
-    )
-    next_step = "pass a copy of the bools (mask.clone()), or call the function without torch.compile."
-
-
 class CompileOptionError(DlinferError, ValueError):
     """An option of torch.compile(backend="dlinfer") or dlinfer.compile that does not exist or has no such value."""
 

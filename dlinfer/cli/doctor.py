@@ -91,7 +91,10 @@ class WrongAnswer:
 
 @dataclass(frozen=True)
 class EngineAnswers:
-    """What is known of an engine's answers on this CPU. right, not_asked: how many. problem: why it cannot be asked."""
+    """What is known of an engine's answers on this CPU.
+
+    right, not_asked: how many. problem: why it cannot be asked, or which answers failed in this process.
+    """
 
     engine: str
     vendor: str
@@ -201,8 +204,10 @@ def _counted(engine: str, vendor: str, verdicts: list[Verdict]) -> EngineAnswers
         for one in verdicts
         if one.state == "wrong"
     ]
+    failed = [f"'{v.name}' in {v.precision}: {v.reason}" for v in verdicts if v.state == "failed"]
+    problem = f"failed when asked {'; '.join(failed)}" if failed else ""
     states = [one.state for one in verdicts]
-    return EngineAnswers(engine, vendor, states.count("right"), states.count("not asked"), wrong, "")
+    return EngineAnswers(engine, vendor, states.count("right"), states.count("not asked"), wrong, problem)
 
 
 def rivals() -> list[str]:

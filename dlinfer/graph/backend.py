@@ -7,13 +7,14 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError, SharedMemoryError
+from dlinfer.errors import CaptureError, DlinferError, InferenceOnlyError
 from dlinfer.graph import observe
 from dlinfer.graph.capture.trace import capture
 from dlinfer.graph.engine import check_options, find_engine
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.ir.lazy_bits import lazy_inputs, refuse_shared, with_resolved
+from dlinfer.graph.lowering.apart import SharedMemoryError
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.graph.lowering.lower import lower, timed
 from dlinfer.graph.options import CompileOptions

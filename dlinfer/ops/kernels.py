@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.library import Library
 
-from dlinfer.errors import KernelDeclined, KernelSignatureError, UnknownOpError
+from dlinfer.errors import InferenceOnlyError, KernelDeclined, KernelSignatureError, UnknownOpError
 from dlinfer.ops import fallback
 from dlinfer.ops.spec import NAMESPACE, OpSpec, registry
 from dlinfer.vendor import discovery
@@ -69,9 +69,19 @@ def bind(device_type: str, vendor: Vendor) -> None:
 
 def _current(device_type: str, name: str) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
+        if torch.is_grad_enabled():
+            _refuse_gradients(name, args)
         return _tables[device_type][name](*args)
 
     return run
+
+
+def _refuse_gradients(name: str, args: Sequence[Any]) -> None:
+    """Raise InferenceOnlyError where a call's gradients are recorded: no op here has a derivative."""
+    for arg in args:
+        for one in arg if isinstance(arg, list) else (arg,):
+            if isinstance(one, torch.Tensor) and one.requires_grad:
+                raise InferenceOnlyError(what=f"dlinfer.ops.{name}")
 
 
 def _validate(vendor: Vendor, kernels: Mapping[str, Kernel]) -> None:
@@ -146,6 +156,8 @@ def _generic(spec: OpSpec) -> Callable[..., Any]:
         vendor = discovery.activate_default(device)
         if vendor is not None:
             return spec.overload(*args)
+        if torch.is_grad_enabled():
+            _refuse_gradients(spec.name, args)
         spec.validate(*args)
         fallback.take(spec.name, "none", f"no installed vendor serves device {device!r}", args)
         return spec.reference(*args)

@@ -81,6 +81,20 @@ MUTATIONS = (
         ("tests/graph/ir/test_effects.py", "tests/graph/test_aliasing.py"),
     ),
     Mutation(
+        "ops of other libraries are taken to have no effects",
+        "dlinfer/graph/ir/dialect.py",
+        "    return op.namespace not in _WITHOUT_STATE or has_registered_effect(op)\n",
+        "    return False\n",
+        ("tests/graph/passes/test_hidden_effects.py",),
+    ),
+    Mutation(
+        "writes of C++ kernels in graphs do not count",
+        "dlinfer/vendor/cpu/inductor/engine.py",
+        'if not reference.startswith("op "):',
+        "if False:",
+        ("tests/vendor/cpu/inductor/test_version_counter.py",),
+    ),
+    Mutation(
         "attention's results are taken to lie as its fake says",
         "dlinfer/graph/ir/effects.py",
         "if not isinstance(value, torch.Tensor) or value.dim() == 0 or not made_memory(node):\n        return None",

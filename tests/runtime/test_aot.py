@@ -193,3 +193,27 @@ def test_engine_and_options_are_checked():
         dlinfer.compile(Sum(), (given(2), given(2)), engine="no_such_engine")
     with pytest.raises(CompileOptionError, match="fallbak"):
         dlinfer.compile(Sum(), (given(2), given(2)), options={"fallbak": "warn"})
+
+
+class Seen(nn.Module):
+    """Notes the seed of torch's generator whenever its code runs."""
+
+    def __init__(self, draws: bool) -> None:
+        super().__init__()
+        self.draws = draws
+        self.seeds: set[int] = set()
+
+    def forward(self, x):
+        self.seeds.add(torch.initial_seed())
+        return x * 2 + torch.rand_like(x) if self.draws else x * 2 + 1
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_trials_at_small_sizes_leave_the_generator_alone_unless_the_module_draws(draws):
+    torch.manual_seed(1234)
+    state = torch.get_rng_state()
+    module = Seen(draws)
+    with torch.no_grad():
+        dlinfer.compile(module, (given(4),), dynamic_shapes=({0: Dim("rows", min=0, max=64)},))
+    assert module.seeds == ({0, 1234} if draws else {1234})
+    assert draws or torch.equal(torch.get_rng_state(), state)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import STATIC, fake
+from dlinfer.graph.ir.dialect import STATIC, fake, is_random
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.seam.expressions import to_size
 from dlinfer.graph.seam.symbols import symbols_of
@@ -78,7 +78,7 @@ class Trial:
             self._resized(node, value, values)
             for node, value in zip(self._inputs(), self.examples, strict=True)
         ]
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=self._draws()):
             wanted = self._outcome(inputs, self.reference)
             given = self._outcome(inputs, lambda weights, leaves: _Sized(self, values).run(*weights, *leaves))
         return (
@@ -92,12 +92,17 @@ class Trial:
         written = self._written()
         weights = [w.clone() if index in written else w for index, w in enumerate(self.weights)]
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in inputs]
-        torch.manual_seed(0)
+        if self._draws():
+            torch.default_generator.manual_seed(0)
         try:
             outputs = list(run(weights, leaves))
         except Exception:  # noqa: BLE001 - a module may refuse a size in any way; then the size is not served
             return None
         return [*outputs, *leaves, *(weights[index] for index in sorted(written))]
+
+    def _draws(self) -> bool:
+        """Whether the graph draws random numbers. Only then is the generator touched, which all threads share."""
+        return any(map(is_random, self.graph_module.graph.nodes))
 
     def _written(self) -> set[int]:
         graph = self.graph_module.graph

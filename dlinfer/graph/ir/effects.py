@@ -93,8 +93,8 @@ class Effects:
 def _by_width(nodes: Iterable[fx.Node]) -> tuple[Memory, Memory, Memory]:
     """Memory of bools, of other numbers of one byte, and of wider ones.
 
-    Bools and wider numbers are assumed to be apart, which each call of a compiled graph checks (``lowering/apart``);
-    bytes may be seen as either. A mask that is passed in is then no reason for a cache to wait, nor the other way round.
+    Bools and wider numbers are assumed to be apart, which each call of a compiled graph checks (``lowering/apart``).
+    A mask that is passed in is then no reason for a cache to wait, nor the other way round. Bytes may be either.
     """
     found: tuple[set[int], set[int], set[int]] = (set(), set(), set())
     for node in nodes:

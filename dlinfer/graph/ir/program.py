@@ -23,8 +23,10 @@ from dlinfer.graph.ir.dialect import model_line
 from dlinfer.graph.ir.effects import layout_to_keep
 from dlinfer.graph.ir.layout import LAYOUT
 from dlinfer.graph.ir.result_check import CHECK, expected_result, maker_of
+from dlinfer.graph.ir.run_error import run_error
 
 _serial = itertools.count()
+_OUT_OF_RANGE = re.compile(r"\bindex\b.*\bout of (range|bounds)\b")
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,8 @@ class Program:
         return Counter(step.kind for step in self.steps)
 
     def _explained(self, cause: Exception) -> GraphRunError | None:
+        """The error that names the step which raised, of the cause's class too. None where no step did, or where the
+        cause's class is somebody's own: it is raised as it is, with the same text as a note."""
         line, trace = 0, cause.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == self.filename:
@@ -206,13 +210,21 @@ class Program:
         step, said = self._lines[line - 2], str(cause)
         if isinstance(step, Joined):
             step, said = step.failing(said)
-        return GraphRunError(
-            region=self.name,
-            node=", ".join(step.names or values_in(step.args)),
-            op=step.callee.removeprefix(f"{CHECK} "),
-            line=step.line or "an unknown line",
-            detail=f"{type(cause).__name__}: {said.strip().splitlines()[0] if said else ''}",
-        )
+        fields = {
+            "region": self.name,
+            "node": ", ".join(step.names or values_in(step.args)),
+            "op": step.callee.removeprefix(f"{CHECK} "),
+            "line": step.line or "an unknown line",
+            "detail": f"{type(cause).__name__}: {said.strip().splitlines()[0] if said else ''}",
+        }
+        # Kernels in C++ have text alone to raise.
+        kind = IndexError if _OUT_OF_RANGE.search(said) else type(cause)
+        named = run_error(kind)
+        if named is not None:
+            return named(**fields)
+        if not getattr(cause, "__notes__", None):  # a nested region has told
+            cause.add_note(GraphRunError(**fields).explanation)
+        return None
 
     # --- writing it out
 

@@ -20,7 +20,8 @@ class KnownAnswer:
     decides: what is not trusted where the answer is wrong: kinds of ops as ``kind_of`` names them, or a part of the
         vendor's own that it asks for by name.
     precision: the floating dtype that it is computed in: "float32", "bfloat16", "float16".
-    run: computes. Raises NotTakenError where this machine or engine does not take it; another error is a wrong answer.
+    run: computes. Raises NotTakenError where this machine or engine does not take it; after another error it is not
+        trusted in this process.
     expected: the right answer, worked out another way than ``run`` does it.
     tolerance: absolute and relative distance that rounding explains; whole numbers and bools are always exact.
     unfit: why it cannot be asked as things are in this process; None where it can.
@@ -37,12 +38,15 @@ class KnownAnswer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a known answer. ``reason`` says what is wrong, or why it was not asked; empty where it is right."""
+    """What came of a known answer. ``reason`` says what is wrong or failed, or why it was not asked; empty if right.
+
+    A ``failed`` one raised an error, which may pass: an interruption, a full disk, a compiler that is missing.
+    """
 
     name: str
     precision: str
     decides: tuple[str, ...]
-    state: Literal["right", "wrong", "not asked"]
+    state: Literal["right", "wrong", "failed", "not asked"]
     reason: str = ""
 
 

@@ -16,12 +16,15 @@ T = TypeVar("T")
 _local = threading.local()
 
 
-_ON_THIS_CPU = " on this CPU gets "
+class WrongAnswer(str):
+    """The reason of a refusal, where it is a wrong answer."""
+
+    __slots__ = ()
 
 
 def is_fault(reason: str) -> bool:
     """Whether a refusal's reason is that of a wrong answer."""
-    return _ON_THIS_CPU in reason
+    return isinstance(reason, WrongAnswer)
 
 
 def asking() -> bool:
@@ -53,7 +56,8 @@ class KnownAnswers:
     def fault(self, kind: str, precision: str) -> str | None:
         """Why a kind of op is not to be trusted in a precision; None where its answers are right, or it has none.
 
-        The first call for a kind computes its answers, or reads from disk what came out before.
+        The first call for a kind computes its answers, or reads from disk what came out before. Where that raises an
+        error, the kind is not trusted in this process; the next process asks again.
         """
         if asking():
             return None
@@ -61,8 +65,9 @@ class KnownAnswers:
         if key not in self._faults:
             with self._lock:
                 asked = self._asked(key)
-                wrong = [v for v in map(self._verdict, asked) if v.state == "wrong"]
-                reason = self._reason(wrong[0]) if wrong else None
+                verdicts = [v for v in map(self._verdict, asked) if v.state in ("wrong", "failed")]
+                wrong_first = sorted(verdicts, key=lambda verdict: verdict.state != "wrong")
+                reason = self._reason(wrong_first[0]) if wrong_first else None
                 if any(one.unfit() for one in asked):  # it may be asked later
                     return reason
                 self._faults[key] = reason
@@ -90,7 +95,13 @@ class KnownAnswers:
         return self._table.get(key, [])
 
     def _reason(self, verdict: Verdict) -> str:
-        return f"{self._owner()}{_ON_THIS_CPU}'{verdict.name}' wrong in {verdict.precision}: {verdict.reason}"
+        asked = f"'{verdict.name}'"
+        if verdict.state == "failed":
+            said = f"{asked} in {verdict.precision}: {verdict.reason}"
+            return f"{self._owner()} failed in this process when asked {said}"
+        return WrongAnswer(
+            f"{self._owner()} on this CPU gets {asked} wrong in {verdict.precision}: {verdict.reason}"
+        )
 
     def _verdict(self, one: KnownAnswer) -> Verdict:
         key = (one.name, one.precision)
@@ -104,7 +115,7 @@ class KnownAnswers:
         verdict = store.load(key)
         if verdict is None:
             verdict = _judged(one)
-            if verdict.state != "not asked":  # which may be so today and not tomorrow
+            if verdict.state in ("right", "wrong"):  # others may be so today and not tomorrow
                 store.keep(key, verdict)
         return verdict
 
@@ -120,10 +131,10 @@ def _judged(one: KnownAnswer) -> Verdict:
         given = one.run()
     except NotTakenError as cause:
         return verdict("not asked", str(cause))
-    except Exception as cause:  # noqa: BLE001 - whatever it raises where it should compute, it is not to be trusted
+    except Exception as cause:  # noqa: BLE001 - whatever it raises, it is not to be trusted in this process
         origin = cause.__cause__ or cause
         lines = str(origin).strip().splitlines()
-        return verdict("wrong", f"{type(origin).__name__}: {lines[-1].strip() if lines else ''}"[:300])
+        return verdict("failed", f"{type(origin).__name__}: {lines[-1].strip() if lines else ''}"[:300])
     found = what_is_wrong(given, one.expected(), one.tolerance)
     return verdict("right") if found is None else verdict("wrong", found)
 

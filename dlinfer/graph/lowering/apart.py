@@ -9,12 +9,22 @@ from typing import Any
 
 from torch import fx
 
-from dlinfer.errors import SharedMemoryError
+from dlinfer.errors import DlinferError
 from dlinfer.graph.ir.dialect import storages
 from dlinfer.graph.ir.effects import effects_of
 
 Apart = list[tuple[list[int], list[int]]]
 """Pairs of lists of positions of a graph's inputs: none of the first list shares memory with one of the second."""
+
+
+class SharedMemoryError(DlinferError, ValueError):
+    """A compiled graph is called with bools in the memory of wider numbers, and it writes into one of the two."""
+
+    message = (
+        "input {bools} of the graph, of bools, shares memory with input {wider}, of wider numbers, and the graph "
+        "writes into one of the two. It was compiled for inputs with memory of their own."
+    )
+    next_step = "pass a copy of the bools (mask.clone()), or call the function without torch.compile."
 
 
 def apart_of(graph: fx.Graph) -> Apart:
@@ -26,7 +36,10 @@ def apart_of(graph: fx.Graph) -> Apart:
     of_wide = [(index, node) for index, node in inputs if storages(node) & wide]
     written_bools = [index for index, node in of_bools if effects.is_written(node)]
     written_wide = [index for index, node in of_wide if effects.is_written(node)]
-    pairs = (([index for index, _ in of_bools], written_wide), (written_bools, [index for index, _ in of_wide]))
+    pairs = (
+        ([index for index, _ in of_bools], written_wide),
+        (written_bools, [index for index, _ in of_wide]),
+    )
     return [(first, second) for first, second in pairs if first and second]
 
 

@@ -156,7 +156,7 @@ def results_from(large: Callable[..., torch.Tensor], least: int) -> Iterator[Non
     from torch._inductor.codecache import PyCodeCache
 
     def make(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        if math.prod(size) * dtype.itemsize < least:
+        if math.prod(size) * dtype.itemsize < least or _results.escape:
             return plain(size, stride, dtype)
         return large(size, stride, dtype, dtype.itemsize)
 
@@ -174,6 +174,18 @@ def results_from(large: Callable[..., torch.Tensor], least: int) -> Iterator[Non
                 vars(module)["empty_strided_cpu"] = make
                 if PyCodeCache.modules_no_attr.get(module.__file__) is module:
                     del PyCodeCache.modules_no_attr[module.__file__]
+
+
+class _Results(threading.local):
+    escape = False
+
+
+_results = _Results()
+
+
+def loops_escape(on: bool) -> None:
+    """Whether large results of loops that this thread runs go to a graph's caller, and so lie in torch's own memory."""
+    _results.escape = on
 
 
 _loading = threading.Lock()

@@ -1,5 +1,7 @@
-"""Latencies of a session's inferences: recorded one by one, summed up exactly."""
+"""Latencies of a session's inferences: recorded one by one, and summed up."""
 
+import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,25 +10,40 @@ import numpy as np
 PERCENTILES = {"P25": 25.0, "P50": 50.0, "P75": 75.0, "P90": 90.0, "P99": 99.0, "P999": 99.9}
 
 
+KEPT = 100_000
+"""Latencies of which percentiles are computed, the latest; about 3 MiB."""
+
+
 class Metrics:
     """Latencies in seconds. Threads may record at once.
 
-    Every latency is kept, so that the percentiles are exact: about 32 bytes an inference, until ``clear``.
+    Count, total, least and most are of all since ``clear``; percentiles are of the latest ``KEPT``.
     """
 
     def __init__(self) -> None:
-        self._seconds: list[float] = []
+        self._lock = threading.Lock()
+        self.clear()
 
     def __len__(self) -> int:
-        return len(self._seconds)
+        return self._dropped + len(self._latest)
 
     def record(self, seconds: float) -> None:
         """Add the latency of one inference."""
-        self._seconds.append(seconds)
+        with self._lock:
+            if len(self._latest) == KEPT:
+                oldest = self._latest[0]
+                self._dropped += 1
+                self._dropped_seconds += oldest
+                self._dropped_least = min(self._dropped_least, oldest)
+                self._dropped_most = max(self._dropped_most, oldest)
+            self._latest.append(seconds)
 
     def clear(self) -> None:
         """Forget everything that was recorded."""
-        self._seconds.clear()
+        with self._lock:
+            self._latest: deque[float] = deque(maxlen=KEPT)
+            self._dropped, self._dropped_seconds = 0, 0.0
+            self._dropped_least, self._dropped_most = float("inf"), float("-inf")
 
     def summary(self) -> dict[str, Any]:
         """num_of_inferences (int), min_latency, max_latency, P25 to P999, total_inference_time, avg_latency (s).
@@ -34,19 +51,23 @@ class Metrics:
         The percentiles are numpy's, linear between the two latencies around the rank. With nothing recorded the
         total is 0.0 and what has no value is nan. The keys are those of Qualcomm's ``qaic.Session.get_metrics``.
         """
-        seconds = np.array(self._seconds.copy(), dtype=np.float64)
+        with self._lock:
+            seconds = np.array(self._latest, dtype=np.float64)
+            count, total = self._dropped + seconds.size, self._dropped_seconds + float(seconds.sum())
+            least, most = self._dropped_least, self._dropped_most
         if not seconds.size:
             least = most = mean = float("nan")
             ranks = [float("nan")] * len(PERCENTILES)
         else:
-            least, most, mean = float(seconds.min()), float(seconds.max()), float(seconds.mean())
+            least, most = min(least, float(seconds.min())), max(most, float(seconds.max()))
+            mean = total / count if count > seconds.size else float(seconds.mean())
             ranks = np.percentile(seconds, list(PERCENTILES.values())).tolist()
         return {
-            "num_of_inferences": int(seconds.size),
+            "num_of_inferences": int(count),
             "min_latency": least,
             "max_latency": most,
             **dict(zip(PERCENTILES, ranks, strict=True)),
-            "total_inference_time": float(seconds.sum()),
+            "total_inference_time": total,
             "avg_latency": mean,
         }
 

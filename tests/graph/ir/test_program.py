@@ -1,6 +1,7 @@
 """Programs: what they call with what, what they forget when, and what they say when a step fails."""
 
 import operator
+import pickle
 import weakref
 
 import pytest
@@ -144,6 +145,61 @@ def test_an_error_in_a_nested_region_is_told_once():
         GraphRunError, match=r"^region_3 failed at node 'b' \(fails\), from model.py:3, in mlp"
     ):
         outer(1)
+
+
+class Custom(Exception):
+    def __init__(self, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class Named(KeyError):
+    """Another name of a plain one."""
+
+
+def _fails_with(error: Exception):
+    def fails(_):
+        raise error
+
+    inner = program(
+        [step("b", "fails", Value("x"), line="model.py:3, in mlp")], (Value("b"),), functions={"fails": fails}
+    )
+    return program(
+        [step(("r",), "region", Value("x"))], (Value("r"),), functions={"region": inner}, name="graph"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (IndexError("row 7"), IndexError),
+        (KeyError("row"), KeyError),
+        (NotImplementedError("later"), NotImplementedError),
+        (ZeroDivisionError("by 0"), ZeroDivisionError),
+        (Named("row"), Named),
+        (RuntimeError("embedding: index out of range in self: 7 of 3 rows"), IndexError),
+        (RuntimeError("index 5 is out of bounds for dimension 0 with size 3"), IndexError),
+        (torch.linalg.LinAlgError("singular"), torch.linalg.LinAlgError),
+    ],
+    ids=repr,
+)
+def test_an_error_is_also_of_the_class_that_eager_raises(error, kind):
+    with pytest.raises(kind) as caught:
+        _fails_with(error)(1)
+    raised = caught.value
+    assert isinstance(raised, GraphRunError) and raised.__cause__ is error
+    assert "model.py:3, in mlp" in str(raised) and str(raised).startswith("region_3 failed")
+    again = pickle.loads(pickle.dumps(raised))
+    assert (type(again), str(again)) == (type(raised), str(raised))
+
+
+def test_an_error_of_a_class_with_fields_of_its_own_is_raised_as_it_is_with_a_note():
+    error = Custom(7)
+    with pytest.raises(Custom) as caught:
+        _fails_with(error)(1)
+    assert caught.value is error and caught.value.code == 7
+    (note,) = error.__notes__
+    assert note.startswith("region_3 failed at node 'b' (fails), from model.py:3, in mlp")
 
 
 def test_nested_regions_give_their_values():

@@ -65,17 +65,77 @@ def test_only_what_an_answer_decides_is_refused():
     assert answers.fault("aten.mul", "bfloat16") is None
 
 
-def test_an_answer_that_raises_is_wrong_and_one_that_is_not_taken_is_asked_again(folder):
+def raises(library: Library, error: BaseException) -> None:
+    def run():
+        library.asked += 1
+        raise error
+
+    library.double = run
+    library.known_answers = KnownAnswers(lambda: library.version, library.answers)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("first\nbad combination"), OSError(28, "No space left on device"), MemoryError()]
+)
+def test_an_error_is_a_reason_in_this_process_and_the_next_asks_again(error, folder):
     library = Library()
-    library.double = lambda: (_ for _ in ()).throw(RuntimeError("first\nbad combination"))
-    library.known_answers = KnownAnswers(lambda: "Library 1.0", library.answers)
-    assert "RuntimeError: bad combination" in str(library.known_answers.fault("aten.mul", "float32"))
-    other = Library(version="Library 2.0")
-    other.double = lambda: (_ for _ in ()).throw(NotTakenError("no such op"))
-    other.known_answers = KnownAnswers(lambda: "Library 2.0", other.answers)
+    raises(library, error)
+    for _ in range(3):
+        reason = library.known_answers.fault("aten.mul", "float32")
+        assert reason is not None and not is_fault(reason)
+        assert reason.startswith(
+            f"Library 1.0 failed in this process when asked 'twice' in float32: {type(error).__name__}"
+        )
+    assert library.asked == 1
+    assert [one.state for one in library.known_answers.verdicts()] == ["failed"]
+    assert not folder.exists() or not list(folder.iterdir())
+    again = Library()
+    assert again.known_answers.fault("aten.mul", "float32") is None
+    assert again.asked == 1
+
+
+def test_an_interruption_ends_the_question_which_is_asked_again_in_the_same_process(folder, monkeypatch):
+    """Ctrl-C reaches the thread that waits, and the compiler that the other one waits for."""
+    library = Library()
+    waits = threading.Thread.join
+
+    def interrupted(thread, timeout=None):
+        waits(thread, timeout)
+        raise KeyboardInterrupt
+
+    raises(library, RuntimeError("the C++ compiler was interrupted"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            library.known_answers.fault("aten.mul", "float32")
+    del library.double
+    library.known_answers._table = None
+    assert library.known_answers.fault("aten.mul", "float32") is None
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_wrong_answer_goes_before_an_error():
+    library = Library(3.0)
+
+    def fails():
+        raise RuntimeError("no compiler")
+
+    (wrong,) = library.answers()
+    failing = replace(wrong, name="failing", run=fails)
+    library.known_answers = KnownAnswers(lambda: "Library 1.0", lambda: [failing, wrong])
+    assert is_fault(library.known_answers.fault("aten.mul", "float32") or "")
+
+
+def test_a_sentence_alone_is_no_wrong_answer():
+    assert not is_fault("my op on this CPU gets slow")
+
+
+def test_one_that_is_not_taken_is_asked_again(folder):
+    other = Library()
+    raises(other, NotTakenError("no such op"))
     assert other.known_answers.fault("aten.mul", "float32") is None
     assert [one.reason for one in other.known_answers.verdicts()] == ["no such op"]
-    assert len(list(folder.iterdir())) == 1  # of the first only
+    assert not folder.exists() or not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"0" * 64 + b"\n{}"])

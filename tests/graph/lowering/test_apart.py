@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dlinfer.errors import SharedMemoryError
-from dlinfer.graph.lowering.apart import apart_of, check_apart
+from dlinfer.graph.lowering.apart import SharedMemoryError, apart_of, check_apart
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from dlinfer.ops import fallback
 from tests.graph.compiling import StubEngine, compiled, interpreted_engine, use_engine
@@ -93,8 +92,8 @@ def test_only_what_is_written_is_compared():
 
 
 def test_memory_of_other_storages_is_compared_by_its_addresses():
-    arena = torch.zeros(4, dtype=torch.int32)
-    mask = torch.frombuffer(memoryview(arena.numpy()).cast("B"), dtype=torch.bool)
+    memory = bytearray(16)
+    arena, mask = (torch.frombuffer(memory, dtype=dtype) for dtype in (torch.int32, torch.bool))
     assert mask.untyped_storage()._cdata != arena.untyped_storage()._cdata
     with pytest.raises(SharedMemoryError):
         check_apart([([0], [1])], (mask, arena))

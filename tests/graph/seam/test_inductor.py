@@ -102,6 +102,10 @@ def test_large_results_of_loops_come_from_where_they_are_told(tmp_path):
         torch.testing.assert_close(tuple(run(given)), model(given))
         assert made == [((64, 64), (64, 1), torch.float32, 4)], "the sums are small"
         made.clear()
+        inductor.loops_escape(True)
+        torch.testing.assert_close(tuple(run(given)), model(given))
+        inductor.loops_escape(False)
+        assert made == []
 
 
 @pytest.mark.slow

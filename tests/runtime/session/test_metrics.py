@@ -1,4 +1,4 @@
-"""Latency metrics are exact: numpy.percentile of everything recorded, from any number of threads."""
+"""Latency metrics: numpy.percentile of what was recorded, from any number of threads, in bounded memory."""
 
 import itertools
 import math
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dlinfer.runtime.session import metrics as module
 from dlinfer.runtime.session.metrics import Metrics
 
 KEYS = (
@@ -50,6 +51,20 @@ def test_percentiles_rise_with_their_rank(latencies):
     ]
     # One unit in the last place: numpy interpolates between equal neighbours in floating point.
     assert all(low <= high * (1 + 2**-51) for low, high in itertools.pairwise(ranks))
+
+
+def test_a_long_run_keeps_the_latest_for_percentiles_and_sums_up_all(monkeypatch):
+    monkeypatch.setattr(module, "KEPT", 10)
+    latencies = [100.0, 0.001, *(1.0 + n for n in range(20))]
+    metrics = recorded(latencies)
+    summary = metrics.summary()
+    assert (len(metrics), summary["num_of_inferences"], len(metrics._latest)) == (22, 22, 10)
+    assert (summary["min_latency"], summary["max_latency"]) == (0.001, 100.0)
+    assert summary["P50"] == np.percentile(latencies[-10:], 50)
+    assert summary["total_inference_time"] == pytest.approx(math.fsum(latencies), rel=1e-13)
+    assert summary["avg_latency"] == pytest.approx(math.fsum(latencies) / 22, rel=1e-13)
+    metrics.clear()
+    assert (len(metrics), metrics.summary()["total_inference_time"]) == (0, 0.0)
 
 
 def test_numbers_are_python_numbers():

@@ -123,7 +123,7 @@ class ClusterCompiler:
             known = self._compiled.get(name)
             new = known is None
             if known is None and refused is not None:
-                known = _Compiled(node_by_node(graph), [], "eager", refused)
+                known = _Compiled(node_by_node(graph), twins.assumptions(), "eager", refused)
             elif known is None:
                 known = cache.load(key, _read) or _compile(graph, twins, key, cache)
             if new:
@@ -248,7 +248,7 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache
         reason = (
             f"inductor: {type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
         )
-        return _Compiled(node_by_node(graph), [], "eager", reason)
+        return _Compiled(node_by_node(graph), twins.assumptions(), "eager", reason)
     compiled = _Compiled(artifact, twins.assumptions(), "compiled", measure=measure_of(graph))
     # What torch saves of a graph leaves out the graph's own tensors, and what it loads asks for them as inputs.
     if not graph.graph.find_nodes(op="get_attr"):

@@ -37,6 +37,7 @@ from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import gated_linear, kernels
 from dlinfer.vendor.cpu.inductor.chains import join
 from dlinfer.vendor.cpu.inductor.clusters import ClusterCompiler, code_generator
+from dlinfer.vendor.cpu.inductor.escaping import in_own_memory
 from dlinfer.vendor.cpu.inductor.gated_sum import CALLEE, gated_sum_of
 from dlinfer.vendor.cpu.inductor.known_answers import CLUSTERS, EVERY_DTYPE, known_answers
 from dlinfer.vendor.cpu.inductor.masks import SHARED_MASKS
@@ -118,9 +119,10 @@ class InductorEngine:
         written = [node for node in placeholders if not uncounted.isdisjoint(storages(node))]
         if written:
             first.insert(0, Step((), "size", COUNT_WRITES, (refer(written),), {}, ""))
+        steps = first + in_own_memory(owner.graph, steps)
         output = refer(owner.graph.output_node().args[0])
         result.run = Program(
-            owner._get_name(), inputs, first + steps, output, self.resolve, constants_of(owner), self.join
+            owner._get_name(), inputs, steps, output, self.resolve, constants_of(owner), self.join
         )
         return result
 

@@ -13,6 +13,7 @@ from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import arguments, fake, overload, tensors_of
 from dlinfer.graph.ir.layout import same_size
 from dlinfer.graph.known_answers.answer import precision_of
+from dlinfer.graph.seam.inductor import loops_escape
 from dlinfer.ops.bf12 import STRIP
 from dlinfer.ops.kernels import direct_kernel, kernel_authors
 from dlinfer.ops.spec import registry
@@ -20,6 +21,7 @@ from dlinfer.vendor import discovery
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.four_bit.linears import native_matmul
 from dlinfer.vendor.cpu.inductor.aten_calls import ATEN_CALLS
+from dlinfer.vendor.cpu.inductor.escaping import LOOPS_ESCAPE
 from dlinfer.vendor.cpu.inductor.fusible import (
     CALLS,
     NATIVE_FLOATS,
@@ -176,6 +178,8 @@ def resolve(reference: str) -> Callable[..., Any]:
     kind, _, name = reference.partition(" ")
     if kind == "native":
         return _native(name)
+    if kind == LOOPS_ESCAPE:
+        return loops_escape
     if kind == "vendor":
         return direct_kernel(name, "cpu")
     return callee.resolve(reference)

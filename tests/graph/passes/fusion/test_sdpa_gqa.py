@@ -397,7 +397,7 @@ def test_transformers_bert():
     torch.testing.assert_close(got, want, **TOLERANCES[torch.float32])
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("tokens", [3, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_query_that_sees_no_key_gets_nan_as_the_written_form_gives_it(tokens, dtype):
     """And one that sees a single key, or only lowest numbers, does not."""

@@ -164,7 +164,9 @@ chain
   layout
   layout
   native fused_moe
-  native rms_norm""",
+  native results_escape
+  native rms_norm
+  native results_escape""",
     )
 
 
@@ -197,7 +199,9 @@ chain
   layout
   select.int
   native gated_sum
-  native rms_norm""",
+  native results_escape
+  native rms_norm
+  native results_escape""",
     )
 
 
@@ -240,7 +244,9 @@ chain
   native moe_gating_topk_softmax
   layout
   layout
-  native fused_moe_clamped""",
+  native results_escape
+  native fused_moe_clamped
+  native results_escape""",
     )
 
 
@@ -259,7 +265,9 @@ chain
   unflatten.int
   native paged_prefill_attention
   flatten.using_ints
-  native linear""",
+  native results_escape
+  native linear
+  native results_escape""",
     )
 
 
@@ -283,7 +291,9 @@ chain
   layout
   native prefill_attention
   flatten.using_ints
-  native linear""",
+  native results_escape
+  native linear
+  native results_escape""",
     )
 
 

@@ -156,6 +156,28 @@ def test_assumptions_of_a_compilation_are_asked_of_later_graphs(tmp_path, monkey
     assert assumed == [True, False]
 
 
+@pytest.mark.parametrize("refused", [None, "loops are wrong on this CPU"])
+def test_what_runs_node_by_node_keeps_what_decomposing_assumed(refused, tmp_path, monkeypatch):
+    """A decomposition may be for some sizes only, whatever compiles it afterwards."""
+    decompose = clusters.fake_mode.trace_decomposed
+
+    def assuming(function, fakes, mode, table):
+        (tensor,) = [one for one in fakes if isinstance(one, torch.Tensor)]
+        assert bool(tensor.shape[0] < 100) in (True, False)
+        return decompose(function, fakes, mode, table)
+
+    def fails(graph, fakes, mode):
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(clusters.fake_mode, "trace_decomposed", assuming)
+    monkeypatch.setattr(clusters.inductor, "compile_loops", fails)
+    compiler, store = ClusterCompiler(), ArtifactCache(tmp_path, "inductor")
+    made = [compiler.compile(subgraph_of(body, torch.ones(n, 6)), store, refused) for n in (4, 5, 200, 300)]
+    names = [name for name, _ in made]
+    assert names[0] == names[1] != names[2] == names[3]
+    assert {told.origin for _, told in made} == {"eager"}
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -17,6 +17,10 @@ pytestmark = [
 
 
 class Memory(nn.Module):
+    rows: torch.Tensor
+    length: torch.Tensor
+    read: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("rows", torch.zeros(8, 4))
@@ -31,6 +35,8 @@ class Memory(nn.Module):
 
 class Paged(nn.Module):
     """Both caches of a layer are cut from one buffer, as engines allocate them."""
+
+    rows: torch.Tensor
 
     def __init__(self):
         super().__init__()
@@ -91,9 +97,14 @@ def test_tensors_without_a_count_are_written():
         assert torch.equal(module.rows[[1, 5]], x)
 
 
+def copies(held):
+    copy = held[0].clone()
+    return lambda *inputs: copy
+
+
 def test_who_holds_a_copy_sees_the_write():
     module = Memory()
-    reader = HeldWeights((0,), ["rows"], lambda held: (lambda *_, copy=held[0].clone(): copy), [])
+    reader = HeldWeights((0,), ["rows"], copies, [])
     run = compiled(module)
     with torch.no_grad():
         for step in range(3):

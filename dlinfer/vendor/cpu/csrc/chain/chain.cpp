@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "chain/table.h"
+#include "common/torch_call.h"
 #include "threads/team.h"
 
 namespace dlinfer::chain {
@@ -188,8 +189,7 @@ class Run {
       if (step.call == Call::kKernel) {
         step.kernel.call(stack.data(), step.arguments.size(), results);
       } else {
-        STABLE_TORCH_ERROR_CODE_CHECK(
-            torch_call_dispatcher(step.name.c_str(), step.overload.c_str(), stack.data(), TORCH_ABI_VERSION));
+        check(torch_call_dispatcher(step.name.c_str(), step.overload.c_str(), stack.data(), TORCH_ABI_VERSION));
       }
       if (step.gives_list) {
         auto list = to<std::vector<Tensor>>(stack[0]);

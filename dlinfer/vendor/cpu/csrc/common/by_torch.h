@@ -6,6 +6,8 @@
 
 #include <array>
 
+#include "common/torch_call.h"
+
 namespace dlinfer {
 
 // The result of an op without an overload's name, which gives one tensor. args: all of its arguments, in their order.
@@ -13,7 +15,7 @@ template <class... Args>
 torch::stable::Tensor by_torch(const char* op, const Args&... args) {
   namespace convert = torch::stable::detail;
   std::array<StableIValue, sizeof...(Args)> stack{convert::from(args)...};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+  check(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
   return convert::to<torch::stable::Tensor>(stack[0]);
 }
 

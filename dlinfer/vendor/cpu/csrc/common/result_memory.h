@@ -16,6 +16,8 @@
 #include <new>
 #include <vector>
 
+#include "common/torch_call.h"
+
 namespace dlinfer {
 
 constexpr int64_t kLeastPooled = 128 << 10;  // bytes: below this the C library keeps what is free
@@ -100,6 +102,11 @@ class PooledMemory {
   const ResultMemory::Block block_;
 };
 
+// Whether results of kernels that this thread calls go to the caller of a graph. Those lie in torch's own memory, which a
+// caller may resize; torch resizes no memory that it is given.
+inline thread_local bool results_escape = false;
+inline void set_results_escape(bool on) { results_escape = on; }
+
 // A tensor with nothing written in it, in such memory if it is large. item_bytes: the dtype's, which torch's stable ABI
 // does not tell.
 inline torch::stable::Tensor empty_strided(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
@@ -108,15 +115,15 @@ inline torch::stable::Tensor empty_strided(const std::vector<int64_t>& sizes, co
   for (size_t d = 0; d < sizes.size(); ++d) {
     elements = sizes[d] == 0 || elements == 0 ? 0 : elements + (sizes[d] - 1) * strides[d];
   }
-  if (const int64_t bytes = elements * item_bytes; bytes >= kLeastPooled) {
+  if (const int64_t bytes = elements * item_bytes; bytes >= kLeastPooled && !results_escape) {
     const ResultMemory::Block block = ResultMemory::get().take(bytes);
     const auto give_back = [block](void*) { ResultMemory::get().give_back(block); };
     return torch::stable::from_blob(block.data, sizes, strides, torch::headeronly::DeviceType::CPU, dtype, give_back);
   }
   const auto code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(), code,
-                                                         aoti_torch_device_type_cpu(), 0, &made));
+  check(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(), code, aoti_torch_device_type_cpu(), 0,
+                                 &made));
   return torch::stable::Tensor(made);
 }
 

@@ -48,7 +48,7 @@ bool torch_is_exact() {
 Tensor torch_product(const Tensor& x, const Tensor& weight) {
   namespace convert = torch::stable::detail;
   std::array<StableIValue, 2> stack{convert::from(x), convert::from(torch::stable::transpose(weight, 0, 1))};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::_int_mm", "", stack.data(), TORCH_ABI_VERSION));
+  check(torch_call_dispatcher("aten::_int_mm", "", stack.data(), TORCH_ABI_VERSION));
   return convert::to<Tensor>(stack[0]);
 }
 

@@ -193,10 +193,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
   library.def("linear_max_inputs(ScalarType dtype) -> int");
   library.def("linear_takes(ScalarType dtype, int rows) -> bool");
   library.def("empty_strided(int[] size, int[] stride, ScalarType dtype, int item_bytes) -> Tensor");
+  library.def("results_escape(bool on) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CompositeExplicitAutograd, library) {
   library.impl("empty_strided", TORCH_BOX(&dlinfer::empty_strided));
+  dlinfer::chain::put(library, "results_escape", TORCH_BOX(&dlinfer::set_results_escape));
   library.impl("linear_max_inputs", TORCH_BOX(&dlinfer::max_inputs));
   library.impl("linear_takes", TORCH_BOX(&dlinfer::takes_inputs));
 }

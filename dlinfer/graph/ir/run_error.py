@@ -1,0 +1,42 @@
+"""The error of a graph that failed while running, of the class that eager raises too."""
+
+import functools
+from typing import Any
+
+from dlinfer.errors import GraphRunError
+
+_PLAIN = frozenset(
+    {
+        *(Exception, ArithmeticError, FloatingPointError, OverflowError, ZeroDivisionError),
+        *(AssertionError, BufferError, IndexError, KeyError, LookupError, MemoryError),
+        *(NotImplementedError, RuntimeError, TypeError, ValueError),
+    }
+)
+
+
+def run_error(kind: type[Exception]) -> type[GraphRunError] | None:
+    """The class of GraphRunError that is also a ``kind``, so that ``except IndexError`` works as in eager mode.
+
+    None where ``kind`` is not one of Python's plain exceptions, or one of these by another name: it may have attributes
+    that only its own code sets.
+    """
+    if issubclass(GraphRunError, kind):
+        return GraphRunError
+    base = next(one for one in kind.__mro__ if one.__module__ == "builtins")
+    is_plain = kind.__init__ is base.__init__ and kind.__new__ is base.__new__
+    return _joined(kind) if is_plain and base in _PLAIN else None
+
+
+@functools.cache
+def _joined(kind: type[Exception]) -> type[GraphRunError]:
+    body = {
+        "__doc__": GraphRunError.__doc__,
+        "__module__": GraphRunError.__module__,
+        "__str__": lambda self: str(self.args[0]),  # KeyError would show the message's repr
+        "__reduce__": lambda self: (_rebuild, (kind, self.fields)),
+    }
+    return type("GraphRunError", (GraphRunError, kind), body)
+
+
+def _rebuild(kind: type[Exception], fields: dict[str, Any]) -> GraphRunError:
+    return _joined(kind)(**fields)

@@ -1,0 +1,19 @@
+// What torch's C interface answers. Its own macro for this also prints torch's stack frames to stderr.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <stdexcept>
+
+namespace dlinfer {
+
+// Raises what torch says of a call that failed.
+inline void check(int32_t code) {
+#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_13_0
+  if (code != TORCH_SUCCESS) throw std::runtime_error(torch_exception_get_what_without_backtrace());
+#else
+  STABLE_TORCH_ERROR_CODE_CHECK(code);
+#endif
+}
+
+}  // namespace dlinfer
