@@ -5,6 +5,7 @@ result into their memory: the next call reads that, or another op at the same ca
 reads that is not itself a constant: one by as many places as an input says, which is always 0.
 
 It also drops an Abs whose operand it believes not to be negative, and it believes that of every converted constant.
+Of a product with NaN and a sum behind it, it makes one op, in which NaN is some other number.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,6 +60,25 @@ def write_absolutes(model: ov.Model, write: Write = plainly) -> None:
         chosen = write(_absolute, node.input_value(0))
         for reader in list(node.output(0).get_target_inputs()):
             reader.replace_source_output(chosen)
+
+
+def write_nan_factors(model: ov.Model, write: Write = plainly) -> None:
+    """Write products with a number that is NaN as sums with it, which are NaN too; in place."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "Multiply" and any(map(_is_nan, node.input_values())):
+            total = write(op.add, *node.input_values())
+            for reader in list(node.output(0).get_target_inputs()):
+                reader.replace_source_output(total)
+
+
+def _is_nan(value: Output) -> bool:
+    node: Any = value.get_node()
+    if node.get_type_name() != "Constant" or not value.get_element_type().is_real():
+        return False
+    return node.get_byte_size() <= _NUMBER and bool(np.isnan(node.get_data(dtype=np.float32)).any())
+
+
+_NUMBER = 4  # bytes
 
 
 def _absolute(value: Any) -> Node:
