@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlinfer.graph.ir.device import HOST
+
 SAMPLES = 16
 """Elements of each weight: one of each sixteenth of it, so that a write to an eighth or more in one piece is seen."""
 
@@ -23,7 +25,7 @@ class WeightSamples:
     def __init__(self, weights: Sequence[Tensor]) -> None:
         found: dict[int, list[tuple[int, Any]]] = {}
         for owner, weight in enumerate(weights):
-            if weight.device.type == "cpu" and weight.layout is torch.strided and weight.numel():
+            if weight.device.type == HOST and weight.layout is torch.strided and weight.numel():
                 size = weight.element_size()
                 if size not in _WINDOWS or weight.data_ptr() % size:
                     continue
