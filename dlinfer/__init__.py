@@ -32,7 +32,7 @@ _FUNCTIONS = {
     "compile": "dlinfer.runtime.aot",
     "explain": "dlinfer.graph.explain.explanation",
     "load": "dlinfer.runtime.session.session",
-    "refresh": "dlinfer.graph.refresh",
+    "refresh": "dlinfer.graph.engine_kit.held_weights",
 }
 _MODULES = {"transformers": "dlinfer.framework.transformers_ext"}
 """Modules that stand here by another name."""

@@ -325,26 +325,6 @@ class EngineUnavailableError(DlinferError, RuntimeError):
     next_step = "choose one of these, or install what it needs (`dlinfer doctor` shows it)."
 
 
-class UncountedWeightsError(DlinferError, ValueError):
-    """``dlinfer.refresh`` was given tensors whose writes torch does not count."""
-
-    message = "{count} weights were made under torch.inference_mode, where torch counts no writes."
-    next_step = (
-        "give them other memory (parameter.data = new), or make the model outside of torch.inference_mode."
-    )
-
-
-class ForkedProcessError(DlinferError, RuntimeError):
-    """A forked process uses a library whose threads only its parent has."""
-
-    message = (
-        "{library} was loaded before this process was forked, whose threads it lacks: it would wait for ever."
-    )
-    next_step = (
-        "start the process by multiprocessing's 'spawn' or 'forkserver', or fork before anything is compiled."
-    )
-
-
 class EngineResultError(DlinferError, RuntimeError):
     """A graph engine gave a result of another dtype or of other sizes than the graph has; nothing of it is used."""
 

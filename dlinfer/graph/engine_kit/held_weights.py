@@ -6,12 +6,13 @@ be trained, loaded again or replaced between two calls. So each call compares wh
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.graph.engine_kit.weight_samples import WeightSamples
 
 
@@ -114,3 +115,21 @@ class HeldWeights:
 def _version(tensor: torch.Tensor) -> int:
     """How often torch saw the tensor's memory written; always the same for tensors without that count."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def refresh(model: torch.nn.Module | Iterable[torch.Tensor]) -> None:
+    """Let every compiled graph build the weights in again at its next call, after some were written through ``.data``.
+
+    model: a module, compiled or not, whose parameters and buffers were written; or the tensors themselves. Engines
+    that read weights where torch has them need none of it.
+
+    Raises UnsupportedFeatureError for tensors that were made under ``torch.inference_mode``.
+    """
+    tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else list(model)
+    if any(one.is_inference() for one in tensors):
+        raise UnsupportedFeatureError(
+            feature="a weight that was made under torch.inference_mode, where torch counts no writes,",
+            where="dlinfer.refresh",
+            advice="give it other memory (parameter.data = new), or make it outside of torch.inference_mode.",
+        )
+    torch.autograd.graph.increment_version(tensors)

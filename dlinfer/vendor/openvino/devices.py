@@ -7,7 +7,7 @@ from typing import Any
 import openvino as ov
 import torch
 
-from dlinfer.errors import CompileOptionError, ForkedProcessError
+from dlinfer.errors import CompileOptionError, UnsupportedFeatureError
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 
 
@@ -31,9 +31,13 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def check_process() -> None:
-    """Raise ForkedProcessError where OpenVINO would wait for threads that only the parent has."""
+    """Raise UnsupportedFeatureError where OpenVINO would wait for ever, for threads that only the parent has."""
     if _Process.forked:
-        raise ForkedProcessError(library="OpenVINO")
+        raise UnsupportedFeatureError(
+            feature="a process that was forked after OpenVINO was loaded",
+            where="OpenVINO, whose threads stayed in the parent",
+            advice="start it by multiprocessing's 'spawn' or 'forkserver', or fork before anything is compiled.",
+        )
 
 
 def check_device(name: str) -> None:

@@ -47,7 +47,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         self.known_answers = known_answers(self)
 
     def read_options(self, given: Mapping[str, Any]) -> OpenVINOOptions:
-        """Raise CompileOptionError, for a device that is not there too, and ForkedProcessError."""
+        """Raise CompileOptionError, for a device that is not there too, or UnsupportedFeatureError."""
         check_process()
         chosen = super().read_options(given)
         if chosen.device != "CPU":

@@ -7,20 +7,20 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dlinfer.errors import ForkedProcessError
+from dlinfer.errors import UnsupportedFeatureError
 from tests.graph.compiling import compiled
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 
 
 def in_a_fork(work: Callable[[], None]) -> int:
-    """What the child makes of it: 0 where it raised ForkedProcessError, else 1, or the number of a signal."""
+    """What the child makes of it: 0 where it raised UnsupportedFeatureError, else 1, or the number of a signal."""
     child = os.fork()
     if child == 0:
         signal.alarm(30)
         try:
             work()
-        except ForkedProcessError:
+        except UnsupportedFeatureError:
             os._exit(0)
         finally:
             os._exit(1)
