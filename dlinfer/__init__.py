@@ -10,6 +10,7 @@ The public parts are loaded at first use:
 - ``dlinfer.compile(module, args)``: ahead of time, by the passes that ``torch.compile(backend="dlinfer")`` runs.
 - ``dlinfer.transformers.optimize(model)``: the modules of a Hugging Face model on the fused ops.
 - ``dlinfer.explain(model, *args)``: what graph mode made of a model, as text, JSON or a page.
+- ``dlinfer.refresh(model)``: lets compiled graphs see weights that were written where torch does not count it.
 """
 
 import importlib
@@ -20,7 +21,8 @@ __version__ = "0.4.0"
 LOADED_AT = time.time_ns()  # no module of the package was loaded before: see graph/cache/sources.py
 
 __all__ = [
-    "__version__", "bundle", "compile", "errors", "explain", "load", "ops", "settings", "transformers", "vendor",  # pyright: ignore[reportUnsupportedDunderAll]
+    "__version__", "bundle", "compile", "errors", "explain", "load", "ops", "refresh", "settings",
+    "transformers", "vendor",  # pyright: ignore[reportUnsupportedDunderAll]
 ]  # fmt: skip
 
 
@@ -30,6 +32,7 @@ _FUNCTIONS = {
     "compile": "dlinfer.runtime.aot",
     "explain": "dlinfer.graph.explain.explanation",
     "load": "dlinfer.runtime.session.session",
+    "refresh": "dlinfer.graph.engine_kit.held_weights",
 }
 _MODULES = {"transformers": "dlinfer.framework.transformers_ext"}
 """Modules that stand here by another name."""

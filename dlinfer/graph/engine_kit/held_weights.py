@@ -2,15 +2,18 @@
 
 Many compilers repack a weight once, when it is a constant of their graph. A PyTorch parameter is no constant: it can
 be trained, loaded again or replaced between two calls. So each call compares what it is given with what was built in
-(some tens of nanoseconds a weight), and what differs is compiled again.
+(below a microsecond a weight), and what differs is compiled again.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.graph.engine_kit.weight_samples import WeightSamples
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,13 @@ class _Built:
     """What was compiled with some weights.
 
     weights: keeps their memory, so that no other tensor gets the same address. marks: (index of the input, address,
-    version) of each.
+    version) of each. samples: some elements of each.
     """
 
     run: Callable[..., Any]
     weights: tuple[torch.Tensor, ...]
     marks: tuple[tuple[int, int, int], ...]
+    samples: WeightSamples
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether the inputs still are the weights that it was compiled with."""
@@ -31,7 +35,15 @@ class _Built:
             given = inputs[index]
             if given.data_ptr() != address or _version(given) != version:
                 return False
-        return True
+        return self.samples.same()  # all are where they were
+
+    def changed(self, marks: tuple[tuple[int, int, int], ...]) -> list[int]:
+        """The inputs that are other weights by now, or have other contents."""
+        moved = {
+            number for number, (new, old) in enumerate(zip(marks, self.marks, strict=True)) if new != old
+        }
+        stayed = [number for number in range(len(marks)) if marks[number][1] == self.marks[number][1]]
+        return [marks[number][0] for number in sorted(moved | self.samples.changed(stayed))]
 
 
 class HeldWeights:
@@ -41,8 +53,9 @@ class HeldWeights:
     ``held`` and gives what runs, which is called with all inputs. notes: gets a sentence for each time that weights
     had changed.
 
-    A change is another memory or a write in place that torch counts. Torch does not count writes through ``.data``
-    or to tensors made under ``inference_mode``: those are not noticed. Threads may call it at once.
+    A change is another memory, a write in place that torch counts, or another content of one of the elements that
+    are looked at. Torch does not count writes through ``.data`` or to tensors made under ``inference_mode``: such a
+    write to less than an eighth of a weight may not be noticed (``dlinfer.refresh``). Threads may call it at once.
     """
 
     def __init__(
@@ -85,15 +98,16 @@ class HeldWeights:
             marks = tuple((index, inputs[index].data_ptr(), _version(inputs[index])) for index in self.held)
             # A tensor of our own: ``parameter.data = other`` changes the parameter's memory, not this one's.
             weights = tuple(inputs[index].detach() for index in self.held)
-            new = _Built(self._build(weights), weights, marks)
+            samples = WeightSamples(weights)
+            new = _Built(self._build(weights), weights, marks, samples)
             if old is not None:
-                self._notes.append(self._change(old, marks))
+                self._notes.append(self._change(old.changed(marks)))
             self._built = new
             self.builds += 1
             return new
 
-    def _change(self, old: _Built, marks: tuple[tuple[int, int, int], ...]) -> str:
-        changed = [self._names[new[0]] for new, before in zip(marks, old.marks, strict=True) if new != before]
+    def _change(self, inputs: Sequence[int]) -> str:
+        changed = [self._names[index] for index in inputs]
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         return f"compiled again, since weights had changed: {', '.join(changed[:3])}{more}"
 
@@ -101,3 +115,21 @@ class HeldWeights:
 def _version(tensor: torch.Tensor) -> int:
     """How often torch saw the tensor's memory written; always the same for tensors without that count."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def refresh(model: torch.nn.Module | Iterable[torch.Tensor]) -> None:
+    """Let every compiled graph build the weights in again at its next call, after some were written through ``.data``.
+
+    model: a module, compiled or not, whose parameters and buffers were written; or the tensors themselves. Engines
+    that read weights where torch has them need none of it.
+
+    Raises UnsupportedFeatureError for tensors that were made under ``torch.inference_mode``.
+    """
+    tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else list(model)
+    if any(one.is_inference() for one in tensors):
+        raise UnsupportedFeatureError(
+            feature="a weight that was made under torch.inference_mode, where torch counts no writes,",
+            where="dlinfer.refresh",
+            advice="give it other memory (parameter.data = new), or make it outside of torch.inference_mode.",
+        )
+    torch.autograd.graph.increment_version(tensors)

@@ -1,12 +1,13 @@
 """OpenVINO's devices: whether one is there, and how a model is compiled for it."""
 
 import functools
+import os
 from typing import Any
 
 import openvino as ov
 import torch
 
-from dlinfer.errors import CompileOptionError
+from dlinfer.errors import CompileOptionError, UnsupportedFeatureError
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 
 
@@ -14,6 +15,29 @@ from dlinfer.vendor.openvino.options import OpenVINOOptions
 def core() -> ov.Core:
     """The process's one core; it loads a device's plugin when that is first used."""
     return ov.Core()
+
+
+class _Process:
+    """forked: whether OpenVINO was loaded in the process that this one is a fork of, which has its threads."""
+
+    forked = False
+
+
+def _note_fork() -> None:
+    _Process.forked = _Process.forked or core.cache_info().currsize > 0
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def check_process() -> None:
+    """Raise UnsupportedFeatureError where OpenVINO would wait for ever, for threads that only the parent has."""
+    if _Process.forked:
+        raise UnsupportedFeatureError(
+            feature="a process that was forked after OpenVINO was loaded",
+            where="OpenVINO, whose threads stayed in the parent",
+            advice="start it by multiprocessing's 'spawn' or 'forkserver', or fork before anything is compiled.",
+        )
 
 
 def check_device(name: str) -> None:

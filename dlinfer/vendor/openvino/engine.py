@@ -18,7 +18,7 @@ from dlinfer.graph.ir.dialect import arguments, fake, is_compute, op_name, overl
 from dlinfer.graph.known_answers.answer import kind_of
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.vendor.openvino import dtypes, lowerings, registry
-from dlinfer.vendor.openvino.devices import check_device
+from dlinfer.vendor.openvino.devices import check_device, check_process
 from dlinfer.vendor.openvino.known_answers import known_answers
 from dlinfer.vendor.openvino.lowered import OpenVINOLowered
 from dlinfer.vendor.openvino.options import OpenVINOOptions
@@ -47,7 +47,8 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         self.known_answers = known_answers(self)
 
     def read_options(self, given: Mapping[str, Any]) -> OpenVINOOptions:
-        """Raise CompileOptionError, for a device that is not there too."""
+        """Raise CompileOptionError, for a device that is not there too, or UnsupportedFeatureError."""
+        check_process()
         chosen = super().read_options(given)
         if chosen.device != "CPU":
             check_device(chosen.device)

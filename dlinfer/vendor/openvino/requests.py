@@ -13,6 +13,7 @@ import openvino as ov
 import torch
 from torch import Tensor
 
+from dlinfer.vendor.openvino.devices import check_process
 from dlinfer.vendor.openvino.dtypes import shared
 from dlinfer.vendor.openvino.workarounds.constants import NOWHERE, no_places
 
@@ -32,6 +33,7 @@ class Requests:
 
     def __call__(self, tensors: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """tensors: contiguous, one for each parameter. sizes: of each output."""
+        check_process()
         try:
             request: _Request = self._local.request
         except AttributeError:

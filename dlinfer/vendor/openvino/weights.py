@@ -17,7 +17,12 @@ from torch import Tensor
 from dlinfer.ops.packing import AWQ
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.options import OpenVINOOptions
-from dlinfer.vendor.openvino.workarounds.constants import part_constants, plainly, write_absolutes
+from dlinfer.vendor.openvino.workarounds.constants import (
+    part_constants,
+    plainly,
+    write_absolutes,
+    write_nan_factors,
+)
 from dlinfer.vendor.openvino.workarounds.precision import precisely
 
 
@@ -60,6 +65,7 @@ def with_weights(
         copy.remove_parameter(parameter)
     write = plainly if precision == "f32" else precisely
     write_absolutes(copy, write)
+    write_nan_factors(copy, write)
     part_constants(copy, write)
     return copy, keep
 

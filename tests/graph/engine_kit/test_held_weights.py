@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dlinfer.graph.engine_kit.held_weights import HeldWeights
+from dlinfer.graph.engine_kit.weight_samples import WeightSamples
 
 
 class Product:
@@ -64,6 +65,10 @@ CHANGES = {
     "copied into": lambda weight: weight.copy_(torch.randn(3, 3)),
     "given other memory": lambda weight: setattr(weight, "data", torch.randn(3, 3)),
     "written through a view": lambda weight: weight[0].zero_(),
+    "written through data": lambda weight: weight.data.mul_(2),
+    "merged": lambda weight: setattr(weight, "data", weight.data.add_(torch.ones(3, 1) @ torch.rand(1, 3))),
+    "copied into data": lambda weight: weight.data.copy_(torch.randn(3, 3)),
+    "one row through data": lambda weight: weight.data[1].zero_(),
 }
 
 
@@ -136,3 +141,50 @@ def test_threads_build_once_for_each_change(product, weight):
         assert (wrong, product.run.builds) == ([], times)
         with torch.no_grad():
             weight.add_(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64])
+@pytest.mark.parametrize("part", range(8))
+def test_an_eighth_of_a_weight_written_through_data_is_noticed(dtype, part):
+    weight = nn.Parameter(torch.ones(64, 40).to(dtype), requires_grad=False)
+    weights = [torch.ones(3), weight.detach(), torch.ones(2, 2).t()]
+    samples = WeightSamples(weights)
+    assert samples.same()
+    weight.data[part * 8 : part * 8 + 8].zero_()
+    assert not samples.same()
+    assert samples.changed([0, 1, 2]) == {1}
+    assert samples.changed([0, 2]) == set()
+
+
+def test_weights_of_any_layout_are_sampled_inside_of_themselves():
+    base = torch.arange(4000.0).view(40, 100)
+    weights = [base[3:9, 10:90:7], base.t()[5:8], base[0, :1].expand(64), base[2, 3], torch.empty(0, 3)]
+    weights.append(torch.zeros(3, 2).to_sparse())
+    samples = WeightSamples(weights)
+    outside = torch.ones(40, 100, dtype=torch.bool)
+    flat = torch.arange(4000).view(40, 100)
+    for one in (flat[3:9, 10:90:7], flat.t()[5:8], flat[0, :1], flat[2, 3]):
+        outside.view(-1)[one.reshape(-1)] = False
+    base[outside] = -1
+    assert samples.same()
+    base[2, 3] = 0
+    assert samples.changed(range(6)) == {3}
+
+
+def test_weights_made_under_inference_mode_are_sampled(product):
+    with torch.inference_mode():
+        weight = torch.randn(3, 3)
+        right(product, weight, 1)
+        weight.mul_(2)
+        right(product, weight, 2)
+
+
+def test_memory_that_a_weight_let_go_is_not_read(product):
+    weight = nn.Parameter(torch.randn(3, 3), requires_grad=False)
+    right(product, weight, 1)
+    kept = weight.detach().clone()
+    weight.untyped_storage().resize_(0)
+    weight.untyped_storage().resize_(36)
+    with torch.no_grad():
+        weight.copy_(kept)
+    right(product, weight, 2)

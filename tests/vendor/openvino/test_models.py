@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dlinfer.graph.report import report
+from examples.tiny_models.build import build as build_family
 from tests.graph.matrix.models import ARCHITECTURES, CACHE_LENGTH, build
 
 pytestmark = [pytest.mark.usefixtures("graph_mode"), pytest.mark.slow, pytest.mark.full]
@@ -74,3 +75,19 @@ def test_images():
                 atol=1e-4,
             )
     assert len(report.reports()) == 1
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_mask_of_an_indexer(family, dynamic, tmp_path):
+    """It is made of aranges, inverted through a view for the indexer, and read again."""
+    from transformers import AutoModelForCausalLM
+
+    build_family(family, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    ids = torch.randint(3, 101, (2, 17))
+    run = torch.compile(model, backend="dlinfer", dynamic=dynamic, options=OPTIONS | {"fallback": "allow"})
+    with torch.no_grad():
+        for _ in range(2):
+            got, expected = (one(input_ids=ids, use_cache=False).logits for one in (run, model))
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

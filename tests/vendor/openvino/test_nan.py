@@ -109,3 +109,29 @@ def test_a_mean_beside_a_variance_of_infinities():
     run = torch.compile(lambda x: torch.var_mean(x, 1), backend="dlinfer", options=options)
     for got, want in zip(run(x), torch.var_mean(x, 1), strict=True):
         torch.testing.assert_close(got, want, equal_nan=True)
+
+
+FACTORS = {
+    "a sum behind": lambda x, w: x * nan + 1,
+    "itself behind": lambda x, w: x * nan + x,
+    "a product behind": lambda x, w: x * nan + x * 2,
+    "a difference": lambda x, w: 1 - x * nan,
+    "in a chain": lambda x, w: ((x * nan + 1.0 + x) + 0 + 4) * 2,
+    "a quotient": lambda x, w: x / nan + 1,
+    "of a product of matrices": lambda x, w: (x @ w) * nan + 1,
+    "alpha": lambda x, w: torch.add(x, x, alpha=nan),
+    "addcmul": lambda x, w: torch.addcmul(x, x, x, value=nan),
+    "infinity": lambda x, w: x * inf + 1,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fixed", [(), (3, 4)])
+@pytest.mark.parametrize("name", FACTORS)
+def test_a_factor_that_is_nan(name, fixed, dtype):
+    same(FACTORS[name], torch.randn(3, 4, dtype=dtype), torch.randn(4, 4, dtype=dtype), fixed=fixed)
+
+
+def test_a_weight_of_one_element_that_is_nan():
+    number = torch.tensor(nan)
+    same(lambda x: (x * number + 1, number * x - x), torch.randn(3, 4))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import dlinfer
 from dlinfer import ops
 from dlinfer.ops.packing import AWQ
 from dlinfer.vendor.openvino import weights
@@ -65,6 +66,37 @@ def test_changed_weights_are_noticed_and_told():
         near(run, model)
     assert len(notes()) == 3
     assert all(note.startswith("compiled again, since weights had changed") for note in notes())
+
+
+WRITES = {
+    "an adapter is merged": lambda weight: weight.data.add_(torch.randn(384, 2) @ torch.randn(2, 256)),
+    "merged and assigned": lambda weight: setattr(weight, "data", weight.data.add_(torch.randn(384, 256))),
+    "loaded": lambda weight: weight.data.copy_(torch.randn(384, 256)),
+    "an eighth": lambda weight: weight.data[48:96].zero_(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("kind", ["model", "int8"])
+def test_writes_through_data_are_noticed(write, kind):
+    model = Model().eval()
+    run = run_of(model, weights=kind)
+    with torch.no_grad():
+        run(IDS)
+        write(model.up.weight)
+        again = run(IDS)
+        torch._dynamo.reset()
+        torch.testing.assert_close(again, run_of(model, weights=kind)(IDS))
+
+
+def test_a_small_write_through_data_is_noticed_once_it_is_said():
+    model = Model().eval()
+    run = run_of(model)
+    with torch.no_grad():
+        run(IDS)
+        model.embedding.weight.data[3, :5] += 1
+        dlinfer.refresh(model)
+        near(run, model)
 
 
 @pytest.mark.full

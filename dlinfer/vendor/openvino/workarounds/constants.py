@@ -1,10 +1,11 @@
 """What is computed of constants alone, which OpenVINO 2026.4.1 computes once and then overwrites.
 
 What it can it folds before it compiles. For the rest the CPU plugin runs the ops once, and a later op may write its
-result into their memory: the next call reads that. Nothing is written into what two ops read, or into what a roll reads
-that is not itself a constant: one by as many places as an input says, which is always 0.
+result into their memory: the next call reads that, or another op at the same call. Nothing is written into what a roll
+reads that is not itself a constant: one by as many places as an input says, which is always 0.
 
 It also drops an Abs whose operand it believes not to be negative, and it believes that of every converted constant.
+Of a product with NaN and a sum behind it, it makes one op, in which NaN is some other number.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,16 +35,20 @@ def plainly(function: Callable[..., Node], *values: Output) -> Output:
 
 
 def part_constants(model: ov.Model, write: Write = plainly) -> None:
-    """Put what is computed of constants alone apart from what reads it and an input; in place."""
-    nowhere = None
-    for node, readers in list(_boundaries(model)):
-        if _is_folded(node):
-            continue
+    """Put what is computed of constants alone apart from what may overwrite it; in place.
+
+    What reads it is computed at each call from then on, which may concern what it is read with.
+    """
+    nowhere, parting = None, set[str]()
+    while readers := list(_overwriting(model, parting)):
         for reader in readers:
             if nowhere is None:
                 nowhere = op.parameter([1], ov.Type.i64, name=NOWHERE)
                 model.add_parameters([nowhere])
-            reader.replace_source_output(write(_parted, reader.get_source_output(), nowhere.output(0)))
+            value = reader.get_source_output()
+            parted = write(_parted, value, nowhere.output(0))
+            reader.replace_source_output(parted)
+            parting.add(_first_of(parted, value).get_name())
 
 
 def write_absolutes(model: ov.Model, write: Write = plainly) -> None:
@@ -57,6 +62,25 @@ def write_absolutes(model: ov.Model, write: Write = plainly) -> None:
             reader.replace_source_output(chosen)
 
 
+def write_nan_factors(model: ov.Model, write: Write = plainly) -> None:
+    """Write products with a number that is NaN as sums with it, which are NaN too; in place."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "Multiply" and any(map(_is_nan, node.input_values())):
+            total = write(op.add, *node.input_values())
+            for reader in list(node.output(0).get_target_inputs()):
+                reader.replace_source_output(total)
+
+
+def _is_nan(value: Output) -> bool:
+    node: Any = value.get_node()
+    if node.get_type_name() != "Constant" or not value.get_element_type().is_real():
+        return False
+    return node.get_byte_size() <= _NUMBER and bool(np.isnan(node.get_data(dtype=np.float32)).any())
+
+
+_NUMBER = 4  # bytes
+
+
 def _absolute(value: Any) -> Node:
     zero = op.constant(0, value.get_element_type())
     # Not less than 0: 0 - 0 is 0, where -0.0 would stay. NaN is neither, and stays.
@@ -68,15 +92,23 @@ def no_places() -> ov.Tensor:
     return ov.Tensor(np.zeros(1, np.int64))
 
 
-def _boundaries(model: ov.Model) -> Iterator[tuple[Node, list[Input]]]:
-    """Each node that is computed of constants alone, with what reads it and something else."""
+def _overwriting(model: ov.Model, parting: set[str]) -> Iterator[Input]:
+    """What may write its result into the memory of what is computed of constants alone, where that is read again.
+
+    At the next call, by what is computed of an input too; or where several ops read it, by one that is itself computed
+    of constants alone: the plugin does not look for the others behind a reshape. parting: names of ops that only copy.
+    """
     known = _of_constants(model)
     for node in model.get_ordered_ops():
-        if node.get_name() in known and node.get_type_name() != "Constant":
-            readers = [one for output in node.outputs() for one in output.get_target_inputs()]
-            readers = [one for one in readers if _may_overwrite(one.get_node(), known)]
-            if readers:
-                yield node, readers
+        if node.get_name() not in known or node.get_type_name() == "Constant":
+            continue
+        readers = [one for output in node.outputs() for one in output.get_target_inputs()]
+        count, readers = len(readers), [one for one in readers if one.get_node().get_name() not in parting]
+        again = [one for one in readers if _may_overwrite(one.get_node(), known)]
+        if count > 1:
+            again += [one for one in readers if one.get_node().get_name() in known]
+        if again and not _is_folded(node):
+            yield from again
 
 
 def _of_constants(model: ov.Model) -> set[str]:
@@ -102,6 +134,14 @@ def _is_folded(node: Node) -> bool:
     manager.register_pass(ConstantFolding())
     manager.run_passes(copy)
     return copy.get_results()[0].input_value(0).get_node().get_type_name() == "Constant"
+
+
+def _first_of(parted: Output, value: Output) -> Node:
+    """The op that reads a value, of those that part it."""
+    node = parted.get_node()
+    while node.input_value(0) != value:
+        node = node.input_value(0).get_node()
+    return node
 
 
 def _parted(value: Any, nowhere: Any) -> Node:

@@ -109,3 +109,63 @@ def test_what_can_be_folded_is_left():
         model = ov.Model([op.multiply(made, x)], [x])  # pyright: ignore[reportGeneralTypeIssues]
         part_constants(model)
         assert len(model.inputs) == inputs
+
+
+def _aranges():
+    a = torch.arange(7)
+    return (a[None, :] <= a[:, None])[None, None].expand(2, -1, 7, 7)
+
+
+def _gathered():
+    places, row = torch.arange(7)[None].expand(2, -1), torch.arange(2)[:, None, None, None]
+    keys, queries = torch.arange(7)[None, None, None, :], torch.arange(7)[None, None, :, None]
+    return places[row, keys] <= places[row, queries]
+
+
+def _added():
+    row = torch.arange(2)[:, None, None, None]
+    return (row + torch.arange(7)[None, None, None, :]) <= (row + torch.arange(7)[None, None, :, None])
+
+
+MASKS = {"aranges": _aranges, "gathered": _gathered, "added": _added}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_that_is_inverted_is_read_again(name):
+    def function(scores):
+        mask = MASKS[name]()
+        scores = scores.masked_fill(~mask[:, 0], -9.0)
+        return mask & (scores > -1)[:, None]
+
+    run = compiled(function, engine="openvino", fallback="error", small_regions="engine")
+    for _ in range(3):
+        scores = torch.randn(2, 7, 7)
+        assert torch.equal(run(scores), function(scores))
+
+
+def _inverted(weight, scores):
+    mask = (F.mish(weight) > 0).expand(2, 1, 7, 7)
+    return torch.where(~mask[:, 0], scores, 0.0), mask & (scores > 0)[:, None]
+
+
+def _negated(weight, scores):
+    value = F.mish(weight).expand(2, 1, 7, 7)
+    return value[:, 0].abs() * scores, value.flatten(0, 1).neg() - scores, value + scores[:, None]
+
+
+@pytest.mark.parametrize("function", [_inverted, _negated])
+def test_what_is_computed_of_weights_is_read_again(function):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(7, 7), requires_grad=False)
+
+        def forward(self, scores):
+            return function(self.weight, scores)
+
+    model = Model()
+    run = compiled(model, engine="openvino", fallback="error", small_regions="engine")
+    for _ in range(3):
+        scores = torch.randn(2, 7, 7)
+        for got, wanted in zip(run(scores), model(scores), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
