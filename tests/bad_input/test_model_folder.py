@@ -60,11 +60,6 @@ def test_check_tells_a_file_from_a_missing_folder(model: Path):
         model_checks.check_model_folder(model / "mislaid")
 
 
-def test_check_does_not_open_pickled_weights(copy: Path):
-    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
-    model_checks.check_model_folder(copy)
-
-
 @pytest.mark.parametrize("name", ["/models/llama", "./llama", "../llama", "~/llama", "llama/", "a/b/c", "."])
 def test_looks_like_path(name: str):
     assert model_checks.looks_like_path(name)

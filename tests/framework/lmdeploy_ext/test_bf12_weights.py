@@ -18,11 +18,11 @@ from lmdeploy.pytorch.weight_loader import model_weight_loader as loader
 from torch import Tensor, nn
 
 from dlinfer import settings
+from dlinfer.framework.lmdeploy_ext.conversion import headers
 from dlinfer.framework.lmdeploy_ext.device import weight_memory
 from dlinfer.framework.lmdeploy_ext.layers.quantised import bf12_packing
 from dlinfer.framework.lmdeploy_ext.layers.quantised.bf12 import EmbeddingBF12, HeadBF12, LinearBF12
 from dlinfer.framework.lmdeploy_ext.layers.quantised.head import PackedHead
-from dlinfer.framework.lmdeploy_ext.preflight import headers
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from dlinfer.framework.lmdeploy_ext.preflight.model import engine_config
 from dlinfer.ops import bf12
@@ -153,16 +153,6 @@ def test_what_would_not_get_smaller_stays(tmp_path, caplog):
     path = "model.layers.0.mlp.down_proj"
     assert torch.equal(bits(got.get_submodule(path).weight), bits(want.get_submodule(path).weight))
     assert f"{folders.LAYERS} left" in caplog.text
-
-
-def test_a_weight_that_is_not_whole_stays(tmp_path):
-    found = tensors()
-    del found["model.layers.0.self_attn.v_proj.weight"]
-    folders.write(tmp_path / "m", found)
-    layers = linear_layers(made(tmp_path / "m"))
-    left = [name for name, one in layers.items() if type(one.impl) is not LinearBF12]
-    assert left == ["model.layers.0.self_attn.qkv_proj"]
-    assert layers[left[0]].weight.dtype is torch.bfloat16
 
 
 def test_of_a_weight_that_comes_twice_the_second_counts(tmp_path):

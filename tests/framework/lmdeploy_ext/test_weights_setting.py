@@ -19,11 +19,10 @@ from torch import nn
 
 from dlinfer import settings
 from dlinfer.errors import UnsupportedFeatureError
-from dlinfer.framework.lmdeploy_ext.conversion import floats, head, loading, mapped
+from dlinfer.framework.lmdeploy_ext.conversion import floats, head, headers, loading, mapped
 from dlinfer.framework.lmdeploy_ext.conversion.formats import W8A8, AwqInt4
 from dlinfer.framework.lmdeploy_ext.layers.quantised import head as packed_head
 from dlinfer.framework.lmdeploy_ext.layers.quantised.head import PackedEmbedding, PackedHead
-from dlinfer.framework.lmdeploy_ext.preflight import headers
 from dlinfer.framework.lmdeploy_ext.quantise.run import quantise
 from dlinfer.framework.lmdeploy_ext.quantise.source import ADMITTED
 from tests.framework.lmdeploy_ext.quantise import folders

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from dlinfer.errors import DlinferError, ModelMemoryError
+from dlinfer.framework.lmdeploy_ext.conversion import headers
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM
 from dlinfer.framework.lmdeploy_ext.conversion.loading import gives_back, has_other_bytes
 from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
-from dlinfer.framework.lmdeploy_ext.preflight import headers, model
+from dlinfer.framework.lmdeploy_ext.preflight import model
 from dlinfer.framework.lmdeploy_ext.preflight.memory import Plan, logits_bytes, prefill_bytes
+from dlinfer.framework.lmdeploy_ext.refusals import weight_checks
 from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder, in_short
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import architectures, quantisation_of
 from dlinfer.ops.kernels import kernel_authors
@@ -109,6 +111,7 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
         engine = model.engine_config(device, **options)
         check_model_folder(folder, trust_remote_code)
         built = model.build(folder, engine, trust_remote_code)
+        weight_checks.check(built.module, folder)
     if built is not None:
         with _noted(refusals):
             plan = _memory(folder, built)

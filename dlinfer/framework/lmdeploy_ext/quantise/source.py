@@ -8,8 +8,8 @@ from typing import Any
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion.formats import Format
+from dlinfer.framework.lmdeploy_ext.conversion.headers import BITS, Stored
 from dlinfer.framework.lmdeploy_ext.errors import QuantisationSourceError
-from dlinfer.framework.lmdeploy_ext.preflight.headers import BITS, Stored
 from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import (
     architectures,

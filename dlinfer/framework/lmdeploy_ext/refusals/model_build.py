@@ -8,6 +8,7 @@ import torch
 
 from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_bf12, packs_head
 from dlinfer.framework.lmdeploy_ext.device import activation, weight_memory
+from dlinfer.framework.lmdeploy_ext.refusals import weight_checks
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
 from dlinfer.framework.patching import Patch
 
@@ -34,6 +35,7 @@ def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
         model = weight_memory.checked(make, bool(config.tie_word_embeddings))
         adapter_checks.check_asked(model)
+        weight_checks.note_copy(model, original, config, build_model_ctx)
         return model
 
     return build_patched_model

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer.errors import DlinferError, ModelFolderError
+from dlinfer.framework.lmdeploy_ext.conversion import headers
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.layers.model_classes import SAVED_AS
 from dlinfer.framework.lmdeploy_ext.refusals import remote_code
@@ -28,13 +29,6 @@ from dlinfer.framework.patching import Patch
 logger = logging.getLogger("dlinfer")
 
 _COPY_AGAIN = "copy or download the model again, whole"
-# In the order in which LMDeploy's weight loader looks for them.
-_WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 # The files that a tokenizer's vocabulary comes in: tokenizers, sentencepiece, BPE, WordPiece, tekken and tiktoken.
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -112,10 +106,10 @@ def _check_tokenizer(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> set[str]:
-    """The names of the tensors, none for pickled files."""
-    found = next((name for name in _WEIGHTS if (folder / name).is_file()), None)
+    """The names of the tensors."""
+    found = headers.found(folder)
     if found is None:
-        raise _unusable(folder, "it holds no weights (none of " + ", ".join(_WEIGHTS) + ")", _COPY_AGAIN)
+        raise _unusable(folder, "it holds no weights (none of " + ", ".join(headers.NAMES) + ")", _COPY_AGAIN)
     if not found.endswith(".index.json"):
         return _check_weight_file(folder, found, names=())
     weight_map = _read_json(folder, found).get("weight_map")
@@ -127,26 +121,36 @@ def _check_weights(folder: Path) -> set[str]:
 
 
 def _check_weight_file(folder: Path, name: str, names: Iterable[str]) -> set[str]:
-    """The names of a file's tensors. ``names`` are those that it must hold. Pickled files are only looked for: reading
-    one means loading it."""
+    """The names of a file's tensors. ``names`` are those that it must hold."""
     if not (folder / name).is_file():
         raise _unusable(folder, f"its index names {name}, which is missing", _COPY_AGAIN)
-    if not name.endswith(".safetensors"):
-        return set()
+    held = (_pickled_names if headers.is_pickled(folder / name) else _safetensors_names)(folder, name)
+    missing = sorted(set(names) - held)
+    if missing:
+        detail = f"{name} lacks {len(missing)} of the tensors that the index names, {missing[0]} first"
+        raise _unusable(folder, detail, _COPY_AGAIN)
+    return held
+
+
+def _safetensors_names(folder: Path, name: str) -> set[str]:
     from safetensors import SafetensorError, safe_open
 
     try:
         # Opening reads the header and compares it with the length of the file. For torch it would map the file to be
         # written to, which Linux refuses where the file is larger than the memory.
         with safe_open(folder / name, framework="np") as file:
-            held = set(file.keys())
+            return set(file.keys())
     except SafetensorError as error:
         raise _unusable(folder, f"{name} is truncated or corrupt ({error})", _COPY_AGAIN) from None
-    missing = sorted(set(names) - held)
-    if missing:
-        detail = f"{name} lacks {len(missing)} of the tensors that the index names, {missing[0]} first"
-        raise _unusable(folder, detail, _COPY_AGAIN)
-    return held
+
+
+def _pickled_names(folder: Path, name: str) -> set[str]:
+    try:
+        return {tensor for tensor, _ in headers.empty_tensors(folder / name)}
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a pickle that is not whole fails in many ways
+        raise _unusable(folder, f"{name} is truncated or corrupt ({in_short(error)})", _COPY_AGAIN) from None
 
 
 def _check_unquantised(folder: Path, names: set[str]) -> None:
