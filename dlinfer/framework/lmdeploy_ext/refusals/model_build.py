@@ -23,6 +23,7 @@ def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def make() -> Any:
             model = original(config, device, build_model_ctx)
+            _keep_padding_rows(model)
             if packs_head(getattr(config.hf_config, "quantization_config", None)):
                 from dlinfer.framework.lmdeploy_ext.layers.quantised import head  # it loads LMDeploy's layers
 
@@ -39,6 +40,16 @@ def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
         return model
 
     return build_patched_model
+
+
+def _keep_padding_rows(model: torch.nn.Module) -> None:
+    """LMDeploy's embedding zeroes the row of the padding token as it loads, which transformers does not: the token may
+    stand in a prompt, as where it is the end of a text, and a tied projection reads the row too."""
+    from lmdeploy.pytorch.nn.embedding import ParallelEmbedding
+
+    for one in model.modules():
+        if isinstance(one, ParallelEmbedding):
+            one.padding_idx = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 PATCHES = (
