@@ -110,7 +110,7 @@ def _plan_of_folder(folder: Path) -> Plan | None:
     file = folder / "config.json"
     if not file.is_file():
         return None
-    model = json.loads(file.read_text(encoding="utf-8"))
+    model = json.loads(file.read_text(encoding="utf-8-sig"))
     found = model.get("quantization_config")
     if found is None and not any(isinstance(model.get(name), dict) for name in _INSIDE):
         return asked_plan(model)

@@ -146,7 +146,7 @@ def _noted(refusals: list[Refusal]) -> Iterator[None]:
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return {}  # refused already
     return found if isinstance(found, dict) else {}

@@ -135,7 +135,7 @@ def written_config(config: dict[str, Any], form: Format) -> dict[str, Any]:
 def _config(folder: Path) -> dict[str, Any]:
     """The configuration, or nothing where ``check_model_folder`` will say what is wrong with it."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dlinfer.errors import DlinferError, ModelFolderError
 from dlinfer.framework.lmdeploy_ext.conversion import headers
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
@@ -45,13 +47,24 @@ def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
 
     trust_remote_code: whether code in the folder will be run; this check runs none.
     """
+    try:
+        _check_model_folder(folder, trust_remote_code)
+    except OSError as error:
+        detail = f"{error.filename or 'a file of it'} cannot be read ({error.strerror or in_short(error)})"
+        advice = "let this process read the folder and all of its files"
+        raise _unusable(folder, detail, advice) from error
+
+
+def _check_model_folder(folder: Path, trust_remote_code: bool) -> None:
     if not folder.is_dir():
         what = "it is a file, not a folder" if folder.exists() else "there is no such folder"
         raise _unusable(folder, what, "give the folder that holds config.json")
     config = _read_json(folder, "config.json")
     check_support(config)
     _check_architecture(folder, config)
+    _check_dtypes(folder, config)
     remote_code.check(folder, config, trust_remote_code)
+    _check_fields(folder, config)
     _check_tokenizer(folder)
     names = _check_weights(folder)
     if not any(quantisation_of(config)):
@@ -64,7 +77,7 @@ def _unusable(folder: Path | str, detail: str, advice: str) -> ModelFolderError:
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
-        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        content = json.loads((folder / name).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         detail = f"it has no {name}"
         raise _unusable(folder, detail, "give the folder of a checkpoint in Hugging Face format") from None
@@ -90,6 +103,35 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
     if names and not any(name in classes for name in names for classes in known):
         detail = f"LMDeploy has no model class for its architecture {', '.join(names)}"
         raise _unusable(folder, detail, "see LMDeploy's list of supported models for the PyTorch engine")
+
+
+def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
+    """transformers takes the name for an attribute of torch."""
+    for part in (config, *(one for one in config.values() if isinstance(one, dict))):
+        for key in ("dtype", "torch_dtype"):
+            named = part.get(key)
+            if not isinstance(named, str) or named == "auto":
+                continue
+            found = getattr(torch, named, None) if named else None
+            if not isinstance(found, torch.dtype) or not found.is_floating_point:
+                detail = f"config.json has {key}={named!r}, which is no dtype of weights"
+                raise _unusable(
+                    folder, detail, "write bfloat16, float16 or float32 there, as the weights are"
+                )
+
+
+def _check_fields(folder: Path, config: dict[str, Any]) -> None:
+    """LMDeploy goes on with a configuration of no model where transformers refuses the values of fields."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if config.get("auto_map") or config.get("model_type") not in CONFIG_MAPPING:
+        return
+    try:
+        AutoConfig.from_pretrained(folder)
+    except Exception as error:
+        detail = f"transformers cannot read its config.json ({in_full(error)})"
+        raise _unusable(folder, detail, "correct the field in config.json") from error
 
 
 def _check_tokenizer(folder: Path) -> None:
@@ -170,6 +212,11 @@ def in_short(error: BaseException) -> str:
     """Class and first line of an error whose text may be a page."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip(' :.')}" if lines else type(error).__name__
+
+
+def in_full(error: BaseException) -> str:
+    """Class and text of an error, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def looks_like_path(name: str) -> bool:
