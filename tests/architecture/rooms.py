@@ -57,8 +57,8 @@ ARROWS: dict[str, str] = {
     "graph.engine graph.direct framework framework.lmdeploy_ext.device framework.lmdeploy_ext.vision "
     "framework.lmdeploy_ext.capture",
     "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.refusals": "errors framework framework.lmdeploy_ext.device "
-    "framework.lmdeploy_ext.layers framework.lmdeploy_ext.conversion",
+    "dlinfer.framework.lmdeploy_ext.refusals": "errors framework framework.lmdeploy_ext.errors "
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.conversion",
     "dlinfer.framework.lmdeploy_ext.serving": "errors utils framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.refusals",
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework framework.lmdeploy_ext.versions "

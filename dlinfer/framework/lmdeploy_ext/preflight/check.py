@@ -18,6 +18,7 @@ from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
 from dlinfer.framework.lmdeploy_ext.preflight import model
 from dlinfer.framework.lmdeploy_ext.preflight.memory import Plan, logits_bytes, prefill_bytes
 from dlinfer.framework.lmdeploy_ext.refusals import weight_checks
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import session_length
 from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder, in_short
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import architectures, quantisation_of
 from dlinfer.ops.kernels import kernel_authors
@@ -111,6 +112,7 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
         engine = model.engine_config(device, **options)
         check_model_folder(folder, trust_remote_code)
         built = model.build(folder, engine, trust_remote_code)
+        session_length.check_config(built.config.llm_config or built.config.hf_config, engine.session_len)
         weight_checks.check(built.module, folder)
     if built is not None:
         with _noted(refusals):

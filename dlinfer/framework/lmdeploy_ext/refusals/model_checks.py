@@ -19,8 +19,10 @@ import torch
 from dlinfer.errors import DlinferError, ModelFolderError
 from dlinfer.framework.lmdeploy_ext.conversion import headers
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
+from dlinfer.framework.lmdeploy_ext.errors import NoCudaError
 from dlinfer.framework.lmdeploy_ext.layers.model_classes import SAVED_AS
 from dlinfer.framework.lmdeploy_ext.refusals import remote_code
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import session_length
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import (
     architectures,
     check_support,
@@ -232,9 +234,14 @@ def _get_task(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_task(
         backend: str, model_path: str, trust_remote_code: bool = False, backend_config: Any = None
     ) -> Any:
-        device_type = getattr(backend_config, "device_type", None)
-        if backend == "pytorch" and device_type is not None and activation.serves(device_type):
-            check_model_folder(Path(model_path), trust_remote_code)
+        if backend == "pytorch" and backend_config is not None:
+            instead = vendor_devices.without_cuda(backend_config.device_type)
+            if instead != backend_config.device_type:
+                backend_config.device_type = instead
+                backend_config.__post_init__()  # what is chosen by device
+            if activation.serves(instead):
+                check_model_folder(Path(model_path), trust_remote_code)
+                session_length.check(model_path, backend_config.session_len, trust_remote_code)
         return original(backend, model_path, trust_remote_code, backend_config)
 
     return get_task
@@ -289,6 +296,14 @@ def _parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
     def parse_args(self: Any, args: Any = None, namespace: Any = None) -> Any:
         parsed = original(self, args, namespace)
         device_type = getattr(parsed, "device", None)
+        if device_type == "cuda" and hasattr(
+            parsed, "backend"
+        ):  # and not of LMDeploy's own ways of quantising
+            if vendor_devices.lacks_cuda(device_type) and _names_device(
+                sys.argv[1:] if args is None else args
+            ):
+                raise NoCudaError
+            device_type = parsed.device = vendor_devices.without_cuda(device_type)
         if device_type is not None:
             vendor_devices.check_vendor(device_type)
             if activation.serves(device_type):
@@ -296,6 +311,12 @@ def _parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
         return parsed
 
     return parse_args
+
+
+def _names_device(arguments: Iterable[str]) -> bool:
+    """Whether a command line names a device, by the option or what argparse takes for it."""
+    names = (one.partition("=")[0] for one in arguments)
+    return any(len(name) > len("--d") and "--device".startswith(name) for name in names)
 
 
 def _run(original: Callable[[], None]) -> Callable[[], None]:
