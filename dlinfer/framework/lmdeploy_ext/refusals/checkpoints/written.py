@@ -1,5 +1,6 @@
 """Which numbers of a model's parameters are written while a checkpoint loads into it."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,11 +46,10 @@ class Written(TorchDispatchMode):
             written = [one for one in args if StorageWeakRef(one.untyped_storage()) in self._notes]
             if written:  # LMDeploy compares what it has loaded with what comes; a copy without memory cannot
                 return True
-        for index, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[index] if index < len(args) else named.get(argument.name)
-                if isinstance(value, Tensor):
-                    self._note(value)
+        for index, name in _written_arguments(func):
+            value = args[index] if index < len(args) else named.get(name)
+            if isinstance(value, Tensor):
+                self._note(value)
         return func(*args, **named)
 
     def _note(self, view: Tensor) -> None:
@@ -83,6 +83,15 @@ class Written(TorchDispatchMode):
         """Names of the tensors that were written to a parameter's storage."""
         notes = self._notes.get(StorageWeakRef(parameter.untyped_storage()))
         return [] if notes is None else list(notes.sources)
+
+
+@functools.cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """(index, name) of the arguments that an op writes to."""
+    declared = enumerate(func._schema.arguments)
+    return tuple(
+        (i, one.name) for i, one in declared if one.alias_info is not None and one.alias_info.is_write
+    )
 
 
 def _runs(view: Tensor) -> tuple[np.ndarray, int]:
