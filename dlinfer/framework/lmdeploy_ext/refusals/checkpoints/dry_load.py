@@ -96,7 +96,11 @@ class _Load:
     def unfilled(self) -> list[tuple[str, Tensor, tuple[int, int]]]:
         """(name, parameter, the first run of numbers that are missing)."""
         found = ((name, one, self.written.gap(one)) for name, one in self.model.named_parameters())
-        return [(name, one, gap) for name, one, gap in found if gap is not None]
+        # EAGLE-3's drafts say so where their checkpoint has no embedding, and get their target's.
+        borrowed = () if getattr(self.model, "include_embed_tokens", True) else ("embed_tokens.weight",)
+        return [
+            (name, one, gap) for name, one, gap in found if gap is not None and not name.endswith(borrowed)
+        ]
 
 
 def _misfit(folder: Path, load: _Load, error: Exception) -> ModelFolderError:
