@@ -59,8 +59,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.sampling": "framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.refusals": "errors framework framework.lmdeploy_ext.device "
-    "framework.lmdeploy_ext.layers framework.lmdeploy_ext.sampling framework.lmdeploy_ext.conversion",
+    "dlinfer.framework.lmdeploy_ext.refusals": "errors framework framework.lmdeploy_ext.errors "
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.sampling framework.lmdeploy_ext.conversion",
     "dlinfer.framework.lmdeploy_ext.serving": "errors utils framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.sampling "
     "framework.lmdeploy_ext.refusals",
@@ -75,7 +75,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals",
     "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain framework.lmdeploy_ext.errors "
-    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals framework.lmdeploy_ext.preflight",
+    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.refusals",
     "dlinfer.framework.transformers_ext": "errors settings ops graph.seam graph.ir graph.report graph.options "
     "graph.capture graph.lowering",
     "dlinfer.framework.mindie_ext.errors": "errors",

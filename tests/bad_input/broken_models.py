@@ -80,6 +80,26 @@ def _pack(said_in: str | None) -> Callable[[Path], None]:
     return apply
 
 
+def _pickle(content: bytes) -> Callable[[Path], None]:
+    """Weights as torch saves them, of these bytes."""
+
+    def apply(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / "pytorch_model.bin").write_bytes(content)
+
+    return apply
+
+
+def _folder_in_place(name: str) -> Callable[[Path], None]:
+    """Something that cannot be read, for root too."""
+
+    def apply(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return apply
+
+
 def _empty(folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
@@ -92,6 +112,26 @@ BROKEN = {
     "empty folder": Broken(_empty, "it has no config.json"),
     "config is no JSON": Broken(_write("config.json", '{"model_type": '), "config.json is not valid JSON"),
     "config is a list": Broken(_write("config.json", "[]"), "config.json does not hold a JSON object"),
+    "config cannot be read": Broken(
+        _folder_in_place("config.json"), "config.json cannot be read (Is a directory)"
+    ),
+    **{
+        f"dtype {named!r}": Broken(
+            _configure(dtype=named), f"config.json has dtype={named!r}, which is no dtype"
+        )
+        for named in ("float99", "fp16", "torch.float32", "", "int8", "Tensor")
+    },
+    "dtype by its old name": Broken(_configure(torch_dtype="half99"), "config.json has torch_dtype='half99'"),
+    "a number as text": Broken(
+        _configure(rms_norm_eps="1e-6"),
+        "transformers cannot read its config.json (StrictDataclassFieldValidationError",
+    ),
+    "a text as number": Broken(_configure(hidden_size=64.5), "transformers cannot read its config.json ("),
+    "a broken pickle": Broken(_pickle(b"no pickle"), "pytorch_model.bin is truncated or corrupt"),
+    "a truncated pickle": Broken(
+        _pickle(b"PK\x03\x04 and no more"), "pytorch_model.bin is truncated or corrupt"
+    ),
+    "an empty pickle": Broken(_pickle(b""), "pytorch_model.bin is truncated or corrupt"),
     "unknown architecture": Broken(
         _configure(architectures=["FrobnicatorForCausalLM"]),
         "LMDeploy has no model class for its architecture FrobnicatorForCausalLM",

@@ -11,6 +11,9 @@ unknown architecture: ``RuntimeError: Can not found rewrite for architectures`` 
     tokenizer was loaded and the engine's process started.
 """
 
+import codecs
+import errno
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -19,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from dlinfer.errors import ModelFolderError
+from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from dlinfer.framework.lmdeploy_ext.refusals import model_checks
 from tests.bad_input.broken_models import BROKEN, CORRUPT_TOKENIZER, Broken
 from tests.serve.processes import LMDEPLOY, ProcessTree
@@ -53,16 +57,27 @@ def test_check_passes_a_good_model(model: Path):
     model_checks.check_model_folder(model)
 
 
+def test_check_passes_a_byte_order_mark(copy: Path):
+    file = copy / "config.json"
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    model_checks.check_model_folder(copy)
+    assert preflight(copy, "cpu", session_len=64).fits
+
+
+def test_check_names_a_folder_that_may_not_be_read(copy: Path, monkeypatch):
+    def is_dir(self: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    with pytest.raises(ModelFolderError, match=r"model cannot be read \(Permission denied\)"):
+        model_checks.check_model_folder(copy)
+
+
 def test_check_tells_a_file_from_a_missing_folder(model: Path):
     with pytest.raises(ModelFolderError, match="it is a file, not a folder"):
         model_checks.check_model_folder(model / "config.json")
     with pytest.raises(ModelFolderError, match="there is no such folder"):
         model_checks.check_model_folder(model / "mislaid")
-
-
-def test_check_does_not_open_pickled_weights(copy: Path):
-    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
-    model_checks.check_model_folder(copy)
 
 
 @pytest.mark.parametrize("name", ["/models/llama", "./llama", "../llama", "~/llama", "llama/", "a/b/c", "."])

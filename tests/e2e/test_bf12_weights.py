@@ -98,7 +98,6 @@ def check(lab: Lab, folder: Path, case: Case) -> None:
     assert got["logits"] == want["logits"]  # their shapes, or what a step raised
     for i in range(len(SCORED)):
         np.testing.assert_array_equal(got.logits[f"logits/{i}"], want.logits[f"logits/{i}"])
-    assert "got no value" not in got.log + want.log
     assert case.eager == (got["graphs"]["steps"] == 0)
     if not case.eager:
         assert {outcome for _, outcome, _ in got["graphs"]["phases"]} <= {"compiled", "loaded"}

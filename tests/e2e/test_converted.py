@@ -66,7 +66,6 @@ def compare(lab: Lab, made: Path, eager: bool) -> EngineRun:
     failures = check_decisive(hf) + compare_tokens("batch", run, hf, "float32")
     failures += check_logits("logits", run, [hf[f"logits_{i}"] for i in range(len(SCORED))], "float32")
     assert not failures, "\n".join(failures)
-    assert "got no value" not in run.log
     assert eager == (run["graphs"]["steps"] == 0)
     return run
 

@@ -3,6 +3,13 @@
 from dlinfer.errors import DlinferError
 
 
+class NoCudaError(DlinferError, RuntimeError):
+    """LMDeploy is to run on a CUDA device, and torch sees none."""
+
+    message = "device 'cuda' was asked for, and torch sees no CUDA device here."
+    next_step = "leave it out, or ask for --device cpu (device_type='cpu' in Python)."
+
+
 class QuantisationSourceError(DlinferError, ValueError):
     """A model folder whose weights cannot be quantised to the format that was asked for."""
 

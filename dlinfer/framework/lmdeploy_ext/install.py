@@ -7,6 +7,7 @@ LMDeploy's own devices to the original.
 from types import ModuleType
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import byte_order_mark
 from dlinfer.framework.patching import Patch
 
 
@@ -144,6 +145,7 @@ activation.provide(_records)
 def on_import(module: ModuleType | None) -> None:
     """Called at each import of an LMDeploy module, with the module once it has been executed."""
     activation.patches().apply_loaded()
+    byte_order_mark.PATCHES.apply_loaded()
     activation.tell_of_misfits()
     if activation.active() is not None and module is not None:
         from dlinfer.framework.lmdeploy_ext.device import view

@@ -5,6 +5,7 @@ of instructions (``prebuilt.py``). The library talks to torch through its stable
 so one compiler call makes it, in one or two minutes.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -243,8 +244,11 @@ def _run(command: Sequence[str], text: str = "") -> str:
 
 
 def _first_error(output: str) -> str:
-    """The first line that names an error; a compiler's last lines are often only a summary."""
+    """The first line that names an error; a compiler's last lines are often only a summary, as a linker's is."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
+    full = next((line for line in lines if os.strerror(errno.ENOSPC) in line), None)
+    if full is not None:
+        return f"the disk is full ({full}); free some of it, or set DLINFER_CACHE_DIR and TMPDIR to folders of another"
     return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
 
 

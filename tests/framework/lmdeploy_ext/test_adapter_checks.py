@@ -206,3 +206,37 @@ def test_two_spellings_of_one_module(tmp_path):
 def test_a_class_whose_tokens_were_not_compared(tmp_path):
     with pytest.raises(UnsupportedFeatureError, match="a LoRA adapter on PhimoeForCausalLM"):
         adapter_checks.check_model(PhimoeForCausalLM(), {"a": write(tmp_path / "a")})
+
+
+# --- how an adapter was initialised: PEFT changes the model's own weights for some as it loads them
+
+
+class Layers(nn.Module):
+    """A model of one layer, always with the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down_proj = nn.Linear(16, 12, bias=False)
+        nn.init.normal_(self.down_proj.weight, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "init", [True, False, "gaussian", "orthogonal", "eva", "mica", "pissa", "pissa_niter_4", "olora"]
+)
+def test_an_adapter_is_served_only_where_peft_keeps_the_weights_of_the_model(init, tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, lora_alpha=4, target_modules=["down_proj"], init_lora_weights=init)
+    peft.get_peft_model(Layers(), config).save_pretrained(tmp_path)
+    layer = peft.PeftModel.from_pretrained(Layers(), tmp_path).base_model.model.down_proj
+    if torch.equal(layer.base_layer.weight, Layers().down_proj.weight):
+        assert adapter_files.targets("one", str(tmp_path)) == {"down_proj"}
+        return
+    with pytest.raises(AdapterFolderError, match=f"init_lora_weights='{init}'.*merge_and_unload"):
+        adapter_files.targets("one", str(tmp_path))
+
+
+@pytest.mark.parametrize("init", ["corda", "loftq", "lora_ga", "something new"])
+def test_an_unknown_way_of_initialising_is_refused(init, tmp_path):
+    folder = write(tmp_path / "adapter", init_lora_weights=init)
+    with pytest.raises(AdapterFolderError, match=f"init_lora_weights='{init}'"):
+        adapter_files.targets("one", folder)

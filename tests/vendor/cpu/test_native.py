@@ -692,3 +692,12 @@ class TestReasons:
         monkeypatch.delenv("CXX")
         native.load(tmp_path)
         assert native.why_not(tmp_path) == first
+
+
+def test_a_full_disk_is_named_where_the_linker_names_only_itself():
+    said = "/usr/bin/ld: final link failed: No space left on device\ncollect2: error: ld returned 1 exit status\n"
+    script = f"import sys; sys.stderr.write({said!r}); sys.exit(1)"
+    with pytest.raises(
+        native.BuildError, match=r"the disk is full .*No space left on device.*DLINFER_CACHE_DIR"
+    ):
+        native._run([sys.executable, "-c", script])

@@ -19,6 +19,8 @@ from dlinfer.framework.patching import Patch
 
 logger = logging.getLogger("dlinfer")
 
+_SHOWN = 3
+
 
 def rewrite(hf_config: Any) -> None:
     """Give a configuration of transformers' LMDeploy's own method where its checkpoint is converted.
@@ -39,6 +41,16 @@ def rewrite(hf_config: Any) -> None:
             hf_config.experts_packed_as = found["quant_method"]
         elif plan is not None:
             hf_config.quantization_config = plan.config
+
+
+def is_packed_as_it_loads(hf_config: Any) -> bool:
+    """Whether a configuration says what ``rewrite`` gave it for DLINFER_CPU_WEIGHTS, and its files are in floats."""
+    found = getattr(hf_config, "quantization_config", None)
+    if not isinstance(found, Mapping) or CONVERTED_FROM not in found:
+        return False
+    from dlinfer.framework.lmdeploy_ext.conversion import floats  # it knows packings: see ``plan_of``
+
+    return floats.is_packed(found)
 
 
 def _is_inside(hf_config: Any) -> bool:
@@ -98,7 +110,7 @@ def _plan_of_folder(folder: Path) -> Plan | None:
     file = folder / "config.json"
     if not file.is_file():
         return None
-    model = json.loads(file.read_text(encoding="utf-8"))
+    model = json.loads(file.read_text(encoding="utf-8-sig"))
     found = model.get("quantization_config")
     if found is None and not any(isinstance(model.get(name), dict) for name in _INSIDE):
         return asked_plan(model)
@@ -106,6 +118,12 @@ def _plan_of_folder(folder: Path) -> Plan | None:
 
 
 _INSIDE = ("llm_config", "text_config")
+
+
+def stored_plan(folder: Path) -> Plan | None:
+    """How a checkpoint is converted that is quantised in its files; None for floats, also where they are packed."""
+    plan = _plan_of_folder(folder)
+    return None if plan is None or plan.packs else plan
 
 
 def has_other_bytes(folder: Path) -> bool:
@@ -120,11 +138,25 @@ def gives_back(folder: Path) -> bool:
     return plan is not None and plan.packs
 
 
-def _converted(
+def converted(
     weights: Iterable[tuple[str, Tensor]], plan: Plan, layers: Layers
 ) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file as LMDeploy loads them. Raises UnsupportedFeatureError."""
     for name, tensor in weights:
         yield from plan.convert(name, tensor, layers.of(name))
+
+
+def _with_nan_noted(weights: Iterable[tuple[str, Tensor]], names: list[str]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors as they are; the names of those with NaN are added to ``names``. It reads each once more."""
+    for name, tensor in weights:
+        if (
+            tensor.is_floating_point()
+            and tensor.dtype.itemsize > 1
+            and tensor.numel()
+            and tensor.amax().isnan()
+        ):
+            names.append(name)
+        yield name, tensor
 
 
 def _has_tables(model: torch.nn.Module) -> bool:
@@ -139,23 +171,34 @@ def _mapped(loader: Any) -> Callable[[str], Iterator[tuple[str, Tensor]]]:
 def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def load_model_weights(self: Any, model: torch.nn.Module, device: torch.device | None = None) -> None:
-        plan = None if activation.active() is None else _plan_of_folder(Path(self.model_path))
+        if activation.active() is None:
+            original(self, model, device)
+            return
+        plan = _plan_of_folder(Path(self.model_path))
         packing: Any = getattr(model, "bf12_packing", None)  # of ``layers.quantised.bf12_packing``
-        if packing is not None and packing.gives_back and self._weight_type == "safetensors":
-            self._get_weights_iterator = _mapped(self)
+        read = self._get_weights_iterator
+        packs = (packing is not None and packing.gives_back) or (plan is not None and plan.packs)
+        if packs and self._weight_type == "safetensors":
+            read = _mapped(self)
+        with_nan: list[str] = []
+        stages = [functools.partial(_with_nan_noted, names=with_nan)]
         if plan is not None:
-            read, layers = self._get_weights_iterator, Layers(model)
-            if plan.packs and self._weight_type == "safetensors":
-                read = _mapped(self)
-            self._get_weights_iterator = lambda path: _converted(read(path), plan, layers)
-        if activation.active() is not None and _has_tables(model):
+            stages.append(functools.partial(converted, plan=plan, layers=Layers(model)))
+        if _has_tables(model):
             from dlinfer.framework.lmdeploy_ext.conversion import head  # it knows packings: see ``plan_of``
 
-            whole = self._get_weights_iterator
-            self._get_weights_iterator = lambda path: head.packed(whole(path), model)
+            stages.append(functools.partial(head.packed, model=model))
+        self._get_weights_iterator = lambda path: functools.reduce(
+            lambda found, stage: stage(found), stages, read(path)
+        )
         original(self, model, device)
         if packing is not None:
             packing.finish()
+        if with_nan:
+            shown = ", ".join(with_nan[:_SHOWN]) + (", ..." if len(with_nan) > _SHOWN else "")
+            logger.warning(
+                "NaN among the numbers of %s in %s (%d tensors)", shown, self.model_path, len(with_nan)
+            )
 
     return load_model_weights
 

@@ -49,16 +49,36 @@ def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     A tensor is a view of the file, never to be written to. It may be kept: what is read of it later comes from the
     file again. Raises UnsupportedFeatureError, before the first tensor, where one has a dtype that is not known.
     """
+    header, first, mapping = _opened(path)
+    _check_dtypes(Path(path), header)
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = (first + offset for offset in entry["data_offsets"])
+        yield f"{prefix}{name}", _tensor(mapping, begin, entry)
+        _give_back(mapping, begin, end)
+
+
+def tensor(path: str | Path, name: str) -> Tensor:
+    """One tensor of a file, a view of it, never to be written to. Raises KeyError."""
+    header, first, mapping = _opened(path)
+    return _tensor(mapping, first + header[name]["data_offsets"][0], header[name])
+
+
+def empty_tensors(path: str | Path) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor on torch's device ``meta``) of a file. A dtype that torch lacks counts as bytes."""
+    header, _, _ = _opened(path)
+    for name, entry in header.items():
+        dtype = _DTYPES.get(entry["dtype"], torch.uint8)
+        yield name, torch.empty(entry["shape"], dtype=dtype, device="meta")
+
+
+def _opened(path: str | Path) -> tuple[dict[str, Any], int, mmap.mmap]:
+    """(header without metadata, offset of the first number, the mapped file)."""
     with Path(path).open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     header.pop("__metadata__", None)
-    _check_dtypes(Path(path), header)
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        yield f"{prefix}{name}", _tensor(mapping, begin, entry)
-        _give_back(mapping, begin, end)
+    return header, 8 + length, mapping
 
 
 def _check_dtypes(path: Path, header: dict[str, Any]) -> None:

@@ -84,7 +84,7 @@ def activate(device_type: str) -> None:
         return
     if _active is not None:
         raise DeviceConflictError(framework="LMDeploy", active=_active, given=device_type)
-    _show_notices()
+    show_notices()
     _tell_of_unknown_settings()
     inside, line = describe(metadata.version("lmdeploy"))
     if not inside:
@@ -123,7 +123,7 @@ def tell_of_misfits() -> None:
             logger.warning("%s; device_type %s does not work: %s", line, ", ".join(devices.served()), error)
 
 
-def _show_notices() -> None:
+def show_notices() -> None:
     """Notices go to stderr unless the application has configured logging for us."""
     if not logger.hasHandlers():
         handler = logging.StreamHandler()

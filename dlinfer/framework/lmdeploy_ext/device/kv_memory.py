@@ -166,6 +166,36 @@ def _reserve_runtime_mem(original: Callable[..., list[int]]) -> Callable[..., li
     return _reserve_runtime_mem
 
 
+_longest_session: int | None = None
+
+
+def longest_session() -> int | None:
+    """How many tokens the longest session of this process's engine has, where its KV cache holds no more; else None."""
+    return _longest_session
+
+
+def _session_len(original: Callable[[Any], int]) -> Callable[[Any], int]:
+    @functools.wraps(original)
+    def _get_max_session_len(self: Any) -> int:
+        global _longest_session
+        longest, asked = original(self), self.scheduler_config.max_session_len
+        is_shorter = asked is not None and longest < asked
+        if not activation.serves(self.engine_config.device_type):
+            return longest
+        _longest_session = longest if is_shorter else None
+        if is_shorter:
+            logger.warning(
+                "the longest session is %d tokens, not the %d of session_len: the KV cache holds no more. For longer "
+                "ones raise num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig%s.",
+                longest,
+                asked,
+                ", or DLINFER_CPU_KV_CACHE_GIB" if activation.device().memory().shared else "",
+            )
+        return longest
+
+    return _get_max_session_len
+
+
 def _too_large(asked: str, blocks: int, block_bytes: int, free: int) -> MemoryPlanError:
     return MemoryPlanError(
         asked=asked,
@@ -189,6 +219,13 @@ PATCHES = (
         why="the cache config does not carry session_len, which bounds the cache that can ever be used",
         signature="(engine_config)",
         build=_cache_config,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.engine.engine:Engine._get_max_session_len",
+        why="lowers session_len to what the KV cache holds, without a word",
+        signature="(self)",
+        build=_session_len,
+        essential=False,
     ),
     Patch(
         target="lmdeploy.pytorch.engine.executor.base:ExecutorBase._update_num_gpu_blocks",

@@ -7,10 +7,18 @@ Where the vendor says what a framework needs of its device, LMDeploy is put on i
 where it does not, by LMDeploy's own backend for the device.
 """
 
+import logging
+
+import torch
+
 from dlinfer.errors import DeviceWithoutVendorError, VendorUnavailableError
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.devices import OWN, served, vendor_of
 from dlinfer.vendor import discovery
 
+logger = logging.getLogger("dlinfer")
+
+HOST = "cpu"
 NEED_VENDOR = tuple(name for name in OWN if name != "cuda")
 
 
@@ -37,6 +45,26 @@ def vendor_device_init(device_type: str) -> None:
     check_vendor(device_type)
     if device_type in NEED_VENDOR:
         discovery.use(device_type)
+
+
+def lacks_cuda(device_type: str) -> bool:
+    """Whether a device type is cuda, torch sees no such device, and the host can serve instead."""
+    return device_type == "cuda" and not torch.cuda.is_available() and HOST in served()
+
+
+def without_cuda(device_type: str) -> str:
+    """The device type that LMDeploy runs on where cuda, its default, is asked for and torch sees no such device.
+
+    That is the host, or what this process runs on already; one line says so. Any other device type stays.
+    """
+    if not lacks_cuda(device_type):
+        return device_type
+    instead = activation.active() or HOST
+    activation.show_notices()
+    logger.warning(
+        "torch sees no CUDA device, which is LMDeploy's default: running on device_type %r instead", instead
+    )
+    return instead
 
 
 def usable() -> list[str]:

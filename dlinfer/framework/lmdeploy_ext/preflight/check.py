@@ -10,12 +10,15 @@ from typing import Any
 import torch
 
 from dlinfer.errors import DlinferError, ModelMemoryError
+from dlinfer.framework.lmdeploy_ext.conversion import headers
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM
 from dlinfer.framework.lmdeploy_ext.conversion.loading import gives_back, has_other_bytes
 from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
-from dlinfer.framework.lmdeploy_ext.preflight import headers, model
+from dlinfer.framework.lmdeploy_ext.preflight import model
 from dlinfer.framework.lmdeploy_ext.preflight.memory import Plan, logits_bytes, prefill_bytes
+from dlinfer.framework.lmdeploy_ext.refusals import weight_checks
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import session_length
 from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder, in_short
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import architectures, quantisation_of
 from dlinfer.ops.kernels import kernel_authors
@@ -109,6 +112,8 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
         engine = model.engine_config(device, **options)
         check_model_folder(folder, trust_remote_code)
         built = model.build(folder, engine, trust_remote_code)
+        session_length.check_config(built.config.llm_config or built.config.hf_config, engine.session_len)
+        weight_checks.check(built.module, folder)
     if built is not None:
         with _noted(refusals):
             plan = _memory(folder, built)
@@ -143,7 +148,7 @@ def _noted(refusals: list[Refusal]) -> Iterator[None]:
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return {}  # refused already
     return found if isinstance(found, dict) else {}

@@ -143,7 +143,7 @@ def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
     try:
         return _build(folder, engine, trust_remote_code)
     except AttributeError as error:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
         refused = remote_code.unreadable(folder, config, trust_remote_code, error)
         if refused is None:
             raise

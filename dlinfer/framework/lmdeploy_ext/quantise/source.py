@@ -8,8 +8,8 @@ from typing import Any
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion.formats import Format
+from dlinfer.framework.lmdeploy_ext.conversion.headers import BITS, Stored
 from dlinfer.framework.lmdeploy_ext.errors import QuantisationSourceError
-from dlinfer.framework.lmdeploy_ext.preflight.headers import BITS, Stored
 from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import (
     architectures,
@@ -135,7 +135,7 @@ def written_config(config: dict[str, Any], form: Format) -> dict[str, Any]:
 def _config(folder: Path) -> dict[str, Any]:
     """The configuration, or nothing where ``check_model_folder`` will say what is wrong with it."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -15,7 +15,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.preflight.headers import BITS
+from dlinfer.framework.lmdeploy_ext.conversion.headers import BITS
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name of a tensor -> safetensors' name of its dtype, and its shape."""

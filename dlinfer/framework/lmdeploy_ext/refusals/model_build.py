@@ -8,6 +8,7 @@ import torch
 
 from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_bf12, packs_head
 from dlinfer.framework.lmdeploy_ext.device import activation, weight_memory
+from dlinfer.framework.lmdeploy_ext.refusals import weight_checks
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
 from dlinfer.framework.patching import Patch
 
@@ -22,6 +23,7 @@ def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def make() -> Any:
             model = original(config, device, build_model_ctx)
+            _keep_padding_rows(model)
             if packs_head(getattr(config.hf_config, "quantization_config", None)):
                 from dlinfer.framework.lmdeploy_ext.layers.quantised import head  # it loads LMDeploy's layers
 
@@ -34,9 +36,20 @@ def _build_patched_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
         model = weight_memory.checked(make, bool(config.tie_word_embeddings))
         adapter_checks.check_asked(model)
+        weight_checks.note_copy(model, original, config, build_model_ctx)
         return model
 
     return build_patched_model
+
+
+def _keep_padding_rows(model: torch.nn.Module) -> None:
+    """LMDeploy's embedding zeroes the row of the padding token as it loads, which transformers does not: the token may
+    stand in a prompt, as where it is the end of a text, and a tied projection reads the row too."""
+    from lmdeploy.pytorch.nn.embedding import ParallelEmbedding
+
+    for one in model.modules():
+        if isinstance(one, ParallelEmbedding):
+            one.padding_idx = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 PATCHES = (

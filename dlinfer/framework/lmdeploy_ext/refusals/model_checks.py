@@ -14,10 +14,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dlinfer.errors import DlinferError, ModelFolderError
+from dlinfer.framework.lmdeploy_ext.conversion import headers
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
+from dlinfer.framework.lmdeploy_ext.errors import NoCudaError
 from dlinfer.framework.lmdeploy_ext.layers.model_classes import SAVED_AS
 from dlinfer.framework.lmdeploy_ext.refusals import remote_code
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import session_length
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import (
     architectures,
     check_support,
@@ -28,13 +33,6 @@ from dlinfer.framework.patching import Patch
 logger = logging.getLogger("dlinfer")
 
 _COPY_AGAIN = "copy or download the model again, whole"
-# In the order in which LMDeploy's weight loader looks for them.
-_WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 # The files that a tokenizer's vocabulary comes in: tokenizers, sentencepiece, BPE, WordPiece, tekken and tiktoken.
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -51,13 +49,24 @@ def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
 
     trust_remote_code: whether code in the folder will be run; this check runs none.
     """
+    try:
+        _check_model_folder(folder, trust_remote_code)
+    except OSError as error:
+        detail = f"{error.filename or 'a file of it'} cannot be read ({error.strerror or in_short(error)})"
+        advice = "let this process read the folder and all of its files"
+        raise _unusable(folder, detail, advice) from error
+
+
+def _check_model_folder(folder: Path, trust_remote_code: bool) -> None:
     if not folder.is_dir():
         what = "it is a file, not a folder" if folder.exists() else "there is no such folder"
         raise _unusable(folder, what, "give the folder that holds config.json")
     config = _read_json(folder, "config.json")
     check_support(config)
     _check_architecture(folder, config)
+    _check_dtypes(folder, config)
     remote_code.check(folder, config, trust_remote_code)
+    _check_fields(folder, config)
     _check_tokenizer(folder)
     names = _check_weights(folder)
     if not any(quantisation_of(config)):
@@ -70,7 +79,7 @@ def _unusable(folder: Path | str, detail: str, advice: str) -> ModelFolderError:
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
-        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        content = json.loads((folder / name).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         detail = f"it has no {name}"
         raise _unusable(folder, detail, "give the folder of a checkpoint in Hugging Face format") from None
@@ -98,6 +107,35 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
         raise _unusable(folder, detail, "see LMDeploy's list of supported models for the PyTorch engine")
 
 
+def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
+    """transformers takes the name for an attribute of torch."""
+    for part in (config, *(one for one in config.values() if isinstance(one, dict))):
+        for key in ("dtype", "torch_dtype"):
+            named = part.get(key)
+            if not isinstance(named, str) or named == "auto":
+                continue
+            found = getattr(torch, named, None) if named else None
+            if not isinstance(found, torch.dtype) or not found.is_floating_point:
+                detail = f"config.json has {key}={named!r}, which is no dtype of weights"
+                raise _unusable(
+                    folder, detail, "write bfloat16, float16 or float32 there, as the weights are"
+                )
+
+
+def _check_fields(folder: Path, config: dict[str, Any]) -> None:
+    """LMDeploy goes on with a configuration of no model where transformers refuses the values of fields."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if config.get("auto_map") or config.get("model_type") not in CONFIG_MAPPING:
+        return
+    try:
+        AutoConfig.from_pretrained(folder)
+    except Exception as error:
+        detail = f"transformers cannot read its config.json ({in_full(error)})"
+        raise _unusable(folder, detail, "correct the field in config.json") from error
+
+
 def _check_tokenizer(folder: Path) -> None:
     """transformers 5 makes up an empty tokenizer where there is no vocabulary, and the engine would serve it.
 
@@ -112,10 +150,10 @@ def _check_tokenizer(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> set[str]:
-    """The names of the tensors, none for pickled files."""
-    found = next((name for name in _WEIGHTS if (folder / name).is_file()), None)
+    """The names of the tensors."""
+    found = headers.found(folder)
     if found is None:
-        raise _unusable(folder, "it holds no weights (none of " + ", ".join(_WEIGHTS) + ")", _COPY_AGAIN)
+        raise _unusable(folder, "it holds no weights (none of " + ", ".join(headers.NAMES) + ")", _COPY_AGAIN)
     if not found.endswith(".index.json"):
         return _check_weight_file(folder, found, names=())
     weight_map = _read_json(folder, found).get("weight_map")
@@ -127,26 +165,36 @@ def _check_weights(folder: Path) -> set[str]:
 
 
 def _check_weight_file(folder: Path, name: str, names: Iterable[str]) -> set[str]:
-    """The names of a file's tensors. ``names`` are those that it must hold. Pickled files are only looked for: reading
-    one means loading it."""
+    """The names of a file's tensors. ``names`` are those that it must hold."""
     if not (folder / name).is_file():
         raise _unusable(folder, f"its index names {name}, which is missing", _COPY_AGAIN)
-    if not name.endswith(".safetensors"):
-        return set()
+    held = (_pickled_names if headers.is_pickled(folder / name) else _safetensors_names)(folder, name)
+    missing = sorted(set(names) - held)
+    if missing:
+        detail = f"{name} lacks {len(missing)} of the tensors that the index names, {missing[0]} first"
+        raise _unusable(folder, detail, _COPY_AGAIN)
+    return held
+
+
+def _safetensors_names(folder: Path, name: str) -> set[str]:
     from safetensors import SafetensorError, safe_open
 
     try:
         # Opening reads the header and compares it with the length of the file. For torch it would map the file to be
         # written to, which Linux refuses where the file is larger than the memory.
         with safe_open(folder / name, framework="np") as file:
-            held = set(file.keys())
+            return set(file.keys())
     except SafetensorError as error:
         raise _unusable(folder, f"{name} is truncated or corrupt ({error})", _COPY_AGAIN) from None
-    missing = sorted(set(names) - held)
-    if missing:
-        detail = f"{name} lacks {len(missing)} of the tensors that the index names, {missing[0]} first"
-        raise _unusable(folder, detail, _COPY_AGAIN)
-    return held
+
+
+def _pickled_names(folder: Path, name: str) -> set[str]:
+    try:
+        return {tensor for tensor, _ in headers.empty_tensors(folder / name)}
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a pickle that is not whole fails in many ways
+        raise _unusable(folder, f"{name} is truncated or corrupt ({in_short(error)})", _COPY_AGAIN) from None
 
 
 def _check_unquantised(folder: Path, names: set[str]) -> None:
@@ -168,6 +216,11 @@ def in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0].rstrip(' :.')}" if lines else type(error).__name__
 
 
+def in_full(error: BaseException) -> str:
+    """Class and text of an error, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def looks_like_path(name: str) -> bool:
     """Whether a model that does not exist here was meant as a path, since no hub id is spelled like it."""
     return name.startswith((".", "~", os.sep)) or name.endswith(os.sep) or name.count("/") > 1
@@ -181,9 +234,14 @@ def _get_task(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_task(
         backend: str, model_path: str, trust_remote_code: bool = False, backend_config: Any = None
     ) -> Any:
-        device_type = getattr(backend_config, "device_type", None)
-        if backend == "pytorch" and device_type is not None and activation.serves(device_type):
-            check_model_folder(Path(model_path), trust_remote_code)
+        if backend == "pytorch" and backend_config is not None:
+            instead = vendor_devices.without_cuda(backend_config.device_type)
+            if instead != backend_config.device_type:
+                backend_config.device_type = instead
+                backend_config.__post_init__()  # what is chosen by device
+            if activation.serves(instead):
+                check_model_folder(Path(model_path), trust_remote_code)
+                session_length.check(model_path, backend_config.session_len, trust_remote_code)
         return original(backend, model_path, trust_remote_code, backend_config)
 
     return get_task
@@ -238,6 +296,14 @@ def _parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
     def parse_args(self: Any, args: Any = None, namespace: Any = None) -> Any:
         parsed = original(self, args, namespace)
         device_type = getattr(parsed, "device", None)
+        if device_type == "cuda" and hasattr(
+            parsed, "backend"
+        ):  # and not of LMDeploy's own ways of quantising
+            if vendor_devices.lacks_cuda(device_type) and _names_device(
+                sys.argv[1:] if args is None else args
+            ):
+                raise NoCudaError
+            device_type = parsed.device = vendor_devices.without_cuda(device_type)
         if device_type is not None:
             vendor_devices.check_vendor(device_type)
             if activation.serves(device_type):
@@ -245,6 +311,12 @@ def _parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
         return parsed
 
     return parse_args
+
+
+def _names_device(arguments: Iterable[str]) -> bool:
+    """Whether a command line names a device, by the option or what argparse takes for it."""
+    names = (one.partition("=")[0] for one in arguments)
+    return any(len(name) > len("--d") and "--device".startswith(name) for name in names)
 
 
 def _run(original: Callable[[], None]) -> Callable[[], None]:

@@ -4,6 +4,7 @@ configuration: before any weight is loaded.
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.conversion import loading
@@ -15,6 +16,7 @@ from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_m
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters, windows
 from dlinfer.framework.lmdeploy_ext.refusals import model_support, speculation, tensor_parallel
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import config_fields, ties
 from dlinfer.framework.patching import Patch
 
 
@@ -27,6 +29,7 @@ def check(model_config: Any, is_draft: bool = False) -> None:
     gated_delta_model.check(model_config)
     experts_model.check(config)
     model_classes.check(config)
+    config_fields.check(config)
 
 
 def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,12 +40,17 @@ def _from_hf_config(original: Callable[..., Any]) -> Callable[..., Any]:
             (speculation.check_draft if is_draft else speculation.check_target)(hf_config, method)
         if activation.active() is not None:
             tensor_parallel.check_model(hf_config.to_dict(), _tp(*args, **kwargs), method)
+            ties.settle(hf_config, _folder(*args, **kwargs))
         model_config = original(cls, hf_config, *args, **kwargs)
         if activation.active() is not None:
             check(model_config, is_draft)
         return model_config
 
     return from_hf_config
+
+
+def _folder(model_path: Any = None, *_: Any, **others: Any) -> Path | None:
+    return None if model_path is None else Path(model_path)
 
 
 def _tp(model_path: Any = None, dtype: Any = "auto", dist_config: Any = None, *_: Any, **others: Any) -> int:

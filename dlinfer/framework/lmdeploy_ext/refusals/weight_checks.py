@@ -1,36 +1,60 @@
-"""Parameters that no checkpoint file gave a value to are named, as HF transformers names them.
+"""A checkpoint that does not fill its model is refused before a weight is read.
 
 LMDeploy allocates parameters without initialising them and never looks whether all were loaded, so that a checkpoint
-that lacks a tensor generates garbage in silence. Sharded checkpoints are compared with their index before
-(``model_checks.py``); this sees every kind. It is a warning and not an error, as a model class may fill a parameter
-by a way of its own.
+that lacks a tensor generates garbage in silence.
 """
 
+import copy
+import dataclasses
 import functools
-import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from dlinfer.errors import ModelFolderError
+from dlinfer.framework.lmdeploy_ext.conversion import loading
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import dry_load
+from dlinfer.framework.lmdeploy_ext.refusals.model_checks import in_short
 from dlinfer.framework.patching import Patch
 
-logger = logging.getLogger("dlinfer")
-
-_SHOWN = 3
-
-_loaded: set[int] = set()
-"""Identities of the parameters loaded so far; only filled while a model loads, which keeps them alive."""
+_COPIES = "dlinfer_builds_copy"
 
 
-def _load_weight(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def load_weight(param: torch.nn.Parameter, loaded_weight: torch.Tensor, **kwargs: Any) -> None:
-        _loaded.add(id(param))
-        original(param, loaded_weight, **kwargs)
+def note_copy(model: Any, build: Callable[..., Any], config: Any, context: Any) -> None:
+    """Note on a model how to build it again without memory, as it is in its files.
 
-    return load_weight
+    build: LMDeploy's ``build_patched_model``, which made it of config and context.
+    """
+    from lmdeploy.pytorch.devices import get_device_manager
+    from lmdeploy.pytorch.distributed import get_dist_manager
+
+    device, ranks = get_device_manager().current_context(), get_dist_manager().current_context()
+    assert device is not None and ranks is not None, "LMDeploy sets both before it builds a model"
+
+    def build_again() -> Any:
+        with get_dist_manager().context(ranks), get_device_manager().context(device):
+            return _copy(build, config, context)
+
+    setattr(model, _COPIES, build_again)
+
+
+def _copy(build: Callable[..., Any], config: Any, context: Any) -> Any:
+    if loading.is_packed_as_it_loads(config.hf_config):
+        from lmdeploy.pytorch.config import QuantizationConfig
+
+        config = copy.copy(config)
+        config.hf_config = copy.deepcopy(config.hf_config)
+        del config.hf_config.quantization_config
+        context = dataclasses.replace(context, quant_config=QuantizationConfig())
+    return build(config, torch.device("meta"), context)
+
+
+def check(model: Any, folder: Path) -> None:
+    """Raise ModelFolderError unless a folder's tensors fill a model that ``note_copy`` knows, and all fit."""
+    dry_load.check(folder, model.__dict__.pop(_COPIES))
 
 
 def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
@@ -44,47 +68,22 @@ def _load_model_weights(original: Callable[..., None]) -> Callable[..., None]:
         if activation.active() is None:
             original(model, checkpoint_path, prefix, device)
             return
-        before = dict(model.named_parameters())
-        _loaded.clear()
+        check(model, Path(checkpoint_path))
         try:
             original(model, checkpoint_path, prefix, device)
-            missing = _missing(before, dict(model.named_parameters()))
-        finally:
-            _loaded.clear()
-        if missing:
-            shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
-            logger.warning(
-                "parameters that got no value from %s and hold whatever was in memory: %s (%d in all). The checkpoint "
-                "is incomplete, or does not fit the model's class.",
-                checkpoint_path,
-                shown,
-                len(missing),
-            )
+        except (AssertionError, KeyError, ValueError) as error:  # values that LMDeploy's loaders compare
+            detail = f"LMDeploy cannot load its weights ({in_short(error)})"
+            advice = "see that config.json belongs to these weights"
+            raise ModelFolderError(path=checkpoint_path, detail=detail, advice=advice) from error
 
     return load_model_weights
 
 
-def _missing(before: dict[str, torch.nn.Parameter], after: dict[str, torch.nn.Parameter]) -> list[str]:
-    """Names that were not loaded, but for those that share a loaded one's memory afterwards, as tied weights do."""
-    loaded = {name for name, param in before.items() if id(param) in _loaded}
-    filled = {after[name].data_ptr() for name in loaded if name in after}
-    rest = [name for name in before if name not in loaded and name in after]
-    return [name for name in rest if after[name].data_ptr() not in filled]
-
-
 PATCHES = (
-    Patch(
-        target="lmdeploy.pytorch.weight_loader.model_weight_loader:load_weight",
-        why="the one place that every parameter is loaded through; noted there",
-        signature="(param, loaded_weight, **kwargs)",
-        build=_load_weight,
-        essential=False,
-    ),
     Patch(
         target="lmdeploy.pytorch.weight_loader.model_weight_loader:load_model_weights",
         why="leaves parameters that the checkpoint lacks uninitialised, without a word",
         signature="(model, checkpoint_path, prefix=None, device=None)",
         build=_load_model_weights,
-        essential=False,
     ),
 )

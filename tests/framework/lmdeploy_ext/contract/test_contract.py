@@ -170,10 +170,11 @@ def test_a_removed_import(plant):
 def test_a_name_that_we_import_and_that_is_gone(plant):
     report = plant(("pytorch/distributed.py", "def get_dist_manager", "def dist_manager_of"))
     assert {one.kind for one in report.drifts} == {"missing"}
-    places = {one.severity: one.where.partition(":")[0] for one in report.drifts}
-    assert places == {
-        "essential": "dlinfer/framework/lmdeploy_ext/layers/backend.py",
-        "optional": "dlinfer/framework/lmdeploy_ext/preflight/model.py",  # which serves nothing
+    room = "dlinfer/framework/lmdeploy_ext"
+    assert {(one.severity, one.where.partition(":")[0]) for one in report.drifts} == {
+        ("essential", f"{room}/layers/backend.py"),
+        ("essential", f"{room}/refusals/weight_checks.py"),
+        ("optional", f"{room}/preflight/model.py"),  # which serves nothing
     }
 
 
@@ -210,8 +211,9 @@ def test_a_changed_body_under_a_patch(plant):
     report = plant(("pytorch/engine/model_agent/agent.py", old, old.replace("'cuda'", "'cuda:0'")))
     (found,) = report.drifts
     assert (found.kind, found.severity) == ("new meaning suspected", "essential")
-    report = plant(("pytorch/weight_loader/model_weight_loader.py", "def load_weight(", "def load_weight2("))
-    assert only(report, "model_weight_loader:load_weight(").severity == "optional"
+    old = "            self._decode_count = 0\n            return False"
+    report = plant(("pytorch/engine/inputs_maker.py", old, old.replace("= 0", "= 1")))
+    assert only(report, "do_prefill_default").severity == "optional"
 
 
 def test_a_changed_body_under_a_class_of_ours(plant):

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from dlinfer.cli import main
+from dlinfer.framework.lmdeploy_ext.conversion import headers
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.preflight import check, headers, memory
+from dlinfer.framework.lmdeploy_ext.preflight import check, memory
 from dlinfer.framework.lmdeploy_ext.preflight.check import Report, preflight
 from dlinfer.vendor import DeviceMemory
 from examples.tiny_models.build import build
@@ -175,7 +176,8 @@ def test_weights_that_do_not_fit_are_refused_with_figures(folders, tmp_path, mem
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + 6 * GIB)
     memory_of(4 * GIB)
-    (refused,) = look(tmp_path / "model").refusals
+    misfit, refused = look(tmp_path / "model").refusals  # which the header is, too
+    assert misfit.error == "ModelFolderError"
     assert refused.error == "ModelMemoryError"
     assert "it needs 6.00 GiB, 4.00 GiB are free" in refused.text
     assert refused.next_step

@@ -20,6 +20,26 @@ SERVED_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "s
 # Frequencies that depend on how long the sequence is.
 _BY_LENGTH = ("dynamic", "longrope", "su")
 
+WHOLE_HEADS = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm_moe_dsa",
+    "gpt_oss",
+    "llama",
+    "mistral",
+    "mixtral",
+    "phimoe",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+)
+"""Model types whose class in transformers turns all of a head by default, whatever partial_rotary_factor says."""
+
 # Layer types of configurations that have one set of parameters for each.
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -64,6 +84,12 @@ def check(config: Any) -> None:
             raise refuse(f"rope type {kind!r}", "use another model")
         if "fope_sep_head" in own or "fope_num_inv_freq" in own:
             raise refuse("Fourier position embeddings (fope)", "use another model")
+        part = own.get("partial_rotary_factor") or 1.0
+        if part != 1 and kind != "default" and getattr(config, "model_type", "") in WHOLE_HEADS:
+            what = (
+                f"partial_rotary_factor={part} with rope type {kind!r}, for which transformers has no tokens,"
+            )
+            raise refuse(what, "use a model without it")
         if kind in _BY_LENGTH and "mrope_section" in own:
             raise refuse(f"rope type {kind!r} with mrope_section", "use another model")
     if nested:
@@ -112,6 +138,8 @@ def _build_rotary_params(original: Callable[[Any], dict[str, Any]]) -> Callable[
 
 def _read_as_transformers_does(config: Any, params: dict[str, Any]) -> None:
     given = parameters(config)
+    if getattr(config, "model_type", "") in WHOLE_HEADS:
+        params.pop("partial_rotary_factor", None)
     if params.get("yarn_params") is not None:
         yarn = params["yarn_params"]
         original = _original(config, given)

@@ -105,8 +105,7 @@ class HeadBF12(_Table):
 
 
 class EmbeddingBF12(_Table):
-    """The embedding whose rows are those of a ``HeadBF12``. The row of the padding token was zero when it was packed:
-    LMDeploy zeroes it in the weight that it loads."""
+    """The embedding whose rows are those of a ``HeadBF12``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [...], whole numbers below the vocabulary's size -> new bfloat16 [..., hidden]."""

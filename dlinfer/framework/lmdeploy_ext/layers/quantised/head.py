@@ -46,20 +46,9 @@ class PackedHead(_Table):
 class PackedEmbedding(_Table):
     """The embedding whose rows are those of a ``PackedHead``."""
 
-    def __init__(
-        self, numbers: nn.Parameter, scales: nn.Parameter, dtype: torch.dtype, padding: int | None
-    ) -> None:
-        super().__init__(numbers, scales, dtype)
-        self.padding = padding
-
     def forward(self, x: Tensor) -> Tensor:
         """x [...], whole numbers below the vocabulary's size -> new [..., hidden] of the model's dtype."""
         return (self.numbers[x].to(torch.float32) * self.scales[x]).to(self.weight.dtype)
-
-    def update_weights(self) -> None:
-        """LMDeploy calls it once weights are loaded: the row of the padding token is zero, as in its own layer."""
-        if self.padding is not None:
-            self.numbers[self.padding] = 0
 
 
 def pack(model: nn.Module, tied: bool) -> None:
@@ -79,14 +68,14 @@ def pack(model: nn.Module, tied: bool) -> None:
             )
         return
     head: Any = model.lm_head
-    weight, embedding = head.weight, model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    weight = head.weight
     place = {"device": weight.device}
     numbers = nn.Parameter(torch.empty(weight.shape, dtype=torch.int8, **place), requires_grad=False)
     scales = nn.Parameter(torch.empty(len(weight), 1, dtype=torch.float32, **place), requires_grad=False)
     model.lm_head = PackedHead(numbers, scales, weight.dtype)
     if tied:
         inner: Any = model.model
-        inner.embed_tokens = PackedEmbedding(numbers, scales, weight.dtype, embedding.padding_idx)
+        inner.embed_tokens = PackedEmbedding(numbers, scales, weight.dtype)
 
 
 def _why_kept(model: nn.Module) -> str | None:

@@ -20,6 +20,8 @@ from dlinfer.framework.lmdeploy_ext.refusals.model_checks import looks_like_path
 # Key of adapter_config.json -> the values that ask for nothing that LMDeploy passes over.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
+    # The others (PiSSA, OLoRA, CorDA, LoftQ) have PEFT change the model's own weights as it loads the adapter.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
     "bias": ("none", None),
     "use_dora": (False, None),
     "use_rslora": (False, None),

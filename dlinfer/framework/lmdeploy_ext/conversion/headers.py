@@ -1,14 +1,29 @@
-"""What the weights of a folder are, from the headers of its safetensors files: no tensor is read.
+"""What the weights of a folder are, from the headers of its files: no tensor is read.
 
-Format: 8 bytes of length, little-endian, then as much JSON: name -> dtype, shape and offsets
+Format of safetensors: 8 bytes of length, little-endian, then as much JSON: name -> dtype, shape and offsets
 (https://github.com/huggingface/safetensors, "Format").
 """
 
 import json
 import math
 import struct
+import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.conversion import mapped
+
+NAMES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""Files of weights and of their index, in the order in which LMDeploy's loader looks for them."""
 
 BITS = {
     "F64": 64,
@@ -53,21 +68,50 @@ class Stored:
         return self.elements * itemsize if self.dtype in _FLOATING else self.nbytes
 
 
+def found(folder: Path) -> str | None:
+    """The name of the file, or of the index of files, that LMDeploy reads; None where there is none."""
+    return next((name for name in NAMES if (folder / name).is_file()), None)
+
+
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that are loaded: the single one, or else those of the index. Others may lie beside them,
-    as ``consolidated.safetensors`` of Mistral's checkpoints, which has all weights a second time."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        return []
-    return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    """The files that are loaded: the single one, or else those of the index. Others may lie beside them, as
+    ``consolidated.safetensors`` of Mistral's checkpoints, which has all weights a second time."""
+    name = found(folder)
+    if name is None or not name.endswith(".index.json"):
+        return [] if name is None else [folder / name]
+    index = json.loads((folder / name).read_text(encoding="utf-8"))
+    return [folder / one for one in sorted(set(index["weight_map"].values()))]
+
+
+def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor on torch's device ``meta``) of a file. Raises what torch raises for a broken pickled one."""
+    if is_pickled(path):
+        yield from _pickled(path, "meta").items()
+    else:
+        yield from mapped.empty_tensors(path)
+
+
+def tensor(path: Path, name: str) -> Tensor:
+    """One tensor of a file, never to be written to."""
+    return _pickled(path, "cpu")[name] if is_pickled(path) else mapped.tensor(path, name)
+
+
+def is_pickled(path: Path) -> bool:
+    """Whether a file of weights is torch's own."""
+    return path.suffix != ".safetensors"
+
+
+def _pickled(path: Path, device: str) -> dict[str, Tensor]:
+    # torch maps what it has written as a zip file; the older format is read as a whole.
+    return torch.load(path, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def read(folder: Path) -> list[Stored]:
-    """Every tensor of the files that are loaded, one name once. The files are known to be whole."""
+    """Every tensor of the safetensors files that are loaded, one name once. The files are known to be whole."""
     found: dict[str, Stored] = {}
     for path in weight_files(folder):
+        if is_pickled(path):
+            continue
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))

@@ -1,0 +1,48 @@
+"""A session that is longer than the positions a model was made for is refused: what comes behind them is noise."""
+
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
+
+_SCALED_TOTAL = ("longrope", "su", "llama3", "mrope", "default")
+"""Rope types of which max_position_embeddings is the length with scaling."""
+
+
+def positions(config: Any) -> int | None:
+    """How many tokens a text model's positions reach; None where no number bounds them.
+
+    As other engines count: factor times the original length, for rope types that scale it.
+    """
+    most = getattr(config, "max_position_embeddings", None)
+    given = rope_parameters.parameters(config)
+    kind = rope_parameters.rope_type(given)
+    if most is None or kind == "dynamic":  # whose frequencies grow with the text
+        return None
+    factor = given.get("factor")
+    if kind in _SCALED_TOTAL or not isinstance(factor, int | float):
+        return most
+    original = given.get("original_max_position_embeddings") or most if kind == "yarn" else most
+    return max(most, int(original * factor))
+
+
+def check(model_path: str, session_len: int | None, trust_remote_code: bool) -> None:
+    """Raise UnsupportedFeatureError for a session_len beyond the positions of the model in a folder."""
+    if session_len is None:
+        return
+    from lmdeploy.hf_configs import config_from_pretrained
+
+    config = config_from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    for name in ("language_config", "llm_config", "text_config"):
+        config = getattr(config, name, None) or config
+    check_config(config, session_len)
+
+
+def check_config(config: Any, session_len: int | None) -> None:
+    """Raise UnsupportedFeatureError likewise. config: of the text model."""
+    most = positions(config)
+    if session_len is not None and most is not None and session_len > most:
+        raise refuse(
+            f"session_len={session_len}, where the model has {most} positions,",
+            f"use session_len={most}, or scale its rope_parameters in config.json (yarn)",
+        )

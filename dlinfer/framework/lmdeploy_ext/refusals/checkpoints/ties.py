@@ -1,0 +1,62 @@
+"""Whether the output projection is the embedding: transformers' rule, which also looks at what the files hold.
+
+transformers ties them where ``tie_word_embeddings`` says so, unless the files hold both and they differ: then it keeps
+both and warns. LMDeploy drops a stored projection wherever the configuration ties.
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dlinfer.framework.lmdeploy_ext.conversion import headers
+
+logger = logging.getLogger("dlinfer")
+
+_HEADS = ("lm_head.weight", "output_layer.weight", "output.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "tok_embeddings.weight", "word_embeddings.weight")
+_ROWS = 1 << 12
+_INSIDE = ("text_config", "llm_config")
+
+
+def settle(hf_config: Any, folder: Path | None) -> None:
+    """Say in a configuration that nothing is tied where a folder's files hold a projection of its own.
+
+    hf_config: transformers', changed in place. A folder that cannot be read is left to the checks of folders.
+    """
+    parts = [hf_config, *(getattr(hf_config, name, None) for name in _INSIDE)]
+    tying = [part for part in parts if getattr(part, "tie_word_embeddings", False)]
+    if not tying or folder is None or not folder.is_dir():
+        return
+    found = dict(_tables(folder))
+    heads = [name for name in found if name.endswith(_HEADS)]
+    embeddings = [name for name in found if name.endswith(_EMBEDDINGS)]
+    if len(heads) != 1 or len(embeddings) != 1:
+        return
+    head, embedding = (headers.tensor(found[name], name) for name in (*heads, *embeddings))
+    if _are_equal(head, embedding):
+        return
+    for part in tying:
+        part.tie_word_embeddings = False
+    logger.warning(
+        "tie_word_embeddings is true, but %s holds %s and %s, which differ: they stay two, as in transformers",
+        folder,
+        *heads,
+        *embeddings,
+    )
+
+
+def _tables(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in headers.weight_files(folder):
+        for name, _ in headers.empty_tensors(path):
+            if name.endswith((*_HEADS, *_EMBEDDINGS)):
+                yield name, path
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    starts = range(0, one.shape[0], _ROWS)
+    return all(bool((one[at : at + _ROWS] == other[at : at + _ROWS]).all()) for at in starts)

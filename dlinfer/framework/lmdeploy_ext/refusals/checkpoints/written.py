@@ -1,0 +1,117 @@
+"""Which numbers of a model's parameters are written while a checkpoint loads into it."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_MOST_RUNS = 1 << 16
+"""A view of more contiguous runs counts as written from its first number to its last."""
+
+
+@dataclass
+class _Notes:
+    """Writes to one storage. starts, ends: of contiguous runs. sources: names of the tensors that were written."""
+
+    starts: list[np.ndarray] = field(default_factory=list)
+    ends: list[np.ndarray] = field(default_factory=list)
+    sources: dict[str, None] = field(default_factory=dict)
+
+
+class Written(TorchDispatchMode):
+    """While it is active, notes what is written to storages, by whatever op.
+
+    source: returns the name of the checkpoint's tensor that is loaded at the moment.
+    """
+
+    def __init__(self, source: Callable[[], str]) -> None:
+        super().__init__()
+        self._source = source
+        self._notes: dict[Any, _Notes] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an op and note its writes. Raises ValueError where a copy would repeat numbers to fill its place."""
+        named = kwargs or {}
+        if func is torch.ops.aten.copy_.default and args[1].numel() not in (1, args[0].numel()):
+            raise ValueError(f"shape {list(args[1].shape)} where {list(args[0].shape)} is expected")
+        if func is torch.ops.aten.equal.default and any(one.is_meta for one in args):
+            written = [one for one in args if StorageWeakRef(one.untyped_storage()) in self._notes]
+            if written:  # LMDeploy compares what it has loaded with what comes; a copy without memory cannot
+                return True
+        for index, name in _written_arguments(func):
+            value = args[index] if index < len(args) else named.get(name)
+            if isinstance(value, Tensor):
+                self._note(value)
+        return func(*args, **named)
+
+    def _note(self, view: Tensor) -> None:
+        notes = self._notes.setdefault(StorageWeakRef(view.untyped_storage()), _Notes())
+        notes.sources[self._source()] = None
+        starts, length = _runs(view)
+        notes.starts.append(starts)
+        notes.ends.append(starts + length)
+
+    def gap(self, parameter: Tensor) -> tuple[int, int] | None:
+        """(first, end) of the first run of numbers that nothing was written to, or None. parameter: contiguous."""
+        notes = self._notes.get(StorageWeakRef(parameter.untyped_storage()))
+        first = int(parameter.storage_offset())
+        end = first + parameter.numel()
+        if first == end:
+            return None
+        if notes is None:
+            return 0, end - first
+        starts, ends = np.concatenate(notes.starts), np.concatenate(notes.ends)
+        order = np.argsort(starts, kind="stable")
+        starts, reached = starts[order], np.maximum.accumulate(ends[order])
+        reached = np.concatenate([[first], np.maximum(reached, first)])
+        starts = np.concatenate([starts, [end]])
+        (open_after,) = np.nonzero(np.minimum(starts, end) > reached)
+        if not len(open_after):
+            return None
+        at = open_after[0]
+        return int(reached[at] - first), int(min(starts[at], end) - first)
+
+    def sources(self, parameter: Tensor) -> list[str]:
+        """Names of the tensors that were written to a parameter's storage."""
+        notes = self._notes.get(StorageWeakRef(parameter.untyped_storage()))
+        return [] if notes is None else list(notes.sources)
+
+
+@functools.cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """(index, name) of the arguments that an op writes to."""
+    declared = enumerate(func._schema.arguments)
+    return tuple(
+        (i, one.name) for i, one in declared if one.alias_info is not None and one.alias_info.is_write
+    )
+
+
+def _runs(view: Tensor) -> tuple[np.ndarray, int]:
+    """(where each contiguous run of a view begins in its storage, how long each is)."""
+    sizes = [
+        (int(stride), int(size)) for stride, size in zip(view.stride(), view.shape, strict=True) if size != 1
+    ]
+    if any(size == 0 for _, size in sizes):
+        return np.empty(0, dtype=np.int64), 0
+    length, outer = 1, []
+    for stride, size in sorted(sizes):
+        if stride == length:
+            length *= size
+        elif stride:
+            outer.append((stride, size))
+    first = int(view.storage_offset())
+    starts = np.array([first], dtype=np.int64)
+    for stride, size in outer:
+        if len(starts) * size > _MOST_RUNS:
+            span = sum(stride * (size - 1) for stride, size in sizes) + 1
+            return np.array([first], dtype=np.int64), span
+        starts = (starts[:, None] + stride * np.arange(size)).reshape(-1)
+    return starts, length
