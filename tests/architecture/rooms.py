@@ -60,7 +60,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.sampling": "framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.refusals": "errors framework framework.lmdeploy_ext.errors "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.sampling framework.lmdeploy_ext.conversion",
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.sampling "
+    "framework.lmdeploy_ext.conversion",
     "dlinfer.framework.lmdeploy_ext.serving": "errors utils framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.layers framework.lmdeploy_ext.sampling "
     "framework.lmdeploy_ext.refusals",

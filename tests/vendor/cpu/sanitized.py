@@ -3,9 +3,9 @@
 Compiles ``csrc`` with AddressSanitizer and UndefinedBehaviorSanitizer into build/sanitize, apart from all other
 libraries, and runs the kernels' tests on it: what reads or writes outside of an array, or adds beyond an int's range,
 ends the process with the line of the source. The tests of graph mode follow: CXX is the compiler of inductor's loops
-too, so that a generated loop which trusts a wrong size is found. Then ThreadSanitizer watches the team of threads in a program of its own
-(``threads/race.cpp``): in Python's process it would have to know what happens in torch and OpenMP, which are not built
-for it, and report races that are none. Exit status 0 where nothing was found.
+too, so that a generated loop which trusts a wrong size is found. Then ThreadSanitizer watches the team of threads in a
+program of its own (``threads/race.cpp``): in Python's process it would have to know what happens in torch and OpenMP,
+which are not built for it, and report races that are none. Exit status 0 where nothing was found.
 
 Not seen are results of 128 KiB and more, which lie in memory of the library's own (``common/result_memory.h``), and
 what one tensor reads of another's part of the same storage. Leaks are not looked for: CPython and torch keep much till

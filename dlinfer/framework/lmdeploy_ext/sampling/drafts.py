@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.sampling.texts import Text
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 
@@ -60,6 +60,6 @@ PATCHES = (
         why="accepts drafts by numbers that have no seed",
         signature="(self, target_logits, draft_token_ids, expanded_sampling_inputs, draft_probs=None)",
         build=_forward,
-        versions=FAULTY_SINCE_0_18,
+        versions=FAULTY,
     ),
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 _BOUNDS = ('"maxLength"', '"minLength"')
@@ -58,6 +58,6 @@ PATCHES = (
         why="lets strings of bounded length hold raw control characters, so that an answer under a schema is no JSON",
         signature="(compiler, response_format)",
         build=_compile,
-        versions=FAULTY_SINCE_0_18,
+        versions=FAULTY,
     ),
 )

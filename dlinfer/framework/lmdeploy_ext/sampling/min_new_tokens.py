@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 
@@ -45,6 +45,6 @@ PATCHES = (
         why="forbids stop words for one token more than min_new_tokens",
         signature="(self, seqs)",
         build=_make_sampling_inputs,
-        versions=FAULTY_SINCE_0_18,
+        versions=FAULTY,
     ),
 )

@@ -17,7 +17,7 @@ from torch import Tensor
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.sampling import drafts, texts
 from dlinfer.framework.lmdeploy_ext.sampling.texts import Text
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 OPENAI = ("presence_penalty", "frequency_penalty")
@@ -139,20 +139,20 @@ PATCHES = (
         "takes the padding of an empty text for a repetition of n-grams",
         signature="(self, scores)",
         build=_call,
-        versions=FAULTY_SINCE_0_18,
+        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.strategies.ar.sampling:_gather_generated_ids",
         why="copies all generated tokens of a batch at each step, for penalties that are counted elsewhere here",
         signature="(pad_id, seqs, sampling_inputs)",
         build=_no_list,
-        versions=FAULTY_SINCE_0_18,
+        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
         why="knows neither presence_penalty nor frequency_penalty",
         signature="(cls, gen_config)",
         build=_from_gen_config,
-        versions=FAULTY_SINCE_0_18,
+        versions=FAULTY,
     ),
 )

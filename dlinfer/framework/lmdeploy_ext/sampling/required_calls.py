@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 _BLANKS = 2
@@ -98,6 +98,6 @@ PATCHES = (
         why="takes a tool_choice that names a function for 'auto', and lets a required call be blanks without end",
         signature="(self, request)",
         build=_init,
-        versions=FAULTY_SINCE_0_18,
+        versions=FAULTY,
     ),
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.sampling.texts import START, Start, Texts
-from dlinfer.framework.lmdeploy_ext.versions import FAULTY_SINCE_0_18
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 _NAME = "dlinfer_texts"  # the attribute of an agent that holds its Texts
@@ -94,7 +94,7 @@ PATCHES = (
         "newest one; a prefill's are complete, and say where each text starts",
         signature="(self)",
         build=_build_payload,
-        versions=FAULTY_SINCE_0_18,
+        versions=FAULTY,
     ),
     Patch(
         target="lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_sampling_logits",
@@ -102,6 +102,6 @@ PATCHES = (
         "grammar keeps the token that the preemption dropped: answers end in 'stop' and do not follow their schema",
         signature="(self, logits, inputs, extra_inputs, sampling_inputs)",
         build=_async_sampling_logits,
-        versions=FAULTY_SINCE_0_18,
+        versions=FAULTY,
     ),
 )
