@@ -86,7 +86,7 @@ def test_a_refusal_shows(tmp_path, monkeypatch):
 
 
 def test_a_graph_that_cannot_be_captured_shows(tmp_path, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **options):
         raise CaptureError(reason="a test says so", line="model.py:3")
 
     monkeypatch.setattr("dlinfer.graph.backend.capture", refuse)
