@@ -20,6 +20,8 @@ def engine(request, monkeypatch):
 class Average(nn.Module):
     """Assigns a buffer, which then lies in memory that the call before has made."""
 
+    seen: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("seen", torch.zeros(3))

@@ -181,7 +181,7 @@ def test_what_an_ops_fake_refuses_is_told_with_the_models_line():
 
 def test_a_fake_that_torch_did_not_record_is_no_constant():
     def model(x):
-        return torch._C._autograd._get_data_attr(x) + 1
+        return torch._C._autograd._get_data_attr(x) + 1  # pyright: ignore[reportAttributeAccessIssue]
 
     with pytest.raises(CaptureError, match="computes without recording how"):
         captured_directly(model, x)
