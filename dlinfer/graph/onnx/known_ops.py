@@ -89,6 +89,8 @@ class _Writer:
         op = overload(node)
         if op is not None and not gives_something(node) and op._schema.name in _ASSERTIONS:
             return
+        if (reason := python_float(node)) is not None:
+            raise NotExportableError(node=node.name, op=op_name(node), reason=reason)
         if self.registry.knows(node.target):
             self._copy(node)
         elif op is None or is_size(node):

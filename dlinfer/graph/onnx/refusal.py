@@ -28,7 +28,7 @@ from dlinfer.graph.ir.dialect import (
 )
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.export import OPSET, Table, export
-from dlinfer.graph.onnx.precision import python_float, short_numbers
+from dlinfer.graph.onnx.precision import short_numbers
 from dlinfer.graph.seam.onnx import onnx_type
 from dlinfer.ops.kv_cache import kv_order
 
@@ -80,8 +80,6 @@ class Refusals:
             return self._answers[key]
 
     def _tried(self, node: fx.Node) -> str | None:
-        if (reason := python_float(node)) is not None:
-            return reason
         try:
             alone = _alone(node)
             # A view is asked for too, though ``function_of`` leaves it to torch where nothing is computed.
