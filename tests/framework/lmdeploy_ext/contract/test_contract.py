@@ -31,7 +31,10 @@ def source(tmp_path_factory) -> Path:
     """A copy of the installed release's source, the parts that hold the contract."""
     folder = tmp_path_factory.mktemp("source")
     installed = check.installed_source()
-    for part in (installed, *(installed / one for one in ("pytorch", "serve", "cli", "vl", "tokenizer"))):
+    for part in (
+        installed,
+        *(installed / one for one in ("pytorch", "serve", "cli", "vl", "tokenizer", "hf_configs")),
+    ):
         if part.is_dir():
             target = folder / "lmdeploy" / part.relative_to(installed)
             deep = part != installed
