@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dlinfer.graph import observe
+from dlinfer.graph.ir.global_state import GlobalState, Requirement
 from dlinfer.graph.ir.program import Program
 from dlinfer.graph.lowering.compiled import CompiledGraph
 from tests.graph.compiling import StubEngine, compiled, last_report, use_engine
@@ -36,4 +37,5 @@ def test_held_memory_is_counted_once_and_needs_no_pointer():
     held = torch.empty(8, device="meta")
     constants = {"whole": held, "part": held[:2], "other": torch.ones(4)}
     program = Program("graph", [], [], (), lambda reference: print, constants)
-    assert observe.held_bytes(CompiledGraph(StubEngine(), program)) == 8 * 4 + 4 * 4
+    requirement = Requirement(GlobalState.now(), reads_default_dtype=False)
+    assert observe.held_bytes(CompiledGraph(StubEngine(), program, requirement)) == 8 * 4 + 4 * 4
