@@ -166,7 +166,7 @@ def test_values_that_do_not_fit_the_compiled_graph_itself():
         None,
         [1.0],
     ],
-    ids=str,
+    ids=["sizes", "dtype", "sparse", "byte order", "none", "list"],
 )
 def test_outputs_that_do_not_fit(session, target):
     with pytest.raises(ArtifactInputError, match="'logits'"):
