@@ -145,7 +145,7 @@ activation.provide(_records)
 def on_import(module: ModuleType | None) -> None:
     """Called at each import of an LMDeploy module, with the module once it has been executed."""
     activation.patches().apply_loaded()
-    byte_order_mark.PATCHES.apply_loaded()
+    byte_order_mark.OF_TRANSFORMERS.apply_loaded()
     activation.tell_of_misfits()
     if activation.active() is not None and module is not None:
         from dlinfer.framework.lmdeploy_ext.device import view

@@ -220,10 +220,11 @@ class Program:
         # Kernels in C++ have text alone to raise.
         kind = IndexError if _OUT_OF_RANGE.search(said) else type(cause)
         named = run_error(kind)
+        error = (named or GraphRunError)(**fields)
         if named is not None:
-            return named(**fields)
+            return error
         if not getattr(cause, "__notes__", None):  # a nested region has told
-            cause.add_note(GraphRunError(**fields).explanation)
+            cause.add_note(error.explanation)
         return None
 
     # --- writing it out

@@ -5,13 +5,14 @@ vocabulary. All modules compute in float32; what the chip computes in is said wh
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from dlinfer.errors import CaptureError
 from dlinfer.graph.capture.export import read_export
@@ -21,6 +22,8 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.report import GraphReport
 from dlinfer.vendor.sophgo.compiler.onnx_file import onnx_bytes_or_file
 from dlinfer.vendor.sophgo.compiler.translations import finite_table
+
+_aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Part:
         exported = read_export(program, self.module, self.examples, None)
         graph_module = exported.captured.graph_module
         improve(graph_module, CompileOptions(), GraphReport(self.name, -1, "sophgo", "compile_folder"))
+        _with_finite_masks(graph_module.graph)
         graph = export(graph_module, opset=OPSET, translations=finite_table)  # layers write nothing
         body = graph.model.graph
         held = len(exported.weights)
@@ -47,6 +51,17 @@ class Part:
         for value, name in zip([*taken, *body.outputs], self.inputs + self.outputs, strict=True):
             value.name = name
         return onnx_bytes_or_file(graph, weights, folder)
+
+
+def _with_finite_masks(graph: fx.Graph) -> None:
+    """Remove what fusion adds for mask rows that are -inf throughout. The masks of these nets hold finite numbers, and
+    Sophgo's compiler takes no NaN."""
+    for node in graph.find_nodes(op="call_function", target=_aten.masked_fill.Scalar):
+        mask, hidden, value = node.args
+        if math.isnan(value) and hidden.target is _aten.all.dim:
+            node.replace_all_uses_with(mask)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
 
 
 def _exported(module: nn.Module, examples: tuple[Tensor, ...]) -> Any:

@@ -196,8 +196,7 @@ def test_buffers_that_do_not_fit_beside_the_rest_are_refused(folders, memory_of)
     assert plan is not None
     memory_of(check.RUNNING + check.GRAPHS + plan.weights + (200 << 20))
     report = look(folders / "mixtral", cache_max_entry_count=0.99, session_len=1 << 20)
-    (refused,) = report.refusals
-    assert refused.error == "ModelMemoryError"
+    assert {refused.error for refused in report.refusals} == {"ModelMemoryError", "UnsupportedFeatureError"}
     assert not report.fits
 
 

@@ -87,7 +87,7 @@ CONFIGS = {
         QuantisationSourceError,
         r"quantised already \(gptq\)",
     ),
-    "no layers": ({"num_hidden_layers": None}, QuantisationSourceError, "num_hidden_layers"),
+    "no layers": ({"num_hidden_layers": None}, ModelFolderError, "num_hidden_layers"),
     "more layers": ({"num_hidden_layers": 3}, QuantisationSourceError, "no model.layers.2"),
     # What the adaptor refuses of the folder that would be written.
     "hidden size": ({"hidden_size": 200}, UnsupportedFeatureError, "hidden_size=200"),

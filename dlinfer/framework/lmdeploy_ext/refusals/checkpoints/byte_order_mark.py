@@ -21,7 +21,7 @@ def _dict_from_json_file(original: Callable[..., dict[str, Any]]) -> Callable[..
     return _dict_from_json_file
 
 
-PATCHES = PatchSet(
+OF_TRANSFORMERS = PatchSet(
     "transformers",
     [
         Patch(
