@@ -280,7 +280,7 @@ def _with_calls(program: Program, draft: Draft) -> Program:
     threads = alone and not any(call.vendor for call in made) and draft.chance(0.08)
     if threads:  # the allowed backends are the process's
         made = [replace(call, sdpa="") for call in made]
-    states = not threads and draft.chance(0.3)
+    states = not threads and draft.chance(0.3 if door in ("compile", "direct") else 0.8)
     for number in range(len(made)) if states else ():
         if draft.chance(0.6) and (door == "compile" or number):
             made[number] = replace(made[number], state=draft.choose(*STATES))
