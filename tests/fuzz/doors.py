@@ -17,8 +17,10 @@ from dlinfer.errors import (
     CaptureError,
     GraphRunError,
     KVLayoutChangedError,
+    TorchStateChangedError,
 )
 from dlinfer.graph.direct.call import DirectCall, capture_call
+from dlinfer.graph.lowering.apart import SharedMemoryError
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report import report
 from dlinfer.graph.seam import inductor
@@ -52,6 +54,16 @@ def opened(program: Program, model: torch.nn.Module, engine: str) -> Iterator[Fo
         yield _Artifact(program, model, engine, Path(folder))
 
 
+_REFUSALS = (
+    CaptureError,
+    ArtifactInputError,
+    ArtifactError,
+    KVLayoutChangedError,
+    TorchStateChangedError,
+    SharedMemoryError,
+)
+
+
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
     """What a door of fixed promises says no with is Refused."""
@@ -59,7 +71,7 @@ def refusals() -> Iterator[None]:
         yield
     except ArtifactCorruptError:
         raise
-    except (CaptureError, ArtifactInputError, ArtifactError, KVLayoutChangedError) as cause:
+    except _REFUSALS as cause:
         raise Refused(f"{type(cause).__name__}: {cause}") from cause
     except GraphRunError as cause:
         if "Runtime assertion failed for expression" in str(cause):  # a size is not what tracing took it for
@@ -155,6 +167,13 @@ def _order(fake: Any) -> Any:
 def _read_as(given: Any, fake: Any) -> Any:
     if not isinstance(given, torch.Tensor) or fake is None:
         return given
+    fixed = [(dim, size) for dim, size in enumerate(fake.shape) if isinstance(size, int)]
+    if given.dtype != fake.dtype or any(
+        given.dim() <= dim or given.shape[dim] != size for dim, size in fixed
+    ):
+        raise RuntimeError(
+            f"loops for {fake.dtype} {tuple(fake.shape)} read {given.dtype} {tuple(given.shape)}"
+        )
     if not all(isinstance(stride, int) for stride in fake.stride()) or fake.stride() == given.stride():
         return given
     return given.as_strided(given.size(), fake.stride())

@@ -57,7 +57,7 @@ class Draft:
         dtype = dtype or self.dtype
         name = f"{role[0]}{len(self.inputs)}"
         content = given.pop("content", "") or self._content(dtype)
-        layout = given.pop("layout", "") or self._layout()
+        layout = given.pop("layout", "") or self.layout()
         one = Input(name, role, dtype, tuple(shape), layout, content, **given)
         if role == "weight" and not getattr(torch, dtype).is_floating_point:
             one = replace(one, role="buffer")
@@ -81,8 +81,11 @@ class Draft:
             return self.random.choices(("normal", "special", "extreme", "whole", "same"), (10, 3, 2, 1, 1))[0]
         return self.random.choices(("normal", "limits"), (3, 1))[0]
 
-    def _layout(self) -> str:
-        return "plain" if self.chance(0.5) else self.random.choice(memory.LAYOUTS[1:])
+    def layout(self) -> str:
+        """How a tensor lies in memory, half of the time as a tensor of its own."""
+        if self.chance(0.03):  # a graph that also writes is refused
+            return "negated"
+        return "plain" if self.chance(0.5) else self.random.choice(memory.LAYOUTS[1:-1])
 
     def _alias(self, one: Input) -> Input:
         alike = [
@@ -280,7 +283,7 @@ def _with_calls(program: Program, draft: Draft) -> Program:
     threads = alone and not any(call.vendor for call in made) and draft.chance(0.08)
     if threads:  # the allowed backends are the process's
         made = [replace(call, sdpa="") for call in made]
-    states = not threads and draft.chance(0.3)
+    states = not threads and draft.chance(0.3 if door in ("compile", "direct") else 0.8)
     for number in range(len(made)) if states else ():
         if draft.chance(0.6) and (door == "compile" or number):
             made[number] = replace(made[number], state=draft.choose(*STATES))
@@ -328,7 +331,7 @@ def _changes(program: Program, draft: Draft) -> dict[str, dict[str, Any]]:
     for one in program.of_role("argument"):
         change: dict[str, Any] = {}
         if draft.chance(0.2):
-            change["layout"] = draft.random.choice(memory.LAYOUTS)
+            change["layout"] = draft.choose("plain", draft.layout())
         if draft.chance(0.05) and one.content in ("normal", "special"):
             change["dtype"] = draft.choose(*FLOATS, *INTEGERS)
         if draft.chance(0.1) and one.content == "index":

@@ -208,6 +208,102 @@ def comparisons_of_nan() -> None:
         _lowers(target, build)
 
 
+def state_unasked() -> None:
+    """Every engine: a graph runs under whatever autocast, gradients and default dtype the caller has."""
+    from dlinfer.graph.ir.global_state import Requirement
+
+    Requirement.run = lambda self, program, inputs: program(*inputs)
+
+
+def results_unchecked() -> None:
+    """inductor: loops trust the sizes and dtypes that a custom op's fake function says."""
+    from dlinfer.graph.ir import callee, result_check
+
+    del callee
+    _everywhere(result_check.check_result, lambda *given: None)
+
+
+def opaque_ops_merged() -> None:
+    """Every engine: an op of another library that declares no write is pure, and two equal calls are one."""
+    from dlinfer.graph.ir import dialect
+
+    _everywhere(dialect.has_hidden_effects, lambda node: False)
+
+
+def writes_uncounted() -> None:
+    """inductor: kernels that write an input do not count in ``tensor._version``."""
+    from dlinfer.graph.ir import callee
+
+    callee.increment_version = lambda tensors: None
+
+
+def bits_unresolved() -> None:
+    """Every engine: an input that torch holds lazily negated is read as it lies in memory."""
+    from dlinfer.graph.ir import lazy_bits
+
+    _everywhere(lazy_bits.lazy_inputs, lambda values: ())
+    _everywhere(lazy_bits.is_lazy, lambda value: False)
+
+
+def bools_apart() -> None:
+    """Every engine: bools and wider numbers are taken to lie apart, and no call looks."""
+    from dlinfer.graph.lowering import apart
+
+    _everywhere(apart.check_apart, lambda pairs, inputs: None)
+
+
+def data_reassigned() -> None:
+    """Every engine: ``x.data = y`` is taken for an ordinary write, whose result alone counts."""
+    from dlinfer.graph.ir import dialect
+
+    dialect._EXCHANGES_MEMORY = frozenset()
+    from dlinfer.graph.passes.fusion import private_writes
+
+    private_writes._Seen.is_private = _private_by_result
+
+
+def _private_by_result(self: Any, write: Any) -> bool:
+    from dlinfer.graph.ir.dialect import storages, written_arguments
+
+    memory = storages(write)
+    return (
+        bool(memory)
+        and written_arguments(write) == [write.args[0]]
+        and self.outside.isdisjoint(memory)
+        and all(self.last_use.get(one, -1) <= self.position[write] for one in memory)
+    )
+
+
+def data_unseen() -> None:
+    """openvino: weights that the caller changes through ``.data`` stay what they were."""
+    from dlinfer.graph.engine_kit.weight_samples import WeightSamples
+
+    WeightSamples.same = lambda self: True
+
+
+def floats_folded() -> None:
+    """Every engine: a float argument is a constant of the graph, so that each value compiles another."""
+    from dlinfer.graph.capture import float_inputs
+
+    _everywhere(float_inputs.changing_floats, lambda graph: set())
+
+
+def plain_results_refused() -> None:
+    """Every engine: a saved artifact with a result that is None or a number is called damaged."""
+    from dlinfer.errors import ArtifactCorruptError
+    from dlinfer.runtime.artifact import graph_json
+
+    sound = graph_json.decode
+
+    def decode(item: Any, nodes: Any) -> Any:
+        found = sound(item, nodes)
+        if found is None and sys._getframe(1).f_code.co_name == "<genexpr>":
+            raise ArtifactCorruptError(path="program.dlinfer", detail="an output that is no node")
+        return found
+
+    graph_json.decode = decode
+
+
 FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
     "attention_layout": ("inductor", attention_layout),
     "cache_layout": ("inductor", cache_layout),
@@ -216,6 +312,16 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
     "flat_indices": ("openvino", flat_indices),
     "experts_unchecked": ("openvino", experts_unchecked),
     "comparisons_of_nan": ("openvino", comparisons_of_nan),
+    "state_unasked": ("inductor", state_unasked),
+    "results_unchecked": ("inductor", results_unchecked),
+    "opaque_ops_merged": ("inductor", opaque_ops_merged),
+    "writes_uncounted": ("inductor", writes_uncounted),
+    "bits_unresolved": ("inductor", bits_unresolved),
+    "bools_apart": ("inductor", bools_apart),
+    "data_reassigned": ("inductor", data_reassigned),
+    "data_unseen": ("openvino", data_unseen),
+    "floats_folded": ("inductor", floats_folded),
+    "plain_results_refused": ("inductor", plain_results_refused),
 }
 """Name -> the engine that shows it, and what puts it in place."""
 

@@ -8,7 +8,7 @@ from tests.fuzz.check import check
 from tests.fuzz.generate import generate
 from tests.fuzz.program import ENGINES
 
-PROGRAMS = range(3)
+PROGRAMS = range(6)
 
 
 @pytest.mark.slow
