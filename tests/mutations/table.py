@@ -40,7 +40,8 @@ MUTATIONS = (
     Mutation(
         "qaic's benchmark does not look at its inputs",
         "dlinfer/vendor/qaic/session.py",
-        "        if input_dict is not None:\n            check_inputs(input_dict, self._inputs, self._backend.defaults)\n",
+        "        if input_dict is not None:\n"
+        "            check_inputs(input_dict, self._inputs, self._backend.defaults)\n",
         "",
         ("tests/vendor/qaic/test_running.py",),
     ),

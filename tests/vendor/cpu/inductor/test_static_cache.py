@@ -115,6 +115,7 @@ chain
   native linear
   layout
 add.Tensor
+check aten.add.Tensor
 chain
   layout
   native rms_norm
