@@ -26,7 +26,7 @@ def test_metrics_are_numpys_percentiles_of_the_runs(path):
     for _ in range(50):
         session.run({"x": rows(3)})
     found = session.get_metrics()
-    seconds = np.array(session.metrics._seconds)
+    seconds = np.array(session.metrics._latest)
     assert found["num_of_inferences"] == len(seconds) == 50
     for name, rank in {"P25": 25, "P50": 50, "P75": 75, "P90": 90, "P99": 99, "P999": 99.9}.items():
         assert found[name] == np.percentile(seconds, rank)
