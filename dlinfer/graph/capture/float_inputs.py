@@ -85,9 +85,9 @@ def _device(node: fx.Node) -> str | None:
 
 
 def on_floats(node: fx.Node, args: Any, kwargs: Any, floats: tuple[bool, ...]) -> Any:
-    """The result of a node of which some arguments are floats that came in, each a float64 tensor without dimensions.
+    """The result of a node that reads floats which came in, each a float64 tensor without dimensions.
 
-    floats: which arguments these are. None where the node has to take their values.
+    floats: for each argument, whether it is such a float. None where the node has to take their values.
     """
     expected = node.meta.get("example_value")
     if kwargs or len(args) != 2:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from dlinfer.graph.direct.constants import hooks_registered
+from dlinfer.graph.direct.constants import Constant
 from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, root
 
 Reader = Callable[[Mapping[str, Any]], list[Any] | None]
@@ -36,12 +36,15 @@ def bind(
     steady: Collection[str],
     given: Mapping[str, Any],
     defaults: Mapping[str, Any],
-    constants: Sequence[tuple[Any, Any, Any]] = (),
+    constants: Sequence[Constant],
+    namespace: Mapping[str, Any],
+    hooks: int,
 ) -> Reader:
     """A function from a call's arguments to the list of all inputs; None where what is bound is not what is given.
 
     given: arguments that fit the specs, which what is steady is bound to. defaults: of arguments that a call may leave
-    out. A changing tensor that does not lie as compiled loops expect is copied: for small inputs that is no more than a
+    out. namespace: the function's globals. hooks: how many hooks were registered when the constants were compared.
+    A changing tensor that does not lie as compiled loops expect is copied: for small inputs that is no more than a
     step's metadata.
     """
     writer = _Writer(given)
@@ -54,7 +57,9 @@ def bind(
             writer.changing(spec, index)
     for source in dict.fromkeys(source for one in assumptions for source in one.sources):
         writer.bound(source, evaluate(source, given), steady)
-    return writer.function(inputs, defaults, constants)
+    for constant in constants:
+        writer.constant(constant, namespace)
+    return writer.function(inputs, defaults, hooks)
 
 
 class _Writer:
@@ -68,6 +73,8 @@ class _Writer:
         self._arguments: dict[str, None] = {}
         self._checks: dict[str, None] = {}
         self._reads: list[str] = []
+        self._constants: dict[str, Any] = {}
+        self._holders: dict[str, Any] = {}
 
     def name(self, value: Any) -> str:
         """The name of an object in the scope."""
@@ -120,17 +127,52 @@ class _Writer:
             place, step = self.name(own), f"[{step[1:]!r}]"
         self._checks[f"{place}{step} is not {self.name(found)}"] = None
 
-    def function(
-        self, inputs: list[Any], defaults: Mapping[str, Any], constants: Sequence[tuple[Any, Any, Any]]
-    ) -> Reader:
+    def constant(self, constant: Constant, namespace: Mapping[str, Any]) -> None:
+        """Check that a constant is what it was, where it lies; hooks are checked by their count."""
+        source, value = constant.source, constant.value
+        if constant.is_hooks:
+            return
+        if constant.global_name:
+            self._constants[f"{self.name(namespace)}[{constant.global_name!r}]"] = value
+            return
+        if constant.is_argument:
+            same = value is None or type(value) is bool
+            kind = "" if same else f"type({source}) is not {self.name(type(value))} or "
+            self._arguments[f"{kind}{source} {'is not' if same else '!='} {self.name(value)}"] = None
+            return
+        *way, last = _STEP.findall(source[len(_OWN) :])
+        path = _OWN + "".join(way)
+        if path not in self._holders:
+            self._holders[path] = self._steady_holder(way)
+            if self._holders[path] is not None:
+                self.bound(path, self._holders[path], ())
+        holder = self._holders[path]
+        if holder is None:
+            self._constants[_text(source)] = value
+            return
+        own = getattr(holder, "__dict__", {})
+        if last[1:] in own:
+            holder, last = own, f"[{last[1:]!r}]"
+        self._constants[f"{self.name(holder)}{last}"] = value
+
+    def _steady_holder(self, way: Sequence[str]) -> Any:
+        """What lies at the end of some steps from the owner; None where a step, as a bound method or a property, gives
+        another object whenever it is taken."""
+        holder = self._given["self"]
+        for step in way:
+            container, holder = holder, _taken(holder, step)
+            if _taken(container, step) is not holder:
+                return None
+        return holder
+
+    def function(self, inputs: list[Any], defaults: Mapping[str, Any], hooks: int) -> Reader:
         """The function that does all this and gives these inputs, with those that change in their places."""
         self._scope["bound"] = inputs
         self._scope["handles"] = RemovableHandle
-        self._checks[f"handles.next_id != {hooks_registered()}"] = None
-        if constants:
-            self._scope["constants"] = tuple(value for _, _, value in constants)
-            now = "".join(f"{self.name(holder)}[{key!r}], " for holder, key, _ in constants)
-            self._checks[f"({now}) != constants"] = None
+        self._checks[f"handles.next_id != {hooks}"] = None
+        if self._constants:
+            self._scope["constants"] = tuple(self._constants.values())
+            self._checks[f"({''.join(f'{one}, ' for one in self._constants)}) != constants"] = None
         checks = [*self._arguments]
         if self._live:
             self._scope["live"] = tuple(self._live.values())

@@ -1,9 +1,10 @@
 """Compiled calls without guards, for adaptors that know themselves what can change between two calls.
 
 Dynamo captures the function once; after that the inputs are read by the expressions that Dynamo found them by and the
-program is called directly. Nothing is compiled behind the adaptor's back, and no guard costs time at each step. What
-Dynamo would guard is the adaptor's business: it compiles one call for each combination of flags that it may pass,
-and marks the sizes that change. A capture that assumes something of a size or number that may change is refused.
+program is called directly. Nothing is compiled behind the adaptor's back, and no guard costs time at each step. The
+adaptor compiles one call for each combination of flags that it may pass, and marks the sizes that change. A capture
+that assumes something of a size or number that may change is refused. A call whose constants are not those of the
+capture (``constants``) is refused too, but for what an argument holds, which is the adaptor's to know.
 """
 
 import inspect
@@ -17,7 +18,7 @@ from torch import fx
 from dlinfer.errors import ArtifactInputError, CaptureError, DlinferError
 from dlinfer.graph.backend import compile_graph
 from dlinfer.graph.direct.binding import Reader, bind
-from dlinfer.graph.direct.constants import Constant, compared, constants_of, receiver_of
+from dlinfer.graph.direct.constants import Constant, constants_of, hooks_of, hooks_registered, receiver_of
 from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, root
 from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.ir.lazy_bits import resolved
@@ -46,7 +47,8 @@ class DirectCall:
         self._autocast = dict(self.program.requirement.state.autocast)
         self._namespace = namespace_of(self.function)
         parameters = inspect.signature(method_of(self.function)[0]).parameters
-        sources = [spec.source for spec in self.inputs] + [s for one in self.assumptions for s in one.sources]
+        sources = [one.source for one in (*self.inputs, *self.constants)]
+        sources += [source for one in self.assumptions for source in one.sources]
         self._defaults = {  # of arguments that the graph reads and a call may leave out
             name: parameters[name].default
             for name in map(root, sources)
@@ -96,10 +98,19 @@ class DirectCall:
 
     def _bind(self, kwargs: Mapping[str, Any]) -> list[Any]:
         """Bind what is steady in these arguments, and read all inputs from them."""
+        hooks = hooks_registered()  # before they are looked at: another thread may register one meanwhile
         self.check(kwargs)
         given = _given(self.function, kwargs)
-        constants = compared(self.constants, given, self._namespace)
-        binding = bind(self.inputs, self.assumptions, self.steady, given, self._defaults, constants)
+        binding = bind(
+            self.inputs,
+            self.assumptions,
+            self.steady,
+            given,
+            self._defaults,
+            self.constants,
+            self._namespace,
+            hooks,
+        )
         inputs = binding(kwargs)
         if (
             inputs is None
@@ -146,6 +157,12 @@ def capture_call(
     Raises CaptureError where it is not one graph, or one that holds only for some values of what is not steady.
     """
     method, _ = method_of(function)
+    hooks = hooks_of(function)
+    if any(evaluate(source, {"self": function}) for source in hooks):
+        raise CaptureError(
+            reason="it has hooks, which a compiled call would leave out",
+            line=getattr(method, "__qualname__", repr(method)),
+        )
     collector = _Collector(options, receiver_of(function))
     compiled = torch.compile(function, backend=collector, fullgraph=True, dynamic=True)
     try:
@@ -189,7 +206,7 @@ def capture_call(
                 reason=f"it would hold only while {name} is {spec}, which may change between calls",
                 line=getattr(method, "__qualname__", repr(method)),
             )
-    constants = constants_of(collector.constants, given, namespace_of(function))
+    constants = constants_of([*hooks, *collector.constants], given, namespace_of(function))
     call = DirectCall(
         function,
         collector.program,

@@ -1,10 +1,12 @@
-"""What a capture took as constants of the function's owner and of its module: flags, numbers, names, absent hooks.
+"""What a capture took as constants of the function's arguments, its owner and its module: flags, numbers, names, None,
+absent hooks.
 
 Dynamo guards them, and a direct call compares them: most in one comparison of two tuples, hooks by torch's count of
 all hooks that were ever registered.
 """
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +15,13 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dlinfer.errors import ArtifactInputError
-from dlinfer.graph.direct.inputs import evaluate, root
+from dlinfer.graph.direct.inputs import evaluate, root, shown
 from dlinfer.graph.seam.dynamo import source_name
 
 _PLAIN = (bool, int, str, type(None))
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_HOOKS = ("._forward_hooks", "._forward_pre_hooks")
+_GLOBAL = re.compile(r"G\['(\w+)'\]")
+_ABSENT = (KeyError, AttributeError, IndexError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -29,45 +33,67 @@ class Constant:
 
     def check(self, given: Mapping[str, Any], namespace: Mapping[str, Any]) -> None:
         """Raises ArtifactInputError where it has another value."""
-        found = _place(self.source, given, namespace)
-        value = found[0].get(found[1], "nothing") if found is not None else "nothing"
         name = source_name(self.source)
+        try:
+            value = _value(self.source, given, namespace)
+        except _ABSENT as cause:
+            raise ArtifactInputError(name=name, expected=self._expected, given="nothing") from cause
         if self.is_hooks:
             if value:
-                raise ArtifactInputError(name=name, expected="no hook", given=f"{len(value)} hooks")
+                raise ArtifactInputError(name=name, expected=self._expected, given=f"{len(value)} hooks")
         elif type(value) is not type(self.value) or value != self.value:
-            raise ArtifactInputError(name=name, expected=repr(self.value), given=repr(value))
+            raise ArtifactInputError(name=name, expected=self._expected, given=shown(value))
 
     @property
     def is_hooks(self) -> bool:
         """Whether it is a dict of hooks, which has to stay empty."""
         return self.source.endswith(_HOOKS)
 
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument of the function itself."""
+        return is_argument(self.source)
+
+    @property
+    def global_name(self) -> str:
+        """The name of a global of the function; empty for another constant."""
+        found = _GLOBAL.fullmatch(self.source)
+        return found[1] if found else ""
+
+    @property
+    def _expected(self) -> str:
+        return "no hook" if self.is_hooks else repr(self.value)
+
 
 def constants_of(
     sources: Iterable[str], given: Mapping[str, Any], namespace: Mapping[str, Any]
 ) -> list[Constant]:
-    """Those of Dynamo's guards on constants that a direct call can compare: what lies in the owner, or in an object
-    that it holds, and in the globals of the function. Arguments are the caller's own to know."""
-    found = []
+    """Those of Dynamo's guards on constants that a direct call can compare: arguments, whatever the owner holds, and
+    the function's globals. The caller answers for what an argument holds."""
+    constants = []
     for source in dict.fromkeys(sources):
-        place = _place(source, given, namespace)
-        if place is None:
+        if not is_argument(source) and not source.startswith(("L['self'].", "G[")):
             continue
-        value = place[0][place[1]]
+        try:
+            value = _value(source, given, namespace)
+        except _ABSENT:
+            continue
         if source.endswith(_HOOKS) and not value:
-            found.append(Constant(source, None))
+            constants.append(Constant(source, None))
         elif type(value) in _PLAIN:
-            found.append(Constant(source, value))
-    return found
+            constants.append(Constant(source, value))
+    return constants
 
 
-def compared(
-    constants: Iterable[Constant], given: Mapping[str, Any], namespace: Mapping[str, Any]
-) -> list[tuple[Any, Any, Any]]:
-    """(dict, key, value) of each constant but hooks, which ``hooks_registered`` tells of."""
-    places = [(_place(one.source, given, namespace), one) for one in constants if not one.is_hooks]
-    return [(*place, one.value) for place, one in places if place is not None]
+def is_argument(source: str) -> bool:
+    """Whether an expression is an argument of the function itself."""
+    name = root(source)
+    return bool(name) and source == f"L['{name}']" and name != "self"
+
+
+def hooks_of(function: Any) -> list[str]:
+    """Expressions for the hooks of a module that is called itself: Dynamo traces its forward, which they surround."""
+    return [f"L['self']{name}" for name in _HOOKS] if isinstance(function, nn.Module) else []
 
 
 def hooks_registered() -> int:
@@ -75,22 +101,10 @@ def hooks_registered() -> int:
     return RemovableHandle.next_id
 
 
-def _place(source: str, given: Mapping[str, Any], namespace: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """The dict that an expression's value lies in, and its key there; None where it lies in none."""
-    if source.startswith("G['") and source.endswith("']"):
-        name = source[3:-2]
-        return (namespace, name) if name in namespace else None
-    if root(source) != "self":
-        return None
-    holder, _, last = source.rpartition(".")
-    if not last.isidentifier():
-        return None
-    try:
-        container = evaluate(holder, given)
-    except (KeyError, AttributeError, IndexError, TypeError):
-        return None
-    own = container.__dict__ if isinstance(container, nn.Module) or hasattr(container, "__dict__") else {}
-    return (own, last) if last in own else None
+def _value(source: str, given: Mapping[str, Any], namespace: Mapping[str, Any]) -> Any:
+    """Raises one of _ABSENT where there is none."""
+    found = _GLOBAL.fullmatch(source)
+    return namespace[found[1]] if found else evaluate(source, given)
 
 
 def receiver_of(function: Any) -> str:

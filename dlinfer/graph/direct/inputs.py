@@ -56,7 +56,7 @@ class InputSpec:
         steady: it is taken where it lies; a tensor that is read at each call is copied where it is not contiguous.
         """
         if not self._takes(value, steady):
-            raise ArtifactInputError(name=source_name(self.source), expected=str(self), given=_shown(value))
+            raise ArtifactInputError(name=source_name(self.source), expected=str(self), given=shown(value))
 
     def _takes(self, value: Any, steady: bool) -> bool:
         if self.folded is not None:
@@ -138,7 +138,8 @@ _PRINTED = {"__builtins__": {}, "math": math, "torch": torch} | {
 }
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as an error names it."""
     if isinstance(value, torch.Tensor):
         layout = "contiguous" if value.is_contiguous() else f"strides {value.stride()}"
         return f"a {value.dtype} tensor of sizes {tuple(value.shape)}, {layout}, on {value.device}"

@@ -17,7 +17,7 @@ from dlinfer.graph.ir.effects import effects_of
 _NEVER = frozenset(
     (torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 )
-"""The commonest dtypes of which no tensor has such a bit: they are no part of a complex number."""
+"""Common dtypes whose tensors never have such a bit: a complex number has no part of these dtypes."""
 
 
 def may_be_lazy(dtype: torch.dtype) -> bool:

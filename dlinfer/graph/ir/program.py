@@ -217,8 +217,9 @@ class Program:
             "line": step.line or "an unknown line",
             "detail": f"{type(cause).__name__}: {said.strip().splitlines()[0] if said else ''}",
         }
-        # Kernels in C++ have text alone to raise.
-        kind = IndexError if _OUT_OF_RANGE.search(said) else type(cause)
+        # Kernels in C++ raise RuntimeError whatever is wrong; other classes are what eager raises.
+        is_index = type(cause) is RuntimeError and _OUT_OF_RANGE.search(said)
+        kind = IndexError if is_index else type(cause)
         named = run_error(kind)
         error = (named or GraphRunError)(**fields)
         if named is not None:

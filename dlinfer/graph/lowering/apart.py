@@ -28,7 +28,7 @@ class SharedMemoryError(DlinferError, ValueError):
 
 
 def apart_of(graph: fx.Graph) -> Apart:
-    """What a graph assumes: bools and wider numbers of which either are written."""
+    """What a graph assumes: bools lie apart from wider numbers, where the graph writes either."""
     effects = effects_of(graph)
     bools, _, wide = effects.by_width
     inputs = list(enumerate(graph.find_nodes(op="placeholder")))

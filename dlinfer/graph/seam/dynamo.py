@@ -53,13 +53,20 @@ def is_static_input(placeholder: fx.Node) -> bool:
     return "_dynamo_static_input_type" in (placeholder.meta.get("tensor_dict") or {})
 
 
+_OF_CLASS = re.compile(r"(?:dict\()?type\((L\[.*?)\)(?:\.__mro__\[\d+\])?\.__dict__\)?\['(\w+)'\]")
+
+
 def constants_read() -> list[str]:
-    """Dynamo's expressions for what it took as a constant: numbers, flags, names, and dicts of hooks that are empty."""
+    """Dynamo's expressions for what it took as a constant: numbers, flags, names, and dicts of hooks that are empty.
+
+    An attribute of a class is read as one of the object, which may get one of its own later.
+    """
     context = TracingContext.try_get()
     assert context is not None, "called outside a Dynamo backend"
     kinds = ("CONSTANT_MATCH", "EQUALS_MATCH", "EMPTY_NN_MODULE_HOOKS_DICT")
     guards = context.guards_context.dynamo_guards
-    return sorted({guard.name for guard in guards if guard.create_fn_name() in kinds})
+    names = {guard.name for guard in guards if guard.create_fn_name() in kinds}
+    return sorted({_OF_CLASS.sub(r"\1.\2", name) if _OF_CLASS.fullmatch(name) else name for name in names})
 
 
 def inputs_given_twice() -> list[tuple[str, str]]:

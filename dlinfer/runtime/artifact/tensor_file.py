@@ -132,7 +132,7 @@ class TensorFile:
         self.layouts = [layout for layout, _ in listed]
         self._offsets = [offset for _, offset in listed]
         self._memory = container.member(member)
-        self._owner = container.memory
+        self.container = container
         self._made: dict[int, torch.Tensor] = {}
         self.digest = container.digests[member]
         for number, (layout, offset) in enumerate(listed):
@@ -146,7 +146,7 @@ class TensorFile:
         if number not in self._made:
             layout = self.layouts[number]
             start, size = self._offsets[number], _span(layout)
-            self._made[number] = _tensor(self._memory[start : start + size], layout, self._owner)
+            self._made[number] = _tensor(self._memory[start : start + size], layout, self.container.memory)
         return self._made[number]
 
     def own(self, written: Collection[int]) -> dict[int, torch.Tensor]:
@@ -164,7 +164,7 @@ class TensorFile:
         device = self.layouts[numbers[0]].device
         memory = torch.empty(max(ends) - start, dtype=torch.uint8, device=device)
         whole = Layout(torch.uint8, (len(memory),), (1,), device)
-        memory.copy_(_tensor(self._memory[start : max(ends)], whole, self._owner))
+        memory.copy_(_tensor(self._memory[start : max(ends)], whole, self.container.memory))
         return {number: self._placed(memory, number, start) for number in numbers}
 
     def _placed(self, memory: torch.Tensor, number: int, start: int) -> torch.Tensor:

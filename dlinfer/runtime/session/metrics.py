@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 PERCENTILES = {"P25": 25.0, "P50": 50.0, "P75": 75.0, "P90": 90.0, "P99": 99.0, "P999": 99.9}
-
-
 KEPT = 100_000
-"""Latencies of which percentiles are computed, the latest; about 3 MiB."""
+"""Percentiles are computed from this many of the latest latencies, which take about 3 MiB."""
 
 
 class Metrics:

@@ -113,6 +113,11 @@ class Session(Introspection):
         with self._setting_up:
             if self._running:
                 return
+            containers = [self._artifact.container]
+            if self._tensors.container is not containers[0]:  # of the session that shares its weights
+                containers.append(self._tensors.container)
+            for container in containers:
+                container.check_unchanged()  # reading behind the end of a file that was cut ends the process
             loaded = {
                 entry: [
                     load_stage(self._artifact, stage, plan, self.options)
@@ -120,7 +125,8 @@ class Session(Introspection):
                 ]
                 for entry, stages in self._artifact.stages.items()
             }
-            self._artifact.container.check_contents()
+            for container in containers:
+                container.check_contents()
             every = [stage for stages in loaded.values() for stage in stages]
             written = frozenset(number for stage in every for number in stage.written)
             weights = Weights(self._tensors, written)

@@ -1,10 +1,10 @@
-"""Constants of a direct call: flags, numbers, globals and hooks that change afterwards are refused by name."""
+"""Constants of a direct call: arguments, flags, numbers, globals and hooks that change are refused by name."""
 
 import pytest
 import torch
 from torch import nn
 
-from dlinfer.errors import ArtifactInputError
+from dlinfer.errors import ArtifactInputError, CaptureError
 from dlinfer.graph.direct.call import capture_call
 from dlinfer.graph.direct.constants import receiver_of
 from dlinfer.graph.options import CompileOptions
@@ -71,6 +71,91 @@ def test_an_attribute(model, name, value, said):
     torch.testing.assert_close(call(x=x), model(x))
 
 
+class Flagged(nn.Module):
+    def forward(self, x, doubled=False, kind="plain", shift=None):
+        y = x * 2 if doubled else x
+        y = y + 1 if kind == "shifted" else y
+        return y * 3 if shift is None else y + shift
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("doubled", True, r"'doubled'.*expected False, given True"),
+        ("doubled", None, r"'doubled'.*expected False, given None"),
+        ("kind", "shifted", r"'kind'.*expected 'plain', given 'shifted'"),
+        ("shift", torch.ones(4), r"'shift'.*expected None, given a torch\.float32 tensor"),
+    ],
+    ids=["flag", "no flag", "text", "tensor for None"],
+)
+def test_an_argument(name, value, said):
+    module, x = Flagged(), rows()
+    call = captured(module, x=x)
+    call(x=x)
+    binding = call._binding
+    with pytest.raises(ArtifactInputError, match=said):
+        call(x=x, **{name: value})
+    for given in ({}, {"doubled": False, "kind": "".join(("pl", "ain"))}):
+        assert torch.equal(call(x=x, **given), module(x))
+    assert call._binding is binding
+
+
+def test_an_argument_that_a_later_call_leaves_out():
+    module, x = Flagged(), rows()
+    call = captured(module, x=x, doubled=True)
+    assert torch.equal(call(x=x, doubled=True), module(x, doubled=True))
+    with pytest.raises(ArtifactInputError, match=r"'doubled'.*expected True, given False"):
+        call(x=x)
+
+
+class Config:
+    def __init__(self, doubled):
+        self.doubled = doubled
+
+
+class Holding(nn.Module):
+    shared = 3
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.config = nn.Dropout(0.5), Config(False)
+        self.sizes, self.table = [2, 5], {"a": 7}
+
+    def forward(self, x):
+        x = x * 2 if self.config.doubled else x
+        return self.drop(x) * self.sizes[1] * self.table["a"] * self.shared
+
+
+def _replace_by_its_like(module):
+    module.drop, module.config = nn.Dropout(0.5).eval(), Config(False)
+
+
+CHANGES = {
+    "module": (lambda module: setattr(module, "drop", nn.Dropout(0.5)), r"'self\.drop\.training'"),
+    "object": (lambda module: setattr(module, "config", Config(True)), r"'self\.config\.doubled'"),
+    "item": (lambda module: module.sizes.__setitem__(1, 6), r"self\.sizes"),
+    "list": (lambda module: setattr(module, "sizes", [2, 6]), r"self\.sizes"),
+    "dict": (lambda module: module.table.update(a=8), r"self\.table"),
+    "attribute of the class": (lambda module: setattr(module, "shared", 4), r"'self\.shared'"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_the_owner_holds(name):
+    change, said = CHANGES[name]
+    module, x = Holding().eval(), rows()
+    call = captured(module, x=x)
+    call(x=x)
+    binding = call._binding
+    assert torch.equal(call(x=x), module(x))
+    assert call._binding is binding
+    _replace_by_its_like(module)
+    assert torch.equal(call(x=x), module(x))
+    change(module)
+    with pytest.raises(ArtifactInputError, match=said):
+        call(x=x)
+
+
 def test_a_global(model, monkeypatch):
     x = rows()
     call = captured(model, x=x)
@@ -103,6 +188,20 @@ def test_a_hook(model, register):
         call(x=x)
     hook.remove()
     elsewhere.remove()
+    torch.testing.assert_close(call(x=x), model(x))
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_of_the_function_itself(model, register):
+    x = rows()
+    call = captured(model, x=x)
+    call(x=x)
+    hook = getattr(model, register)(lambda *_: None)
+    with pytest.raises(ArtifactInputError, match=r"self\._forward.*expected no hook, given 1 hooks"):
+        call(x=x)
+    with pytest.raises(CaptureError, match="it has hooks, which a compiled call would leave out"):
+        captured(model, x=x)
+    hook.remove()
     torch.testing.assert_close(call(x=x), model(x))
 
 

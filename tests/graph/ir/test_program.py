@@ -179,6 +179,8 @@ def _fails_with(error: Exception):
         (Named("row"), Named),
         (RuntimeError("embedding: index out of range in self: 7 of 3 rows"), IndexError),
         (RuntimeError("index 5 is out of bounds for dimension 0 with size 3"), IndexError),
+        (ValueError("index 5 is out of range"), ValueError),
+        (Named("index 5 is out of range"), Named),
         (torch.linalg.LinAlgError("singular"), torch.linalg.LinAlgError),
     ],
     ids=repr,

@@ -247,6 +247,37 @@ def test_a_file_that_is_cut_before_set_up_is_refused(tmp_path):
         session.run({"x": rows(3)})
 
 
+class OfConstants(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.arange(40_000.0).view(8, 5000)
+
+    def forward(self, x):
+        return x @ self.table
+
+
+def test_a_file_whose_constants_are_cut_off_is_refused(tmp_path):
+    """Reading there would end the process with SIGBUS."""
+    path = saved(dlinfer.compile(OfConstants(), (rows(3),)), tmp_path / "constants.dlinfer")
+    session = dlinfer.load(path)
+    os.truncate(path, 100)
+    with pytest.raises(ArtifactCorruptError, match="written into after it was loaded"):
+        session.setup()
+
+
+def test_the_file_of_shared_weights_is_looked_at_too(tmp_path):
+    head, artifact = compiled_head()
+    paths = [saved(artifact, tmp_path / name) for name in ("one.dlinfer", "other.dlinfer")]
+    one, other = map(dlinfer.load, paths)
+    one.share_weights_with(other)
+    with open(paths[1], "r+b") as stream:
+        weight = head.linear.weight.detach().numpy().tobytes()
+        stream.seek(paths[1].read_bytes().index(weight))
+        stream.write(bytes(len(weight)))
+    with pytest.raises(ArtifactCorruptError, match="written into after it was loaded"):
+        one.setup()
+
+
 @pytest.mark.parametrize("how", ["saved", "deleted"])
 def test_a_file_that_is_replaced_or_deleted_stays_for_those_that_loaded_it(tmp_path, how):
     path = saved(compiled_head()[1], tmp_path / "head.dlinfer")

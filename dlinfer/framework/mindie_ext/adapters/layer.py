@@ -59,7 +59,7 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in_features], as many rows as the batch has tokens. Returns [..., out_features]."""
         base = self.base(x)
-        if not torch.compiler.is_compiling() and not self.batch.is_used:  # a graph serves both
+        if not torch.compiler.is_compiling() and not self.batch.is_used:  # a graph must not read the flag
             return base
         flat, rows = base.flatten(0, -2), x.flatten(0, -2)
         ids = self.batch.ids[: rows.shape[0]]
