@@ -1,4 +1,4 @@
-"""The configuration of AMX tiles as the compiler writes it, where the instruction reads it. No CPU with AMX is needed."""
+"""The configuration of AMX tiles as the compiler writes it, where the instruction would read it: without any tiles."""
 
 import ctypes
 import re
