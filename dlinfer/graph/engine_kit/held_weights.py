@@ -98,6 +98,8 @@ class HeldWeights:
             marks = tuple((index, inputs[index].data_ptr(), _version(inputs[index])) for index in self.held)
             # A tensor of our own: ``parameter.data = other`` changes the parameter's memory, not this one's.
             weights = tuple(inputs[index].detach() for index in self.held)
+            for index, weight in zip(self.held, weights, strict=True):
+                _check_memory(self._names[index], weight)
             samples = WeightSamples(weights)
             new = _Built(self._build(weights), weights, marks, samples)
             if old is not None:
@@ -110,6 +112,21 @@ class HeldWeights:
         changed = [self._names[index] for index in inputs]
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         return f"compiled again, since weights had changed: {', '.join(changed[:3])}{more}"
+
+
+def _check_memory(name: str, weight: torch.Tensor) -> None:
+    """Raise UnsupportedFeatureError for a weight whose storage was freed or shortened, as FSDP does between calls."""
+    if weight.layout is not torch.strided or not weight.numel():
+        return
+    last = sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+    needed = (weight.storage_offset() + last + 1) * weight.element_size()
+    available = weight.untyped_storage().nbytes()
+    if available < needed:
+        raise UnsupportedFeatureError(
+            feature=f"weight {name!r}, whose storage has {available} of {needed} bytes,",
+            where="a compiled graph",
+            advice="give the weight its memory back before the call (FSDP: gather it).",
+        )
 
 
 def _version(tensor: torch.Tensor) -> int:

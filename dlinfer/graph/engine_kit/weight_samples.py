@@ -1,9 +1,10 @@
 """A few elements of each weight, by which a write is noticed that torch does not count: one through ``.data``.
 
-Elements are read where they are, all weights of one element size in one call of numpy, by a view of the process's own
-memory. That costs some nanoseconds an element where weights are in a cache, some tens where they are not.
+numpy reads the elements where they are, by a view of the process's own memory: one call for all weights of one element
+size. That costs some nanoseconds an element where weights are in a cache, some tens where they are not.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,27 +17,31 @@ from dlinfer.graph.ir.device import HOST
 SAMPLES = 16
 """Elements of each weight: one of each sixteenth of it, so that a write to an eighth or more in one piece is seen."""
 
-_ADDRESSES = 1 << 47  # of a process
+_ADDRESSES = 1 << 62
+"""More bytes than any processor can address: for an element behind the end numpy would read the last element."""
 
 
 class WeightSamples:
     """What some elements of weights were. The weights must be alive, and where they were, whenever it is asked."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        found: dict[int, list[tuple[int, Any]]] = {}
+        by_word: dict[int, list[tuple[int, Any]]] = {}
         for owner, weight in enumerate(weights):
             if weight.device.type == HOST and weight.layout is torch.strided and weight.numel():
-                size = weight.element_size()
-                if size not in _WINDOWS or weight.data_ptr() % size:
-                    continue
-                found.setdefault(size, []).append((owner, weight.data_ptr() // size + _places(weight)))
+                size, address = weight.element_size(), weight.data_ptr()
+                word = math.gcd(
+                    size, address, 8
+                )  # less than an element where that has 16 bytes or is unaligned
+                elements = address + size * _offsets(weight)
+                words = elements[:, None] + np.arange(0, size, word)
+                by_word.setdefault(word, []).append((owner, words.reshape(-1) // word))
         self._groups = [
             (
-                _WINDOWS[size],
-                np.concatenate([places for _, places in some]) - 1,
-                np.concatenate([np.full(len(places), owner) for owner, places in some]),
+                _WINDOWS[word],
+                np.concatenate([places for _, places in owned]) - 1,
+                np.concatenate([np.full(len(places), owner) for owner, places in owned]),
             )
-            for size, some in found.items()
+            for word, owned in by_word.items()
         ]
         self._before = [window.take(places, mode="clip") for window, places, _ in self._groups]
 
@@ -49,15 +54,15 @@ class WeightSamples:
 
     def changed(self, owners: Collection[int]) -> set[int]:
         """Of some weights, by their numbers, those with an element that is not what it was."""
-        found: set[int] = set()
-        for (window, places, of), before in zip(self._groups, self._before, strict=True):
-            asked = np.isin(of, list(owners))
+        different: set[int] = set()
+        for (window, places, owner), before in zip(self._groups, self._before, strict=True):
+            asked = np.isin(owner, list(owners))
             now = window.take(places[asked], mode="clip")
-            found |= set(of[asked][now != before[asked]].tolist())
-        return found
+            different |= set(owner[asked][now != before[asked]].tolist())
+        return different
 
 
-def _places(weight: Tensor) -> Any:
+def _offsets(weight: Tensor) -> Any:
     """Offsets of elements, in elements: one at random of each of equal parts of the weight."""
     count = min(SAMPLES, weight.numel())
     ends = np.linspace(0, weight.numel(), count + 1).astype(np.int64)

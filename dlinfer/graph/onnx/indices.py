@@ -36,7 +36,7 @@ _FROM_THE_FRONT: Mapping[str, str] = {
     "aten::nll_loss2d_forward": "target",
     "dlinfer::fused_moe": "topk_ids",
 }
-"""Ops of torch that raise for a negative index -> their parameter. Those with ``ignore_index`` take this one too."""
+"""Ops of torch that raise for a negative index -> their parameter. Ops with ``ignore_index`` take that number too."""
 
 
 def takes_indices(graph: fx.Graph) -> bool:

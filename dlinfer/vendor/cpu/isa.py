@@ -52,7 +52,7 @@ def is_model(level: str) -> bool:
 
 
 def modelled(level: str) -> str:
-    """The level that a model computes; of others the level itself."""
+    """The level that a model stands for. Any other level is returned as it is."""
     return level.removesuffix(_MODEL)
 
 

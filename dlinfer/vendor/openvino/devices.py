@@ -18,7 +18,7 @@ def core() -> ov.Core:
 
 
 class _Process:
-    """forked: whether OpenVINO was loaded in the process that this one is a fork of, which has its threads."""
+    """forked: whether this process was forked from one that had loaded OpenVINO. The parent kept OpenVINO's threads."""
 
     forked = False
 

@@ -49,7 +49,7 @@ def locate(model_path: Any) -> ModelFile:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """What an .onnx says of itself, without its weights.
+    """Facts that an .onnx states, read without its weights.
 
     symbols: names of sizes of its inputs. of_any_rank: inputs and outputs without a shape.
     weights_beside: whether weights lie in files of their own.
@@ -61,7 +61,7 @@ class GraphFacts:
 
 
 def facts_of(model: ModelFile) -> GraphFacts | None:
-    """Read them; None for a file that is no model, which a compiler says better, and where onnx is not installed."""
+    """Facts of a model. None where onnx is not installed, and for a file that is no model, which a compiler refuses."""
     try:
         import onnx
     except ImportError:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.graph.engine_kit.held_weights import HeldWeights
-from dlinfer.graph.engine_kit.weight_samples import WeightSamples
+from dlinfer.graph.engine_kit.weight_samples import _WINDOWS, WeightSamples
 
 
 class Product:
@@ -156,6 +157,23 @@ def test_an_eighth_of_a_weight_written_through_data_is_noticed(dtype, part):
     assert samples.changed([0, 2]) == set()
 
 
+def test_unaligned_weights_and_elements_of_16_bytes_are_sampled():
+    memory = torch.zeros(4 * 100 + 1, dtype=torch.uint8)
+    unaligned = torch.frombuffer(memory.numpy(), dtype=torch.float32, count=100, offset=1)
+    wide = torch.zeros(40, dtype=torch.complex128)
+    samples = WeightSamples([unaligned, wide])
+    unaligned.data.fill_(1)
+    assert samples.changed([0, 1]) == {0}
+    wide.imag.data.fill_(1)
+    assert samples.changed([0, 1]) == {0, 1}
+
+
+def test_addresses_of_all_processors_are_in_the_view():
+    """The upper half of ARM's 48 bits, and of 52, holds the memory that is mapped first."""
+    for word, window in _WINDOWS.items():
+        assert len(window) * word > 1 << 57
+
+
 def test_weights_of_any_layout_are_sampled_inside_of_themselves():
     base = torch.arange(4000.0).view(40, 100)
     weights = [base[3:9, 10:90:7], base.t()[5:8], base[0, :1].expand(64), base[2, 3], torch.empty(0, 3)]
@@ -188,3 +206,13 @@ def test_memory_that_a_weight_let_go_is_not_read(product):
     with torch.no_grad():
         weight.copy_(kept)
     right(product, weight, 2)
+
+
+@pytest.mark.parametrize("size", [0, 20])
+def test_a_weight_without_its_memory_is_refused(product, weight, size):
+    right(product, weight, 1)
+    weight.untyped_storage().resize_(size)
+    with pytest.raises(
+        UnsupportedFeatureError, match=f"weight 'weight', whose storage has {size} of 36 bytes"
+    ):
+        product.run(weight, x, bias)

@@ -132,6 +132,30 @@ def test_a_factor_that_is_nan(name, fixed, dtype):
     same(FACTORS[name], torch.randn(3, 4, dtype=dtype), torch.randn(4, 4, dtype=dtype), fixed=fixed)
 
 
+NUMBERS = {
+    "cast": lambda x, number: x * number.bfloat16(),
+    "short": lambda x, number: x * number.view(1, 1).half(),
+    "viewed": lambda x, number: x * number.view(1, 1),
+    "computed": lambda x, number: x * (number + 1),
+    "negated": lambda x, number: -number * x,
+    "not folded": lambda x, number: x * F.mish(number),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_computed_of_a_number_that_is_nan(name):
+    number = torch.tensor(nan)
+    same(lambda x: NUMBERS[name](x, number) + 1, torch.randn(3, 4))
+    short = number.bfloat16()
+    same(lambda x: NUMBERS[name](x, short) + 1, torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_of_two_factors_is_nan(dtype):
+    factors = torch.tensor([nan, 2.0], dtype=dtype)
+    same(lambda x: x * factors + 1, torch.randn(3, 2, dtype=dtype), fixed=(2,))
+
+
 def test_a_weight_of_one_element_that_is_nan():
     number = torch.tensor(nan)
     same(lambda x: (x * number + 1, number * x - x), torch.randn(3, 4))

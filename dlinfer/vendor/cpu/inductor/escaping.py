@@ -1,7 +1,7 @@
 """Results that leave a region lie in memory of torch's own, which their owner may resize.
 
-Large results between two steps come from a pool (csrc/common/result_memory.h). Its memory is none that torch can
-resize, and FSDP and memory savers free a tensor by ``untyped_storage().resize_(0)``.
+Large results between two steps come from a pool (csrc/common/result_memory.h). torch cannot resize the pool's memory,
+and FSDP and memory savers free a tensor by ``untyped_storage().resize_(0)``.
 """
 
 import math
@@ -20,7 +20,11 @@ LOOPS_ESCAPE = "loops_escape"
 
 
 def in_own_memory(graph: fx.Graph, steps: Sequence[Step]) -> list[Step]:
-    """The steps, with a switch before and after each whose large results the region gives out."""
+    """The steps, with a switch before and after each step whose large results the region returns.
+
+    A step that raises outside of a chain leaves the switch on, until its thread runs the next such step: results that
+    stay inside then lie in torch's memory too, which only takes longer.
+    """
     if native.why_not() is not None:
         return list(steps)
     leaving = {memory for node in graph.output_node().all_input_nodes for memory in storages(node)}

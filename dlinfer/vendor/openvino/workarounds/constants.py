@@ -5,10 +5,11 @@ result into their memory: the next call reads that, or another op at the same ca
 reads that is not itself a constant: one by as many places as an input says, which is always 0.
 
 It also drops an Abs whose operand it believes not to be negative, and it believes that of every converted constant.
-Of a product with NaN and a sum behind it, it makes one op, in which NaN is some other number.
+It fuses a product with NaN and the sum behind it into one op, which treats NaN as another number.
 """
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,19 +26,19 @@ _APART = ("Constant", "Convolution", "ConvolutionBackpropData", "Gather", "Group
 
 
 Write = Callable[..., Output]
-"""Called with a function and values, writes what the function makes of them: ``plainly``, or in a model that computes
-float32 beside 16 bits ``dlinfer.vendor.openvino.workarounds.precision.precisely``."""
+"""Calls a function with values and returns the output of the node that it makes: ``plainly``, or in a model that
+computes float32 beside 16 bits ``dlinfer.vendor.openvino.workarounds.precision.precisely``."""
 
 
 def plainly(function: Callable[..., Node], *values: Output) -> Output:
-    """What a function writes with values."""
+    """The output of the node that a function returns for values."""
     return function(*values).output(0)
 
 
 def part_constants(model: ov.Model, write: Write = plainly) -> None:
     """Put what is computed of constants alone apart from what may overwrite it; in place.
 
-    What reads it is computed at each call from then on, which may concern what it is read with.
+    Its readers then run at each call. Other values that they read may have to be put apart too, so this is repeated.
     """
     nowhere, parting = None, set[str]()
     while readers := list(_overwriting(model, parting)):
@@ -64,21 +65,23 @@ def write_absolutes(model: ov.Model, write: Write = plainly) -> None:
 
 def write_nan_factors(model: ov.Model, write: Write = plainly) -> None:
     """Write products with a number that is NaN as sums with it, which are NaN too; in place."""
+    known = _of_constants(model)
     for node in model.get_ordered_ops():
-        if node.get_type_name() == "Multiply" and any(map(_is_nan, node.input_values())):
+        if node.get_type_name() == "Multiply" and any(_is_nan(one, known) for one in node.input_values()):
             total = write(op.add, *node.input_values())
             for reader in list(node.output(0).get_target_inputs()):
                 reader.replace_source_output(total)
 
 
-def _is_nan(value: Output) -> bool:
-    node: Any = value.get_node()
-    if node.get_type_name() != "Constant" or not value.get_element_type().is_real():
+def _is_nan(value: Output, known: set[str]) -> bool:
+    """Whether a value is one number, NaN, that OpenVINO knows before it compiles. known: as ``_of_constants``."""
+    if value.get_node().get_name() not in known or not value.get_element_type().is_real():
         return False
-    return node.get_byte_size() <= _NUMBER and bool(np.isnan(node.get_data(dtype=np.float32)).any())
-
-
-_NUMBER = 4  # bytes
+    sizes = value.get_partial_shape()
+    if not sizes.is_static or prod(sizes.to_shape()) != 1:
+        return False
+    folded: Any = _folded(value)
+    return folded.get_type_name() == "Constant" and bool(np.isnan(folded.get_data(dtype=np.float32)).all())
 
 
 def _absolute(value: Any) -> Node:
@@ -93,10 +96,11 @@ def no_places() -> ov.Tensor:
 
 
 def _overwriting(model: ov.Model, parting: set[str]) -> Iterator[Input]:
-    """What may write its result into the memory of what is computed of constants alone, where that is read again.
+    """Inputs of ops that may overwrite a value which is computed of constants alone and read again.
 
-    At the next call, by what is computed of an input too; or where several ops read it, by one that is itself computed
-    of constants alone: the plugin does not look for the others behind a reshape. parting: names of ops that only copy.
+    An op that depends on an input of the model too overwrites it for the next call. Where several ops read the value,
+    one that is itself computed of constants alone overwrites it for the others: behind a reshape the plugin does not
+    look for them. parting: names of ops that only copy.
     """
     known = _of_constants(model)
     for node in model.get_ordered_ops():
@@ -128,12 +132,17 @@ def _may_overwrite(reader: Node, known: set[str]) -> bool:
 
 
 def _is_folded(node: Node) -> bool:
-    """Whether OpenVINO computes a node before it compiles: tried on a copy, since folding alone may change its type."""
-    copy = ov.Model([node.output(0)], [], "constants").clone()  # pyright: ignore[reportGeneralTypeIssues]
+    """Whether OpenVINO computes a node before it compiles."""
+    return _folded(node.output(0)).get_type_name() == "Constant"
+
+
+def _folded(value: Output) -> Node:
+    """The node that gives a value once OpenVINO has folded it: on a copy, since folding alone may change its type."""
+    copy = ov.Model([value], [], "constants").clone()  # pyright: ignore[reportGeneralTypeIssues]
     manager = Manager()
     manager.register_pass(ConstantFolding())
     manager.run_passes(copy)
-    return copy.get_results()[0].input_value(0).get_node().get_type_name() == "Constant"
+    return copy.get_results()[0].input_value(0).get_node()
 
 
 def _first_of(parted: Output, value: Output) -> Node:

@@ -53,8 +53,8 @@ class Precise:
     def marked(self, model: ov.Model, precision: str) -> tuple[ov.Model, frozenset[str]]:
         """(the model with its float32 nodes marked, the names of these, but for casts to 16 bits).
 
-        precision: in which the rest is computed. float32 inside of an op on 16 bits has numbers that float16 does not
-        hold, such as a sum of squares: there it is marked too. For bfloat16 it is marked where ``kept_wide`` was asked.
+        precision: that of all other nodes. An op on 16 bits may compute float32 inside, with numbers that float16 does
+        not hold, such as a sum of squares: for f16 these nodes are marked too, for bf16 only those of ``kept_wide``.
         """
         nodes = [one for one in model.get_ops() if _is_wide(one)]
         outside = [one for one in nodes if one.get_name() not in self._inside]
@@ -74,7 +74,7 @@ def kept_wide(node: Node) -> Node:
 
 
 def precisely(function: Callable[..., Node], *values: Output) -> Output:
-    """What a function writes with values, each float32 node of it marked."""
+    """The output of the nodes that a function makes for values; each node of float32 is marked."""
     stand_ins = [op.parameter(one.get_partial_shape(), one.get_element_type()) for one in values]
     model = ov.Model([function(*stand_ins)], stand_ins, "precise")  # pyright: ignore[reportGeneralTypeIssues]
     model = _with_marks(model, [one for one in model.get_ops() if _is_wide(one)])

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from dlinfer import ops
 from dlinfer.vendor.cpu import native
-from tests.graph.compiling import compiled
+from tests.graph.compiling import compiled, last_report
 
 pytestmark = [
     pytest.mark.usefixtures("graph_mode"),
@@ -33,6 +33,11 @@ def several(x, weight):
     return (y * 2).sin() + 1, F.linear(y, weight), y.view(-1)
 
 
+def of_a_kernel():
+    """A result as kernels make it."""
+    return torch.ops.dlinfer_cpu.empty_strided([600, 128], [128, 1], torch.float32, 4)
+
+
 FUNCTIONS = [loops, kernel, chain, several]
 
 
@@ -54,21 +59,15 @@ def test_what_stays_inside_comes_from_the_pool_again_afterwards():
     run = compiled(chain, dynamic=True)
     with torch.no_grad():
         run(x, weight)
-        pooled = torch.ops.dlinfer_cpu.empty_strided(
-            [600, 128], [128, 1], torch.float32, 4
-        )  # what a kernel inside a graph gets
-    assert not pooled.untyped_storage().resizable()
+    assert not of_a_kernel().untyped_storage().resizable()
 
 
-def test_a_graph_that_fails_leaves_no_thread_without_the_pool():
-    run = compiled(chain, dynamic=True)
+def test_a_chain_that_fails_leaves_its_thread_the_pool():
+    at, table = torch.arange(600) % 100, torch.randn(100, 128)
+    run = compiled(F.embedding)
     with torch.no_grad():
-        run(x, weight)
-        with pytest.raises(Exception, match="linear"):
-            run(x, weight[:, :5])
-        run(x, weight)
-    assert (
-        not torch.ops.dlinfer_cpu.empty_strided([600, 128], [128, 1], torch.float32, 4)
-        .untyped_storage()
-        .resizable()
-    )
+        assert run(at, table).untyped_storage().resizable()
+        assert any("chain" in region.source for region in last_report().regions)
+        with pytest.raises(IndexError):  # while results escape
+            run(at + 1, table)
+    assert not of_a_kernel().untyped_storage().resizable()

@@ -1,8 +1,8 @@
 """A plugin of pytest that makes OpenVINO take this CPU for one with AVX-512 FP16, in this process.
 
-OpenVINO asks a record that it fills once by CPUID; the bit of AVX-512 FP16 is set there. What its kernels then run that
-the CPU lacks, ``instructions.cpp`` computes. So the plugin decides, converts, and rounds as on such a CPU. The CPU must
-have AVX-512 BF16 and AVX-VNNI, which OpenVINO asks for besides.
+OpenVINO asks a record that it fills once by CPUID; the bit of AVX-512 FP16 is set there. ``instructions.cpp`` computes
+the instructions that its kernels then run and the CPU lacks. So OpenVINO decides, converts, and rounds as on a CPU with
+them. The CPU must have AVX-512 BF16 and AVX-VNNI, which OpenVINO asks for besides.
 """
 
 import atexit

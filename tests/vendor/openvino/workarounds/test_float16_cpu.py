@@ -28,3 +28,4 @@ def test_float32_beside_float16():
     if NoModelError.__name__ in said:
         pytest.skip(said.strip().splitlines()[-1])
     assert ran.returncode == 0, said
+    assert " passed" in said and " skipped" not in said, said

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "chain/table.h"
+#include "common/result_memory.h"
 #include "common/torch_call.h"
 #include "threads/team.h"
 
@@ -159,6 +160,7 @@ class Run {
       try {
         call(chain_.steps[i]);
       } catch (const std::exception& error) {
+        set_results_escape(false);  // the step that would is left out now
         throw std::runtime_error("step " + std::to_string(i) + ": " + error.what());
       }
     }

@@ -1,4 +1,4 @@
-// What torch's C interface answers. Its own macro for this also prints torch's stack frames to stderr.
+// Errors of torch's C interface. Its own macro for them also prints torch's stack frames to stderr.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -9,7 +9,7 @@ namespace dlinfer {
 
 // Raises what torch says of a call that failed.
 inline void check(int32_t code) {
-#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_13_0
+#if defined(TORCH_VERSION_2_13_0) && TORCH_FEATURE_VERSION >= TORCH_VERSION_2_13_0  // 2.12 defines no such name
   if (code != TORCH_SUCCESS) throw std::runtime_error(torch_exception_get_what_without_backtrace());
 #else
   STABLE_TORCH_ERROR_CODE_CHECK(code);
