@@ -33,4 +33,4 @@ PATCHES = PatchSet(
         )
     ],
 )
-"""Of transformers, where LMDeploy runs: it reads every configuration by it."""
+"""Patches on transformers, which reads every configuration by this method. Applied where LMDeploy is imported."""

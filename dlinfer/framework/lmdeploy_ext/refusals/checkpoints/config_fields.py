@@ -24,7 +24,7 @@ class Field:
 
 
 _ACTIVATION = Field("hidden_act", _SILU)
-"""What every class multiplies by, but for those of ``_OTHER_ACTIVATIONS``."""
+"""The activation of LMDeploy's classes, except those in ``_OTHER_ACTIVATIONS``."""
 
 _OTHER_ACTIVATIONS = {
     "gemma": (Field("hidden_act", _TANH), Field("hidden_activation", (None, *_TANH))),
