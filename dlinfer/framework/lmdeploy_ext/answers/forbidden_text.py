@@ -6,6 +6,7 @@ a tokenizer without that is refused by name.
 """
 
 import bisect
+import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,7 +82,9 @@ class _Vocabulary:
         self._backwards = sorted(range(len(pieces)), key=lambda token: pieces[token][::-1])
         self._reversed = [pieces[token][::-1] for token in self._backwards]
 
-    def forbid(self, text: bytes, skip_special: bool) -> ForbiddenText:
+        self.forbid = functools.lru_cache(maxsize=256)(self._forbid)  # it reads the whole vocabulary
+
+    def _forbid(self, text: bytes, skip_special: bool) -> ForbiddenText:
         dropped = self._special if skip_special else frozenset()
         containing = [token for token, piece in enumerate(self._pieces) if text in piece]
         completing = [containing]
