@@ -9,7 +9,7 @@ import bisect
 import functools
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,12 @@ class ForbiddenText:
             if len(tokens) and tail.endswith(self.text[:length]):
                 logits[tokens.to(logits.device)] = -torch.inf
         return logits
+
+    def within(self, vocab_size: int) -> "ForbiddenText":
+        """The same for a model that has fewer tokens than the tokenizer."""
+        if vocab_size >= self.vocabulary:
+            return self
+        return replace(self, completing=tuple(tokens[tokens < vocab_size] for tokens in self.completing))
 
     def _tail(self, token_ids: torch.Tensor) -> bytes:
         """The last bytes of the text, as many as an unfinished forbidden text can have."""
