@@ -91,9 +91,8 @@ def runs(lab: Lab) -> tuple[EngineRun, EngineRun, EngineRun]:
     return first, second, third
 
 
-def said(answer: dict[str, Any]) -> tuple[list[int], str]:
-    """Texts are not compared: how LMDeploy decodes a character that is cut off depends on how its tokens arrive."""
-    return answer["token_ids"], answer["finish_reason"]
+def said(answer: dict[str, Any]) -> tuple[list[int], str, str]:
+    return answer["token_ids"], answer["text"], answer["finish_reason"]
 
 
 def assert_logprobs_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
