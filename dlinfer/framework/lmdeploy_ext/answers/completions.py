@@ -22,7 +22,7 @@ from dlinfer.framework.patching import Patch
 
 @dataclass
 class _Choice:
-    """One text of the reply: a prompt, and what is known of its continuation."""
+    """One text of the reply: a prompt and its continuation."""
 
     index: int
     prompt: Any  # a string or token ids

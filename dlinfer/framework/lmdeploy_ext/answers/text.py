@@ -222,9 +222,9 @@ def _convert(original: Callable[..., None]) -> Callable[..., None]:
                 raise GenerationOptionError(
                     field=words, given=getattr(self, words), expected="non-empty strings"
                 )
-            found = {special[word] for word in getattr(self, words) or () if word in special}
-            found.update(getattr(self, ids) or ())
-            setattr(self, ids, sorted(found) or None)
+            tokens = {special[word] for word in getattr(self, words) or () if word in special}
+            tokens.update(getattr(self, ids) or ())
+            setattr(self, ids, sorted(tokens) or None)
         texts = [forbid(word, tokenizer, self.skip_special_tokens) for word in self.bad_words or ()]
         if texts:
             self.logits_processors = [*(self.logits_processors or []), *texts]

@@ -55,7 +55,7 @@ def _max_session_len(original: Callable[..., int]) -> Callable[..., int]:
     def _get_max_session_len(self: Any) -> int:
         longest = original(self)
         if activation.serves(self.engine_config.device_type):
-            setattr(self.engine_config, _LONGEST, longest)  # which the server's process is given
+            setattr(self.engine_config, _LONGEST, longest)  # a copy goes to the server's process
         return longest
 
     return _get_max_session_len

@@ -21,7 +21,7 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
-    """The tools of which a ChatCompletionRequest requires a call, and whether it requires just one; None for "auto".
+    """The tools that a ChatCompletionRequest requires a call of, and whether it requires just one; None for "auto".
 
     Raises ValueError where it requires a tool that it does not have.
     """
