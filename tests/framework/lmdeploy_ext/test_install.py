@@ -50,7 +50,6 @@ DONE_WITHOUT = {
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._adjust_block_size",
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._get_dsa_score_workspace_size",
     "lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.sampling",
-    "lmdeploy.pytorch.engine.logits_process:_process_bad_words_",
     "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine.__init__",
     "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._start_mp_proc",
     "lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
