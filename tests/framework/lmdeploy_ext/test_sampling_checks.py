@@ -153,10 +153,11 @@ def test_processors_of_ours_know_only_tokens_of_the_model():
     )
     fit_sampling(param, 4, torch.float32)
     logits = torch.zeros(4)
-    for processor in param.logits_processors:
+    fit: Any = param.logits_processors
+    for processor in fit:
         logits = processor(torch.tensor([0]), logits)
     assert logits.tolist() == [0.0, -torch.inf, 1.0, 0.0]
-    assert param.logits_processors[-1] is users
+    assert fit[-1] is users
     with pytest.raises(IndexError):
         forbidden(torch.tensor([0]), torch.zeros(4))
 
