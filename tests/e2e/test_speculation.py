@@ -88,8 +88,10 @@ def test_in_graph_mode_and_with_chunks_and_shared_blocks(method: str, lab: Lab):
 SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 12, "maxItems": 12}
 
 
-def rule_steps(said: list[list[int]]) -> list[dict[str, Any]]:
+def rule_steps(said: list[list[int]], tokenizer: Any) -> list[dict[str, Any]]:
     """Steps whose next tokens depend on the text so far. said: what the target says without rules."""
+    pairs = [tokenizer.decode(tokens[at : at + 2]) for tokens in said for at in (3, 7)]
+    bad = {"bad_words": [pair for pair in pairs if pair and "\ufffd" not in pair]}
     stops = {"stop_token_ids": sorted({tokens[4] for tokens in said}), "ignore_eos": False}
     penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
     drawn = {"do_sample": True, "top_k": 40, "top_p": 0.9, "temperature": 0.9, "random_seed": 5}
@@ -101,6 +103,7 @@ def rule_steps(said: list[list[int]]) -> list[dict[str, Any]]:
         "penalties": {**GREEDY, "do_sample": True, "top_k": 1, **penalties},
         "seeds": {**GREEDY, **drawn},
         "seeds and penalties": {**GREEDY, **drawn, **penalties, "min_p": 0.02},
+        "bad words": {**GREEDY, **bad},
         "min_new_tokens": {**GREEDY, **stops, "min_new_tokens": 14},
         "ngram": {**GREEDY, **stops, "repetition_ngram_size": 1, "repetition_ngram_threshold": 3},
         **{name: {"max_new_tokens": 150, "response_format": style} for name, style in styles.items()},
@@ -114,11 +117,12 @@ def rule_steps(said: list[list[int]]) -> list[dict[str, Any]]:
 def test_rules_that_read_the_text(lab: Lab, blocks: int):
     """As the target alone: each verified place reads the drafts before it, and a preempted text starts anew."""
     with made(lab, "eagle", 0.2) as (target, speculative, said):
-        steps = rule_steps(said)
+        steps = rule_steps(said, lab.tokenizer(target))
         options = {"dtype": "float32", "eager_mode": True, "block_size": 16, "session_len": 320}
         alone = lab.engine(target, steps, **options)
         drafted = lab.engine(target, steps, **options, num_gpu_blocks=blocks, speculative=speculative)
         for step in steps:
             assert drafted.tokens(step["name"]) == alone.tokens(step["name"]), step["name"]
+        assert alone.tokens("bad words") != said
         assert sum(map(sum, accepted(drafted))) > 0
         assert blocks == 0 or sum(drafted.results["preemptions"].values()) > 0

@@ -1,9 +1,10 @@
 """Random requests on a KV cache that preempts all the time: ``python -m tests.serve.storm [--requests 400] [--seed 0]
-[--keep FILE] [--stops] [--graph] [-- OPTIONS OF API_SERVER]``.
+[--keep FILE] [--graph] [-- OPTIONS OF API_SERVER]``.
 
 Each request is asked alone first. Then clients ask all of them at once, in another order, some as streams. Token ids,
-ends, tool calls and log-probabilities have to be those of the request alone; what ends by itself under a schema, a
-pattern or a required tool has to follow it. It prints JSON at the end, and ends with 1 where an answer was wrong.
+texts, ends, tool calls and log-probabilities have to be those of the request alone; what ends by itself under a schema,
+a pattern or a required tool has to follow it, and no answer holds its stop. It prints JSON at the end, and ends with 1
+where an answer was wrong.
 
 Draws are among few tokens. Logits differ in their last bits by how many rows a batch has, in any engine whose products
 do; among a thousand tokens that decides about one draw in fifty thousand.
@@ -70,8 +71,8 @@ TOOLS = [
 ]
 
 
-def make_request(seed: int, number: int, stops: bool) -> tuple[str, dict[str, Any]]:
-    """(path, body) of one request. stops: with stop strings."""
+def make_request(seed: int, number: int) -> tuple[str, dict[str, Any]]:
+    """(path, body) of one request."""
     rng = random.Random(f"{seed}/{number}")
     text = " ".join(rng.choices(WORDS, k=rng.choice([rng.randrange(1, 60), rng.randrange(150, 330)])))
     body: dict[str, Any] = {
@@ -94,7 +95,7 @@ def make_request(seed: int, number: int, stops: bool) -> tuple[str, dict[str, An
         body |= {"repetition_penalty": rng.uniform(1.0, 1.5)}
     if rng.random() < 0.5:
         body |= {"presence_penalty": rng.uniform(-1, 2), "frequency_penalty": rng.uniform(0, 1)}
-    if stops and rng.random() < 0.3 and kind in ("plain", "completion"):
+    if rng.random() < 0.3 and kind in ("plain", "completion"):
         body |= {"stop": rng.sample(STOPS, rng.randrange(1, 4))}
     if kind == "completion":
         return COMPLETION, body | {"prompt": text}
@@ -134,8 +135,8 @@ def choice_of(choice: dict[str, Any]) -> dict[str, Any]:
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     rows = (choice.get("logprobs") or {}).get("content") or ()
     return {
-        "tokens": choice.get("output_ids") or [],
-        "text": message.get("content"),
+        "tokens": choice["output_ids"],
+        "text": message.get("content") or "",
         "end": choice["finish_reason"],
         "calls": [[call["name"], call["arguments"]] for call in calls],
         "logprobs": [[row["logprob"], sorted(top["logprob"] for top in row["top_logprobs"])] for row in rows],
@@ -179,9 +180,9 @@ def difference(alone: list[dict[str, Any]], among: list[dict[str, Any]]) -> str:
     if len(alone) != len(among):
         return f"{len(among)} choices instead of {len(alone)}"
     for number, (one, other) in enumerate(zip(alone, among, strict=True)):
-        for name in ("tokens", "end", "calls"):
+        for name in ("tokens", "text", "end", "calls"):
             if one[name] != other[name]:
-                return f"choice {number}: {name} {other[name]} instead of {one[name]}"
+                return f"choice {number}: {name} {other[name]!r} instead of {one[name]!r}"
         if "logprobs" in other and not close(one["logprobs"], other["logprobs"]):
             return f"choice {number}: log-probabilities"
     return ""
@@ -193,16 +194,19 @@ def close(one: Any, other: Any) -> bool:
     return abs(one - other) < 1e-3
 
 
-def fault(body: dict[str, Any], answer: list[dict[str, Any]], stops: bool) -> str:
+def fault(body: dict[str, Any], answer: list[dict[str, Any]]) -> str:
     """Why an answer is not what was asked for, in a line; empty where it is, or says that it was cut off."""
     for choice in answer:
+        for stop in body.get("stop", ()):
+            if "min_new_tokens" not in body and stop in choice["text"]:
+                return f"the stop {stop!r} in {choice['text']!r}"
         style = body.get("response_format")
-        if choice["end"] != "length" and style is not None and not follows(style, choice["text"] or ""):
+        if choice["end"] != "length" and style is not None and not follows(style, choice["text"]):
             return f"ended by {choice['end']!r} with {choice['text']!r}"
         if "tool_choice" in body and choice["end"] != "length" and not calls_one(body, choice["calls"]):
             return f"ended by {choice['end']!r} with the calls {choice['calls']}, text {choice['text']!r}"
         most = body.get("top_logprobs")
-        if stops and any(len(top) != most for _, top in choice.get("logprobs", ())):
+        if any(len(top) != most for _, top in choice.get("logprobs", ())):
             return f"another number of log-probabilities than {most}"
     return ""
 
@@ -252,9 +256,9 @@ class Kept:
                 getattr(self, name)[entry["number"]] = entry[name]
 
 
-def storm(server: ApiServer, requests: int, seed: int, stops: bool, kept: Kept) -> dict[str, Any]:
+def storm(server: ApiServer, requests: int, seed: int, kept: Kept) -> dict[str, Any]:
     """Ask each request alone and then all at once; what was found."""
-    asked = {number: make_request(seed, number, stops) for number in range(requests)}
+    asked = {number: make_request(seed, number) for number in range(requests)}
     start = time.monotonic()
     for number, request in asked.items():
         if number not in kept.alone:
@@ -266,7 +270,7 @@ def storm(server: ApiServer, requests: int, seed: int, stops: bool, kept: Kept) 
         streams = number % 3 == 0
         try:
             answer = (ask_stream if streams else ask)(server, path, body)
-            wrong = difference(kept.alone[number], answer) or fault(body, answer, stops)
+            wrong = difference(kept.alone[number], answer) or fault(body, answer)
         except (OSError, ValueError, KeyError) as error:
             wrong = f"{type(error).__name__}: {error}"
         kept.add({"number": number, "wrong": wrong})
@@ -280,7 +284,7 @@ def storm(server: ApiServer, requests: int, seed: int, stops: bool, kept: Kept) 
     wrong |= {
         -number - 1: f"alone: {text}"
         for number in asked
-        if (text := fault(asked[number][1], kept.alone[number], stops))
+        if (text := fault(asked[number][1], kept.alone[number]))
     }
     ends = Counter(choice["end"] for answer in kept.alone.values() for choice in answer)
     return {
@@ -295,9 +299,9 @@ def storm(server: ApiServer, requests: int, seed: int, stops: bool, kept: Kept) 
 
 def options(graph: bool) -> list[str]:
     """Of a server whose cache is too small for its batch."""
-    made = ["--num-gpu-blocks", str(BLOCKS), "--cache-block-seq-len", str(BLOCK)]
-    made += ["--logprobs-mode", "raw_logprobs", "--tool-call-parser", "qwen3"]
-    return made if graph else [*made, "--eager-mode"]
+    always = ["--num-gpu-blocks", str(BLOCKS), "--cache-block-seq-len", str(BLOCK)]
+    always += ["--logprobs-mode", "raw_logprobs", "--tool-call-parser", "qwen3"]
+    return always if graph else [*always, "--eager-mode"]
 
 
 def main() -> int:
@@ -307,7 +311,6 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a file of answers so far")
-    parser.add_argument("--stops", action="store_true", help="with stop strings, and top_logprobs counted")
     parser.add_argument("--graph", action="store_true", help="compiled graphs; without it eagerly")
     parser.add_argument("options", nargs="*", help="more options of api_server, behind --")
     args = parser.parse_args()
@@ -316,7 +319,7 @@ def main() -> int:
         build("qwen2", model, dtype="float32")
         with ApiServer(model, *options(args.graph), *args.options, session_len=SESSION_LEN) as server:
             server.ready()
-            report = storm(server, args.requests, args.seed, args.stops, Kept(args.keep))
+            report = storm(server, args.requests, args.seed, Kept(args.keep))
             if not report["passed"]:
                 print(server.output()[-6000:], file=sys.stderr)
     print(json.dumps(report, indent=1))

@@ -64,6 +64,18 @@ def test_penalties_reach_the_engine(name: str, client: openai.OpenAI):
     assert chats[0].choices[0].message.content != chats[1].choices[0].message.content
     completions = [client.completions.create(prompt=PROMPTS[0], **each) for each in (plain, options)]
     assert completions[0].choices[0].text != completions[1].choices[0].text
+    responses = [
+        client.responses.create(
+            model=MODEL_NAME,
+            input=PROMPTS[0],
+            max_output_tokens=60,
+            temperature=0.0,
+            extra_body={"ignore_eos": True} | penalty,
+        )
+        for penalty in ({}, {name: -2.0})
+    ]
+    assert responses[0].output_text == chats[0].choices[0].message.content
+    assert responses[1].output_text == chats[1].choices[0].message.content
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

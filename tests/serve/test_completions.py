@@ -124,3 +124,28 @@ def test_fields_of_the_other_endpoints(lab: Lab, model: Any, server: ApiServer):
     body = {"extra_body": {"stop_token_ids": ["x"]}}
     with pytest.raises(openai.BadRequestError, match="stop_token_ids"):
         complete(server, prompt=PROMPTS[0], **body)
+
+
+def test_token_ids_on_demand(lab: Lab, model: Any, server: ApiServer):
+    """As in chats: those of the answer, without the prompt's."""
+    asked: dict[str, Any] = {"prompt": PROMPTS[:2], "echo": True, "logprobs": 1}
+    asked["extra_body"] = {"return_token_ids": True, "ignore_eos": True}
+    choices = complete(server, **asked).choices
+    for prompt, choice in zip(PROMPTS, choices, strict=False):
+        assert len(choice.output_ids) == GREEDY["max_tokens"]
+        text = prompt + lab.tokenizer(model).decode(choice.output_ids)
+        assert choice.text.rstrip("\ufffd") == text.rstrip("\ufffd")
+    streams: dict[int, list[int]] = {0: [], 1: []}
+    with server.client() as client:
+        given: Any = GREEDY | asked | {"stream": True}
+        for event in client.completions.create(**given):
+            for choice in event.choices:
+                streams[choice.index] += choice.output_ids
+    assert list(streams.values()) == [choice.output_ids for choice in choices]
+    assert "output_ids" not in complete(server, prompt=PROMPTS[0]).choices[0].model_dump()
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_an_echo_of_ids_outside_the_vocabulary(token: int, server: ApiServer):
+    with pytest.raises(openai.BadRequestError, match="vocabulary"):
+        complete(server, prompt=[5, token], echo=True, max_tokens=0)

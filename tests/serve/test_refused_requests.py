@@ -42,8 +42,8 @@ BAD: dict[str, tuple[tuple[str, ...], list[Any]]] = {
     "min_p": (OPENAI, [-1, 2, NAN, INF, "x"]),
     # LMDeploy 0.18 itself: taken for 1 in silence, or logits of infinity and NaN
     "repetition_penalty": (OPENAI, [0, -1, NAN, INF, 1e-320, 1e308]),
-    "presence_penalty": (("chat", "completions"), [-2.5, 3, NAN, INF, "x"]),
-    "frequency_penalty": (("chat", "completions"), [-2.5, 3, NAN, INF, "x"]),
+    "presence_penalty": (("chat", "completions", "responses"), [-2.5, 3, NAN, INF, "x"]),
+    "frequency_penalty": (("chat", "completions", "responses"), [-2.5, 3, NAN, INF, "x"]),
     # LMDeploy 0.18 itself: what does not fit into 64 bits ends the engine's loop
     "repetition_ngram_size": (TEXT, [-1, 5000, HUGE]),
     "repetition_ngram_threshold": (TEXT, [-1, HUGE]),
@@ -63,11 +63,12 @@ BAD: dict[str, tuple[tuple[str, ...], list[Any]]] = {
     "prompt": (("completions",), [[], [[]], [1, "a"], [[1], "a"], [None], 7]),
     # LMDeploy 0.18 itself: dropped in silence, these and those below
     "suffix": (("completions",), ["b"]),
-    "best_of": (("chat", "completions", "generate"), [3]),
-    "guided_json": (TEXT, [{"type": "object"}]),
+    "best_of": (ALL, [3]),
+    "guided_json": (ALL, [{"type": "object"}]),
     "functions": (("chat",), [[{"name": "f"}]]),
     "include": (("responses",), [["message.output_text.logprobs"]]),
     "max_tool_calls": (("responses",), [1]),
+    "stop_sequences": (("messages",), [[1], 5]),
     "mcp_servers": (("messages",), [[{"url": "http://localhost"}]]),
     "response_format": (("chat",), [{"type": "haiku"}, {"type": "regex_schema"}]),
 }

@@ -23,16 +23,16 @@ def crowded(lab: Lab) -> Iterator[ApiServer]:
 
 def test_answers_in_a_storm_are_those_alone(crowded: ApiServer, tmp_path: Path) -> None:
     kept = Kept(tmp_path / "answers.jsonl")
-    report = storm(crowded, REQUESTS, 1, False, kept)
+    report = storm(crowded, REQUESTS, 1, kept)
     assert report["passed"], report["wrong"]
     assert report["ends"].keys() == {"stop", "length", "tool_calls"}
     again = Kept(tmp_path / "answers.jsonl")
     assert again.wrong == dict.fromkeys(range(REQUESTS), "")
-    assert storm(crowded, REQUESTS, 1, False, again)["seconds"] == [0, 0], "a run goes on from its file"
+    assert storm(crowded, REQUESTS, 1, again)["seconds"] == [0, 0], "a run goes on from its file"
 
 
 def test_the_requests_have_everything() -> None:
-    bodies = [make_request(1, number, True)[1] for number in range(REQUESTS)]
+    bodies = [make_request(1, number)[1] for number in range(REQUESTS)]
     fields = set().union(*bodies)
     assert fields >= {"stop", "tool_choice", "presence_penalty", "seed", "n", "logprobs", "min_new_tokens"}
     styles = {body["response_format"]["type"] for body in bodies if "response_format" in body}

@@ -32,10 +32,11 @@ def test_bad_words(bad_words, dtype):
     assert torch.equal(ours(scores.clone(), words, mask, 3.0), own(scores.clone(), words, mask, 3.0))
 
 
-def test_the_first_word_is_bad_beside_places_without_one(bad_words):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_first_word_is_bad_beside_places_without_one(bad_words, dtype):
     """LMDeploy puts the first logit back in such places, which may undo what another place has put there."""
     ours, _ = bad_words
-    scores = torch.zeros(1, 9).bfloat16()
+    scores = torch.zeros(1, 9).to(dtype)
     ours(scores, torch.tensor([[0, -1]]), torch.tensor([[True, False]]))
     assert scores.isinf().nonzero().tolist() == [[0, 0]]
 

@@ -17,6 +17,7 @@ from lmdeploy.serve.openai.chat_completions.logits_processors import logit_bias_
 from lmdeploy.serve.openai.protocol import ChatCompletionRequest
 
 from dlinfer.errors import GenerationOptionError
+from dlinfer.framework.lmdeploy_ext.answers.forbidden_text import ForbiddenText
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.refusals.request_checks import _fault, fit_sampling
 from dlinfer.framework.lmdeploy_ext.refusals.sampling_checks import (
@@ -138,6 +139,27 @@ def test_a_temperature_that_logits_cannot_be_divided_by_means_the_likeliest_toke
     with_zero = SamplingParam(temperature=0, top_k=3)  # LMDeploy itself asks for the likeliest token
     fit_sampling(with_zero, 3, dtype)
     assert with_zero.temperature == 0
+
+
+def test_processors_of_ours_know_only_tokens_of_the_model():
+    """A tokenizer may have more; an index beyond the logits would end the engine's loop."""
+    forbidden = ForbiddenText(b"ab", {}, 6, (torch.tensor([1, 5]), torch.tensor([4])))
+
+    def users(token_ids: Any, logits: Any) -> Any:
+        return logits
+
+    param = SamplingParam(
+        logits_processors=[LogitBias((2, 4), (1.0, 2.0)), LogitBias((5,), (1.0,)), forbidden, users]
+    )
+    fit_sampling(param, 4, torch.float32)
+    logits = torch.zeros(4)
+    fit: Any = param.logits_processors
+    for processor in fit:
+        logits = processor(torch.tensor([0]), logits)
+    assert logits.tolist() == [0.0, -torch.inf, 1.0, 0.0]
+    assert fit[-1] is users
+    with pytest.raises(IndexError):
+        forbidden(torch.tensor([0]), torch.zeros(4))
 
 
 def test_the_models_least_number_of_tokens_gives_way_to_the_requests_most():

@@ -15,13 +15,14 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.answers.token_text import text_of
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.refusals.request_checks import refusal
 from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 
 @dataclass
 class _Choice:
-    """One text of the reply: a prompt, and what is known of its continuation."""
+    """One text of the reply: a prompt and its continuation."""
 
     index: int
     prompt: Any  # a string or token ids
@@ -35,7 +36,7 @@ class _Choice:
 
 @dataclass
 class _Piece:
-    """A part of a choice's text. Of the first token of a prompt there is no log-probability."""
+    """A part of a choice's text. The first token of a prompt has no log-probability."""
 
     text: str
     token_ids: Sequence[int] = ()
@@ -55,6 +56,7 @@ class _Completion:
     def __init__(self, request: Any, body: dict[str, Any], server_context: Any) -> None:
         self.request = request
         self._more = {name: body[name] for name in _UNDECLARED if body.get(name) is not None}
+        self._shows_ids = bool(body.get("return_token_ids"))
         self.context = server_context
         self.engine = server_context.async_engine
         self.tokenizer = self.engine.tokenizer.model.model
@@ -125,7 +127,13 @@ class _Completion:
 
     async def _echo(self, prompt: Any) -> _Piece:
         """The prompt as the first piece of a text, with its log-probabilities where they are asked for."""
+        from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
+
         ids = self._ids(prompt)
+        if not isinstance(prompt, str):
+            vocab_size = getattr(self.engine.hf_cfg.get_text_config(), "vocab_size", None)
+            if (reason := refusal(ids, vocab_size)) is not None:
+                raise RequestError(ErrorCode.INVALID_REQUEST, reason)
         echo = _Piece(prompt if isinstance(prompt, str) else self.engine.tokenizer.decode(ids))
         if self.request.logprobs is not None and ids:
             echo.token_ids = ids
@@ -191,6 +199,12 @@ class _Completion:
         generators = [choice.answers for choice in self.choices if choice.answers is not None]
         sessions = [choice.session for choice in self.choices]
         await cleanup_result_generators(generators, sessions, self.context.session_manager)
+
+    def output_ids(self, choice: _Choice, piece: _Piece) -> dict[str, list[int]]:
+        """Generated tokens of a piece under the name that LMDeploy's chats give them, if they are asked for."""
+        if not self._shows_ids:
+            return {}
+        return {"output_ids": [] if piece is choice.echo else list(piece.token_ids)}
 
     def logprobs(self, choice: _Choice, piece: _Piece) -> Any:
         """The protocol's log-probabilities of a piece, or None."""
@@ -307,6 +321,7 @@ async def _events(completion: _Completion) -> AsyncIterator[str]:
             event = CompletionStreamResponse(**head, choices=[said]).model_dump(
                 mode="json", exclude_none=True
             )
+            event["choices"][0] |= completion.output_ids(choice, piece)
             if include_usage:
                 event["usage"] = None
             yield f"data: {json.dumps(event)}\n\n"
@@ -327,12 +342,15 @@ async def _whole(completion: _Completion, raw_request: Any) -> Any:
 
     texts: dict[int, list[str]] = {choice.index: [] for choice in completion.choices}
     rows: dict[int, list[Any]] = {choice.index: [] for choice in completion.choices}
+    ids: dict[int, dict[str, list[int]]] = {choice.index: {} for choice in completion.choices}
     last: dict[int, _Piece] = {}
     async for choice, piece in completion.pieces():
         if await raw_request.is_disconnected():
             raise RequestError(ErrorCode.REQUEST_CANCELLED, "Client disconnected")
         last[choice.index] = piece
         texts[choice.index].append(piece.text)
+        for name, tokens in completion.output_ids(choice, piece).items():
+            ids[choice.index].setdefault(name, []).extend(tokens)
         said = completion.logprobs(choice, piece)
         if said is not None:
             rows[choice.index].append(said)
@@ -349,7 +367,10 @@ async def _whole(completion: _Completion, raw_request: Any) -> Any:
             )
         )
     head = _head(completion.request)
-    return CompletionResponse(**head, choices=choices, usage=_usage(completion, last)).model_dump()
+    response = CompletionResponse(**head, choices=choices, usage=_usage(completion, last)).model_dump()
+    for said in response["choices"]:
+        said.update(ids[said["index"]])
+    return response
 
 
 def _usage(completion: _Completion, last: dict[int, _Piece]) -> Any:

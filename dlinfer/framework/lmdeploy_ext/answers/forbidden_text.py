@@ -6,9 +6,10 @@ a tokenizer without that is refused by name.
 """
 
 import bisect
+import functools
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,6 +47,12 @@ class ForbiddenText:
                 logits[tokens.to(logits.device)] = -torch.inf
         return logits
 
+    def within(self, vocab_size: int) -> "ForbiddenText":
+        """The same for a model that has fewer tokens than the tokenizer."""
+        if vocab_size >= self.vocabulary:
+            return self
+        return replace(self, completing=tuple(tokens[tokens < vocab_size] for tokens in self.completing))
+
     def _tail(self, token_ids: torch.Tensor) -> bytes:
         """The last bytes of the text, as many as an unfinished forbidden text can have."""
         longest = len(self.text) - 1
@@ -81,7 +88,9 @@ class _Vocabulary:
         self._backwards = sorted(range(len(pieces)), key=lambda token: pieces[token][::-1])
         self._reversed = [pieces[token][::-1] for token in self._backwards]
 
-    def forbid(self, text: bytes, skip_special: bool) -> ForbiddenText:
+        self.forbid = functools.lru_cache(maxsize=256)(self._forbid)  # it reads the whole vocabulary
+
+    def _forbid(self, text: bytes, skip_special: bool) -> ForbiddenText:
         dropped = self._special if skip_special else frozenset()
         containing = [token for token, piece in enumerate(self._pieces) if text in piece]
         completing = [containing]

@@ -1,6 +1,6 @@
 """Log-probabilities as clients expect them: the most likely tokens with the chosen one among them, in text.
 
-LMDeploy 0.18 leaves the chosen token out of ``top_logprobs`` (of 20 there are 19), writes tokens as its vocabulary
+LMDeploy 0.18 leaves the chosen token out of ``top_logprobs`` (20 become 19), writes tokens as its vocabulary
 spells them (``Ġthe``), and gives the bytes of that spelling.
 """
 

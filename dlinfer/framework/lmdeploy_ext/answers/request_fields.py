@@ -68,7 +68,8 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "response_format": ({"type": "text"},),
         "sampling_params": ({},),
     },
-    "/v1/responses": {
+    "/v1/responses": _VLLM
+    | {
         "include": ([], ["reasoning.encrypted_content"]),
         "logit_bias": ({},),
         "max_tool_calls": (),
@@ -76,8 +77,26 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "logprobs": (False,),
         "n": (1,),
         "min_new_tokens": (0,),
+        "stop_token_ids": ([],),
+        "return_token_ids": (False,),
     },
-    "/v1/messages": {"output_format": (), "mcp_servers": ([],), "container": (), "seed": ()},
+    "/v1/messages": _VLLM
+    | {
+        "output_format": (),
+        "mcp_servers": ([],),
+        "container": (),
+        "seed": (),
+        "stop": ([],),
+        "min_new_tokens": (0,),
+        "min_p": (0,),
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+        "logit_bias": ({},),
+        "response_format": ({"type": "text"},),
+        "stop_token_ids": ([],),
+        "ignore_eos": (False,),
+    },
     "/pooling": {"encoding_format": ("float",), "dimensions": ()},
     "/abort_request": {"finished_reason": (), "abort_message": ()},
 }

@@ -44,7 +44,7 @@ def _safe_run(original: Callable[..., Any]) -> Callable[..., Any]:
     @asynccontextmanager
     async def safe_run(self: Any, handle: Any, session: Any, **kwargs: Any) -> AsyncIterator[Any]:
         async with original(self, handle, session, **kwargs) as outputs:
-            progress = getattr(session, _PROGRESS, None)
+            progress = vars(session).pop(_PROGRESS, None)
             if progress is None:  # scores, logits: nobody asks for text
                 yield outputs
             else:
@@ -66,13 +66,13 @@ async def _one_by_one(outputs: Any, progress: _Progress, handle: Any, session_id
                     await handle.async_cancel(session_id)
                     async for _ in outputs:  # until the engine has freed the sequence
                         pass
-                # To LMDeploy's counters this request has ended as any other.
+                # LMDeploy counts this as a request that ended normally.
                 yield dataclasses.replace(piece, status=ResponseType.FINISH, token_ids=[], logprobs=None)
                 return
 
 
 def _split(output: Any) -> Iterator[Any]:
-    """Engine outputs of one token each. The last one has all that there is once an output."""
+    """Engine outputs of one token each. The last one keeps the fields that belong to the whole output."""
     from lmdeploy.messages import ResponseType
 
     metrics = output.req_metrics
@@ -216,15 +216,15 @@ def _convert(original: Callable[..., None]) -> Callable[..., None]:
         if activation.active() is None:
             original(self, tokenizer)
             return
-        special = _special_tokens(tokenizer)
+        special = _special_tokens(tokenizer) if self.stop_words or self.bad_words else {}
         for words, ids in (("stop_words", "stop_token_ids"), ("bad_words", "bad_token_ids")):
             if "" in (getattr(self, words) or ()):
                 raise GenerationOptionError(
                     field=words, given=getattr(self, words), expected="non-empty strings"
                 )
-            found = {special[word] for word in getattr(self, words) or () if word in special}
-            found.update(getattr(self, ids) or ())
-            setattr(self, ids, sorted(found) or None)
+            tokens = {special[word] for word in getattr(self, words) or () if word in special}
+            tokens.update(getattr(self, ids) or ())
+            setattr(self, ids, sorted(tokens) or None)
         texts = [forbid(word, tokenizer, self.skip_special_tokens) for word in self.bad_words or ()]
         if texts:
             self.logits_processors = [*(self.logits_processors or []), *texts]

@@ -19,7 +19,7 @@ def token_bytes(tokenizer: Any) -> Sequence[bytes] | None:
 
 
 def text_of(tokenizer: Any, token: int) -> tuple[str, bytes]:
-    """Text of one token, with escapes for what is no whole character, and its bytes."""
+    """Text of one token, with escapes for bytes that form no character, and its bytes."""
     pieces = token_bytes(tokenizer)
     if pieces is not None and token < len(pieces):
         piece = pieces[token]

@@ -1,7 +1,9 @@
 """Writes the few logits that a stop word changes, and nothing else.
 
 LMDeploy scatters them. torch's scatter of 16-bit numbers on a CPU goes through the whole vocabulary, on all threads: a
-twentieth of a millisecond for each step, and many where other processes keep the threads waiting.
+twentieth of a millisecond for each step, and many where other processes keep the threads waiting. It also writes the
+old logit of token 0 for each place that pads a row, which lets a forbidden token 0 be drawn beside a request that
+forbids more tokens.
 
 This file loads before LMDeploy's modules do, since it patches them.
 """
@@ -14,16 +16,12 @@ from torch import Tensor
 from dlinfer.framework.patching import Patch
 
 
-def _is_scattered_in_full(scores: Tensor) -> bool:
-    return scores.is_cpu and scores.element_size() < 4
-
-
 def _bad_words(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(original)
     def process_bad_words(
         scores: Tensor, bad_words: Tensor, mask: Tensor, filter_value: float = -float("inf")
     ) -> Tensor:
-        if not _is_scattered_in_full(scores):
+        if not scores.is_cpu:
             return original(scores, bad_words, mask, filter_value)
         row, column = mask.nonzero(as_tuple=True)
         scores.index_put_((row, bad_words[row, column]), scores.new_tensor(filter_value))
@@ -35,9 +33,9 @@ def _bad_words(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 PATCHES = (
     Patch(
         target="lmdeploy.pytorch.engine.logits_process:_process_bad_words_",
-        why="scatters a few 16-bit logits, for which torch goes through the whole vocabulary on a CPU",
+        why="puts back the logit of a forbidden token 0 where a row is padded; scatters a few 16-bit logits, for which "
+        "torch goes through the whole vocabulary on a CPU",
         signature="(scores, bad_words, mask, filter_value=-inf)",
         build=_bad_words,
-        essential=False,
     ),
 )

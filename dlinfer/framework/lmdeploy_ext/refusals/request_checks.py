@@ -55,7 +55,7 @@ def _max_session_len(original: Callable[..., int]) -> Callable[..., int]:
     def _get_max_session_len(self: Any) -> int:
         longest = original(self)
         if activation.serves(self.engine_config.device_type):
-            setattr(self.engine_config, _LONGEST, longest)  # which the server's process is given
+            setattr(self.engine_config, _LONGEST, longest)  # a copy goes to the server's process
         return longest
 
     return _get_max_session_len
@@ -66,8 +66,8 @@ def fit_sampling(param: Any, vocab_size: int, dtype: torch.dtype) -> None:
     it means.
 
     More candidates than tokens are all tokens; an id that is no token is never drawn, so neither stops nor needs
-    forbidding. Logits divided by a temperature next to zero become infinite, and the draw NaN: the likeliest token,
-    which that temperature means, is asked for instead.
+    forbidding; a logits processor of ours drops it likewise. Logits divided by a temperature next to zero become
+    infinite, and the draw NaN: the likeliest token, which that temperature means, is asked for instead.
     """
     if 0 < param.temperature < _LARGE_LOGIT / torch.finfo(dtype).max:
         param.temperature, param.top_k = 1.0, 1
@@ -75,6 +75,12 @@ def fit_sampling(param: Any, vocab_size: int, dtype: torch.dtype) -> None:
     param.num_logprobs = min(param.num_logprobs, vocab_size)
     param.stop_words = _tokens(param.stop_words, vocab_size)
     param.bad_words = _tokens(param.bad_words, vocab_size)
+    if param.logits_processors:
+        param.logits_processors = [_within(each, vocab_size) for each in param.logits_processors]
+
+
+def _within(processor: Any, vocab_size: int) -> Any:
+    return processor.within(vocab_size) if hasattr(processor, "within") else processor
 
 
 def _fault(gen_config: Any, vocab_size: int | None) -> str | None:

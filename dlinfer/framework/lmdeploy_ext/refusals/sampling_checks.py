@@ -241,6 +241,11 @@ class LogitBias:
         logits[list(self.tokens)] += logits.new_tensor(self.biases)
         return logits
 
+    def within(self, vocab_size: int) -> "LogitBias":
+        """The same for a model that has fewer tokens than the tokenizer."""
+        kept = [pair for pair in zip(self.tokens, self.biases, strict=True) if pair[0] < vocab_size]
+        return LogitBias(tuple(token for token, _ in kept), tuple(bias for _, bias in kept))
+
 
 def _logit_bias(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)

@@ -3,7 +3,7 @@
 LMDeploy's verification accepts a draft by a number without a seed, and draws another token where it does not. Here each
 place is drawn as without drafts, and a draft is right where it is that token: for a draft that is one token a place,
 both accept it with the target's probability of it. LMDeploy also counts one token a step towards ``min_new_tokens`` and
-a seed's place, of the several that a step may add.
+a seed's place, though a step may add several.
 """
 
 import functools

@@ -17,7 +17,7 @@ from dlinfer.framework.patching import Patch
 
 
 def _padded(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
-    """Tokens below each other, int64 [B, N], and which of them are some, bool [B, N]; None where there is none."""
+    """Tokens, int64 [B, N], and which places hold one, bool [B, N]; None where no row has any."""
     width = max(map(len, words))
     if width == 0:
         return None, None

@@ -1,9 +1,11 @@
-"""Repetition, presence and frequency penalties, and the end of texts that repeat themselves, by each row's own text.
+"""Penalties, logits processors and the end of texts that repeat themselves, by each row's own text.
 
-As vLLM and OpenAI define them: the repetition penalty divides positive logits of tokens of the prompt and of the answer
-and multiplies negative ones; then ``frequency_penalty`` times a token's count in the answer is subtracted, and
-``presence_penalty`` once if the answer has the token. LMDeploy penalises no token of the prompt, spares the newest
-token or does not, by what else runs, and drops the two penalties of OpenAI's.
+Penalties are as vLLM and OpenAI define them: the repetition penalty divides positive logits of tokens of the prompt and
+of the answer and multiplies negative ones; then ``frequency_penalty`` times a token's count in the answer is
+subtracted, and ``presence_penalty`` once if the answer has the token. LMDeploy penalises no token of the prompt, spares
+the newest token or does not, by what else runs, and drops the two penalties of OpenAI's. Its logits processors
+(``bad_words`` is one) read a text that has padding inside once a request of another length joins the batch, and that
+lacks tokens of accepted drafts.
 """
 
 import functools
@@ -94,6 +96,12 @@ def _call(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
         if not rows:
             return await original(self, scores)
         drafts.count(inputs, rows)
+        if any(inputs.logits_processors):
+            inputs.all_ids = {
+                row: torch.from_numpy(text.all_tokens(drafted)).to(scores.device)
+                for row, text, drafted in rows
+                if text.rules.has_processors
+            }
         scores, logprobs = await original(self, scores)
         with torch.inference_mode():
             from lmdeploy.pytorch import envs
@@ -107,10 +115,10 @@ def _call(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
 
 def _no_list(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def _gather_generated_ids(pad_id: int, seqs: list[Any], sampling_inputs: Any) -> Any:
+    def gather(pad_id: int, seqs: list[Any], sampling_inputs: Any) -> Any:
         return original(pad_id, seqs, sampling_inputs) if activation.active() is None else None
 
-    return _gather_generated_ids
+    return gather
 
 
 def _from_gen_config(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +144,7 @@ PATCHES = (
     Patch(
         target="lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.__call__",
         why="penalises by a list of tokens that lacks the newest one, unless another request's prefill came between; "
-        "takes the padding of an empty text for a repetition of n-grams",
+        "takes the padding of an empty text for a repetition of n-grams; gives logits processors a padded text",
         signature="(self, scores)",
         build=_call,
         versions=FAULTY,
@@ -144,6 +152,13 @@ PATCHES = (
     Patch(
         target="lmdeploy.pytorch.strategies.ar.sampling:_gather_generated_ids",
         why="copies all generated tokens of a batch at each step, for penalties that are counted elsewhere here",
+        signature="(pad_id, seqs, sampling_inputs)",
+        build=_no_list,
+        versions=FAULTY,
+    ),
+    Patch(
+        target="lmdeploy.pytorch.strategies.ar.sampling:_gather_all_ids",
+        why="copies all tokens of a batch at each step, for logits processors that read the rows' texts here",
         signature="(pad_id, seqs, sampling_inputs)",
         build=_no_list,
         versions=FAULTY,

@@ -21,7 +21,7 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
-    """The tools of which a ChatCompletionRequest requires a call, and whether it requires just one; None for "auto".
+    """The tools that a ChatCompletionRequest requires a call of, and whether it requires just one; None for "auto".
 
     Raises ValueError where it requires a tool that it does not have.
     """
@@ -59,8 +59,8 @@ def bounded(style: Any, *, only_one: bool) -> Any:
         return style | {"max_whitespace_cnt": _BLANKS}
     if kind == "regex":
         return style | {"pattern": _BOUNDED_PATTERNS.get(style["pattern"], style["pattern"])}
-    made = {name: bounded(part, only_one=only_one) for name, part in style.items()}
-    return made | {"stop_after_first": True} if only_one and "stop_after_first" in made else made
+    copied = {name: bounded(part, only_one=only_one) for name, part in style.items()}
+    return copied | {"stop_after_first": True} if only_one and "stop_after_first" in copied else copied
 
 
 def _with_parameters(tool: Any) -> Any:

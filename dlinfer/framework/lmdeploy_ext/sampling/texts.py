@@ -23,6 +23,7 @@ class Rules:
     repetition: counts prompt and generated tokens. presence, frequency: count generated tokens, as OpenAI and vLLM
     define them. ngram_size, ngram_count: a text ends when its last ``ngram_size`` tokens stand in it ``ngram_count``
     times. has_drafts: of speculative decoding, where a step may add several tokens; for it alone min_new_tokens counts.
+    has_processors: logits processors read prompt and answer.
     """
 
     repetition: float = 1.0
@@ -32,6 +33,7 @@ class Rules:
     ngram_count: int = 0
     has_drafts: bool = False
     min_new_tokens: int = 0
+    has_processors: bool = False
 
     @classmethod
     def of(cls, param: Any, *, has_drafts: bool) -> "Rules":
@@ -43,6 +45,7 @@ class Rules:
             ngram_count=param.repetition_ngram_threshold,
             has_drafts=has_drafts,
             min_new_tokens=param.min_new_tokens if has_drafts else 0,
+            has_processors=bool(param.logits_processors),
         )
 
     @property
@@ -56,7 +59,7 @@ NO_RULES = Rules()
 
 @dataclass(frozen=True)
 class Start:
-    """A sequence's text when a prefill reads it. prompt: empty where no rule counts its tokens."""
+    """A sequence's text when a prefill reads it. prompt: empty where no rule reads its tokens."""
 
     rules: Rules
     prompt: np.ndarray
@@ -69,12 +72,13 @@ class Start:
         rules = Rules.of(seq.sampling_param, has_drafts=has_drafts)
         generated = np.array(seq.generated_ids)
         length = seq.num_valid_ids - seq.num_new_tokens
-        prompt = np.array(seq.valid_ids[:length] if rules.repetition != 1.0 else ())
+        reads_prompt = rules.repetition != 1.0 or rules.has_processors
+        prompt = np.array(seq.valid_ids[:length] if reads_prompt else ())
         return cls(rules, prompt.astype(np.int64), generated.astype(np.int64), length)
 
 
 class Text:
-    """The tokens of one sequence, counted as its rules need them."""
+    """The tokens of one sequence, kept and counted as its rules need them."""
 
     def __init__(self, start: Start) -> None:
         self.rules, self.prompt_length = start.rules, start.prompt_length
@@ -84,19 +88,31 @@ class Text:
         self._place: dict[int, int] = {}
         self._tokens = np.empty(256, np.int64)
         self._counts = np.zeros(256, np.int64)
-        for token in np.unique(start.prompt).tolist():
-            self._place_of(token)
+        self._all = np.empty(256, np.int64)
+        self._size = 0
+        if self.rules.has_processors:
+            self._append(start.prompt)
+        if self.rules.penalises:
+            for token in np.unique(start.prompt).tolist():
+                self._place_of(token)
         self.add(start.generated.tolist())
 
     def add(self, tokens: Sequence[int]) -> None:
         """Append generated tokens."""
         self.length += len(tokens)
+        if self.rules.has_processors:
+            self._append(tokens)
         if self.rules.ngram_size > 0:
             self._recent.extend(tokens)
         if self.rules.penalises:
             for token in tokens:
                 place = self._place_of(token)  # which may replace the array
                 self._counts[place] += 1
+
+    def all_tokens(self, drafted: Sequence[int] = ()) -> np.ndarray:
+        """Prompt and answer [N], for logits processors. drafted: tokens that are taken for generated in this answer."""
+        tokens = self._all[: self._size]
+        return np.concatenate([tokens, np.array(drafted, np.int64)]) if drafted else tokens
 
     def counts(self, drafted: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Distinct tokens [N], and how often each was generated [N]: 0 for one of the prompt alone.
@@ -122,6 +138,13 @@ class Text:
             return False
         grams = np.lib.stride_tricks.sliding_window_view(recent, size)
         return int((grams == recent[-size:]).all(1).sum()) >= self.rules.ngram_count
+
+    def _append(self, tokens: Sequence[int] | np.ndarray) -> None:
+        size = self._size + len(tokens)
+        if size > len(self._all):
+            self._all = np.concatenate([self._all[: self._size], np.empty(size, np.int64)])
+        self._all[self._size : size] = tokens
+        self._size = size
 
     def _place_of(self, token: int) -> int:
         place = self._place.setdefault(token, len(self._place))

@@ -30,7 +30,7 @@ def giving(agent: Any, last_only: bool) -> Iterator[None]:
 def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
     """Whether a step reads no other row. inputs: its ModelInputs. has_all_logits: it gives logits, or a loss of them.
 
-    A step that scores its input names the rows of which it wants logits.
+    A step that scores its input names the rows whose logits it needs.
     """
     return not has_all_logits and inputs.logits_indices is None
 

@@ -1,5 +1,6 @@
-"""Penalties against their definition in float64, and the ends of texts that repeat themselves."""
+"""Penalties against their definition in float64, what processors read, and the ends of texts that repeat themselves."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from dlinfer.framework.lmdeploy_ext.sampling import penalties
-from dlinfer.framework.lmdeploy_ext.sampling.texts import Rules, Start, Text
+from dlinfer.framework.lmdeploy_ext.sampling.texts import START, Rules, Start, Text, Texts
 
 VOCABULARY = 50
 Row = tuple[int, Text, list[int]]
@@ -88,3 +89,34 @@ def test_a_text_that_repeats_itself_ends_if_it_can(dtype: torch.dtype):
     assert torch.equal(got[1:], scores[1:]), "no stop word, no repetition, may not stop yet, an empty text"
     inputs.stop_words = None
     assert torch.equal(penalties.end_repeating(scores.clone(), rows, inputs, 64), scores)
+
+
+def test_processors_read_each_rows_own_text(monkeypatch: pytest.MonkeyPatch):
+    """LMDeploy pads texts of other lengths in the middle, and counts one token for a step of several."""
+    monkeypatch.setattr(penalties.activation, "active", lambda: "cpu")
+    processors = [lambda tokens, logits: logits]
+    rules = Rules(has_processors=True)
+    contexts: list[dict[str, Any]] = [{"session_id": number, "seq_id": 0} for number in range(3)]
+    for context, said in zip(contexts, ([9, 9, 9, 9], [1], [2]), strict=True):
+        prompt = np.array(said, np.int64)
+        start = Start(Rules() if said == [2] else rules, prompt, np.empty(0, np.int64), len(said))
+        context[START] = start
+    drafted = [[5, 6], [7, 8], [3, 3]]
+    Texts().begin(SimpleNamespace(session_ctx=contexts, session_to_cleanup=None), drafted)
+    seen: dict[int, list[int]] = {}
+
+    async def lmdeploys(self: Any, scores: torch.Tensor) -> Any:
+        seen.update({row: tokens.tolist() for row, tokens in self.sampling_inputs.all_ids.items()})
+        return scores, None
+
+    inputs = SimpleNamespace(
+        session_ctx=[context for context in contexts for _ in range(3)],
+        logits_processors=[processors] * 6 + [None] * 3,
+        all_ids=None,
+        temperature=None,
+        stop_words=None,
+    )
+    call = penalties._call(lmdeploys)
+    asyncio.run(call(SimpleNamespace(sampling_inputs=inputs), torch.zeros(9, VOCABULARY)))  # type: ignore[arg-type]
+    first = [9, 9, 9, 9]
+    assert seen == {0: first, 1: [*first, 5], 2: [*first, 5, 6], 3: [1], 4: [1, 7], 5: [1, 7, 8]}

@@ -121,6 +121,18 @@ def test_rows_without_rules_have_no_text():
     assert lengths(step) == {}
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 300])
+def test_logits_processors_read_prompt_and_answer(chunk: int):
+    rng = np.random.default_rng(1)
+    prompt, generated = rng.integers(0, 900, 300).tolist(), rng.integers(0, 900, 1000).tolist()
+    one = text(Rules(has_processors=True), generated[:chunk], tuple(prompt))
+    for at in range(chunk, 1000, chunk):
+        one.add(generated[at : at + chunk])
+    assert one.all_tokens().tolist() == prompt + generated
+    assert one.all_tokens([3, 4]).tolist() == [*prompt, *generated, 3, 4]
+    assert one.all_tokens().tolist() == prompt + generated
+
+
 def test_each_place_of_a_draft_reads_those_before_it():
     texts = Texts()
     step = inputs([(1, start()), (2, start())])

@@ -33,4 +33,4 @@ OF_TRANSFORMERS = PatchSet(
         )
     ],
 )
-"""Of transformers, where LMDeploy runs: it reads every configuration by it."""
+"""Patches on transformers, which reads every configuration by this method. Applied where LMDeploy is imported."""

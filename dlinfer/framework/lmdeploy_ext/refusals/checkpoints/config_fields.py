@@ -24,7 +24,7 @@ class Field:
 
 
 _ACTIVATION = Field("hidden_act", _SILU)
-"""What every class multiplies by, but for those of ``_OTHER_ACTIVATIONS``."""
+"""The activation of LMDeploy's classes, except those in ``_OTHER_ACTIVATIONS``."""
 
 _OTHER_ACTIVATIONS = {
     "gemma": (Field("hidden_act", _TANH), Field("hidden_activation", (None, *_TANH))),
@@ -49,16 +49,16 @@ def check(config: Any) -> None:
     """Raise UnsupportedFeatureError for a value that LMDeploy's class ignores. config: of the text model."""
     kind = getattr(config, "model_type", "")
     for field in (*_OTHER_ACTIVATIONS.get(kind, (_ACTIVATION,)), *_FIELDS.get(kind, ())):
-        given = getattr(config, field.name, field.served[0])
-        if given not in field.served:
-            raise _refuse(kind, field.name, given, field.served[-1])
+        value = getattr(config, field.name, field.served[0])
+        if value not in field.served:
+            raise _refuse(kind, field.name, value, field.served[-1])
     if kind in _OWN_HEAD_DIM:
-        share, given = config.hidden_size // config.num_attention_heads, getattr(config, "head_dim", None)
-        if given not in (None, share):
-            raise _refuse(kind, "head_dim", given, share)
+        share, value = config.hidden_size // config.num_attention_heads, getattr(config, "head_dim", None)
+        if value not in (None, share):
+            raise _refuse(kind, "head_dim", value, share)
 
 
-def _refuse(kind: str, name: str, given: Any, served: Any) -> Exception:
+def _refuse(kind: str, name: str, value: Any, served: Any) -> Exception:
     return refuse(
-        f"{name}={given!r} of {kind}, which LMDeploy ignores,", f"use a model with {name}={served!r}"
+        f"{name}={value!r} of {kind}, which LMDeploy ignores,", f"use a model with {name}={served!r}"
     )

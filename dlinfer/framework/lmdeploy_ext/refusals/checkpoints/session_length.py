@@ -6,7 +6,7 @@ from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 
 _SCALED_TOTAL = ("longrope", "su", "llama3", "mrope", "default")
-"""Rope types of which max_position_embeddings is the length with scaling."""
+"""Rope types whose max_position_embeddings already counts the scaling."""
 
 
 def positions(config: Any) -> int | None:

@@ -30,12 +30,12 @@ def settle(hf_config: Any, folder: Path | None) -> None:
     tying = [part for part in parts if getattr(part, "tie_word_embeddings", False)]
     if not tying or folder is None or not folder.is_dir():
         return
-    found = dict(_tables(folder))
-    heads = [name for name in found if name.endswith(_HEADS)]
-    embeddings = [name for name in found if name.endswith(_EMBEDDINGS)]
+    files = dict(_tables(folder))
+    heads = [name for name in files if name.endswith(_HEADS)]
+    embeddings = [name for name in files if name.endswith(_EMBEDDINGS)]
     if len(heads) != 1 or len(embeddings) != 1:
         return
-    head, embedding = (headers.tensor(found[name], name) for name in (*heads, *embeddings))
+    head, embedding = (headers.tensor(files[name], name) for name in (*heads, *embeddings))
     if _are_equal(head, embedding):
         return
     for part in tying:
