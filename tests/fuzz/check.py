@@ -67,7 +67,9 @@ def check(program: Program, engine: str, interpreted: bool = False) -> Verdict:
 
 
 def _can_repeat(program: Program, verdict: Verdict) -> bool:
-    return program.door == "compile" and not program.threads and not verdict.raised
+    """Whether the last call may be made again: with another value of each number, unless that needs another graph."""
+    valued = bool(program.calls[0].numbers) and "value of a number" in program.features()
+    return program.door == "compile" and not program.threads and not verdict.raised and not valued
 
 
 def eagerly(program: Program) -> list[CallTrace]:

@@ -8,17 +8,23 @@ from tests.fuzz.generate import Draft, alternatives
 from tests.fuzz.program import Step
 
 _SCALED = alternatives("""
-{0} * {1}|{0} / {1}|{0} + {1}|F.softmax({0} / {1}, -1)|torch.where({0} > {1}, {0}, {1})|{0}.clamp(max={1})
-({0} if {1} > 1 else {0} * 2)|{0}.add({0}, alpha={1})|torch.full_like({0}, {1})|({0} * 2 + {1}).sin()
-F.layer_norm({0}, {0}.shape[-1:], eps={1})|{0} * ({1} * 2 + 1)|{0} - {1} ** 2
+{0} * {1}|{0} / {1}|{0} + {1}|F.softmax({0} / {1}, -1)|({0} * 2 + {1}).sin()|{0} * ({1} * 2 + 1)|{0} - {1} ** 2
+({0} > {1}) & ({0} != 0)
+""")
+
+# Each value of the number is another graph: a branch, and parameters of ops that take no tensor.
+_VALUED = alternatives("""
+({0} if {1} > 1 else {0} * 2)|{0}.add({0}, alpha={1})|torch.full_like({0}, {1})|{0}.clamp(max={1})
+F.layer_norm({0}, {0}.shape[-1:], eps={1})|torch.where({0} > {1}, {0}, {1})
 """)
 
 
 def number(g: Draft) -> Step:
     """Arithmetic with a Python float that the caller chooses at each call."""
-    return Step(
-        g.name(), g.choose(*_SCALED), (g.floats(1), g.new_number()), rounds=True, features=("number",)
-    )
+    valued = g.chance(0.3)
+    text = g.choose(*(_VALUED if valued else _SCALED))
+    features = ("number", "value of a number") if valued else ("number",)
+    return Step(g.name(), text, (g.floats(1), g.new_number()), rounds=True, features=features)
 
 
 def opaque(g: Draft) -> Step:

@@ -16,8 +16,9 @@ from dlinfer.graph.known_answers.answer import precision_of
 from dlinfer.graph.seam.inductor import loops_escape
 from dlinfer.ops.bf12 import STRIP
 from dlinfer.ops.kernels import direct_kernel, kernel_authors
+from dlinfer.ops.kv_cache import kv_order
 from dlinfer.ops.spec import registry
-from dlinfer.vendor import discovery
+from dlinfer.vendor import KVCacheLayout, discovery
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.four_bit.linears import native_matmul
 from dlinfer.vendor.cpu.inductor.aten_calls import ATEN_CALLS
@@ -118,8 +119,14 @@ def _is_ours(name: str) -> bool:
     return vendor is not None and kernel_authors(vendor).get(name) == "cpu"
 
 
+def _has_own_layout() -> bool:
+    """Whether caches lie as the kernels in C++ read them. A vendor with another layout may share this vendor's
+    functions, which turn caches around."""
+    return kv_order("cpu") == KVCacheLayout.order
+
+
 def _is_plain_fill(node: fx.Node) -> bool:
-    return fake(arguments(node)["k"]).dtype in NATIVE_FLOATS
+    return _has_own_layout() and fake(arguments(node)["k"]).dtype in NATIVE_FLOATS
 
 
 def _is_plain_mixture(node: fx.Node) -> bool:
@@ -135,7 +142,7 @@ def _is_packed_mixture(node: fx.Node) -> bool:
 
 
 def _is_plain_paged(node: fx.Node) -> bool:
-    return _is_plain_attention(node, "k_cache", "v_cache")
+    return _has_own_layout() and _is_plain_attention(node, "k_cache", "v_cache")
 
 
 def _is_plain_attention(node: fx.Node, keys: str, values: str) -> bool:
