@@ -236,7 +236,7 @@ def reporting() -> Iterator[None]:
         yield
     except DlinferError:  # a setting that is wrong
         raise
-    except Exception as error:  # noqa: BLE001 - what is compiled is right without its report
+    except Exception as error:  # noqa: BLE001 - the graph is right without its report
         text = f"dlinfer: the report of a graph is incomplete: {type(error).__name__}: {error}"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 

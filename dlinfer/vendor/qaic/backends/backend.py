@@ -16,7 +16,7 @@ class Backend(Protocol):
     """A compiled model. Made with its path and Options; threads may call ``run`` at once.
 
     inputs, outputs: known from creation on, whether the network is loaded or not.
-    defaults: more inputs, of which the model has values itself.
+    defaults: further inputs. The model has their values itself.
     """
 
     inputs: Mapping[str, TensorInfo]

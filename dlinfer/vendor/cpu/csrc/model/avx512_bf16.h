@@ -71,7 +71,7 @@ __attribute__((noinline)) inline __m512bh _mm512_cvtne2ps_pbh(__m512 first, __m5
   return model::bits<__m512bh>(narrow);
 }
 
-// sum + a * b for each four neighbours, of which a's have no sign.
+// sum + a * b for each four neighbours. Those of a have no sign.
 inline __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
   auto sums = (Register<uint32_t>)sum;
   for (int i = 0; i < 4; ++i) {
