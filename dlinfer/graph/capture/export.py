@@ -92,9 +92,9 @@ def read_export(
 
 
 def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
-    """The graph with copies in the place of weights that torch holds lazily conjugated or negated.
+    """Replace weights that torch holds lazily conjugated or negated by resolved copies.
 
-    Raises CaptureError where the graph writes its inputs, or gives such a weight out: a copy would not do then.
+    Raises CaptureError where the graph writes its inputs or returns such a weight, because a copy would be seen.
     """
     lazy = lazy_inputs(weights)
     if not lazy:

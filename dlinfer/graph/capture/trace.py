@@ -109,8 +109,8 @@ def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
 
 
 def _drop_without_result(graph: fx.Graph) -> None:
-    """Drop the questions that torch asked while it was traced, such as ``promote_types``: what they give is no value of
-    a graph, and the answer is in the nodes that follow. Raises CaptureError where a node reads one."""
+    """Drop calls without a tensor result, such as ``promote_types``. Torch made them while it traced, and later nodes
+    hold their answers. Raises CaptureError where a node reads such a result."""
     for node in reversed(graph.nodes):
         if node.op != "call_function" or "val" in node.meta or not gives_something(node):
             continue

@@ -155,6 +155,6 @@ class _Replay:
             return self.graph.get_attr(str(node.target))
         parent = viewed(node)
         assert parent is not None, "what is no view is one of the values"
-        if written_arguments(node):  # what was written is the very tensor that the caller gave
+        if written_arguments(node):  # the caller's own tensor was written
             return self.of(parent)
         return self.graph.node_copy(node, self.of)

@@ -19,8 +19,8 @@ from dlinfer.runtime.artifact.stored import Stage
 
 @dataclass
 class Artifact:
-    """What ``dlinfer.compile`` gives. Weights are those of the module, shared and not copied, but for those that torch
-    holds lazily conjugated or negated.
+    """The result of ``dlinfer.compile``. It shares the module's weights, and copies only those that torch holds lazily
+    conjugated or negated.
 
     inputs: for each leaf of (args, kwargs), its spec, or the constant that the graph was made with.
     assumptions: what must be true of the inputs' sizes together.

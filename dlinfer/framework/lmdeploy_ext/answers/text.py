@@ -45,7 +45,7 @@ def _safe_run(original: Callable[..., Any]) -> Callable[..., Any]:
     async def safe_run(self: Any, handle: Any, session: Any, **kwargs: Any) -> AsyncIterator[Any]:
         async with original(self, handle, session, **kwargs) as outputs:
             progress = vars(session).pop(_PROGRESS, None)
-            if progress is None:  # scores, logits: nobody asks for text
+            if progress is None:  # a request for scores or logits reads no text
                 yield outputs
             else:
                 yield _one_by_one(outputs, progress, handle, session.session_id)

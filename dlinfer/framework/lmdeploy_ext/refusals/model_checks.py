@@ -165,7 +165,7 @@ def _check_weights(folder: Path) -> set[str]:
 
 
 def _check_weight_file(folder: Path, name: str, names: Iterable[str]) -> set[str]:
-    """The names of a file's tensors. ``names`` are those that it must hold."""
+    """Return the names of a file's tensors. Raise ModelFolderError if one of ``names`` is missing."""
     if not (folder / name).is_file():
         raise _unusable(folder, f"its index names {name}, which is missing", _COPY_AGAIN)
     held = (_pickled_names if headers.is_pickled(folder / name) else _safetensors_names)(folder, name)

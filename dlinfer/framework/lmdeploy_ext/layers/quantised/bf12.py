@@ -105,7 +105,7 @@ class HeadBF12(_Table):
 
 
 class EmbeddingBF12(_Table):
-    """The embedding whose rows are those of a ``HeadBF12``."""
+    """An embedding that reads its rows from a ``HeadBF12``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [...], whole numbers below the vocabulary's size -> new bfloat16 [..., hidden]."""
