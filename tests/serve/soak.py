@@ -1,11 +1,12 @@
 """LMDeploy's server on the CPU under random requests for as long as one likes. ``python -m tests.serve.soak --seconds
 1800 [--family qwen2] [--graph] [--images] [--adapters] [-- OPTIONS OF API_SERVER]``.
 
-Chats of a catalogue are asked alone first, greedily. Then clients ask, all at once and at random: chats of the
-catalogue, whose tokens have to be those; sampled ones with random options; ones that are given up in the middle; and
-ones that have to be refused. It prints a line a minute, and at the end JSON: what was asked, wrong answers, and the
-server's resident memory after each tenth of the time. It ends with 1 where an answer was wrong, a request was lost, or
-the server died.
+Chats of a catalogue are asked alone first, greedily, and so are requests of the storm (storm.py), which have stops,
+schemas, tools, penalties, seeds, ``n`` and log-probabilities. Then clients ask, all at once and at random: chats and
+requests of these catalogues, whose answers have to be those; sampled chats with random options; ones that are given up
+in the middle; and ones that have to be refused. It prints a line a minute, and at the end JSON: the counts by kind,
+wrong answers, and the server's resident memory after each tenth of the time. It ends with 1 where an answer was wrong,
+a request was lost, or the server died.
 """
 
 import argparse
@@ -26,10 +27,11 @@ from typing import Any
 import psutil
 
 from examples.tiny_models.build import build
+from tests.serve import storm
 from tests.serve.api_server import MODEL_NAME, REQUEST_SECONDS, ApiServer
 
 CLIENTS = 8
-PATH = "/v1/chat/completions"
+CHATS, REQUESTS = 40, 100
 WORDS = "the quick brown fox jumps over a lazy dog while two red hens watch and some green frogs sing".split()
 REFUSED: list[dict[str, Any]] = [
     {"temperature": -1.0},
@@ -63,8 +65,11 @@ class Soak:
         self.server, self.tally, self.over = server, Tally(), threading.Event()
         rng = random.Random(seed)
         names = [MODEL_NAME, *adapters]
-        self.catalogue = [self.chat(rng, rng.choice(names), images) for _ in range(40)]
+        self.catalogue = [self.chat(rng, rng.choice(names), images) for _ in range(CHATS)]
         self.expected: list[list[int]] = []
+        drawn = (storm.make_request(seed, number) for number in range(REQUESTS))
+        self.requests = [(path, body | {"model": rng.choice(names)}) for path, body in drawn]
+        self.answers: list[list[dict[str, Any]]] = []
         self.names, self.images = names, images
 
     def chat(self, rng: random.Random, name: str, images: bool) -> dict[str, Any]:
@@ -86,6 +91,7 @@ class Soak:
 
     def run(self, seconds: float) -> dict[str, Any]:
         self.expected = [self.tokens(chat) for chat in self.catalogue]
+        self.answers = [storm.ask(self.server, *request) for request in self.requests]
         clients = [
             threading.Thread(target=self.client, args=(number,), daemon=True) for number in range(CLIENTS)
         ]
@@ -107,6 +113,8 @@ class Soak:
         alive = self.server.process.poll() is None
         for number in range(len(self.catalogue)) if alive else ():
             self.check(number, "alone, afterwards")
+        for number in range(len(self.requests)) if alive else ():
+            self.check_request(number, False, "request alone, afterwards")
         resident.append(self.resident())
         return {
             "asked": dict(self.tally.asked),
@@ -119,7 +127,8 @@ class Soak:
 
     def client(self, number: int) -> None:
         rng = random.Random(1000 + number)
-        kinds = (self.ask_known, self.ask_known, self.ask_sampled, self.ask_and_leave, self.ask_refused)
+        often = (self.ask_known, self.ask_request)
+        kinds = (*often, *often, self.ask_sampled, self.ask_and_leave, self.ask_refused)
         while not self.over.is_set():
             kind = rng.choice(kinds)
             try:
@@ -137,6 +146,15 @@ class Soak:
         same = got == self.expected[number]
         self.tally.count(when, "" if same else f"chat {number}: {got} instead of {self.expected[number]}")
 
+    def ask_request(self, rng: random.Random) -> None:
+        self.check_request(rng.randrange(len(self.requests)), rng.random() < 0.3, "request among others")
+
+    def check_request(self, number: int, streams: bool, when: str) -> None:
+        path, body = self.requests[number]
+        answer = (storm.ask_stream if streams else storm.ask)(self.server, path, body)
+        wrong = storm.difference(self.answers[number], answer) or storm.fault(body, answer)
+        self.tally.count(when, wrong and f"request {number}: {wrong}")
+
     def ask_sampled(self, rng: random.Random) -> None:
         chat = self.chat(rng, rng.choice(self.names), self.images) | {
             "temperature": rng.uniform(0.1, 2.0),
@@ -152,10 +170,11 @@ class Soak:
 
     def ask_and_leave(self, rng: random.Random) -> None:
         """Read some of a stream, and hang up."""
-        chat = rng.choice(self.catalogue) | {"stream": True, "max_tokens": 200}
+        path, body = rng.choice([(storm.CHAT, rng.choice(self.catalogue)), rng.choice(self.requests)])
+        body = body | {"stream": True, "max_tokens": 200}
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=REQUEST_SECONDS)
         try:
-            connection.request("POST", PATH, json.dumps(chat).encode(), {"Content-Type": "application/json"})
+            connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
             response = connection.getresponse()
             for _ in range(rng.randrange(12)):
                 response.readline()
@@ -165,12 +184,12 @@ class Soak:
 
     def ask_refused(self, rng: random.Random) -> None:
         status, body = self.server.request(
-            "POST", PATH, json.dumps(self.catalogue[0] | rng.choice(REFUSED)).encode()
+            "POST", storm.CHAT, json.dumps(self.catalogue[0] | rng.choice(REFUSED)).encode()
         )
         self.tally.count("refused", "" if 400 <= status < 500 else f"status {status}: {body[:200]}")
 
     def tokens(self, chat: dict[str, Any]) -> list[int]:
-        status, body = self.server.request("POST", PATH, json.dumps(chat).encode())
+        status, body = self.server.request("POST", storm.CHAT, json.dumps(chat).encode())
         if status != 200:
             raise ValueError(f"status {status}: {body[:300]}")
         return json.loads(body)["choices"][0]["output_ids"]
@@ -224,13 +243,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("options", nargs="*", help="more options of api_server, behind --")
     args = parser.parse_args()
-    options = [*args.options, *([] if args.graph else ["--eager-mode"])]
+    options = [*storm.ANSWERS, *args.options, *([] if args.graph else ["--eager-mode"])]
     with tempfile.TemporaryDirectory() as folder:
         build(args.family, Path(folder, "model"))
         names = make_adapters(Path(folder), args.images) if args.adapters else []
         if names:
             options += ["--adapters", *(f"{name}={Path(folder, name)}" for name in names)]
-        with ApiServer(Path(folder, "model"), *options) as server:
+        with ApiServer(Path(folder, "model"), *options, session_len=storm.SESSION_LEN) as server:
             server.ready()
             report = Soak(server, args.seed, names, args.images).run(args.seconds)
             if not report["server_alive"]:

@@ -34,6 +34,8 @@ CLIENTS = 16
 SESSION_LEN = 1024
 # Any request fits alone. Eight need about five times as much.
 BLOCKS, BLOCK = 66, 16
+# Options of a server that answers each request.
+ANSWERS = ("--logprobs-mode", "raw_logprobs", "--tool-call-parser", "qwen3")
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 WORDS = "the quick brown fox jumps over a lazy dog while two red hens watch and some green frogs sing".split()
 STOPS = ("e", "th", " fo", "a l", "xx", "\n\n", "q", "ing", " the", "%")
@@ -299,8 +301,7 @@ def storm(server: ApiServer, requests: int, seed: int, kept: Kept) -> dict[str, 
 
 def options(graph: bool) -> list[str]:
     """Of a server whose cache is too small for its batch."""
-    always = ["--num-gpu-blocks", str(BLOCKS), "--cache-block-seq-len", str(BLOCK)]
-    always += ["--logprobs-mode", "raw_logprobs", "--tool-call-parser", "qwen3"]
+    always = [*ANSWERS, "--num-gpu-blocks", str(BLOCKS), "--cache-block-seq-len", str(BLOCK)]
     return always if graph else [*always, "--eager-mode"]
 
 
