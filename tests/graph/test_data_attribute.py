@@ -67,7 +67,36 @@ def assigns_what_it_returns(x):
     return y, x + 1
 
 
-FUNCTIONS = [Average(), assigns_argument, assigns_twice, reads, writes_through, reshapes]
+def writes_what_it_assigned(x):
+    x.data = x * 2
+    x.add_(1)
+    return x
+
+
+def writes_it_unread(x):
+    x.data = x * 2
+    x.add_(1)
+
+
+def writes_a_part_of_it(x):
+    old = x[1:]
+    x.data = x * 2
+    x[1:].mul_(3)
+    old.add_(1)
+    return x + 1, old
+
+
+FUNCTIONS = [
+    Average(),
+    assigns_argument,
+    assigns_twice,
+    reads,
+    writes_through,
+    reshapes,
+    writes_what_it_assigned,
+    writes_it_unread,
+    writes_a_part_of_it,
+]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: getattr(one, "__name__", "buffer"))

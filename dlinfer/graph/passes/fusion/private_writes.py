@@ -7,7 +7,7 @@ of such an op is.
 
 from torch import fx
 
-from dlinfer.graph.ir.dialect import out_of_place, overload, storages, written_arguments
+from dlinfer.graph.ir.dialect import out_of_place, overload, reshapes_argument, storages, written_arguments
 from dlinfer.graph.ir.effects import Memory
 from dlinfer.graph.ir.layout import same_place
 from dlinfer.graph.passes.fusion.geometry import tensor
@@ -63,7 +63,7 @@ class _Seen:
         last = max((self.position[user] for user in node.users), default=-1)
         for memory in storages(node):
             self.last_use[memory] = max(self.last_use.get(memory, -1), last)
-            if node.op != "call_function":
+            if node.op != "call_function" or reshapes_argument(node):  # ``set_``: another tensor has it too
                 self.outside.add(memory)
 
     def is_private(self, write: fx.Node) -> bool:

@@ -114,6 +114,11 @@ def argument_in_other_memory(x):
     return x * 3
 
 
+def argument_in_other_memory_written(x):
+    x.data = x + 1
+    return x.add_(1)
+
+
 NO_MATCH = [
     to_an_input,
     seen_again,
@@ -121,6 +126,7 @@ NO_MATCH = [
     narrower,
     other_memory,
     argument_in_other_memory,
+    argument_in_other_memory_written,
 ]
 
 
