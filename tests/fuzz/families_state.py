@@ -78,4 +78,4 @@ def arena(g: Draft) -> Step:
     return Step(g.name(), "{0}.sum()", (step.makes,))
 
 
-DRAWN = {number: 3, opaque: 3, data: 2, arena: 1}
+DRAWN = {number: 3, opaque: 3, data: 2, arena: 2}

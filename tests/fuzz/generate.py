@@ -332,7 +332,8 @@ def _changes(program: Program, draft: Draft) -> dict[str, dict[str, Any]]:
         change: dict[str, Any] = {}
         if draft.chance(0.2):
             change["layout"] = draft.choose("plain", draft.layout())
-        if draft.chance(0.05) and one.content in ("normal", "special"):
+        in_arena = one.alias[1:] == ("bytes",)  # whose memory is no longer
+        if draft.chance(0.05) and one.content in ("normal", "special") and not in_arena:
             change["dtype"] = draft.choose(*FLOATS, *INTEGERS)
         if draft.chance(0.1) and one.content == "index":
             change["content"] = "beyond"

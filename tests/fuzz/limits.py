@@ -38,7 +38,7 @@ class Documented(TorchFunctionMode):
         large = function in _EXPONENTIALS and args[0].is_floating_point() and args[0].double() > _LARGEST
         result = function(*args, **kwargs)
         for limit in self._limits:
-            if scores is not None and limit.computes in (_no_score, _no_score_of_all, _no_key, _hidden):
+            if scores is not None and limit.computes in _OF_SCORES:
                 result = limit.computes(result, *scores)
             elif large is not False and limit.computes is _exponential:
                 result = limit.computes(result, large)
@@ -76,6 +76,13 @@ def _no_score_of_all(
     infinite = ((scores == -torch.inf) | scores.isnan()).all(-1, keepdim=True)
     met = (scores.isnan() & shown).any(-1, keepdim=True) | shown.all(-1, keepdim=True)
     return result.masked_fill(infinite & met, float("nan"))
+
+
+def _nan_score(
+    result: torch.Tensor, scores: torch.Tensor, shown: torch.Tensor, _: torch.Tensor
+) -> torch.Tensor:
+    infinite = ((scores == -torch.inf) | scores.isnan()).all(-1, keepdim=True)
+    return result.masked_fill(infinite & (scores.isnan() & shown).any(-1, keepdim=True), float("nan"))
 
 
 def _no_key(result: torch.Tensor, _: torch.Tensor, shown: torch.Tensor, __: torch.Tensor) -> torch.Tensor:
@@ -118,11 +125,16 @@ def _scores(
     return masked, shown, scores if is_causal else masked
 
 
+_OF_SCORES = (_nan_score, _no_score, _no_score_of_all, _no_key, _hidden)
+
 _NO_SCORE = (
     "A query of infinite numbers, or over infinite keys, whose scores are all -infinity or NaN gives NaN"
 )
 _NO_SCORE_OF_ALL = (
     "A query whose scores are all -infinity or NaN gives NaN where one is NaN, or no key is hidden from it"
+)
+_NAN_SCORE = (
+    "a query whose scores are all -infinity or NaN gives NaN where one is NaN. torch's kernel gives 0"
 )
 _NO_KEY = "A query to which no key is shown gives 0 even where a value is infinite or NaN"
 _HIDDEN = "A key that `is_causal` hides, and whose score is infinity or NaN, makes the result NaN"
@@ -130,6 +142,7 @@ _EXP = "`exp` is infinite from 88.38 on, where torch's is from 88.73 on"
 _ZEROS = "`where` and `masked_fill` give 0 for -0.0"
 
 LIMITS = (
+    Limit("inductor", _NAN_SCORE, _nan_score),
     Limit("openvino", _NO_KEY, _no_key),
     Limit("openvino", _NO_SCORE, _no_score),
     Limit("openvino", _HIDDEN, _hidden),

@@ -19,7 +19,7 @@ def test_each_limit_is_a_line_of_the_docs():
 def test_all_combinations_are_tried():
     assert len(list(documented("openvino"))) == 15
     assert len(list(documented("onnxruntime"))) == 3
-    assert list(documented("inductor")) == []
+    assert len(list(documented("inductor"))) == 1
 
 
 @pytest.mark.parametrize("function", [torch.exp, torch.Tensor.exp, torch.Tensor.exp_, torch.expm1])
@@ -50,6 +50,17 @@ def _attention(key: float, mask: torch.Tensor | None = None, **more: bool) -> to
     keys = torch.full((1, 1, 2, 4), key)
     with Documented(LIMITS):
         return F.scaled_dot_product_attention(query, keys, value, mask, enable_gqa=True, **more)
+
+
+def test_a_nan_score_makes_a_query_nan():
+    query, keys, value = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4)
+    keys[:, :, 0], keys[:, :, 1:] = NAN, -INF
+    limits = tuple(limit for limit in LIMITS if limit.engine == "inductor")
+    with Documented(limits):
+        result = F.scaled_dot_product_attention(query, keys, value)
+        infinite = F.scaled_dot_product_attention(query, -INF * value, value)
+    assert result.isnan().all() and (infinite == 0).all()
+    assert (F.scaled_dot_product_attention(query, keys, value) == 0).all()
 
 
 def test_a_query_without_a_score_is_nan():
