@@ -51,7 +51,7 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import adapter_checks
     from dlinfer.framework.lmdeploy_ext.sampling import (
         drafts,
-        json_strings,
+        grammars,
         min_new_tokens,
         penalties,
         required_calls,
@@ -121,7 +121,7 @@ def _records() -> list[Patch]:
         token_draws,
         few_logits,
         drafts,
-        json_strings,
+        grammars,
         min_new_tokens,
         penalties,
         required_calls,

@@ -64,6 +64,8 @@ def environment(folder: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "LD_PRELOAD": first,
         "PYTHONPATH": str(ROOT),
+        # OpenVINO's TBB else loads libraries in a way that the address sanitizer refuses.
+        "TBB_ENABLE_SANITIZERS": "1",
     }
     return os.environ | OPTIONS | {"OMP_WAIT_POLICY": "passive"} | ours
 

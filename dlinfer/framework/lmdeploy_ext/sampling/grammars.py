@@ -1,0 +1,70 @@
+"""A guided answer is text, and one under a schema is JSON: its grammar allows no character that these cannot hold.
+
+xgrammar takes half of a surrogate pair for a character. A decoder shows three replacement characters in its place, so
+that a string is longer than its ``maxLength``. xgrammar writes a string of bounded length as any characters but quotes,
+backslashes and ends of lines. JSON forbids a tab and the other control characters there as well.
+
+Both are mended in the text of the grammar. A schema's ``pattern`` is no part of that text, and stays as it is.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.versions import FAULTY
+from dlinfer.framework.patching import Patch
+
+_LITERALS = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
+"""Strings and classes of characters: a class is told from the same characters in a string."""
+_SURROGATES = r"\ud800-\udfff"
+_ANY, _ANY_BUT_SURROGATES = r"\0-\U0010ffff", r"\0-\ud7ff\ue000-\U0010ffff"
+_IN_BOUNDED_STRINGS, _IN_STRINGS = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\]"
+
+
+def _mended_literal(match: re.Match[str], is_json: bool) -> str:
+    literal = match[0]
+    if is_json and literal == _IN_BOUNDED_STRINGS:
+        literal = _IN_STRINGS
+    if literal.startswith("[^"):
+        return f"{literal[:-1]}{_SURROGATES}]"
+    return literal.replace(_ANY, _ANY_BUT_SURROGATES) if literal.startswith("[") else literal
+
+
+def mended(grammar: str, is_json: bool) -> str:
+    """The text of a grammar without surrogates and, in JSON's strings, without control characters."""
+    return _LITERALS.sub(functools.partial(_mended_literal, is_json=is_json), grammar)
+
+
+def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile_response_format(compiler: Any, response_format: dict[str, Any]) -> Any:
+        if activation.active() is None:
+            return original(compiler, response_format)
+        from lmdeploy._guided_decoding import _grammar_source
+        from xgrammar import Grammar
+
+        kind, source = _grammar_source(response_format)
+        read = {
+            "json_schema": Grammar.from_json_schema,
+            "regex_schema": Grammar.from_regex,
+            "structural_tag": Grammar.from_structural_tag,
+        }.get(kind)
+        if read is None:
+            return original(compiler, response_format)
+        text = mended(str(read(source)), is_json=kind != "regex_schema")
+        return compiler.compile_grammar(Grammar.from_ebnf(text))
+
+    return compile_response_format
+
+
+PATCHES = (
+    Patch(
+        target="lmdeploy._guided_decoding:compile_response_format",
+        why="lets an answer hold halves of surrogate pairs, and strings of bounded length raw control characters",
+        signature="(compiler, response_format)",
+        build=_compile,
+        versions=FAULTY,
+    ),
+)
