@@ -20,6 +20,7 @@ from dlinfer.ops.spec import NAMESPACE, OpSpec, registry
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Kernel, Vendor, rule_of
 
+_AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1")
 _NO_KERNEL = "the vendor has no kernel for this op"
 
 _libraries: dict[str, Library] = {}  # a Library that dies takes its kernels along
@@ -32,6 +33,8 @@ def install() -> None:
     generic = Library(NAMESPACE, "IMPL")
     for name, spec in registry().items():
         generic.impl(name, _generic(spec), "CompositeExplicitAutograd")
+        for key in _AUTOCAST_KEYS:
+            generic.impl(name, _without_autocast(spec), key)
     _libraries["generic"] = generic
     discovery.on_activation(bind)
 
@@ -148,6 +151,17 @@ def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:
         return _NO_KERNEL
     rule = rule_of(kernel)
     return None if rule is None else rule(*args)
+
+
+def _without_autocast(spec: OpSpec) -> Callable[..., Any]:
+    """The op, whose results have the dtypes that it states: a kernel may call torch's ops, which autocast changes."""
+
+    def run(*args: Any) -> Any:
+        device = next(arg.device for arg in args if isinstance(arg, torch.Tensor)).type
+        with torch.autocast(device, enabled=False):
+            return spec.overload(*args)
+
+    return run
 
 
 def _generic(spec: OpSpec) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,7 @@ class Documented(TorchFunctionMode):
         result = function(*args, **kwargs)
         for limit in self._limits:
             if scores is not None and limit.computes in _OF_SCORES:
-                result = limit.computes(result, *scores)
+                result = limit.computes(result, scores)
             elif large is not False and limit.computes is _exponential:
                 result = limit.computes(result, large)
             elif function in _CHOICES and limit.computes is _positive_zeros:
@@ -63,35 +63,54 @@ def _exponential(result: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
     return result.masked_fill_(large, float("inf"))
 
 
-def _no_score(
-    result: torch.Tensor, scores: torch.Tensor, shown: torch.Tensor, _: torch.Tensor
-) -> torch.Tensor:
-    without = ((scores == -torch.inf) | scores.isnan()).all(-1, keepdim=True) & shown.any(-1, keepdim=True)
-    return result.masked_fill(without, float("nan"))
+class Scores(NamedTuple):
+    """Of an attention's queries and keys, each [..., queries, keys].
+
+    shown: which keys a query may see. masked: the scores in float64, -inf for the other keys. plain: the same, with
+    what causality hides. unmasked: the same, with what the mask hides too. value: the values.
+    """
+
+    shown: torch.Tensor
+    masked: torch.Tensor
+    plain: torch.Tensor
+    unmasked: torch.Tensor
+    value: torch.Tensor
+
+    @property
+    def infinite(self) -> torch.Tensor:
+        """Which queries have no finite score."""
+        return ((self.masked == -torch.inf) | self.masked.isnan()).all(-1, keepdim=True)
 
 
-def _no_score_of_all(
-    result: torch.Tensor, scores: torch.Tensor, shown: torch.Tensor, _: torch.Tensor
-) -> torch.Tensor:
-    infinite = ((scores == -torch.inf) | scores.isnan()).all(-1, keepdim=True)
-    met = (scores.isnan() & shown).any(-1, keepdim=True) | shown.all(-1, keepdim=True)
-    return result.masked_fill(infinite & met, float("nan"))
+def _no_score(result: torch.Tensor, scores: Scores) -> torch.Tensor:
+    return result.masked_fill(scores.infinite & scores.shown.any(-1, keepdim=True), float("nan"))
 
 
-def _nan_score(
-    result: torch.Tensor, scores: torch.Tensor, shown: torch.Tensor, _: torch.Tensor
-) -> torch.Tensor:
-    infinite = ((scores == -torch.inf) | scores.isnan()).all(-1, keepdim=True)
-    return result.masked_fill(infinite & (scores.isnan() & shown).any(-1, keepdim=True), float("nan"))
+def _no_score_of_all(result: torch.Tensor, scores: Scores) -> torch.Tensor:
+    met = (scores.masked.isnan() & scores.shown).any(-1, keepdim=True) | scores.shown.all(-1, keepdim=True)
+    return result.masked_fill(scores.infinite & met, float("nan"))
 
 
-def _no_key(result: torch.Tensor, _: torch.Tensor, shown: torch.Tensor, __: torch.Tensor) -> torch.Tensor:
-    return result.masked_fill(~shown.any(-1, keepdim=True), 0)
+def _nan_score(result: torch.Tensor, scores: Scores) -> torch.Tensor:
+    met = (scores.masked.isnan() & scores.shown).any(-1, keepdim=True)
+    return result.masked_fill(scores.infinite & met, float("nan"))
 
 
-def _hidden(result: torch.Tensor, _: torch.Tensor, shown: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
-    lost = (plain.isnan() | (plain == torch.inf)) & ~shown
+def _no_key(result: torch.Tensor, scores: Scores) -> torch.Tensor:
+    return result.masked_fill(~scores.shown.any(-1, keepdim=True), 0)
+
+
+def _hidden(result: torch.Tensor, scores: Scores) -> torch.Tensor:
+    lost = (scores.plain.isnan() | (scores.plain == torch.inf)) & ~scores.shown
     return result.masked_fill(lost.any(-1, keepdim=True), float("nan"))
+
+
+def _shown_keys(result: torch.Tensor, scores: Scores) -> torch.Tensor:
+    lost = (scores.unmasked.isnan() | (scores.unmasked == torch.inf)) & ~scores.shown
+    shares = scores.masked.softmax(-1).masked_fill(~scores.shown, 0)
+    terms = shares[..., None] * scores.value.double()[..., None, :, :]
+    sums = terms.masked_fill(~scores.shown[..., None], 0).sum(-2)
+    return torch.where(lost.any(-1, keepdim=True), sums.to(result.dtype), result)
 
 
 def _scores(
@@ -103,17 +122,13 @@ def _scores(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(scores in float64, -inf for hidden keys; which keys are shown; the scores with those that causality hides).
-
-    Each is [..., queries, keys].
-    """
+) -> Scores:
     if enable_gqa:
-        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        key, value = (one.repeat_interleave(query.size(-3) // one.size(-3), -3) for one in (key, value))
     scores = (
         query.double() @ key.double().transpose(-1, -2) * (query.size(-1) ** -0.5 if scale is None else scale)
     )
-    shown = torch.ones_like(scores, dtype=torch.bool)
+    shown, unmasked = torch.ones_like(scores, dtype=torch.bool), scores
     if is_causal:
         shown = shown.tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -122,10 +137,10 @@ def _scores(
         shown = shown & (attn_mask != -torch.inf)
         scores = scores + attn_mask
     masked = scores.masked_fill(~shown, -torch.inf)
-    return masked, shown, scores if is_causal else masked
+    return Scores(shown, masked, scores if is_causal else masked, masked if is_causal else unmasked, value)
 
 
-_OF_SCORES = (_nan_score, _no_score, _no_score_of_all, _no_key, _hidden)
+_OF_SCORES = (_nan_score, _shown_keys, _no_score, _no_score_of_all, _no_key, _hidden)
 
 _NO_SCORE = (
     "A query of infinite numbers, or over infinite keys, whose scores are all -infinity or NaN gives NaN"
@@ -136,12 +151,14 @@ _NO_SCORE_OF_ALL = (
 _NAN_SCORE = (
     "a query whose scores are all -infinity or NaN gives NaN where one is NaN. torch's kernel gives 0"
 )
+_SHOWN_KEYS = "A key that the mask hides counts for nothing, even where its score is infinity or NaN"
 _NO_KEY = "A query to which no key is shown gives 0 even where a value is infinite or NaN"
 _HIDDEN = "A key that `is_causal` hides, and whose score is infinity or NaN, makes the result NaN"
 _EXP = "`exp` is infinite from 88.38 on, where torch's is from 88.73 on"
 _ZEROS = "`where` and `masked_fill` give 0 for -0.0"
 
 LIMITS = (
+    Limit("inductor", _SHOWN_KEYS, _shown_keys),
     Limit("inductor", _NAN_SCORE, _nan_score),
     Limit("openvino", _NO_KEY, _no_key),
     Limit("openvino", _NO_SCORE, _no_score),

@@ -19,7 +19,7 @@ def test_each_limit_is_a_line_of_the_docs():
 def test_all_combinations_are_tried():
     assert len(list(documented("openvino"))) == 15
     assert len(list(documented("onnxruntime"))) == 3
-    assert len(list(documented("inductor"))) == 1
+    assert len(list(documented("inductor"))) == 3
 
 
 @pytest.mark.parametrize("function", [torch.exp, torch.Tensor.exp, torch.Tensor.exp_, torch.expm1])
@@ -52,11 +52,26 @@ def _attention(key: float, mask: torch.Tensor | None = None, **more: bool) -> to
         return F.scaled_dot_product_attention(query, keys, value, mask, enable_gqa=True, **more)
 
 
+OF_INDUCTOR = tuple(limit for limit in LIMITS if limit.engine == "inductor")
+
+
+def test_a_key_that_the_mask_hides_counts_for_nothing():
+    query, keys, value = torch.ones(1, 2, 4, 4), torch.ones(1, 1, 3, 4), torch.rand(1, 1, 3, 4)
+    keys[:, :, 0], value[:, :, 1] = NAN, INF
+    shown = torch.tensor([[0, 1, 1], [0, 0, 1], [0, 0, 0], [1, 1, 1]], dtype=torch.bool)
+    for mask in (shown, torch.zeros(4, 3).masked_fill(~shown, -INF)):
+        with Documented(OF_INDUCTOR):
+            result = F.scaled_dot_product_attention(query, keys, value, mask, enable_gqa=True)
+        assert (
+            (result[0, :, 0] == INF).all() and (result[0, :, 2] == 0).all() and result[0, :, 3].isnan().all()
+        )
+        torch.testing.assert_close(result[0, :, 1], value[0, 0, 2].expand(2, 4))
+
+
 def test_a_nan_score_makes_a_query_nan():
     query, keys, value = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4)
     keys[:, :, 0], keys[:, :, 1:] = NAN, -INF
-    limits = tuple(limit for limit in LIMITS if limit.engine == "inductor")
-    with Documented(limits):
+    with Documented(OF_INDUCTOR):
         result = F.scaled_dot_product_attention(query, keys, value)
         infinite = F.scaled_dot_product_attention(query, -INF * value, value)
     assert result.isnan().all() and (infinite == 0).all()
