@@ -149,7 +149,7 @@ _NO_SCORE_OF_ALL = (
     "A query whose scores are all -infinity or NaN gives NaN where one is NaN, or no key is hidden from it"
 )
 _NAN_SCORE = (
-    "a query whose scores are all -infinity or NaN gives NaN where one is NaN. torch's kernel gives 0"
+    "A query whose scores are all -infinity or NaN gives NaN where one is NaN. torch's kernel gives 0"
 )
 _SHOWN_KEYS = "A key that the mask hides counts for nothing, even where its score is infinity or NaN"
 _NO_KEY = "A query to which no key is shown gives 0 even where a value is infinite or NaN"
