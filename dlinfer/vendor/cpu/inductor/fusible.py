@@ -72,6 +72,8 @@ def loops_of(node: fx.Node) -> int:
         return 0
     if any(tensor.is_floating_point() for tensor in results) and _gives_other_numbers(op, node):
         return 0
+    if _counts_all_elements(op, node):
+        return 0
     if any(_is_data(fake(parent)) for parent in node.all_input_nodes):
         return 0
     if torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
@@ -103,6 +105,13 @@ def is_call(node: fx.Node) -> bool:
 def _gives_other_numbers(op: torch._ops.OpOverload, node: fx.Node) -> bool:
     name = op._schema.name.removeprefix("aten::").rstrip("_")
     return name in _OTHER_NUMBERS or (name == "div" and node.kwargs.get("rounding_mode") == "floor")
+
+
+def _counts_all_elements(op: torch._ops.OpOverload, node: fx.Node) -> bool:
+    """Whether a node is an argmax over several dimensions. Loops count elements in the order in which they read them,
+    which is that of the memory, not of the tensor."""
+    name = op._schema.name.removeprefix("aten::")
+    return name in ("argmax", "argmin") and arguments(node)["dim"] is None
 
 
 def _is_data(value: Any) -> bool:

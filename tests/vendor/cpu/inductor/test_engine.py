@@ -140,6 +140,13 @@ def test_norms_of_16_bit_numbers_round_as_eagers_do(dtype):
     assert places["dlinfer.add_rms_norm"].startswith("kernel native add_rms_norm")
 
 
+@pytest.mark.parametrize("function", [torch.argmax, torch.argmin])
+def test_an_index_counts_elements_in_the_tensors_order_not_the_memorys(function):
+    x = torch.tensor([[0.3, 1.0, -3.0], [1.3, -0.1, 2.0]])
+    run = compiled(lambda x: (function(x.t() * 2), function(x.unfold(0, 2, 1) + 1)))
+    assert run(x) == (function(x.t()), function(x.unfold(0, 2, 1)))
+
+
 def test_placements_name_kernels_and_clusters():
     model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.GELU())
     with torch.no_grad():

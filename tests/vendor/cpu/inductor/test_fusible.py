@@ -39,6 +39,10 @@ def loops(function, *args) -> dict[str, int]:
         (lambda x: x % 2, [x], "aten.remainder.Scalar", False),
         (lambda x: x % 2, [numbers], "aten.remainder.Scalar", True),
         (F.gelu, [x], "aten.gelu", True),
+        # where elements would be counted in the order of memory
+        (torch.argmax, [x], "aten.argmax", False),
+        (torch.argmin, [x], "aten.argmin", False),
+        (lambda x: x.argmax(-1), [x], "aten.argmax", True),
         # where the order of a sum would show
         (lambda x: torch.ops.dlinfer.rms_norm(x, x[0], 1e-6), [x], "dlinfer.rms_norm", False),
         (lambda x: torch.ops.dlinfer.rms_norm(x, x[0], 1e-6), [x.double()], "dlinfer.rms_norm", True),
