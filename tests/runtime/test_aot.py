@@ -152,6 +152,20 @@ def test_memory_that_lay_otherwise_must_again():
         artifact(given(8), given(8))
 
 
+def test_an_input_that_is_read_by_a_place_in_its_memory_must_begin_where_the_example_did():
+    class Next(nn.Module):
+        def forward(self, x, y):
+            return x.as_strided((2,), (1,), x.storage_offset() + 1) + y
+
+    artifact = dlinfer.compile(Next(), (torch.arange(3.0), torch.zeros(2)))
+    part = torch.arange(10.0)[4:7]
+    torch.testing.assert_close(artifact(part.clone(), torch.arange(5.0)[1:3]), torch.tensor([6.0, 8.0]))
+    with pytest.raises(
+        ArtifactInputError, match=r"'x'.* begins at element 4 of its memory: pass its clone\(\)"
+    ):
+        artifact(part, torch.zeros(2))
+
+
 def test_an_exported_program_is_left_as_it_was():
     block = Block().eval()
     exported = torch.export.export(block, (given(4),))

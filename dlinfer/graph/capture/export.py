@@ -1,6 +1,6 @@
 """torch.export's program as a captured graph with its weights, and what sizes it really serves."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from dlinfer.graph.capture.retrace import RetraceError, retrace
 from dlinfer.graph.capture.small_sizes import Reference, Trial
 from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.ir.device import graph_device
-from dlinfer.graph.ir.dialect import STATIC
+from dlinfer.graph.ir.dialect import STATIC, placed_memory, storages
 from dlinfer.graph.ir.global_state import explicit_dtypes
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.lazy_bits import lazy_inputs, refuse_shared, resolved
@@ -68,9 +68,10 @@ def read_export(
     weights: list[torch.Tensor] = []
     targets: list[str] = []
     inputs: list[Any] = []
+    placed = _placed(graph_module.graph)
     for node, (kind, target, constant) in zip(placeholders, export_kinds(program), strict=True):
         if kind == "user":
-            inputs.append(_spec(node, constant, called[node]))
+            inputs.append(_spec(node, constant, called[node], placed))
         else:
             node.meta[STATIC] = True
             held: Any = program.state_dict if target in program.state_dict else program.constants
@@ -139,20 +140,32 @@ def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram)
     return names
 
 
-def _spec(node: torch.fx.Node, constant: Any, name: str) -> Any:
+def _spec(node: torch.fx.Node, constant: Any, name: str, placed: Set[int]) -> Any:
     fake = node.meta["val"]
     if isinstance(fake, torch.SymInt):
         return NumberSpec(name, size_range(fake))
     if not isinstance(fake, torch.Tensor):
         return constant
     sizes = tuple(size_range(size) for size in fake.shape)
+    offset = None
+    if storages(node) & placed:
+        offset = fixed_size(fake.storage_offset())
+        if offset is None:
+            raise CaptureError(
+                reason=f"input {node.name} is read by a place that changes", line="torch.export"
+            )
     if is_contiguous(fake):
-        return TensorSpec(name, fake.dtype, fake.device, sizes)
+        return TensorSpec(name, fake.dtype, fake.device, sizes, offset=offset)
     strides = tuple(number for stride in fake.stride() if (number := fixed_size(stride)) is not None)
     if len(strides) < fake.dim():
         reason = f"input {node.name} is neither contiguous nor of fixed strides"
         raise CaptureError(reason=reason, line="torch.export")
-    return TensorSpec(name, fake.dtype, fake.device, sizes, strides)
+    return TensorSpec(name, fake.dtype, fake.device, sizes, strides, offset)
+
+
+def _placed(graph: torch.fx.Graph) -> set[int]:
+    """The memory that a graph looks at by offsets from its beginning."""
+    return set().union(*map(placed_memory, graph.nodes))
 
 
 def _output_names(program: ExportedProgram) -> list[str]:
@@ -219,8 +232,9 @@ def from_one_on(exported: Exported) -> Exported:
         return exported
     nodes = captured.graph_module.graph.find_nodes(op="placeholder")
     user = [node for node in nodes if not node.meta.get(STATIC)]
+    placed = _placed(captured.graph_module.graph)
     inputs = [
-        _spec(node, spec, spec.name) if isinstance(spec, (TensorSpec, NumberSpec)) else spec
+        _spec(node, spec, spec.name, placed) if isinstance(spec, (TensorSpec, NumberSpec)) else spec
         for node, spec in zip(user, exported.inputs, strict=True)
     ]
     return replace(exported, captured=captured, inputs=inputs, ranges={})

@@ -264,6 +264,18 @@ def reshapes_argument(node: fx.Node) -> bool:
     return op is not None and torch.Tag.inplace_view in op.tags
 
 
+def placed_memory(node: fx.Node) -> set[int]:
+    """Memory that a node looks at by an offset from the memory's beginning, as ``as_strided`` does.
+
+    A node of an input's memory is right only where the input lies as that of the capture did.
+    """
+    op = overload(node)
+    base = node.args[0] if node.args else None
+    if op is None or not op._schema.name.startswith("aten::as_strided") or not isinstance(base, fx.Node):
+        return set()
+    return storages(base)
+
+
 def call_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What an op gives on fakes; these keep their sizes, also where the op reshapes its argument in place."""
     if torch.Tag.inplace_view in getattr(op, "tags", ()):

@@ -18,6 +18,7 @@ class TensorSpec:
     """One tensor that a caller passes.
 
     sizes: numbers, or ranges (low, high or None) that the graph takes. strides: None for a contiguous tensor.
+    offset: where it has to begin in its memory; None for anywhere.
     """
 
     name: str
@@ -25,6 +26,7 @@ class TensorSpec:
     device: torch.device
     sizes: tuple[int | tuple[int, int | None], ...]
     strides: tuple[int, ...] | None = None
+    offset: int | None = None
 
     def misfit(self, value: Any) -> str | None:
         """What is wrong with a value for this input; None when nothing is."""
@@ -42,6 +44,9 @@ class TensorSpec:
                 return f"sizes {tuple(value.shape)}"
         if not (value.is_contiguous() if self.strides is None else value.stride() == self.strides):
             return f"sizes {tuple(value.shape)} with strides {value.stride()}"
+        if self.offset is not None and value.storage_offset() != self.offset:
+            place = f"a tensor that begins at element {value.storage_offset()} of its memory"
+            return place if self.offset else f"{place}: pass its clone()"
         return None
 
     def __str__(self) -> str:
@@ -50,7 +55,8 @@ class TensorSpec:
             for size in self.sizes
         )
         layout = "contiguous" if self.strides is None else f"strides {self.strides}"
-        return f"{self.dtype} [{sizes}] {layout} on {self.device}"
+        place = "" if self.offset is None else f" from element {self.offset} of its memory on"
+        return f"{self.dtype} [{sizes}] {layout} on {self.device}{place}"
 
 
 @dataclass(frozen=True)

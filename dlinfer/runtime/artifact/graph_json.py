@@ -14,12 +14,12 @@ from torch import fx
 
 from dlinfer.graph.capture.retrace import fake_result
 from dlinfer.graph.capture.trace import Captured
-from dlinfer.graph.ir.dialect import STATIC, fake, model_line, reshapes_argument
+from dlinfer.graph.ir.dialect import STATIC, fake, model_line, placed_memory, reshapes_argument, storages
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import attribute
 from dlinfer.graph.seam.expressions import to_size
-from dlinfer.graph.seam.fake_mode import FakeTensorMode, mode_of, storage_id, strict_mode
+from dlinfer.graph.seam.fake_mode import FakeTensorMode, mode_of, strict_mode
 from dlinfer.graph.seam.guards import conditions_of
 from dlinfer.graph.seam.symbols import declared_range, new_symbol, symbols_of
 from dlinfer.ops.spec import NAMESPACE, registry
@@ -175,13 +175,10 @@ def _write_node(
 
 
 def _reads_a_place(node: fx.Node) -> bool:
-    """Whether a node is ``as_strided`` of an input's memory: offsets count from the memory's beginning, and an input of
-    another run, or a weight in a file, lies elsewhere in its own."""
-    if node.target is not torch.ops.aten.as_strided.default:
-        return False
-    given = (fake(one) for one in node.graph.find_nodes(op="placeholder"))
-    inputs = {storage_id(value) for value in given if isinstance(value, torch.Tensor)}
-    return any(storage_id(fake(base)) in inputs for base in node.all_input_nodes[:1])
+    """Whether a node looks at an input by a place in its memory: an input of another run, or a weight in a file, lies
+    elsewhere in its own."""
+    placed = placed_memory(node)
+    return bool(placed) and any(storages(one) & placed for one in node.graph.find_nodes(op="placeholder"))
 
 
 def _shortened(line: str) -> str:
