@@ -29,6 +29,8 @@ Size = int | Output
 INDEX = "an index outside of what it indexes"
 """A fault for which torch raises."""
 
+_WITHIN_16_BITS = (ov.Type.boolean, ov.Type.i8, ov.Type.u8, ov.Type.i16)
+
 
 class LoweringError(RefusedError):
     """A node cannot be written in OpenVINO's opset."""
@@ -192,7 +194,16 @@ class Builder:
             return op.not_equal(value, self.scalar(0, given)).output(0)
         if kind == ov.Type.i64 and given.is_real():
             self._cast_fault(value, given)
+        if kind == ov.Type.i16 and given not in _WITHIN_16_BITS:
+            return self._wrapped(value)
         return op.convert(value, kind).output(0)
+
+    def _wrapped(self, value: Output) -> Output:
+        """A number of 16 bits, as torch wraps a wider one around. The plugin keeps i16 as 32 bits."""
+        wide, bits = self.cast(value, ov.Type.i32), self.scalar(16, ov.Type.i32)
+        return op.convert(
+            op.bitwise_right_shift(op.bitwise_left_shift(wide, bits), bits), ov.Type.i16
+        ).output(0)
 
     def _cast_fault(self, value: Output, kind: ov.Type) -> None:
         """Let the model say whether a float is too large for int64 as the plugin keeps it, or NaN."""

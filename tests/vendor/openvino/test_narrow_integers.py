@@ -28,3 +28,27 @@ def test_bools_of_whole_numbers(dtype):
         [limits.min, limits.max, 0, 1, limits.max // 2 + 1, limits.min // 2 - 1 if limits.min else 3]
     )
     same(lambda a: (a.bool(), a.logical_not(), a.any()), x.to(dtype))
+
+
+WRAPS = {
+    "sum": lambda x: x + x.flip(0),
+    "difference": lambda x: x[1:] - x[:-1],
+    "difference from a number": lambda x: 5 - x,
+    "product": lambda x: x * x.flip(0),
+    "sign": lambda x: -x,
+    "size": lambda x: x.abs(),
+    "power": lambda x: x**2,
+    "sum of all": lambda x: x.sum(dtype=x.dtype),
+    "running sum": lambda x: x.cumsum(0, dtype=x.dtype),
+    "three": lambda x: torch.addcmul(x, x, x),
+    "conversion": lambda x: (x.int() * 3 + 1).to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int8, torch.uint8])
+@pytest.mark.parametrize("name", WRAPS)
+def test_what_reads_a_number_that_wrapped_around_sees_it_so(name, dtype):
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([limits.max, limits.min, 1, limits.max - 7, limits.max // 2 + 3, 0], dtype=dtype)
+    function = WRAPS[name]
+    same(lambda x: (function(x) % 7, function(x) > 3, function(x).float() * 2, function(x)), x)
