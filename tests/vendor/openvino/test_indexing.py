@@ -96,6 +96,36 @@ def test_scatter():
         same(lambda a, i, b, how=how: a.scatter_reduce(2, i, b, how, include_self=False), x, index, new)
 
 
+ADDING = {
+    "scatter_add": lambda a, i, b: a.scatter_add(0, i, b),
+    "scatter_reduce": lambda a, i, b: a.scatter_reduce(0, i, b, "sum"),
+    "index_add": lambda a, i, b: a.index_add(0, i, b),
+    "index_put": lambda a, i, b: a.index_put((i,), b, accumulate=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ADDING)
+def test_sums_of_16_bit_floats_are_rounded_once(name, dtype):
+    terms = torch.tensor([-104.0, 0.001, -9984.0, 21.0, 104.0, 9984.0, 30.0]).to(dtype)
+    target, index = torch.full((3,), 2.0, dtype=dtype), torch.full((7,), 2)
+    run, _ = lowered(ADDING[name], target, index, terms)
+    want = ADDING[name](target.double(), index, terms.double()).to(dtype)
+    assert torch.equal(run(target, index, terms)[0], want)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int8, torch.uint8])
+@pytest.mark.parametrize("name", ADDING)
+def test_sums_of_small_whole_numbers_wrap_around(name, dtype):
+    target, index = torch.full((3,), torch.iinfo(dtype).max, dtype=dtype), torch.tensor([2, 0, 2, 2])
+    same(
+        lambda a, i, b: (ADDING[name](a, i, b) % 7, ADDING[name](a, i, b)),
+        target,
+        index,
+        target[[0, 1, 2, 0]],
+    )
+
+
 def test_bools_and_whole_numbers():
     mask = torch.zeros(5, 6, dtype=torch.bool)
     same(lambda m, i: (m.index_fill(0, i % 5, True), m[i], m.scatter(1, i.view(1, 4) % 6, True)), mask, rows)

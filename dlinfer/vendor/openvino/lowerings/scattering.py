@@ -13,12 +13,15 @@ import torch
 from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder, Size
+from dlinfer.vendor.openvino.dtypes import SHORT
+from dlinfer.vendor.openvino.lowerings import integers
 from dlinfer.vendor.openvino.lowerings.creation import iota
 from dlinfer.vendor.openvino.lowerings.gathering import index_parts, no_masks
 from dlinfer.vendor.openvino.lowerings.places import inside_dim
 from dlinfer.vendor.openvino.lowerings.shapes import leading, rank
 from dlinfer.vendor.openvino.lowerings.slicing import FURTHEST, cut
 from dlinfer.vendor.openvino.registry import Call, lowers
+from dlinfer.vendor.openvino.workarounds.precision import kept_wide
 from dlinfer.vendor.openvino.written import Rows
 
 aten = torch.ops.aten
@@ -113,14 +116,19 @@ def index_put(
     neighbours = dims == list(range(dims[0], dims[0] + len(dims))) and dims[0] > 0
     if neighbours:  # the values' dimensions before the picked ones come behind them in ``flat``
         values = _picked_first(b, values, dims[0], spread, len(rest))
-    filled = op.broadcast(values, wanted)
+    filled = op.broadcast(values, wanted).output(0)
     index = op.unsqueeze(places, b.axes([-1]))
-    how = "sum" if accumulate else "none"
-    written = op.scatter_nd_update(flat, index, filled, how)
+    written = _added(b, flat, index, filled) if accumulate else op.scatter_nd_update(flat, index, filled)
     moved = op.gather(op.shape_of(x, "i64"), b.axes(order), b.scalar(0, I64))
     whole = op.reshape(written, moved, False)
     back = sorted(range(len(order)), key=order.__getitem__)
     return op.transpose(whole, b.axes(back)).output(0)
+
+
+def _added(b: Builder, x: Output, index: Any, source: Output) -> Output:
+    kind, wide = x.get_element_type(), _summed_in(x.get_element_type())
+    x, source = b.cast(x, wide), b.cast(source, wide)
+    return b.cast(kept_wide(op.scatter_nd_update(x, index, source, "sum")).output(0), kind)
 
 
 def _picked_first(b: Builder, values: Output, before: int, spread: int, rest: int) -> Output:
@@ -160,9 +168,17 @@ def _within(b: Builder, source: Output, index: Output) -> Output:
 def _scatter(
     b: Builder, x: Output, dim: int, index: Output, source: Output, how: str, keep: bool = True
 ) -> Output:
-    axis = b.scalar(dim % rank(x), I64)
+    kind, axis = x.get_element_type(), b.scalar(dim % rank(x), I64)
     index = inside_dim(b, x, dim % rank(x), index, negative=False)
-    return op.scatter_elements_update(x, index, source, axis, how, keep).output(0)
+    wide = _summed_in(kind) if how in ("sum", "prod", "mean") else kind
+    x, source = b.cast(x, wide), b.cast(source, wide)
+    made = kept_wide(op.scatter_elements_update(x, index, source, axis, how, keep))
+    return b.cast(made.output(0), kind)
+
+
+def _summed_in(kind: ov.Type) -> ov.Type:
+    """The type in which numbers of a type add up: the plugin would round 16-bit floats at each one."""
+    return F32 if kind in SHORT else integers.computed_in(kind)
 
 
 @lowers(aten.scatter.src, refuses=_same_rank)
@@ -201,9 +217,9 @@ def index_add(b: Builder, x: Output, dim: int, index: Output, source: Output, al
     if isinstance(alpha, Output) or alpha != 1:
         source = op.multiply(source, b.cast(alpha, b.kind)).output(0)
     order = [place, *(axis for axis in range(rank(x)) if axis != place)]
-    first, rows = op.transpose(x, b.axes(order)), op.transpose(source, b.axes(order))
+    first, rows = (op.transpose(one, b.axes(order)).output(0) for one in (x, source))
     places = op.reshape(inside_dim(b, x, place, index, negative=False), b.axes([-1, 1]), False)
-    summed = op.scatter_nd_update(first, places, rows, "sum")
+    summed = _added(b, first, places, rows)
     return op.transpose(summed, b.axes(sorted(range(rank(x)), key=order.__getitem__))).output(0)
 
 
