@@ -2,8 +2,9 @@
 
 An element of floats counts as wrong when it lies farther from eager's, and from the same program in float64, than
 ``FACTOR`` times the largest of: eager's own distance from float64; what eager's result moves by when every step's
-operands and result are off by one rounding; one rounding of the result. Whole numbers and bools must be those of one of
-these runs. NaN and infinities must stand where one of them has them.
+operands and result are off by one rounding; one rounding of the result. Where one of these runs alone is finite,
+nothing tells how much roundings move it: one of the call's coarsest dtype counts. Whole numbers and bools must be those
+of one of these runs. NaN and infinities must stand where one of them has them.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +48,7 @@ def differences(
             return found
         found = list(_structure(number, want, got, watch))
         if not any(difference.kind in ("dtype", "shape") for difference in found):
-            others = _Lazy(budget, number)
+            others = _Lazy(budget, number, [*want.results, *want.storages.values()])
             for index, (one, other) in enumerate(zip(want.results, got.results, strict=True)):
                 found += _values(
                     number, "value", f"result {index}", one, other, lambda t, i=index: t.results[i], others
@@ -120,8 +121,9 @@ def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int])
 class _Lazy:
     """The other correct runs, made when they are first needed."""
 
-    def __init__(self, budget: Budget, call: int) -> None:
+    def __init__(self, budget: Budget, call: int, tensors: Sequence[torch.Tensor]) -> None:
         self._budget, self._call = budget, call
+        self.coarsest = max((eps_of(one) for one in tensors if one.is_floating_point()), default=0.0)
 
     def tensors(self, read: Callable[[CallTrace], torch.Tensor]) -> list[torch.Tensor]:
         return [
@@ -143,7 +145,7 @@ def _values(
     if want.numel() == 0 or _close(want, got):
         return []
     runs = [one for one in others.tensors(read) if one.shape == want.shape]
-    wrong = _wrong(want, got, runs)
+    wrong = _wrong(want, got, runs, others.coarsest)
     count = int(wrong.sum())
     if not count:
         return []
@@ -153,16 +155,22 @@ def _values(
     return [Difference(kind, number, what, detail)]
 
 
+def eps_of(tensor: torch.Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps
+
+
 def _close(want: torch.Tensor, got: torch.Tensor) -> bool:
     if want.is_floating_point():
-        eps = torch.finfo(want.dtype).eps
+        eps = eps_of(want)
         return torch.allclose(
             want.double(), got.double(), rtol=2 * eps, atol=TINY[want.dtype], equal_nan=True
         )
     return torch.equal(want, got)
 
 
-def _wrong(want: torch.Tensor, got: torch.Tensor, runs: Sequence[torch.Tensor]) -> torch.Tensor:
+def _wrong(
+    want: torch.Tensor, got: torch.Tensor, runs: Sequence[torch.Tensor], coarsest: float
+) -> torch.Tensor:
     """Which elements are wrong."""
     if not want.is_floating_point():
         right = want == got
@@ -175,7 +183,7 @@ def _wrong(want: torch.Tensor, got: torch.Tensor, runs: Sequence[torch.Tensor]) 
     every = torch.stack([want.double(), *(_as(one, want.dtype) for one in runs)])
     finite = torch.where(every.isfinite(), every, torch.nan)
     eager, mine = want.double(), got.double()
-    eps = torch.finfo(want.dtype).eps
+    eps = torch.where(every.isfinite().sum(0) == 1, coarsest, eps_of(want))
     near = torch.where(eager.isfinite(), eager, torch.nan_to_num(finite, 0.0).amax(0))
     spread = torch.nan_to_num((finite - near).abs(), 0.0).amax(0)
     allowed = FACTOR * torch.maximum(spread, eps * near.abs()) + TINY[want.dtype]

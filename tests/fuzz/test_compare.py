@@ -48,6 +48,26 @@ def test_rounding_is_no_difference():
     assert not found(PLAIN, in_float64)
 
 
+UNDERFLOW = Program(
+    1,
+    (Input("x", "argument", "float16", (3,), "plain", "normal"),),
+    (
+        Step("small", "{0} * 0 - 1e-4", ("x",), rounds=True),
+        Step("power", "torch.square({0}) ** {0}", ("small",), rounds=True),
+        Step("wide", "{0}.to(torch.float32)", ("power",), rounds=True),
+    ),
+    ("wide",),
+    (Call({}),),
+)
+
+
+def test_where_float64_alone_is_finite_roundings_are_those_of_the_coarsest_dtype():
+    right = (1e-8) ** -1e-4
+    assert not found(UNDERFLOW, lambda arguments, _: (torch.full((3,), right * 1.001),))
+    assert not found(UNDERFLOW, lambda arguments, _: (torch.full((3,), torch.inf),))
+    assert found(UNDERFLOW, lambda arguments, _: (torch.full((3,), right * 1.02),))
+
+
 def test_an_element_that_is_off_by_more_than_rounding():
     def spoiled(arguments: Mapping[str, torch.Tensor], forward: execute.Forward) -> Tensors:
         v, w = forward(arguments)
