@@ -103,13 +103,24 @@ class ValueRun:
         self.function.check(inputs)
         assert self.function.conflict(inputs) is None
         given = [one.contiguous() if isinstance(one, torch.Tensor) else one for one in inputs]
-        made = [
-            one.clone(memory_format=torch.contiguous_format) for one in self.function.graph_module(*given)
-        ]
+        results = _AsFakes(self.function.graph_module).run(*given)
+        made = [one.clone(memory_format=torch.contiguous_format) for one in results]
         for index, value in zip(self.function.writes, made, strict=True):
             if index is not None:
                 inputs[index].copy_(value)
         return self.function.finish(inputs, made)
+
+
+class _AsFakes(fx.Interpreter):
+    """Runs a function, whose nodes give what their fakes say: a lowering believes them."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        result, said = super().run_node(n), n.meta.get("val")
+        if isinstance(result, torch.Tensor) and isinstance(said, torch.Tensor):
+            assert (result.dtype, result.dim()) == (said.dtype, said.dim()), n.format_node()
+            for size, wanted in zip(result.shape, said.shape, strict=True):
+                assert not isinstance(wanted, int) or size == wanted, n.format_node()
+        return result
 
 
 def interpreted_engine(monkeypatch: pytest.MonkeyPatch) -> InductorEngine:

@@ -267,7 +267,8 @@ class _Builder:
         """A new content in the dtype and sizes of what it goes into."""
         wanted = fake(target)
         if given.dtype != wanted.dtype:
-            value = self.emit(aten._to_copy.default, (value,), wanted, {"dtype": wanted.dtype})
+            cast = torch.empty_like(given, dtype=wanted.dtype)
+            value = self.emit(aten._to_copy.default, (value,), cast, {"dtype": wanted.dtype})
         if [str(size) for size in given.shape] != [str(size) for size in wanted.shape]:
             value = self.emit(aten.expand.default, (value, self._sizes(target)), wanted)
         return value

@@ -63,6 +63,8 @@ def with_weights(
                 plain = _constant(weight, keep, notes, parameter) if plain is None else plain
                 target.replace_source_output(plain)
         copy.remove_parameter(parameter)
+    # With the sizes of before, which are unknown, OpenVINO folds MaxPool into memory that is too small.
+    copy.validate_nodes_and_infer_types()
     write = plainly if precision == "f32" else precisely
     write_absolutes(copy, write)
     write_nan_factors(copy, write)

@@ -136,6 +136,7 @@ def flipped(x):
 WRITES = [
     (add_in_place, (tensor(3, 4),)),
     (copy_broadcast, (tensor(3, 4), tensor(4))),
+    (copy_broadcast, (tensor(3, 4).bfloat16(), tensor(4))),
     (converted, (tensor(3, 4).bfloat16(), tensor(3, 4))),
     (compared, (tensor(3, 4), tensor(3, 4).flip(0))),
     (filled, (tensor(3, 4),)),

@@ -42,6 +42,25 @@ def run_of(model, **engine_options):
 IDS = torch.arange(10).view(2, 5)
 
 
+def test_a_pooled_buffer_beside_sizes_that_vary():
+    """Folded with sizes that it did not know, OpenVINO wrote past the end of its memory and the process died."""
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("image", torch.randn(2, 1, 2, 5))
+
+        def forward(self, x):
+            image, y = self.image, x + 1
+            torch._dynamo.graph_break()  # after which Dynamo takes the buffer for an argument
+            return F.max_pool2d(image, 2), y
+
+    model, x = Pooled(), torch.randn(3)
+    run = compiled(model, engine="openvino", fallback="error", small_regions="engine", dynamic=True)
+    for got, want in zip(run(x), model(x), strict=True):
+        assert torch.equal(got, want)
+
+
 def notes():
     return [note for region in last_report().regions for note in region.notes]
 
