@@ -9,7 +9,7 @@ from openvino import Output
 
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.arithmetic import keeping_nan
-from dlinfer.vendor.openvino.lowerings.elementary import exp, expm1, log1p_exp
+from dlinfer.vendor.openvino.lowerings.elementary import exp, expm1, log1p_exp, opposite
 from dlinfer.vendor.openvino.lowerings.shapes import channels, rank
 from dlinfer.vendor.openvino.lowerings.slicing import halves
 from dlinfer.vendor.openvino.registry import lowers
@@ -35,7 +35,12 @@ def swish(b: Builder, x: Output) -> Output:
 
 @lowers(aten.gelu.default)
 def gelu(b: Builder, x: Output, approximate: str = "none") -> Output:
-    return op.gelu(x, "tanh" if approximate == "tanh" else "erf").output(0)
+    made = op.gelu(x, "tanh" if approximate == "tanh" else "erf").output(0)
+    if b.kind != ov.Type.f16:
+        return made
+    # The plugin gives NaN for infinity.
+    infinity = b.scalar(float("inf"), b.kind)
+    return op.select(op.equal(x, infinity), infinity, made).output(0)
 
 
 @lowers(aten.relu6.default)
@@ -98,8 +103,8 @@ def mish(b: Builder, x: Output) -> Output:
 def softplus(b: Builder, x: Output, beta: Any = 1, threshold: Any = 20) -> Output:
     wide = op.multiply(b.cast(x, F32), b.scalar(beta, F32))
     high = op.maximum(wide, b.scalar(0.0, F32))
-    rest = log1p_exp(b, op.negative(op.abs(wide)))
-    soft = op.divide(op.add(high, rest), b.scalar(beta, F32))
+    rest = log1p_exp(b, opposite(b, op.abs(wide)))
+    soft = op.multiply(op.add(high, rest), b.scalar(1 / beta if beta else float("inf"), F32))
     plain = op.greater(wide, b.scalar(threshold, F32))
     return b.cast(op.select(plain, b.cast(x, F32), soft).output(0), b.kind)
 
@@ -108,7 +113,7 @@ def softplus(b: Builder, x: Output, beta: Any = 1, threshold: Any = 20) -> Outpu
 def log_sigmoid(b: Builder, x: Output) -> Output:
     wide = b.cast(x, F32)
     low = op.minimum(wide, b.scalar(0.0, F32))
-    rest = log1p_exp(b, op.negative(op.abs(wide)))
+    rest = log1p_exp(b, opposite(b, op.abs(wide)))
     return b.cast(op.subtract(low, rest).output(0), b.kind)
 
 

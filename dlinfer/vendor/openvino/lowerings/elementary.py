@@ -64,6 +64,20 @@ def exp(x: Any) -> Any:
 _LN2, _LN10 = 0.6931471805599453, 2.302585092994046
 
 
+# The plugin writes a negation, a difference with a constant and a quotient in these ways, and what it writes itself
+# loses the mark by which it computes float32 beside bfloat16 (workarounds/precision.py).
+
+
+def opposite(b: Builder, x: Any) -> Any:
+    """-x of float32."""
+    return op.multiply(x, _number(b, -1.0))
+
+
+def quotient(b: Builder, x: Any, y: Any) -> Any:
+    """x / y of float32."""
+    return op.multiply(x, op.power(y, _number(b, -1.0)))
+
+
 def log1p(b: Builder, x: Any) -> Any:
     """log(1 + x) of float32: log(u) * x / (u - 1) with u = 1 + x, which corrects u's rounding (Kahan).
 
@@ -71,22 +85,22 @@ def log1p(b: Builder, x: Any) -> Any:
     """
     one = _number(b, 1.0)
     near = op.add(x, one)
-    off = op.subtract(near, one)
+    off = op.add(near, _number(b, -1.0))
     exact = op.equal(off, _number(b, 0.0))
     infinite = op.equal(near, _number(b, float("inf")))
-    corrected = op.multiply(op.log(near), op.divide(x, op.select(exact, one, off)))
+    corrected = op.multiply(op.log(near), quotient(b, x, op.select(exact, one, off)))
     return op.select(infinite, near, op.select(exact, x, corrected))
 
 
 def expm1(b: Builder, x: Any) -> Any:
     """exp(x) - 1 of float32: (u - 1) * x / log(u) with u = exp(x) (Kahan); x itself where u is 1, -1 where u is 0."""
-    one, zero = _number(b, 1.0), _number(b, 0.0)
+    zero = _number(b, 0.0)
     near = exp(x)
-    off = op.subtract(near, one)
+    off = op.add(near, _number(b, -1.0))
     exact, gone = op.equal(off, zero), op.equal(near, zero)
     infinite = op.equal(near, _number(b, float("inf")))
     safe = op.select(op.logical_or(op.logical_or(exact, gone), infinite), _number(b, 2.0), near)
-    corrected = op.multiply(off, op.divide(x, op.log(safe)))
+    corrected = op.multiply(off, quotient(b, x, op.log(safe)))
     return op.select(op.logical_or(gone, infinite), off, op.select(exact, x, corrected))
 
 
@@ -178,7 +192,7 @@ def logaddexp(b: Builder, x: Output, y: Output) -> Output:
     kind = ov.Type.f32
     x, y = b.cast(x, kind), b.cast(y, kind)
     high = op.maximum(x, y)
-    made = op.add(high, log1p_exp(b, op.negative(op.abs(op.subtract(x, y)))))
+    made = op.add(high, log1p_exp(b, opposite(b, op.abs(op.subtract(x, y)))))
     same = op.equal(x, y)  # both infinite: their difference is no number
     twice = op.add(high, b.scalar(_LN2, kind))
     return b.cast(op.select(same, twice, made).output(0), b.kind)

@@ -18,7 +18,7 @@ import torch
 from openvino import Node, Output
 from torch import fx
 
-from dlinfer.graph.ir.dialect import tensors_of
+from dlinfer.graph.ir.dialect import overload, tensors_of
 from dlinfer.vendor.openvino.devices import core
 
 _SHORT = ("bf16", "f16")
@@ -37,9 +37,12 @@ class Precise:
         """Note what an fx node became: ``outputs``, and what is new behind them."""
         tensors = [*tensors_of(node), *(one for given in node.all_input_nodes for one in tensors_of(given))]
         dtypes = {tensor.dtype for tensor in tensors}
-        new = {one.get_name() for one in self._new(outputs)}
+        new = list(self._new(outputs))
         if torch.float32 not in dtypes and dtypes & {torch.bfloat16, torch.float16}:
-            self._inside |= new
+            self._inside |= {one.get_name() for one in new}
+            if _is_pointwise(node):  # a formula, which may cancel
+                for one in new:
+                    kept_wide(one)
 
     def _new(self, outputs: Collection[Output]) -> Iterator[Node]:
         waiting = [output.get_node() for output in outputs]
@@ -54,7 +57,8 @@ class Precise:
         """(the model with its float32 nodes marked, the names of these, but for casts to 16 bits).
 
         precision: that of all other nodes. An op on 16 bits may compute float32 inside, with numbers that float16 does
-        not hold, such as a sum of squares: for f16 these nodes are marked too, for bf16 only those of ``kept_wide``.
+        not hold, such as a sum of squares: for f16 these nodes are marked too, for bf16 only those of ``kept_wide`` and
+        of pointwise ops.
         """
         nodes = [one for one in model.get_ops() if _is_wide(one)]
         outside = [one for one in nodes if one.get_name() not in self._inside]
@@ -65,6 +69,11 @@ class Precise:
         computed = [one for one in outside if one.get_type_name() not in ("Constant", "Parameter", "Result")]
         kept = [one for one in computed if _types(one.outputs()).isdisjoint(_SHORT)]
         return _with_marks(model, chosen), frozenset(one.get_friendly_name() for one in kept)
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    op = overload(node)
+    return op is not None and (torch.Tag.pointwise in op.tags or op is torch.ops.aten.log_sigmoid.default)
 
 
 def kept_wide(node: Node) -> Node:
