@@ -32,6 +32,7 @@ _ROUNDED_INSIDE = (
     (r"dlinfer\.ops\.silu_mul\(\{0\}, \{1\}\)", r"(rounded(F.silu({0})) * {1})"),
     (r"\{0\}\.add_\(\{0\}\.sum\(\)\)", r"{0}.add_(rounded({0}).sum())"),
     (r"\{0\}\.addcmul_\(\{1\}, \{1\}\)", r"{0}.add_(rounded({1} * {1}))"),
+    (r"\(\{0\} \* 2 \+ \{1\}\)\.sin\(\)", r"rounded({0} * 2 + {1}).sin()"),
     (r"\{1\}\.sin\(\) - ", r"rounded({1}.sin()) - "),
     (
         r"torch\.rsqrt\(\{0\}\.pow\(2\)\.mean\(-1, keepdim=True\) \+ 1e-6\)",
