@@ -51,7 +51,7 @@ _KERNELS = {
     "overwrite": _overwrite,
     "moved": _moved,
     "fewer": lambda x: x[1:].clone(),
-    "wider": lambda x: x.to(torch.float64),
+    "wider": lambda x: x.to(torch.float64, copy=True),
 }
 for _name, _kernel in _KERNELS.items():
     LIBRARY.impl(_name, _kernel, "CPU")

@@ -87,7 +87,7 @@ def test_a_query_without_a_score_is_nan():
 def test_a_key_that_causality_hides_makes_nan(key):
     ones, keys = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4)
     keys[..., 1, 0] = key
-    with Documented(LIMITS):
+    with Documented(tuple(limit for limit in LIMITS if limit.engine == "openvino")):
         found = F.scaled_dot_product_attention(ones, keys, ones, is_causal=True)
     assert found[..., 0, :].isnan().all()
     plain = F.scaled_dot_product_attention(ones, keys, ones, is_causal=True)

@@ -56,7 +56,7 @@ def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
         yield fake(operands[0]).shape[-len(lengths) :]
     elif name in _MODULO and len(operands) > 1 and not fake(node).is_floating_point():
         yield from (fake(one).shape for one in operands)
-    elif name in ("aten::chunk", "aten::unsafe_chunk"):
+    elif name in ("aten::chunk", "aten::unsafe_chunk", "aten::split", "aten::unsafe_split"):
         yield (fake(operands[0]).shape[arguments(node)["dim"]],)
     elif name in _INTO:
         yield fake(arguments(node)["self"]).shape

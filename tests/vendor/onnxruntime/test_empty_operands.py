@@ -28,6 +28,7 @@ ALWAYS = {
     "index_add": (lambda x: x.index_add(0, torch.tensor([5]), torch.ones(1, 0)), (3, 0)),
     "addmm": (lambda x: torch.addmm(torch.ones(3, 3), x, x.mT), (3, 0)),
     "chunk": (lambda x: x.chunk(2, 0)[-1] * 2, (0, 4)),
+    "split": (lambda x: x.split(1, 0)[-1] * 2, (0, 4)),
     "repeat_interleave": (lambda x: x.repeat_interleave(2, 0), (3, 0)),
 }
 

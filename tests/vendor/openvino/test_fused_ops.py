@@ -65,6 +65,14 @@ def _replaced(argument, left):
     return argument
 
 
+@pytest.mark.parametrize("groups", [-1, 2])
+def test_logits_of_experts_that_are_not_finite(groups):
+    logits = torch.randn(5, 8)
+    logits[1, 3], logits[2, 0], logits[3], logits[4, 1:] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    gating = torch.ops.dlinfer.moe_gating_topk_softmax.default
+    same(lambda x: gating(x, 4, groups)[0], logits, fixed=(8,))
+
+
 def test_no_tokens():
     experts, table = torch.randn(4, 12, 8), torch.randn(4, 8, 6)
 

@@ -129,11 +129,12 @@ def softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
     if rank(x) == 0:
         return op.divide(b.cast(x, b.kind), b.cast(x, b.kind)).output(0)
     x = b.cast(x, b.kind)
-    return _where_defined(b, x, dim % rank(x), op.softmax(x, dim % rank(x)).output(0))
+    return where_defined(b, x, dim % rank(x), op.softmax(x, dim % rank(x)).output(0))
 
 
-def _where_defined(b: Builder, x: Output, axis: int, made: Output) -> Output:
-    """A softmax, or NaN all along ``axis`` where x has NaN or positive infinity, or nothing but negative infinities.
+def where_defined(b: Builder, x: Output, axis: int, made: Output) -> Output:
+    """What was made of a softmax of x, or NaN all along ``axis`` where x has NaN or positive infinity, or nothing but
+    negative infinities.
 
     OpenVINO gives numbers there. One maximum tells: of 0 for negative infinity, 1 for a finite number, 2 for others.
     """
@@ -149,4 +150,4 @@ def log_softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
     if rank(x) == 0:
         return op.subtract(b.cast(x, b.kind), b.cast(x, b.kind)).output(0)
     x = b.cast(x, b.kind)
-    return _where_defined(b, x, dim % rank(x), op.log_softmax(x, dim % rank(x)).output(0))
+    return where_defined(b, x, dim % rank(x), op.log_softmax(x, dim % rank(x)).output(0))

@@ -11,6 +11,7 @@ from openvino import Output
 
 from dlinfer.graph.seam.symbols import fixed_size
 from dlinfer.vendor.openvino.builder import Builder
+from dlinfer.vendor.openvino.lowerings.activation import where_defined
 from dlinfer.vendor.openvino.lowerings.fused import silu_and_mul
 from dlinfer.vendor.openvino.lowerings.matrix import product
 from dlinfer.vendor.openvino.lowerings.ordering import sorted_first
@@ -32,7 +33,8 @@ def gating(b: Builder, logits: Output, topk: int, groups: int) -> list[Output]:
     last = rank(logits) - 1
     probabilities = op.softmax(b.cast(logits, F32), last).output(0)
     if groups < 1:
-        return sorted_first(b, probabilities, topk, last, True)
+        weights, ids = sorted_first(b, probabilities, topk, last, True)
+        return [where_defined(b, logits, last, weights), ids]
     experts = b.size(logits, -1)
     assert isinstance(experts, int)
     size = experts // groups
@@ -41,7 +43,8 @@ def gating(b: Builder, logits: Output, topk: int, groups: int) -> list[Output]:
     weights, ids = sorted_first(b, grouped, topk // groups, last + 1, True)
     first = b.constant(torch.arange(0, experts, size).unsqueeze(1))
     flat = b.numbers([*sizes, topk])
-    return [op.reshape(one, flat, False).output(0) for one in (weights, op.add(ids, first))]
+    weights, ids = (op.reshape(one, flat, False).output(0) for one in (weights, op.add(ids, first)))
+    return [where_defined(b, logits, last, weights), ids]
 
 
 def _known_sizes(call: Call) -> str | None:
