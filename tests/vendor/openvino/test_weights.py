@@ -46,6 +46,8 @@ def test_a_pooled_buffer_beside_sizes_that_vary():
     """Folded with sizes that it did not know, OpenVINO wrote past the end of its memory and the process died."""
 
     class Pooled(nn.Module):
+        image: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("image", torch.randn(2, 1, 2, 5))
