@@ -18,6 +18,7 @@ LEFT = {
     "elu": (F.elu, FLOATS),
     "selu": (F.selu, FLOATS),
     "logsigmoid": (F.logsigmoid, FLOATS),
+    "logsigmoid below autocast": (lambda x: torch.ops.aten.log_sigmoid_forward(x)[0], FLOATS),
     "logaddexp": (lambda x: torch.logaddexp(x, x * 2), FLOATS),
     "atan2": (lambda x: torch.atan2(x, x * 2), FLOATS),
     "xlogy": (lambda x: torch.xlogy(x, x.abs()), FLOATS),
