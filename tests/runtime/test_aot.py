@@ -166,6 +166,20 @@ def test_an_input_that_is_read_by_a_place_in_its_memory_must_begin_where_the_exa
         artifact(part, torch.zeros(2))
 
 
+def test_strides_of_its_own_begin_where_the_input_does(tmp_path):
+    class Windows(nn.Module):
+        def forward(self, x):
+            return x.as_strided((3, 2), (1, 1)) * 2
+
+    artifact = dlinfer.compile(Windows(), (torch.arange(4.0),))
+    artifact.save(tmp_path / "windows.dlinfer")
+    part = torch.arange(10.0)[4:8]
+    torch.testing.assert_close(artifact(part), Windows()(part))
+    with dlinfer.load(tmp_path / "windows.dlinfer") as session:
+        (loaded,) = session.run({"x": part}).values()
+    torch.testing.assert_close(loaded, Windows()(part))
+
+
 def test_an_exported_program_is_left_as_it_was():
     block = Block().eval()
     exported = torch.export.export(block, (given(4),))

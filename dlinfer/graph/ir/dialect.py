@@ -267,13 +267,14 @@ def reshapes_argument(node: fx.Node) -> bool:
 def placed_memory(node: fx.Node) -> set[int]:
     """Memory that a node looks at by an offset from the memory's beginning, as ``as_strided`` does.
 
-    A node of an input's memory is right only where the input lies as that of the capture did.
+    A node of an input's memory is right only where the input lies as that of the capture did. Without an offset
+    ``as_strided`` begins where its argument does, and is right anywhere.
     """
     op = overload(node)
-    base = node.args[0] if node.args else None
-    if op is None or not op._schema.name.startswith("aten::as_strided") or not isinstance(base, fx.Node):
+    if op is None or not op._schema.name.startswith("aten::as_strided"):
         return set()
-    return storages(base)
+    given = arguments(node)
+    return set() if given["storage_offset"] is None else storages(given["self"])
 
 
 def call_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -202,8 +202,8 @@ def test_what_has_no_written_form_is_not_written(target):
     ("function", "why"),
     [
         (lambda x: x.squeeze_(0) * 2, "gives a tensor other sizes in place"),
-        (lambda x: x.as_strided((2,), (1,)) * 2, "by a place in its memory"),
-        (lambda x: x[:, 1:].as_strided((2,), (1,)) * 2, "by a place in its memory"),
+        (lambda x: x.as_strided((2,), (1,), 0) * 2, "by a place in its memory"),
+        (lambda x: x[:, 1:].as_strided((2,), (1,), 1) * 2, "by a place in its memory"),
     ],
 )
 def test_what_another_memory_or_other_sizes_would_change_is_not_written(function, why):

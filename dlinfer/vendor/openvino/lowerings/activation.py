@@ -133,10 +133,10 @@ def softmax(b: Builder, x: Output, dim: int, *_: Any) -> Output:
 
 
 def where_defined(b: Builder, x: Output, axis: int, made: Output) -> Output:
-    """What was made of a softmax of x, or NaN all along ``axis`` where x has NaN or positive infinity, or nothing but
-    negative infinities.
+    """``made`` of a softmax of x, but NaN along ``axis`` where torch's softmax is NaN.
 
-    OpenVINO gives numbers there. One maximum tells: of 0 for negative infinity, 1 for a finite number, 2 for others.
+    That is where x has NaN or positive infinity, or negative infinities alone. OpenVINO gives numbers there. One
+    maximum tells: of 0 for negative infinity, 1 for a finite number, 2 for others.
     """
     wide = b.cast(x, F32)  # which holds infinity whatever x's type
     zero, one, two, infinity = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0, float("inf")))

@@ -64,17 +64,17 @@ def exp(x: Any) -> Any:
 _LN2, _LN10 = 0.6931471805599453, 2.302585092994046
 
 
-# The plugin writes a negation, a difference with a constant and a quotient in these ways, and what it writes itself
-# loses the mark by which it computes float32 beside bfloat16 (workarounds/precision.py).
-
-
 def opposite(b: Builder, x: Any) -> Any:
-    """-x of float32."""
+    """-x of float32, written as the plugin rewrites it.
+
+    The plugin rewrites negations, differences with a constant and quotients. What it writes itself loses the mark by
+    which it is computed in float32 beside bfloat16 (workarounds/precision.py).
+    """
     return op.multiply(x, _number(b, -1.0))
 
 
 def quotient(b: Builder, x: Any, y: Any) -> Any:
-    """x / y of float32."""
+    """x / y of float32, written as the plugin rewrites it."""
     return op.multiply(x, op.power(y, _number(b, -1.0)))
 
 
