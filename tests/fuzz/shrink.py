@@ -70,12 +70,12 @@ def without(program: Program, places: Collection[int]) -> Program:
     gone = {program.steps[place].makes for place in places} - {""}
     kept: list[Step] = []
     for place, step in enumerate(program.steps):
-        if place in places or gone & {
-            name for index, name in enumerate(step.uses) if f"{{{index}}}" in step.text
-        }:
+        read = {name for index, name in enumerate(step.uses) if f"{{{index}}}" in step.text}
+        left = [name for name in step.uses if name not in gone]
+        if place in places or gone & read or (step.uses and not left):
             gone |= {step.makes} - {""}
-        else:
-            kept.append(step)
+        else:  # what it names and does not read may be anything
+            kept.append(replace(step, uses=tuple(left[0] if name in gone else name for name in step.uses)))
     return replace(program, steps=tuple(kept), returns=_returns(program, kept, gone))
 
 
