@@ -4,7 +4,8 @@ xgrammar takes half of a surrogate pair for a character. A decoder shows three r
 that a string is longer than its ``maxLength``. xgrammar writes a string of bounded length as any characters but quotes,
 backslashes and ends of lines. JSON forbids a tab and the other control characters there as well.
 
-Both are mended in the text of the grammar. A schema's ``pattern`` is no part of that text, and stays as it is.
+Both are mended in the text of the grammar. A schema's ``pattern`` is no part of that text, and stays as it is. So does
+a grammar whose text xgrammar cannot read.
 """
 
 import functools
@@ -53,8 +54,13 @@ def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
         }.get(kind)
         if read is None:
             return original(compiler, response_format)
-        text = mended(str(read(source)), is_json=kind != "regex_schema")
-        return compiler.compile_grammar(Grammar.from_ebnf(text))
+        try:
+            grammar = Grammar.from_ebnf(mended(str(read(source)), is_json=kind != "regex_schema"))
+        except (
+            RuntimeError
+        ):  # xgrammar reads back no text of some formats of tokens, or refuses the format itself
+            return original(compiler, response_format)
+        return compiler.compile_grammar(grammar)
 
     return compile_response_format
 

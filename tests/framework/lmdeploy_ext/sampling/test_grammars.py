@@ -107,6 +107,39 @@ def test_a_class_within_a_string_is_no_class(manager: Any):
     assert matcher(manager, escaped).accept_string('[^"\\\r\n]')
 
 
+TAG = {
+    "type": "tag",
+    "begin": "<a>",
+    "content": {"type": "json_schema", "json_schema": BOUNDED},
+    "end": "</a>",
+}
+FORMATS: dict[str, tuple[dict[str, Any], str]] = {
+    "any text": ({"type": "any_text", "excludes": ["<a>"]}, "<b>\t"),
+    "a constant": ({"type": "const_string", "value": 'a"b\\[^x]\n'}, 'a"b\\[^x]\n'),
+    "a pattern": ({"type": "regex", "pattern": "[^x]{3}.*"}, "abcx"),
+    "a grammar": ({"type": "grammar", "grammar": 'root ::= "a" [^x] | root "b"'}, "acbb"),
+    "several": (
+        {"type": "sequence", "elements": [{"type": "const_string", "value": "x"}, TAG]},
+        'x<a>{"a": "b',
+    ),
+    "tags": ({"type": "triggered_tags", "triggers": ["<"], "tags": [TAG]}, 'x <a>{"a": "b'),
+    "tags in turn": ({"type": "tags_with_separator", "tags": [TAG], "separator": "\n"}, '<a>{"a": "b'),
+    "parameters in XML": ({"type": "qwen_xml_parameter", "json_schema": BOUNDED}, "<parameter=a>b"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_of_structural_tags(manager: Any, name: str):
+    form, text = FORMATS[name]
+    for own in (True, False):
+        assert matcher(manager, {"type": "structural_tag", "format": form}, own=own).accept_string(text)
+
+
+def test_a_format_whose_text_xgrammar_does_not_read(manager: Any):
+    tokens = {"type": "structural_tag", "format": {"type": "any_tokens"}}
+    assert matcher(manager, tokens).accept_token(5)
+
+
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))
 def test_all_else_stays(manager: Any, number: int):
     """Answers drawn at random by either grammar follow the other."""
