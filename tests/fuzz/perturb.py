@@ -18,6 +18,7 @@ _ROUNDED_INSIDE = (
         r"F\.gelu\(\{0\}, approximate='tanh'\)",
         r"(0.5 * {0} * (1 + rounded(torch.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} ** 3)))))",
     ),
+    (r"F\.gelu\(\{0\}\)", r"(0.5 * {0} * (1 + rounded(torch.erf({0} * 0.7071067811865476))))"),
     (
         r"F\.log_softmax\(\{0\}, (-?\d+)\)",
         r"({0} - {0}.amax(\1, True) - rounded(({0} - {0}.amax(\1, True)).exp().sum(\1, True)).log())",
