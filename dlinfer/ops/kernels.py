@@ -33,8 +33,9 @@ def install() -> None:
     generic = Library(NAMESPACE, "IMPL")
     for name, spec in registry().items():
         generic.impl(name, _generic(spec), "CompositeExplicitAutograd")
+        without_autocast = _without_autocast(spec)
         for key in _AUTOCAST_KEYS:
-            generic.impl(name, _without_autocast(spec), key)
+            generic.impl(name, without_autocast, key)
     _libraries["generic"] = generic
     discovery.on_activation(bind)
 
@@ -154,7 +155,7 @@ def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:
 
 
 def _without_autocast(spec: OpSpec) -> Callable[..., Any]:
-    """The op, whose results have the dtypes that it states: a kernel may call torch's ops, which autocast changes."""
+    """The op with autocast off. A kernel may call torch's ops, and autocast would change the dtypes that they give."""
 
     def run(*args: Any) -> Any:
         device = next(arg.device for arg in args if isinstance(arg, torch.Tensor)).type

@@ -2,8 +2,8 @@
 
 All numbers of bfloat16 are drawn, NaN among them, and weights whose exceptions stand in every column of a strip.
 
-On a CPU with AMX a plain weight meets 3 to 32 rows in tiles, which add the same products in another order. A packed
-weight meets them as it meets one or two rows, so the results are those of the plain weight for two rows at a time.
+On a CPU with AMX a plain weight multiplies 3 to 32 rows in tiles, which add the same products in another order. A
+packed weight uses no tiles there. It is compared with the plain weight's product of two rows at a time, which uses none.
 """
 
 import subprocess

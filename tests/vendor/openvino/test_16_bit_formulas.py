@@ -55,7 +55,7 @@ FUNCTIONS = {
 def test_against_float64(name: str, dtype: torch.dtype) -> None:
     function, x = FUNCTIONS[name], X.to(dtype)
     run, _ = lowered(function, x, fallback="allow")
-    exact = function(x.double()).to(dtype).double()  # what is too large for the dtype is infinite
+    exact = function(x.double()).to(dtype).double()  # the dtype's infinity for numbers beyond its range
     ours, torchs = run(x)[0].double(), function(x).double()
     allowed = ROUNDINGS * torch.maximum(distance(torchs, exact, dtype), torch.ones_like(exact))
     wrong = (distance(ours, exact, dtype) > allowed) & (ours != torchs) & ~(ours.isnan() & torchs.isnan())

@@ -18,7 +18,7 @@ from dlinfer.framework.lmdeploy_ext.versions import FAULTY
 from dlinfer.framework.patching import Patch
 
 _LITERALS = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
-"""Strings and classes of characters: a class is told from the same characters in a string."""
+"""Strings and classes of characters. Both are matched, so that a string that looks like a class is left alone."""
 _SURROGATES = r"\ud800-\udfff"
 _ANY, _ANY_BUT_SURROGATES = r"\0-\U0010ffff", r"\0-\ud7ff\ue000-\U0010ffff"
 _IN_BOUNDED_STRINGS, _IN_STRINGS = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\]"
@@ -56,9 +56,8 @@ def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(compiler, response_format)
         try:
             grammar = Grammar.from_ebnf(mended(str(read(source)), is_json=kind != "regex_schema"))
-        except (
-            RuntimeError
-        ):  # xgrammar reads back no text of some formats of tokens, or refuses the format itself
+        except RuntimeError:
+            # xgrammar cannot read back the text of some formats of tokens, or refuses the format itself.
             return original(compiler, response_format)
         return compiler.compile_grammar(grammar)
 
