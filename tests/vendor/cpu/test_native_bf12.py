@@ -3,7 +3,7 @@
 All numbers of bfloat16 are drawn, NaN among them, and weights whose exceptions stand in every column of a strip.
 
 On a CPU with AMX a plain weight multiplies 3 to 32 rows in tiles, which add the same products in another order. A
-packed weight uses no tiles there. It is compared with the plain weight's product of two rows at a time, which uses none.
+packed weight uses no tiles there. The tests compare it with the plain weight two rows at a time, which uses none.
 """
 
 import subprocess
