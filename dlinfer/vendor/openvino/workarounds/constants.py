@@ -6,6 +6,10 @@ reads that is not itself a constant: one by as many places as an input says, whi
 
 It also drops an Abs whose operand it believes not to be negative, and it believes that of every converted constant.
 It fuses a product with NaN and the sum behind it into one op, which treats NaN as another number.
+
+It combines constants of neighbouring linear ops before they meet the data: ``(x + c) * d`` becomes ``x * d + c * d``.
+With infinite or extreme constants that overflows, or gives NaN, where the ops one by one do not. It multiplies by the
+reciprocal of a constant divisor, which is 0 for a divisor above 2**126.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,6 +28,12 @@ NOWHERE = "no places"
 # They write their results into memory of their own; compressed weights stay as they are in front of them.
 _APART = ("Constant", "Convolution", "ConvolutionBackpropData", "Gather", "GroupConvolution", "MatMul")
 
+_SUMS = ("Add", "Subtract")
+_PRODUCTS = ("Multiply", "Divide")
+_WITH_WEIGHTS = ("Convolution", "GroupConvolution", "MatMul")
+_SMALLEST, _LARGEST = 2.0**-60, 2.0**60
+"""Products and quotients of two numbers between these are normal numbers in float32."""
+
 
 Write = Callable[..., Output]
 """Calls a function with values and returns the output of the node that it makes: ``plainly``, or in a model that
@@ -39,15 +49,17 @@ def part_constants(model: ov.Model, write: Write = plainly) -> None:
     """Put what is computed of constants alone apart from what may overwrite it; in place.
 
     Its readers then run at each call. Other values that they read may have to be put apart too, so this is repeated.
+    Extreme constants of neighbouring linear ops are put apart first: OpenVINO then leaves the order of these ops alone.
     """
     nowhere, parting = None, set[str]()
-    while readers := list(_overwriting(model, parting)):
+    while readers := list(_combined(model)) or list(_overwriting(model, parting)):
         for reader in readers:
             if nowhere is None:
                 nowhere = op.parameter([1], ov.Type.i64, name=NOWHERE)
                 model.add_parameters([nowhere])
             value = reader.get_source_output()
-            parted = write(_parted, value, nowhere.output(0))
+            part = _times_one if reader.get_node().get_type_name() == "Divide" else _parted
+            parted = write(part, value, nowhere.output(0))
             reader.replace_source_output(parted)
             parting.add(_first_of(parted, value).get_name())
 
@@ -93,6 +105,47 @@ def _absolute(value: Any) -> Node:
 def no_places() -> ov.Tensor:
     """What the input NOWHERE is given."""
     return ov.Tensor(np.zeros(1, np.int64))
+
+
+def _combined(model: ov.Model) -> Iterator[Input]:
+    """Extreme constants that OpenVINO would combine with the constant of the linear op before; extreme divisors."""
+    known = _of_constants(model)
+    for node in model.get_ordered_ops():
+        kind = node.get_type_name()
+        data, constant = _data_and_constant(node, known) if kind in (*_SUMS, *_PRODUCTS) else (None, None)
+        if data is None or constant is None:
+            continue
+        constants = [constant] if kind == "Divide" else []
+        before = data.get_source_output().get_node()
+        inner_data, inner = _data_and_constant(before, known)
+        if inner_data is not None and inner is not None:
+            if before.get_type_name() in (_SUMS if kind in _SUMS else (*_SUMS, *_PRODUCTS)):
+                constants = [constant, inner]
+            elif before.get_type_name() in _WITH_WEIGHTS and kind in _PRODUCTS:
+                constants = [constant]
+        if any(_is_extreme(each.get_source_output()) for each in constants):
+            yield constant
+
+
+def _data_and_constant(node: Node, known: set[str]) -> tuple[Input | None, Input | None]:
+    """The two inputs of a node, if only the second is computed of constants alone; swapped if only the first is."""
+    inputs = node.inputs()
+    if len(inputs) != 2:
+        return None, None
+    first, second = (one.get_source_output().get_node().get_name() in known for one in inputs)
+    if first == second:
+        return None, None
+    return (inputs[1], inputs[0]) if first else (inputs[0], inputs[1])
+
+
+def _is_extreme(value: Output) -> bool:
+    if not value.get_element_type().is_real():
+        return False
+    folded: Any = _folded(value)
+    if folded.get_type_name() != "Constant":
+        return True
+    sizes = np.abs(folded.get_data(dtype=np.float32))
+    return not bool(((sizes == 0) | ((sizes >= _SMALLEST) & (sizes <= _LARGEST))).all())
 
 
 def _overwriting(model: ov.Model, parting: set[str]) -> Iterator[Input]:
@@ -158,3 +211,10 @@ def _parted(value: Any, nowhere: Any) -> Node:
     if not len(value.get_partial_shape()):
         return op.squeeze(op.roll(op.unsqueeze(value, first), nowhere, first), first)
     return op.roll(value, nowhere, first)
+
+
+def _times_one(value: Any, nowhere: Any) -> Node:
+    """A divisor that stays behind this op. OpenVINO moves reciprocals through a roll, up to the constant."""
+    one = op.convert(op.equal(nowhere, op.constant([0], ov.Type.i64)), value.get_element_type())
+    product = op.multiply(value, one)
+    return product if len(value.get_partial_shape()) else op.squeeze(product, op.constant([0], ov.Type.i64))

@@ -169,3 +169,42 @@ def test_what_is_computed_of_weights_is_read_again(function):
         scores = torch.randn(2, 7, 7)
         for got, wanted in zip(run(scores), model(scores), strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+LINEAR_PAIRS = {
+    "(x + c) * c": lambda x, c: (x + c) * c,
+    "(x - c) * c": lambda x, c: (x - c) * c,
+    "(x + inf) * 2": lambda x, c: (x + torch.inf) * 2,
+    "(x * c + c) * c": lambda x, c: (x * c + c) * c,
+    "(x + 1e30) * 1e30": lambda x, c: (x + 1e30) * 1e30,
+    "x + 1e38 + 3e38 - 3e38": lambda x, c: x + 1e38 + 3e38 - 3e38,
+    "x * 1e-30 * 1e-30 * 1e30": lambda x, c: x * 1e-30 * 1e-30 * 1e30,
+    "x * c / c": lambda x, c: x * c / c,
+    "x / c * c": lambda x, c: x / c * c,
+    "(x + c) / c": lambda x, c: (x + c) / c,
+    "x / c": lambda x, c: x / c,
+    "x / 3e38": lambda x, c: x / 3e38,
+    "(x @ eye + c) * c": lambda x, c: (x[None] @ torch.eye(len(c)) + c) * c,
+    "x @ eye * c": lambda x, c: x[None] @ torch.eye(len(c)) * c,
+    "conv(x) * c": lambda x, c: F.conv1d(x[None, :, None], torch.eye(len(c))[..., None]) * c[:, None],
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", LINEAR_PAIRS)
+def test_extreme_constants_of_linear_ops_are_not_combined(name, dynamic):
+    class Pair(nn.Module):
+        c: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            extreme = [torch.inf, -torch.inf, 2.0, 0.0, torch.nan, 1e38, 3e38, 3e38]
+            self.register_buffer("c", torch.tensor(extreme))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return LINEAR_PAIRS[name](x, self.c)
+
+    model = Pair()
+    run = compiled(model, engine="openvino", fallback="error", small_regions="engine", dynamic=dynamic)
+    x = torch.tensor([1.0, 2.0, -3.0, 4.0, 5.0, -1e38, -2e38, 1e38])
+    torch.testing.assert_close(run(x), model(x), equal_nan=True, rtol=1e-5, atol=0)
