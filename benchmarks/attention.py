@@ -24,7 +24,11 @@ from benchmarks.timing import interleave, publish, ratio
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.attention.gathered_decode import gathered_decode
 from dlinfer.vendor.cpu.attention.kv_cache import Pages
-from dlinfer.vendor.cpu.attention.piecewise_prefill import Rules, piecewise_paged_prefill, piecewise_prefill
+from dlinfer.vendor.cpu.attention.piecewise_prefill import (
+    Rules,
+    piecewise_paged_prefill,
+    piecewise_prefill,
+)
 
 BLOCK = 64
 BEYOND_CACHES = 100_000_000  # bytes

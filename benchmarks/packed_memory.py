@@ -41,7 +41,7 @@ import torch
 from benchmarks.models import usual_dtype
 from benchmarks.timing import publish
 from dlinfer.framework.lmdeploy_ext.conversion.formats import W8A8, AwqInt4, BlockedFp8
-from dlinfer.ops import bf12
+from dlinfer.ops.quantised import bf12
 from dlinfer.settings import cache_folder
 
 BOUND = 1.15

@@ -171,7 +171,7 @@ BAD_SIGNATURE = LOADS.replace("return {}", "return {'rms_norm': lambda x, eps, w
 def test_a_broken_plugin_fails_alone(capsys, environment, plugins, source, reason):
     plugins("acme", source)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dlinfer.ops.kernels._authors", {})
+        patch.setattr("dlinfer.ops.core.kernels._authors", {})
         found = report(capsys)
     row = vendor(found, "acme")
     assert row["state"] == "FAIL"

@@ -10,7 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from dlinfer.conformance.apart import Progress as Told
-from dlinfer.conformance.result import DECLINED, FAILED, PASSED, SKIPPED, STATES, UNCLAIMED, Report, Result
+from dlinfer.conformance.result import (
+    DECLINED,
+    FAILED,
+    PASSED,
+    SKIPPED,
+    STATES,
+    UNCLAIMED,
+    Report,
+    Result,
+)
 
 MOST_SHOWN = 5
 """Failures of one op and check that are shown; files have all."""

@@ -24,7 +24,7 @@ from dlinfer.graph.engine import find_engine
 from dlinfer.graph.known_answers.answer import Verdict
 from dlinfer.graph.known_answers.suite import KnownAnswers
 from dlinfer.ops import registry
-from dlinfer.ops.kernels import kernel_authors
+from dlinfer.ops.core.kernels import kernel_authors
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Vendor
 from dlinfer.vendor.cpu import memory

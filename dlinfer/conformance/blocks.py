@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer import ops
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.utils.type_annotation import MoeMetadata
 from dlinfer.vendor.claims import DTYPES
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.ops.attention_samples import DECODE, PAGED_PREFILL
-from dlinfer.ops.attention_samples import Case as Batch
-from dlinfer.ops.paged_decode import decode_arguments
-from dlinfer.ops.paged_prefill import paged_prefill_arguments
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.attention.paged_decode import decode_arguments
+from dlinfer.ops.attention.paged_prefill import paged_prefill_arguments
+from dlinfer.ops.attention.samples import DECODE, PAGED_PREFILL
+from dlinfer.ops.attention.samples import Case as Batch
+from dlinfer.ops.core.samples import SampleMaker
 
 LONG = 1 << 17
 """Tokens of a long context."""

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from dlinfer.conformance import borders, oracle
 from dlinfer.errors import FallbackError, GraphFallbackError
-from dlinfer.ops.samples import SampleMaker
-from dlinfer.ops.samples_in_turn import SamplesInTurn
-from dlinfer.ops.spec import OpSpec
+from dlinfer.ops.core.samples import SampleMaker
+from dlinfer.ops.core.samples_in_turn import SamplesInTurn
+from dlinfer.ops.core.spec import OpSpec
 from dlinfer.vendor.base import HOST, KVCacheLayout, Vendor
 
 CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")

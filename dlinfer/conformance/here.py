@@ -10,7 +10,16 @@ from dlinfer import __version__, settings
 from dlinfer.conformance import plan
 from dlinfer.conformance.case import DECLINES, Failed, Skipped
 from dlinfer.conformance.plan import Task
-from dlinfer.conformance.result import DECLINED, FAILED, PASSED, SKIPPED, UNCLAIMED, Header, Report, Result
+from dlinfer.conformance.result import (
+    DECLINED,
+    FAILED,
+    PASSED,
+    SKIPPED,
+    UNCLAIMED,
+    Header,
+    Report,
+    Result,
+)
 from dlinfer.vendor import discovery
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlinfer.ops.spec import OpSpec, Tolerance
+from dlinfer.ops.core.spec import OpSpec, Tolerance
 
 IN_ITS_DTYPE = ("fill_quantised_kv_cache",)
 """Ops that make codes of a cache, which are defined for the dtype of the numbers that they are made of."""

@@ -13,7 +13,7 @@ from dlinfer.conformance import blocks, borders
 from dlinfer.conformance.case import Case, Subject
 from dlinfer.conformance.checks import graphs, indices, memory, shapes, values, whole
 from dlinfer.errors import UnknownOpError
-from dlinfer.ops.spec import OpSpec, registry
+from dlinfer.ops.core.spec import OpSpec, registry
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import HOST
 from dlinfer.vendor.claims import DTYPES, Claim, Claims

@@ -5,39 +5,39 @@ the active vendor of the tensors' device. Parameter names, order and dimensions 
 layout of the KV cache is the vendor's choice.
 """
 
-from dlinfer.ops import kernels
-from dlinfer.ops.activation import silu_and_mul
-from dlinfer.ops.causal_conv1d import causal_conv1d
-from dlinfer.ops.dynamic_quant import dynamic_quant
-from dlinfer.ops.embedding_bf12 import embedding_bf12
-from dlinfer.ops.fill import fill_kv_cache
-from dlinfer.ops.gated import gelu_mul, silu_mul
-from dlinfer.ops.gated_delta_rule import gated_delta_rule
-from dlinfer.ops.linear import linear
-from dlinfer.ops.linear_bf12 import linear_bf12
-from dlinfer.ops.linear_fp8 import linear_blocked_fp8, linear_static_fp8
-from dlinfer.ops.linear_w8a8 import linear_w8a8, linear_w8a8_static
-from dlinfer.ops.linears import linears
-from dlinfer.ops.lora import lora_linear
-from dlinfer.ops.moe import fused_moe, moe_gating_topk_softmax
-from dlinfer.ops.moe_bf12 import fused_moe_bf12
-from dlinfer.ops.moe_clamped import fused_moe_clamped
-from dlinfer.ops.moe_eight_bit import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
-from dlinfer.ops.moe_four_bit import fused_moe_w4a16
-from dlinfer.ops.moe_mxfp4 import fused_moe_mxfp4
-from dlinfer.ops.norm import add_rms_norm, rms_norm
-from dlinfer.ops.norm_w8a8 import add_rms_norm_w8a8, rms_norm_w8a8
-from dlinfer.ops.paged_decode import paged_decode_attention
-from dlinfer.ops.paged_prefill import paged_prefill_attention
-from dlinfer.ops.prefill import prefill_attention
-from dlinfer.ops.quantised_decode import quantised_paged_decode_attention
-from dlinfer.ops.quantised_fill import fill_quantised_kv_cache
-from dlinfer.ops.quantised_prefill import quantised_paged_prefill_attention
-from dlinfer.ops.rotary import apply_rotary_pos_emb
-from dlinfer.ops.rotary_interleaved import apply_rotary_pos_emb_interleaved
-from dlinfer.ops.sparse_attention import lightning_indexer, sparse_flash_attention
-from dlinfer.ops.spec import OpSpec, Tolerance, registry
-from dlinfer.ops.weight_quant import weight_quant_matmul
+from dlinfer.ops.activation.activation import silu_and_mul
+from dlinfer.ops.activation.gated import gelu_mul, silu_mul
+from dlinfer.ops.attention.fill import fill_kv_cache
+from dlinfer.ops.attention.paged_decode import paged_decode_attention
+from dlinfer.ops.attention.paged_prefill import paged_prefill_attention
+from dlinfer.ops.attention.prefill import prefill_attention
+from dlinfer.ops.attention.quantised_decode import quantised_paged_decode_attention
+from dlinfer.ops.attention.quantised_fill import fill_quantised_kv_cache
+from dlinfer.ops.attention.quantised_prefill import quantised_paged_prefill_attention
+from dlinfer.ops.attention.rotary import apply_rotary_pos_emb
+from dlinfer.ops.attention.rotary_interleaved import apply_rotary_pos_emb_interleaved
+from dlinfer.ops.attention.sparse import lightning_indexer, sparse_flash_attention
+from dlinfer.ops.core import kernels
+from dlinfer.ops.core.spec import OpSpec, Tolerance, registry
+from dlinfer.ops.linear.linear import linear
+from dlinfer.ops.linear.linears import linears
+from dlinfer.ops.linear.lora import lora_linear
+from dlinfer.ops.moe.bf12 import fused_moe_bf12
+from dlinfer.ops.moe.clamped import fused_moe_clamped
+from dlinfer.ops.moe.eight_bit import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
+from dlinfer.ops.moe.four_bit import fused_moe_w4a16
+from dlinfer.ops.moe.moe import fused_moe, moe_gating_topk_softmax
+from dlinfer.ops.moe.mxfp4 import fused_moe_mxfp4
+from dlinfer.ops.norm.norm import add_rms_norm, rms_norm
+from dlinfer.ops.norm.norm_w8a8 import add_rms_norm_w8a8, rms_norm_w8a8
+from dlinfer.ops.quantised.dynamic_quant import dynamic_quant
+from dlinfer.ops.quantised.embedding_bf12 import embedding_bf12
+from dlinfer.ops.quantised.linear_bf12 import linear_bf12
+from dlinfer.ops.quantised.linear_fp8 import linear_blocked_fp8, linear_static_fp8
+from dlinfer.ops.quantised.linear_w8a8 import linear_w8a8, linear_w8a8_static
+from dlinfer.ops.quantised.weight_quant import weight_quant_matmul
+from dlinfer.ops.recurrent.causal_conv1d import causal_conv1d
+from dlinfer.ops.recurrent.gated_delta_rule import gated_delta_rule
 
 kernels.install()
 

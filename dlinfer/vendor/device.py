@@ -123,7 +123,7 @@ class Device(ABC):
         return None
 
     def pack_bf12(self, weight: Tensor) -> Tensor | None:
-        """The bytes of a bfloat16 matrix as ``dlinfer.ops.bf12.pack`` gives them, where the vendor is quicker at it.
+        """The bytes of a bfloat16 matrix as ``ops.quantised.bf12.pack`` gives them, where the vendor is quicker at it.
 
         None leaves it to that function.
         """

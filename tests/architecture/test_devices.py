@@ -10,7 +10,7 @@ ROOMS = ("dlinfer.ops", "dlinfer.graph", "dlinfer.runtime", "dlinfer.framework")
 HOST = "cpu"
 
 HONEST = {
-    "dlinfer.ops.samples": "the default of a tool: samples are made on the host where no device is named",
+    "dlinfer.ops.core.samples": "the default of a tool: samples are made on the host where no device is named",
     "dlinfer.graph.ir.device": "the one place where graphs name the host, whose tensors graphs of every device take",
     "dlinfer.graph.direct.inputs": "a flag of a tensor is read faster than its device is compared",
     "dlinfer.framework.lmdeploy_ext.conversion.headers": "LMDeploy reads files into the host's memory",

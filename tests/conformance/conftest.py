@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor import discovery
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dlinfer.errors import KernelDeclined
-from dlinfer.ops import bf12, registry
+from dlinfer.ops import registry
+from dlinfer.ops.quantised import bf12
 from dlinfer.vendor import Vendor, discovery
 
 Made = Callable[[Callable[..., Any], dict[str, Any]], Any]

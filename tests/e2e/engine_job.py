@@ -212,7 +212,7 @@ def pixels(pipe, step: dict, logits: dict) -> list[list[int]]:
 
 def placed(pipe, step: dict, logits: dict) -> dict[str, Any]:
     """Where caches and weights lie, and which ops an engine's steps so far had answered by their references."""
-    from dlinfer.ops import fallback
+    from dlinfer.ops.core import fallback
 
     agent = pipe.async_engine.engine.executor.model_agent
     caches = [tensor for pair in agent.cache_engine.gpu_cache for tensor in pair]
@@ -324,7 +324,7 @@ def counted_preemptions(scheduler: Any) -> Iterator[list[int]]:
 def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
     """Start one engine and let it do its steps."""
     from dlinfer.framework.lmdeploy_ext.layers import graph_runner
-    from dlinfer.ops import fallback
+    from dlinfer.ops.core import fallback
 
     speculative = job["engine"].pop("speculative", None)
     speculative = SpeculativeConfig(**speculative) if speculative else None

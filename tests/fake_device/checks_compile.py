@@ -9,7 +9,7 @@ from torch import nn
 from dlinfer import ops, settings
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.report import report
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 
 HIDDEN, HEADS, KV_HEADS, SIZE, BLOCKS, BLOCK = 32, 4, 2, 8, 6, 4
 

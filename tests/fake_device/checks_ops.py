@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from dlinfer import ops, settings, vendor
 from dlinfer.errors import FallbackError, OpArgumentError
 from dlinfer.graph.functional.slot_check import check_slots
-from dlinfer.ops import fallback
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core import fallback
+from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.vendor import discovery
 from tests.ops import cases
 from tests.ops.in_turn import InTurn

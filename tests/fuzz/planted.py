@@ -53,7 +53,7 @@ def attention_layout() -> None:
 
 def cache_layout() -> None:
     """Every engine: a compiled graph keeps the cache layout of the vendor that was active when it was traced."""
-    from dlinfer.ops import kv_cache
+    from dlinfer.ops.attention import kv_cache
     from dlinfer.vendor import KVCacheLayout, discovery
 
     def order(device_type: str) -> str:

@@ -5,7 +5,7 @@ import torch
 
 from dlinfer import settings
 from dlinfer.graph.report import report
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from tests.caches import fresh_cache
 
 

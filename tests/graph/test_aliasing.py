@@ -7,7 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.graph.compiling import StubEngine, compiled, interpreted_engine, same_as_eager, use_engine
+from tests.graph.compiling import (
+    StubEngine,
+    compiled,
+    interpreted_engine,
+    same_as_eager,
+    use_engine,
+)
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 

@@ -12,8 +12,14 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from dlinfer.errors import CaptureError, EngineUnavailableError, InferenceOnlyError
 from dlinfer.graph.report import report
-from dlinfer.ops.fallback import FallbackWarning
-from tests.graph.compiling import StubEngine, compiled, interpreted_engine, same_as_eager, use_engine
+from dlinfer.ops.core.fallback import FallbackWarning
+from tests.graph.compiling import (
+    StubEngine,
+    compiled,
+    interpreted_engine,
+    same_as_eager,
+    use_engine,
+)
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 

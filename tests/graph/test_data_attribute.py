@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.graph.compiling import ValueEngine, compiled, interpreted_engine, last_report, use_engine
+from tests.graph.compiling import (
+    ValueEngine,
+    compiled,
+    interpreted_engine,
+    last_report,
+    use_engine,
+)
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 

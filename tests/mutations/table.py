@@ -25,10 +25,10 @@ MUTATIONS = (
     ),
     Mutation(
         "linear_use_nn_layout is ignored",
-        "dlinfer/ops/linear.py",
+        "dlinfer/ops/linear/linear.py",
         "weight.t() if settings.current().linear_use_nn_layout else weight",
         "weight",
-        ("tests/ops/test_linear.py", "-k", "nn_layout"),
+        ("tests/ops/linear/test_linear.py", "-k", "nn_layout"),
     ),
     Mutation(
         "DLINFER_VENDOR is ignored",
@@ -68,7 +68,7 @@ MUTATIONS = (
     ),
     Mutation(
         "captured SiLU is computed as GELU",
-        "dlinfer/ops/activation.py",
+        "dlinfer/ops/activation/activation.py",
         "functional.silu(",
         "functional.gelu(",
         ("tests/ops/test_huggingface.py", "tests/ops/test_kernels_against_reference.py"),
@@ -111,10 +111,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a fallback under the policy error is taken",
-        "dlinfer/ops/fallback.py",
+        "dlinfer/ops/core/fallback.py",
         '    if policy == "error":\n        raise refusal()\n',
         "",
-        ("tests/ops/test_fallback.py",),
+        ("tests/ops/core/test_fallback.py",),
     ),
     Mutation(
         "graphs run on with caches that another vendor lays out otherwise",
@@ -170,14 +170,14 @@ MUTATIONS = (
     ),
     Mutation(
         "rms_norm forgets eps",
-        "dlinfer/ops/norm.py",
+        "dlinfer/ops/norm/norm.py",
         "scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)",
         "scale = torch.rsqrt(wide.square().mean(-1, keepdim=True))",
         ("tests/ops/test_huggingface.py", "tests/ops/test_kernels_against_reference.py", "-k", "norm"),
     ),
     Mutation(
         "int4 packs the second half of a head below the first",
-        "dlinfer/ops/kv_quantisation.py",
+        "dlinfer/ops/attention/kv_quantisation.py",
         "codes = first | (second << 4)",
         "codes = second | (first << 4)",
         ("tests/ops/test_quantised_kv_cache.py", "-k", "codes or first_half"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlinfer.conformance.oracle import assert_close, expected, results, steps, widened
 from dlinfer.ops import OpSpec, registry
-from dlinfer.ops.samples import Sample, SampleMaker
+from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import KVCacheLayout
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dlinfer import settings
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor import Vendor, discovery
 
 

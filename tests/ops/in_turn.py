@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dlinfer.ops import OpSpec, registry
-from dlinfer.ops.samples import SampleMaker
-from dlinfer.ops.samples_in_turn import SamplesInTurn
+from dlinfer.ops.core.samples import SampleMaker
+from dlinfer.ops.core.samples_in_turn import SamplesInTurn
 from dlinfer.vendor.base import KVCacheLayout
 from tests.ops import cases
 

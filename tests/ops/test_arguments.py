@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 
 from dlinfer import ops, vendor
-from dlinfer.errors import (
-    KernelFailureError,
-    OpArgumentError,
-    OpCallError,
-    UnsupportedFeatureError,
-)
+from dlinfer.errors import KernelFailureError, OpArgumentError, OpCallError, UnsupportedFeatureError
 from dlinfer.utils.type_annotation import MoeMetadata
 from tests.ops import cases
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.ops import bf12
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised import bf12
+from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.utils.type_annotation import MoeMetadata
 from tests.ops import cases
 

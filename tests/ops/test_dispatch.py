@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dlinfer import ops, settings, vendor
 from dlinfer.errors import KernelSignatureError, UnknownOpError
-from dlinfer.ops import fallback
-from dlinfer.ops.spec import fused_op
+from dlinfer.ops.core import fallback
+from dlinfer.ops.core.spec import fused_op
 from dlinfer.vendor import KVCacheLayout, Probe, Vendor
 from tests.ops import cases
 

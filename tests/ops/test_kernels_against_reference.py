@@ -3,7 +3,7 @@
 import pytest
 
 from dlinfer import ops, vendor
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from tests.ops import cases
 
 

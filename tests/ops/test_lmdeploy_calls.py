@@ -16,7 +16,7 @@ from torch import Tensor
 from dlinfer import ops
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.layers.quantised.awq import LinearW4A16
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata
 
 BLOCK = 8

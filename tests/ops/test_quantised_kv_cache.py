@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlinfer import ops, vendor
 from dlinfer.errors import OpArgumentError, UnsupportedFeatureError
-from dlinfer.ops.kv_quantisation import dequantise, quantise
+from dlinfer.ops.attention.kv_quantisation import dequantise, quantise
 from tests.ops import cases
 from tests.ops.test_attention_property import Inputs, batches
 

@@ -6,7 +6,12 @@ from torch import nn
 from torch.export import Dim
 
 import dlinfer
-from dlinfer.errors import ArtifactInputError, CaptureError, CompileOptionError, EngineUnavailableError
+from dlinfer.errors import (
+    ArtifactInputError,
+    CaptureError,
+    CompileOptionError,
+    EngineUnavailableError,
+)
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 

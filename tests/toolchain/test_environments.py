@@ -17,11 +17,7 @@ from pathlib import Path
 import pytest
 
 from dlinfer import settings
-from dlinfer.errors import (
-    ToolchainDiskError,
-    ToolchainInstallError,
-    ToolchainMissingError,
-)
+from dlinfer.errors import ToolchainDiskError, ToolchainInstallError, ToolchainMissingError
 from dlinfer.toolchain import Toolchain, find, folder, process, state
 from dlinfer.toolchain import install as install_module
 from dlinfer.toolchain.folder import STAMP

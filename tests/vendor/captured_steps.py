@@ -17,7 +17,7 @@ from dlinfer.framework.lmdeploy_ext.capture.policy import CapturePolicy, compati
 from dlinfer.framework.lmdeploy_ext.capture.runner import CaptureRunner
 from dlinfer.framework.lmdeploy_ext.errors import CapturedStepError, NoDeviceGraphError
 from dlinfer.framework.lmdeploy_ext.layers.attention import StepMetadata
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor.device import Device
 from tests.vendor import simulated_graph
 

@@ -359,7 +359,7 @@ def test_a_plugin_answers_torch_ops_end_to_end():
     out = run_with_mini("""
 import warnings, torch, dlinfer.ops
 from dlinfer import vendor
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 x, w = torch.randn(3, 8), torch.randn(8)
 
 def all_paths(x, w):

@@ -9,7 +9,7 @@ from torch import Tensor
 import dlinfer.graph  # noqa: F401 - the backend of torch.compile
 from dlinfer import ops, settings
 from dlinfer.errors import GraphFallbackError
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor import discovery
 from tests.graph.conftest import artifact_folder, graph_mode
 from tests.vendor.regions import refused_by, region_of

@@ -16,7 +16,7 @@ from dlinfer import settings
 from dlinfer.conformance.blocks import CACHES, Blocks, steps, weights
 from dlinfer.conformance.case import Failed, Subject
 from dlinfer.conformance.checks import graphs
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import HOST, KVCacheLayout
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dlinfer import ops, settings
 from dlinfer.errors import InferenceOnlyError, ModuleFallbackError
 from dlinfer.framework.transformers_ext.fuse import Fused
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 
 PLAN = "_dlinfer"
 """The attribute by which a module knows its plan."""

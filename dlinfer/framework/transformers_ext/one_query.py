@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dlinfer import ops
 from dlinfer.framework.transformers_ext.mask_runs import Run
-from dlinfer.ops.kv_cache import kv_order
+from dlinfer.ops.attention.kv_cache import kv_order
 
 
 def serves(query: Tensor, runs: list[list[Run]]) -> bool:

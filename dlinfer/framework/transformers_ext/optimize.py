@@ -16,7 +16,13 @@ from dlinfer.framework.transformers_ext.forward import (
     linear_forward,
     make_plan,
 )
-from dlinfer.framework.transformers_ext.fuse import Fused, NotFused, fuse, one_argument, refuse_weights
+from dlinfer.framework.transformers_ext.fuse import (
+    Fused,
+    NotFused,
+    fuse,
+    one_argument,
+    refuse_weights,
+)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,13 @@ from dlinfer.graph.seam.export import export_gives_results_only, export_kinds
 from dlinfer.graph.seam.expressions import to_size
 from dlinfer.graph.seam.fake_mode import mode_of, strict_mode
 from dlinfer.graph.seam.guards import conditions_of
-from dlinfer.graph.seam.symbols import declared_range, fixed_size, new_symbol, size_range, symbols_of
+from dlinfer.graph.seam.symbols import (
+    declared_range,
+    fixed_size,
+    new_symbol,
+    size_range,
+    symbols_of,
+)
 from dlinfer.utils.size_text import SizeTextError
 
 

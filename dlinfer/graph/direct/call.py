@@ -18,7 +18,13 @@ from torch import fx
 from dlinfer.errors import ArtifactInputError, CaptureError, DlinferError
 from dlinfer.graph.backend import compile_graph
 from dlinfer.graph.direct.binding import Reader, bind
-from dlinfer.graph.direct.constants import Constant, constants_of, hooks_of, hooks_registered, receiver_of
+from dlinfer.graph.direct.constants import (
+    Constant,
+    constants_of,
+    hooks_of,
+    hooks_registered,
+    receiver_of,
+)
 from dlinfer.graph.direct.inputs import Assumption, InputSpec, evaluate, is_steady, root
 from dlinfer.graph.ir.device import autocast
 from dlinfer.graph.ir.lazy_bits import resolved

@@ -12,7 +12,7 @@ from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.program import Program, Step, constants_of, refer
 from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.report.policy import leave_engine
-from dlinfer.ops.fallback import Fallback, settle
+from dlinfer.ops.core.fallback import Fallback, settle
 
 
 def eager_region(

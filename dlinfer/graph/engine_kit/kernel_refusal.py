@@ -5,8 +5,8 @@ from torch.fx.node import map_arg
 
 from dlinfer.graph.ir.device import graph_device
 from dlinfer.graph.ir.dialect import arguments, fake, overload, tensors_of
-from dlinfer.ops.kernels import refusal
-from dlinfer.ops.spec import NAMESPACE
+from dlinfer.ops.core.kernels import refusal
+from dlinfer.ops.core.spec import NAMESPACE
 
 
 def kernel_refusal(node: fx.Node) -> str | None:

@@ -25,7 +25,7 @@ from dlinfer.graph.ir.effects import Effects, Memory, effects_of, memory_read
 from dlinfer.graph.ir.own_ops import own_op
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.graph.passes.rewrite import Edit, Rewriter
-from dlinfer.ops.kv_cache import canonical
+from dlinfer.ops.attention.kv_cache import canonical
 
 
 def cached_attention(

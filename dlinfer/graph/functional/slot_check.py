@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from dlinfer.graph.ir.own_ops import own_op
-from dlinfer.ops.checks import Rules
-from dlinfer.ops.kv_cache import canonical
+from dlinfer.ops.attention.kv_cache import canonical
+from dlinfer.ops.core.checks import Rules
 
 _FILL, _ATTENTION = Rules("fill_kv_cache"), Rules("paged_prefill_attention")
 

@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from dlinfer.graph.ir.dialect import fake, reshapes_argument, storages, tensors_of, written_arguments
+from dlinfer.graph.ir.dialect import (
+    fake,
+    reshapes_argument,
+    storages,
+    tensors_of,
+    written_arguments,
+)
 from dlinfer.graph.ir.layout import Order, dense_order
 from dlinfer.graph.seam.fake_mode import storage_id
 

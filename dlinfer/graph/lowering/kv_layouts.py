@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from dlinfer.errors import KVLayoutChangedError
 from dlinfer.graph.ir.dialect import arguments, fake, overload
-from dlinfer.ops.kv_cache import kv_order
+from dlinfer.ops.attention.kv_cache import kv_order
 from dlinfer.vendor import discovery
 
 

@@ -9,7 +9,15 @@ from torch import fx
 from dlinfer.graph.capture.trace import Captured
 from dlinfer.graph.engine import CompiledRegion, Engine, PayloadEngine
 from dlinfer.graph.ir import callee
-from dlinfer.graph.ir.dialect import describe, fake, is_compute, is_size, is_view, model_line, op_name
+from dlinfer.graph.ir.dialect import (
+    describe,
+    fake,
+    is_compute,
+    is_size,
+    is_view,
+    model_line,
+    op_name,
+)
 from dlinfer.graph.ir.extract import Subgraph, extract
 from dlinfer.graph.ir.flops import flops_of
 from dlinfer.graph.ir.global_state import Requirement

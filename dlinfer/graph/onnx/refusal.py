@@ -30,7 +30,7 @@ from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.onnx.export import OPSET, Table, export
 from dlinfer.graph.onnx.precision import short_numbers
 from dlinfer.graph.seam.onnx import onnx_type
-from dlinfer.ops.kv_cache import kv_order
+from dlinfer.ops.attention.kv_cache import kv_order
 
 
 def no_type_of_onnx(dtype: torch.dtype) -> str | None:

@@ -4,7 +4,7 @@ from torch import fx
 
 from dlinfer.errors import DlinferError, GraphFallbackError
 from dlinfer.graph.ir.dialect import describe, fake, model_line, op_name
-from dlinfer.ops.fallback import Fallback, settle
+from dlinfer.ops.core.fallback import Fallback, settle
 
 
 def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:

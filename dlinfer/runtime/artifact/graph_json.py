@@ -14,7 +14,14 @@ from torch import fx
 
 from dlinfer.graph.capture.retrace import fake_result
 from dlinfer.graph.capture.trace import Captured
-from dlinfer.graph.ir.dialect import STATIC, fake, model_line, placed_memory, reshapes_argument, storages
+from dlinfer.graph.ir.dialect import (
+    STATIC,
+    fake,
+    model_line,
+    placed_memory,
+    reshapes_argument,
+    storages,
+)
 from dlinfer.graph.ir.effects import effects_of
 from dlinfer.graph.ir.layout import is_contiguous
 from dlinfer.graph.ir.program import attribute
@@ -22,7 +29,7 @@ from dlinfer.graph.seam.expressions import to_size
 from dlinfer.graph.seam.fake_mode import FakeTensorMode, mode_of, strict_mode
 from dlinfer.graph.seam.guards import conditions_of
 from dlinfer.graph.seam.symbols import declared_range, new_symbol, symbols_of
-from dlinfer.ops.spec import NAMESPACE, registry
+from dlinfer.ops.core.spec import NAMESPACE, registry
 from dlinfer.runtime.artifact.node_json import (
     GraphTextError,
     call_text,

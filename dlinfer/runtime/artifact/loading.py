@@ -12,7 +12,13 @@ from dlinfer.errors import (
     ArtifactVersionError,
     DlinferError,
 )
-from dlinfer.graph.engine import Engine, PayloadEngine, check_options, find_engine, runs_concurrently
+from dlinfer.graph.engine import (
+    Engine,
+    PayloadEngine,
+    check_options,
+    find_engine,
+    runs_concurrently,
+)
 from dlinfer.graph.ir.device import HOST
 from dlinfer.graph.ir.dialect import STATIC
 from dlinfer.graph.ir.effects import effects_of

@@ -3,7 +3,12 @@
 from dlinfer.vendor.ascend.attention.decode import paged_decode_attention
 from dlinfer.vendor.ascend.attention.prefill import paged_prefill_attention, prefill_attention
 from dlinfer.vendor.ascend.attention.sparse import lightning_indexer, sparse_flash_attention
-from dlinfer.vendor.ascend.linears import linear, linear_w8a8, linear_w8a8_static, weight_quant_matmul
+from dlinfer.vendor.ascend.linears import (
+    linear,
+    linear_w8a8,
+    linear_w8a8_static,
+    weight_quant_matmul,
+)
 from dlinfer.vendor.ascend.moe.experts import fused_moe, fused_moe_w8a8, moe_gating_topk_softmax
 from dlinfer.vendor.ascend.norms import (
     add_rms_norm,

@@ -67,7 +67,7 @@ def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 _LEAST = 1e-7 / 127
-"""The scale of a token of zeros (``dlinfer.ops.eight_bit``)."""
+"""The scale of a token of zeros (``ops.quantised.eight_bit``)."""
 
 
 def _zeros_stay(numbers: Tensor, scale: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.errors import KernelDeclined
-from dlinfer.ops.kv_cache import check_slots
+from dlinfer.ops.attention.kv_cache import check_slots
 from dlinfer.vendor.ascend import captured, chips, layouts, refusing
 from dlinfer.vendor.base import refuses
 

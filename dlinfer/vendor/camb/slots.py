@@ -5,7 +5,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from dlinfer.ops.kv_cache import canonical, check_slots
+from dlinfer.ops.attention.kv_cache import canonical, check_slots
 from dlinfer.vendor.base import refuses
 from dlinfer.vendor.camb import layouts, refusing
 from dlinfer.vendor.camb.sdk import tmo

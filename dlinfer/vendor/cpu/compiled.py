@@ -7,7 +7,7 @@ import torch
 
 from dlinfer import settings
 from dlinfer.errors import FallbackError
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor.cpu import native
 
 _reasons: dict[tuple[str, torch.dtype], str] = {}  # why one is not used; empty where it is

@@ -14,7 +14,7 @@ from torch import Tensor
 from dlinfer.graph.known_answers.answer import KnownAnswer, NotTakenError, name_of
 from dlinfer.graph.known_answers.questions import FLOATS, ROUNDED, small_whole
 from dlinfer.graph.known_answers.suite import KnownAnswers
-from dlinfer.ops.packing import AWQ, MXFP4
+from dlinfer.ops.quantised.packing import AWQ, MXFP4
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.bf12 import answers as bf12
 from dlinfer.vendor.cpu.eight_bit import answers as eight_bit

@@ -5,7 +5,10 @@ The KV cache is [blocks, block_size, kv_heads, head_size], the vendor's (default
 """
 
 from dlinfer.vendor.base import Kernel
-from dlinfer.vendor.cpu.attention.decode import paged_decode_attention, quantised_paged_decode_attention
+from dlinfer.vendor.cpu.attention.decode import (
+    paged_decode_attention,
+    quantised_paged_decode_attention,
+)
 from dlinfer.vendor.cpu.attention.kv_cache import fill_kv_cache, fill_quantised_kv_cache
 from dlinfer.vendor.cpu.attention.prefill import (
     paged_prefill_attention,
@@ -14,7 +17,11 @@ from dlinfer.vendor.cpu.attention.prefill import (
 )
 from dlinfer.vendor.cpu.bf12.experts import fused_moe_bf12
 from dlinfer.vendor.cpu.bf12.matrices import embedding_bf12, linear_bf12
-from dlinfer.vendor.cpu.eight_bit.experts import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
+from dlinfer.vendor.cpu.eight_bit.experts import (
+    fused_moe_blocked_fp8,
+    fused_moe_static_fp8,
+    fused_moe_w8a8,
+)
 from dlinfer.vendor.cpu.eight_bit.linears import (
     linear_blocked_fp8,
     linear_static_fp8,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dlinfer.ops.lora import check_adapters
+from dlinfer.ops.linear.lora import check_adapters
 
 
 def lora_linear(

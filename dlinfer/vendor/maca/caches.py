@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.errors import KernelDeclined
-from dlinfer.ops.kv_cache import check_slots
+from dlinfer.ops.attention.kv_cache import check_slots
 from dlinfer.vendor.base import refuses
 from dlinfer.vendor.maca import refusing, sdk, sequences
 from dlinfer.vendor.maca.kept import LastAnswer

@@ -1,11 +1,21 @@
 """Which op of the interface each kernel answers. An op that is not here runs as its reference, under the policy."""
 
 from dlinfer.vendor.base import Kernel
-from dlinfer.vendor.maca.attention import paged_decode_attention, paged_prefill_attention, prefill_attention
+from dlinfer.vendor.maca.attention import (
+    paged_decode_attention,
+    paged_prefill_attention,
+    prefill_attention,
+)
 from dlinfer.vendor.maca.caches import fill_kv_cache
 from dlinfer.vendor.maca.linears import linear, linear_w8a8, weight_quant_matmul
 from dlinfer.vendor.maca.moe.experts import fused_moe, moe_gating_topk_softmax
-from dlinfer.vendor.maca.norms import add_rms_norm, add_rms_norm_w8a8, dynamic_quant, rms_norm, rms_norm_w8a8
+from dlinfer.vendor.maca.norms import (
+    add_rms_norm,
+    add_rms_norm_w8a8,
+    dynamic_quant,
+    rms_norm,
+    rms_norm_w8a8,
+)
 from dlinfer.vendor.maca.pointwise import apply_rotary_pos_emb, silu_and_mul
 
 KERNELS: dict[str, Kernel] = {

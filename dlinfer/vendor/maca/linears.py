@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.vendor.base import refuses
 from dlinfer.vendor.maca import refusing
 from dlinfer.vendor.maca.kept import Kept

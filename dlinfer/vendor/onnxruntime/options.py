@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlinfer.graph.engine_kit.options import EngineOptions, ExpectedError, one_of, option, refuse, whole
+from dlinfer.graph.engine_kit.options import (
+    EngineOptions,
+    ExpectedError,
+    one_of,
+    option,
+    refuse,
+    whole,
+)
 
 CPU = "CPUExecutionProvider"
 _LEVEL = whole(0, "a level of MatMulNBits, 0 to 4", lambda level: level <= 4)

@@ -14,7 +14,7 @@ import torch
 from dlinfer.errors import CompileOptionError, ProviderFallbackError, ProviderUnavailableError
 from dlinfer.graph.cache.key import canonical_text
 from dlinfer.graph.engine_kit.refused import RefusedError
-from dlinfer.ops.fallback import Fallback, settle
+from dlinfer.ops.core.fallback import Fallback, settle
 from dlinfer.vendor.onnxruntime.options import CPU, OrtOptions
 
 ENGINE = "onnxruntime"

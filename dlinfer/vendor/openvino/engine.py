@@ -14,7 +14,14 @@ from dlinfer.graph.engine_kit.value_region import Lowered
 from dlinfer.graph.functional.cached_attention import cached_attention_pass
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.functional.variants import Twin, twin_of
-from dlinfer.graph.ir.dialect import arguments, fake, is_compute, op_name, overload, written_arguments
+from dlinfer.graph.ir.dialect import (
+    arguments,
+    fake,
+    is_compute,
+    op_name,
+    overload,
+    written_arguments,
+)
 from dlinfer.graph.known_answers.answer import kind_of
 from dlinfer.graph.passes.pipeline import Pass
 from dlinfer.vendor.openvino import dtypes, lowerings, registry

@@ -17,7 +17,7 @@ from dlinfer.graph.functional.variants import twin_op
 from dlinfer.graph.known_answers.answer import KnownAnswer, kind_of
 from dlinfer.graph.known_answers.questions import FLOATS, QUESTIONS, Question, put_all
 from dlinfer.graph.known_answers.suite import KnownAnswers
-from dlinfer.ops.attention import attend
+from dlinfer.ops.attention.attention import attend
 from dlinfer.vendor.openvino.layout import LAYOUT
 from dlinfer.vendor.openvino.lowerings.paged import foreign_layout
 from dlinfer.vendor.openvino.options import OpenVINOOptions

@@ -14,7 +14,7 @@ from openvino import Output
 from openvino.op import Constant
 from torch import Tensor
 
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.vendor.openvino import dtypes
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.workarounds.constants import (

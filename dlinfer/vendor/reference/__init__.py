@@ -9,7 +9,7 @@ from dlinfer.vendor.base import Kernel, Probe, Vendor
 
 
 def _kernels() -> Mapping[str, Kernel]:
-    from dlinfer.ops.spec import registry
+    from dlinfer.ops.core.spec import registry
 
     return {name: spec.reference for name, spec in registry().items()}
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dlinfer.conformance.stand_in import on_host, to_device
-from dlinfer.ops.kv_cache import check_slots
+from dlinfer.ops.attention.kv_cache import check_slots
 from dlinfer.vendor.base import Kernel, refuses
 from fake_accel.vendor import LAYOUT
 

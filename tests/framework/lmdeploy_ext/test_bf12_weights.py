@@ -25,7 +25,7 @@ from dlinfer.framework.lmdeploy_ext.layers.quantised.bf12 import EmbeddingBF12, 
 from dlinfer.framework.lmdeploy_ext.layers.quantised.head import PackedHead
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from dlinfer.framework.lmdeploy_ext.preflight.model import engine_config
-from dlinfer.ops import bf12
+from dlinfer.ops.quantised import bf12
 from tests.framework.lmdeploy_ext.quantise import folders
 
 PADDING = 3

@@ -18,7 +18,7 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints.quantisation import W8A8_SERVED
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 from tests.framework.lmdeploy_ext.conversion_files import (
     BLOCKS,
     FP8,

@@ -91,7 +91,7 @@ def test_the_reference_vendor_can_be_put_under_lmdeploy(model):
     """Eagerly, where each op is a call: its calls are counted in the table of the vendor that is named."""
     script = """
         import sys
-        from dlinfer.ops import kernels
+        from dlinfer.ops.core import kernels
         from dlinfer.vendor import discovery
 
         PytorchEngineConfig(device_type="cpu")

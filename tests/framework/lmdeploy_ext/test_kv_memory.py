@@ -2,7 +2,11 @@
 
 import pytest
 
-from dlinfer.framework.lmdeploy_ext.device.kv_memory import LMDEPLOY_DEFAULT_FRACTION, gib, plan_blocks
+from dlinfer.framework.lmdeploy_ext.device.kv_memory import (
+    LMDEPLOY_DEFAULT_FRACTION,
+    gib,
+    plan_blocks,
+)
 
 GIB = 1 << 30
 BLOCK = 1 << 20

@@ -13,10 +13,14 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion import mxfp4
 from dlinfer.framework.lmdeploy_ext.conversion.loading import rewrite
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model
-from dlinfer.framework.lmdeploy_ext.layers.moe.mxfp4_experts import FusedMoEMxfp4, Mxfp4Weights, powers
+from dlinfer.framework.lmdeploy_ext.layers.moe.mxfp4_experts import (
+    FusedMoEMxfp4,
+    Mxfp4Weights,
+    powers,
+)
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
-from dlinfer.ops.packing import MXFP4
+from dlinfer.ops.quantised.packing import MXFP4
 from tests.e2e import packed_model
 from tests.framework.lmdeploy_ext import conversion_files
 

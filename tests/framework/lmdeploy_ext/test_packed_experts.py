@@ -25,8 +25,8 @@ from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import PackedWeigh
 from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts_model import _repack
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import check_support
-from dlinfer.ops.packing import AWQ
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core.samples import SampleMaker
+from dlinfer.ops.quantised.packing import AWQ
 from tests.e2e import packed_experts_model
 from tests.framework.lmdeploy_ext.conversion_files import (
     GPTQ,

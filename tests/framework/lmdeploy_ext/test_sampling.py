@@ -2,7 +2,10 @@
 
 import torch
 
-from dlinfer.framework.lmdeploy_ext.layers.sampling import SeededMultinomialSampling, philox_uniform
+from dlinfer.framework.lmdeploy_ext.layers.sampling import (
+    SeededMultinomialSampling,
+    philox_uniform,
+)
 
 
 def as_unit(word: int) -> float:

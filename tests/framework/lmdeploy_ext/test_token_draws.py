@@ -13,7 +13,7 @@ from dlinfer import settings
 from dlinfer.errors import FallbackError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.layers.sampling import SeededMultinomialSampling, philox_uniform
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.device import CpuDevice
 from tests.vendor.cpu.sampling_oracle import Limits, may_be_drawn

@@ -12,8 +12,8 @@ import dlinfer
 from dlinfer import settings
 from dlinfer.errors import InferenceOnlyError, ModuleFallbackError
 from dlinfer.framework.transformers_ext import optimize
-from dlinfer.ops import fallback
-from dlinfer.ops.fallback import FallbackWarning
+from dlinfer.ops.core import fallback
+from dlinfer.ops.core.fallback import FallbackWarning
 
 IDS = torch.tensor([[5, 9, 3, 77, 12], [8, 1, 4, 6, 50]])
 SWAPPED = {

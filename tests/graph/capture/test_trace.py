@@ -11,8 +11,8 @@ from dlinfer.graph.capture.trace import capture, trace
 from dlinfer.graph.ir.dialect import fake, model_line, op_name, written_arguments
 from dlinfer.graph.report import report
 from dlinfer.graph.seam import fake_mode
-from dlinfer.ops import spec
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core import spec
+from dlinfer.ops.core.samples import SampleMaker
 from tests.graph.compiling import StubEngine, compiled, use_engine
 from tests.graph.passes.fusion.capturing import captured
 

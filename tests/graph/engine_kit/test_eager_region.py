@@ -7,8 +7,8 @@ import torch
 
 from dlinfer.errors import GraphFallbackError
 from dlinfer.graph.engine_kit.eager_region import eager_region
-from dlinfer.ops import fallback
-from dlinfer.ops.fallback import FallbackWarning
+from dlinfer.ops.core import fallback
+from dlinfer.ops.core.fallback import FallbackWarning
 from tests.graph.compiling import StubEngine, compiled, last_report, same_as_eager, use_engine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")

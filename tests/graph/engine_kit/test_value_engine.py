@@ -14,7 +14,7 @@ from dlinfer.graph.engine_kit.options import EngineOptions
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Executable, Lowered
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from tests.graph.compiling import compiled, last_report, same_as_eager, use_engine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")

@@ -15,7 +15,14 @@ from dlinfer.graph.functional.function import function_of
 from dlinfer.graph.ir.extract import extract
 from dlinfer.graph.seam import fake_mode
 from dlinfer.ops import fill_kv_cache
-from tests.graph.compiling import ValueEngine, ValueRun, compiled, last_report, same_as_eager, use_engine
+from tests.graph.compiling import (
+    ValueEngine,
+    ValueRun,
+    compiled,
+    last_report,
+    same_as_eager,
+    use_engine,
+)
 
 pytestmark = pytest.mark.usefixtures("graph_mode")
 

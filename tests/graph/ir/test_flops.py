@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dlinfer import ops
 from dlinfer.graph.capture.trace import trace
 from dlinfer.graph.ir.flops import flops_of, share
-from dlinfer.ops import bf12
+from dlinfer.ops.quantised import bf12
 from tests.graph.compiling import StubEngine, compiled, last_report, use_engine
 from tests.graph.symbols import symbolic
 

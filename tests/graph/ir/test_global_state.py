@@ -8,7 +8,12 @@ import torch
 
 from dlinfer.errors import TorchStateChangedError
 from dlinfer.graph.capture.trace import trace
-from dlinfer.graph.ir.global_state import Requirement, dtype_named, explicit_dtypes, reads_default_dtype
+from dlinfer.graph.ir.global_state import (
+    Requirement,
+    dtype_named,
+    explicit_dtypes,
+    reads_default_dtype,
+)
 from dlinfer.graph.seam.fake_mode import fresh_mode
 
 

@@ -5,7 +5,7 @@ import torch
 
 from dlinfer.graph.lowering.apart import SharedMemoryError, apart_of, check_apart
 from dlinfer.graph.lowering.compiled import CompiledGraph
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from tests.graph.compiling import StubEngine, compiled, interpreted_engine, use_engine
 from tests.graph.passes.fusion.capturing import captured
 

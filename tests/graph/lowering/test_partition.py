@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from dlinfer.errors import GraphFallbackError
-from dlinfer.ops.fallback import FallbackWarning
+from dlinfer.ops.core.fallback import FallbackWarning
 from tests.graph.compiling import StubEngine, compiled, last_report, same_as_eager, use_engine
 
 pytestmark = pytest.mark.usefixtures("graph_mode")

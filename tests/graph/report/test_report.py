@@ -8,7 +8,13 @@ import pytest
 from dlinfer.graph.passes.pipeline import PassReport
 from dlinfer.graph.passes.rewrite import Edit
 from dlinfer.graph.report import report
-from dlinfer.graph.report.report import ClusterReport, GraphReport, InputReport, NodeReport, RegionReport
+from dlinfer.graph.report.report import (
+    ClusterReport,
+    GraphReport,
+    InputReport,
+    NodeReport,
+    RegionReport,
+)
 
 
 def node(

@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlinfer.errors import ArtifactCorruptError, ArtifactNotFoundError
-from dlinfer.runtime.artifact.container import ALIGNMENT, MANIFEST, Writer, open_container, written_whole
+from dlinfer.runtime.artifact.container import (
+    ALIGNMENT,
+    MANIFEST,
+    Writer,
+    open_container,
+    written_whole,
+)
 from tests.runtime.artifact.artifact_files import archive, raw_zip, unpacked
 
 MEMBERS = {"graphs/forward.json": b'{"nodes":[]}', "weights.bin": bytes(range(256)) * 20, "empty.bin": b""}

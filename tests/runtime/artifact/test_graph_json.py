@@ -16,7 +16,13 @@ from torch.export import Dim
 from dlinfer.graph.capture.export import Exported, from_one_on, read_export
 from dlinfer.graph.report import debug
 from dlinfer.runtime.artifact.graph_json import Layout, ReadGraph, read_graph, write_graph
-from dlinfer.runtime.artifact.node_json import GraphTextError, call_text, decode, encode, resolve_call
+from dlinfer.runtime.artifact.node_json import (
+    GraphTextError,
+    call_text,
+    decode,
+    encode,
+    resolve_call,
+)
 
 aten = torch.ops.aten
 ROWS = Dim("rows", min=2, max=16)

@@ -10,7 +10,13 @@ pytest.importorskip("cryptography", reason="encryption needs the extra `sealed`"
 
 from dlinfer.errors import ArtifactCorruptError, ArtifactKeyError
 from dlinfer.runtime.artifact import sealing
-from dlinfer.runtime.artifact.sealing import FRAME, SealedWriter, new_key, register_decryption, unsealed
+from dlinfer.runtime.artifact.sealing import (
+    FRAME,
+    SealedWriter,
+    new_key,
+    register_decryption,
+    unsealed,
+)
 
 KEY = bytes(range(32))
 OTHER = bytes(32)

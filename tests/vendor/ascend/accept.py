@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dlinfer import ops, settings
-from dlinfer.ops import fallback
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core import fallback
+from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.vendor import discovery
 from dlinfer.vendor.ascend import VENDOR, chips, sdk
 from dlinfer.vendor.ascend.kernels import KERNELS

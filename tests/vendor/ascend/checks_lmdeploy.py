@@ -190,7 +190,7 @@ def test_generations(name, number, chip):
 def test_a_310p_refuses_by_name_what_its_documents_lack():
     install.chip.update(name="Ascend310P3", version=202)
     chips.current.cache_clear()
-    from dlinfer.ops import kernels
+    from dlinfer.ops.core import kernels
 
     half, brain = (
         torch.ones(2, 64, dtype=torch.float16, device=NPU),

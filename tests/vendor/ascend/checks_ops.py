@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dlinfer import settings
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor.ascend import VENDOR
 from dlinfer.vendor.ascend.kernels import KERNELS
 from tests.ops import cases

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dlinfer import ops
-from dlinfer.ops.packing import AWQ
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core.samples import SampleMaker
+from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.vendor.ascend import VENDOR
 from tests.ops import cases
 from tests.vendor.ascend import accept, real_sizes

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dlinfer import ops, settings
 from dlinfer.errors import DlinferError
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.vendor.ascend import linears
 from tests.ops import cases
 from tests.vendor.ascend import checks_ops, checks_sizes, real_sizes, schemas

@@ -43,7 +43,7 @@ def main() -> None:
 
             found["captured"] = [vars(one) for one in runner.counts()]
     simulation = sys.modules.get("tests.vendor.ascend.simulated_npu.install")
-    from dlinfer.ops import fallback
+    from dlinfer.ops.core import fallback
 
     found["calls"] = {} if simulation is None else dict(simulation.calls)
     found["fallbacks"] = [[kind.op, kind.reason, count] for kind, count in fallback.counts().items()]

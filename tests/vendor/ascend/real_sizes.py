@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from dlinfer.ops import attention_samples
-from dlinfer.ops.attention_samples import Case, lengths, new_tokens, pages, per_head, queries
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.attention import samples as attention_samples
+from dlinfer.ops.attention.samples import Case, lengths, new_tokens, pages, per_head, queries
+from dlinfer.ops.core.samples import SampleMaker
 
 NOT_SERVED = ("softcap", "alibi", "sinks")
 

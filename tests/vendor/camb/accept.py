@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from dlinfer import ops, settings
-from dlinfer.ops import fallback
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core import fallback
+from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.vendor import discovery
 from dlinfer.vendor.camb import VENDOR, sdk
 from dlinfer.vendor.camb.kernels import KERNELS

@@ -8,7 +8,14 @@ from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.errors import CapturedStepError
 from dlinfer.vendor.camb.device import CambDevice
 from tests.vendor.camb.simulated_mlu.install import NAME
-from tests.vendor.captured_steps import BLOCK, BLOCKS, HEADS, SIZE, CapturedSteps, with_lengths_of_the_host
+from tests.vendor.captured_steps import (
+    BLOCK,
+    BLOCKS,
+    HEADS,
+    SIZE,
+    CapturedSteps,
+    with_lengths_of_the_host,
+)
 
 
 class TestCapturedSteps(CapturedSteps):

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from dlinfer import ops, settings
 from dlinfer.conformance.case import bits
-from dlinfer.ops import fallback
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core import fallback
+from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.vendor.camb import VENDOR
 from dlinfer.vendor.camb.kernels import KERNELS
 from tests.ops import cases

@@ -8,8 +8,8 @@ import torch
 
 from dlinfer import ops, settings
 from dlinfer.errors import OpArgumentError
-from dlinfer.ops import kernels
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core import kernels
+from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.vendor.camb import VENDOR, sdk
 from tests.ops import cases
 from tests.vendor.camb import accept, real_sizes, signatures

@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dlinfer.ops.spec import OpSpec
+from dlinfer.ops.core.spec import OpSpec
 from dlinfer.vendor.camb import VENDOR
 from tests.ops import cases
 

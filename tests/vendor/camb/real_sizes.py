@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
-from dlinfer.ops import attention_samples
-from dlinfer.ops.attention_samples import Case
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.attention import samples as attention_samples
+from dlinfer.ops.attention.samples import Case
+from dlinfer.ops.core.samples import SampleMaker
 from tests.vendor.ascend.real_sizes import (
     Call,
     decode,

@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from dlinfer import ops, settings
 from dlinfer.errors import FallbackError
-from dlinfer.ops import bf12, fallback
+from dlinfer.ops.core import fallback
+from dlinfer.ops.quantised import bf12
 from dlinfer.vendor.cpu import compiled, kernel_answers, native
 from dlinfer.vendor.cpu.bf12.matrices import pack, unpack
 from dlinfer.vendor.cpu.compiled import compiled as kernel_of

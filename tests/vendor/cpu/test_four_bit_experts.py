@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.ops import fallback
-from dlinfer.ops.packing import AWQ, MXFP4
+from dlinfer.ops.core import fallback
+from dlinfer.ops.quantised.packing import AWQ, MXFP4
 from dlinfer.vendor.cpu.four_bit import experts as kernels
 from dlinfer.vendor.cpu.four_bit import linears
 from tests.vendor.cpu.test_native import DTYPES, library, needs_compiler, resident_bytes, tensor

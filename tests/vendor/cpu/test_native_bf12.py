@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dlinfer.ops import bf12
+from dlinfer.ops.quantised import bf12
 from dlinfer.vendor.cpu import native
 from tests.vendor.cpu.test_native import linear, needs_compiler, reason_without_tiles, tensor
 

@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dlinfer import ops
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.vendor.cpu.four_bit import linears
 from tests.graph.conftest import artifact_folder, graph_mode
-from tests.vendor.cpu.test_native import DTYPES, FLOAT32_UNIT, library, needs_compiler, resident_bytes, tensor
+from tests.vendor.cpu.test_native import (
+    DTYPES,
+    FLOAT32_UNIT,
+    library,
+    needs_compiler,
+    resident_bytes,
+    tensor,
+)
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("library")]
 __all__ = ["artifact_folder", "graph_mode", "library"]

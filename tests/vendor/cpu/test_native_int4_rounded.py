@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dlinfer import settings
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.vendor.cpu.four_bit import linears
 from tests.vendor.cpu.test_native import DTYPES, FLOAT32_UNIT, library, needs_compiler
 from tests.vendor.cpu.test_native_int4 import Parts, assert_close, product, weight_of

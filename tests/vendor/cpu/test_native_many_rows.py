@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlinfer.vendor.cpu import native
-from tests.vendor.cpu.test_native import DTYPES, assert_close, linear, linears, needs_compiler, tensor
+from tests.vendor.cpu.test_native import (
+    DTYPES,
+    assert_close,
+    linear,
+    linears,
+    needs_compiler,
+    tensor,
+)
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("library")]
 ROWS = 300

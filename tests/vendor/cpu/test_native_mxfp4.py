@@ -7,9 +7,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dlinfer.errors import OpArgumentError
-from dlinfer.ops.packing import AWQ, MXFP4
+from dlinfer.ops.quantised.packing import AWQ, MXFP4
 from dlinfer.vendor.cpu.four_bit import linears
-from tests.vendor.cpu.test_native import DTYPES, FLOAT32_UNIT, library, needs_compiler, resident_bytes, tensor
+from tests.vendor.cpu.test_native import (
+    DTYPES,
+    FLOAT32_UNIT,
+    library,
+    needs_compiler,
+    resident_bytes,
+    tensor,
+)
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("library")]
 __all__ = ["library"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from dlinfer import ops
 from dlinfer import settings as dlinfer_settings
 from dlinfer.errors import OpArgumentError
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor.cpu import compiled, moe, native
 from tests.vendor.cpu.test_native import needs_compiler
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dlinfer import ops, settings
 from dlinfer.errors import FallbackError
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor.cpu import native
 from tests.vendor.cpu.prefill_case import Case, Rules, assert_close
 from tests.vendor.cpu.test_native import needs_compiler

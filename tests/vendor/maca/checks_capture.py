@@ -7,7 +7,14 @@ from torch import Tensor
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.errors import CapturedStepError
 from dlinfer.vendor.maca.device import MacaDevice
-from tests.vendor.captured_steps import BLOCK, BLOCKS, HEADS, SIZE, CapturedSteps, with_lengths_of_the_host
+from tests.vendor.captured_steps import (
+    BLOCK,
+    BLOCKS,
+    HEADS,
+    SIZE,
+    CapturedSteps,
+    with_lengths_of_the_host,
+)
 from tests.vendor.maca.simulated_card.install import NAME
 
 

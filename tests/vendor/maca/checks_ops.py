@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dlinfer import settings
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor import maca
 from dlinfer.vendor.maca.kernels import KERNELS
 from tests.ops import cases

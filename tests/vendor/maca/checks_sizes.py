@@ -9,7 +9,7 @@ import torch
 
 from dlinfer import ops, settings
 from dlinfer.errors import OpArgumentError
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.vendor import maca
 from dlinfer.vendor.maca import caches, pointwise
 from tests.ops import cases
@@ -68,7 +68,7 @@ def test_a_weight_of_four_bits_is_prepared_once_and_again_when_it_is_written():
     [(96, 6, "not of 96"), (128, 6, "multiples of 128"), (64, 5, "multiples of 16")],
 )
 def test_weights_that_the_vendor_would_take_and_give_zeros_for(group, words, says):
-    from dlinfer.ops import kernels
+    from dlinfer.ops.core import kernels
 
     make = maker(torch.float16)
     inner = 192

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from dlinfer.ops import attention_samples
-from dlinfer.ops.attention_samples import Case
-from dlinfer.ops.packing import AWQ
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.attention import samples as attention_samples
+from dlinfer.ops.attention.samples import Case
+from dlinfer.ops.core.samples import SampleMaker
+from dlinfer.ops.quantised.packing import AWQ
 from tests.vendor.ascend.real_sizes import (
     Call,
     decode,

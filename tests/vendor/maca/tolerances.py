@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from dlinfer.ops import OpSpec
-from dlinfer.ops.spec import Tolerance
+from dlinfer.ops.core.spec import Tolerance
 
 ROUNDED = {"weight_quant_matmul": 3.0}
 """Op -> how many times its tolerance: awq_gemm rounds weights to 16 bits, the op's tolerance admits none that is."""

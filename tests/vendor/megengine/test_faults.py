@@ -9,11 +9,7 @@ import weakref
 import numpy as np
 import pytest
 
-from dlinfer.vendor.megengine.errors import (
-    LiteArgumentError,
-    LiteError,
-    LiteModelError,
-)
+from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteModelError
 from dlinfer.vendor.megengine.lite import LiteNetwork
 from tests.resident import ROUNDS, least_growth, resident
 from tests.vendor.megengine.running import check, loaded

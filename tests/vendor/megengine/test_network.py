@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 
 from dlinfer.vendor.megengine import lite
-from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteBusyError, LiteError, LiteLackError
-from dlinfer.vendor.megengine.lite import LiteAlgoSelectStrategy, LiteIO, LiteNetwork, LiteTensorPhase
+from dlinfer.vendor.megengine.errors import (
+    LiteArgumentError,
+    LiteBusyError,
+    LiteError,
+    LiteLackError,
+)
+from dlinfer.vendor.megengine.lite import (
+    LiteAlgoSelectStrategy,
+    LiteIO,
+    LiteNetwork,
+    LiteTensorPhase,
+)
 from tests.vendor.megengine import models
 from tests.vendor.megengine.models import WEIGHT, expected_held, expected_layer
 from tests.vendor.megengine.observing import profiled, run_filled

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlinfer.vendor.megengine.errors import LiteArgumentError, LiteError, LiteLackError, LiteModelError
+from dlinfer.vendor.megengine.errors import (
+    LiteArgumentError,
+    LiteError,
+    LiteLackError,
+    LiteModelError,
+)
 from dlinfer.vendor.megengine.lite import (
     LiteAlgoSelectStrategy,
     LiteBackend,

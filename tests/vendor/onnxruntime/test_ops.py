@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from dlinfer import ops
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core.samples import SampleMaker
 from tests.vendor.onnxruntime.regions import as_in_eager, compiled, refused, subgraph
 
 torch.manual_seed(0)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dlinfer import ops
-from dlinfer.ops.packing import AWQ
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core.samples import SampleMaker
+from dlinfer.ops.quantised.packing import AWQ
 from tests.vendor.onnxruntime.regions import compiled, refused, subgraph
 
 OP = ops.registry()["weight_quant_matmul"]

@@ -15,7 +15,7 @@ from dlinfer.errors import (
     ProviderUnavailableError,
 )
 from dlinfer.graph.options import CompileOptions
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor.onnxruntime import sessions
 from dlinfer.vendor.onnxruntime.options import OrtOptions
 from tests.vendor.onnxruntime.regions import ENGINE, as_in_eager, compiled, subgraph

@@ -12,8 +12,8 @@ from torch import nn
 
 from dlinfer.errors import GraphFallbackError
 from dlinfer.graph.engine import find_engine
-from dlinfer.ops import fallback
-from dlinfer.ops.fallback import FallbackWarning
+from dlinfer.ops.core import fallback
+from dlinfer.ops.core.fallback import FallbackWarning
 from tests.graph.compiling import compiled, last_report, same_as_eager
 from tests.vendor.openvino.lowering import ENGINE, lowered
 

@@ -6,7 +6,7 @@ import torch
 from dlinfer import ops
 from dlinfer.errors import GraphFallbackError
 from dlinfer.ops import fused_moe
-from dlinfer.ops.samples import SampleMaker
+from dlinfer.ops.core.samples import SampleMaker
 from tests.vendor.openvino.lowering import close, lowered, same
 
 TAKEN = """rms_norm add_rms_norm apply_rotary_pos_emb apply_rotary_pos_emb_interleaved silu_and_mul silu_mul gelu_mul

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlinfer import ops
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor import Probe, discovery
 from dlinfer.vendor.cpu.kernels import KERNELS
 from dlinfer.vendor.openvino import VENDOR

@@ -14,7 +14,7 @@ from dlinfer import settings
 from dlinfer.cli import main
 from dlinfer.graph import engine as engines
 from dlinfer.graph.report import report as reports
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor import discovery
 from dlinfer.vendor.openvino import known_answers, registry
 from dlinfer.vendor.openvino.engine import OpenVINOEngine

@@ -10,7 +10,7 @@ from torch import nn
 
 import dlinfer
 from dlinfer import ops
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.vendor.openvino import weights
 from dlinfer.vendor.openvino.options import OpenVINOOptions
 from dlinfer.vendor.openvino.weights import quantised

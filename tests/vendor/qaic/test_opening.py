@@ -9,7 +9,12 @@ import pytest
 
 import dlinfer.vendor.qaic
 from dlinfer.vendor.qaic import Session
-from dlinfer.vendor.qaic.errors import QaicCompileError, QaicModelError, QaicRunError, QaicUnavailableError
+from dlinfer.vendor.qaic.errors import (
+    QaicCompileError,
+    QaicModelError,
+    QaicRunError,
+    QaicUnavailableError,
+)
 from tests.vendor.qaic import models
 
 DATA = np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)

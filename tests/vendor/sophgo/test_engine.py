@@ -15,7 +15,7 @@ import dlinfer
 from dlinfer import settings
 from dlinfer.errors import CompileOptionError, EngineUnavailableError, GraphFallbackError
 from dlinfer.graph.report import report
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor.sophgo.compiler import cache as compiler_cache
 from dlinfer.vendor.sophgo.compiler import onnx_file
 from dlinfer.vendor.sophgo.compiler import process as compiler_process

@@ -20,7 +20,15 @@ from dlinfer.vendor.sophgo import sail
 from dlinfer.vendor.sophgo.compiler.compile import compile_onnx
 from dlinfer.vendor.sophgo.compiler.options import BmodelOptions
 from dlinfer.vendor.sophgo.errors import SophgoLlmError, SophgoOptionError, SophgoWorkerError
-from dlinfer.vendor.sophgo.llm import Generator, LlmOptions, build, compile_folder, generate, layout, parts
+from dlinfer.vendor.sophgo.llm import (
+    Generator,
+    LlmOptions,
+    build,
+    compile_folder,
+    generate,
+    layout,
+    parts,
+)
 from dlinfer.vendor.sophgo.llm import folder as hf
 from dlinfer.vendor.sophgo.llm.generating import open_engine
 from tests.vendor.sophgo import llms

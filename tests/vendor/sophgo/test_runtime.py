@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 from dlinfer import settings
 from dlinfer.vendor import discovery
 from dlinfer.vendor.sophgo import sail
-from dlinfer.vendor.sophgo.errors import SophgoModelError, SophgoRuntimeError, SophgoUnavailableError
+from dlinfer.vendor.sophgo.errors import (
+    SophgoModelError,
+    SophgoRuntimeError,
+    SophgoUnavailableError,
+)
 from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
 from dlinfer.vendor.sophgo.runtime import chips, emulator
 from dlinfer.vendor.sophgo.runtime.child import layout

@@ -7,7 +7,14 @@ from functools import cached_property
 from pathlib import Path
 
 import dlinfer
-from dlinfer.framework.lmdeploy_ext.contract.source import Found, Function, Module, Tree, dotted, within
+from dlinfer.framework.lmdeploy_ext.contract.source import (
+    Found,
+    Function,
+    Module,
+    Tree,
+    dotted,
+    within,
+)
 from dlinfer.framework.patching import Patch
 
 ROOT = "dlinfer.framework.lmdeploy_ext"

@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from dlinfer.framework.lmdeploy_ext.contract.ours import Adaptor
-from dlinfer.framework.lmdeploy_ext.contract.source import Found, Function, Module, Tree, dotted, within
+from dlinfer.framework.lmdeploy_ext.contract.source import (
+    Found,
+    Function,
+    Module,
+    Tree,
+    dotted,
+    within,
+)
 
 BACKENDS = "lmdeploy.pytorch.backends"
 KERNELS = "lmdeploy.pytorch.kernels"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.conversion import four_bits, packed_experts
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Checkpoint, Convert, Plan
-from dlinfer.ops.packing import GPTQ
+from dlinfer.ops.quantised.packing import GPTQ
 
 _WORDS = replace(GPTQ, zero_bias=0)
 """How ``weight_packed``, transposed, lies."""

@@ -17,7 +17,7 @@ from dlinfer.framework.lmdeploy_ext.conversion import four_bits
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan
 from dlinfer.framework.lmdeploy_ext.conversion.formats import ROWS, W8A8, AwqInt4, Format
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 
 _DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 ADMITTED: Mapping[str, tuple[str, ...]] = {

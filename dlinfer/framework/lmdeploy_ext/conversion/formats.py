@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 
 ROWS = 128
 """Pieces of a weight are of a multiple of so many rows: a block of FP8, and whole words of AWQ."""

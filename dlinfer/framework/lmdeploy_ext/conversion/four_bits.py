@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Checkpoint
-from dlinfer.ops.packing import AWQ, Packing
+from dlinfer.ops.quantised.packing import AWQ, Packing
 
 _SCALES = torch.float16  # the dtype of LMDeploy's parameter
 INTERMEDIATE = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.conversion import four_bits
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import Checkpoint, Plan
-from dlinfer.ops.packing import GPTQ
+from dlinfer.ops.quantised.packing import GPTQ
 
 _FORMATS = {"gptq": GPTQ, "gptq_v2": replace(GPTQ, zero_bias=0)}
 # A decoder's linear layers; where a configuration lists those that are quantised, it must list all.

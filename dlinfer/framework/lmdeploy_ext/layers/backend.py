@@ -19,7 +19,12 @@ from dlinfer.framework.lmdeploy_ext.layers.graph_runner import CompiledRunner
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta, step_states
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
-from dlinfer.framework.lmdeploy_ext.layers.quantised import awq, eight_bit, four_bit_experts, kv_quantisation
+from dlinfer.framework.lmdeploy_ext.layers.quantised import (
+    awq,
+    eight_bit,
+    four_bit_experts,
+    kv_quantisation,
+)
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
 from dlinfer.utils import computing
 from dlinfer.utils.type_annotation import MoECommType, MoeMetadata

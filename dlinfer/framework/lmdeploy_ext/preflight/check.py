@@ -21,7 +21,7 @@ from dlinfer.framework.lmdeploy_ext.refusals import weight_checks
 from dlinfer.framework.lmdeploy_ext.refusals.checkpoints import session_length
 from dlinfer.framework.lmdeploy_ext.refusals.model_checks import check_model_folder, in_short
 from dlinfer.framework.lmdeploy_ext.refusals.model_support import architectures, quantisation_of
-from dlinfer.ops.kernels import kernel_authors
+from dlinfer.ops.core.kernels import kernel_authors
 from dlinfer.vendor import activate_default
 
 SCHEMA = 1

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dlinfer.framework.mindie_ext.errors import GeneratorCallError
 from dlinfer.framework.mindie_ext.model.model_info import ModelInfo
-from dlinfer.ops.kv_cache import canonical
+from dlinfer.ops.attention.kv_cache import canonical
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,15 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import Untranslated, number, opset, rank, shape_of, size, sizes
+from dlinfer.graph.onnx.translations.writing import (
+    Untranslated,
+    number,
+    opset,
+    rank,
+    shape_of,
+    size,
+    sizes,
+)
 
 _aten = torch.ops.aten
 

@@ -5,7 +5,13 @@ from typing import Any
 import torch
 
 from dlinfer.graph.onnx.translations.index import spread
-from dlinfer.graph.onnx.translations.writing import Untranslated, cache_order, opset, shape_of, sizes
+from dlinfer.graph.onnx.translations.writing import (
+    Untranslated,
+    cache_order,
+    opset,
+    shape_of,
+    sizes,
+)
 
 
 def table() -> dict[Any, Any]:

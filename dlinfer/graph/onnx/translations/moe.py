@@ -11,7 +11,16 @@ from typing import Any
 import torch
 
 from dlinfer.graph.onnx.translations.activation import silu_mul
-from dlinfer.graph.onnx.translations.writing import fixed, is_type, number, opset, rank, shape_of, sizes, wide
+from dlinfer.graph.onnx.translations.writing import (
+    fixed,
+    is_type,
+    number,
+    opset,
+    rank,
+    shape_of,
+    sizes,
+    wide,
+)
 
 _ops = torch.ops.dlinfer
 

@@ -4,7 +4,14 @@ from typing import Any
 
 import torch
 
-from dlinfer.graph.onnx.translations.writing import equal_sizes, fixed, opset, rank, shape_of, sizes
+from dlinfer.graph.onnx.translations.writing import (
+    equal_sizes,
+    fixed,
+    opset,
+    rank,
+    shape_of,
+    sizes,
+)
 
 _ops = torch.ops.dlinfer
 

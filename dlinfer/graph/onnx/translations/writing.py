@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dlinfer.ops.kv_cache import kv_order
+from dlinfer.ops.attention.kv_cache import kv_order
 
 _device: ContextVar[str] = ContextVar("_device")
 

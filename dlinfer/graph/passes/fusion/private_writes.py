@@ -7,7 +7,13 @@ of such an op is.
 
 from torch import fx
 
-from dlinfer.graph.ir.dialect import out_of_place, overload, reshapes_argument, storages, written_arguments
+from dlinfer.graph.ir.dialect import (
+    out_of_place,
+    overload,
+    reshapes_argument,
+    storages,
+    written_arguments,
+)
 from dlinfer.graph.ir.effects import Memory
 from dlinfer.graph.ir.layout import same_place
 from dlinfer.graph.passes.fusion.geometry import tensor

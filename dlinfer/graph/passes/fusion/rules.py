@@ -8,7 +8,11 @@ from dlinfer.graph.passes.fusion.private_writes import PRIVATE_WRITES
 from dlinfer.graph.passes.fusion.rms_norm import RMS_NORM
 from dlinfer.graph.passes.fusion.rotary import ROTARY
 from dlinfer.graph.passes.fusion.rotary_interleaved import ROTARY_INTERLEAVED
-from dlinfer.graph.passes.fusion.sdpa_gqa import GROUPED_ATTENTION, ONE_TOKEN_ATTENTION, WRITTEN_OUT_ATTENTION
+from dlinfer.graph.passes.fusion.sdpa_gqa import (
+    GROUPED_ATTENTION,
+    ONE_TOKEN_ATTENTION,
+    WRITTEN_OUT_ATTENTION,
+)
 
 RULES = (
     PRIVATE_WRITES,

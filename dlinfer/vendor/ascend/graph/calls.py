@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.functional.variants import twin_op
-from dlinfer.ops.kv_cache import check_slots
+from dlinfer.ops.attention.kv_cache import check_slots
 
 Check = Callable[[Sequence[Any]], None]
 """Takes a function's inputs. Raises RefusedError, and OpArgumentError for a slot behind the cache's end."""

@@ -11,8 +11,16 @@ from dlinfer.graph.engine_kit.value_engine import ValueEngine
 from dlinfer.graph.engine_kit.value_region import Lowered
 from dlinfer.graph.functional.function import Function
 from dlinfer.graph.functional.variants import Twin, twin_of
-from dlinfer.graph.ir.dialect import arguments, describe, fake, is_size, nodes_in, overload, written_arguments
-from dlinfer.ops.spec import NAMESPACE
+from dlinfer.graph.ir.dialect import (
+    arguments,
+    describe,
+    fake,
+    is_size,
+    nodes_in,
+    overload,
+    written_arguments,
+)
+from dlinfer.ops.core.spec import NAMESPACE
 from dlinfer.vendor.ascend.graph import front_end, lowerings
 from dlinfer.vendor.ascend.graph.lowered import AscendLowered, first_line
 

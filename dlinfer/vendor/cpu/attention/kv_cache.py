@@ -5,9 +5,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dlinfer.ops.checks import Rules
-from dlinfer.ops.kv_cache import check_slots
-from dlinfer.ops.kv_quantisation import check_apart, dequantise, is_scaled_by_token, quantise, read_size
+from dlinfer.ops.attention.kv_cache import check_slots
+from dlinfer.ops.attention.kv_quantisation import (
+    check_apart,
+    dequantise,
+    is_scaled_by_token,
+    quantise,
+    read_size,
+)
+from dlinfer.ops.core.checks import Rules
 from dlinfer.vendor.cpu.compiled import compiled
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)

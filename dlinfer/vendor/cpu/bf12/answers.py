@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dlinfer.graph.known_answers.answer import KnownAnswer, name_of
 from dlinfer.graph.known_answers.questions import ROUNDED, small_whole
-from dlinfer.ops import bf12
+from dlinfer.ops.quantised import bf12
 
 _NARROW = torch.bfloat16
 _KINDS = frozenset(f"native {name}" for name in ("linear_bf12", "linear_bf12_silu_and_mul", "embedding_bf12"))

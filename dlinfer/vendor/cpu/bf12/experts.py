@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from dlinfer.ops.bf12 import STRIP
-from dlinfer.ops.moe import check_ids
-from dlinfer.ops.moe_bf12 import RULES
+from dlinfer.ops.moe.bf12 import RULES
+from dlinfer.ops.moe.moe import check_ids
+from dlinfer.ops.quantised.bf12 import STRIP
 from dlinfer.vendor.cpu.bf12.matrices import unpack
 from dlinfer.vendor.cpu.compiled import compiled
 from dlinfer.vendor.cpu.moe import fused_moe

@@ -4,20 +4,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlinfer.ops import bf12
-from dlinfer.ops.embedding_bf12 import check_indices
+from dlinfer.ops.quantised import bf12
+from dlinfer.ops.quantised.embedding_bf12 import check_indices
 from dlinfer.vendor.cpu.compiled import compiled
 
 
 def pack(weight: Tensor) -> Tensor:
-    """As ``dlinfer.ops.bf12.pack``, the same bytes, by all threads; in memory of its own, in large pages."""
+    """As ``ops.quantised.bf12.pack``, the same bytes, by all threads; in memory of its own, in large pages."""
     fits = weight.dtype is torch.bfloat16 and weight.ndim == 2
     kernel = compiled("pack_bf12", weight) if fits else None
     return (kernel or bf12.pack)(weight)
 
 
 def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
-    """As ``dlinfer.ops.bf12.unpack``."""
+    """As ``ops.quantised.bf12.unpack``."""
     kernel = compiled("unpack_bf12", packed, dtype=torch.bfloat16)
     return (kernel or bf12.unpack)(packed, rows, columns)
 

@@ -6,12 +6,16 @@ An expert's weights are read in place; those of the others are not touched.
 import torch
 from torch import Tensor
 
-from dlinfer.ops import eight_bit
-from dlinfer.ops.checks import Rules
-from dlinfer.ops.moe import check_ids
-from dlinfer.ops.moe_eight_bit import Product
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.moe.eight_bit import Product
+from dlinfer.ops.moe.moe import check_ids
+from dlinfer.ops.quantised import eight_bit
 from dlinfer.vendor.cpu.eight_bit import rows
-from dlinfer.vendor.cpu.eight_bit.products import fp8_product, scaled_fp8_product, scaled_int8_product
+from dlinfer.vendor.cpu.eight_bit.products import (
+    fp8_product,
+    scaled_fp8_product,
+    scaled_int8_product,
+)
 from dlinfer.vendor.cpu.four_bit.experts import routed
 
 _W8A8, _BLOCKED, _STATIC = (

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dlinfer.ops import eight_bit
+from dlinfer.ops.quantised import eight_bit
 from dlinfer.vendor.cpu.eight_bit import rows
 from dlinfer.vendor.cpu.eight_bit.products import (
     fp8_product,

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from dlinfer.graph.cache.fingerprint import cpu_flags
 from dlinfer.graph.seam.products import int_mm
-from dlinfer.ops.checks import FLOATS
+from dlinfer.ops.core.checks import FLOATS
 from dlinfer.vendor.cpu.compiled import compiled
 
 PIECE = 2 << 20

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from dlinfer.ops import dynamic_quant as quantising
-from dlinfer.ops import eight_bit
 from dlinfer.ops import rms_norm_w8a8 as norm
-from dlinfer.ops.checks import FLOATS
+from dlinfer.ops.core.checks import FLOATS
+from dlinfer.ops.quantised import eight_bit
 from dlinfer.vendor.cpu.compiled import compiled
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlinfer.ops import moe_mxfp4
-from dlinfer.ops.moe import check_ids
-from dlinfer.ops.moe_eight_bit import Product
-from dlinfer.ops.moe_four_bit import RULES
+from dlinfer.ops.moe import mxfp4 as moe_mxfp4
+from dlinfer.ops.moe.eight_bit import Product
+from dlinfer.ops.moe.four_bit import RULES
+from dlinfer.ops.moe.moe import check_ids
 from dlinfer.vendor.cpu.four_bit.linears import mxfp4_matmul, weight_quant_matmul
 
 _ROWS = 4096

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dlinfer import settings
-from dlinfer.ops.packing import AWQ, MXFP4, Packing
+from dlinfer.ops.quantised.packing import AWQ, MXFP4, Packing
 from dlinfer.vendor.cpu.compiled import compiled
 
 _WIDENED_WORDS = 64  # of a row of a packed weight: so many columns of 8 are in float at a time
@@ -28,7 +28,7 @@ def weight_quant_matmul(
 
 
 def mxfp4_matmul(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
-    """x [rows, in_features] times a weight as ``dlinfer.ops.packing.MXFP4`` has it: a new tensor of x's dtype."""
+    """x [rows, in_features] times a weight as ``ops.quantised.packing.MXFP4`` has it: a new tensor of x's dtype."""
     fits = x.dtype is not torch.float64 and scales.dtype is not torch.float64
     kernel = compiled("mxfp4_matmul", x, qweight) if fits else None
     if kernel is not None:

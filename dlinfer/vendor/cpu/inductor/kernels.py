@@ -14,10 +14,10 @@ from dlinfer.graph.ir.dialect import arguments, fake, overload, tensors_of
 from dlinfer.graph.ir.layout import same_size
 from dlinfer.graph.known_answers.answer import precision_of
 from dlinfer.graph.seam.inductor import loops_escape
-from dlinfer.ops.bf12 import STRIP
-from dlinfer.ops.kernels import direct_kernel, kernel_authors
-from dlinfer.ops.kv_cache import kv_order
-from dlinfer.ops.spec import registry
+from dlinfer.ops.attention.kv_cache import kv_order
+from dlinfer.ops.core.kernels import direct_kernel, kernel_authors
+from dlinfer.ops.core.spec import registry
+from dlinfer.ops.quantised.bf12 import STRIP
 from dlinfer.vendor import KVCacheLayout, discovery
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.four_bit.linears import native_matmul

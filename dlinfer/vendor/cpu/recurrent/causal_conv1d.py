@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlinfer.ops.checks import Rules
-from dlinfer.ops.sequence_states import check_numbers
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.recurrent.sequence_states import check_numbers
 from dlinfer.vendor.cpu.recurrent.slots import keep, states_of
 
 _RULES = Rules("causal_conv1d")

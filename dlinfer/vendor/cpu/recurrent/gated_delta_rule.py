@@ -8,9 +8,9 @@ in as many steps as the longest sequence has chunks.
 import torch
 from torch import Tensor
 
-from dlinfer.ops.checks import Rules
-from dlinfer.ops.gated_delta_rule import prepared
-from dlinfer.ops.sequence_states import check_numbers
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.recurrent.gated_delta_rule import prepared
+from dlinfer.ops.recurrent.sequence_states import check_numbers
 from dlinfer.vendor.cpu.recurrent.slots import keep, states_of
 
 _CHUNK = 64  # tokens of a chunk at most

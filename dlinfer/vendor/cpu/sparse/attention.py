@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from dlinfer.ops.kv_cache import canonical
-from dlinfer.ops.sparse_attention import chosen_positions
+from dlinfer.ops.attention.kv_cache import canonical
+from dlinfer.ops.attention.sparse import chosen_positions
 
 _GATHERED = 1 << 22  # numbers that are gathered at once at most: 16 MiB of float32
 

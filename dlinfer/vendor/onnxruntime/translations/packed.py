@@ -15,7 +15,7 @@ from torch.nn import functional
 from dlinfer.graph.ir.dialect import STATIC, arguments, fake
 from dlinfer.graph.onnx.translations.writing import opset
 from dlinfer.graph.seam.symbols import fixed_size
-from dlinfer.ops.packing import AWQ, Packing
+from dlinfer.ops.quantised.packing import AWQ, Packing
 from dlinfer.vendor.onnxruntime.translations import contrib_ops
 
 OP = torch.ops.dlinfer.weight_quant_matmul.default

@@ -11,7 +11,7 @@ import torch
 from openvino import Output
 
 from dlinfer.graph.seam.symbols import fixed_size
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.vendor.openvino.builder import Builder
 from dlinfer.vendor.openvino.lowerings.matrix import linear
 from dlinfer.vendor.openvino.registry import Call, lowers

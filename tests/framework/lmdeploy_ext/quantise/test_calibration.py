@@ -17,7 +17,7 @@ from dlinfer.framework.lmdeploy_ext.errors import CalibrationError, Quantisation
 from dlinfer.framework.lmdeploy_ext.quantise import calibration
 from dlinfer.framework.lmdeploy_ext.quantise.calibration import Calibration
 from dlinfer.framework.lmdeploy_ext.quantise.run import format_of, quantise
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 from examples.tiny_models.build import build
 from tests.architecture.imports import REPOSITORY
 from tests.framework.lmdeploy_ext.quantise import folders

@@ -5,7 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dlinfer.framework.lmdeploy_ext.conversion.formats import FORMATS, W8A8, AwqInt4, BlockedFp8, Format
+from dlinfer.framework.lmdeploy_ext.conversion.formats import (
+    FORMATS,
+    W8A8,
+    AwqInt4,
+    BlockedFp8,
+    Format,
+)
 
 SEEDS = st.integers(0, 2**31)
 EXPONENTS = st.integers(-12, 3)

@@ -12,11 +12,7 @@ from torch import Tensor
 
 from dlinfer.cli import main
 from dlinfer.cli import quantise as command
-from dlinfer.errors import (
-    DlinferError,
-    ModelFolderError,
-    UnsupportedFeatureError,
-)
+from dlinfer.errors import DlinferError, ModelFolderError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.conversion.formats import FORMATS
 from dlinfer.framework.lmdeploy_ext.errors import QuantisationOutputError, QuantisationSourceError
 from dlinfer.framework.lmdeploy_ext.quantise import run, source, writer

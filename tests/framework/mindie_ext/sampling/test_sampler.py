@@ -17,7 +17,12 @@ from transformers import (
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.mindie_ext.errors import SamplingError
-from dlinfer.framework.mindie_ext.sampling import Sampler, SamplingData, SamplingMetadata, SamplingParam
+from dlinfer.framework.mindie_ext.sampling import (
+    Sampler,
+    SamplingData,
+    SamplingMetadata,
+    SamplingParam,
+)
 from dlinfer.framework.mindie_ext.sampling.scores import candidates, penalised
 
 NO_IDS: Any = torch.empty(0)

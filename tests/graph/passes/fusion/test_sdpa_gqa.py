@@ -13,7 +13,11 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.gemma.modeling_gemma import GemmaAttention
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from dlinfer.graph.passes.fusion.sdpa_gqa import GROUPED_ATTENTION, ONE_TOKEN_ATTENTION, WRITTEN_OUT_ATTENTION
+from dlinfer.graph.passes.fusion.sdpa_gqa import (
+    GROUPED_ATTENTION,
+    ONE_TOKEN_ATTENTION,
+    WRITTEN_OUT_ATTENTION,
+)
 from tests.graph.passes.fusion.fusing import changes, clean, filled, fired, golden, tiny
 
 RULES = (WRITTEN_OUT_ATTENTION, GROUPED_ATTENTION, ONE_TOKEN_ATTENTION)

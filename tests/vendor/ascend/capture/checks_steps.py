@@ -12,7 +12,7 @@ from dlinfer import settings
 from dlinfer.errors import KernelDeclined
 from dlinfer.framework.lmdeploy_ext.capture.runner import CaptureRunner
 from dlinfer.framework.lmdeploy_ext.errors import CapturedStepError, NoDeviceGraphError
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor.ascend import captured, slots
 from dlinfer.vendor.ascend.captured import CapturedLengths
 from dlinfer.vendor.ascend.device import AscendDevice

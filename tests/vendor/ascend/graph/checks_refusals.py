@@ -7,7 +7,7 @@ from torch import nn
 from dlinfer import settings
 from dlinfer.errors import GraphFallbackError, OpArgumentError
 from dlinfer.graph.engine import find_engine
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from tests.vendor import test_quantised_caches as quantised
 from tests.vendor.ascend.graph import compiling, models
 from tests.vendor.regions import refused_by, region_of

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dlinfer.ops import eight_bit
 from dlinfer.ops import rms_norm_w8a8 as norm
+from dlinfer.ops.quantised import eight_bit
 from dlinfer.vendor.cpu import native
 
 FP8 = torch.float8_e4m3fn

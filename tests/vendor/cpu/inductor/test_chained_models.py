@@ -11,8 +11,8 @@ from torch import Tensor
 from dlinfer import ops
 from dlinfer.errors import GraphRunError, OpArgumentError
 from dlinfer.graph.ir.program import Joined, Program, Step
-from dlinfer.ops import bf12
-from dlinfer.ops.kernels import kernel_authors
+from dlinfer.ops.core.kernels import kernel_authors
+from dlinfer.ops.quantised import bf12
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine

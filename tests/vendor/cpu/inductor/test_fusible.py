@@ -108,7 +108,7 @@ def test_results_whose_size_depends_on_data_are_kernels():
 
 
 def test_ops_that_write_are_not_decomposed():
-    from dlinfer.ops.spec import registry
+    from dlinfer.ops.core.spec import registry
 
     table = decompositions()
     assert all((spec.overload in table) is not bool(spec.mutates) for spec in registry().values())

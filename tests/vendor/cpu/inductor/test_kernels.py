@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dlinfer import ops
-from dlinfer.ops.spec import registry
+from dlinfer.ops.core.spec import registry
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import kernels
 

@@ -8,7 +8,7 @@ import torch
 from dlinfer.graph import engine as engines
 from dlinfer.graph.cache.disk import ArtifactCache
 from dlinfer.graph.known_answers import store
-from dlinfer.ops import fallback
+from dlinfer.ops.core import fallback
 from dlinfer.vendor.cpu.inductor import known_answers
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
 from tests.graph.conftest import artifact_folder, graph_mode

@@ -9,7 +9,13 @@ from expecttest import assert_expected_inline
 
 from dlinfer.graph.ir.dialect import op_name
 from dlinfer.vendor.cpu.inductor.masks import share_additive_masks
-from tests.graph.compiling import compiled, interpreted_engine, last_report, same_as_eager, use_engine
+from tests.graph.compiling import (
+    compiled,
+    interpreted_engine,
+    last_report,
+    same_as_eager,
+    use_engine,
+)
 from tests.graph.passes.fusion.capturing import captured
 
 QUERY = torch.arange(96.0).view(1, 2, 6, 8).sin()

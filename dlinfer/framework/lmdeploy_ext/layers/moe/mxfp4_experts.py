@@ -1,6 +1,6 @@
 """A layer of GPT-OSS's experts whose weights stay in MXFP4, for which LMDeploy has none.
 
-Its parameters take a checkpoint's tensors whole, and have them in the layout of ``dlinfer.ops.packing.MXFP4``: one
+Its parameters take a checkpoint's tensors whole, and have them in the layout of ``ops.quantised.packing.MXFP4``: one
 expert after the other is repacked as they load. Scales, which are powers of two, become bfloat16, which has them all.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.ops.packing import GPTQ, MXFP4
+from dlinfer.ops.quantised.packing import GPTQ, MXFP4
 
 _STORED = replace(GPTQ, zero_bias=0)
 """How four bytes of blocks, taken for a word, lie: neighbours of "in", the first in the lowest bits."""

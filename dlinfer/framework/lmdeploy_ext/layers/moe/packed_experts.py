@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 from dlinfer.framework.lmdeploy_ext.layers.quantised.four_bit_experts import FusedMoEW4A16
-from dlinfer.ops.packing import AWQ
+from dlinfer.ops.quantised.packing import AWQ
 
 
 class PackedWeights(nn.Module):

@@ -119,7 +119,7 @@ def _repack(part: Any) -> None:
 
     Both take the same memory, so that one expert at a time has a copy. Later calls do nothing.
     """
-    from dlinfer.ops.packing import AWQ, GPTQ
+    from dlinfer.ops.quantised.packing import AWQ, GPTQ
 
     if getattr(part, "lies_as_awq", False):
         return

@@ -16,7 +16,10 @@ from lmdeploy.pytorch.backends.rotary_embedding import RopeType
 from torch import Tensor, nn
 
 from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
-from dlinfer.framework.lmdeploy_ext.layers.positions.rope_parameters import longrope_scale, yarn_scale
+from dlinfer.framework.lmdeploy_ext.layers.positions.rope_parameters import (
+    longrope_scale,
+    yarn_scale,
+)
 
 
 def base_frequencies(dim: int, base: float) -> Tensor:

@@ -15,7 +15,7 @@ from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 
 
 class LinearW4A16(LinearW4A16Impl):
-    """x @ weight + bias, the weight packed as ``dlinfer.ops.packing.AWQ`` says."""
+    """x @ weight + bias, the weight packed as ``ops.quantised.packing.AWQ`` says."""
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size

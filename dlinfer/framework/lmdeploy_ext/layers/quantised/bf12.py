@@ -1,7 +1,7 @@
 """Layers whose bfloat16 weights are packed as BF12: 12 bits a number, and every bit comes back.
 
-A weight is one flat table of bytes, as ``dlinfer.ops.bf12`` lays it out; how many numbers it stands for is told beside
-it. ``bf12_packing`` makes them while a model loads.
+A weight is one flat table of bytes, as ``ops.quantised.bf12`` lays it out. How many numbers it stands for is passed
+beside it. ``bf12_packing`` makes them while a model loads.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from lmdeploy.pytorch.backends.moe import FusedMoEImpl
 from torch import Tensor, nn
 
 from dlinfer import ops
-from dlinfer.ops import bf12
+from dlinfer.ops.quantised import bf12
 
 
 class LinearBF12(LinearImpl):

@@ -28,7 +28,7 @@ from dlinfer.framework.lmdeploy_ext.layers.quantised.bf12 import (
     HeadBF12,
     LinearBF12,
 )
-from dlinfer.ops import bf12
+from dlinfer.ops.quantised import bf12
 
 logger = logging.getLogger("dlinfer")
 

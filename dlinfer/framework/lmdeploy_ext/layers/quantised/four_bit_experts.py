@@ -13,7 +13,7 @@ from dlinfer.framework.lmdeploy_ext.device.refusing import refuse
 
 
 class FusedMoEW4A16(FusedMoEW4A16Impl):
-    """Gated experts with silu, whose weights lie as ``dlinfer.ops.packing.AWQ`` says."""
+    """Gated experts with silu, whose weights lie as ``ops.quantised.packing.AWQ`` says."""
 
     def __init__(self, top_k: int, renormalize: bool, group_size: int) -> None:
         self.top_k, self.renormalize, self.group_size = top_k, renormalize, group_size

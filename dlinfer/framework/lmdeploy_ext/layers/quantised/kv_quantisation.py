@@ -15,7 +15,7 @@ _ADVICE = "use quant_policy=0; the KV cache keeps the model's dtype"
 
 def is_served(quant_policy: int) -> bool:
     """Whether a quant_policy quantises, in a format that our ops have."""
-    from dlinfer.ops.kv_quantisation import STORED
+    from dlinfer.ops.attention.kv_quantisation import STORED
 
     return quant_policy in STORED
 
@@ -30,8 +30,8 @@ def check_engine_config(config: Any) -> None:
     policy, device = config.quant_policy, config.device_type
     if not policy or policy not in list(QuantPolicy):
         return
-    from dlinfer.ops.kernels import kernel_authors
-    from dlinfer.ops.kv_quantisation import STORED
+    from dlinfer.ops.attention.kv_quantisation import STORED
+    from dlinfer.ops.core.kernels import kernel_authors
 
     named = f"quant_policy={int(policy)} ({QuantPolicy(policy).name})"
     if not is_served(policy):
@@ -48,7 +48,7 @@ def check_model(model_config: Any, cache_config: Any) -> None:
     policy = getattr(cache_config, "quant_policy", 0)
     if not policy:
         return
-    from dlinfer.ops.kv_quantisation import INT4, is_scaled_by_token
+    from dlinfer.ops.attention.kv_quantisation import INT4, is_scaled_by_token
 
     named = f"quant_policy={int(policy)}"
     if getattr(model_config, "mla_index_topk", None) is not None:

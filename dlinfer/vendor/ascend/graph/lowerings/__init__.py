@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from dlinfer.graph.functional.variants import twin_op
-from dlinfer.ops.spec import NAMESPACE
+from dlinfer.ops.core.spec import NAMESPACE
 from dlinfer.vendor.ascend.graph.lowerings import (
     caches,
     decode,

@@ -1,4 +1,4 @@
-// A bfloat16 matrix in 12 bits a number, without loss: where its parts lie. dlinfer/ops/bf12.py describes the format.
+// A bfloat16 matrix in 12 bits a number, without loss: where its parts lie. dlinfer/ops/quantised/bf12.py describes the format.
 //
 // The exponents of a weight are nearly all among 15 neighbours, so that four bits name one; sign and mantissa are eight
 // more. The few numbers whose exponent is elsewhere, the exceptions, stand behind the others, whole. A decode step is

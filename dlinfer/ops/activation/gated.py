@@ -1,0 +1,107 @@
+"""Gated activations whose gate and up are two tensors (Shazeer, 2020, arXiv:2002.05202).
+
+They need not lie side by side, as ``silu_and_mul`` wants them, but they may: two halves of one tensor are two
+views of it, so this form costs no copy in either case.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+
+_ROUNDING = "the activation is computed in float32 and rounded to the tensor's dtype before the product is"
+TOLERANCES = {
+    torch.float32: Tolerance(2e-6, 1e-6, "one transcendental function and a few products in float32"),
+    torch.float16: Tolerance(2e-3, 1e-4, _ROUNDING),
+    torch.bfloat16: Tolerance(1.6e-2, 1e-4, _ROUNDING),
+}
+
+
+@fused_op(tolerances=TOLERANCES)
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, where silu(a) = a / (1 + exp(-a)).
+
+    gate, up: [..., intermediate] of one shape, float32, float16 or bfloat16, any strides. Returns a new tensor of
+    their shape and dtype. Nothing is mutated. silu(gate) is rounded to the dtype before it is multiplied, as the
+    two operations of HF transformers' gated MLPs do. Raises OpArgumentError.
+    """
+    return (functional.silu(gate) * up).contiguous()
+
+
+@fused_op(tolerances=TOLERANCES)
+def gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
+    """gelu(gate) * up, where gelu(a) = a * P(X <= a) for a standard normal X (Hendrycks and Gimpel, 2016,
+    arXiv:1606.08415).
+
+    gate, up: [..., intermediate] of one shape, float32, float16 or bfloat16, any strides.
+    tanh: take 0.5 a (1 + tanh(sqrt(2 / pi) (a + 0.044715 a^3))) for it.
+
+    Returns a new tensor of their shape and dtype. Nothing is mutated. gelu(gate) is rounded to the dtype before
+    it is multiplied, as the two operations of HF transformers' gated MLPs do. Raises OpArgumentError.
+    """
+    return (functional.gelu(gate, approximate="tanh" if tanh else "none") * up).contiguous()
+
+
+_SILU_RULES, _GELU_RULES = Rules("silu_mul"), Rules("gelu_mul")
+
+
+def _check(rules: Rules, gate: Tensor, up: Tensor) -> None:
+    rules.floating("gate", gate)
+    rules.like("up", up, "gate", gate)
+    rules.rank("up", up, gate.dim())
+    for dim in range(gate.dim()):
+        rules.size("up", up, dim, gate.shape[dim], "gate's size")
+
+
+@silu_mul.check
+def _check_silu_mul(gate: Tensor, up: Tensor) -> None:
+    _check(_SILU_RULES, gate, up)
+
+
+@gelu_mul.check
+def _check_gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> None:
+    _check(_GELU_RULES, gate, up)
+
+
+@silu_mul.fake
+def _fake_silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    return gate.new_empty(gate.shape)
+
+
+@gelu_mul.fake
+def _fake_gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
+    return gate.new_empty(gate.shape)
+
+
+def _pairs(make: SampleMaker) -> Iterator[tuple[str, Tensor, Tensor]]:
+    for name, shape in {
+        "one token": (1, 1, 32),
+        "many tokens": (1, 33, 48),
+        "no tokens": (1, 0, 16),
+        "2-d": (5, 24),
+    }.items():
+        yield name, make.tensor(*shape), make.tensor(*shape)
+    packed = make.tensor(7, 64)
+    yield "halves of one tensor", packed[:, :32], packed[:, 32:]
+    lying_otherwise = make.tensor(16, 3, 2).permute(2, 1, 0)
+    yield "gate lies otherwise", lying_otherwise, make.tensor(2, 3, 16)
+    yield "up lies otherwise", make.tensor(2, 3, 16), lying_otherwise
+    yield "large values", make.tensor(3, 32, scale=50.0), make.tensor(3, 32)
+
+
+@silu_mul.samples
+def _silu_mul_samples(make: SampleMaker) -> Iterator[Sample]:
+    for name, gate, up in _pairs(make):
+        yield Sample(name, (gate, up))
+
+
+@gelu_mul.samples
+def _gelu_mul_samples(make: SampleMaker) -> Iterator[Sample]:
+    for tanh in (False, True):
+        for name, gate, up in _pairs(make):
+            yield Sample(f"{'tanh' if tanh else 'exact'}, {name}", (gate, up, tanh))

@@ -1,0 +1,131 @@
+"""Writing new tokens' keys and values into the paged KV cache."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.attention.kv_cache import canonical, check_slots, guard_layout, packed
+from dlinfer.ops.attention.kv_quantisation import Scales, scales_of
+from dlinfer.ops.attention.quantised_fill import fill_quantised_kv_cache
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+
+_EXACT = Tolerance(0.0, 0.0, "values are copied")
+TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXACT}
+
+
+@fused_op(mutates=("k_cache", "v_cache"), tolerances=TOLERANCES)
+def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
+    """The torch op behind ``dlinfer.ops.fill_kv_cache``, which documents the arguments.
+
+    k_cache and v_cache are mutated. Returns nothing. Raises OpArgumentError, also for a slot behind the end
+    of the cache, before anything is written.
+    """
+    keys, values = canonical(k_cache), canonical(v_cache)
+    block_size = keys.shape[1]
+    check_slots(kv_start_indices, keys)
+    for token, slot in enumerate(kv_start_indices.tolist()):
+        if slot >= 0:
+            block, offset = divmod(slot, block_size)
+            keys[block, offset] = k[token]
+            values[block, offset] = v[token]
+
+
+@fill_kv_cache.python_call
+def _call_fill_kv_cache(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_start_indices: Tensor,
+    k_scales_zeros: Scales = (),
+    v_scales_zeros: Scales = (),
+    quant_bits: int | None = 0,
+) -> tuple[Tensor, Tensor]:
+    """Write new tokens' keys and values into their slots of the paged cache.
+
+    k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], any strides; both may have a leading
+        dimension of 1.
+    k_cache: [blocks, block_size, kv_heads, head_size], v_cache: likewise with head_size_v; in the vendor's layout,
+        dtype of k; both are mutated. v_cache may be a view of k_cache where v is the same view of k. Quantised ones
+        have the dtype and the last size of their format, see ``dlinfer.ops.attention.kv_quantisation``.
+    kv_start_indices: [tokens], int32 or int64, slot = block * block_size + offset. Slots do not repeat. A negative
+        one marks a padding token, which is not written (vLLM's convention; LMDeploy passes none).
+    k_scales_zeros, v_scales_zeros: empty or None where the caches are not quantised. Of int8 and int4, [blocks,
+        block_size, kv_heads, 2], in the vendor's layout: scales and zeros, both mutated. Of fp8 a scale, float32 of
+        one element, which is read.
+    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for none.
+
+    Returns (k_cache, v_cache). Raises OpArgumentError, also for a slot behind the end of the cache, and
+    UnsupportedFeatureError for a cache quantised in another way.
+    """
+    guard_layout(k_cache)
+    scales = scales_of("fill_kv_cache", quant_bits, k_scales_zeros, v_scales_zeros)
+    if scales is None:
+        fill_kv_cache.overload(packed(k), packed(v), k_cache, v_cache, kv_start_indices)
+    else:
+        fill_quantised_kv_cache.overload(
+            packed(k), packed(v), k_cache, v_cache, kv_start_indices, *scales, int(quant_bits or 0)
+        )
+    return k_cache, v_cache
+
+
+_RULES = Rules("fill_kv_cache")
+
+
+@fill_kv_cache.check
+def _check_fill_kv_cache(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor
+) -> None:
+    _RULES.floating("k", k)
+    _RULES.rank("k", k, 3)
+    _RULES.like("v", v, "k", k)
+    _RULES.rank("v", v, 3)
+    _RULES.size("v", v, 0, k.shape[0], "the tokens of k")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        _RULES.like(name, cache, "k", k)
+        _RULES.rank(name, cache, 4)
+    keys, values = canonical(k_cache), canonical(v_cache)
+    _RULES.size("k_cache", keys, 2, k.shape[1], "the kv heads of k")
+    _RULES.size("k_cache", keys, 3, k.shape[2], "the head size of k")
+    _RULES.size("v_cache", values, 0, keys.shape[0], "the blocks of k_cache")
+    _RULES.size("v_cache", values, 1, keys.shape[1], "the block size of k_cache")
+    _RULES.size("v_cache", values, 2, v.shape[1], "the kv heads of v")
+    _RULES.size("v_cache", values, 3, v.shape[2], "the head size of v")
+    _RULES.integer("kv_start_indices", kv_start_indices)
+    _RULES.same_device("kv_start_indices", kv_start_indices, "k", k)
+    _RULES.rank("kv_start_indices", kv_start_indices, 1)
+    _RULES.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
+
+
+@fill_kv_cache.samples
+def _fill_kv_cache_samples(make: SampleMaker) -> Iterator[Sample]:
+    def caches(blocks: int, block_size: int, heads: int, size: int, size_v: int) -> tuple[Tensor, Tensor]:
+        return make.cache(blocks, block_size, heads, size), make.cache(blocks, block_size, heads, size_v)
+
+    slots = make.permutation(32)
+    yield Sample(
+        "scattered", (make.tensor(9, 2, 16), make.tensor(9, 2, 16), *caches(4, 8, 2, 16, 16), slots[:9])
+    )
+    yield Sample(
+        "other value size, int32",
+        (make.tensor(5, 2, 24), make.tensor(5, 2, 8), *caches(8, 4, 2, 24, 8), slots[:5].to(torch.int32)),
+    )
+    yield Sample(
+        "one token, one head",
+        (make.tensor(1, 1, 64), make.tensor(1, 1, 64), *caches(2, 16, 1, 64, 64), slots[:1]),
+    )
+    yield Sample(
+        "no tokens", (make.tensor(0, 2, 16), make.tensor(0, 2, 16), *caches(2, 16, 2, 16, 16), slots[:0])
+    )
+    padded = slots[:6].clone()
+    padded[1::2] = -1
+    yield Sample("padding", (make.tensor(6, 2, 16), make.tensor(6, 2, 16), *caches(4, 8, 2, 16, 16), padded))
+    qkv = make.tensor(7, 8, 16)
+    yield Sample("views of a packed qkv", (qkv[:, 4:6], qkv[:, 6:], *caches(4, 8, 2, 16, 16), slots[:7]))
+    latent, cache = make.tensor(5, 1, 24), make.cache(4, 8, 1, 24)
+    part = cache.narrow(make.layout.order.index("D"), 0, 16)
+    shared = (latent, latent[..., :16], cache, part, slots[:5])
+    yield Sample("values are a part of the keys", shared, aliased=True)

@@ -1,0 +1,213 @@
+"""Quantised KV caches: how keys and values are kept in 8 or 4 bits, and read again. The formats are LMDeploy's.
+
+``quant_bits`` is LMDeploy's ``quant_policy``. A cache of head size D is
+
+- 8, int8: uint8 [blocks, block_size, kv_heads, D];
+- 4, int4: uint8 [blocks, block_size, kv_heads, D / 2]; byte i holds element i in its low four bits and element
+  i + D / 2 in its high ones;
+- 16, fp8: float8_e4m3fn, and 17: float8_e5m2 [blocks, block_size, kv_heads, D].
+
+8 and 4 are asymmetric, for each token and head: beside each cache lies [blocks, block_size, kv_heads, 2], of the
+model's dtype, the scale and the zero of each vector. With ``levels`` = 255 or 15 and x the vector in float32::
+
+    scale = max((max x - min x) / levels, max |x| / 2^15), or 1 where that is 0
+    zero = -min x / scale
+    code = clamp(floor(x / scale + zero + 1/2), 0, levels)          x is read as (code - zero) * scale
+
+This is LMDeploy's arithmetic (``pytorch/kernels/cuda/fill_kv_cache.py``) but for three cases in which that gives NaN or
+wraps around: a vector of equal elements has a scale; the second bound keeps a zero finite in float16; and codes are
+computed from the scale and zero as they are kept, rounded to the model's dtype, and do not leave their range. What is
+read differs from x by at most scale / 2 + 1.5 eps max |x|, eps being that of the model's dtype. A vector that holds an
+infinity or NaN is read as NaN.
+
+16 and 17 have one scale for a whole cache, float32, which the caller gives and nobody writes (LMDeploy's is 1)::
+
+    code = x / scale, clamped to the format's largest finite numbers and rounded to nearest;  x is read as code * scale
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.ops.attention.kv_cache import canonical
+from dlinfer.ops.core.checks import Rules
+
+INT4, INT8, FP8_E4M3, FP8_E5M2 = 4, 8, 16, 17
+
+STORED = {
+    INT4: torch.uint8,
+    INT8: torch.uint8,
+    FP8_E4M3: torch.float8_e4m3fn,
+    FP8_E5M2: torch.float8_e5m2,
+}
+"""``quant_bits`` -> dtype of the caches."""
+
+_LARGEST_ZERO = 1 << 15
+
+
+def is_scaled_by_token(quant_bits: int) -> bool:
+    """Whether each token and head has a scale and a zero of its own, which writing the cache sets."""
+    return quant_bits in (INT4, INT8)
+
+
+def stored_size(head_size: int | torch.SymInt, quant_bits: int) -> int | torch.SymInt:
+    """Elements of a cache's last dimension for a head size, which is even for int4."""
+    return head_size // 2 if quant_bits == INT4 else head_size
+
+
+def read_size(cache: Tensor, quant_bits: int) -> int:
+    """The head size of a quantised cache, [..., kv_heads, stored size]."""
+    return cache.shape[-1] * 2 if quant_bits == INT4 else cache.shape[-1]
+
+
+# --- the arithmetic
+
+
+def quantise(x: Tensor, quant_bits: int, scales_zeros: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What a cache keeps of x [..., head_size], any float dtype: (codes [..., stored size], scales and zeros [..., 2]).
+
+    scales_zeros: of int8 and int4, the cache's, of which the dtype is taken; of fp8 the scale, one element; then none
+    are given back. Computed in float32 (float64 for float64); both results are new.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if not is_scaled_by_token(quant_bits):
+        limits = torch.finfo(STORED[quant_bits])
+        scaled = wide / scales_zeros.to(wide.dtype).reshape(())
+        return scaled.clamp_(limits.min, limits.max).to(STORED[quant_bits]), None
+    levels = (1 << quant_bits) - 1
+    low, high = torch.aminmax(wide, dim=-1, keepdim=True)
+    scale = torch.maximum((high - low) / levels, torch.maximum(-low, high) / _LARGEST_ZERO)
+    scale = scale.to(scales_zeros.dtype)
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    zero = (-low / scale.to(wide.dtype)).to(scales_zeros.dtype)
+    codes = (wide / scale.to(wide.dtype)).add_(zero.to(wide.dtype)).add_(0.5).floor_()
+    codes = codes.clamp_(0, levels).nan_to_num_(0.0).to(torch.uint8)
+    if quant_bits == INT4:
+        first, second = codes.chunk(2, dim=-1)
+        codes = first | (second << 4)
+    return codes, torch.cat([scale, zero], dim=-1)
+
+
+def dequantise(codes: Tensor, quant_bits: int, scales_zeros: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is read of codes [..., stored size]: a new tensor [..., head_size], computed in float32 and rounded once.
+
+    scales_zeros: [..., 2], or of fp8 the scale, one element.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    if not is_scaled_by_token(quant_bits):
+        # A table of the 256 numbers: torch widens fp8 one element after another, which takes ten times as long.
+        every = torch.arange(256, dtype=torch.uint8, device=codes.device).view(codes.dtype)
+        table = every.to(wide).mul_(scales_zeros.to(wide).reshape(())).to(dtype)
+        return table.index_select(0, codes.reshape(-1).view(torch.uint8).int()).view(codes.shape)
+    if quant_bits == INT4:
+        codes = torch.cat([codes & 15, codes >> 4], dim=-1)
+    scale, zero = scales_zeros.to(wide).split(1, dim=-1)
+    return codes.to(wide).sub_(zero).mul_(scale).to(dtype)
+
+
+# --- the Python calls
+
+Scales = Tensor | Sequence[Tensor | None] | None
+"""As LMDeploy passes them: a tensor, or a list that is empty where nothing is quantised."""
+
+
+def scales_of(
+    op: str, quant_bits: int | None, k_scales_zeros: Scales, v_scales_zeros: Scales, *others: object
+) -> tuple[Tensor, Tensor] | None:
+    """The scale tensors of a call, or None where its caches are not quantised.
+
+    others: arguments of formats that are not served; not None where they are asked for. Raises UnsupportedFeatureError
+    for these, for a ``quant_bits`` of another format, and where scales and ``quant_bits`` do not belong together.
+    """
+    scales = [_tensors(given) for given in (k_scales_zeros, v_scales_zeros)]
+    if not quant_bits and not any(scales) and all(other is None for other in others):
+        return None
+    named = f"a quantised KV cache (quant_bits={int(quant_bits or 0)})"
+    if any(other is not None for other in others) or any(len(given) > 1 for given in scales):
+        raise _refuse(
+            op, f"{named} with static scales", "pass k_scales_zeros and v_scales_zeros, a tensor each"
+        )
+    if not quant_bits:
+        raise _refuse(op, f"{named} with scales", "say by quant_bits how the caches are quantised")
+    if quant_bits not in STORED:
+        known = ", ".join(map(str, STORED))
+        raise _refuse(op, named, f"use one of {known} as the engine's quant_policy, or 0")
+    if not all(scales):
+        advice = "pass both, as LMDeploy's cache engine makes them"
+        raise _refuse(op, f"{named} without k_scales_zeros and v_scales_zeros", advice)
+    return scales[0][0], scales[1][0]
+
+
+def _tensors(given: Scales) -> list[Tensor]:
+    if isinstance(given, Tensor):
+        return [given]
+    return [one for one in given or () if one is not None]
+
+
+def _refuse(op: str, feature: str, advice: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(feature=feature, where=f"dlinfer.ops.{op}", advice=advice)
+
+
+# --- argument rules
+
+
+def check_format(rules: Rules, quant_bits: int) -> None:
+    """``quant_bits`` is one of the formats'; a traced number is guarded, for dtypes and sizes hang on it."""
+    rules.require(int(quant_bits) in STORED, "quant_bits", "4, 8, 16 or 17", lambda: quant_bits)
+
+
+def check_quantised_cache(
+    rules: Rules,
+    name: str,
+    cache: Tensor,
+    scales_zeros: Tensor,
+    quant_bits: int,
+    head_size: int | torch.SymInt,
+    model_name: str,
+    model: Tensor,
+) -> None:
+    """Rules of ``{name}_cache`` and ``{name}_scales_zeros`` for vectors of ``head_size``, as ``model_name`` has them.
+
+    model: a tensor of the vectors' dtype and device.
+    """
+    cache_name, scales_name = f"{name}_cache", f"{name}_scales_zeros"
+    dtype = STORED[int(quant_bits)]
+    if cache.dtype is not dtype:
+        raise rules.error(cache_name, f"a tensor of {dtype} for quant_bits={quant_bits}", cache.dtype)
+    rules.same_device(cache_name, cache, model_name, model)
+    rules.rank(cache_name, cache, 4)
+    slots = canonical(cache)
+    if quant_bits == INT4:
+        rules.require(
+            head_size % 2 == 0, model_name, "an even head size for quant_bits=4", lambda: int(head_size)
+        )
+    why = f"what quant_bits={quant_bits} keeps of the head size of {model_name}"
+    rules.size(cache_name, slots, 3, stored_size(head_size, quant_bits), why)
+    rules.same_device(scales_name, scales_zeros, model_name, model)
+    if not is_scaled_by_token(quant_bits):
+        if scales_zeros.dtype not in (torch.float32, torch.float64):
+            raise rules.error(scales_name, "a float32 scale", scales_zeros.dtype)
+        rules.require(scales_zeros.numel() == 1, scales_name, "one scale", lambda: tuple(scales_zeros.shape))
+        return
+    rules.like(scales_name, scales_zeros, model_name, model)
+    rules.rank(scales_name, scales_zeros, 4)
+    scales = canonical(scales_zeros)
+    for dim, what in enumerate(("blocks", "block size", "kv heads")):
+        rules.size(scales_name, scales, dim, slots.shape[dim], f"the {what} of {cache_name}")
+    rules.size(scales_name, scales, 3, 2, "a scale and a zero")
+
+
+def check_apart(rules: Rules, k_cache: Tensor, v_cache: Tensor, quant_bits: int) -> None:
+    """Keys and values that are scaled apart do not share memory, as those of latent attention do.
+
+    It looks at addresses, so it is for kernels and not for fakes.
+    """
+    if is_scaled_by_token(quant_bits) and k_cache.numel() and v_cache.numel():
+        rules.require(
+            k_cache.data_ptr() != v_cache.data_ptr(),
+            "v_cache",
+            f"memory of its own for quant_bits={quant_bits}, whose scales are those of one vector",
+            lambda: "a part of k_cache",
+        )

@@ -1,0 +1,215 @@
+"""Attention of one new token a sequence over keys and values in the paged cache."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.attention.attention import (
+    TOLERANCES,
+    check_extras,
+    check_pages,
+    check_queries,
+    refuse_mask,
+    scale_of,
+    window,
+)
+from dlinfer.ops.attention.kv_cache import canonical, guard_layout, packed
+from dlinfer.ops.attention.kv_quantisation import read_size, scales_of
+from dlinfer.ops.attention.paged_prefill import paged_prefill_attention
+from dlinfer.ops.attention.quantised_decode import quantised_paged_decode_attention
+from dlinfer.ops.attention.samples import DECODE, Case, lengths, pages, per_head, queries
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import fused_op
+
+
+@fused_op(mutates=("attn_output",), tolerances=TOLERANCES)
+def paged_decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    kv_seqlens: Tensor,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    window_left: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    """The torch op behind ``dlinfer.ops.paged_decode_attention``, which documents the arguments.
+
+    attn_output: mutated; row i may share memory with row i of q. window_left: -1 is no bound. Returns
+    nothing. Raises OpArgumentError.
+    """
+    paged_prefill_attention.reference(
+        q,
+        k_cache,
+        v_cache,
+        block_offsets,
+        block_size,
+        torch.arange(1, q.shape[0] + 1),
+        kv_seqlens,
+        1,
+        max_kv_seq_len,
+        num_q_heads,
+        num_kv_heads,
+        attn_output,
+        softmax_scale,
+        True,
+        window_left,
+        -1,
+        logit_softcapping,
+        alibi_slopes,
+        sinks,
+    )
+
+
+@paged_decode_attention.python_call
+def _call_paged_decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    actual_q_seqlens: Tensor,
+    kv_seqlens: Tensor,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    *,
+    head_size_v: int | None = None,
+    softmax_scale: float | None = None,
+    attn_output: Tensor | None = None,
+    kv_scales: Tensor | None = None,
+    kv_zeros: Tensor | None = None,
+    quant_bits: int | None = 0,
+    attn_mask: Sequence[Tensor | None] = (),
+    causal: bool = True,
+    sliding_window: int | Sequence[int] | None = None,
+    logit_softcapping: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scales_zeros: Tensor | None = None,
+    v_scales_zeros: Tensor | None = None,
+) -> Tensor:
+    """Attention of one new token of each sequence over the paged cache.
+
+    The formula stands in ``dlinfer.ops.attention.attention``. q and attn_output may have a leading dimension of 1.
+
+    q: [sequences, q_heads, head_size], any strides; its own keys and values stand in the cache already.
+    k_cache: [blocks, block_size, kv_heads, head_size], in the vendor's layout and q's dtype.
+    v_cache: likewise with head_size_v.
+    block_offsets: [sequences, max_blocks], int32 or int64, the blocks of each sequence in order; what stands
+        behind a sequence's last block is not read.
+    block_size: slots in a block, as in the caches.
+    actual_q_seqlens: not read, since each sequence has one query.
+    kv_seqlens: [sequences], int32 or int64, on any device: keys of each sequence, the new token included; 0 marks
+        a padding row, which becomes zeros.
+    max_kv_seq_len: an upper bound.
+    num_q_heads, num_kv_heads: heads of q and of the cache; the first is a multiple of the second.
+    head_size_v: the size of a new attn_output; None takes v's.
+    softmax_scale: None is 1 / sqrt(head_size).
+    attn_output: [sequences, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
+    kv_scales, kv_zeros: static scales of quantised caches, which are not served: None.
+    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for none.
+    attn_mask: empty.
+    causal: without effect, since no key comes after the query.
+    sliding_window: see ``dlinfer.ops.attention.attention.window``.
+    logit_softcapping: 0 or None is none.
+    alibi_slopes, sinks: [q_heads] or None.
+    k_scales_zeros, v_scales_zeros: as ``fill_kv_cache`` takes them; None where the caches are not quantised. Quantised
+        caches have the dtype and the last size of their format, see ``dlinfer.ops.attention.kv_quantisation``.
+
+    Returns attn_output, or a new tensor where none was given. Raises OpArgumentError, and UnsupportedFeatureError
+    for a mask or a cache quantised in another way.
+    """
+    refuse_mask("paged_decode_attention", attn_mask)
+    guard_layout(k_cache)
+    scales = scales_of(
+        "paged_decode_attention", quant_bits, k_scales_zeros, v_scales_zeros, kv_scales, kv_zeros
+    )
+    if attn_output is None:
+        attn_output = q.new_empty(
+            (*q.shape[:-1], head_size_v or read_size(canonical(v_cache), quant_bits or 0))
+        )
+    call = (
+        packed(q),
+        k_cache,
+        v_cache,
+        block_offsets,
+        block_size,
+        kv_seqlens,
+        max_kv_seq_len,
+        num_q_heads,
+        num_kv_heads,
+        packed(attn_output),
+        scale_of(q, softmax_scale),
+        window(sliding_window)[0],
+        logit_softcapping or 0.0,
+        alibi_slopes,
+        sinks,
+    )
+    if scales is None:
+        paged_decode_attention.overload(*call)
+    else:
+        quantised_paged_decode_attention.overload(*call, *scales, int(quant_bits or 0))
+    return attn_output
+
+
+_RULES = Rules("paged_decode_attention")
+
+
+@paged_decode_attention.check
+def _check_paged_decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    kv_seqlens: Tensor,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    window_left: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    check_queries(_RULES, q, attn_output, num_q_heads, num_kv_heads)
+    check_pages(_RULES, q, k_cache, v_cache, block_offsets, block_size, kv_seqlens, num_kv_heads, attn_output)
+    _RULES.size("block_offsets", block_offsets, 0, q.shape[0], "one sequence for each token of q")
+    check_extras(_RULES, q, alibi_slopes, sinks)
+
+
+def decode_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:
+    """The torch op's arguments of a case."""
+    q, attn_output = queries(make, case)
+    _, kv_seqlens = lengths(case)
+    return (
+        q,
+        *pages(make, case),
+        case.block_size,
+        kv_seqlens,
+        max(case.keys),
+        *case.heads,
+        attn_output,
+        case.softmax_scale,
+        case.window[0],
+        case.softcap,
+        *per_head(make, case),
+    )
+
+
+@paged_decode_attention.samples
+def _paged_decode_attention_samples(make: SampleMaker) -> Iterator[Sample]:
+    for case in DECODE:
+        yield Sample(case.name, decode_arguments(make, case), aliased=case.aliased)

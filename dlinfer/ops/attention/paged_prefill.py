@@ -1,0 +1,239 @@
+"""Attention of several new tokens a sequence over keys and values in the paged cache."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.attention.attention import (
+    TOLERANCES,
+    attend,
+    check_extras,
+    check_lengths,
+    check_pages,
+    check_queries,
+    refuse_mask,
+    scale_of,
+    window,
+)
+from dlinfer.ops.attention.kv_cache import canonical, guard_layout, packed
+from dlinfer.ops.attention.kv_quantisation import read_size, scales_of
+from dlinfer.ops.attention.quantised_prefill import quantised_paged_prefill_attention
+from dlinfer.ops.attention.samples import PAGED_PREFILL, Case, lengths, pages, per_head, queries
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import fused_op
+
+
+@fused_op(mutates=("attn_output",), tolerances=TOLERANCES)
+def paged_prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    """The torch op behind ``dlinfer.ops.paged_prefill_attention``, which documents the arguments.
+
+    q_ends: [sequences], where each sequence's queries end in q, on any device. attn_output: mutated; row i
+    may share memory with row i of q; rows behind the last end are left alone. window_left, window_right: -1
+    is no bound. Returns nothing. Raises OpArgumentError.
+    """
+    rows, start = [], 0
+    for index, (end, kv_len) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):
+        rows.append(
+            attend(
+                q[start:end],
+                _cached(k_cache, block_offsets[index], kv_len),
+                _cached(v_cache, block_offsets[index], kv_len),
+                softmax_scale,
+                causal,
+                window_left,
+                window_right,
+                logit_softcapping,
+                alibi_slopes,
+                sinks,
+            )
+        )
+        start = end
+    if rows:  # written when all of q has been read
+        attn_output[:start] = torch.cat(rows)
+
+
+def _cached(cache: Tensor, blocks: Tensor, kv_len: int) -> Tensor:
+    """A copy of one sequence's keys or values: [kv_len, kv_heads, size]."""
+    slots = canonical(cache)
+    count = -(-kv_len // slots.shape[1])
+    return slots[blocks[:count].long()].flatten(0, 1)[:kv_len]
+
+
+@paged_prefill_attention.python_call
+def _call_paged_prefill_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    actual_q_seqlens: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_mask: Sequence[Tensor | None] = (),
+    *,
+    head_size_v: int | None = None,
+    softmax_scale: float | None = None,
+    attn_output: Tensor | None = None,
+    kv_scales: Tensor | None = None,
+    kv_zeros: Tensor | None = None,
+    quant_bits: int | None = 0,
+    causal: bool = True,
+    sliding_window: int | Sequence[int] | None = None,
+    logit_softcapping: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scales_zeros: Tensor | None = None,
+    v_scales_zeros: Tensor | None = None,
+) -> Tensor:
+    """Attention of packed sequences over the paged cache.
+
+    The formula stands in ``dlinfer.ops.attention.attention``. Tensors of tokens may have a leading dimension of 1.
+
+    q: [tokens, q_heads, head_size], any strides.
+    k, v: keys and values of q's tokens; not read, since they stand in the cache already.
+    k_cache: [blocks, block_size, kv_heads, head_size], in the vendor's layout and q's dtype.
+    v_cache: likewise with head_size_v.
+    block_offsets: [sequences, max_blocks], int32 or int64, the blocks of each sequence in order; what stands
+        behind a sequence's last block is not read.
+    block_size: slots in a block, as in the caches.
+    actual_q_seqlens: [sequences], int32 or int64, on any device: where each sequence's queries end in q.
+    kv_seqlens: [sequences], likewise: keys of each sequence, the new tokens included.
+    max_q_seq_len, max_kv_seq_len: upper bounds.
+    num_q_heads, num_kv_heads: heads of q and of the cache; the first is a multiple of the second.
+    attn_mask: empty, or the template of causal attention that LMDeploy's backend for Ascend gives.
+    head_size_v: the size of a new attn_output; None takes v's.
+    softmax_scale: None is 1 / sqrt(head_size).
+    attn_output: [tokens, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
+    kv_scales, kv_zeros: static scales of quantised caches, which are not served: None.
+    quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for none.
+    causal: a query sees no later key.
+    sliding_window: see ``dlinfer.ops.attention.attention.window``.
+    logit_softcapping: 0 or None is none.
+    alibi_slopes, sinks: [q_heads] or None.
+    k_scales_zeros, v_scales_zeros: as ``fill_kv_cache`` takes them; None where the caches are not quantised. Quantised
+        caches have the dtype and the last size of their format, see ``dlinfer.ops.attention.kv_quantisation``.
+
+    Returns attn_output, or a new tensor where none was given. Raises OpArgumentError, and UnsupportedFeatureError
+    for a mask or a cache quantised in another way.
+    """
+    refuse_mask("paged_prefill_attention", attn_mask, causal)
+    guard_layout(k_cache)
+    scales = scales_of(
+        "paged_prefill_attention", quant_bits, k_scales_zeros, v_scales_zeros, kv_scales, kv_zeros
+    )
+    left, right = window(sliding_window)
+    if attn_output is None:
+        attn_output = q.new_empty(
+            (*q.shape[:-1], head_size_v or read_size(canonical(v_cache), quant_bits or 0))
+        )
+    call = (
+        packed(q),
+        k_cache,
+        v_cache,
+        block_offsets,
+        block_size,
+        actual_q_seqlens,
+        kv_seqlens,
+        max_q_seq_len,
+        max_kv_seq_len,
+        num_q_heads,
+        num_kv_heads,
+        packed(attn_output),
+        scale_of(q, softmax_scale),
+        causal,
+        left,
+        right,
+        logit_softcapping or 0.0,
+        alibi_slopes,
+        sinks,
+    )
+    if scales is None:
+        paged_prefill_attention.overload(*call)
+    else:
+        quantised_paged_prefill_attention.overload(*call, *scales, int(quant_bits or 0))
+    return attn_output
+
+
+_RULES = Rules("paged_prefill_attention")
+
+
+@paged_prefill_attention.check
+def _check_paged_prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    check_queries(_RULES, q, attn_output, num_q_heads, num_kv_heads)
+    check_pages(_RULES, q, k_cache, v_cache, block_offsets, block_size, kv_seqlens, num_kv_heads, attn_output)
+    check_lengths(_RULES, "q_ends", q_ends, block_offsets.shape[0])
+    check_extras(_RULES, q, alibi_slopes, sinks)
+
+
+def paged_prefill_arguments(make: SampleMaker, case: Case) -> tuple[Any, ...]:
+    """The torch op's arguments of a case."""
+    q, attn_output = queries(make, case)
+    return (
+        q,
+        *pages(make, case),
+        case.block_size,
+        *lengths(case),
+        max(case.q_lens),
+        max(case.keys),
+        *case.heads,
+        attn_output,
+        case.softmax_scale,
+        case.causal,
+        *case.window,
+        case.softcap,
+        *per_head(make, case),
+    )
+
+
+@paged_prefill_attention.samples
+def _paged_prefill_attention_samples(make: SampleMaker) -> Iterator[Sample]:
+    for case in PAGED_PREFILL:
+        yield Sample(case.name, paged_prefill_arguments(make, case), aliased=case.aliased)

@@ -1,0 +1,198 @@
+"""Attention over new tokens that stand packed in q, k and v, without a cache."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.attention.attention import (
+    TOLERANCES,
+    attend,
+    check_extras,
+    check_lengths,
+    check_queries,
+    refuse_mask,
+    scale_of,
+    window,
+)
+from dlinfer.ops.attention.kv_cache import packed
+from dlinfer.ops.attention.samples import PREFILL, lengths, new_tokens, per_head, queries
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import fused_op
+
+
+@fused_op(mutates=("attn_output",), tolerances=TOLERANCES)
+def prefill_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    """The torch op behind ``dlinfer.ops.prefill_attention``, which documents the arguments.
+
+    q_ends: [sequences], where each sequence's queries end in q, on any device. attn_output: mutated; row i
+    may share memory with row i of q; rows behind the last end are left alone. window_left, window_right: -1
+    is no bound. Returns nothing. Raises OpArgumentError.
+    """
+    rows, q_start, kv_start = [], 0, 0
+    for q_end, kv_len in zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True):
+        keys, values = k[kv_start : kv_start + kv_len], v[kv_start : kv_start + kv_len]
+        rows.append(
+            attend(
+                q[q_start:q_end],
+                keys,
+                values,
+                softmax_scale,
+                causal,
+                window_left,
+                window_right,
+                logit_softcapping,
+                alibi_slopes,
+                sinks,
+            )
+        )
+        q_start, kv_start = q_end, kv_start + kv_len
+    if rows:  # written when all of q has been read
+        attn_output[:q_start] = torch.cat(rows)
+
+
+@prefill_attention.python_call
+def _call_prefill_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor | None,
+    v_cache: Tensor | None,
+    q_seqlens: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int | None,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_mask: Sequence[Tensor | None] = (),
+    *,
+    softmax_scale: float | None = None,
+    attn_output: Tensor | None = None,
+    actual_seq_lengths_cpu: Tensor | None = None,
+    head_size_v: int | None = None,
+    causal: bool = True,
+    sliding_window: int | Sequence[int] | None = None,
+    logit_softcapping: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of packed sequences, each over its own new tokens.
+
+    The formula stands in ``dlinfer.ops.attention.attention``. Tensors of tokens may have a leading dimension of 1.
+
+    q: [tokens, q_heads, head_size], any strides.
+    k: [kv_tokens, kv_heads, head_size], v: [kv_tokens, kv_heads, head_size_v], any strides.
+    k_cache, v_cache: not read, may be None.
+    q_seqlens, kv_seqlens: [sequences], int32 or int64; they differ only for cross attention.
+    max_q_seq_len: an upper bound, or None.
+    num_q_heads, num_kv_heads: heads of q and of k; the first is a multiple of the second.
+    attn_mask: empty, or the template of causal attention that LMDeploy's backend for Ascend gives.
+    head_size_v: the size of a new attn_output; None takes v's.
+    softmax_scale: None is 1 / sqrt(head_size).
+    attn_output: [tokens, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
+    actual_seq_lengths_cpu: [sequences], where each sequence's queries end in q, if the caller has it.
+    causal: a query sees no later key.
+    sliding_window: see ``dlinfer.ops.attention.attention.window``.
+    logit_softcapping: 0 or None is none.
+    alibi_slopes, sinks: [q_heads] or None.
+
+    Returns attn_output, or a new tensor where none was given. Raises OpArgumentError, and UnsupportedFeatureError
+    for a mask.
+    """
+    refuse_mask("prefill_attention", attn_mask, causal)
+    left, right = window(sliding_window)
+    if attn_output is None:
+        attn_output = q.new_empty((*q.shape[:-1], head_size_v or v.shape[-1]))
+    prefill_attention.overload(
+        packed(q),
+        packed(k),
+        packed(v),
+        q_seqlens.cumsum(0) if actual_seq_lengths_cpu is None else actual_seq_lengths_cpu,
+        kv_seqlens,
+        q.numel() if max_q_seq_len is None else max_q_seq_len,
+        num_q_heads,
+        num_kv_heads,
+        packed(attn_output),
+        scale_of(q, softmax_scale),
+        causal,
+        left,
+        right,
+        logit_softcapping or 0.0,
+        alibi_slopes,
+        sinks,
+    )
+    return attn_output
+
+
+_RULES = Rules("prefill_attention")
+
+
+@prefill_attention.check
+def _check_prefill_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    check_queries(_RULES, q, attn_output, num_q_heads, num_kv_heads)
+    for name, tensor in (("k", k), ("v", v)):
+        _RULES.like(name, tensor, "q", q)
+        _RULES.rank(name, tensor, 3)
+        _RULES.size(name, tensor, 0, k.shape[0], "the tokens of k")
+        _RULES.size(name, tensor, 1, num_kv_heads, "num_kv_heads")
+    _RULES.size("k", k, 2, q.shape[2], "the head size of q")
+    _RULES.size("attn_output", attn_output, 2, v.shape[2], "the head size of v")
+    check_lengths(_RULES, "q_ends", q_ends, None)
+    check_lengths(_RULES, "kv_seqlens", kv_seqlens, q_ends.shape[0])
+    check_extras(_RULES, q, alibi_slopes, sinks)
+
+
+@prefill_attention.samples
+def _prefill_attention_samples(make: SampleMaker) -> Iterator[Sample]:
+    for case in PREFILL:
+        q, attn_output = queries(make, case)
+        k, v = new_tokens(make, case)
+        args = (
+            q,
+            k,
+            v,
+            *lengths(case),
+            max(case.q_lens),
+            *case.heads,
+            attn_output,
+            case.softmax_scale,
+            case.causal,
+            *case.window,
+            case.softcap,
+            *per_head(make, case),
+        )
+        yield Sample(case.name, args, aliased=case.aliased)

@@ -1,0 +1,131 @@
+"""Writing new tokens' keys and values into a quantised paged cache, scales and zeros included."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.attention.kv_cache import canonical, check_slots
+from dlinfer.ops.attention.kv_quantisation import (
+    FP8_E4M3,
+    FP8_E5M2,
+    INT4,
+    INT8,
+    check_apart,
+    check_format,
+    check_quantised_cache,
+    quantise,
+)
+from dlinfer.ops.attention.quantised_samples import quantised_cache
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+
+_EXACT = Tolerance(0.0, 0.0, "codes, scales and zeros are defined to the last bit")
+TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXACT}
+
+
+@fused_op(mutates=("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros"), tolerances=TOLERANCES)
+def fill_quantised_kv_cache(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_start_indices: Tensor,
+    k_scales_zeros: Tensor,
+    v_scales_zeros: Tensor,
+    quant_bits: int,
+) -> None:
+    """What ``dlinfer.ops.fill_kv_cache`` calls for quantised caches; the formats stand in ``kv_quantisation``.
+
+    k: [tokens, kv_heads, head_size], v: [tokens, kv_heads, head_size_v], any strides.
+    k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype; both
+        are mutated.
+    kv_start_indices: [tokens], int32 or int64, as in ``fill_kv_cache``.
+    k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4, mutated. For fp8 the scales,
+        float32 of one element each; they are declared as mutated like the others and left as they are.
+    quant_bits: 8, 4, 16 or 17.
+
+    Returns nothing. Raises OpArgumentError, also for a slot behind the end of the cache, before anything is written.
+    """
+    keys, values = canonical(k_cache), canonical(v_cache)
+    check_slots(kv_start_indices, keys)
+    check_apart(_RULES, k_cache, v_cache, quant_bits)
+    for new, cache, scales_zeros in ((k, keys, k_scales_zeros), (v, values, v_scales_zeros)):
+        codes, fresh = quantise(new, quant_bits, scales_zeros)
+        for token, slot in enumerate(kv_start_indices.tolist()):
+            if slot >= 0:
+                block, offset = divmod(slot, cache.shape[1])
+                cache[block, offset] = codes[token]
+                if fresh is not None:
+                    canonical(scales_zeros)[block, offset] = fresh[token]
+
+
+_RULES = Rules("fill_quantised_kv_cache")
+
+
+@fill_quantised_kv_cache.check
+def _check_fill_quantised_kv_cache(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_start_indices: Tensor,
+    k_scales_zeros: Tensor,
+    v_scales_zeros: Tensor,
+    quant_bits: int,
+) -> None:
+    check_format(_RULES, quant_bits)
+    _RULES.floating("k", k)
+    _RULES.rank("k", k, 3)
+    _RULES.like("v", v, "k", k)
+    _RULES.rank("v", v, 3)
+    _RULES.size("v", v, 0, k.shape[0], "the tokens of k")
+    check_quantised_cache(_RULES, "k", k_cache, k_scales_zeros, quant_bits, k.shape[2], "k", k)
+    check_quantised_cache(_RULES, "v", v_cache, v_scales_zeros, quant_bits, v.shape[2], "v", v)
+    keys, values = canonical(k_cache), canonical(v_cache)
+    _RULES.size("k_cache", keys, 2, k.shape[1], "the kv heads of k")
+    _RULES.size("v_cache", values, 0, keys.shape[0], "the blocks of k_cache")
+    _RULES.size("v_cache", values, 1, keys.shape[1], "the block size of k_cache")
+    _RULES.size("v_cache", values, 2, v.shape[1], "the kv heads of v")
+    _RULES.integer("kv_start_indices", kv_start_indices)
+    _RULES.same_device("kv_start_indices", kv_start_indices, "k", k)
+    _RULES.rank("kv_start_indices", kv_start_indices, 1)
+    _RULES.size("kv_start_indices", kv_start_indices, 0, k.shape[0], "the tokens of k")
+
+
+@fill_quantised_kv_cache.samples
+def _fill_quantised_kv_cache_samples(make: SampleMaker) -> Iterator[Sample]:
+    slots = make.permutation(32)
+
+    def sample(
+        name: str, bits: int, k: Tensor, v: Tensor, blocks: int, block_size: int, where: Tensor
+    ) -> Sample:
+        caches, scales = [], []
+        for new in (k, v):
+            cache, scales_zeros = quantised_cache(make, blocks, block_size, new.shape[1], new.shape[2], bits)
+            caches.append(cache)
+            scales.append(scales_zeros)
+        return Sample(name, (k, v, *caches, where, *scales, bits))
+
+    for name, bits in (("int8", INT8), ("int4", INT4), ("fp8", FP8_E4M3), ("fp8 e5m2", FP8_E5M2)):
+        states = make.tensor(9, 2, 16, scale=3.0), make.tensor(9, 2, 16)
+        yield sample(f"{name}, scattered", bits, *states, 4, 8, slots[:9])
+    yield sample(
+        "int4, other value size, int32",
+        INT4,
+        make.tensor(5, 2, 24),
+        make.tensor(5, 2, 8),
+        8,
+        4,
+        slots[:5].to(torch.int32),
+    )
+    yield sample("no tokens", INT8, make.tensor(0, 2, 16), make.tensor(0, 2, 16), 2, 16, slots[:0])
+    padded = slots[:6].clone()
+    padded[1::2] = -1
+    yield sample("int8, padding", INT8, make.tensor(6, 2, 16), make.tensor(6, 2, 16), 4, 8, padded)
+    qkv = make.tensor(7, 8, 16)
+    yield sample("int8, views of a packed qkv", INT8, qkv[:, 4:6], qkv[:, 6:], 4, 8, slots[:7])
+    flat = make.tensor(4, 2, 16)
+    flat[0], flat[1], flat[2] = 0.0, -3.0, 5.0
+    yield sample("int8, vectors of equal elements", INT8, flat, -flat, 4, 8, slots[:4])

@@ -1,0 +1,202 @@
+"""Attention of several new tokens a sequence over a quantised paged cache."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.attention.attention import (
+    TOLERANCES,
+    attend,
+    check_extras,
+    check_lengths,
+    check_queries,
+    check_tables,
+)
+from dlinfer.ops.attention.kv_cache import canonical
+from dlinfer.ops.attention.kv_quantisation import (
+    check_format,
+    check_quantised_cache,
+    dequantise,
+    is_scaled_by_token,
+)
+from dlinfer.ops.attention.quantised_samples import cases_of_formats, quantised_pages
+from dlinfer.ops.attention.samples import PAGED_PREFILL, lengths, per_head, queries
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import fused_op
+
+
+@fused_op(mutates=("attn_output",), tolerances=TOLERANCES)
+def quantised_paged_prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    k_scales_zeros: Tensor,
+    v_scales_zeros: Tensor,
+    quant_bits: int,
+) -> None:
+    """What ``dlinfer.ops.paged_prefill_attention`` calls for quantised caches, see ``kv_quantisation``.
+
+    Keys and values are read in q's dtype, those of q's own tokens too, as LMDeploy reads them on CUDA.
+
+    q: [tokens, q_heads, head_size], any strides.
+    k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
+    block_offsets: [sequences, max_blocks], int32 or int64. block_size: slots in a block, as in the caches.
+    q_ends: [sequences], where each sequence's queries end in q, on any device.
+    kv_seqlens: [sequences], likewise: keys of each sequence, the new tokens included.
+    max_q_seq_len, max_kv_seq_len: upper bounds.
+    num_q_heads, num_kv_heads: heads of q and of the caches; the first is a multiple of the second.
+    attn_output: [tokens, q_heads, head_size_v], mutated; row i may share memory with row i of q; rows behind the last
+        end are left alone.
+    softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks: see
+        ``paged_prefill_attention``; -1 is no bound.
+    k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4, float32 of one element each for
+        fp8. quant_bits: 8, 4, 16 or 17.
+
+    Returns nothing. Raises OpArgumentError.
+    """
+    rows, start = [], 0
+    for index, (end, kv_len) in enumerate(zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True)):
+        blocks = block_offsets[index]
+        rows.append(
+            attend(
+                q[start:end],
+                _read(k_cache, k_scales_zeros, quant_bits, blocks, kv_len, q.dtype),
+                _read(v_cache, v_scales_zeros, quant_bits, blocks, kv_len, q.dtype),
+                softmax_scale,
+                causal,
+                window_left,
+                window_right,
+                logit_softcapping,
+                alibi_slopes,
+                sinks,
+            )
+        )
+        start = end
+    if rows:  # written when all of q has been read
+        attn_output[:start] = torch.cat(rows)
+
+
+def _read(
+    cache: Tensor, scales_zeros: Tensor, quant_bits: int, blocks: Tensor, kv_len: int, dtype: torch.dtype
+) -> Tensor:
+    """One sequence's keys or values: [kv_len, kv_heads, size]."""
+    slots = canonical(cache)
+    chosen = blocks[: -(-kv_len // slots.shape[1])].long()
+    scales = canonical(scales_zeros)[chosen] if is_scaled_by_token(quant_bits) else scales_zeros
+    return dequantise(slots[chosen], quant_bits, scales, dtype).flatten(0, 1)[:kv_len]
+
+
+_RULES = Rules("quantised_paged_prefill_attention")
+
+
+@quantised_paged_prefill_attention.check
+def _check_quantised_paged_prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_offsets: Tensor,
+    block_size: int,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    max_q_seq_len: int,
+    max_kv_seq_len: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    logit_softcapping: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    k_scales_zeros: Tensor,
+    v_scales_zeros: Tensor,
+    quant_bits: int,
+) -> None:
+    check_queries(_RULES, q, attn_output, num_q_heads, num_kv_heads)
+    check_quantised_pages(
+        _RULES,
+        q,
+        (k_cache, v_cache),
+        (k_scales_zeros, v_scales_zeros),
+        quant_bits,
+        block_size,
+        num_kv_heads,
+        attn_output,
+    )
+    check_tables(_RULES, q, block_offsets, kv_seqlens)
+    check_lengths(_RULES, "q_ends", q_ends, block_offsets.shape[0])
+    check_extras(_RULES, q, alibi_slopes, sinks)
+
+
+def check_quantised_pages(
+    rules: Rules,
+    q: Tensor,
+    caches: tuple[Tensor, Tensor],
+    scales: tuple[Tensor, Tensor],
+    quant_bits: int,
+    block_size: int,
+    num_kv_heads: int,
+    attn_output: Tensor,
+) -> None:
+    """Rules of quantised paged caches, (keys, values), and of their scales and zeros."""
+    check_format(rules, quant_bits)
+    for name, cache, scales_zeros, owner_name, owner in (
+        ("k", caches[0], scales[0], "q", q),
+        ("v", caches[1], scales[1], "attn_output", attn_output),
+    ):
+        check_quantised_cache(rules, name, cache, scales_zeros, quant_bits, owner.shape[2], owner_name, owner)
+        slots = canonical(cache)
+        actual = slots.shape[1]
+        rules.require(
+            block_size == actual,
+            "block_size",
+            f"{actual}, the block size of {name}_cache",
+            lambda: block_size,
+        )
+        rules.size(f"{name}_cache", slots, 2, num_kv_heads, "num_kv_heads")
+
+
+@quantised_paged_prefill_attention.samples
+def _quantised_paged_prefill_attention_samples(make: SampleMaker) -> Iterator[Sample]:
+    for name, case, quant_bits in cases_of_formats(PAGED_PREFILL):
+        q, attn_output = queries(make, case)
+        caches, scales, table = quantised_pages(make, case, quant_bits)
+        args = (
+            q,
+            *caches,
+            table,
+            case.block_size,
+            *lengths(case),
+            max(case.q_lens),
+            max(case.keys),
+            *case.heads,
+            attn_output,
+            case.softmax_scale,
+            case.causal,
+            *case.window,
+            case.softcap,
+            *per_head(make, case),
+            *scales,
+            quant_bits,
+        )
+        yield Sample(name, args, aliased=case.aliased)

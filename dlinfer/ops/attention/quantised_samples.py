@@ -1,0 +1,59 @@
+"""Quantised caches of the attention ops' samples."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.attention.kv_quantisation import (
+    FP8_E4M3,
+    FP8_E5M2,
+    INT4,
+    INT8,
+    is_scaled_by_token,
+    quantise,
+)
+from dlinfer.ops.attention.samples import Case, pages
+from dlinfer.ops.core.samples import SampleMaker
+
+FORMATS = {"int8": INT8, "int4": INT4, "fp8": FP8_E4M3, "fp8 e5m2": FP8_E5M2}
+
+# The other cases ask of attention what the ops without quantisation are asked.
+_CASES = ("block boundaries", "values smaller than keys", "a padding row", "all extras", "output in q")
+
+
+def cases_of_formats(table: Sequence[Case]) -> Iterator[tuple[str, Case, int]]:
+    """(name, case, quant_bits): the first case in each format, and in int8 those where reading differs."""
+    for name, quant_bits in FORMATS.items():
+        yield f"{name}, {table[0].name}", table[0], quant_bits
+    yield from ((f"int8, {case.name}", case, INT8) for case in table if case.name in _CASES)
+
+
+def quantised_cache(
+    make: SampleMaker, blocks: int, block_size: int, kv_heads: int, head_size: int, quant_bits: int
+) -> tuple[Tensor, Tensor]:
+    """(cache, scales and zeros) of a filled cache in the vendor's layout."""
+    return _quantised(make, make.cache(blocks, block_size, kv_heads, head_size), quant_bits)
+
+
+def quantised_pages(
+    make: SampleMaker, case: Case, quant_bits: int
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """(caches, scales and zeros, block_offsets) of a case, quantised; NaN is read in slots that nobody has written."""
+    *caches, table = pages(make, case)
+    pairs = [_quantised(make, cache, quant_bits) for cache in caches]
+    return [cache for cache, _ in pairs], [scales for _, scales in pairs], table
+
+
+def _quantised(make: SampleMaker, cache: Tensor, quant_bits: int) -> tuple[Tensor, Tensor]:
+    scale = torch.tensor(0.75, device=make.device)
+    if not is_scaled_by_token(quant_bits):
+        return quantise(cache, quant_bits, scale)[0], scale
+    codes, scales_zeros = quantise(make.layout.canonical(cache), quant_bits, cache)
+    assert scales_zeros is not None, "int8 and int4 have some"
+    return _laid_out(make, codes), _laid_out(make, scales_zeros)
+
+
+def _laid_out(make: SampleMaker, values: Tensor) -> Tensor:
+    """[blocks, block_size, kv_heads, any] in the vendor's layout."""
+    return values.permute(*("BSHD".index(dim) for dim in make.layout.order)).contiguous()

@@ -1,0 +1,308 @@
+"""DeepSeek's sparse attention (DeepSeek-V3.2, 2025, arXiv:2512.02556): an indexer chooses what each token attends to.
+
+Both ops read paged caches. Sequence b has the queries before ``actual_seq_lengths_query[b]`` and behind those of the
+sequence before it; they are the last of its tokens in the cache.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.ops.attention.attention import TOLERANCES, check_lengths
+from dlinfer.ops.attention.kv_cache import canonical
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+
+_SCORED = 1 << 22  # products that are held at once at most, but for one query: 16 MiB of float32
+
+_EXACT = {
+    dtype: Tolerance(0, 0, "whole numbers; scores of 16-bit numbers are summed in float32")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+}
+
+
+@fused_op(tolerances=_EXACT)
+def lightning_indexer(
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    actual_seq_lengths_query: Tensor,
+    actual_seq_lengths_key: Tensor,
+    block_table: Tensor,
+    sparse_count: int,
+) -> Tensor:
+    """For each token, the positions of its sequence with the highest sum over heads of weight * relu(query . key).
+
+    query: [tokens, heads, size], float32, float16 or bfloat16, any strides.
+    key: the indexer's cache in the vendor's layout, of one head and ``size``; dtype of query.
+    weights: [tokens, heads], dtype of query.
+    actual_seq_lengths_query: [sequences], int32 or int64, on any device: the first query behind each sequence's.
+    actual_seq_lengths_key: [sequences], likewise: the tokens of each sequence in the cache, its queries the last.
+    block_table: [sequences, blocks], int32 or int64: the cache's blocks of each sequence.
+    sparse_count: how many positions are chosen at most, 1 or more.
+
+    Returns int32 [tokens, 1, sparse_count]: positions up to the query's own in rising order, then -1. Of equal scores
+    the earlier position is chosen. Nothing is mutated. Scores are computed in float32 at least. Raises OpArgumentError.
+    """
+    return chosen_positions(
+        query, key, weights, actual_seq_lengths_query, actual_seq_lengths_key, block_table, sparse_count
+    )
+
+
+def chosen_positions(
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    block_table: Tensor,
+    sparse_count: int,
+) -> Tensor:
+    """The positions that ``lightning_indexer`` chooses: one sequence after the other, a few queries at a time.
+
+    The products of a long prompt are heads * tokens^2 numbers, which no memory holds at once.
+    """
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    slots = canonical(key)
+    out = torch.full((query.shape[0], 1, sparse_count), -1, dtype=torch.int32, device=query.device)
+    for start, end, length, blocks in _sequences(_INDEXER, query, q_ends, kv_seqlens, block_table, slots):
+        keys = slots[blocks].flatten(0, 1)[:length, 0].to(dtype)
+        count = min(sparse_count, length)
+        step = max(1, _SCORED // (query.shape[1] * length))
+        for first in range(start, end, step):
+            last = min(first + step, end)
+            some = slice(first, last)
+            products = functional.relu(query[some].to(dtype) @ keys.t())  # [queries, heads, length]
+            scores = (products * weights[some, :, None].to(dtype)).sum(1)
+            own = torch.arange(length - (end - first), length - (end - last), device=query.device)
+            hidden = torch.arange(length, device=query.device) > own[:, None]
+            order = scores.masked_fill(hidden, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+            best = order[:, :count]
+            rising = best.masked_fill(best > own[:, None], length).sort(dim=-1).values
+            out[some, 0, :count] = rising.masked_fill(rising == length, -1).int()
+    return out
+
+
+def _sequences(
+    rules: Rules, query: Tensor, q_ends: Tensor, kv_seqlens: Tensor, block_table: Tensor, slots: Tensor
+) -> Iterator[tuple[int, int, int, Tensor]]:
+    """First query, the one behind the last, length and blocks of each sequence with queries. Reads the numbers."""
+    ends, lengths, start = q_ends.tolist(), kv_seqlens.tolist(), 0
+    rules.require(
+        (ends[-1] if ends else 0) == query.shape[0],
+        "actual_seq_lengths_query",
+        lambda: f"ends of which the last is {query.shape[0]}, the tokens",
+        lambda: ends,
+    )
+    for row, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+        if end > start:
+            needed = -(-length // slots.shape[1])
+            yield start, end, length, block_table[row, :needed].long()
+        start = end
+
+
+@fused_op(tolerances=TOLERANCES)
+def sparse_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
+    scale: float,
+    block_table: Tensor,
+    actual_seq_lengths_query: Tensor,
+    kv_seqlens: Tensor,
+    query_rope: Tensor,
+    key_rope: Tensor,
+) -> Tensor:
+    """Latent attention to chosen positions: softmax(scale * (query . key + query_rope . key_rope)) times value.
+
+    query: [tokens, heads, size], float32, float16 or bfloat16, any strides. query_rope: [tokens, heads, rope size].
+    key, value, key_rope: caches in the vendor's layout, of one head, and of ``size``, the result's size and the rope
+        size; key and value may be one tensor. All of query's dtype.
+    sparse_indices: [tokens, 1, count], int32 or int64: positions in the token's sequence; a negative one is none, and
+        one behind the query's own is not seen.
+    scale: of the scores.
+    block_table: [sequences, blocks], int32 or int64. actual_seq_lengths_query, kv_seqlens: [sequences], int32 or int64,
+        on any device: the first query behind each sequence's, and its tokens in the cache, its queries the last.
+
+    Returns a new tensor [tokens, heads, size of value] of query's dtype; a token that sees nothing gets zeros. Nothing
+    is mutated. Computed in float32 at least and rounded once. Raises OpArgumentError.
+    """
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    keys, values, turned = canonical(key), canonical(value), canonical(key_rope)
+    out = query.new_zeros(*query.shape[:2], values.shape[3])
+    for start, end, length, blocks in _sequences(
+        _ATTENTION, query, actual_seq_lengths_query, kv_seqlens, block_table, keys
+    ):
+        k, v, r = (x[blocks].flatten(0, 1)[:length, 0].to(dtype) for x in (keys, values, turned))
+        for token in range(start, end):
+            own = length - (end - token)
+            chosen = sparse_indices[token, 0]
+            places = chosen[(chosen >= 0) & (chosen <= own)].long()
+            scores = query[token].to(dtype) @ k[places].t() + query_rope[token].to(dtype) @ r[places].t()
+            if len(places):
+                out[token] = (scores * scale).softmax(-1) @ v[places]
+    return out
+
+
+_INDEXER, _ATTENTION = Rules("lightning_indexer"), Rules("sparse_flash_attention")
+
+
+def _check_cache(rules: Rules, name: str, cache: Tensor, query: Tensor, size: int | None, owner: str) -> None:
+    rules.like(name, cache, "query", query)
+    rules.rank(name, cache, 4)
+    slots = canonical(cache)
+    rules.size(name, slots, 2, 1, "one head")
+    if size is not None:
+        rules.size(name, slots, 3, size, owner)
+
+
+def _check_table(rules: Rules, query: Tensor, block_table: Tensor, lengths: dict[str, Tensor]) -> None:
+    rules.integer("block_table", block_table)
+    rules.same_device("block_table", block_table, "query", query)
+    rules.rank("block_table", block_table, 2)
+    for name, tensor in lengths.items():
+        check_lengths(rules, name, tensor, block_table.shape[0])
+
+
+@lightning_indexer.check
+def _check_lightning_indexer(
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    actual_seq_lengths_query: Tensor,
+    actual_seq_lengths_key: Tensor,
+    block_table: Tensor,
+    sparse_count: int,
+) -> None:
+    _INDEXER.floating("query", query)
+    _INDEXER.rank("query", query, 3)
+    _check_cache(_INDEXER, "key", key, query, query.shape[2], "the size of query")
+    _INDEXER.like("weights", weights, "query", query)
+    _INDEXER.rank("weights", weights, 2)
+    for dim in range(2):
+        _INDEXER.size("weights", weights, dim, query.shape[dim], "the tokens and heads of query")
+    lengths = {
+        "actual_seq_lengths_query": actual_seq_lengths_query,
+        "actual_seq_lengths_key": actual_seq_lengths_key,
+    }
+    _check_table(_INDEXER, query, block_table, lengths)
+    _INDEXER.require(sparse_count >= 1, "sparse_count", "at least 1", lambda: sparse_count)
+
+
+@lightning_indexer.fake
+def _fake_lightning_indexer(
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    actual_seq_lengths_query: Tensor,
+    actual_seq_lengths_key: Tensor,
+    block_table: Tensor,
+    sparse_count: int,
+) -> Tensor:
+    return query.new_empty((query.shape[0], 1, sparse_count), dtype=torch.int32)
+
+
+@sparse_flash_attention.check
+def _check_sparse_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
+    scale: float,
+    block_table: Tensor,
+    actual_seq_lengths_query: Tensor,
+    kv_seqlens: Tensor,
+    query_rope: Tensor,
+    key_rope: Tensor,
+) -> None:
+    _ATTENTION.floating("query", query)
+    _ATTENTION.rank("query", query, 3)
+    _ATTENTION.like("query_rope", query_rope, "query", query)
+    _ATTENTION.rank("query_rope", query_rope, 3)
+    for dim in range(2):
+        _ATTENTION.size("query_rope", query_rope, dim, query.shape[dim], "the tokens and heads of query")
+    _check_cache(_ATTENTION, "key", key, query, query.shape[2], "the size of query")
+    _check_cache(_ATTENTION, "value", value, query, None, "")
+    _check_cache(_ATTENTION, "key_rope", key_rope, query, query_rope.shape[2], "the size of query_rope")
+    slots = canonical(key)
+    for name, cache in (("value", value), ("key_rope", key_rope)):
+        for dim in range(2):
+            _ATTENTION.size(name, canonical(cache), dim, slots.shape[dim], "the blocks of key and their size")
+    _ATTENTION.integer("sparse_indices", sparse_indices)
+    _ATTENTION.same_device("sparse_indices", sparse_indices, "query", query)
+    _ATTENTION.rank("sparse_indices", sparse_indices, 3)
+    _ATTENTION.size("sparse_indices", sparse_indices, 0, query.shape[0], "the tokens of query")
+    _ATTENTION.size("sparse_indices", sparse_indices, 1, 1, "one head of keys")
+    lengths = {"actual_seq_lengths_query": actual_seq_lengths_query, "kv_seqlens": kv_seqlens}
+    _check_table(_ATTENTION, query, block_table, lengths)
+
+
+@sparse_flash_attention.fake
+def _fake_sparse_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
+    scale: float,
+    block_table: Tensor,
+    actual_seq_lengths_query: Tensor,
+    kv_seqlens: Tensor,
+    query_rope: Tensor,
+    key_rope: Tensor,
+) -> Tensor:
+    return query.new_empty((*query.shape[:2], canonical(value).shape[3]))
+
+
+def _tables(
+    make: SampleMaker, q_lens: list[int], kv_lens: list[int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ends of queries, lengths, and block tables of 4 blocks of 8 tokens each, out of 3 * 4 blocks."""
+    table = make.permutation(12, dtype)[: 4 * len(q_lens)].view(len(q_lens), 4)
+    return torch.tensor(q_lens, dtype=dtype).cumsum(0).to(dtype), torch.tensor(kv_lens, dtype=dtype), table
+
+
+_BATCHES: dict[str, tuple[list[int], list[int], torch.dtype]] = {
+    "decoding": ([1, 1, 1], [9, 32, 1], torch.int64),
+    "prefill, int32": ([5, 12], [5, 12], torch.int32),
+    "continued": ([3, 7], [20, 31], torch.int64),
+    "one token": ([1], [1], torch.int64),
+    "no tokens": ([], [], torch.int64),
+}
+
+
+@lightning_indexer.samples
+def _lightning_indexer_samples(make: SampleMaker) -> Iterator[Sample]:
+    for name, (q_lens, kv_lens, dtype) in _BATCHES.items():
+        tokens = sum(q_lens)
+        ends, lengths, table = _tables(make, q_lens, kv_lens, dtype)
+        args = (make.tensor(tokens, 4, 16), make.cache(12, 8, 1, 16), make.tensor(tokens, 4))
+        yield Sample(name, (*args, ends, lengths, table, 6))
+
+
+@sparse_flash_attention.samples
+def _sparse_flash_attention_samples(make: SampleMaker) -> Iterator[Sample]:
+    for name, (q_lens, kv_lens, dtype) in _BATCHES.items():
+        tokens = sum(q_lens)
+        ends, lengths, table = _tables(make, q_lens, kv_lens, dtype)
+        latent, turned = make.cache(12, 8, 1, 16), make.cache(12, 8, 1, 8)
+        chosen = torch.stack([make.permutation(36)[:6] - 4 for _ in range(tokens)] or [make.permutation(6)])
+        places = chosen[:tokens, None].to(dtype)
+        yield Sample(
+            name,
+            (
+                make.tensor(tokens, 4, 16),
+                latent,
+                latent.clone(),
+                places,
+                24**-0.5,
+                table,
+                ends,
+                lengths,
+                make.tensor(tokens, 4, 8),
+                turned,
+            ),
+        )

@@ -1,0 +1,1 @@
+"""What every op needs: its spec, its registration with torch, argument checks, samples, the fallback policy."""

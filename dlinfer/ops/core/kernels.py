@@ -1,0 +1,208 @@
+"""The kernel table: vendors' kernels, checked and bound to torch's dispatcher.
+
+torch's dispatcher knows device types. A device whose vendor has not been needed yet reaches the generic key,
+which activates the default vendor and dispatches again. From then on the device's own key leads to the table
+of its active vendor, which is replaced whole when that changes. The key itself is bound once: torch frees a
+kernel that is taken off the dispatcher while another thread may be calling it.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+from torch.library import Library
+
+from dlinfer.errors import InferenceOnlyError, KernelDeclined, KernelSignatureError, UnknownOpError
+from dlinfer.ops.core import fallback
+from dlinfer.ops.core.spec import NAMESPACE, OpSpec, registry
+from dlinfer.vendor import discovery
+from dlinfer.vendor.base import Kernel, Vendor, rule_of
+
+_AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1")
+_NO_KERNEL = "the vendor has no kernel for this op"
+
+_libraries: dict[str, Library] = {}  # a Library that dies takes its kernels along
+_tables: dict[str, dict[str, Callable[..., Any]]] = {}
+_authors: dict[str, dict[str, str]] = {}
+
+
+def install() -> None:
+    """Bind every defined op to the dispatcher. Called once, when all ops are defined."""
+    generic = Library(NAMESPACE, "IMPL")
+    for name, spec in registry().items():
+        generic.impl(name, _generic(spec), "CompositeExplicitAutograd")
+        without_autocast = _without_autocast(spec)
+        for key in _AUTOCAST_KEYS:
+            generic.impl(name, without_autocast, key)
+    _libraries["generic"] = generic
+    discovery.on_activation(bind)
+
+
+def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
+    """Op -> name of the vendor whose kernel answers it while ``vendor`` is active: its own, or the host's.
+
+    Ops that the reference answers are left out. Loads the kernels; raises what loading raises.
+    """
+    if vendor.name not in _authors:
+        kernels = discovery.kernels_of(vendor)
+        _validate(vendor, kernels)
+        _authors[vendor.name] = {op: discovery.author(kernel, vendor) for op, kernel in kernels.items()}
+    return _authors[vendor.name]
+
+
+def bind(device_type: str, vendor: Vendor) -> None:
+    """Put a vendor's kernels behind a device type.
+
+    Raises KernelSignatureError or UnknownOpError, changing nothing.
+    """
+    kernels = discovery.kernels_of(vendor)
+    _validate(vendor, kernels)
+    _tables[device_type] = {
+        name: _counting(spec, _bound_kernel(spec, vendor, kernels.get(name)))
+        for name, spec in registry().items()
+    }
+    if device_type not in _libraries:
+        key = torch._C._dispatch_key_for_device(device_type)
+        library = Library(NAMESPACE, "IMPL")
+        for name in registry():
+            library.impl(name, _current(device_type, name), key)
+        _libraries[device_type] = library
+
+
+def _current(device_type: str, name: str) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        if torch.is_grad_enabled():
+            _refuse_gradients(name, args)
+        return _tables[device_type][name](*args)
+
+    return run
+
+
+def _refuse_gradients(name: str, args: Sequence[Any]) -> None:
+    """Raise InferenceOnlyError where a call's gradients are recorded: no op here has a derivative."""
+    for arg in args:
+        for one in arg if isinstance(arg, list) else (arg,):
+            if isinstance(one, torch.Tensor) and one.requires_grad:
+                raise InferenceOnlyError(what=f"dlinfer.ops.{name}")
+
+
+def _validate(vendor: Vendor, kernels: Mapping[str, Kernel]) -> None:
+    for name, kernel in kernels.items():
+        spec = registry().get(name)
+        if spec is None:
+            raise UnknownOpError(vendor=vendor.name, op=name, known=", ".join(registry()))
+        given = tuple(inspect.signature(kernel).parameters)
+        if given != spec.parameters:
+            raise KernelSignatureError(vendor=vendor.name, op=name, given=given, expected=spec.parameters)
+
+
+def _bound_kernel(spec: OpSpec, vendor: Vendor, kernel: Kernel | None) -> Callable[..., Any]:
+    check, reference = spec.validate, spec.reference
+    rule = None if kernel is None else rule_of(kernel)
+
+    if kernel is None:
+
+        def run(*args: Any) -> Any:
+            check(*args)
+            fallback.take(spec.name, vendor.name, _NO_KERNEL, args)
+            return reference(*args)
+
+        return run
+
+    def run_native(*args: Any) -> Any:
+        check(*args)
+        reason = None if rule is None else rule(*args)
+        if reason is None:
+            try:
+                return kernel(*args)
+            except KernelDeclined as declined:
+                reason = str(declined)
+        fallback.take(spec.name, vendor.name, reason, args)
+        return reference(*args)
+
+    return run_native
+
+
+def _counting(spec: OpSpec, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The same kernel, but what it writes counts in ``tensor._version``, as torch's own writes do."""
+    if not spec.mutates:
+        return run
+    places = tuple(map(spec.parameters.index, spec.mutates))
+
+    def counted(*args: Any) -> Any:
+        increment_version([args[place] for place in places])
+        return run(*args)
+
+    return counted
+
+
+def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:
+    """Why a call of an op would not run on a kernel of the device's active vendor; None where it would.
+
+    args: as the torch op takes them, real tensors or fakes. Nothing is run; a kernel that tells at the call, by
+    KernelDeclined, counts as one that takes it.
+    """
+    vendor = discovery.activate_default(device_type)
+    if vendor is None:
+        return f"no installed vendor serves device {device_type!r}"
+    kernel = discovery.kernels_of(vendor).get(name)
+    if kernel is None:
+        return _NO_KERNEL
+    rule = rule_of(kernel)
+    return None if rule is None else rule(*args)
+
+
+def _without_autocast(spec: OpSpec) -> Callable[..., Any]:
+    """The op with autocast off. A kernel may call torch's ops, and autocast would change the dtypes that they give."""
+
+    def run(*args: Any) -> Any:
+        device = next(arg.device for arg in args if isinstance(arg, torch.Tensor)).type
+        with torch.autocast(device, enabled=False):
+            return spec.overload(*args)
+
+    return run
+
+
+def _generic(spec: OpSpec) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        device = next(arg.device for arg in args if isinstance(arg, torch.Tensor)).type
+        vendor = discovery.activate_default(device)
+        if vendor is not None:
+            return spec.overload(*args)
+        if torch.is_grad_enabled():
+            _refuse_gradients(spec.name, args)
+        spec.validate(*args)
+        fallback.take(spec.name, "none", f"no installed vendor serves device {device!r}", args)
+        return spec.reference(*args)
+
+    return run
+
+
+def direct_kernel(name: str, device_type: str) -> Callable[..., Any]:
+    """What computes one op on a device, for compiled graphs.
+
+    It skips the dispatcher and the argument rules, which the graph's fakes have passed. A call that the kernel
+    declines takes the reference under the fallback policy, as everywhere.
+    """
+    vendor = discovery.activate_default(device_type)
+    spec = registry()[name]
+    kernel = discovery.kernels_of(vendor).get(name) if vendor is not None else None
+    if vendor is None or kernel is None:
+        return spec.overload
+
+    rule = rule_of(kernel)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        reason = None if rule is None else rule(*args, **kwargs)
+        if reason is None:
+            try:
+                return kernel(*args, **kwargs)
+            except KernelDeclined as declined:
+                reason = str(declined)
+        given = spec.bind(args, kwargs)
+        fallback.take(spec.name, vendor.name, reason, given)
+        return spec.reference(*given)
+
+    return run

@@ -1,0 +1,41 @@
+"""Samples of ops by name, for what asks for one after the other: conformance, tests of kernels."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import OpSpec
+
+
+class SamplesInTurn:
+    """Samples of an op by name, made anew at each call, for callers that ask for one after the other.
+
+    A sample's numbers are drawn behind those of the samples before it, so that making one makes all of these. Here an
+    iteration goes on where it stands, if no sample that is asked for lies behind it. No two samples share memory that
+    the op writes.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._key: tuple[Any, ...] = ()
+        self._places: dict[str, int] = {}
+        self._begun: dict[int, list[Iterator[Sample]]] = {}  # by the place of the sample that comes next
+
+    def arguments(self, op: OpSpec, make: SampleMaker, name: str) -> tuple[Any, ...]:
+        """The arguments of the op's sample of that name. make: a fresh one; another may have made them."""
+        key = (op.name, make.dtype, make.device, make.layout, make.seed)
+        with self._lock:
+            if key != self._key:
+                self._key, self._places, self._begun = key, {}, {}
+            wanted = self._places.get(name, len(self._places))
+            before = [one for one, waiting in self._begun.items() if waiting and one <= wanted]
+            place = max(before, default=0)
+            samples = self._begun[place].pop() if before else iter(op.sample_inputs(make))
+            for sample in samples:
+                self._places.setdefault(sample.name, place)
+                place += 1
+                if sample.name == name:
+                    self._begun.setdefault(place, []).append(samples)
+                    return sample.args
+        raise KeyError(f"op {op.name!r} has no sample {name!r}")

@@ -1,0 +1,174 @@
+"""OpSpec: one fused op, defined once, from which everything else follows.
+
+A function becomes an op by ``@fused_op``: its annotations are the schema, its docstring the documentation and
+its body the reference implementation in plain torch. Beside it stand
+
+- ``@op.check``: the argument rules, run by every kernel before it computes and by the fake function;
+- ``@op.fake``: shapes and dtypes of the results, for compilers; ops that return nothing need none;
+- ``@op.python_call``, where the framework's call is not the torch op's: unpacks objects, allocates outputs;
+- ``@op.samples``: inputs with their edge cases, for opcheck, kernel tests and the conformance kit.
+
+Mutation is declared. A mutating op returns only fresh tensors, never an argument, and has no list defaults:
+torch's functionalisation and opcheck require both.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, infer_schema, register_fake
+
+from dlinfer.errors import DlinferError, KernelFailureError, OpArgumentError, OpCallError
+from dlinfer.ops.core.samples import Sample, SampleMaker
+
+NAMESPACE = "dlinfer"
+
+_library = Library(NAMESPACE, "DEF")
+_registry: dict[str, "OpSpec"] = {}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a kernel may be from the float64 result of the reference, and why."""
+
+    rtol: float
+    atol: float
+    reason: str
+
+
+class OpSpec:
+    """One fused op. Calling it is what frameworks and users do: ``dlinfer.ops.rms_norm(x, weight, eps)``."""
+
+    def __init__(
+        self,
+        reference: Callable[..., Any],
+        mutates: Sequence[str],
+        tolerances: Mapping[torch.dtype, Tolerance],
+        version: int = 1,
+    ) -> None:
+        self.name = reference.__name__
+        self.reference = reference
+        self.mutates = tuple(mutates)
+        self.version = version
+        self.tolerances = dict(tolerances)
+        self.parameters = tuple(inspect.signature(reference).parameters)
+        self.schema = infer_schema(reference, mutates_args=self.mutates)
+        self.__doc__ = reference.__doc__
+        _library.define(self.name + self.schema, tags=(torch.Tag.pt2_compliant_tag,))
+        self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
+        self._check: Callable[..., None] = _no_check
+        self._call: Callable[..., Any] = self.overload
+        self._samples: Callable[[SampleMaker], Iterator[Sample]] | None = None
+        if inspect.signature(reference).return_annotation is None:
+            self.fake(_returns_nothing)
+
+    # --- what an op's file adds beside the body
+
+    def check(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Register the argument rules; they take the op's parameters and raise OpArgumentError."""
+        self._check = function
+        return function
+
+    def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the shape function; the argument rules run before it."""
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            self._check(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        register_fake(f"{NAMESPACE}::{self.name}", checked, lib=_library)
+        return function
+
+    def python_call(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the call that users make, where it differs from the torch op; it calls ``op.overload``."""
+        self._call = function
+        self.__doc__ = function.__doc__
+        return function
+
+    def samples(
+        self, function: Callable[[SampleMaker], Iterator[Sample]]
+    ) -> Callable[[SampleMaker], Iterator[Sample]]:
+        """Register the generator of sample inputs; they are the torch op's arguments."""
+        self._samples = function
+        return function
+
+    # --- what follows from it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._call(*args, **kwargs)
+        except (DlinferError, torch.OutOfMemoryError):  # schedulers catch the latter, free memory and go on
+            raise
+        except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as cause:
+            raise self._explained(cause, args, kwargs) from cause
+
+    def _explained(self, cause: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DlinferError:
+        detail = str(cause).split("\n", 1)[0]
+        signature = self.signature()
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as misfit:
+            return OpCallError(op=self.name, schema=signature, detail=misfit)
+        for name, value in given.items():
+            if signature.parameters[name].annotation is Tensor and not isinstance(value, Tensor):
+                return OpArgumentError(op=self.name, argument=name, expected="a tensor", given=repr(value))
+        if detail.startswith(f"{NAMESPACE}::{self.name}()"):  # torch's own check of the schema
+            return OpCallError(op=self.name, schema=signature, detail=detail)
+        return KernelFailureError(op=self.name, detail=f"{type(cause).__name__}: {detail}")
+
+    def signature(self) -> inspect.Signature:
+        """The signature of the call that users make."""
+        return inspect.signature(self.reference if self._call is self.overload else self._call)
+
+    def validate(self, *args: Any, **kwargs: Any) -> None:
+        """Apply the argument rules. Raises OpArgumentError."""
+        self._check(*args, **kwargs)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a call of the torch op, all by position."""
+        return tuple(inspect.signature(self.reference).bind(*args, **kwargs).arguments.values())
+
+    def sample_inputs(self, make: SampleMaker) -> Iterator[Sample]:
+        """The op's sample inputs for one device, dtype and cache layout."""
+        if self._samples is None:
+            raise ValueError(f"op {self.name!r} has no samples")
+        return self._samples(make)
+
+    def __repr__(self) -> str:
+        return f"<dlinfer op {self.name}{self.schema}>"
+
+
+def _no_check(*args: Any, **kwargs: Any) -> None:
+    """For ops without argument rules beyond their schema."""
+
+
+def _returns_nothing(*args: Any, **kwargs: Any) -> None:
+    """The shape function of ops that only write into arguments."""
+
+
+def fused_op(
+    *, tolerances: Mapping[torch.dtype, Tolerance], mutates: Sequence[str] = (), version: int = 1
+) -> Callable[[Callable[..., Any]], OpSpec]:
+    """Make an op of the decorated function: its body is the reference, its annotations the schema.
+
+    mutates: names of the tensor parameters that the op writes.
+    tolerances: per dtype, how far a kernel may be from the reference computed in float64.
+    version: one more whenever the schema, or what the op means, changes; artifacts say which they were made for.
+    """
+
+    def decorate(reference: Callable[..., Any]) -> OpSpec:
+        spec = OpSpec(reference, mutates, tolerances, version)
+        if spec.name in _registry:
+            raise ValueError(f"op {spec.name!r} is defined twice")
+        _registry[spec.name] = spec
+        return spec
+
+    return decorate
+
+
+def registry() -> Mapping[str, OpSpec]:
+    """All ops by name, in the order of their definition."""
+    return _registry

@@ -1,0 +1,1 @@
+"""Linear layers of floating-point weights, and LoRA."""

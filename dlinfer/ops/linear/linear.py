@@ -1,0 +1,87 @@
+"""Matrix product with a weight as torch.nn.Linear stores it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer import settings
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+
+settings.current()  # read from the environment now: Dynamo traces the call below, but not the reading
+
+_ROUNDING = "products are summed in float32 and the sum is rounded once, or twice with a bias"
+TOLERANCES = {
+    torch.float32: Tolerance(1e-5, 1e-5, "a float32 sum over in_features, in any order"),
+    torch.float16: Tolerance(1e-3, 1e-3, _ROUNDING),
+    torch.bfloat16: Tolerance(8e-3, 8e-3, _ROUNDING),
+}
+
+
+@fused_op(tolerances=TOLERANCES)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The torch op behind ``dlinfer.ops.linear``, which documents the arguments.
+
+    weight: [out_features, in_features], always. Sums are taken in float32 at least. Returns a new tensor
+    [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
+    """
+    return functional.linear(x, weight, bias)
+
+
+@linear.python_call
+def _call_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, all_reduce: bool = False, group: Any = ""
+) -> Tensor:
+    """x @ weight.T + bias, summed over a process group on demand.
+
+    x: [..., in_features], weight: [out_features, in_features], bias: [out_features] or None; one floating dtype,
+        any strides. With DLINFER_LINEAR_USE_NN_LAYOUT=1 weight arrives as [in_features, out_features].
+    all_reduce: sum the result over ``group``.
+    group: a torch.distributed.ProcessGroup; "" or None is the default group.
+
+    Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
+    """
+    out = linear.overload(x, weight.t() if settings.current().linear_use_nn_layout else weight, bias)
+    if all_reduce:
+        torch.distributed.all_reduce(out, group=group or None)
+    return out
+
+
+_RULES = Rules("linear")
+
+
+@linear.check
+def _check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    _RULES.floating("x", x)
+    _RULES.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+    _RULES.like("weight", weight, "x", x)
+    _RULES.rank("weight", weight, 2)
+    _RULES.size("weight", weight, 1, x.shape[-1], "the last dimension of x")
+    if bias is not None:
+        _RULES.like("bias", bias, "x", x)
+        _RULES.rank("bias", bias, 1)
+        _RULES.size("bias", bias, 0, weight.shape[0], "the first dimension of weight")
+
+
+@linear.fake
+def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@linear.samples
+def _linear_samples(make: SampleMaker) -> Iterator[Sample]:
+    def weight(out_features: int, in_features: int) -> Tensor:
+        return make.tensor(out_features, in_features, scale=in_features**-0.5)
+
+    yield Sample("one token", (make.tensor(1, 1, 64), weight(48, 64), None))
+    yield Sample("many tokens, bias", (make.tensor(1, 33, 64), weight(96, 64), make.tensor(96)))
+    yield Sample("no tokens", (make.tensor(1, 0, 32), weight(16, 32), make.tensor(16)))
+    yield Sample("odd sizes", (make.tensor(5, 37), weight(19, 37), None))
+    yield Sample("strided x", (make.tensor(7, 96)[:, :32], weight(24, 32), None))
+    yield Sample(
+        "weight stored as [in, out]", (make.tensor(3, 32), weight(24, 32).t().contiguous().t(), None)
+    )

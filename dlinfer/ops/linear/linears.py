@@ -1,0 +1,92 @@
+"""Several linear layers of the same input, such as the q, k and v projections of an attention layer."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+
+_ROUNDING = "products are summed in float32 and the sum is rounded once, or twice with a bias"
+TOLERANCES = {
+    torch.float32: Tolerance(1e-5, 1e-5, "a float32 sum over in_features, in any order"),
+    torch.float16: Tolerance(1e-3, 1e-3, _ROUNDING),
+    torch.bfloat16: Tolerance(8e-3, 8e-3, _ROUNDING),
+}
+
+
+@fused_op(tolerances=TOLERANCES)
+def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """x @ weight.T + bias for each weight and its bias.
+
+    The weights stay apart, so that no second copy of them is needed; a kernel may share the reading of x and one
+    parallel region among them.
+
+    x: [..., in_features], float32, float16 or bfloat16, any strides.
+    weights: at least one, each [out_features, in_features] of its own out_features, x's dtype, any strides.
+    biases: one for each weight, [out_features] or None, x's dtype.
+
+    Returns one new tensor [..., out_features] of x's dtype for each weight, in their order. Nothing is mutated.
+    Raises OpArgumentError.
+
+    A kernel may add up the products in another order than that of one weight alone, and then bits differ. Of normal
+    numbers either result is within (in_features + 2) * 2**-24 times the sum of the products' magnitudes of the exact
+    one, and the roundings to the dtype. Vendor cpu's C++ kernels give each weight the bits that ``linear`` gives it
+    there.
+    """
+    return [functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+_RULES = Rules("linears")
+
+
+@linears.check
+def _check_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+    _RULES.floating("x", x)
+    _RULES.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+    _RULES.require(len(weights) >= 1, "weights", "at least one weight", lambda: len(weights))
+    _RULES.require(
+        len(biases) == len(weights), "biases", lambda: f"{len(weights)}, one a weight", lambda: len(biases)
+    )
+    for weight, bias in zip(weights, biases, strict=True):
+        _RULES.like("weights", weight, "x", x)
+        _RULES.rank("weights", weight, 2)
+        _RULES.size("weights", weight, 1, x.shape[-1], "the last dimension of x")
+        if bias is not None:
+            _RULES.like("biases", bias, "x", x)
+            _RULES.rank("biases", bias, 1)
+            _RULES.size("biases", bias, 0, weight.shape[0], "the first dimension of its weight")
+
+
+@linears.fake
+def _fake_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    return [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]
+
+
+@linears.samples
+def _linears_samples(make: SampleMaker) -> Iterator[Sample]:
+    def weight(out_features: int, in_features: int) -> Tensor:
+        return make.tensor(out_features, in_features, scale=in_features**-0.5)
+
+    yield Sample(
+        "one token, q k v with biases",
+        (
+            make.tensor(1, 1, 64),
+            [weight(64, 64), weight(16, 64), weight(16, 64)],
+            [make.tensor(64), make.tensor(16), make.tensor(16)],
+        ),
+    )
+    yield Sample(
+        "many tokens, no bias", (make.tensor(1, 33, 64), [weight(96, 64), weight(96, 64)], [None, None])
+    )
+    yield Sample("some biases", (make.tensor(5, 32), [weight(24, 32), weight(8, 32)], [None, make.tensor(8)]))
+    yield Sample("no tokens", (make.tensor(1, 0, 32), [weight(16, 32), weight(8, 32)], [None, None]))
+    yield Sample("odd sizes", (make.tensor(5, 37), [weight(19, 37), weight(1, 37)], [None, None]))
+    yield Sample("one weight", (make.tensor(3, 32), [weight(24, 32)], [None]))
+    yield Sample(
+        "strided x, weight stored as [in, out]",
+        (make.tensor(7, 96)[:, :32], [weight(24, 32).t().contiguous().t(), weight(8, 32)], [None, None]),
+    )

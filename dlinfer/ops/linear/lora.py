@@ -1,0 +1,170 @@
+"""LoRA (Hu et al., 2021, arXiv:2106.09685) on top of a linear layer, each token with an adapter of its own or none."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+
+_ROUNDING = "both products, their scaling and the sum are rounded to the tensors' dtype, as PEFT does"
+TOLERANCES = {
+    torch.float32: Tolerance(1e-5, 1e-5, "float32 sums over in_features and the rank, in any order"),
+    torch.float16: Tolerance(4e-3, 4e-3, _ROUNDING),
+    torch.bfloat16: Tolerance(3.2e-2, 3.2e-2, _ROUNDING),
+}
+
+
+@fused_op(tolerances=TOLERANCES)
+def lora_linear(
+    base: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    starts: Tensor,
+    ranks: Tensor,
+    scalings: Tensor,
+    adapter_ids: Tensor,
+) -> Tensor:
+    """base + scaling * (x @ A.T) @ B.T, with A, B and the scaling of each token's adapter.
+
+    Adapters stand one behind the other in a and b, each with as many rows as its rank, as LMDeploy packs them.
+
+    base: [tokens, out_features], what the linear layer gives; float32, float16 or bfloat16, any strides.
+    x: [tokens, in_features], the layer's input. a: [rows, in_features], A of each adapter. b: [rows, out_features],
+        B.T of each adapter. All of base's dtype, any strides.
+    starts, ranks: [adapters], int32 or int64: an adapter's first row, and how many it has; a rank of 0 changes nothing.
+    scalings: [adapters], floating.
+    adapter_ids: [tokens], int32 or int64: the adapter of each token; negative for none, and then the token's row of
+        base is the result bit by bit.
+
+    Returns a new tensor of base's shape and dtype. Nothing is mutated. Products, their scaling and the sum are rounded
+    to base's dtype. Raises OpArgumentError, also for an adapter that there is not, or whose rows there are not.
+    """
+    check_adapters(a, starts, ranks, adapter_ids)
+    out = base.clone(memory_format=torch.contiguous_format)
+    for adapter, (start, rank, scaling) in enumerate(
+        zip(starts.tolist(), ranks.tolist(), scalings.tolist(), strict=True)
+    ):
+        rows = (adapter_ids == adapter).nonzero()[:, 0]
+        if rank and len(rows):
+            low = x[rows] @ a[start : start + rank].T
+            out[rows] = base[rows] + low @ b[start : start + rank] * scaling
+    return out
+
+
+_RULES = Rules("lora_linear")
+
+
+def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor) -> None:
+    """Each token's adapter exists, and each adapter's rows. Raises OpArgumentError.
+
+    It reads the numbers, so it is for kernels and not for fakes.
+    """
+    if adapter_ids.numel():
+        highest = int(adapter_ids.max())
+        _RULES.require(
+            highest < len(starts), "adapter_ids", lambda: f"ids below {len(starts)}", lambda: highest
+        )
+    for start, rank in zip(starts.tolist(), ranks.tolist(), strict=True):
+        inside = rank >= 0 and start >= 0 and start + rank <= a.shape[0]
+        _RULES.require(
+            inside,
+            "starts",
+            lambda: f"rows within {a.shape[0]}",
+            lambda s=start, r=rank: f"{r} rows from {s}",
+        )
+
+
+@lora_linear.check
+def _check_lora_linear(
+    base: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    starts: Tensor,
+    ranks: Tensor,
+    scalings: Tensor,
+    adapter_ids: Tensor,
+) -> None:
+    _RULES.floating("base", base)
+    _RULES.rank("base", base, 2)
+    for name, tensor in (("x", x), ("a", a), ("b", b)):
+        _RULES.like(name, tensor, "base", base)
+        _RULES.rank(name, tensor, 2)
+    _RULES.size("x", x, 0, base.shape[0], "the tokens of base")
+    _RULES.size("a", a, 1, x.shape[1], "the last dimension of x")
+    _RULES.size("b", b, 0, a.shape[0], "the rows of a")
+    _RULES.size("b", b, 1, base.shape[1], "the last dimension of base")
+    for name, tensor in (("starts", starts), ("ranks", ranks), ("adapter_ids", adapter_ids)):
+        _RULES.integer(name, tensor)
+        _RULES.rank(name, tensor, 1)
+        _RULES.same_device(name, tensor, "base", base)
+    _RULES.floating("scalings", scalings)
+    _RULES.rank("scalings", scalings, 1)
+    _RULES.same_device("scalings", scalings, "base", base)
+    _RULES.size("ranks", ranks, 0, starts.shape[0], "the adapters of starts")
+    _RULES.size("scalings", scalings, 0, starts.shape[0], "the adapters of starts")
+    _RULES.size("adapter_ids", adapter_ids, 0, base.shape[0], "the tokens of base")
+
+
+@lora_linear.fake
+def _fake_lora_linear(
+    base: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    starts: Tensor,
+    ranks: Tensor,
+    scalings: Tensor,
+    adapter_ids: Tensor,
+) -> Tensor:
+    return base.new_empty(base.shape)
+
+
+@lora_linear.samples
+def _lora_linear_samples(make: SampleMaker) -> Iterator[Sample]:
+    def ids(*numbers: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype, device=make.device)
+
+    def adapters(ranks: list[int], in_features: int, out_features: int) -> tuple[Tensor, ...]:
+        rows = sum(ranks)
+        starts = [sum(ranks[:index]) for index in range(len(ranks))]
+        a = make.tensor(rows, in_features, scale=in_features**-0.5)
+        b = make.tensor(rows, out_features, scale=max(1, rows) ** -0.5)
+        scalings = torch.arange(1, len(ranks) + 1, device=a.device) / 2
+        return a, b, ids(*starts), ids(*ranks), scalings
+
+    yield Sample("one token", (make.tensor(1, 24), make.tensor(1, 32), *adapters([4], 32, 24), ids(0)))
+    yield Sample(
+        "adapters of different ranks, and none",
+        (make.tensor(7, 24), make.tensor(7, 32), *adapters([4, 8, 1], 32, 24), ids(1, 1, -1, 0, 2, -1, 1)),
+    )
+    yield Sample(
+        "all of one adapter, int32",
+        (
+            make.tensor(5, 16),
+            make.tensor(5, 32),
+            *adapters([8, 2], 32, 16),
+            ids(0, 0, 0, 0, 0, dtype=torch.int32),
+        ),
+    )
+    yield Sample(
+        "nobody has one", (make.tensor(3, 16), make.tensor(3, 32), *adapters([8], 32, 16), ids(-1, -1, -1))
+    )
+    yield Sample("no tokens", (make.tensor(0, 16), make.tensor(0, 32), *adapters([8], 32, 16), ids()))
+    yield Sample("no adapters", (make.tensor(2, 16), make.tensor(2, 32), *adapters([], 32, 16), ids(-1, -1)))
+    yield Sample(
+        "a rank of 0", (make.tensor(2, 16), make.tensor(2, 32), *adapters([0, 2], 32, 16), ids(0, 1))
+    )
+    yield Sample(
+        "strided",
+        (
+            make.tensor(6, 48)[:, ::3],
+            make.tensor(32, 6).t(),
+            *adapters([3, 5], 32, 16),
+            ids(1, 0, -1, 1, 0, 1),
+        ),
+    )

@@ -1,0 +1,177 @@
+"""Mixture of experts with bfloat16 weights that are packed in 12 bits a number, without loss."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import fused_op
+from dlinfer.ops.moe.moe import TOLERANCES, check_ids, fused_moe
+from dlinfer.ops.quantised import bf12
+from dlinfer.utils.type_annotation import MoeMetadata
+
+
+@fused_op(tolerances=TOLERANCES)
+def fused_moe_bf12(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    down_weights: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    num_experts: int,
+    intermediate_size: int,
+) -> Tensor:
+    """The torch op behind ``dlinfer.ops.fused_moe_bf12``, which documents the arguments.
+
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError, also for ids
+    that name no expert.
+    """
+    check_ids(topk_ids, num_experts, RULES)
+    hidden, dtype = hidden_states.shape[1], hidden_states.dtype
+
+    def stack(packed: Tensor, rows: int, columns: int) -> Tensor:
+        plain = bf12.unpack(packed, num_experts * rows, columns)
+        return plain.to(dtype).view(num_experts, rows, columns)
+
+    stacks = (
+        stack(gate_up_weights, 2 * intermediate_size, hidden),
+        stack(down_weights, hidden, intermediate_size),
+    )
+    topk = topk_ids.shape[1]
+    return fused_moe.reference(hidden_states, *stacks, topk_weights, topk_ids, topk, renormalize)
+
+
+@fused_moe_bf12.python_call
+def _call_fused_moe_bf12(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    down_weights: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    num_experts: int,
+    intermediate_size: int,
+    moe_metadata: MoeMetadata | None = None,
+) -> Tensor:
+    """The numbers of ``dlinfer.ops.fused_moe`` with the stacks of weights that were packed.
+
+    hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
+    gate_up_weights: [bytes], uint8, contiguous: the stack [experts, 2 * intermediate, hidden], gate above up, as a
+        matrix [experts * 2 * intermediate, hidden] that ``ops.quantised.bf12.pack`` packed. It is multiplied in the
+        dtype of hidden_states, in which float16 rounds numbers below 2 ** -14 and has none above 65504.
+    down_weights: [bytes], likewise: the stack [experts, hidden, intermediate] as [experts * hidden, intermediate].
+    topk_weights: [tokens, topk], any floating dtype.
+    topk_ids: [tokens, topk], int32 or int64, of 0..num_experts-1.
+    renormalize: divide a token's weights by their sum.
+    num_experts, intermediate_size: of the stacks, whose bytes do not tell them. With tensor parallelism the
+        intermediate size is that of the rank's slice, and the result a partial sum, which the framework reduces.
+    moe_metadata: read for its ``ep_size``.
+
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError, also for ids
+    that name no expert; UnsupportedFeatureError for expert parallelism.
+    """
+    if moe_metadata is not None and moe_metadata.ep_size > 1:
+        raise UnsupportedFeatureError(
+            feature=f"expert parallelism (ep_size={moe_metadata.ep_size})",
+            where="dlinfer.ops.fused_moe_bf12",
+            advice="set ep=1; tensor parallelism is served",
+        )
+    return fused_moe_bf12.overload(
+        hidden_states,
+        gate_up_weights,
+        down_weights,
+        topk_weights,
+        topk_ids,
+        renormalize,
+        num_experts,
+        intermediate_size,
+    )
+
+
+RULES = Rules("fused_moe_bf12")
+
+
+@fused_moe_bf12.check
+def _check_fused_moe_bf12(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    down_weights: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    num_experts: int,
+    intermediate_size: int,
+) -> None:
+    RULES.floating("hidden_states", hidden_states)
+    RULES.rank("hidden_states", hidden_states, 2)
+    RULES.require(num_experts >= 0, "num_experts", "0 or more", lambda: num_experts)
+    RULES.require(intermediate_size >= 0, "intermediate_size", "0 or more", lambda: intermediate_size)
+    tokens, hidden = hidden_states.shape
+    for name, packed, rows, columns in (
+        ("gate_up_weights", gate_up_weights, 2 * intermediate_size, hidden),
+        ("down_weights", down_weights, hidden, intermediate_size),
+    ):
+        RULES.same_device(name, packed, "hidden_states", hidden_states)
+        bf12.check_packed(RULES, name, packed, num_experts * rows, columns)
+    RULES.floating("topk_weights", topk_weights)
+    RULES.integer("topk_ids", topk_ids)
+    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
+        RULES.same_device(name, choice, "hidden_states", hidden_states)
+        RULES.rank(name, choice, 2)
+        RULES.size(name, choice, 0, tokens, "the tokens of hidden_states")
+        RULES.size(name, choice, 1, topk_weights.shape[1], "the choices of topk_weights")
+
+
+@fused_moe_bf12.fake
+def _fake_fused_moe_bf12(hidden_states: Tensor, *others: object) -> Tensor:
+    return hidden_states.new_empty(hidden_states.shape)
+
+
+@fused_moe_bf12.samples
+def _fused_moe_bf12_samples(make: SampleMaker) -> Iterator[Sample]:
+    def plain(experts: int, rows: int, columns: int) -> Tensor:
+        return make.tensor(experts * rows, columns, scale=columns**-0.5).bfloat16()
+
+    def routes(tokens: int, experts: int, topk: int) -> tuple[Tensor, Tensor]:
+        weights, ids = torch.randn(tokens, experts, generator=make.generator).softmax(-1).topk(topk)
+        return weights.to(make.device), ids.to(make.device)
+
+    def case(tokens: int, experts: int, hidden: int, inner: int, topk: int, renormalize: bool) -> tuple:
+        x, gate_up, down = (
+            make.tensor(tokens, hidden),
+            plain(experts, 2 * inner, hidden),
+            plain(experts, hidden, inner),
+        )
+        packed = bf12.pack(gate_up), bf12.pack(down)
+        return x, *packed, *routes(tokens, experts, topk), renormalize, experts, inner
+
+    yield Sample("one token", case(1, 8, 128, 48, 2, True))
+    yield Sample("many tokens, not renormalised", case(33, 6, 256, 128, 4, False))
+    yield Sample("no tokens", case(0, 4, 32, 16, 2, True))
+    yield Sample("one expert", case(5, 1, 64, 32, 1, False))
+    yield Sample("strips that hold rows of two experts", case(7, 5, 131, 13, 2, True))
+    x, gate_up, down, weights, ids, *rest = case(6, 4, 128, 32, 2, True)
+    ids = torch.zeros_like(ids, dtype=torch.int32)
+    ids[:, 1] = 3
+    yield Sample("two experts take all, int32", (x, gate_up, down, weights, ids, *rest))
+    x, *others = case(9, 4, 128, 32, 2, True)
+    yield Sample("strided", (x.t().contiguous().t(), *others))
+    gate_up, down = plain(3, 2 * 20, 140), plain(3, 140, 20)
+    for weight in (gate_up, down):
+        weight[::3, ::7] *= 1e-30
+        weight[1::5, 3::11] = -0.0
+        weight[20] *= 1e-38  # subnormals among them
+    packed = bf12.pack(gate_up), bf12.pack(down)
+    yield Sample("exceptions that are tiny", (make.tensor(4, 140), *packed, *routes(4, 3, 2), True, 3, 20))
+    few = plain(2, 140, 20)
+    down = few * 1e-12
+    down[::2, ::9] = few[::2, ::9]
+    down[13] = few[13]
+    packed = bf12.pack(plain(2, 2 * 20, 140)), bf12.pack(down)
+    yield Sample(
+        "exceptions that make the result", (make.tensor(3, 140), *packed, *routes(3, 2, 1), True, 2, 20)
+    )

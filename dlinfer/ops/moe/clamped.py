@@ -1,0 +1,139 @@
+"""Mixture of experts whose products have biases and whose gated activation is clamped, as GPT-OSS's are."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import fused_op
+from dlinfer.ops.moe.moe import TOLERANCES, check_ids
+
+
+@fused_op(tolerances=TOLERANCES)
+def fused_moe_clamped(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_bias: Tensor,
+    down_weights: Tensor,
+    down_bias: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    """For each token, the weighted sum of its experts' down @ ((u + 1) * g * sigmoid(alpha * g)) + down_bias.
+
+    g is the smaller of gate @ x + its bias and ``limit``; u is up @ x + its bias, cut to -limit..limit (OpenAI, 2025,
+    gpt-oss model card, arXiv:2508.10925, and its reference implementation).
+
+    hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
+    gate_up_weights: [experts, 2 * intermediate, hidden], gate above up. gate_up_bias: [experts, 2 * intermediate].
+    down_weights: [experts, hidden, intermediate]. down_bias: [experts, hidden]. All of hidden_states' dtype.
+    topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
+    alpha: of the sigmoid. limit: > 0.
+
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least and
+    rounded once. Raises OpArgumentError, also for ids that name no expert.
+    """
+    check_ids(topk_ids, gate_up_weights.shape[0], RULES)
+    dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+    out = torch.zeros(hidden_states.shape, dtype=dtype, device=hidden_states.device)
+    for expert in range(gate_up_weights.shape[0]):
+        token, choice = torch.where(topk_ids == expert)
+        gate_up = hidden_states[token].to(dtype) @ gate_up_weights[expert].to(dtype).t()
+        gate, up = (gate_up + gate_up_bias[expert].to(dtype)).chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        activated = (up + 1) * gate * torch.sigmoid(alpha * gate)
+        result = activated @ down_weights[expert].to(dtype).t() + down_bias[expert].to(dtype)
+        out.index_add_(0, token, result * topk_weights[token, choice, None].to(dtype))
+    return out.to(hidden_states.dtype)
+
+
+RULES = Rules("fused_moe_clamped")
+
+
+@fused_moe_clamped.check
+def _check_fused_moe_clamped(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_bias: Tensor,
+    down_weights: Tensor,
+    down_bias: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    alpha: float,
+    limit: float,
+) -> None:
+    RULES.floating("hidden_states", hidden_states)
+    RULES.rank("hidden_states", hidden_states, 2)
+    for name, tensor, rank in (
+        ("gate_up_weights", gate_up_weights, 3),
+        ("gate_up_bias", gate_up_bias, 2),
+        ("down_weights", down_weights, 3),
+        ("down_bias", down_bias, 2),
+    ):
+        RULES.like(name, tensor, "hidden_states", hidden_states)
+        RULES.rank(name, tensor, rank)
+        RULES.size(name, tensor, 0, gate_up_weights.shape[0], "the number of experts")
+    tokens, hidden = hidden_states.shape
+    intermediate = down_weights.shape[2]
+    RULES.size("gate_up_weights", gate_up_weights, 2, hidden, "the hidden size")
+    RULES.size("gate_up_weights", gate_up_weights, 1, 2 * intermediate, "twice the intermediate size")
+    RULES.size("gate_up_bias", gate_up_bias, 1, 2 * intermediate, "twice the intermediate size")
+    RULES.size("down_weights", down_weights, 1, hidden, "the hidden size")
+    RULES.size("down_bias", down_bias, 1, hidden, "the hidden size")
+    RULES.floating("topk_weights", topk_weights)
+    RULES.integer("topk_ids", topk_ids)
+    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
+        RULES.same_device(name, choice, "hidden_states", hidden_states)
+        RULES.rank(name, choice, 2)
+        RULES.size(name, choice, 0, tokens, "the tokens of hidden_states")
+        RULES.size(name, choice, 1, topk_weights.shape[1], "the choices of topk_weights")
+    RULES.require(limit > 0, "limit", "a positive number", lambda: limit)
+
+
+@fused_moe_clamped.fake
+def _fake_fused_moe_clamped(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_bias: Tensor,
+    down_weights: Tensor,
+    down_bias: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    return hidden_states.new_empty(hidden_states.shape)
+
+
+@fused_moe_clamped.samples
+def _fused_moe_clamped_samples(make: SampleMaker) -> Iterator[Sample]:
+    def case(
+        tokens: int, experts: int, hidden: int, intermediate: int, topk: int, limit: float, scale: float = 1.0
+    ) -> tuple:
+        logits = torch.randn(tokens, experts, generator=make.generator)
+        weights, ids = logits.topk(topk)
+        return (
+            make.tensor(tokens, hidden),
+            make.tensor(experts, 2 * intermediate, hidden, scale=scale * hidden**-0.5),
+            make.tensor(experts, 2 * intermediate),
+            make.tensor(experts, hidden, intermediate, scale=0.5 * intermediate**-0.5),
+            make.tensor(experts, hidden),
+            weights.softmax(-1).to(make.device),
+            ids.to(make.device),
+            1.702,
+            limit,
+        )
+
+    yield Sample("one token", case(1, 8, 32, 48, 2, 7.0))
+    yield Sample("many tokens", case(33, 6, 32, 16, 4, 7.0))
+    yield Sample("no tokens", case(0, 4, 16, 16, 2, 7.0))
+    yield Sample("odd sizes", case(7, 5, 19, 13, 2, 7.0))
+    yield Sample("much is cut off", case(9, 4, 16, 16, 2, 0.5, 3.0))
+    *rest, ids, alpha, limit = case(6, 4, 32, 16, 1, 7.0)
+    yield Sample(
+        "one expert takes all, int32", (*rest, torch.zeros_like(ids, dtype=torch.int32), alpha, limit)
+    )

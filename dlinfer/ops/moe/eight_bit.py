@@ -1,0 +1,420 @@
+"""Mixture of experts of 8-bit weights and activations: scaled by token and row, by block, or by fixed numbers."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+from dlinfer.ops.moe.moe import check_ids
+from dlinfer.ops.quantised import eight_bit
+from dlinfer.ops.quantised.linear_fp8 import FP8, blocked_weight, check_block_scale
+from dlinfer.ops.quantised.linear_w8a8 import quantised_weight
+from dlinfer.utils.type_annotation import MoeMetadata
+
+_STEP = (
+    "the activation between the two products is rounded to 8 bits, and where it lies halfway between two steps, to "
+    "either: of one element a step in 127, or in 16 in float8"
+)
+TOLERANCES = {dtype: Tolerance(2e-2, 2e-2, _STEP) for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+
+Product = Callable[[Tensor, int], Tensor]
+"""Rows of one expert, and its number -> the rows times its weight, in float32."""
+
+
+def routed(
+    hidden_states: Tensor,
+    experts: int,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    gate_up: Product,
+    down: Product,
+) -> Tensor:
+    """For each token, the weighted sum of its experts' gated MLPs, added up in float32 and rounded once."""
+    weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    out = torch.zeros(hidden_states.shape, dtype=weights.dtype, device=hidden_states.device)
+    for expert in range(experts):
+        token, choice = torch.where(topk_ids == expert)
+        gate, up = gate_up(hidden_states[token], expert).chunk(2, dim=-1)
+        result = down(functional.silu(gate) * up, expert)
+        out.index_add_(0, token, result.to(out.dtype) * weights[token, choice, None])
+    return out.to(hidden_states.dtype)
+
+
+@fused_op(tolerances=TOLERANCES)
+def fused_moe_w8a8(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+) -> Tensor:
+    """The torch op behind ``dlinfer.ops.fused_moe_w8a8``, which documents the arguments.
+
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError.
+    """
+    check_ids(topk_ids, gate_up_weights.shape[0], _W8A8)
+
+    def by(weights: Tensor, scales: Tensor) -> Product:
+        def product(rows: Tensor, expert: int) -> Tensor:
+            numbers, scale = eight_bit.per_token(rows, weights.dtype)
+            return (eight_bit.product(numbers, weights[expert]) * scale * scales[expert].flatten()).float()
+
+        return product
+
+    products = by(gate_up_weights, gate_up_scales), by(down_weights, down_scales)
+    return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
+
+
+@fused_moe_w8a8.python_call
+def _call_fused_moe_w8a8(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+    moe_metadata: MoeMetadata | None = None,
+) -> Tensor:
+    """fused_moe with 8-bit weights, whose products are those of ``linear_w8a8`` on quantised activations.
+
+    hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
+    gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; int8 or float8_e4m3fn.
+    gate_up_scales: [experts, 2 * intermediate, 1], float32 or bfloat16: the scale of each row.
+    down_weights: [experts, hidden, intermediate], and down_scales: [experts, hidden, 1], likewise. Both sizes are at
+        least 1.
+    topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
+    renormalize: divide a token's weights by their sum.
+    moe_metadata: read for its ``ep_size``.
+
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. hidden_states, and the activation
+    between the two products, are quantised token by token as by ``dynamic_quant``, to the weights' dtype. Raises
+    OpArgumentError; UnsupportedFeatureError for expert parallelism.
+    """
+    if moe_metadata is not None and moe_metadata.ep_size > 1:
+        raise UnsupportedFeatureError(
+            feature=f"expert parallelism (ep_size={moe_metadata.ep_size})",
+            where="dlinfer.ops.fused_moe_w8a8",
+            advice="set ep=1",
+        )
+    return fused_moe_w8a8.overload(
+        hidden_states,
+        gate_up_weights,
+        gate_up_scales,
+        down_weights,
+        down_scales,
+        topk_weights,
+        topk_ids,
+        topk,
+        renormalize,
+    )
+
+
+_W8A8 = Rules("fused_moe_w8a8")
+
+
+def _check_moe(
+    rules: Rules,
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    down_weights: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+) -> None:
+    rules.floating("hidden_states", hidden_states)
+    rules.rank("hidden_states", hidden_states, 2)
+    tokens, hidden = hidden_states.shape
+    rules.require(
+        hidden >= 1, "hidden_states", "a hidden size of at least 1", lambda: tuple(hidden_states.shape)
+    )
+    for name, weights in (("gate_up_weights", gate_up_weights), ("down_weights", down_weights)):
+        eight_bit.check_eight_bits(rules, name, weights, gate_up_weights.dtype)
+        rules.same_device(name, weights, "hidden_states", hidden_states)
+        rules.rank(name, weights, 3)
+        rules.size(name, weights, 0, gate_up_weights.shape[0], "the number of experts")
+    intermediate = down_weights.shape[2]
+    rules.require(
+        intermediate >= 1,
+        "down_weights",
+        "an intermediate size of at least 1",
+        lambda: tuple(down_weights.shape),
+    )
+    rules.size("gate_up_weights", gate_up_weights, 2, hidden, "the hidden size")
+    rules.size("gate_up_weights", gate_up_weights, 1, 2 * intermediate, "twice the intermediate size")
+    rules.size("down_weights", down_weights, 1, hidden, "the hidden size")
+    rules.floating("topk_weights", topk_weights)
+    rules.integer("topk_ids", topk_ids)
+    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
+        rules.same_device(name, choice, "hidden_states", hidden_states)
+        rules.rank(name, choice, 2)
+        rules.size(name, choice, 0, tokens, "the tokens of hidden_states")
+        rules.size(name, choice, 1, topk, "topk")
+
+
+def _check_row_scales(rules: Rules, name: str, scales: Tensor, weights: Tensor, model: Tensor) -> None:
+    rules.same_device(name, scales, "hidden_states", model)
+    rules.rank(name, scales, 3)
+    rules.size(name, scales, 0, weights.shape[0], "the number of experts")
+    rules.size(name, scales, 1, weights.shape[1], "the rows of the weights")
+    rules.size(name, scales, 2, 1, "one scale a row")
+
+
+@fused_moe_w8a8.check
+def _check_fused_moe_w8a8(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+) -> None:
+    rules = _W8A8
+    if gate_up_weights.dtype not in eight_bit.LARGEST:
+        raise rules.error("gate_up_weights", "an int8 or float8_e4m3fn tensor", gate_up_weights.dtype)
+    _check_moe(rules, hidden_states, gate_up_weights, down_weights, topk_weights, topk_ids, topk)
+    if gate_up_scales.dtype not in (torch.float32, torch.bfloat16):
+        raise rules.error("gate_up_scales", "a float32 or bfloat16 tensor", gate_up_scales.dtype)
+    rules.like("down_scales", down_scales, "gate_up_scales", gate_up_scales)
+    _check_row_scales(rules, "gate_up_scales", gate_up_scales, gate_up_weights, hidden_states)
+    _check_row_scales(rules, "down_scales", down_scales, down_weights, hidden_states)
+
+
+@fused_moe_w8a8.fake
+def _fake_fused_moe_w8a8(hidden_states: Tensor, *others: object) -> Tensor:
+    return hidden_states.new_empty(hidden_states.shape)
+
+
+def _routes(make: SampleMaker, tokens: int, experts: int, topk: int) -> tuple[Tensor, Tensor]:
+    weights, ids = torch.randn(tokens, experts, generator=make.generator).softmax(-1).topk(topk)
+    return weights.to(make.device), ids.to(make.device)
+
+
+@fused_moe_w8a8.samples
+def _fused_moe_w8a8_samples(make: SampleMaker) -> Iterator[Sample]:
+    def case(
+        dtype: torch.dtype, tokens: int, experts: int, hidden: int, inner: int, topk: int, renormalize: bool
+    ) -> tuple:
+        gate_up = quantised_weight(make, dtype, experts, 2 * inner, hidden)
+        down = quantised_weight(make, dtype, experts, hidden, inner)
+        routes = _routes(make, tokens, experts, topk)
+        return make.tensor(tokens, hidden), *gate_up, *down, *routes, topk, renormalize
+
+    for dtype in eight_bit.LARGEST:
+        named = str(dtype).removeprefix("torch.")
+        yield Sample(f"one token, {named}", case(dtype, 1, 8, 32, 48, 2, True))
+        yield Sample(f"many tokens, not renormalised, {named}", case(dtype, 33, 6, 32, 16, 4, False))
+        yield Sample(f"odd sizes, {named}", case(dtype, 7, 5, 19, 13, 2, True))
+    yield Sample("no tokens", case(torch.int8, 0, 4, 16, 16, 2, True))
+
+
+@fused_op(tolerances=TOLERANCES)
+def fused_moe_blocked_fp8(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+    block_size: int,
+    power_of_two_scales: bool,
+) -> Tensor:
+    """fused_moe with float8 weights, whose products are those of ``linear_blocked_fp8``.
+
+    hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
+    gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
+    gate_up_scales: [experts, 2 * intermediate / block_size, hidden / block_size], rounded up, float32.
+    down_weights: [experts, hidden, intermediate], and down_scales, likewise. Both sizes are at least 1.
+    topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
+    renormalize: divide a token's weights by their sum.
+    block_size: 128 in the checkpoints that there are.
+    power_of_two_scales: scales of the activations are rounded up to powers of two (the format ue8m0).
+
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Scales of the activation between the two
+    products are no powers of two, as in LMDeploy (``pytorch/kernels/cuda/moe/blocked_fp8.py``). Raises OpArgumentError.
+    """
+    check_ids(topk_ids, gate_up_weights.shape[0], _BLOCKED)
+
+    def by(weights: Tensor, scales: Tensor, power_of_two: bool) -> Product:
+        def product(rows: Tensor, expert: int) -> Tensor:
+            wide = eight_bit.widened_blocks(weights[expert], scales[expert], block_size)
+            return eight_bit.product(
+                eight_bit.rounded_in_blocks(rows, block_size, power_of_two), wide
+            ).float()
+
+        return product
+
+    products = by(gate_up_weights, gate_up_scales, power_of_two_scales), by(down_weights, down_scales, False)
+    return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
+
+
+_BLOCKED = Rules("fused_moe_blocked_fp8")
+
+
+@fused_moe_blocked_fp8.check
+def _check_fused_moe_blocked_fp8(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+    block_size: int,
+    power_of_two_scales: bool,
+) -> None:
+    rules = _BLOCKED
+    eight_bit.check_eight_bits(rules, "gate_up_weights", gate_up_weights, FP8)
+    _check_moe(rules, hidden_states, gate_up_weights, down_weights, topk_weights, topk_ids, topk)
+    rules.require(block_size >= 1, "block_size", "at least 1", lambda: block_size)
+    check_block_scale(rules, "gate_up_scales", gate_up_scales, gate_up_weights, block_size, hidden_states)
+    check_block_scale(rules, "down_scales", down_scales, down_weights, block_size, hidden_states)
+
+
+@fused_moe_blocked_fp8.fake
+def _fake_fused_moe_blocked_fp8(hidden_states: Tensor, *others: object) -> Tensor:
+    return hidden_states.new_empty(hidden_states.shape)
+
+
+@fused_moe_blocked_fp8.samples
+def _fused_moe_blocked_fp8_samples(make: SampleMaker) -> Iterator[Sample]:
+    def case(
+        tokens: int,
+        experts: int,
+        hidden: int,
+        inner: int,
+        topk: int,
+        renormalize: bool,
+        block: int,
+        two: bool,
+    ) -> tuple:
+        gate_up = blocked_weight(make, block, experts, 2 * inner, hidden)
+        down = blocked_weight(make, block, experts, hidden, inner)
+        routes = _routes(make, tokens, experts, topk)
+        return make.tensor(tokens, hidden), *gate_up, *down, *routes, topk, renormalize, block, two
+
+    yield Sample("one token", case(1, 8, 32, 48, 2, True, 16, False))
+    yield Sample("many tokens, not renormalised", case(33, 6, 32, 16, 4, False, 16, False))
+    yield Sample("scales that are powers of two", case(5, 4, 32, 32, 2, True, 16, True))
+    yield Sample("sizes that blocks do not divide", case(7, 5, 19, 13, 2, True, 16, False))
+    yield Sample("no tokens", case(0, 4, 16, 16, 2, True, 16, False))
+
+
+@fused_op(tolerances=TOLERANCES)
+def fused_moe_static_fp8(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_input_scale: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_input_scale: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+) -> Tensor:
+    """fused_moe with float8 weights, whose products are those of ``linear_static_fp8``.
+
+    hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
+    gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
+    gate_up_scales: [experts, 2 * intermediate, 1], float32: the scale of each row.
+    gate_up_input_scale: [1] or [experts], float32: the scale of an expert's input.
+    down_weights: [experts, hidden, intermediate], and down_scales, down_input_scale, likewise. Both sizes are at least
+        1.
+    topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
+    renormalize: divide a token's weights by their sum.
+
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError.
+    """
+    check_ids(topk_ids, gate_up_weights.shape[0], _STATIC)
+
+    def by(weights: Tensor, scales: Tensor, input_scale: Tensor) -> Product:
+        each = input_scale.expand(weights.shape[0])
+
+        def product(rows: Tensor, expert: int) -> Tensor:
+            kept = eight_bit.rounded_by(rows, each[expert])
+            return (eight_bit.product(kept, weights[expert]) * scales[expert].flatten()).float()
+
+        return product
+
+    products = (
+        by(gate_up_weights, gate_up_scales, gate_up_input_scale),
+        by(down_weights, down_scales, down_input_scale),
+    )
+    return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
+
+
+_STATIC = Rules("fused_moe_static_fp8")
+
+
+@fused_moe_static_fp8.check
+def _check_fused_moe_static_fp8(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_input_scale: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_input_scale: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+) -> None:
+    rules = _STATIC
+    eight_bit.check_eight_bits(rules, "gate_up_weights", gate_up_weights, FP8)
+    _check_moe(rules, hidden_states, gate_up_weights, down_weights, topk_weights, topk_ids, topk)
+    for name, scales, weights in (
+        ("gate_up_scales", gate_up_scales, gate_up_weights),
+        ("down_scales", down_scales, down_weights),
+    ):
+        eight_bit.check_scale(rules, name, scales, "hidden_states", hidden_states)
+        _check_row_scales(rules, name, scales, weights, hidden_states)
+    for name, scale in (("gate_up_input_scale", gate_up_input_scale), ("down_input_scale", down_input_scale)):
+        eight_bit.check_scale(rules, name, scale, "hidden_states", hidden_states)
+        rules.rank(name, scale, 1)
+        if scale.shape[0] != 1:
+            rules.size(name, scale, 0, gate_up_weights.shape[0], "the number of experts, or 1")
+
+
+@fused_moe_static_fp8.fake
+def _fake_fused_moe_static_fp8(hidden_states: Tensor, *others: object) -> Tensor:
+    return hidden_states.new_empty(hidden_states.shape)
+
+
+@fused_moe_static_fp8.samples
+def _fused_moe_static_fp8_samples(make: SampleMaker) -> Iterator[Sample]:
+    def case(tokens: int, experts: int, hidden: int, inner: int, topk: int, each: bool) -> tuple:
+        gate_up = quantised_weight(make, FP8, experts, 2 * inner, hidden)
+        down = quantised_weight(make, FP8, experts, hidden, inner)
+        scale = (torch.rand(experts if each else 1, generator=make.generator) + 0.5).to(make.device) / 100
+        routes = _routes(make, tokens, experts, topk)
+        return make.tensor(tokens, hidden), *gate_up, scale, *down, scale / 2, *routes, topk, True
+
+    yield Sample("one token, a scale for each expert", case(1, 8, 32, 48, 2, True))
+    yield Sample("many tokens, one scale for all", case(33, 6, 32, 16, 4, False))
+    yield Sample("no tokens", case(0, 4, 16, 16, 2, True))
+    yield Sample("odd sizes", case(7, 5, 19, 13, 2, True))

@@ -1,0 +1,231 @@
+"""Mixture of experts whose weights are of 4 bits, packed as those of ``weight_quant_matmul``."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import fused_op
+from dlinfer.ops.moe.eight_bit import Product, routed
+from dlinfer.ops.moe.moe import TOLERANCES, check_ids
+from dlinfer.ops.quantised.packing import AWQ
+from dlinfer.utils.type_annotation import MoeMetadata
+
+
+@fused_op(tolerances=TOLERANCES)
+def fused_moe_w4a16(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_zeros: Tensor | None,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_zeros: Tensor | None,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+    group_size: int,
+) -> Tensor:
+    """The torch op behind ``dlinfer.ops.fused_moe_w4a16``, which documents the arguments.
+
+    Computed in float32 at least, the weights of one expert after the other widened, and rounded once. Returns a new
+    tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError, also for ids that name no
+    expert.
+    """
+    check_ids(topk_ids, gate_up_weights.shape[0], RULES)
+    packing, wide = AWQ.of_groups(group_size), torch.promote_types(hidden_states.dtype, torch.float32)
+
+    def by(weights: Tensor, scales: Tensor, zeros: Tensor | None) -> Product:
+        def product(rows: Tensor, expert: int) -> Tensor:
+            own = None if zeros is None else zeros[expert]
+            return rows.to(wide) @ packing.dequantise(weights[expert], scales[expert], own, wide)
+
+        return product
+
+    products = by(gate_up_weights, gate_up_scales, gate_up_zeros), by(down_weights, down_scales, down_zeros)
+    return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
+
+
+@fused_moe_w4a16.python_call
+def _call_fused_moe_w4a16(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_zeros: Tensor | None,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_zeros: Tensor | None,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+    group_size: int = 0,
+    moe_metadata: MoeMetadata | None = None,
+) -> Tensor:
+    """fused_moe with weights of 4 bits, whose products are those of ``weight_quant_matmul``.
+
+    For each token, the weighted sum of its experts' gated MLPs, (silu(x @ gate) * (x @ up)) @ down, where a weight is
+    w[i, o] = (q[i, o] - zero[g, o]) * scales[g, o] for the group g = i // group_size.
+
+    hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
+    gate_up_weights: [experts, hidden, 2 * intermediate / 8], int32: q, 8 of 4 bits a word, as
+        ``ops.quantised.packing.AWQ`` packs them; the columns of gate before those of up.
+    gate_up_scales: [experts, groups, 2 * intermediate], any of the floating dtypes.
+    gate_up_zeros: [experts, groups, 2 * intermediate / 8], int32: the zero points, packed likewise. None means that all
+        of them are 8.
+    down_weights: [experts, intermediate, hidden / 8], down_scales: [experts, groups, hidden], of the dtype of
+        gate_up_scales, and down_zeros: [experts, groups, hidden / 8] or None, likewise.
+    topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
+    renormalize: divide a token's weights by their sum.
+    group_size: rows of a weight that share a scale and a zero point; the last group may be shorter. 0 is all of them.
+    moe_metadata: read for its ``ep_size``.
+
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError;
+    UnsupportedFeatureError for expert parallelism.
+    """
+    if moe_metadata is not None and moe_metadata.ep_size > 1:
+        raise UnsupportedFeatureError(
+            feature=f"expert parallelism (ep_size={moe_metadata.ep_size})",
+            where="dlinfer.ops.fused_moe_w4a16",
+            advice="set ep=1",
+        )
+    return fused_moe_w4a16.overload(
+        hidden_states,
+        gate_up_weights,
+        gate_up_scales,
+        gate_up_zeros,
+        down_weights,
+        down_scales,
+        down_zeros,
+        topk_weights,
+        topk_ids,
+        topk,
+        renormalize,
+        group_size,
+    )
+
+
+RULES = Rules("fused_moe_w4a16")
+
+
+def _packed(name: str, words: Tensor, hidden_states: Tensor) -> None:
+    if words.dtype is not AWQ.storage:
+        raise RULES.error(name, "an int32 tensor of 8 numbers a word", words.dtype)
+    RULES.same_device(name, words, "hidden_states", hidden_states)
+    RULES.rank(name, words, 3)
+
+
+def _check_weight(
+    prefix: str,
+    weights: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    experts: int,
+    group_size: int,
+    hidden_states: Tensor,
+) -> None:
+    groups = AWQ.of_groups(group_size).groups(weights.shape[1])
+    RULES.same_device(f"{prefix}_scales", scales, "hidden_states", hidden_states)
+    RULES.rank(f"{prefix}_scales", scales, 3)
+    RULES.size(f"{prefix}_weights", weights, 0, experts, "the number of experts")
+    RULES.size(f"{prefix}_scales", scales, 0, experts, "the number of experts")
+    RULES.size(f"{prefix}_scales", scales, 1, groups, f"the groups of {group_size} rows of {prefix}_weights")
+    columns = weights.shape[2] * AWQ.per_word
+    RULES.size(f"{prefix}_scales", scales, 2, columns, f"8 for each word of {prefix}_weights")
+    if zeros is not None:
+        _packed(f"{prefix}_zeros", zeros, hidden_states)
+        RULES.size(f"{prefix}_zeros", zeros, 0, experts, "the number of experts")
+        RULES.size(f"{prefix}_zeros", zeros, 1, groups, f"the groups of {prefix}_scales")
+        RULES.size(f"{prefix}_zeros", zeros, 2, weights.shape[2], f"the words of {prefix}_weights")
+
+
+@fused_moe_w4a16.check
+def _check_fused_moe_w4a16(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_zeros: Tensor | None,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_zeros: Tensor | None,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    renormalize: bool,
+    group_size: int,
+) -> None:
+    RULES.floating("hidden_states", hidden_states)
+    RULES.rank("hidden_states", hidden_states, 2)
+    RULES.require(group_size >= 0, "group_size", "0 or more", lambda: group_size)
+    for name, weights in (("gate_up_weights", gate_up_weights), ("down_weights", down_weights)):
+        _packed(name, weights, hidden_states)
+    RULES.floating("gate_up_scales", gate_up_scales)
+    RULES.like("down_scales", down_scales, "gate_up_scales", gate_up_scales)
+    experts = gate_up_weights.shape[0]
+    for prefix, weights, scales, zeros in (
+        ("gate_up", gate_up_weights, gate_up_scales, gate_up_zeros),
+        ("down", down_weights, down_scales, down_zeros),
+    ):
+        _check_weight(prefix, weights, scales, zeros, experts, group_size, hidden_states)
+    tokens, hidden = hidden_states.shape
+    RULES.size("gate_up_weights", gate_up_weights, 1, hidden, "the hidden size")
+    RULES.size("gate_up_scales", gate_up_scales, 2, 2 * down_weights.shape[1], "twice the intermediate size")
+    RULES.size("down_scales", down_scales, 2, hidden, "the hidden size")
+    RULES.floating("topk_weights", topk_weights)
+    RULES.integer("topk_ids", topk_ids)
+    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
+        RULES.same_device(name, choice, "hidden_states", hidden_states)
+        RULES.rank(name, choice, 2)
+        RULES.size(name, choice, 0, tokens, "the tokens of hidden_states")
+        RULES.size(name, choice, 1, topk, "topk")
+
+
+@fused_moe_w4a16.fake
+def _fake_fused_moe_w4a16(hidden_states: Tensor, *others: object) -> Tensor:
+    return hidden_states.new_empty(hidden_states.shape)
+
+
+@fused_moe_w4a16.samples
+def _fused_moe_w4a16_samples(make: SampleMaker) -> Iterator[Sample]:
+    def words(*shape: int) -> Tensor:
+        return make.integers(-(2**31), 2**31, *shape).to(AWQ.storage)
+
+    def weight(experts: int, rows: int, columns: int, group_size: int, dtype: torch.dtype) -> tuple:
+        groups = AWQ.of_groups(group_size).groups(rows)
+        scales = (make.tensor(experts, groups, columns).abs() + 0.5) * 0.1 * rows**-0.5
+        return words(experts, rows, columns // 8), scales.to(dtype), words(experts, groups, columns // 8)
+
+    def case(
+        tokens: int,
+        experts: int,
+        hidden: int,
+        intermediate: int,
+        topk: int,
+        renormalize: bool,
+        group_size: int,
+        dtype: torch.dtype | None = None,
+    ) -> tuple:
+        of = dtype or make.dtype
+        gate_up = weight(experts, hidden, 2 * intermediate, group_size, of)
+        down = weight(experts, intermediate, hidden, group_size, of)
+        shares, ids = torch.randn(tokens, experts, generator=make.generator).softmax(-1).topk(topk)
+        routes = (shares.to(make.device), ids.to(make.device), topk, renormalize)
+        return make.tensor(tokens, hidden), *gate_up, *down, *routes, group_size
+
+    half = torch.float16
+    yield Sample("one token", case(1, 8, 32, 48, 2, True, 16))
+    yield Sample("many tokens, not renormalised, scales in float16", case(33, 6, 64, 32, 4, False, 32, half))
+    yield Sample("no tokens", case(0, 4, 16, 16, 2, True, 16))
+    yield Sample("one expert, one group for all rows", case(5, 1, 16, 24, 1, False, 0))
+    yield Sample("last groups that are shorter", case(7, 5, 24, 20, 2, True, 16))
+    x, gate_up, gate_up_scales, _, down, down_scales, _, *routes, group = case(6, 4, 32, 16, 2, True, 16)
+    routes[1] = torch.zeros_like(routes[1], dtype=torch.int32)
+    routes[1][:, 1] = 3
+    weights = (gate_up, gate_up_scales, None, down, down_scales, None)
+    yield Sample("no zero points, two experts take all, int32", (x, *weights, *routes, group))
+    x, *rest = case(9, 4, 32, 16, 2, True, 16)
+    yield Sample("strided", (x.t().contiguous().t(), *rest))

@@ -1,0 +1,141 @@
+"""Mixture of experts as GPT-OSS's, with weights of 4-bit floats, packed as ``ops.quantised.packing.MXFP4`` says."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import fused_op
+from dlinfer.ops.moe.moe import TOLERANCES, check_ids
+from dlinfer.ops.quantised.packing import MXFP4
+
+
+def clamped(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
+    """GPT-OSS's gated activation, (u + 1) * g * sigmoid(alpha * g): see ``fused_moe_clamped``. A new tensor."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return torch.sigmoid(gate * alpha).mul_(gate).mul_(up.add_(1))
+
+
+@fused_op(tolerances=TOLERANCES)
+def fused_moe_mxfp4(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_bias: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_bias: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    """fused_moe_clamped with weights of 4-bit floats (OCP Microscaling Formats specification 1.0).
+
+    hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
+    gate_up_weights: [experts, hidden, 2 * intermediate / 8], int32: 8 numbers E2M1 a word, in the order of
+        ``ops.quantised.packing.MXFP4``; the columns of gate before those of up.
+    gate_up_scales: [experts, hidden / 32, 2 * intermediate], rounded up, any floating dtype: a weight is the number
+        times the scale of its 32 rows.
+    gate_up_bias: [experts, 2 * intermediate], of hidden_states' dtype.
+    down_weights: [experts, intermediate, hidden / 8], down_scales: [experts, intermediate / 32, hidden], of the dtype
+        of gate_up_scales, and down_bias: [experts, hidden], likewise.
+    topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
+    alpha: of the sigmoid. limit: > 0.
+
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Computed in float32 at least and rounded
+    once, one expert's weights widened at a time. Raises OpArgumentError, also for ids that name no expert.
+    """
+    check_ids(topk_ids, gate_up_weights.shape[0], RULES)
+    wide = torch.promote_types(hidden_states.dtype, torch.float32)
+    out = torch.zeros(hidden_states.shape, dtype=wide, device=hidden_states.device)
+    for expert in range(gate_up_weights.shape[0]):
+        token, choice = torch.where(topk_ids == expert)
+        weight = MXFP4.dequantise(gate_up_weights[expert], gate_up_scales[expert], None, wide)
+        gate, up = (hidden_states[token].to(wide) @ weight + gate_up_bias[expert].to(wide)).chunk(2, dim=-1)
+        weight = MXFP4.dequantise(down_weights[expert], down_scales[expert], None, wide)
+        result = clamped(gate, up, alpha, limit) @ weight + down_bias[expert].to(wide)
+        out.index_add_(0, token, result * topk_weights[token, choice, None].to(wide))
+    return out.to(hidden_states.dtype)
+
+
+RULES = Rules("fused_moe_mxfp4")
+
+
+@fused_moe_mxfp4.check
+def _check_fused_moe_mxfp4(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    gate_up_bias: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    down_bias: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    alpha: float,
+    limit: float,
+) -> None:
+    RULES.floating("hidden_states", hidden_states)
+    RULES.rank("hidden_states", hidden_states, 2)
+    RULES.floating("gate_up_scales", gate_up_scales)
+    RULES.like("down_scales", down_scales, "gate_up_scales", gate_up_scales)
+    tokens, hidden = hidden_states.shape
+    experts = gate_up_weights.shape[0]
+    for prefix, weights, scales, bias in (
+        ("gate_up", gate_up_weights, gate_up_scales, gate_up_bias),
+        ("down", down_weights, down_scales, down_bias),
+    ):
+        if weights.dtype is not MXFP4.storage:
+            raise RULES.error(f"{prefix}_weights", "an int32 tensor of 8 numbers a word", weights.dtype)
+        RULES.like(f"{prefix}_bias", bias, "hidden_states", hidden_states)
+        for name, tensor, rank in (("weights", weights, 3), ("scales", scales, 3), ("bias", bias, 2)):
+            RULES.same_device(f"{prefix}_{name}", tensor, "hidden_states", hidden_states)
+            RULES.rank(f"{prefix}_{name}", tensor, rank)
+            RULES.size(f"{prefix}_{name}", tensor, 0, experts, "the number of experts")
+        columns = weights.shape[2] * MXFP4.per_word
+        RULES.size(f"{prefix}_scales", scales, 1, MXFP4.groups(weights.shape[1]), "the groups of 32 rows")
+        RULES.size(f"{prefix}_scales", scales, 2, columns, f"8 for each word of {prefix}_weights")
+        RULES.size(f"{prefix}_bias", bias, 1, columns, f"8 for each word of {prefix}_weights")
+    RULES.size("gate_up_weights", gate_up_weights, 1, hidden, "the hidden size")
+    RULES.size("gate_up_scales", gate_up_scales, 2, 2 * down_weights.shape[1], "twice the intermediate size")
+    RULES.size("down_scales", down_scales, 2, hidden, "the hidden size")
+    RULES.floating("topk_weights", topk_weights)
+    RULES.integer("topk_ids", topk_ids)
+    for name, choice in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
+        RULES.same_device(name, choice, "hidden_states", hidden_states)
+        RULES.rank(name, choice, 2)
+        RULES.size(name, choice, 0, tokens, "the tokens of hidden_states")
+        RULES.size(name, choice, 1, topk_weights.shape[1], "the choices of topk_weights")
+    RULES.require(limit > 0, "limit", "a positive number", lambda: limit)
+
+
+@fused_moe_mxfp4.fake
+def _fake_fused_moe_mxfp4(hidden_states: Tensor, *others: object) -> Tensor:
+    return hidden_states.new_empty(hidden_states.shape)
+
+
+@fused_moe_mxfp4.samples
+def _fused_moe_mxfp4_samples(make: SampleMaker) -> Iterator[Sample]:
+    def weight(experts: int, rows: int, columns: int, dtype: torch.dtype) -> tuple:
+        words = make.integers(-(2**31), 2**31, experts, rows, columns // 8).to(MXFP4.storage)
+        powers = torch.exp2(make.integers(-4, -1, experts, MXFP4.groups(rows), columns).double())
+        return words, (powers * 2.0 ** -round(rows**0.25)).to(dtype), make.tensor(experts, columns)
+
+    def case(
+        tokens: int, experts: int, hidden: int, inner: int, topk: int, limit: float, dtype: torch.dtype
+    ) -> tuple:
+        weights, ids = torch.randn(tokens, experts, generator=make.generator).softmax(-1).topk(topk)
+        parts = (*weight(experts, hidden, 2 * inner, dtype), *weight(experts, inner, hidden, dtype))
+        return make.tensor(tokens, hidden), *parts, weights.to(make.device), ids.to(make.device), 1.702, limit
+
+    sixteen = torch.bfloat16
+    yield Sample("one token", case(1, 8, 32, 48, 2, 7.0, make.dtype))
+    yield Sample("many tokens, scales in bfloat16", case(33, 6, 64, 32, 4, 7.0, sixteen))
+    yield Sample("no tokens", case(0, 4, 32, 16, 2, 7.0, sixteen))
+    yield Sample("groups that are shorter, much is cut off", case(7, 5, 40, 20, 2, 0.5, sixteen))
+    x, *rest, ids, alpha, limit = case(6, 4, 32, 16, 1, 7.0, sixteen)
+    ids = torch.zeros_like(ids, dtype=torch.int32)
+    yield Sample("strided, one expert takes all, int32", (x.t().contiguous().t(), *rest, ids, alpha, limit))

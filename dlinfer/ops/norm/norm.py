@@ -1,0 +1,113 @@
+"""RMS normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467), alone and fused with the residual sum."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+
+_ROUNDING = (
+    "the statistic is computed in float32 and the result is rounded twice: before and after the weight"
+)
+TOLERANCES = {
+    torch.float32: Tolerance(2e-6, 2e-6, "one float32 reduction over the hidden size"),
+    torch.float16: Tolerance(2e-3, 2e-3, _ROUNDING),
+    torch.bfloat16: Tolerance(1.6e-2, 1.6e-2, _ROUNDING),
+}
+
+
+@fused_op(tolerances=TOLERANCES)
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+
+    x: [..., hidden], float32, float16 or bfloat16, any strides. weight: [hidden], dtype of x. eps: > 0.
+    Returns a new tensor of x's shape and dtype. Nothing is mutated.
+    The mean is taken in float32 and the normalised value is rounded to x's dtype before it is multiplied by
+    the weight, as in HF transformers' LlamaRMSNorm. Raises OpArgumentError.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (weight * (wide * scale).to(x.dtype)).contiguous()
+
+
+_NORM = Rules("rms_norm")
+
+
+@rms_norm.check
+def _check_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
+    check_norm(_NORM, x, weight, eps)
+
+
+@rms_norm.fake
+def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@rms_norm.samples
+def _rms_norm_samples(make: SampleMaker) -> Iterator[Sample]:
+    for name, shape in _SHAPES.items():
+        yield Sample(name, (make.tensor(*shape), make.tensor(shape[-1]), 1e-6))
+    yield Sample("lies otherwise", (make.tensor(5, 3, 32).transpose(0, 1), make.tensor(32), 1e-6))
+    yield Sample("strided", (make.tensor(1, 7, 96)[..., :32], make.tensor(32), 1e-5))
+    yield Sample("large values", (make.tensor(1, 3, 64, scale=1e3), make.tensor(64), 1e-6))
+
+
+@fused_op(tolerances=TOLERANCES)
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """rms_norm of x + residual, and that sum as the new residual.
+
+    x, residual: [..., hidden], same shape and dtype, any strides. weight: [hidden], same dtype. eps: > 0.
+    Returns (normalised, sum), two new tensors of x's shape and dtype. Nothing is mutated.
+    The sum is rounded to x's dtype before it is normalised, as two separate operations would. Raises
+    OpArgumentError.
+    """
+    total = (x + residual).contiguous()
+    return rms_norm.reference(total, weight, eps), total
+
+
+_ADD_NORM = Rules("add_rms_norm")
+
+
+@add_rms_norm.check
+def _check_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+    check_norm(_ADD_NORM, x, weight, eps)
+    _ADD_NORM.like("residual", residual, "x", x)
+    _ADD_NORM.rank("residual", residual, x.dim())
+    for dim in range(x.dim()):
+        _ADD_NORM.size("residual", residual, dim, x.shape[dim], "the shape of x")
+
+
+@add_rms_norm.fake
+def _fake_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    contiguous = torch.contiguous_format
+    return torch.empty_like(x, memory_format=contiguous), torch.empty_like(x, memory_format=contiguous)
+
+
+@add_rms_norm.samples
+def _add_rms_norm_samples(make: SampleMaker) -> Iterator[Sample]:
+    for name, shape in _SHAPES.items():
+        yield Sample(name, (make.tensor(*shape), make.tensor(*shape), make.tensor(shape[-1]), 1e-6))
+    wide = make.tensor(1, 7, 96)
+    yield Sample("strided views of one tensor", (wide[..., :32], wide[..., 32:64], make.tensor(32), 1e-5))
+
+
+_SHAPES = {
+    "one token": (1, 1, 64),
+    "many tokens": (1, 33, 128),
+    "no tokens": (1, 0, 64),
+    "2-d": (5, 48),
+    "heads": (9, 4, 16),
+}
+
+
+def check_norm(rules: Rules, x: Tensor, weight: Tensor, eps: float) -> None:
+    """The argument rules that norms share."""
+    rules.floating("x", x)
+    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+    rules.like("weight", weight, "x", x)
+    rules.rank("weight", weight, 1)
+    rules.size("weight", weight, 0, x.shape[-1], "the last dimension of x")
+    rules.require(eps > 0, "eps", "a positive number", lambda: eps)

@@ -1,0 +1,1 @@
+"""Linear layers and embeddings of packed weights, and the formats they are packed in."""

@@ -1,0 +1,92 @@
+"""Quantising activations as they come: 8-bit numbers, with a scale for each token."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.errors import UnsupportedFeatureError
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+from dlinfer.ops.quantised import eight_bit
+
+TOLERANCES = {
+    dtype: Tolerance(1e-6, 1e-12, "float32 arithmetic of exactly converted values; a division rounds once")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+}
+
+
+@fused_op(tolerances=TOLERANCES)
+def dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The torch op behind ``dlinfer.ops.dynamic_quant``, which documents x and quant_dtype.
+
+    Returns x in 8 bits and the scales. Nothing is mutated. Raises OpArgumentError.
+    """
+    return eight_bit.per_token(x, quant_dtype)
+
+
+@dynamic_quant.python_call
+def _call_dynamic_quant(
+    x: Tensor, quant_dtype: torch.dtype, quant_granularity: str = "PER_TOKEN"
+) -> tuple[Tensor, Tensor]:
+    """x in 8 bits, with one scale for each token: its largest absolute value becomes 127, or 448 in float8.
+
+    x: [..., hidden], float32, float16 or bfloat16, any strides, hidden at least 1.
+    quant_dtype: torch.int8 or torch.float8_e4m3fn.
+    quant_granularity: "PER_TOKEN".
+
+    Returns a new contiguous tensor of x's shape and quant_dtype, and the scales, float32 [..., 1]; their product is x
+    again, but for the rounding. Nothing is mutated. Halves go away from zero in int8 and to even in float8, and a
+    largest value below 1e-7 counts as that, as in LMDeploy (``pytorch/kernels/cuda/w8a8_triton_kernels.py``,
+    ``per_token_quant_int8``). A token with a NaN has a NaN for scale. Raises OpArgumentError;
+    UnsupportedFeatureError for another granularity.
+    """
+    if quant_granularity != "PER_TOKEN":
+        raise UnsupportedFeatureError(
+            feature=f"quant_granularity={quant_granularity!r}",
+            where="dlinfer.ops.dynamic_quant",
+            advice="use 'PER_TOKEN', one scale for each token",
+        )
+    return dynamic_quant.overload(x, quant_dtype)
+
+
+_RULES = Rules("dynamic_quant")
+
+
+@dynamic_quant.check
+def _check_dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> None:
+    check_rows(_RULES, x)
+    eight_bit.check_quant_dtype(_RULES, "quant_dtype", quant_dtype)
+
+
+def check_rows(rules: Rules, x: Tensor) -> None:
+    """Rows with a largest value: floating, and at least one element wide."""
+    rules.floating("x", x)
+    rules.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+    rules.require(x.shape[-1] >= 1, "x", "a last dimension of at least 1", lambda: tuple(x.shape))
+
+
+@dynamic_quant.fake
+def _fake_dynamic_quant(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return fake_rows(x, quant_dtype)
+
+
+def fake_rows(x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Shapes of quantised rows and of their scales."""
+    return x.new_empty(x.shape, dtype=quant_dtype), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+@dynamic_quant.samples
+def _dynamic_quant_samples(make: SampleMaker) -> Iterator[Sample]:
+    for dtype in eight_bit.LARGEST:
+        named = str(dtype).removeprefix("torch.")
+        yield Sample(f"one token, {named}", (make.tensor(1, 1, 64), dtype))
+        yield Sample(f"many tokens, {named}", (make.tensor(1, 33, 130), dtype))
+    yield Sample("no tokens", (make.tensor(1, 0, 64), torch.int8))
+    yield Sample("strided", (make.tensor(7, 96)[:, :37], torch.int8))
+    yield Sample("zeros", (make.tensor(3, 32) * 0, torch.int8))
+    yield Sample("one value a token", (make.tensor(5, 1), torch.float8_e4m3fn))
+    steps = torch.arange(-127, 128, dtype=torch.float64) / 2
+    halves = torch.cat([steps, torch.tensor([127.0, -127.0], dtype=torch.float64)]).to(make.dtype)
+    yield Sample("values halfway between two steps", (halves.to(make.device)[None], torch.int8))

@@ -1,0 +1,81 @@
+"""Rows of a bfloat16 matrix that is packed in 12 bits a number, without loss: an embedding."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+from dlinfer.ops.quantised import bf12
+
+_EXACT = Tolerance(0.0, 0.0, "numbers are copied")
+TOLERANCES = {torch.float32: _EXACT, torch.float16: _EXACT, torch.bfloat16: _EXACT}
+
+
+@fused_op(tolerances=TOLERANCES)
+def embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> Tensor:
+    """The rows w[indices] of the matrix w [rows, columns] that was packed, every bit of them.
+
+    indices: [...], int32 or int64, any strides, each in 0..rows - 1.
+    weight: [bytes], uint8, contiguous: w, as ``ops.quantised.bf12.pack`` packs it.
+    rows, columns: the sizes of w, which its bytes do not tell.
+
+    Returns a new tensor [..., columns], bfloat16. Nothing is mutated. Raises OpArgumentError, also for an index that is
+    outside.
+    """
+    check_indices(indices, rows)
+    return bf12.rows_of(weight, indices, rows, columns)
+
+
+_RULES = Rules("embedding_bf12")
+
+
+def check_indices(indices: Tensor, rows: int) -> None:
+    """Every index is in 0..rows - 1. Raises OpArgumentError.
+
+    It reads the indices, so it is for kernels and not for fakes.
+    """
+    if indices.numel():
+        for one in (int(indices.min()), int(indices.max())):
+            _RULES.require(
+                0 <= one < rows, "indices", lambda: f"numbers in 0..{rows - 1}", lambda one=one: one
+            )
+
+
+@embedding_bf12.check
+def _check_embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> None:
+    _RULES.integer("indices", indices)
+    _RULES.require(rows >= 0, "rows", "0 or more", lambda: rows)
+    _RULES.require(columns >= 0, "columns", "0 or more", lambda: columns)
+    _RULES.same_device("weight", weight, "indices", indices)
+    bf12.check_packed(_RULES, "weight", weight, rows, columns)
+
+
+@embedding_bf12.fake
+def _fake_embedding_bf12(indices: Tensor, weight: Tensor, rows: int, columns: int) -> Tensor:
+    return indices.new_empty((*indices.shape, columns), dtype=torch.bfloat16)
+
+
+@embedding_bf12.samples
+def _embedding_bf12_samples(make: SampleMaker) -> Iterator[Sample]:
+    def packed(rows: int, columns: int) -> Tensor:
+        return bf12.pack(make.tensor(rows, columns).bfloat16())
+
+    yield Sample("one token", (make.integers(0, 64, 1), packed(64, 128), 64, 128))
+    yield Sample(
+        "many tokens, int32", (make.integers(0, 96, 1, 33, dtype=torch.int32), packed(96, 256), 96, 256)
+    )
+    yield Sample("no tokens", (make.integers(0, 16, 1, 0), packed(16, 128), 16, 128))
+    yield Sample("no whole strips and groups", (make.permutation(7), packed(7, 130), 7, 130))
+    yield Sample("one group that is shorter, an index alone", (make.integers(0, 5), packed(5, 37), 5, 37))
+    weight = make.tensor(37, 300).bfloat16()
+    weight[::3, ::7] *= 1e-30
+    weight[2::6, 1::13] *= 1e30
+    weight[1::5, 3::11] = -0.0
+    weight[5, ::17] = torch.inf
+    weight[6, 4::19] = -torch.inf
+    weight[7] *= 1e-38
+    yield Sample("exceptions", (make.permutation(37), bf12.pack(weight), 37, 300))
+    yield Sample("rows again, strided", (make.integers(0, 9, 6, 5).t()[:, ::2], packed(9, 260), 9, 260))

@@ -1,0 +1,106 @@
+"""Matrix product with a bfloat16 weight that is packed in 12 bits a number, without loss."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+from dlinfer.ops.quantised import bf12
+
+_ROUNDING = "products are summed in float32 and the sum is rounded once, or twice with a bias"
+TOLERANCES = {
+    torch.float32: Tolerance(1e-5, 1e-5, "a float32 sum over in_features, in any order"),
+    torch.float16: Tolerance(1e-3, 1e-3, _ROUNDING),
+    torch.bfloat16: Tolerance(8e-3, 8e-3, _ROUNDING),
+}
+
+
+@fused_op(tolerances=TOLERANCES)
+def linear_bf12(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    """The torch op behind ``dlinfer.ops.linear_bf12``, which documents the arguments.
+
+    Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
+    """
+    plain = bf12.unpack(weight, out_features, x.shape[-1])
+    return functional.linear(x, plain.to(x.dtype), bias)
+
+
+@linear_bf12.python_call
+def _call_linear_bf12(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_features: int,
+    all_reduce: bool = False,
+    group: Any = "",
+) -> Tensor:
+    """x @ w.T + bias, the numbers of ``dlinfer.ops.linear`` with the weight w that was packed.
+
+    x: [..., in_features], float32, float16 or bfloat16, any strides.
+    weight: [bytes], uint8, contiguous: w [out_features, in_features], as ``ops.quantised.bf12.pack`` packs it. It is
+        multiplied in x's dtype, in which float16 rounds numbers below 2 ** -14 and has none above 65504.
+    bias: [out_features] or None, x's dtype.
+    out_features: the rows of w, which its bytes do not tell.
+    all_reduce: sum the result over ``group``, a torch.distributed.ProcessGroup; "" or None is the default group.
+
+    Returns a new tensor [..., out_features] of x's dtype. Nothing is mutated. Raises OpArgumentError.
+    """
+    out = linear_bf12.overload(x, weight, bias, out_features)
+    if all_reduce:
+        torch.distributed.all_reduce(out, group=group or None)
+    return out
+
+
+_RULES = Rules("linear_bf12")
+
+
+@linear_bf12.check
+def _check_linear_bf12(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> None:
+    _RULES.floating("x", x)
+    _RULES.require(x.dim() >= 1, "x", "at least one dimension", x.dim)
+    _RULES.require(out_features >= 0, "out_features", "0 or more", lambda: out_features)
+    _RULES.same_device("weight", weight, "x", x)
+    bf12.check_packed(_RULES, "weight", weight, out_features, x.shape[-1])
+    if bias is not None:
+        _RULES.like("bias", bias, "x", x)
+        _RULES.rank("bias", bias, 1)
+        _RULES.size("bias", bias, 0, out_features, "out_features")
+
+
+@linear_bf12.fake
+def _fake_linear_bf12(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@linear_bf12.samples
+def _linear_bf12_samples(make: SampleMaker) -> Iterator[Sample]:
+    def plain(out_features: int, in_features: int) -> Tensor:
+        return make.tensor(out_features, in_features, scale=max(in_features, 1) ** -0.5).bfloat16()
+
+    def packed(out_features: int, in_features: int) -> Tensor:
+        return bf12.pack(plain(out_features, in_features))
+
+    yield Sample("one token", (make.tensor(1, 128), packed(48, 128), None, 48))
+    yield Sample("many tokens, bias", (make.tensor(1, 33, 256), packed(96, 256), make.tensor(96), 96))
+    yield Sample("no tokens", (make.tensor(1, 0, 128), packed(16, 128), make.tensor(16), 16))
+    yield Sample("no whole strips and groups", (make.tensor(5, 130), packed(7, 130), make.tensor(7), 7))
+    yield Sample("one group that is shorter", (make.tensor(1, 37), packed(1, 37), None, 1))
+    yield Sample("nothing to sum", (make.tensor(2, 0), packed(5, 0), make.tensor(5), 5))
+    weight = plain(37, 300)
+    weight[::3, ::7] *= 1e-30
+    weight[1::5, 3::11] = -0.0
+    weight[8:12] = 0.0
+    weight[20] *= 1e-38  # subnormals among them
+    yield Sample("exceptions that are tiny", (make.tensor(3, 300), bf12.pack(weight), make.tensor(37), 37))
+    weight, few = plain(26, 200) * 1e-12, plain(26, 200)
+    weight[::2, ::9] = few[::2, ::9]
+    weight[13] = few[13]
+    yield Sample("exceptions that make the result", (make.tensor(1, 200), bf12.pack(weight), None, 26))
+    yield Sample("strided", (make.tensor(130, 6).t(), packed(24, 130), make.tensor(24, 2)[:, 0], 24))
+    yield Sample("rows of a wider tensor", (make.tensor(7, 384)[:, 128:256], packed(20, 128), None, 20))

@@ -1,0 +1,1 @@
+"""Layers that keep a state per sequence: causal convolution and the gated delta rule."""

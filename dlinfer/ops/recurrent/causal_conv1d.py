@@ -1,0 +1,162 @@
+"""A short causal convolution of each channel over time, with the last inputs of each sequence as its state."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+from dlinfer.ops.recurrent.sequence_states import check_sequences, sequences
+
+_ROUNDING = "computed in float32 and rounded once; a kernel may round before the activation too"
+TOLERANCES = {
+    torch.float32: Tolerance(1e-5, 1e-5, "float32 sums over the width of the kernel, in any order"),
+    torch.float16: Tolerance(4e-3, 4e-3, _ROUNDING),
+    torch.bfloat16: Tolerance(3.2e-2, 3.2e-2, _ROUNDING),
+}
+
+
+@fused_op(tolerances=TOLERANCES, mutates=("conv_state", "out"))
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    state_ids: Tensor,
+    q_ends: Tensor,
+    fresh: Tensor,
+    silu: bool,
+    out: Tensor,
+) -> None:
+    """The torch op behind ``dlinfer.ops.causal_conv1d``, which documents the arguments.
+
+    out: [tokens, channels], gets the result; it shares no memory with another argument. Returns nothing;
+    conv_state and out are mutated. Raises OpArgumentError.
+    """
+    width = weight.shape[1]
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    for one in sequences(_RULES, conv_state.shape[0], state_ids, q_ends, fresh, x.shape[0]):
+        known = None if one.fresh or one.slot is None else conv_state[one.slot]
+        before = x.new_zeros(x.shape[1], width) if known is None else known
+        inputs = torch.cat([before, x[one.start : one.end].t()], dim=1)
+        windows = inputs[:, 1:].unfold(1, width, 1)  # [channels, tokens, width]
+        result = torch.einsum("ctk,ck->tc", windows.to(dtype), weight.to(dtype))
+        if bias is not None:
+            result = result + bias.to(dtype)
+        out[one.start : one.end] = functional.silu(result) if silu else result
+        if one.slot is not None:
+            conv_state[one.slot] = inputs[:, -width:]
+
+
+@causal_conv1d.python_call
+def _call_causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    state_ids: Tensor,
+    q_ends: Tensor,
+    fresh: Tensor,
+    silu: bool = True,
+) -> Tensor:
+    """For token t of a sequence, activation(bias + sum over j of weight[:, j] * x[t - width + 1 + j]).
+
+    What lies before a sequence's tokens is what its slot of conv_state holds, its last ``width`` inputs; that is
+    zeros at the beginning of a sequence. The slot then gets the last ``width`` inputs with these tokens.
+
+    x: [tokens, channels], the tokens of one sequence behind those of another; float32, float16 or bfloat16, any
+        strides. weight: [channels, width]. bias: [channels] or None. Both of x's dtype.
+    conv_state: [slots, channels, width], of x's dtype, the newest input last; any strides.
+    state_ids: [sequences], int32 or int64: slots, distinct where not negative; a negative one keeps no state.
+    q_ends: [sequences], int32 or int64, on any device: the first token behind each sequence's.
+    fresh: [sequences], bool: the sequence begins here, and what its slot holds is another's.
+    silu: the activation is x / (1 + exp(-x)); None otherwise.
+
+    Returns a new tensor of x's shape and dtype; conv_state is mutated. Computed in float32 at least (as the causal
+    convolution of Mamba, Gu and Dao, 2023, arXiv:2312.00752). Raises OpArgumentError, also for ends that fall or are
+    not those of x, and for slots that there are not.
+    """
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    causal_conv1d.overload(x, weight, bias, conv_state, state_ids, q_ends, fresh, silu, out)
+    return out
+
+
+_RULES = Rules("causal_conv1d")
+
+
+@causal_conv1d.check
+def _check_causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    state_ids: Tensor,
+    q_ends: Tensor,
+    fresh: Tensor,
+    silu: bool,
+    out: Tensor,
+) -> None:
+    _RULES.floating("x", x)
+    _RULES.rank("x", x, 2)
+    channels = x.shape[1]
+    _RULES.like("weight", weight, "x", x)
+    _RULES.rank("weight", weight, 2)
+    _RULES.size("weight", weight, 0, channels, "the channels of x")
+    if bias is not None:
+        _RULES.like("bias", bias, "x", x)
+        _RULES.rank("bias", bias, 1)
+        _RULES.size("bias", bias, 0, channels, "the channels of x")
+    _RULES.like("conv_state", conv_state, "x", x)
+    _RULES.rank("conv_state", conv_state, 3)
+    _RULES.size("conv_state", conv_state, 1, channels, "the channels of x")
+    _RULES.size("conv_state", conv_state, 2, weight.shape[1], "the width of weight")
+    check_sequences(_RULES, conv_state, state_ids, q_ends, fresh, ("x", x))
+    _RULES.like("out", out, "x", x)
+    _RULES.rank("out", out, 2)
+    for dim in range(2):
+        _RULES.size("out", out, dim, x.shape[dim], "the shape of x")
+
+
+@causal_conv1d.samples
+def _causal_conv1d_samples(make: SampleMaker) -> Iterator[Sample]:
+    def case(
+        lengths: list[int],
+        channels: int,
+        width: int,
+        ids: list[int],
+        fresh: list[bool],
+        bias: bool = False,
+        silu: bool = True,
+        dtype: torch.dtype = torch.int64,
+    ) -> tuple:
+        x = make.tensor(sum(lengths), channels)
+        return (
+            x,
+            make.tensor(channels, width, scale=width**-0.5),
+            make.tensor(channels) if bias else None,
+            make.tensor(6, channels, width),
+            torch.tensor(ids, dtype=dtype, device=make.device),
+            torch.tensor(lengths, dtype=dtype).cumsum(0, dtype=dtype),
+            torch.tensor(fresh, dtype=torch.bool, device=make.device),
+            silu,
+            torch.zeros_like(x),
+        )
+
+    yield Sample("decoding", case([1, 1, 1], 16, 4, [2, 0, 5], [False, False, False]))
+    yield Sample("one fresh sequence", case([7], 24, 4, [3], [True]))
+    yield Sample(
+        "mixed lengths, int32",
+        case([5, 1, 2, 9], 16, 4, [4, 1, 0, 2], [True, False, True, False], dtype=torch.int32),
+    )
+    yield Sample("with bias, no activation", case([3, 4], 8, 3, [1, 0], [False, True], True, False))
+    yield Sample("no slot", case([2, 3, 1], 8, 4, [-1, 2, -1], [False, False, True]))
+    yield Sample("decoding without a slot", case([1, 1], 8, 4, [-1, 2], [False, True]))
+    yield Sample("a sequence without tokens", case([2, 0, 3], 8, 4, [1, 2, 3], [False, True, False]))
+    yield Sample("no tokens", case([], 8, 4, [], []))
+    yield Sample("width 1", case([3, 1], 8, 1, [1, 0], [False, True]))
+    args = case([4, 6], 12, 4, [0, 1], [True, False])
+    slots = make.tensor(6, 3, 12, 4)[:, 1]
+    yield Sample("slots with gaps", (*args[:3], slots, *args[4:]))

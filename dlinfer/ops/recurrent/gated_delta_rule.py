@@ -1,0 +1,213 @@
+"""Linear attention by the gated delta rule (Yang, Kautz and Hatamizadeh, 2024, arXiv:2412.06464)."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.core.checks import Rules
+from dlinfer.ops.core.samples import Sample, SampleMaker
+from dlinfer.ops.core.spec import Tolerance, fused_op
+from dlinfer.ops.recurrent.sequence_states import check_sequences, sequences
+
+_ROUNDING = "computed in float32, the result rounded once; of a state in 16 bits, that too"
+TOLERANCES = {
+    torch.float32: Tolerance(
+        5e-5, 2e-5, "float32; a kernel may take many tokens at once by solving a triangular system"
+    ),
+    torch.float16: Tolerance(2e-3, 2e-3, _ROUNDING),
+    torch.bfloat16: Tolerance(1.6e-2, 1.6e-2, _ROUNDING),
+}
+
+NORM_EPSILON = 1e-6
+"""Added to a squared length before its root divides a query or key, as flash-linear-attention does."""
+
+
+@fused_op(tolerances=TOLERANCES, mutates=("recurrent_state", "out"))
+def gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    recurrent_state: Tensor,
+    state_ids: Tensor,
+    q_ends: Tensor,
+    fresh: Tensor,
+    scale: float,
+    normalise: bool,
+    out: Tensor,
+) -> None:
+    """The torch op behind ``dlinfer.ops.gated_delta_rule``, which documents the arguments.
+
+    out: [tokens, value heads, value size], gets the result; it shares no memory with another argument. Returns
+    nothing; recurrent_state and out are mutated. Raises OpArgumentError.
+    """
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    q, k = (prepared(x, value.shape[1], dtype, normalise) for x in (query, key))
+    q, v, b, kept = q * scale, value.to(dtype), beta.to(dtype), decay.to(dtype).exp()
+    for one in sequences(_RULES, recurrent_state.shape[0], state_ids, q_ends, fresh, value.shape[0]):
+        known = None if one.fresh or one.slot is None else recurrent_state[one.slot].to(dtype)
+        state = v.new_zeros(recurrent_state.shape[1:]) if known is None else known
+        for token in range(one.start, one.end):
+            state = state * kept[token, :, None, None]
+            error = v[token] - torch.einsum("hvk,hk->hv", state, k[token])
+            state = state + torch.einsum("hv,hk->hvk", b[token, :, None] * error, k[token])
+            out[token] = torch.einsum("hvk,hk->hv", state, q[token])
+        if one.slot is not None:
+            recurrent_state[one.slot] = state
+
+
+@gated_delta_rule.python_call
+def _call_gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    recurrent_state: Tensor,
+    state_ids: Tensor,
+    q_ends: Tensor,
+    fresh: Tensor,
+    scale: float | None = None,
+    normalise: bool = True,
+) -> Tensor:
+    """For each token and head, S <- exp(decay) S, S <- S + beta (v - S k) k^T, and the result scale * S q.
+
+    S is the state of the token's sequence, [value size, key size] for each value head: that of its slot before its
+    first token here, zero at the beginning of a sequence. The slot gets S behind the last token.
+
+    query, key: [tokens, key heads, key size], the tokens of one sequence behind those of another. value: [tokens,
+        value heads, value size], whose heads are a multiple of the key heads: value head j reads key head
+        j // (value heads / key heads). All of one dtype, float32, float16 or bfloat16, any strides.
+    decay: [tokens, value heads], floating, at most 0: the logarithm of what is kept of the state.
+    beta: [tokens, value heads], floating, of 0..1: how far the state is put right.
+    recurrent_state: [slots, value heads, value size, key size], floating, float32 for exactness; any strides.
+    state_ids: [sequences], int32 or int64: slots, distinct where not negative; a negative one keeps no state.
+    q_ends: [sequences], int32 or int64, on any device: the first token behind each sequence's.
+    fresh: [sequences], bool: the sequence begins here, and what its slot holds is another's.
+    scale: of the result; 1 / sqrt(key size) where it is None.
+    normalise: divide each query and key by its length, sqrt(|x|^2 + 1e-6).
+
+    Returns a new tensor of value's shape and dtype; recurrent_state is mutated. Computed in float32 at least. Raises
+    OpArgumentError, also for ends that fall or are not those of the tokens, and for slots that there are not.
+    """
+    out = torch.empty_like(value, memory_format=torch.contiguous_format)
+    factor = float(query.shape[-1]) ** -0.5 if scale is None else scale
+    sequence = (state_ids, q_ends, fresh)
+    gated_delta_rule.overload(
+        query, key, value, decay, beta, recurrent_state, *sequence, factor, normalise, out
+    )
+    return out
+
+
+def prepared(x: Tensor, value_heads: int, dtype: torch.dtype, normalise: bool) -> Tensor:
+    """Queries or keys [tokens, key heads, key size] of each value head, in ``dtype`` and of length 1 if asked for."""
+    wide = x.to(dtype)
+    if normalise:
+        wide = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + NORM_EPSILON)
+    groups = value_heads // x.shape[1]
+    return wide if groups == 1 else wide.repeat_interleave(groups, dim=1)
+
+
+_RULES = Rules("gated_delta_rule")
+
+
+@gated_delta_rule.check
+def _check_gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    recurrent_state: Tensor,
+    state_ids: Tensor,
+    q_ends: Tensor,
+    fresh: Tensor,
+    scale: float,
+    normalise: bool,
+    out: Tensor,
+) -> None:
+    _RULES.floating("query", query)
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        _RULES.like(name, tensor, "query", query)
+        _RULES.rank(name, tensor, 3)
+        _RULES.size(name, tensor, 0, query.shape[0], "the tokens of query")
+    _RULES.size("key", key, 1, query.shape[1], "the heads of query")
+    _RULES.size("key", key, 2, query.shape[2], "the size of query")
+    tokens, heads, size = value.shape
+    multiple = query.shape[1] > 0 and heads % query.shape[1] == 0
+    _RULES.require(
+        multiple, "value", lambda: f"a multiple of {query.shape[1]} heads", lambda: tuple(value.shape)
+    )
+    for name, tensor in (("decay", decay), ("beta", beta)):
+        _RULES.floating(name, tensor)
+        _RULES.same_device(name, tensor, "query", query)
+        _RULES.rank(name, tensor, 2)
+        _RULES.size(name, tensor, 0, tokens, "the tokens of query")
+        _RULES.size(name, tensor, 1, heads, "the heads of value")
+    _RULES.floating("recurrent_state", recurrent_state)
+    _RULES.same_device("recurrent_state", recurrent_state, "query", query)
+    _RULES.rank("recurrent_state", recurrent_state, 4)
+    for dim, (wanted, why) in enumerate(
+        ((heads, "the heads of value"), (size, "the size of value"), (query.shape[2], "the size of query"))
+    ):
+        _RULES.size("recurrent_state", recurrent_state, dim + 1, wanted, why)
+    check_sequences(_RULES, recurrent_state, state_ids, q_ends, fresh, ("query", query))
+    _RULES.like("out", out, "query", query)
+    _RULES.rank("out", out, 3)
+    for dim in range(3):
+        _RULES.size("out", out, dim, value.shape[dim], "the shape of value")
+
+
+@gated_delta_rule.samples
+def _gated_delta_rule_samples(make: SampleMaker) -> Iterator[Sample]:
+    def case(
+        lengths: list[int],
+        ids: list[int],
+        fresh: list[bool],
+        key_heads: int = 2,
+        value_heads: int = 4,
+        key_size: int = 8,
+        value_size: int = 12,
+        normalise: bool = True,
+        dtype: torch.dtype = torch.int64,
+    ) -> tuple:
+        tokens = sum(lengths)
+        value = make.tensor(tokens, value_heads, value_size)
+        # without normalising, keys as long as 2 would let the state grow without bound
+        key_scale = 1.0 if normalise else 0.5 * key_size**-0.5
+        return (
+            make.tensor(tokens, key_heads, key_size),
+            make.tensor(tokens, key_heads, key_size, scale=key_scale),
+            value,
+            -make.tensor(tokens, value_heads).abs().float() / 2,
+            make.tensor(tokens, value_heads).sigmoid(),
+            make.tensor(6, value_heads, value_size, key_size, scale=0.5).float(),
+            torch.tensor(ids, dtype=dtype, device=make.device),
+            torch.tensor(lengths, dtype=dtype).cumsum(0, dtype=dtype),
+            torch.tensor(fresh, dtype=torch.bool, device=make.device),
+            float(key_size) ** -0.5,
+            normalise,
+            torch.zeros_like(value),
+        )
+
+    yield Sample("decoding", case([1, 1, 1], [2, 0, 5], [False, False, False]))
+    yield Sample("one fresh sequence", case([7], [3], [True]))
+    yield Sample(
+        "mixed lengths, int32",
+        case([70, 1, 5, 64], [4, 1, 0, 2], [True, False, True, False], dtype=torch.int32),
+    )
+    yield Sample("more than a chunk, continued", case([130], [1], [False], 1, 1, 16, 4))
+    yield Sample("not normalised", case([9, 3], [1, 0], [False, True], 3, 3, 8, 8, False))
+    yield Sample("no slot", case([2, 3, 1], [-1, 2, -1], [False, False, True]))
+    yield Sample("decoding without a slot", case([1, 1], [-1, 2], [False, True]))
+    yield Sample("a sequence without tokens", case([2, 0, 3], [1, 2, 3], [False, True, False]))
+    yield Sample("no tokens", case([], [], []))
+    args = case([4, 6], [0, 1], [True, False])
+    slots = make.tensor(6, 3, 4, 12, 8).float()[:, 1]
+    yield Sample("slots with gaps", (*args[:5], slots, *args[6:]))
+    packed = make.tensor(10, 2 * 16 + 48)
+    views = (packed[:, :16].unflatten(1, (2, 8)), packed[:, 16:32].unflatten(1, (2, 8)))
+    out = torch.zeros_like(args[-1])
+    yield Sample("views of one tensor", (*views, packed[:, 32:].unflatten(1, (4, 12)), *args[3:-1], out))

@@ -1,0 +1,71 @@
+"""What ops with a state for each sequence share: which tokens are whose, where a state lies, and their rules.
+
+Tokens of B sequences lie one sequence behind the other; ``q_ends[b]`` is the first token behind those of sequence b.
+A cache holds states in slots, of which ``state_ids[b]`` is that of sequence b. A sequence that is ``fresh`` begins
+here: its state is zero, whatever the slot holds of the sequence that had it before. One with a negative id has no
+slot: its state is zero too, and what becomes of it is not kept. One without tokens leaves its slot as it is.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dlinfer.ops.core.checks import Rules
+
+
+class Sequence(NamedTuple):
+    """One sequence that has tokens: first one and the one behind its last, its slot or None, and whether it begins."""
+
+    start: int
+    end: int
+    slot: int | None
+    fresh: bool
+
+
+def check_sequences(
+    rules: Rules, state: Tensor, state_ids: Tensor, q_ends: Tensor, fresh: Tensor, model: tuple[str, Tensor]
+) -> None:
+    """Rules of the tensors that say what is whose. model: name and tensor of the argument whose device they are on."""
+    rules.same_device("state_ids", state_ids, *model)
+    rules.integer("state_ids", state_ids)
+    rules.rank("state_ids", state_ids, 1)
+    rules.integer("q_ends", q_ends)
+    rules.rank("q_ends", q_ends, 1)
+    rules.size("q_ends", q_ends, 0, state_ids.shape[0], "the sequences of state_ids")
+    if fresh.dtype is not torch.bool:
+        raise rules.error("fresh", "a bool tensor", fresh.dtype)
+    rules.same_device("fresh", fresh, *model)
+    rules.rank("fresh", fresh, 1)
+    rules.size("fresh", fresh, 0, state_ids.shape[0], "the sequences of state_ids")
+
+
+def check_numbers(rules: Rules, slots: int, state_ids: Tensor, q_ends: Tensor, tokens: int) -> list[int]:
+    """Ends do not fall and the last is the number of tokens; ids are below ``slots``. Raises OpArgumentError.
+
+    It reads the numbers, so it is for kernels and not for fakes. Returns the ends, those of no sequences being none.
+    """
+    ends = q_ends.tolist()
+    rising = all(one <= other for one, other in zip([0, *ends], ends, strict=False))
+    rules.require(
+        rising and (ends[-1] if ends else 0) == tokens,
+        "q_ends",
+        lambda: f"numbers that do not fall and end with {tokens}, the tokens",
+        lambda: ends,
+    )
+    highest = int(state_ids.max()) if ends else -1
+    rules.require(highest < slots, "state_ids", lambda: f"ids below {slots}", lambda: highest)
+    return ends
+
+
+def sequences(
+    rules: Rules, slots: int, state_ids: Tensor, q_ends: Tensor, fresh: Tensor, tokens: int
+) -> Iterator[Sequence]:
+    """The sequences that have tokens, in order, for references. Raises OpArgumentError as ``check_numbers`` does."""
+    ends = check_numbers(rules, slots, state_ids, q_ends, tokens)
+    start = 0
+    for end, slot, begins in zip(ends, state_ids.tolist(), fresh.tolist(), strict=True):
+        if end > start:
+            yield Sequence(start, end, slot if slot >= 0 else None, begins)
+        start = end
